@@ -12,7 +12,8 @@ os.environ |= {
     "TQDM_DISABLE": "1",
 }
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,14 @@ def prior(toy: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prior")
     make_prior(toy, folder, steps=200, hidden=32, layers=1)
     return folder
+
+
+@pytest.fixture
+def build(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
+    """What makes a trainer of a kind, on a fresh model: `tiny_language.trainer_of`."""
+    from tiny_language import trainer_of
+
+    return partial(trainer_of, prior, settings)
 
 
 @pytest.fixture

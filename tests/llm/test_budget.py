@@ -1,30 +1,48 @@
 """Omega from a budget on the expected log prior."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("trl", reason="the extra `llm` is not installed")
-
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tiny_language import PROMPTS, addon, load, weights
+from transformers import AutoTokenizer
 from trl import RLOOConfig, RLOOTrainer
 
 from experiments.llm.toy import Toy, measure, optimum, policy_log_probs
 from repolicy.errors import UsageError
-from repolicy.llm import PriorBudget, ResidualGRPOConfig, ResidualGRPOTrainer, rloo_settings
+from repolicy.llm import PriorBudget, rloo_settings
 from repolicy.llm.budget import move_omega, moved, own_log_prior
 from repolicy.llm.mixing import Beside
 from repolicy.objective import Objective, residual
 
-PROMPTS = Dataset.from_list([{"prompt": "."}] * 8)
+ONLINE = {"per_device_train_batch_size": 16, "num_generations": 16, "max_completion_length": 4}
 
 
-def addon(completions: list[str], **_: Any) -> list[float]:
-    return [min(text.count("e"), 2) / 2 for text in completions]
+@pytest.fixture
+def grpo(build: Callable[..., Any]) -> Callable[..., Any]:
+    def made(objective: Objective = residual(0.2, 0.2), **more: Any) -> Any:  # noqa: B008
+        return build("grpo", objective, **{**ONLINE, "budget_samples": 64, **more})
+
+    return made
+
+
+@pytest.fixture
+def rloo(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
+    def made(**more: Any) -> tuple[Any, PriorBudget]:
+        objective, tokenizer = residual(0.2, 0.2), AutoTokenizer.from_pretrained(prior)
+        budget = PriorBudget(load(prior), tokenizer, objective, 1.0, samples=64)
+        args = RLOOConfig(**{**settings, **ONLINE, **rloo_settings(objective, budget=True), **more})
+        rows = Dataset.from_list(PROMPTS)
+        trainer = RLOOTrainer(
+            load(prior), [addon, budget], args, rows, processing_class=tokenizer, callbacks=budget.callbacks
+        )
+        return trainer, budget
+
+    return made
 
 
 @pytest.mark.parametrize("start", [0.1, 0.5])
@@ -71,7 +89,7 @@ def test_a_budget_of_nats_is_below_the_priors_own_and_steps_shorten_to_nothing(s
 
 
 def test_the_priors_own(toy: Toy, prior: Path) -> None:
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(prior).eval(), AutoTokenizer.from_pretrained(prior)
+    model, tokenizer = load(prior), AutoTokenizer.from_pretrained(prior)
     log_prior = policy_log_probs(toy, model)
     exact = float((log_prior.exp() * log_prior).sum())
     torch.manual_seed(3)
@@ -80,64 +98,33 @@ def test_the_priors_own(toy: Toy, prior: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def grpo(prior: Path, settings: dict[str, Any], objective: Objective | None = None, **more: Any) -> Any:
-    online = {"per_device_train_batch_size": 16, "num_generations": 16, "max_completion_length": 4}
-    return ResidualGRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(prior),
-        addon,
-        ResidualGRPOConfig(**{**settings, **online, "budget_samples": 64, **more}),
-        PROMPTS,
-        objective=objective or residual(0.2, 0.2),
-        processing_class=AutoTokenizer.from_pretrained(prior),
-    )
-
-
-def rloo(prior: Path, settings: dict[str, Any], **more: Any) -> tuple[Any, PriorBudget]:
-    objective, tokenizer = residual(0.2, 0.2), AutoTokenizer.from_pretrained(prior)
-    budget = PriorBudget(AutoModelForCausalLM.from_pretrained(prior).eval(), tokenizer, objective, 1.0, samples=64)
-    online = {"per_device_train_batch_size": 16, "num_generations": 16, "max_completion_length": 4}
-    trainer = RLOOTrainer(
-        AutoModelForCausalLM.from_pretrained(prior),
-        [addon, budget],
-        RLOOConfig(**{**settings, **online, **rloo_settings(objective, budget=True), **more}),
-        PROMPTS,
-        processing_class=tokenizer,
-        callbacks=budget.callbacks,
-    )
-    return trainer, budget
-
-
 SHORT = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_strategy": "steps", "logging_steps": 1}
 
 
-def test_a_resumed_run_ends_in_the_same_numbers(prior: Path, settings: dict[str, Any]) -> None:
-    ours = grpo(prior, settings, budget=1.0, prior_share=0.25, **SHORT)
+def test_a_resumed_run_ends_in_the_same_numbers(grpo: Callable[..., Any]) -> None:
+    ours = grpo(budget=1.0, prior_share=0.25, **SHORT)
     ours.train()
     logged = [entry["residual/omega"] for entry in ours.state.log_history if "residual/omega" in entry]
     assert logged[0] == 0.2
     assert len(set(logged)) == 4
-    again = grpo(prior, settings, budget=1.0, prior_share=0.25, **SHORT)
+    again = grpo(budget=1.0, prior_share=0.25, **SHORT)
     again.train(resume_from_checkpoint=f"{ours.args.output_dir}/checkpoint-2")
     assert again.memory.values == ours.memory.values
-    for one, two in zip(ours.model.parameters(), again.model.parameters(), strict=True):
-        assert torch.equal(one, two)
+    assert torch.equal(weights(again), weights(ours))
     with pytest.raises(UsageError, match="trained with budget 1.0, and this run has 2.0"):
-        grpo(prior, settings, budget=2.0, prior_share=0.25, **SHORT).train(
-            resume_from_checkpoint=f"{ours.args.output_dir}/checkpoint-2"
-        )
+        grpo(budget=2.0, prior_share=0.25, **SHORT).train(resume_from_checkpoint=f"{ours.args.output_dir}/checkpoint-2")
 
 
-def test_through_rloo(prior: Path, settings: dict[str, Any]) -> None:
-    trainer, budget = rloo(prior, settings, **SHORT)
+def test_through_rloo(rloo: Callable[..., Any]) -> None:
+    trainer, budget = rloo(**SHORT)
     trainer.train()
     logged = [entry["budget/omega"] for entry in trainer.state.log_history if "budget/omega" in entry]
     assert logged[0] == pytest.approx(0.2)
     assert len(set(logged)) == 4
-    again, same = rloo(prior, settings, **SHORT)
+    again, same = rloo(**SHORT)
     again.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-2")
     assert same.memory.values == budget.memory.values
-    for one, two in zip(trainer.model.parameters(), again.model.parameters(), strict=True):
-        assert torch.equal(one, two)
+    assert torch.equal(weights(again), weights(trainer))
 
 
 def test_what_ranks_exchange_lies_on_their_device() -> None:
@@ -179,23 +166,23 @@ class Chat:
 
 
 def test_the_prior_answers_prompts_as_the_trainer_writes_them(
-    prior: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    prior: Path, grpo: Callable[..., Any], rloo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, chat, off = AutoModelForCausalLM.from_pretrained(prior).eval(), Chat(), {"enable_thinking": False}
+    model, chat, off = load(prior), Chat(), {"enable_thinking": False}
     own_log_prior(Beside(model), chat, [[{"role": "user", "content": "a"}]], 2, 1, off)
     assert chat.seen == [off] * 4
 
     handed: list[Any] = []
     for module in ("grpo", "budget"):
         monkeypatch.setattr(f"repolicy.llm.{module}.own_log_prior", lambda *given: handed.append(given[-1]) or -1.0)
-    grpo(prior, settings, budget=1.0, chat_template_kwargs=off).look_before_the_first_step()
-    trainer, budget = rloo(prior, settings, chat_template_kwargs=off)
+    grpo(budget=1.0, chat_template_kwargs=off).look_before_the_first_step()
+    trainer, budget = rloo(chat_template_kwargs=off)
     budget.on_train_begin(trainer.args, trainer.state, None, trainer.get_train_dataloader())
     assert handed == [off, off]
 
 
-def test_an_evaluation_moves_no_weight(prior: Path, settings: dict[str, Any]) -> None:
-    trainer, budget = rloo(prior, settings)
+def test_an_evaluation_moves_no_weight(rloo: Callable[..., Any]) -> None:
+    trainer, budget = rloo()
     trainer.model.eval()
     answers = {"prompts": ["."] * 3, "completion_ids": [[1, 0], [2, 0], [3, 0]]}  # no whole number of groups
     told = {"log_extra": trainer._log_completion_extra, "log_metric": None, "trainer_state": None}
@@ -212,6 +199,6 @@ def test_an_evaluation_moves_no_weight(prior: Path, settings: dict[str, Any]) ->
         (residual(0.2, 0.2), {"budget": 1.0, "omega_schedule": 0.5}, "both omega_schedule and budget"),
     ],
 )
-def test_refused(prior: Path, settings: dict[str, Any], objective: Objective, more: dict[str, Any], words: str) -> None:
+def test_refused(grpo: Callable[..., Any], objective: Objective, more: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        grpo(prior, settings, objective, **more)
+        grpo(objective, **more)

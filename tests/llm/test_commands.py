@@ -1,20 +1,17 @@
 """`repolicy llm`: text with the dial turned, and what models are worth."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-pytest.importorskip("trl", reason="the extra `llm` is not installed")
-
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tiny_language import load, perturbed
+from transformers import AutoTokenizer
 
 from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.cli import main as cli
-from repolicy.llm import DecomposedDPOConfig, DecomposedDPOTrainer
 from repolicy.llm.identity import checksum
 from repolicy.llm.judging import MEASURES, as_page
 from repolicy.objective import residual
@@ -26,15 +23,11 @@ REWARD = f"{Path(__file__).parent / 'toy_reward.py'}:addon"
 def tuned(prior: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two models that differ from the prior, one of them an adapter."""
     folders = {name: tmp_path_factory.mktemp(name) for name in ("low", "high")}
-    tokenizer, known = AutoTokenizer.from_pretrained(prior), AutoModelForCausalLM.from_pretrained(prior)
+    tokenizer, known = AutoTokenizer.from_pretrained(prior), load(prior)
     identity = {"alpha": 0.2, "prior": "/etc/passwd", "prior_checksum": checksum(known)}
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in known.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
-    known.save_pretrained(folders["low"])
+    perturbed(known).save_pretrained(folders["low"])
     adapter = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
-    get_peft_model(AutoModelForCausalLM.from_pretrained(prior), adapter).save_pretrained(folders["high"])
+    get_peft_model(load(prior), adapter).save_pretrained(folders["high"])
     for name, omega in (("low", 0.1), ("high", 0.4)):
         tokenizer.save_pretrained(folders[name])
         (folders[name] / "repolicy.json").write_text(json.dumps({"omega": omega, **identity}))
@@ -58,25 +51,14 @@ def test_a_person_turns_the_dial(prior: Path, tuned: dict[str, Path], capsys: py
 
 
 def test_a_trained_model_says_what_it_was_trained_for(
-    prior: Path, tmp_path: Path, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    build: Callable[..., Any], prior: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from datasets import Dataset
-
-    trainer = DecomposedDPOTrainer(
-        AutoModelForCausalLM.from_pretrained(prior),
-        args=DecomposedDPOConfig(**settings, max_steps=1),
-        train_dataset=Dataset.from_list([{"prompt": ".", "chosen": "e", "rejected": "a"}] * 8),
-        processing_class=AutoTokenizer.from_pretrained(prior),
-        objective=residual(0.1, 0.3),
-    )
+    trainer = build("dpo", residual(0.1, 0.3), max_steps=1)
     trainer.train()
     trainer.save_model(str(tmp_path / "tuned"))
     words = ["generate", tmp_path / "tuned", "--omega", 0.1, "--prompt", ".", "--tokens", 3]
     assert len(run([*words, "--prior", prior], capsys)["responses"]) == 1
-    other = AutoModelForCausalLM.from_pretrained(prior)
-    with torch.no_grad():
-        other.lm_head.weight += 0.1
-    other.save_pretrained(tmp_path / "other")
+    perturbed(load(prior)).save_pretrained(tmp_path / "other")
     AutoTokenizer.from_pretrained(prior).save_pretrained(tmp_path / "other")
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "one\u2028two"}, ensure_ascii=False) + "\n", "utf-8")
     compared = ["evaluate", tmp_path / "tuned", "--prompts", tmp_path / "p.jsonl", "--reward", REWARD]
@@ -94,8 +76,8 @@ def test_estimates_are_near_the_exact_values(
     words = ["evaluate", *tuned.values(), "--prior", prior, "--prompts", tmp_path / "p.jsonl", "--reward", REWARD]
     page = tmp_path / "page.html"
     found = run([*words, "--responses", 1000, "--tokens", 4, "--out", page], capsys)["models"]
-    log_prior = policy_log_probs(toy, AutoModelForCausalLM.from_pretrained(prior))
-    low = policy_log_probs(toy, AutoModelForCausalLM.from_pretrained(tuned["low"]))
+    log_prior = policy_log_probs(toy, load(prior))
+    low = policy_log_probs(toy, load(tuned["low"]))
     for each, policy in zip(found, (log_prior, low), strict=False):
         exact = measure(toy, residual(0.1, 0.2), policy, log_prior)
         kl = float((policy.exp() * (policy - log_prior)).sum())

@@ -6,49 +6,25 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("trl", reason="the extra `llm` is not installed")
-
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tiny_language import LABELLED, apart, first, load
+from transformers import AutoTokenizer
 
 from repolicy.errors import UsageError
-from repolicy.llm import CrossEntropyDPOConfig, CrossEntropyDPOTrainer
 from repolicy.llm.losses import cross_entropy_dpo_loss
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, greedy, kl, residual
 
-LABELLED = [
-    {"prompt": ".", "completion": text, "label": label}
-    for text, label in [("ee", True), ("ab", False), ("aeb", True), ("", False), ("e", False), ("eb", True)] * 4
-]
-
 
 @pytest.fixture
-def trainer(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
-    def build(objective: Objective | None = None, rows: Any = None, reference: bool = True, **more: Any) -> Any:
-        others = {name: more.pop(name) for name in ("peft_config",) if name in more}
-        model = AutoModelForCausalLM.from_pretrained(prior)
-        torch.manual_seed(1)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += 0.05 * torch.randn_like(parameter)
-        return CrossEntropyDPOTrainer(
-            model,
-            AutoModelForCausalLM.from_pretrained(prior) if reference else None,
-            CrossEntropyDPOConfig(**{**settings, "per_device_train_batch_size": 6, **more}),
-            Dataset.from_list(rows or LABELLED),
-            objective=objective,
-            processing_class=AutoTokenizer.from_pretrained(prior),
-            **others,
-        )
+def trainer(build: Callable[..., Any], prior: Path) -> Callable[..., Any]:
+    """What makes a trainer whose policy is not its prior."""
 
-    return build
+    def made(objective: Objective, **more: Any) -> Any:
+        return build("labels", objective, **{"per_device_train_batch_size": 6, **apart(prior), **more})
 
-
-def first_batch(trainer: Any, rows: int = 6) -> Any:
-    return trainer.data_collator([trainer.train_dataset[i] for i in range(rows)])
+    return made
 
 
 @pytest.mark.parametrize("objective", [residual(0.3, 0.2), kl(0.4), greedy(0.2)])
@@ -59,26 +35,25 @@ def test_loss_is_the_formula(trainer: Callable[..., Any], prior: Path, objective
     tokenizer = AutoTokenizer.from_pretrained(prior)
     rows = [([0], tokenizer(row["completion"] + ".")["input_ids"]) for row in LABELLED[:6]]
     policy, reference = (
-        torch.tensor(response_log_probs(model, rows), dtype=torch.float64)
-        for model in (ours.model, AutoModelForCausalLM.from_pretrained(prior))
+        torch.tensor(response_log_probs(model, rows), dtype=torch.float64) for model in (ours.model, load(prior))
     )
     label = torch.tensor([row["label"] for row in LABELLED[:6]])
     expected = cross_entropy_dpo_loss(objective, policy, reference, label, 0.7).mean().item()
-    assert ours.compute_loss(ours.model, first_batch(ours)).item() == pytest.approx(expected, abs=1e-6)
+    assert ours.compute_loss(ours.model, first(ours, 6)).item() == pytest.approx(expected, abs=1e-6)
 
 
 def test_precomputed_reference_and_adapter(trainer: Callable[..., Any]) -> None:
     live, stored = trainer(residual(0.3, 0.2)), trainer(residual(0.3, 0.2), precompute_ref_log_probs=True)
-    losses = [each.compute_loss(each.model, first_batch(each)).item() for each in (live, stored)]
+    losses = [each.compute_loss(each.model, first(each, 6)).item() for each in (live, stored)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
     adapter = LoraConfig(r=2, target_modules=["q_proj"])
-    base = trainer(residual(0.3, 0.2), reference=False, peft_config=adapter)
-    batch = first_batch(base)
+    base = trainer(residual(0.3, 0.2), ref_model=None, peft_config=adapter)
+    batch = first(base, 6)
     assert torch.allclose(base._log_policy(base.model, batch)[0], base._log_prior(base.model, batch), atol=1e-6)
 
 
 def test_without_omega_another_dataset_is_evaluated_after_training(trainer: Callable[..., Any]) -> None:
-    ours = trainer(greedy(0.4), reference=False, max_steps=1)
+    ours = trainer(greedy(0.4), ref_model=None, max_steps=1)
     ours.train()
     assert ours.evaluate(Dataset.from_list(LABELLED[:6]))["eval_loss"] > 0
 
@@ -89,8 +64,7 @@ def test_offset_finds_the_balance(trainer: Callable[..., Any]) -> None:
         residual(0.2, 0.2), learning_rate=1e-9, max_steps=20, offset_rate=0.5, per_device_train_batch_size=24
     )
     ours.train()
-    rows = [ours.train_dataset[i] for i in range(len(LABELLED))]
-    batch = ours.data_collator(rows)
+    batch = first(ours, len(LABELLED))
     reward = 0.2 * (ours._log_policy(ours.model, batch)[0] - ours._log_prior(ours.model, batch)).detach()
     assert torch.sigmoid(reward + ours.offset).mean().item() == pytest.approx(0.5, abs=1e-3)
     assert ours.memory.state()["args"]["values"]["offset"] == ours.offset
@@ -111,7 +85,7 @@ def test_no_offset_stays_zero(trainer: Callable[..., Any]) -> None:
 
 def test_pairs_become_labels(trainer: Callable[..., Any]) -> None:
     pairs = [{"prompt": ".", "chosen": "ee", "rejected": "ab"}, {"prompt": ".", "chosen": "e", "rejected": "a"}]
-    ours = trainer(residual(0.3, 0.2), rows=pairs)
+    ours = trainer(residual(0.3, 0.2), train_dataset=pairs)
     assert sorted(zip(ours.train_dataset["completion"], ours.train_dataset["label"], strict=True)) == [
         ("a.", False),
         ("ab.", False),
@@ -130,28 +104,21 @@ def test_rows_come_in_random_order(trainer: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"rows": [{**LABELLED[0], "label": 2}]}, "a label is 2"),
-        ({"rows": [{"prompt": ".", "completion": "e"}]}, "no column label"),
+        ({"train_dataset": [{**LABELLED[0], "label": 2}]}, "a label is 2"),
+        ({"train_dataset": [{"prompt": ".", "completion": "e"}]}, "no column label"),
         ({"desirable_weight": 2.0}, "offset=True"),
         ({"loss_type": "kto"}, "Eq. 32 and no other"),
         ({"offset_rate": 0.0}, "share of a step"),
+        ({"objective": residual(0.1, 0.0)}, "alpha is 0"),
     ],
 )
-def test_refused(trainer: Callable[..., Any], more: dict[str, Any], words: str) -> None:
+def test_refused(build: Callable[..., Any], more: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        trainer(kl(0.1), **more)
+        build("labels", **more)
 
 
-def test_alpha_zero_is_refused(trainer: Callable[..., Any]) -> None:
-    with pytest.raises(UsageError, match="alpha is 0"):
-        trainer(residual(0.1, 0.0))
-
-
-def test_model_without_a_path(trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-
+def test_model_without_a_path(build: Callable[..., Any]) -> None:
     from experiments.llm.toy import new_model
 
-    built = new_model("abe", 3, 32, 1)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda _: built)
     with pytest.raises(UsageError, match="CrossEntropyDPOTrainer loads its reference .* built in memory"):
-        trainer(kl(0.1), reference=False)
+        build("labels", model=new_model("abe", 3, 32, 1))

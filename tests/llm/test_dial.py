@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("trl", reason="the extra `llm` is not installed")
-
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tiny_language import load, perturbed
+from transformers import AutoTokenizer
 
 from experiments.llm.toy import Toy, measure, optimum, tables
 from repolicy.errors import UsageError
@@ -19,15 +17,6 @@ from repolicy.llm.models import new_tokens, prompt_tensors
 from repolicy.objective import Objective, residual
 
 ANCHORS = residual(0.1, 0.2), residual(0.4, 0.2)
-
-
-def changed(folder: Path, seed: int) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return model
 
 
 @pytest.mark.parametrize("target", [residual(0.25, 0.2), residual(0.3, 0.5), residual(0.1, 0.2)])
@@ -60,8 +49,8 @@ def followed(found: Any, one: Any, start: int) -> tuple[torch.Tensor, torch.Tens
 @pytest.mark.parametrize("count", [1, 2])
 def test_generation_follows_the_mixture(prior: Path, count: int) -> None:
     """With caches and padded prompts, against plain forward passes of whole texts."""
-    reference = AutoModelForCausalLM.from_pretrained(prior).eval()
-    models = [changed(prior, seed) for seed in range(count)]
+    reference = load(prior)
+    models = [perturbed(load(prior), 0.1, seed) for seed in range(count)]
     target, anchors = residual(0.25, 0.2), ANCHORS[:count]
     ids, attention = torch.tensor([[0, 0, 3], [0, 1, 2]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
     found = dial(reference, *zip(models, anchors, strict=True), omega=0.25).generate(
@@ -77,7 +66,7 @@ def test_generation_follows_the_mixture(prior: Path, count: int) -> None:
 
 def test_the_prior_is_not_asked_between_two_models(prior: Path) -> None:
     ids = torch.tensor([[0, 1]])
-    models = [(changed(prior, seed), anchor) for seed, anchor in enumerate(ANCHORS)]
+    models = [(perturbed(load(prior), 0.1, seed), anchor) for seed, anchor in enumerate(ANCHORS)]
     found = dial(None, *models, omega=0.2).generate(ids, max_new_tokens=2, pad_token_id=0)
     assert found.shape[0] == 1
 
@@ -85,7 +74,7 @@ def test_the_prior_is_not_asked_between_two_models(prior: Path) -> None:
 def test_adapters_are_models(prior: Path) -> None:
     """Adapter off is the prior; adapters, by name, are the tuned models; and the active one stays active."""
     adapter = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(prior), adapter, adapter_name="one")
+    model = get_peft_model(load(prior), adapter, adapter_name="one")
     model.add_adapter("two", adapter)
     model.eval()
     ids = torch.tensor([[0, 1, 2]])
@@ -104,7 +93,7 @@ def test_adapters_are_models(prior: Path) -> None:
 
 
 def test_samples_have_the_mixtures_frequencies(toy: Toy, prior: Path) -> None:
-    reference, tuned = AutoModelForCausalLM.from_pretrained(prior).eval(), changed(prior, 0)
+    reference, tuned = load(prior), perturbed(load(prior), 0.1, 0)
     coefficients = mixture(residual(0.2, 0.2), ANCHORS[:1])
     mixed = mixed_log_probs(coefficients, [tables(toy, model) for model in (reference, tuned)])
     exact = toy.response_log_probs(mixed).exp()
@@ -119,7 +108,7 @@ def test_samples_have_the_mixtures_frequencies(toy: Toy, prior: Path) -> None:
 
 
 def test_samples_are_the_models_own_whatever_its_generation_config_says(toy: Toy, prior: Path) -> None:
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(prior).eval(), AutoTokenizer.from_pretrained(prior)
+    model, tokenizer = load(prior), AutoTokenizer.from_pretrained(prior)
     ids, attention = prompt_tensors(tokenizer, ["."] * 64)
 
     def written() -> list[list[int]]:

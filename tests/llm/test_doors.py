@@ -7,71 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("trl", reason="the extra `llm` is not installed")
-
 import trl
-from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tiny_language import KINDS, load, perturbed, weights
 
 from repolicy import llm
 from repolicy.errors import UsageError
-from repolicy.llm import (
-    CrossEntropyDPOConfig,
-    CrossEntropyDPOTrainer,
-    DecomposedDPOConfig,
-    DecomposedDPOTrainer,
-    QAdapterConfig,
-    QAdapterTrainer,
-    ResidualGRPOConfig,
-    ResidualGRPOTrainer,
-    prior_reward,
-)
+from repolicy.llm import DecomposedDPOConfig, prior_reward
 from repolicy.llm.identity import checksum
 from repolicy.llm.rloo import response_log_probs
-from repolicy.objective import Objective, greedy, residual
+from repolicy.objective import greedy, residual
 
-PAIRS = [{"prompt": ".", "chosen": "ee", "rejected": "ab"}, {"prompt": ".", "chosen": "aeb", "rejected": "b"}] * 4
-LABELLED = [
-    {"prompt": ".", "completion": text, "label": label}
-    for text, label in [("ee", True), ("ab", False), ("aeb", True), ("", False)] * 2
-]
-PROMPTS = [{"prompt": "."}] * 8
-ONLINE = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 4}
-KINDS: dict[str, Any] = {
-    "dpo": (DecomposedDPOTrainer, DecomposedDPOConfig, PAIRS),
-    "labels": (CrossEntropyDPOTrainer, CrossEntropyDPOConfig, LABELLED),
-    "grpo": (ResidualGRPOTrainer, ResidualGRPOConfig, PROMPTS),
-    "q": (QAdapterTrainer, QAdapterConfig, PAIRS),
-}
 Build = Callable[..., Any]
-
-
-def addon(completions: list[str], **_: Any) -> list[float]:
-    return [min(text.count("e"), 2) / 2 for text in completions]
-
-
-@pytest.fixture
-def build(prior: Path, settings: dict[str, Any]) -> Build:
-    """A trainer of a kind, on a fresh model; what is not a setting goes to the trainer."""
-
-    def make(kind: str, objective: Objective | None = None, **more: Any) -> Any:
-        trainer, config, rows = KINDS[kind]
-        names = ("model", "ref_model", "peft_config", "rows", "args")
-        others = {name: more.pop(name) for name in names if name in more}
-        if kind == "grpo":
-            more, others = {**ONLINE, **more}, {**others, "reward_funcs": addon}
-        others.setdefault("model", AutoModelForCausalLM.from_pretrained(prior))
-        others.setdefault("args", config(**{"per_device_train_batch_size": 4, **settings, **more}))
-        return trainer(
-            train_dataset=Dataset.from_list(others.pop("rows", rows)),
-            objective=objective or residual(0.3, 0.2),
-            processing_class=AutoTokenizer.from_pretrained(prior),
-            **others,
-        )
-
-    return make
 
 
 @pytest.mark.parametrize("name", llm.__all__)
@@ -86,7 +33,7 @@ def test_a_step_is_the_same_however_it_is_cut(build: Build, split: tuple[int, in
         plain = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 1e9}
         ours = build("labels", max_steps=2, offset_rate=1.0, train_sampling_strategy="sequential", **cut, **plain)
         ours.train()
-        return torch.cat([p.detach().flatten() for p in ours.model.parameters()]), ours.offset
+        return weights(ours), ours.offset
 
     (whole, offset), (parts, other) = step(8, 1), step(*split)
     assert abs(offset) > 0.05
@@ -122,7 +69,7 @@ def test_refused(build: Build, settings: dict[str, Any], kind: str, more: dict[s
 
 
 def test_what_a_models_own_file_says_about_generation_counts(build: Build, prior: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(prior)
+    model = load(prior)
     model.generation_config.no_repeat_ngram_size = 2
     with pytest.raises(UsageError, match=r"no_repeat_ngram_size 2.* model's generation config"):
         build("grpo", model=model)
@@ -147,7 +94,7 @@ def test_greedy_loads_no_reference(build: Build, kind: str, monkeypatch: pytest.
 @pytest.mark.parametrize("kind", ["dpo", "labels", "grpo"])
 def test_a_model_changed_in_memory_is_not_its_folder(build: Build, prior: Path, tmp_path: Path, kind: str) -> None:
     def changed() -> Any:
-        model = AutoModelForCausalLM.from_pretrained(prior)
+        model = load(prior)
         with torch.no_grad():
             model.model.layers[0].mlp.up_proj.weight[0, 0] += 1e-3
         return model
@@ -155,18 +102,18 @@ def test_a_model_changed_in_memory_is_not_its_folder(build: Build, prior: Path, 
     with pytest.raises(UsageError, match=r"changed after it was loaded \(model.layers.0.mlp.up_proj.weight"):
         build(kind, model=changed())
     changed().save_pretrained(tmp_path / "saved")  # the first way out
-    assert build(kind, model=AutoModelForCausalLM.from_pretrained(tmp_path / "saved")).ref_model is not None
+    assert build(kind, model=load(tmp_path / "saved")).ref_model is not None
     adapter = LoraConfig(r=2, target_modules=["q_proj"])  # the second
     assert build(kind, model=changed(), peft_config=adapter).identity["prior_checksum"] == checksum(changed())
     if kind != "grpo":
-        assert build(kind, model=changed(), ref_model=AutoModelForCausalLM.from_pretrained(prior))
+        assert build(kind, model=changed(), ref_model=load(prior))
 
 
 def test_checksum_is_of_the_weights(prior: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(prior)
+    model = load(prior)
     before = checksum(model)
-    assert checksum(AutoModelForCausalLM.from_pretrained(prior)) == before
-    assert checksum(get_peft_model(AutoModelForCausalLM.from_pretrained(prior), LoraConfig(r=2))) == before
+    assert checksum(load(prior)) == before
+    assert checksum(get_peft_model(load(prior), LoraConfig(r=2))) == before
     assert checksum(model.bfloat16()) != before
     rounded = checksum(model)
     assert checksum(model.float()) == rounded  # the same numbers
@@ -193,18 +140,12 @@ def test_a_run_says_what_it_is_and_resumes_as_nothing_else(build: Build, prior: 
     checkpoint = str(folder / "checkpoint-1")
     with pytest.raises(UsageError, match=r"trained with omega 0\.3, and this run has 0\.4"):
         build(kind, residual(0.4, 0.2), **short).train(resume_from_checkpoint=checkpoint)
-    other = AutoModelForCausalLM.from_pretrained(prior)
-    with torch.no_grad():
-        other.lm_head.weight += 0.1
-    other.save_pretrained(folder / "other")
+    perturbed(load(prior)).save_pretrained(folder / "other")
     with pytest.raises(UsageError, match="trained with prior_checksum"):
-        build(kind, model=AutoModelForCausalLM.from_pretrained(folder / "other"), **short).train(
-            resume_from_checkpoint=checkpoint
-        )
+        build(kind, model=load(folder / "other"), **short).train(resume_from_checkpoint=checkpoint)
     again = build(kind, **short)
     again.train(resume_from_checkpoint=checkpoint)
-    for one, two in zip(ours.model.parameters(), again.model.parameters(), strict=True):
-        assert torch.equal(one, two)
+    assert torch.equal(weights(again), weights(ours))
 
 
 @pytest.mark.parametrize("restored", [False, True])
@@ -226,7 +167,7 @@ class Chat:
 
 
 def test_the_prior_reads_what_the_policy_read(prior: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(prior)
+    model = load(prior)
     message = [[{"role": "user", "content": "a"}]]
     found = prior_reward(model, Chat(), {"enable_thinking": False})(message, [[1, 0]])
     assert found == pytest.approx(response_log_probs(model, [([0], [1, 0])]))
@@ -242,7 +183,7 @@ def test_the_prior_reads_what_the_policy_read(prior: Path) -> None:
 
 
 def test_few_logits_at_once(prior: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(prior)
+    model = load(prior)
     rows = [([0], [1, 2, 3, 0][: 1 + i % 4]) for i in range(10)]
     sizes = []
     model.register_forward_hook(lambda _, __, output: sizes.append(output.logits.numel()))
@@ -255,5 +196,6 @@ def test_few_logits_at_once(prior: Path) -> None:
 
 def test_settings_for_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    for _, config, _ in KINDS.values():
+    for kind in ("dpo", "labels", "grpo", "q"):
+        config = KINDS[kind][1]
         assert config(str(tmp_path)).bf16 is False

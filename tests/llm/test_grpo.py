@@ -7,54 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("trl", reason="the extra `llm` is not installed")
-
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tiny_language import ONLINE, PROMPTS, addon, load, log_probs, perturbed, written
+from transformers import AutoTokenizer
 from trl import RLOOConfig, RLOOTrainer
 
-from experiments.llm.toy import Toy, measure, policy_log_probs
+from experiments.llm.toy import Toy, measure, new_model, policy_log_probs
 from repolicy.errors import UsageError
-from repolicy.llm import (
-    ResidualGRPOConfig,
-    ResidualGRPOTrainer,
-    dial,
-    losses,
-    prior_reward,
-    rloo_settings,
-)
+from repolicy.llm import dial, losses, prior_reward, rloo_settings
 from repolicy.llm.budget import move_omega
 from repolicy.llm.mixing import SAMPLING
 from repolicy.llm.models import new_tokens, prompt_tensors
-from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, greedy, kl, residual, soft
-
-PROMPTS = [{"prompt": "."}] * 8
-
-
-def addon(completions: list[str], **_: Any) -> list[float]:
-    return [min(text.count("e"), 2) / 2 for text in completions]
-
-
-@pytest.fixture
-def trainer(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
-    def build(objective: Objective | None, reward: Any = addon, **more: Any) -> Any:
-        others = {name: more.pop(name) for name in ("peft_config", "model", "train_dataset") if name in more}
-        online = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 4}
-        model = others.pop("model", None) or AutoModelForCausalLM.from_pretrained(prior)
-        return ResidualGRPOTrainer(
-            model,
-            reward,
-            ResidualGRPOConfig(**{**settings, **online, **more}),
-            others.pop("train_dataset", None) or Dataset.from_list(PROMPTS),
-            objective=objective,
-            processing_class=AutoTokenizer.from_pretrained(prior),
-            **others,
-        )
-
-    return build
 
 
 def scored(trainer: Any, rows: int = 8) -> dict[str, Any]:
@@ -71,13 +36,6 @@ def scored(trainer: Any, rows: int = 8) -> dict[str, Any]:
     return output
 
 
-def perturb(model: Any) -> None:
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-
-
 @pytest.mark.parametrize(
     ("objective", "more"),
     [
@@ -91,27 +49,22 @@ def perturb(model: Any) -> None:
     ],
 )
 def test_advantages_are_the_pure_function(
-    trainer: Callable[..., Any], prior: Path, objective: Objective, more: dict[str, Any]
+    build: Callable[..., Any], prior: Path, objective: Objective, more: dict[str, Any]
 ) -> None:
-    ours = trainer(objective, **more)
-    perturb(ours.model)
+    ours = build("grpo", objective, **more)
+    perturbed(ours.model, 0.1)
     output = scored(ours)
     order = output["row"].argsort() if "row" in output else torch.arange(8)
     output = {key: output[key][order] for key in ("completion_ids", "completion_mask", "advantages")}
-    rows = [
-        ([0], ids[mask > 0].tolist())
-        for ids, mask in zip(output["completion_ids"], output["completion_mask"], strict=True)
-    ]
-    mask = output["completion_mask"]
+    rows, mask = written(output), output["completion_mask"]
     assert output["advantages"].shape == mask.shape
     policy, reference = (
         torch.tensor([[sum(parts[: t + 1]) - sum(parts[:t]) for t in range(mask.shape[1])] for parts in table])
         for table in (
-            [token_log_probs(model, prompt, ids, mask.shape[1]) for prompt, ids in rows]
-            for model in (ours.model, AutoModelForCausalLM.from_pretrained(prior))
+            [token_log_probs(model, ids, mask.shape[1]) for ids in rows] for model in (ours.model, load(prior))
         )
     )
-    text = AutoTokenizer.from_pretrained(prior).batch_decode([ids for _, ids in rows], skip_special_tokens=True)
+    text = AutoTokenizer.from_pretrained(prior).batch_decode(rows, skip_special_tokens=True)
     each = losses.token_rewards(objective, torch.tensor(addon(text)), policy, reference, mask)
     returns = (
         losses.whole_returns(each) if "returns" not in more else losses.returns_to_go(each, more.get("gamma", 1.0))
@@ -119,15 +72,15 @@ def test_advantages_are_the_pure_function(
     assert torch.allclose(output["advantages"], losses.leave_one_out(returns, mask, 4), atol=1e-5)
 
 
-def token_log_probs(model: Any, prompt: list[int], ids: list[int], width: int) -> list[float]:
+def token_log_probs(model: Any, ids: list[int], width: int) -> list[float]:
     """One token at a time, from the log-probabilities of ever longer responses."""
-    sums = [0.0] + [response_log_probs(model, [(prompt, ids[: t + 1])])[0] for t in range(len(ids))]
+    sums = [0.0, *log_probs(model, [ids[: t + 1] for t in range(len(ids))]).tolist()]
     return [after - before for before, after in pairwise(sums)] + [0.0] * (width - len(ids))
 
 
-def test_advantages_reach_the_loss_token_by_token(trainer: Callable[..., Any]) -> None:
+def test_advantages_reach_the_loss_token_by_token(build: Callable[..., Any]) -> None:
     """TRL takes `[B, T]`: the loss's gradient in the log-probabilities is the advantages, over B · max length."""
-    ours = trainer(residual(0.3, 0.2))
+    ours = build("grpo")
     ours.model.train()
     ours.current_gradient_accumulation_steps = 1
     output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
@@ -146,24 +99,24 @@ def test_advantages_reach_the_loss_token_by_token(trainer: Callable[..., Any]) -
     assert torch.allclose(slope, -output["advantages"] * mask / (8 * 4), atol=1e-7)
 
 
-def test_no_kl_in_the_loss_and_a_reference_all_the_same(trainer: Callable[..., Any]) -> None:
-    ours = trainer(residual(0.3, 0.2))
+def test_no_kl_in_the_loss_and_a_reference_all_the_same(build: Callable[..., Any]) -> None:
+    ours = build("grpo")
     assert ours.ref_model is not None
     assert ours.beta == 0
     ours.model.train()
     ours._generate_and_score_completions([{"prompt": "."}] * 8)
     assert ours.beta == 0
-    assert trainer(greedy(0.2)).ref_model is None
+    assert build("grpo", greedy(0.2)).ref_model is None
 
 
-def test_adapter_off_is_the_prior(trainer: Callable[..., Any]) -> None:
+def test_adapter_off_is_the_prior(build: Callable[..., Any]) -> None:
     adapter = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
-    ours = trainer(kl(0.2), reward=lambda completions, **_: [0.0] * len(completions), peft_config=adapter)
+    ours = build("grpo", kl(0.2), reward_funcs=lambda completions, **_: [0.0] * len(completions), peft_config=adapter)
     output = scored(ours)
     assert output["advantages"].abs().max() < 1e-5  # a fresh adapter is its own prior, so the reward is 0
 
 
-def test_a_share_of_every_group_is_the_priors(trainer: Callable[..., Any]) -> None:
+def test_a_share_of_every_group_is_the_priors(build: Callable[..., Any]) -> None:
     """The policy has come to write nothing but `b`; the first row of every four is the prior's, which never does."""
 
     def only_b(_: Any, __: Any, output: Any) -> Any:
@@ -171,11 +124,11 @@ def test_a_share_of_every_group_is_the_priors(trainer: Callable[..., Any]) -> No
         output.logits[..., 3] += 100
         return output
 
-    ours = trainer(residual(0.6, 0.2), prior_share=0.25, per_device_train_batch_size=32)
+    ours = build("grpo", residual(0.6, 0.2), prior_share=0.25, per_device_train_batch_size=32)
     ours.model.register_forward_hook(only_b)
     ours.model.train()
-    written, _ = ours._generate_single_turn([[0]] * 32, None, {}, 4)
-    assert [set(row) == {3} for row in written] == [False, True, True, True] * 8
+    found, _ = ours._generate_single_turn([[0]] * 32, None, {}, 4)
+    assert [set(row) == {3} for row in found] == [False, True, True, True] * 8
     assert ours.model_wrapped is ours.model
     ours.model.eval()
     assert all(set(row) == {3} for row in ours._generate_single_turn([[0]] * 4, None, {}, 4)[0])
@@ -183,23 +136,19 @@ def test_a_share_of_every_group_is_the_priors(trainer: Callable[..., Any]) -> No
 
 @pytest.mark.parametrize(("training", "own"), [(True, [1, 2, 3, 5, 6, 7]), (False, range(8))])
 def test_what_is_logged_is_of_the_policys_own_responses(
-    trainer: Callable[..., Any], prior: Path, training: bool, own: list[int]
+    build: Callable[..., Any], prior: Path, training: bool, own: list[int]
 ) -> None:
     """In training the first row of every four is the prior's."""
-    ours = trainer(residual(0.6, 0.2), prior_share=0.25)
-    perturb(ours.model)
+    ours = build("grpo", residual(0.6, 0.2), prior_share=0.25)
+    perturbed(ours.model, 0.1)
     ours.model.train(training)
     ours.current_gradient_accumulation_steps = 1
     output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
     if training:
         ours.compute_loss(ours.model, output)
-    padded = zip(output["completion_ids"], output["completion_mask"], strict=True)
-    ids = [row[mask > 0].tolist() for row, mask in padded]
-    text = AutoTokenizer.from_pretrained(prior).batch_decode([ids[row] for row in own], skip_special_tokens=True)
-    policy, reference = (
-        torch.tensor(response_log_probs(model, [([0], ids[row]) for row in own])).mean().item()
-        for model in (ours.model, AutoModelForCausalLM.from_pretrained(prior))
-    )
+    ids = [written(output)[row] for row in own]
+    text = AutoTokenizer.from_pretrained(prior).batch_decode(ids, skip_special_tokens=True)
+    policy, reference = (log_probs(model, ids).mean().item() for model in (ours.model, load(prior)))
     expected = {"kl": policy - reference, "prior": 0.6 * reference, "entropy": -0.2 * policy}
     expected["addon"] = sum(addon(text)) / len(own)
     assert {name: ours.metrics[f"residual/{name}"] for name in expected} == {
@@ -207,13 +156,13 @@ def test_what_is_logged_is_of_the_policys_own_responses(
     }
 
 
-def test_responses_end_where_training_ends_them(trainer: Callable[..., Any], prior: Path, tmp_path: Path) -> None:
+def test_responses_end_where_training_ends_them(build: Callable[..., Any], prior: Path, tmp_path: Path) -> None:
     """At the tokenizer's end token, and at `e`, which the model's generation config names: draw by draw as TRL."""
-    model = AutoModelForCausalLM.from_pretrained(prior)
+    model = load(prior)
     model.generation_config.eos_token_id = [0, 3]
     model.save_pretrained(tmp_path / "two")
     objective, tokenizer = residual(0.3, 0.2), AutoTokenizer.from_pretrained(prior)
-    ours = trainer(objective, model=AutoModelForCausalLM.from_pretrained(tmp_path / "two"))
+    ours = build("grpo", objective, model=load(tmp_path / "two"))
     torch.manual_seed(0)
     trained, _ = ours._generate_single_turn([[0]] * 64, None, {}, 4)
     assert {row[-1] for row in trained if len(row) < 4} == {0, 3}
@@ -222,9 +171,9 @@ def test_responses_end_where_training_ends_them(trainer: Callable[..., Any], pri
         assert new_tokens(writer, tokenizer, *prompt_tensors(tokenizer, ["."] * 64), 4, **SAMPLING) == trained
 
 
-def test_with_an_adapter_the_priors_share_is_written_without_it(trainer: Callable[..., Any]) -> None:
+def test_with_an_adapter_the_priors_share_is_written_without_it(build: Callable[..., Any]) -> None:
     adapter = LoraConfig(r=2, target_modules=["q_proj"])
-    ours = trainer(residual(0.6, 0.2), prior_share=0.25, peft_config=adapter)
+    ours = build("grpo", residual(0.6, 0.2), prior_share=0.25, peft_config=adapter)
     layer = ours.model.base_model.model.model.layers[0].self_attn.q_proj
     seen: list[tuple[int, bool]] = []
     layer.register_forward_hook(lambda _, given, __: seen.append((len(given[0]), layer.disable_adapters)))
@@ -233,8 +182,8 @@ def test_with_an_adapter_the_priors_share_is_written_without_it(trainer: Callabl
     assert set(seen) == {(6, False), (2, True)}
 
 
-def test_omega_leaves_alpha_on_schedule(trainer: Callable[..., Any]) -> None:
-    ours = trainer(residual(0.6, 0.2), omega_schedule=0.5, max_steps=8, logging_steps=1, logging_strategy="steps")
+def test_omega_leaves_alpha_on_schedule(build: Callable[..., Any]) -> None:
+    ours = build("grpo", residual(0.6, 0.2), omega_schedule=0.5, max_steps=8, logging_steps=1, logging_strategy="steps")
     ours.train()
     logged = [entry["residual/omega"] for entry in ours.state.log_history if "residual/omega" in entry]
     assert logged == pytest.approx([0.2, 0.3, 0.4, 0.5, 0.6, 0.6, 0.6, 0.6])
@@ -243,25 +192,21 @@ def test_omega_leaves_alpha_on_schedule(trainer: Callable[..., Any]) -> None:
     assert ours.present_objective == residual(0.6, 0.2)
 
 
-def test_unscorable_responses_teach_nothing_and_count_nowhere(trainer: Callable[..., Any], prior: Path) -> None:
+def test_unscorable_responses_teach_nothing_and_count_nowhere(build: Callable[..., Any], prior: Path) -> None:
     """Neither in the log nor in the budget: there the first prompt has three responses, and the second four."""
 
     def partly(completions: list[str], **_: Any) -> list[float | None]:
         return [None, *addon(completions[1:])]
 
-    ours = trainer(residual(0.3, 0.2), reward=partly, budget=1.0)
+    ours = build("grpo", reward_funcs=partly, budget=1.0)
     ours.memory.values |= {"own": -2.0, "omega": 0.3}
-    perturb(ours.model)
+    perturbed(ours.model, 0.1)
     output = scored(ours)
     first = output["row"] == 0
     order = output["row"].argsort()
-    padded = zip(output["completion_ids"][order], output["completion_mask"][order], strict=True)
-    ids = [row[mask > 0].tolist() for row, mask in padded]
+    ids = [written(output)[row] for row in order]
     text = AutoTokenizer.from_pretrained(prior).batch_decode(ids, skip_special_tokens=True)
-    policy, reference = (
-        torch.tensor(response_log_probs(model, [([0], row) for row in ids]))
-        for model in (ours.model, AutoModelForCausalLM.from_pretrained(prior))
-    )
+    policy, reference = (log_probs(model, ids) for model in (ours.model, load(prior)))
     each = {"kl": policy - reference, "prior": 0.3 * reference, "entropy": -0.2 * policy, "spent": -2.0 - reference}
     for name, values in (each | {"addon": torch.tensor(addon(text))}).items():
         mean = (values[1:4].mean() + values[4:].mean()) / 2
@@ -275,31 +220,33 @@ def test_unscorable_responses_teach_nothing_and_count_nowhere(trainer: Callable[
     assert output["advantages"].isfinite().all()
 
 
-def test_a_budget_rests_where_no_response_could_be_judged(trainer: Callable[..., Any]) -> None:
-    ours = trainer(residual(0.3, 0.2), reward=lambda completions, **_: [None] * len(completions), budget=1.0)
+def test_a_budget_rests_where_no_response_could_be_judged(build: Callable[..., Any]) -> None:
+    ours = build("grpo", reward_funcs=lambda completions, **_: [None] * len(completions), budget=1.0)
     ours.memory.values |= {"own": -2.0, "omega": 0.3}
     assert not scored(ours)["advantages"].any()
     assert ours.memory.values["omega"] == 0.3
 
 
-def test_nothing_is_dropped_out_between_sampling_and_scoring(trainer: Callable[..., Any]) -> None:
+def test_nothing_is_dropped_out_between_sampling_and_scoring(build: Callable[..., Any]) -> None:
     adapter = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5)
-    modules = trainer(residual(0.3, 0.2), peft_config=adapter).model.modules()
+    modules = build("grpo", peft_config=adapter).model.modules()
     assert [module.p for module in modules if isinstance(module, torch.nn.Dropout)] == [0]
     assert rloo_settings(residual(0.3, 0.2))["disable_dropout"]
 
 
-def test_groups_in_several_microbatches(trainer: Callable[..., Any]) -> None:
-    ours = trainer(residual(0.3, 0.2), per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=2)
+def test_groups_in_several_microbatches(build: Callable[..., Any]) -> None:
+    ours = build("grpo", per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=2)
     ours.train()
     assert all(parameter.isfinite().all() for parameter in ours.model.parameters())
 
 
-def test_reaches_the_known_optimum(trainer: Callable[..., Any], toy: Toy, prior: Path) -> None:
+def test_reaches_the_known_optimum(build: Callable[..., Any], toy: Toy, prior: Path) -> None:
     objective = residual(0.3, 0.2)
-    log_prior = policy_log_probs(toy, AutoModelForCausalLM.from_pretrained(prior))
+    log_prior = policy_log_probs(toy, load(prior))
     before = measure(toy, objective, log_prior, log_prior).kl
-    ours = trainer(objective, per_device_train_batch_size=32, num_generations=32, max_steps=50, learning_rate=5e-3)
+    ours = build(
+        "grpo", objective, per_device_train_batch_size=32, num_generations=32, max_steps=50, learning_rate=5e-3
+    )
     ours.train()
     after = measure(toy, objective, policy_log_probs(toy, ours.model), log_prior).kl
     assert before > 0.3
@@ -310,24 +257,21 @@ def test_rloo_recipe_is_the_same_reward(prior: Path, settings: dict[str, Any]) -
     """TRL's own reward with the recipe: add-on + omega · log prior − alpha · log policy, minus the others' mean."""
     objective = residual(0.3, 0.2)
     tokenizer = AutoTokenizer.from_pretrained(prior)
-    frozen, model = (AutoModelForCausalLM.from_pretrained(prior) for _ in range(2))
-    online = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 4}
+    frozen = load(prior)
+    online = {**ONLINE, "per_device_train_batch_size": 4}
     trainer = RLOOTrainer(
-        model,
+        load(prior),
         [addon, prior_reward(frozen, tokenizer)],
         RLOOConfig(**{**settings, **online, **rloo_settings(objective)}),
         Dataset.from_list(PROMPTS),
         processing_class=tokenizer,
     )
-    perturb(trainer.model)
+    perturbed(trainer.model, 0.1)
     trainer.model.train()
     output = trainer._generate_and_score_completions([{"prompt": "."}] * 4)
-    rows = [
-        ([0], ids[mask > 0].tolist())
-        for ids, mask in zip(output["completion_ids"], output["completion_mask"], strict=True)
-    ]
-    text = tokenizer.batch_decode([ids for _, ids in rows], skip_special_tokens=True)
-    policy, reference = (torch.tensor(response_log_probs(each, rows)) for each in (trainer.model, frozen))
+    rows = written(output)
+    text = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    policy, reference = (log_probs(each, rows) for each in (trainer.model, frozen))
     reward = torch.tensor(addon(text)) + 0.3 * reference - 0.2 * policy
     expected = reward - (reward.sum() - reward) / 3
     assert torch.allclose(output["advantages"], expected, atol=1e-5)
@@ -355,15 +299,13 @@ class TestRefused:
             ({"train_dataset": Dataset.from_list([{"question": "."}])}, "no column prompt"),
         ],
     )
-    def test_bad_settings(self, trainer: Callable[..., Any], more: dict[str, Any], words: str) -> None:
+    def test_bad_settings(self, build: Callable[..., Any], more: dict[str, Any], words: str) -> None:
         with pytest.raises(UsageError, match=words):
-            trainer(residual(0.3, 0.2), **more)
+            build("grpo", **more)
 
-    def test_model_without_a_path(self, trainer: Callable[..., Any], toy: Toy) -> None:
-        from experiments.llm.toy import new_model
-
+    def test_model_without_a_path(self, build: Callable[..., Any], toy: Toy) -> None:
         with pytest.raises(UsageError, match="built in memory"):
-            trainer(residual(0.3, 0.2), model=new_model(toy.letters, toy.length, 32, 1))
+            build("grpo", model=new_model(toy.letters, toy.length, 32, 1))
 
     def test_rloo(self) -> None:
         with pytest.raises(UsageError, match="greedy, kl or residual"):

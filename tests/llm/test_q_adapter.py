@@ -6,40 +6,27 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
+from tiny_language import PAIRS, first, load
 from torch.nn.functional import logsigmoid
 
-pytest.importorskip("trl", reason="the extra `llm` is not installed")
-
-from datasets import Dataset
-from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from repolicy.errors import UsageError
-from repolicy.llm import QAdapterConfig, QAdapterLogits, QAdapterTrainer
+from repolicy.llm import QAdapterLogits
 from repolicy.llm.judging import evaluate
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs
 from repolicy.llm.models import generate
 from repolicy.objective import residual
 
-PAIRS = [{"prompt": ".", "chosen": "ee", "rejected": "ab"}, {"prompt": ".", "chosen": "aeb", "rejected": "b"}] * 4
 OBJECTIVE = residual(0.3, 0.2)
 
 
 @pytest.fixture
-def trainer(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
-    def build(random: bool = True, **more: Any) -> Any:
+def trainer(build: Callable[..., Any]) -> Callable[..., Any]:
+    def made(random: bool = True, **more: Any) -> Any:
         adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=not random)
-        others = {"peft_config": adapter, "objective": OBJECTIVE}
-        others |= {name: more.pop(name) for name in ("peft_config", "objective", "ref_model") if name in more}
-        return QAdapterTrainer(
-            AutoModelForCausalLM.from_pretrained(prior),
-            QAdapterConfig(**{**settings, "per_device_train_batch_size": 4, **more}),
-            Dataset.from_list(PAIRS),
-            processing_class=AutoTokenizer.from_pretrained(prior),
-            **others,
-        )
+        return build("q", **{"objective": OBJECTIVE, "peft_config": adapter, "train_dataset": PAIRS[:2] * 4, **more})
 
-    return build
+    return made
 
 
 def policy(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,7 +41,7 @@ def policy(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_without_chi_the_loss_is_decomposed_dpo(trainer: Callable[..., Any]) -> None:
     ours = trainer(chi=0.0)
-    batch = ours.data_collator([ours.train_dataset[i] for i in range(2)])
+    batch = first(ours, 2)
     sums = {}
     for side in ("chosen", "rejected"):
         for i, pair in enumerate(PAIRS[:2]):
@@ -75,7 +62,7 @@ def test_a_fresh_adapter_is_the_prior_sharpened(trainer: Callable[..., Any]) -> 
 
 def test_training_prefers_the_chosen_and_leaves_the_model_alone(trainer: Callable[..., Any]) -> None:
     ours = trainer(random=False, max_steps=15, learning_rate=2e-2)
-    batch = ours.data_collator([ours.train_dataset[i] for i in range(2)])
+    batch = first(ours, 2)
     frozen = {name: p.clone() for name, p in ours.model.named_parameters() if not p.requires_grad}
     before = ours.compute_loss(ours.model, batch).item()
     ours.train()
@@ -147,4 +134,4 @@ def test_refused(trainer: Callable[..., Any], more: dict[str, Any], words: str) 
 
 def test_logits_need_an_adapter(prior: Path) -> None:
     with pytest.raises(UsageError, match="PEFT model"):
-        QAdapterLogits(AutoModelForCausalLM.from_pretrained(prior), OBJECTIVE)
+        QAdapterLogits(load(prior), OBJECTIVE)
