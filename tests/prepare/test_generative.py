@@ -1,5 +1,6 @@
 """Generative policies: their noise is the action, N(0, I) the prior."""
 
+import math
 import warnings
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.envs.addons import combined
+from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.envs.trust import confirm
@@ -170,7 +172,7 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
             noise_prior(f"{HERE}:{decoder}", 2, chunk, WALK, FEW)
     with pytest.raises(UsageError, match="--noise is 0"):
         decoder_of(f"{HERE}:same", 0, 1)
-    with pytest.raises(UsageError, match="names code"):
+    with pytest.raises(UsageError, match="--trust"):
         confirm("card", False, env="HalfCheetah-v4?decoder=flow.onnx&noise=2&chunk=1")
 
 
@@ -187,3 +189,15 @@ def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
     assert 1.0 < decided.settings.kl_budget < 5.0  # five nats an episode, and some decisions make one
     named_one = decide(residual(0.3), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW)
     assert named_one.objective.alpha == 0.3
+
+
+def test_an_evaluation_says_how_unlike_the_prior_the_noise_is() -> None:
+    """Noise of half the scale: its square is a quarter, and its KL is known."""
+    prior, env = noise_prior(f"{HERE}:three", 2, 3, WALK, FEW)
+    found = evaluate(scaled(prior, 0.5), env, 400, prior=prior, deterministic=False).columns
+    assert found["noise_square"].mean == pytest.approx(0.25, rel=0.05)
+    apart = 2.0 * (math.log(2.0) + 0.5 * (0.25 - 1.0))  # nats a decision, of two numbers
+    assert found["kl_a_step"].mean == pytest.approx(apart, rel=0.15)
+    decisions = found["length"].mean
+    assert found["kl_an_episode"].mean == pytest.approx(found["kl_a_step"].mean * decisions, rel=1e-9)
+    assert evaluate(prior, env, 4, prior=prior).columns["noise_square"].mean == pytest.approx(0.0, abs=1e-6)

@@ -16,7 +16,7 @@ from repolicy.envs.addons import Addon, Wish, check_env, combined, names
 from repolicy.envs.limits import Limit
 from repolicy.envs.limits import limits as parsed_limits
 from repolicy.envs.making import make_envs, observing, placed
-from repolicy.envs.names import EnvLike, env_name
+from repolicy.envs.names import EnvLike, decoder, env_name
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.trust import addons_of, env_of
@@ -80,11 +80,19 @@ class Evaluation:
         }
         known = {name: Column(title, values) for name, (title, values) in wide.items() if values is not None}
         known |= {f"limit_{name}": Column(name, values, self.lengths) for name, values in self.limits.items()}
+        through = decoder(self.env)  # then a step is a decision, and the prior is N(0, I)
+        step = "step" if through is None else "decision"
         if self.log_prior is not None:
-            known["log_prior_a_step"] = Column("log prior a step", self.log_prior / self.lengths, self.lengths)
+            likely = self.log_prior / self.lengths
+            known["log_prior_a_step"] = Column(f"log prior a {step}", likely, self.lengths)
             if not self.deterministic:  # samples of KL(policy ‖ prior), at the states that the policy itself visits
-                apart = (self.log_policy - self.log_prior) / self.lengths
-                known["kl_a_step"] = Column("KL a step", apart, self.lengths)
+                apart = self.log_policy - self.log_prior
+                known["kl_a_step"] = Column(f"KL a {step}", apart / self.lengths, self.lengths)
+                if through is not None:
+                    known["kl_an_episode"] = Column("KL an episode", apart)
+            if through is not None:
+                squares = -2.0 * likely / through["noise"] - math.log(2.0 * math.pi)
+                known["noise_square"] = Column("square of the noise (prior: 1)", squares, self.lengths)
         return known
 
     def __repr__(self) -> str:
