@@ -31,14 +31,14 @@ from repolicy.runs import ranks
     ["os:system", "evil.py:f", "Hopper-v4?xml_file=/tmp/evil.xml", "Hopper-v4?a=[1]", "Hopper-v4?a=1&b=x", "a:b=2"],
 )
 def test_what_is_more_than_a_registered_environment(name: str) -> None:
-    with pytest.raises(UsageError, match="names code that would be run"):
+    with pytest.raises(UsageError, match="names (code|a file) that would be"):
         confirm("file", False, env=name)
     confirm("file", True, env=name)
 
 
 @pytest.mark.parametrize("name", ["os:system", "theirs/x?observe=y.py:f", "theirs/x?observe_critic=y.py:f=2", "a#b:f"])
 def test_what_is_more_than_an_add_on_that_ships(name: str) -> None:
-    with pytest.raises(UsageError, match="names code that would be run"):
+    with pytest.raises(UsageError, match="names (code|a file) that would be"):
         confirm("file", False, addons=["height", name])
     confirm("file", True, addons=["height", name])
 
