@@ -83,6 +83,7 @@ MUTANTS = [
     Mutant("planning/choosing.py", "np.argmax(payments)", "np.argmin(payments)", CHOOSING, "the worst paid weights are taken"),
     Mutant("planning/value.py", "rollout.actions) - prior.log_prob(observations, modes)", "modes) - prior.log_prob(observations, modes)", CHOOSING, "the judge asks nothing for strange actions"),
     Mutant("planning/distilling.py", "if student is None else student", "if True else student", "tests/planning/test_distilling.py", "the student's own states are not labelled"),
+    Mutant("planning/pace.py", "* (MORE - FEW) /", "* MORE /", "tests/planning/test_pace.py", "more samples than there is time for"),
     Mutant("planning/distilling.py", 'student.log_std.data.copy_(prior.state_dict()["log_std"])', "pass", "tests/planning/test_distilling.py", "what is kept has a std of its own"),
     Mutant("objective.py", "entropy = -(objective.alpha", "entropy = (objective.alpha", OBJECTIVE, "sign of the entropy"),
     Mutant("objective.py", "prior = (objective.omega if", "prior = -(objective.omega if", OBJECTIVE, "sign of the prior"),

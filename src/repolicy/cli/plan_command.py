@@ -33,6 +33,8 @@ class Plan:
     """How many candidates are simulated before each action."""
     horizon: int = 8
     """How many steps each of them has."""
+    hz: float | None = None
+    """Decisions a second that are wanted: as many samples as this machine simulates in that time."""
     episodes: int = 2
     """Episodes of the planner, and of its prior beside it."""
     steps: int = 1000
@@ -56,6 +58,7 @@ class Plan:
         from repolicy.planning.asking import planned
         from repolicy.planning.distilling import check_room, keep_as_policy
         from repolicy.planning.keeping import keep
+        from repolicy.planning.pace import paced
         from repolicy.planning.planner import Search
         from repolicy.policies.storage import check_place
         from repolicy.priors.code import PLAN
@@ -77,6 +80,12 @@ class Plan:
         )  # fmt: skip
         for note in made.notes:
             terminal.say(note)
+        if self.hz is not None:
+            made = paced(made, self.hz)
+            search = made.planner.search
+            terminal.say(
+                f"{search.samples} samples of {counted(search.horizon, 'step')} fit {self.hz:g} decisions a second"
+            )
         planner, found = made.planner, {}
         agents: dict[str, Any] = {"prior": planner.prior, "planner": planner}
         if self.distil:
@@ -100,7 +109,7 @@ class Plan:
         }
         terminal.say(
             f"{told['decisions_a_second']:.3g} decisions a second, {told['real_time']:.2g} times real time; "
-            f"{told['effective_samples']:.3g} of {self.samples} samples count; in {told['prior_kept']:.1%} of the "
+            f"{told['effective_samples']:.3g} of {search.samples} samples count; in {told['prior_kept']:.1%} of the "
             "decisions none was better than the prior's own plan"
         )
         if tally.failed:
