@@ -10,6 +10,7 @@ has episodes of the same seeds. The speed is by the processor's time, whatever e
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from experiments.pages import markdown
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.many.ledger import Row
 from repolicy.planning.asking import planned
-from repolicy.planning.distilling import distilled
+from repolicy.planning.distilling import keep_as_policy
 from repolicy.planning.planner import Planner, Search
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
@@ -97,11 +98,11 @@ def measured(plan: Plan) -> Row:
     return row | {"real_time": row["decisions_a_second"] * planner.model.seconds}
 
 
-def kept(plan: Plan, labels: int) -> Row:
+def kept(plan: Plan, labels: int, file: Path) -> Row:
     """Return what a policy earns that is fitted to so many decisions of a planner, and how long that takes."""
     made = planned(plan.prior, plan.addon, None, plan.omega, plan.states, plan.value, Search(seed=plan.seed))
     began, said = time.process_time(), list[str]()
-    policy = distilled(made.planner, made.env, labels, plan.seed, said.append)
+    policy = keep_as_policy(made, labels, file, said.append)
     took, score = time.process_time() - began, made.planner.score
     row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "env": made.env, "seed": plan.seed}
     row |= {"omega": score.omega, "states": score.states, "value": score.value is not None, "labels": labels}
@@ -193,11 +194,13 @@ def with_error(number: list[float]) -> str:
 
 
 def main() -> None:
-    parser = campaign.parser("planning", __doc__, ())
+    parser = campaign.parser("planning", __doc__, ("runs",))
     parser.add_argument("--only", default="", help="how the keys of those rows begin")
     options = parser.parse_args()
-    wanted = {key: partial(measured, plan) for key, plan in PLANS.items()}
-    wanted |= {key: partial(kept, *asked) for key, asked in KEPT.items()}
+    wanted = {
+        key: partial(kept, *asked, options.runs / f"{key.replace('/', '-')}.safetensors") for key, asked in KEPT.items()
+    }
+    wanted |= {key: partial(measured, plan) for key, plan in PLANS.items()}
     campaign.measure(options.ledger, {key: measure for key, measure in wanted.items() if key.startswith(options.only)})
 
 
