@@ -38,11 +38,11 @@ from repolicy.wishes.record import Labels, Record
 ENV, PRIOR, HIDDEN, WEIGHT = "HalfCheetah-v4", "halfcheetah", "hind_leg", 10.0
 OMEGA, ALPHA, STATES = 0.17, 0.13472, 0.348
 TRAINING = {"steps": 300_000, "ranks": 1}
-ANSWERS, WRONG, STEPS, LATEST, NOISE = 100, 0.1, 40, 100, 2.0
+ANSWERS, WRONG, STEPS, LATEST, NOISE, POOL = 100, 0.1, 40, 40, 2.0, 300
 FEATURES = {"joints": "next[2:8]^1", "all": "next^1", "networks": ""}
-EPISODES = 50
+EPISODES = 20
 LEG, LAST = 2, 20  # the leg's place in the observation; over so many steps its angle is averaged
-ROUNDS, WATCHED, RATE = 5, 2000, 0.05
+ROUNDS, WATCHED, RATE = 3, 2000, 0.05
 ARMS = {
     "mereq": (Labels(before=LAST), OMEGA),
     "no-pseudo-expert": (Labels(before=LAST, passed=0.0), OMEGA),
@@ -103,7 +103,7 @@ def prefer(runs: Path, features: str, seed: int) -> Row:
     random = np.random.default_rng(seed)
     prior = who(PRIOR)
     with one_thread():
-        pool = candidates(prior.agent, fingerprint(prior.path), ENV, 500, STEPS, NOISE, LATEST, 10_000 * seed)
+        pool = candidates(prior.agent, fingerprint(prior.path), ENV, POOL, STEPS, NOISE, LATEST, 10_000 * seed)
         fresh = candidates(prior.agent, fingerprint(prior.path), ENV, 200, STEPS, NOISE, LATEST, 900_000 + seed)
         told = answers_of(pool, random)
         by_chance = pool.some([*range(ANSWERS)])

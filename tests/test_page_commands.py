@@ -23,6 +23,8 @@ from repolicy.prepare import states, worth
 from repolicy.priors.finding import find_policy
 from repolicy.report import movie as film
 from repolicy.report import run_page as report
+from repolicy.wishes import ask_page
+from repolicy.wishes.pairs import Pairs
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -40,6 +42,9 @@ FEWER = {
     "render": "--seconds 0.1 --width 32",
     "plan": "--episodes 1 --steps 20 --samples 8",
     "rql": "--steps 100",
+    "ask": "--pairs 8 --seconds 0.2",
+    "takeover": "--steps 300",
+    "learn-wish": "--record-steps 60 --rounds 1",
 }
 # Downloads, a hub, several machines; and the files of your-policy.md, tested on their own: these are only parsed.
 NOT_HERE = re.compile(
@@ -94,6 +99,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (place / "my_rewards.py").open("a") as file:
         file.write("\n\ndef quiet(observations, actions, after, info):\n    return -0.1 * np.square(actions).sum(-1)\n")
     shutil.copy(place / "my_rewards.py", place / "rewards.py")
+    (place / "me.py").write_text(
+        "import numpy as np\ndef act(o, a): return np.zeros(6)\nact.wants = lambda o, a, acts: o[2] > 0\n"
+    )
     cheetah = PolicySpec(17, ActionSpace("continuous", (6,), (-1.0,) * 6, (1.0,) * 6), hidden=(8,))
     save_policy(place / "theirs.safetensors", Policy(cheetah), {})
     with pytest.MonkeyPatch.context() as patch:
@@ -129,6 +137,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(value, "EPOCHS", 1)
     patch.setattr(film, "films", filmed)
     patch.setattr(report, "films", filmed)
+    patch.setattr(ask_page, "films", filmed)
     patch.setattr(sweep, "work", worked)
 
 
@@ -152,9 +161,18 @@ def snippets(page: str) -> list[str]:
     return [part.split("```")[0] for part in (DOCS / page).read_text().split("```python\n")[1:]]
 
 
+def answered(folder: Path) -> None:
+    """Save answers to a page, by a person who prefers left and right in turn."""
+    pairs = Pairs.read(folder)
+    lines = (f'{{"page": "{pairs.page}", "pair": {p}, "answer": "{("left", "right")[p % 2]}"}}\n' for p in range(8))
+    Path("answers.jsonl").write_text("".join(lines))
+
+
 def run(line: str) -> None:
     """Fails where the command does, with what it said."""
     words = shlex.split(line)[1:]
+    if words[:2] == ["infer", "answers.jsonl"]:
+        answered(Path(words[words.index("--asked") + 1]))
     few = [] if "--at" in words else FEWER.get(words[0], "").split()
     if "--resume" in words:
         few = ["--no-report"] * (words[0] == "customize")  # with what began the run
