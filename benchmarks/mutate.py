@@ -42,6 +42,7 @@ POOL, GENERATIVE = "tests/many/test_pool.py", "tests/prepare/test_generative.py"
 CHOOSING = "tests/planning/test_choosing.py"
 SAMPLING, PLANNER = "tests/planning/test_sampling.py", "tests/planning/test_planner.py"
 INFERENCE, PREFERENCES = "tests/wishes/test_inference.py", "tests/wishes/test_preferences.py"
+TAKEOVER, ASK, WISH_FILE = "tests/wishes/test_takeover.py", "tests/wishes/test_ask.py", "tests/envs/test_wish_file.py"
 DOORS = "tests/cli/test_doors_files.py tests/cli/test_doors_output.py"
 LLM = {
     name: f"tests/llm/test_{name}.py"
@@ -85,6 +86,16 @@ MUTANTS = [
     Mutant("planning/distilling.py", "if student is None else student", "if True else student", "tests/planning/test_distilling.py", "the student's own states are not labelled"),
     Mutant("planning/pace.py", "* (MORE - FEW) /", "* MORE /", "tests/planning/test_pace.py", "more samples than there is time for"),
     Mutant("planning/distilling.py", 'student.log_std.data.copy_(prior.state_dict()["log_std"])', "pass", "tests/planning/test_distilling.py", "what is kept has a std of its own"),
+    Mutant("wishes/record.py", "start - self.before, int(", "start - self.before + 1, int(", TAKEOVER, "a bad step too few"),
+    Mutant("wishes/record.py", "run[-1] + 2 - length, length", "run[-1] + 1, length", TAKEOVER, "windows that are too short"),
+    Mutant("wishes/takeover.py", 'pressed.count("space") % 2', '"space" in pressed', TAKEOVER, "two strokes of Space are one"),
+    Mutant("wishes/learning_loop.py", "None if earlier is None else earlier.theta, chances", "None, chances", TAKEOVER, "a round forgets the wish before it"),
+    Mutant("wishes/pairs.py", "mode + held, mode)", "mode + away, mode)", ASK, "a clip's deviation is not held"),
+    Mutant("wishes/answers.py", "-centre[:, None]", "0 * centre[:, None]", ASK, "networks that pay every step alike"),
+    Mutant("wishes/answers.py", "sums[:, 0] - sums[:, 1], values", "sums[:, 1] - sums[:, 0], values", ASK, "the worse clip is liked"),
+    Mutant("envs/wish_file.py", "chosen if power is None else np.abs(chosen) ** power", "np.abs(chosen) ** (power or 1)", WISH_FILE, "every feature is an absolute value"),
+    Mutant("envs/wish_file.py", "if not (features or needs_no_code(theirs)):", "if False:", WISH_FILE, "code that a wish's file names"),
+    Mutant("envs/addons.py", 'return called if ":" in called or is_wish_file(called) else ""', 'return called if ":" in called else ""', WISH_FILE, "a policy's file names a wish's file"),
     Mutant("objective.py", "entropy = -(objective.alpha", "entropy = (objective.alpha", OBJECTIVE, "sign of the entropy"),
     Mutant("objective.py", "prior = (objective.omega if", "prior = -(objective.omega if", OBJECTIVE, "sign of the prior"),
     Mutant("objective.py", "total = total + prior", "total = total", OBJECTIVE, "prior dropped"),

@@ -29,6 +29,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "through_hosts.jsonl": (*HOSTS, "experiments/through_hosts.py", *TRAINING),  # some rows are the engine's
     "fine_tuning.jsonl": (*HOSTS, "experiments/fine_tuning.py", *POLICY),
     "planning.jsonl": (*POLICY, "src/repolicy/prepare", "src/repolicy/planning"),
+    "wishes.jsonl": ("src/repolicy/wishes", "experiments/wishes.py", *TRAINING),
     "nat_worth.json": (*POLICY, "src/repolicy/prepare/worth.py"),
     "peers.jsonl": (*TRAINING, "benchmarks/peers.py"),
     "kill.jsonl": (*TRAINING, "benchmarks/kill.py"),

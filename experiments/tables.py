@@ -15,7 +15,7 @@ from statistics import mean
 
 import numpy as np
 
-from experiments import dial, handed_out, heavy, limits, planning, real_robot, rql_report
+from experiments import dial, handed_out, heavy, limits, planning, real_robot, rql_report, wishes
 from experiments import found as found_settings
 from experiments.campaign import finished
 from experiments.curves import smooth
@@ -353,6 +353,8 @@ TABLES: Tables = {
     "prior": prior,
     "sweeps": sweeps,
     "limits": lambda: limits.table(ledger("limits.jsonl")),
+    "wishes_compared": lambda: wishes.preferences_table(ledger("wishes.jsonl")),
+    "wishes_taken_over": lambda: wishes.takeover_table(ledger("wishes.jsonl")),
     "planning": lambda: planning.table(ledger("planning.jsonl")),
     "planning_kept": lambda: planning.policies(ledger("planning.jsonl")),
     "planning_omega": lambda: planning.curve(ledger("planning.jsonl")),

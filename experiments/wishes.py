@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from experiments import campaign
+from experiments.pages import markdown
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.step import own_numbers
@@ -214,6 +215,48 @@ def take_over(runs: Path, arm: str, seed: int) -> Row:
         reference = str(customized(str(path), folder / f"run-{number}", seed, omega))
     row["result"] = measured(reference)
     return row | shares(row["result"], row)
+
+
+def preferences_table(rows: dict[str, Row]) -> str:
+    """Return a row for each kind of features, with means over seeds."""
+    headings = [
+        "features",
+        "seeds",
+        "rank correlation, random pairs",
+        "chosen pairs",
+        "of the gain",
+        "of the old reward",
+    ]
+    lines = []
+    for name, features in FEATURES.items():
+        if found := [row for key, row in rows.items() if key.startswith(f"prefer/{name}/")]:
+            random, chosen = (
+                "–".join(f"{value:.2f}" for value in sorted({min(last), max(last)}))
+                for last in ([row["correlation"][how][-1] for row in found] for how in ("random", "chosen"))
+            )
+            shares = (f"{np.mean([row[key] for row in found]):.0%}" for key in ("gain", "kept"))
+            lines.append([f"`{features}`" if features else "networks", str(len(found)), random, chosen, *shares])
+    return markdown(headings, lines)
+
+
+def takeover_table(rows: dict[str, Row]) -> str:
+    """Return a row for each way and seed."""
+    headings = [
+        "way",
+        "seed",
+        "the person's share, by rounds",
+        "their steps in all",
+        "of the gain",
+        "of the old reward",
+    ]
+    lines = []
+    for key, row in rows.items():
+        if key.startswith("takeover/"):
+            _, arm, seed = key.split("/")
+            rates = ", ".join(f"{rate:.0%}" for rate in row["rates"])
+            shares = (f"{row[name]:.0%}" for name in ("gain", "kept"))
+            lines.append([arm, seed, rates, f"{sum(row['person_steps']):,}", *shares])
+    return markdown(headings, lines)
 
 
 def main() -> None:

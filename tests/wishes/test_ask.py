@@ -49,6 +49,14 @@ def test_both_clips_begin_in_the_same_state_and_part(policy: Path) -> None:
     assert len({*pairs.starts}) > 1
 
 
+def test_a_clip_keeps_its_distance_from_the_mean_action(policy: Path) -> None:
+    pairs, agent = pool(policy, 8), acting(policy, Options(), False).agent
+    observations, actions, _ = pairs.steps
+    away = (actions - agent.actor(1, len(observations))(observations)).reshape(8, 2, 6)
+    assert np.ptp(away, axis=-1) == pytest.approx(0, abs=1e-5)
+    assert away.std() > 1.0  # twice a sample's
+
+
 def test_what_was_played_gives_the_same_clip_again(policy: Path) -> None:
     """A film of these actions from this seed shows the clip."""
     from repolicy.envs.making import make_envs

@@ -25,6 +25,7 @@ from repolicy.wishes.record import Labels, Record, RecordFile, Step, windows
 from repolicy.wishes.takeover import Takeover, by_keys
 
 PENDULUM = "Pendulum-v1"
+SMALL = {"steps": 256, "envs": 4, "n_steps": 32, "minibatch": 64, "ranks": 1, "evaluation_episodes": 1}
 
 
 class Typed:
@@ -82,6 +83,14 @@ def test_space_takes_over_and_hands_back_enter_ends_and_backspace_drops(tmp_path
     assert np.array_equal(found.next[:4], found.observation[1:5])
 
 
+def test_a_dict_is_not_recorded() -> None:
+    class Dicts(gymnasium.ObservationWrapper):  # type: ignore[type-arg]
+        observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(-1, 1, (3,))})
+
+    with pytest.raises(RepolicyError, match="FlattenObservation"):
+        Takeover(Dicts(gymnasium.make(PENDULUM)), push)
+
+
 def test_a_record_that_was_cut_short_goes_on(policy: Path, tmp_path: Path) -> None:
     path, found = tmp_path / "r.jsonl", acting(policy, Options(), False)
     whole = record(found, PENDULUM, path, 30, push, lambda o, a, acts: bool(o[0] > 0))
@@ -95,6 +104,22 @@ def test_a_record_that_was_cut_short_goes_on(policy: Path, tmp_path: Path) -> No
     assert again.episode.tolist() == [0] * 20 + [1] * 10
     with pytest.raises(RepolicyError, match="another policy or environment"):
         RecordFile(path, PENDULUM, "other", (3, 1), resume=True)
+
+
+def test_dropped_episodes_do_not_count_and_who_leaves_can_go_on(policy: Path, tmp_path: Path) -> None:
+    found = acting(policy, Options(), False)
+    keys = Typed([], [], ["backspace"], [], [])
+    assert len(record(found, PENDULUM, tmp_path / "r.jsonl", 10, push, keys=keys).person) == 10
+    told: dict[str, Any] = {"omega": 0.1, "alpha": 0.1, "steps": 10, "rounds": 2, "settings": SMALL}
+    said = list[str]()
+    left = learn_wish(
+        str(policy), PENDULUM, tmp_path, "action[0]", push, keys=Typed([], [], ["escape"]), say=said.append, **told
+    )
+    assert left == []
+    assert said == ["round 0: 3 of 10 steps are recorded; the same command goes on"]
+    again = learn_wish(str(policy), PENDULUM, tmp_path, "action[0]", push, wants=lambda o, a, acts: False, **told)
+    assert [each.rate for each in again] == [0.0]
+    assert Record.read(tmp_path / "round-0" / "record.jsonl").episode.tolist() == [0] * 3 + [1] * 7
 
 
 def made(person: list[int], episode: list[int] | None = None) -> Record:
@@ -164,13 +189,12 @@ def test_a_person_who_pushes_is_found_to_like_pushing(policy: Path, tmp_path: Pa
     wish = infer([beside], found, "action[0]", 0.1, labels=Labels(before=1), length=1)
     assert wish.theta[0] > 5 * wish.covariance[0, 0] ** 0.5
     assert wish.source.endswith("in 600")
+    later = infer([beside], found, "action[0]", 0.1, wish, Labels(before=1), 1)
+    assert later.theta == pytest.approx(2 * wish.theta)  # what is inferred is what the policy's own wish lacks
 
 
 def wants(observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
     return bool(proposed[0] < 0)
-
-
-SMALL = {"steps": 256, "envs": 4, "n_steps": 32, "minibatch": 64, "ranks": 1, "evaluation_episodes": 1}
 
 
 def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from repolicy.envs.evaluation import check_fit
+from repolicy.envs.evaluation import LONGEST, check_fit
 from repolicy.envs.making import make_envs, probed
 from repolicy.envs.rollout import Collector
 from repolicy.envs.step import native
@@ -18,6 +18,7 @@ from repolicy.errors import UsageError
 from repolicy.learning.training import customize
 from repolicy.loading import counted
 from repolicy.objective import residual
+from repolicy.policies.policy import Agent
 from repolicy.priors.code import Acting, acting
 from repolicy.readers.reading import Options
 from repolicy.wishes.inference import inferred
@@ -53,23 +54,22 @@ def record(
         file = RecordFile(out, env, fingerprint(found.path), sizes, resume)
         beside = Takeover(made, person, file, keys, wants)
         with closing(file):
-            if (left := steps - file.steps) > 0:
-                _run(found, beside, left, seed + file.episode)
+            _run(found.agent, beside, file, steps, seed)
     return Record.read(out)
 
 
-def _run(found: Acting, beside: Takeover, steps: int, seed: int) -> None:
-    agent, generator = found.agent, torch.Generator().manual_seed(seed)
-    act = agent.actor(steps, 1, generator)
-    observation, _ = beside.reset(seed=seed)
-    for _ in range(steps):
-        row = np.asarray(observation, np.float32).reshape(1, -1)
-        proposed = native(agent.to_environment(act(row)), agent.actions, beside.action_space)[0]
-        observation, _, terminated, truncated, _ = beside.step(proposed)
-        if beside.left:
-            return
-        if terminated or truncated:
-            observation, _ = beside.reset()
+def _run(agent: Agent, beside: Takeover, file: RecordFile, steps: int, seed: int) -> None:
+    """Go on until so many steps count, or the person leaves."""
+    generator, first = torch.Generator().manual_seed(seed + file.episode), True
+    while file.steps < steps and not beside.left:
+        observation, _ = beside.reset(seed=seed + file.episode if first else None)
+        act, first = agent.actor(LONGEST, 1, generator), False
+        for _ in range(LONGEST):
+            row = np.asarray(observation, np.float32).reshape(1, -1)
+            proposed = native(agent.to_environment(act(row)), agent.actions, beside.action_space)[0]
+            observation, _, terminated, truncated, _ = beside.step(proposed)
+            if terminated or truncated or file.steps >= steps:
+                break
 
 
 def alone(found: Acting, env: str, seed: int = 0) -> Record:
@@ -199,6 +199,9 @@ def learn_wish(
         kept = folder / "record.jsonl"
         records.append(record(found, env, kept, steps, person, wants, keys, seed + 1000 * number, resume=True))
         now, path, run = records[-1], folder / "wish.safetensors", folder / "run"
+        if len(now.person) < steps:
+            say(f"round {number}: {len(now.person):,} of {steps:,} steps are recorded; the same command goes on")
+            break
         say(f"round {number}: the person acted in {now.rate:.1%} of {len(now.person):,} steps")
         done = now.rate < rate
         last = done or number == rounds - 1

@@ -167,7 +167,7 @@ class RecordFile:
     """A record as it is written: a line a step, flushed at once, so that whoever stops loses nothing."""
 
     def __init__(self, path: Path, env: str, policy: str, sizes: tuple[int, int], resume: bool = False) -> None:
-        self.path, self.episode, self.steps = path, 0, 0  # the next episode, and how many steps count already
+        self.path, self.episode, self.steps = path, 0, 0  # the present episode, and how many steps count
         header = {"record": FORMAT, "env": env, "policy": policy, "sizes": list(sizes)}
         if path.exists() and path.stat().st_size:
             if not resume:
@@ -184,12 +184,15 @@ class RecordFile:
             told = [line.get("episode", -1) for line in kept if "dropped" not in line]
             self.episode, self.steps = 1 + max(told, default=-1), sum(each not in dropped for each in told)
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._of_episode = 0
         self._file = path.open("a")
         if not path.stat().st_size:
             self._write(header)
 
     def add(self, step: Step) -> None:
         """Write a step."""
+        self._of_episode = self._of_episode + 1 if step.episode == self.episode else 1
+        self.episode, self.steps = step.episode, self.steps + 1
         numbers = {
             name: np.ravel(getattr(step, name)).astype(float).tolist()
             for name in ("observation", "action", "proposed", "next")
@@ -198,6 +201,7 @@ class RecordFile:
 
     def drop(self, episode: int) -> None:
         """Note that an episode counts for nothing."""
+        self.steps -= self._of_episode
         self._write({"dropped": episode})
 
     def _write(self, values: dict[str, Any]) -> None:

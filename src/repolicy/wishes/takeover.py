@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
+from repolicy.errors import UsageError
 from repolicy.wishes.record import RecordFile, Step
 
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (observation, proposed action) to an action
@@ -50,6 +51,11 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
         wants: Wants | None = None,
     ) -> None:
         super().__init__(env)
+        if not isinstance(env.observation_space, gymnasium.spaces.Box):
+            raise UsageError(
+                f"observations of kind {type(env.observation_space).__name__} are not recorded: wrap the environment "
+                "in gymnasium.wrappers.FlattenObservation"
+            )
         self.person, self.record, self.keys, self.wants = person, record, keys, wants
         self.acts, self.left, self._steps = False, False, 0
         self._episode = (record.episode if record else 0) - 1
