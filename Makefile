@@ -7,7 +7,7 @@ EXTRAS = engine,dev,sb3,rsl-rl,llm,onnx,hub
 .PHONY: demo test wheel lint bench mutate fuzz paper stale site clean
 
 demo: .venv/base  ## customize a shipped HalfCheetah: prior and result in a table, and in a report with films
-	$(BIN)/repolicy customize halfcheetah --addon hind_leg=10 --steps 3e5 --out runs/demo --resume
+	$(BIN)/repolicy customize halfcheetah --addon hind_leg=10 --steps 1e5 --out runs/demo --resume
 
 test: .venv/full
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile

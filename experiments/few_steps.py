@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 from experiments import campaign
 from experiments.heavy import SEEDS, TASKS, made
 from experiments.one import Run
-from experiments.pages import each_and_mean, markdown
+from experiments.pages import markdown
 from repolicy.many.ledger import Ledger, Row
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.spending import spending
@@ -62,18 +62,24 @@ def totals(runs: list[Row], action: str) -> list[float]:
 
 
 def table(found: dict[str, Row]) -> str:
-    """Return a row a task and number of steps: the rule, and beside it the settings of a million."""
-    known, lines = groups(found), []
+    """Return a row a task and number of steps: the prior, the rule, and beside it the settings of a million."""
+    known, priors, lines, before = groups(found), Ledger(PRIORS).by_key(), list[list[str]](), ""
     for name in NAMES:
+        task, prior = TASKS[name], priors[f"{name}/prior/0"]
         for steps in STEPS:
-            if ours := known.get((name, "rule", steps)):
-                others = known.get((name, "large", steps))
-                cells = [each_and_mean(totals(ours, action)) for action in ("mean", "sampled")]
-                cells += [f"{mean(totals(others, action)):,.0f}" if others else "" for action in ("mean", "sampled")]
-                task = TASKS[name]
-                lines.append([f"{task.prior}, {task.addon}", f"{float(steps):,.0f}", f"{in_all(ours[0]):,}", *cells])
-    headings = ["prior, wish", "steps", "in all", "total", "sampled", "updates of a million: total", "sampled"]
-    return markdown(headings, lines)
+            ours = known.get((name, "rule", steps), [])
+            others = known.get((name, "large", steps), [])
+            cells = [both([prior]) if name != before else "", both(ours), both(others)]
+            if ours:
+                first = f"{task.prior}, `{task.addon}`" if name != before else ""
+                lines.append([first, f"{float(steps):,.0f}", f"{in_all(ours[0]):,}", str(len(ours)), *cells])
+                before = name
+    return markdown(["prior, wish", "steps", "in all", "seeds", "prior", "by default", "updates of a million"], lines)
+
+
+def both(runs: list[Row]) -> str:
+    """Return the means over runs of both totals, by the mean action and sampled."""
+    return " / ".join(f"{mean(totals(runs, action)):,.0f}" for action in ("mean", "sampled")) if runs else ""
 
 
 def in_all(row: Row) -> int:
