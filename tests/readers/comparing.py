@@ -33,6 +33,16 @@ def log_prob(described: Described, obs: Tensor, actions: Any) -> np.ndarray:
     return policy_from(described).double().log_prob(obs.double(), torch.as_tensor(actions).double()).numpy()
 
 
+def assert_scored(described: Described, obs: Tensor, dist: Any) -> None:
+    """Our copy's log-probabilities of actions that the host's distribution gives are the host's own."""
+    with torch.no_grad():
+        actions = dist.sample()
+        wanted = dist.log_prob(actions)
+    assert_equal(
+        log_prob(described, obs, actions.reshape(len(obs), -1)), wanted.sum(-1) if wanted.dim() > 1 else wanted
+    )
+
+
 def mean(described: Described, obs: Tensor) -> np.ndarray:
     """The mode of our copy in double precision; as it acts, in NumPy and single precision, it must be near."""
     if described.std is None and described.actions.kind == "continuous":

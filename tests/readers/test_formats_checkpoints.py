@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import COUNT, assert_equal, log_prob, mean, observations, stirred
+from comparing import COUNT, assert_equal, assert_scored, log_prob, mean, observations, stirred
 from made_checkpoints import Agent, mlp, named, saved
 from torch import nn
 
@@ -82,9 +82,7 @@ def test_rsl_rl_before_4(layout: str, tmp_path: Path) -> None:
     obs = observations(5, 2.0)
     with torch.no_grad():
         inputs = normalizer(obs)
-        dist = torch.distributions.Normal(actor(inputs), std)
-        actions = dist.sample()
-        assert_equal(log_prob(described, obs, actions), dist.log_prob(actions).sum(-1))
+        assert_scored(described, obs, torch.distributions.Normal(actor(inputs), std))
     assert any("elu, is assumed" in note for note in described.notes)
 
 
@@ -126,9 +124,8 @@ def test_an_actor_is_copied_whatever_its_critic_is(layout: str, kind: str, tmp_p
     obs = observations(5)
     with torch.no_grad():
         dist = torch.distributions.Normal(actor(obs), std)
-        actions = dist.sample()
-        assert_equal(log_prob(described, obs, actions), dist.log_prob(actions).sum(-1))
-        assert_equal(mean(described, obs), dist.mean)
+    assert_scored(described, obs, dist)
+    assert_equal(mean(described, obs), dist.mean)
 
 
 @pytest.mark.parametrize(
@@ -178,8 +175,7 @@ def test_skrl(version: int, tmp_path: Path) -> None:
     with torch.no_grad():
         inputs = ((obs - mu) / (var.sqrt() + 1e-8)).clamp(-5.0, 5.0)
         dist = torch.distributions.Normal(last(nn.functional.elu(hidden(inputs))), raw.clamp(-20.0, 2.0).exp())
-        actions = dist.sample()
-        assert_equal(log_prob(described, obs, actions), dist.log_prob(actions).sum(-1))
+    assert_scored(described, obs, dist)
 
 
 def test_skrls_own_modules(tmp_path: Path) -> None:
@@ -235,16 +231,13 @@ def test_cleanrls_clipping_is_told_with_and_without_statistics(tmp_path: Path) -
 
 def test_cleanrls_other_scripts(tmp_path: Path) -> None:
     obs = observations(5)
-    actor, critic = mlp((5, 8, 8, 3), nn.Tanh), mlp((5, 8, 8, 1), nn.Tanh)
-    described = describe(saved(tmp_path / "ppo", named("actor", actor) | named("critic", critic)))
+    actor, critic, network = mlp((5, 8, 8, 3), nn.Tanh), mlp((5, 8, 8, 1), nn.Tanh), mlp((5, 8, 8, 3), nn.ReLU)
     with torch.no_grad():
-        dist = torch.distributions.Categorical(logits=actor(obs))
-        actions = dist.sample()
-        assert_equal(log_prob(described, obs, actions[:, None]), dist.log_prob(actions))
-        network = mlp((5, 8, 8, 3), nn.ReLU)
-        described = describe(saved(tmp_path / "dqn", named("network", network)), Options(temperature=0.1))
-        dist = torch.distributions.Categorical(logits=network(obs) / 0.1)
-        assert_equal(log_prob(described, obs, actions[:, None]), dist.log_prob(actions))
+        choices, values = actor(obs), network(obs)
+    described = describe(saved(tmp_path / "ppo", named("actor", actor) | named("critic", critic)))
+    assert_scored(described, obs, torch.distributions.Categorical(logits=choices))
+    described = describe(saved(tmp_path / "dqn", named("network", network)), Options(temperature=0.1))
+    assert_scored(described, obs, torch.distributions.Categorical(logits=values / 0.1))
 
 
 @pytest.mark.parametrize("soft", [False, True])

@@ -243,25 +243,6 @@ def test_the_largest_output_is_a_choice(tmp_path: Path) -> None:
     assert np.array_equal(chosen[:, 0], run(path, obs))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "reason"),
-    [
-        ([node("Gemm", "obs w", "a"), node("Softsign", "a", "b"), node("Gemm", "b v", "out")], "it holds Softsign"),
-        ([node("Gemm", "obs w", "a"), node("Gemm", "a v", "out")], "linear follows its last layer"),
-        (
-            [node("Gemm", "obs w", "a"), node("Relu", "a", "b"), node("Add", "b a", "c"), node("Gemm", "c v", "out")],
-            "it holds Add",
-        ),
-        ([node("Gemm", "obs w", "a"), node("Elu", "a", "b", alpha=0.5), node("Gemm", "b v", "out")], "it holds Elu"),
-        ([node("Relu", "obs", "a"), node("Gemm", "a w", "out")], "relu stands where a linear layer belongs"),
-    ],
-)
-def test_other_graphs_cannot_be_copied_and_say_why(nodes: list[Any], reason: str, tmp_path: Path) -> None:
-    path = graph(tmp_path / "policy.onnx", nodes, {"w": random(5, 7), "v": random(7, 3)})
-    with pytest.raises(CannotCopyError, match=reason):
-        describe(path)
-
-
 def test_several_inputs_cannot_be_copied(tmp_path: Path) -> None:
     path = graph(tmp_path / "policy.onnx", [node("Add", "a b", "out")], {}, ("a", "b"))
     with pytest.raises(CannotCopyError, match=r"takes 2 inputs \(a, b\)"):

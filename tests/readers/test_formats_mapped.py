@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from comparing import assert_equal, log_prob, mean, observations
+from comparing import assert_equal, assert_scored, log_prob, mean, observations
 from made_checkpoints import mlp, named, saved
 from torch import nn
 
@@ -31,15 +31,6 @@ def trunk(activation: type[nn.Module], norm: bool = False) -> nn.Sequential:
     for size, units in ((5, 8), (8, 7)):
         layers += [nn.Linear(size, units), activation(), *([nn.LayerNorm(units)] if norm else [])]
     return nn.Sequential(*layers)
-
-
-def compared(path: Path, dist: Any, obs: torch.Tensor, **options: Any) -> Any:
-    described = describe(path, Options(**options))
-    with torch.no_grad():
-        actions = dist.sample()
-        wanted = dist.log_prob(actions)
-        assert_equal(log_prob(described, obs, actions), wanted.sum(-1) if wanted.dim() > 1 else wanted)
-    return described
 
 
 # rl_games -------------------------------------------------------------------------------------------------------------
@@ -71,12 +62,8 @@ def test_rl_games(kind: str, tmp_path: Path) -> None:
         if kind != "choice":
             std = sigma(values).exp() if kind == "sigma of the state" else STD
             dist = torch.distributions.Normal(head(values), std)
-    if kind == "choice":
-        actions = dist.sample()
-        described = describe(path)
-        assert_equal(log_prob(described, obs, actions[:, None]), dist.log_prob(actions))
-    else:
-        described = compared(path, dist, obs)
+    described = describe(path)
+    assert_scored(described, obs, dist)
     assert (described.library, described.normalizer.count) == ("rl_games", 77.0)
     assert any("elu, is assumed" in note for note in described.notes)
 
@@ -118,9 +105,7 @@ def test_tianshou(kind: str, tmp_path: Path) -> None:
         inputs = obs if kind in ("SAC", "TD3 or DDPG") else normalized(obs, 1.1920928955078125e-07, 10.0)
         values = body(inputs)
         if kind == "choice":
-            choices = torch.distributions.Categorical(logits=head(values))
-            actions = choices.sample()
-            assert_equal(log_prob(describe(path), obs, actions[:, None]), choices.log_prob(actions))
+            assert_scored(describe(path), obs, torch.distributions.Categorical(logits=head(values)))
             return
         if kind == "TD3 or DDPG":
             described = describe(path)
@@ -155,7 +140,8 @@ def test_a_file_of_an_unknown_layout_says_which_line_to_try_and_that_line_opens_
     obs = observations(5)
     with torch.no_grad():
         dist = torch.distributions.Normal(actor(obs), STD)
-    described = compared(path, dist, obs, layout=BOOSTER)
+    described = describe(path, Options(layout=BOOSTER))
+    assert_scored(described, obs, dist)
     assert described.normalizer is None
     assert inspect(path, Options(layout=BOOSTER))["std"] == "0.3, 0.8"
     assert load_policy(path, layout=BOOSTER).spec.activation == "elu"
@@ -168,7 +154,8 @@ def test_a_normalizer_of_a_users_layout(tmp_path: Path) -> None:
     obs = observations(5, 4.0)
     with torch.no_grad():
         dist = torch.distributions.Normal(actor(normalized(obs, 1e-8, 3.0)), STD)
-    compared(path, dist, obs, layout=f"{BOOSTER}, normalizer=obs_rms, epsilon=1e-8, clip=3")
+    layout = f"{BOOSTER}, normalizer=obs_rms, epsilon=1e-8, clip=3"
+    assert_scored(describe(path, Options(layout=layout)), obs, dist)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -185,7 +172,7 @@ def test_layers_below_actor_layers(whole: bool, tmp_path: Path) -> None:
         describe(path)
     obs = observations(5)
     with torch.no_grad():
-        compared(path, torch.distributions.Normal(actor(obs), STD), obs, layout=line)
+        assert_scored(describe(path, Options(layout=line)), obs, torch.distributions.Normal(actor(obs), STD))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import COUNT, assert_equal, log_prob, mean, observations
+from comparing import assert_equal, assert_scored, mean, observations
 from gymnasium import spaces
 from made_sb3 import SMALL, contrib, made, rewritten, sb3, with_statistics
 
@@ -64,10 +64,7 @@ def test_its_choices_need_a_temperature(tmp_path: Path) -> None:
     obs = observations(5)
     with torch.no_grad():
         boltzmann = torch.distributions.Categorical(logits=model.policy.action_net(obs) / 0.5)
-        actions = boltzmann.sample()
-        assert_equal(
-            log_prob(describe(old, Options(temperature=0.5)), obs, actions[:, None]), boltzmann.log_prob(actions)
-        )
+    assert_scored(describe(old, Options(temperature=0.5)), obs, boltzmann)
 
 
 @pytest.mark.parametrize("actions", ["box", "choice"])
@@ -77,9 +74,7 @@ def test_an_actor_critic_without_hidden_layers_is_none_of_ars(actions: str, tmp_
     assert described.kind == "PPO"
     obs = observations(5)
     with torch.no_grad():
-        dist = model.policy.get_distribution(obs)
-        sampled = dist.sample()
-        assert_equal(log_prob(described, obs, sampled.reshape(COUNT, -1)), dist.log_prob(sampled))
+        assert_scored(described, obs, model.policy.get_distribution(obs))
 
 
 # HER before 1.1 -------------------------------------------------------------------------------------------------------

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import COUNT, assert_equal, log_prob, mean, observations
+from comparing import assert_equal, assert_scored, log_prob, mean, observations
 from gymnasium import spaces
 from made_sb3 import SMALL, check_soft, contrib, made, rewritten, with_statistics
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.priors.opening import read_policy
-from repolicy.readers.described import CannotCopyError, Described
+from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import describe, recognized
 
@@ -39,16 +39,6 @@ KINDS: dict[str, Callable[[], Any]] = {
 # On-policy ------------------------------------------------------------------------------------------------------------
 
 
-def check_log_probs(model: Any, described: Described, size: int = 5) -> None:
-    """Log-probabilities of actions that the model sampled."""
-    obs = observations(size)
-    with torch.no_grad():
-        dist = model.policy.get_distribution(obs)
-        actions = dist.sample()
-        wanted = dist.log_prob(actions)
-        assert_equal(log_prob(described, obs, actions.reshape(COUNT, -1)), wanted)
-
-
 @pytest.mark.parametrize("kind", ["PPO", "A2C", "TRPO"])
 @pytest.mark.parametrize("actions", ["box", "choice", "choices", "switches"])
 def test_on_policy_log_probabilities_are_the_librarys_own(kind: str, actions: str, tmp_path: Path) -> None:
@@ -60,7 +50,7 @@ def test_on_policy_log_probabilities_are_the_librarys_own(kind: str, actions: st
     assert described.kind == kind
     assert described.version == sb3.__version__
     assert described.family == ("gaussian" if actions == "box" else "categorical")
-    check_log_probs(model, described)
+    assert_scored(described, obs := observations(5), model.policy.get_distribution(obs))
 
 
 @pytest.mark.parametrize("activation", ["ReLU", "ELU", "SiLU", "GELU", "LeakyReLU", "Tanh"])
@@ -69,7 +59,7 @@ def test_activations_and_unequal_networks(activation: str, tmp_path: Path) -> No
     model, path = made(sb3.PPO, tmp_path, policy_kwargs=layers)
     described = describe(path)
     assert [layer.linear.weight.shape for layer in described.actor.hidden] == [(7, 5)]
-    check_log_probs(model, described)
+    assert_scored(described, obs := observations(5), model.policy.get_distribution(obs))
 
 
 @pytest.mark.parametrize(
@@ -100,9 +90,7 @@ def test_a_dict_of_observations_is_its_groups_side_by_side(tmp_path: Path) -> No
     assert described.groups == (("a", 3), ("b", 2))
     obs = observations(5)
     with torch.no_grad():
-        dist = model.policy.get_distribution({"a": obs[:, :3], "b": obs[:, 3:]})
-        actions = dist.sample()
-        assert_equal(log_prob(described, obs, actions), dist.log_prob(actions))
+        assert_scored(described, obs, model.policy.get_distribution({"a": obs[:, :3], "b": obs[:, 3:]}))
 
 
 # Off-policy -----------------------------------------------------------------------------------------------------------
@@ -177,9 +165,7 @@ def test_values_become_a_boltzmann_policy(kind: str, tmp_path: Path) -> None:
     obs = observations(5)
     with torch.no_grad():
         q = model.q_net(obs) if kind == "DQN" else model.quantile_net(obs).mean(1)
-        boltzmann = torch.distributions.Categorical(logits=q / 0.05)
-        actions = boltzmann.sample()
-        assert_equal(log_prob(described, obs, actions[:, None]), boltzmann.log_prob(actions))
+        assert_scored(described, obs, torch.distributions.Categorical(logits=q / 0.05))
 
 
 @pytest.mark.parametrize("policy", ["MlpPolicy", "LinearPolicy"])
@@ -213,9 +199,7 @@ def test_vecnormalize_is_found_beside_the_zip_or_named(file: str, tmp_path: Path
     with torch.no_grad():
         normalized = torch.as_tensor(envs.normalize_obs(obs.numpy()))
         assert float(normalized.abs().max()) == 2.5
-        dist = model.policy.get_distribution(normalized)
-        actions = dist.sample()
-        assert_equal(log_prob(described, obs, actions), dist.log_prob(actions))
+        assert_scored(described, obs, model.policy.get_distribution(normalized))
 
 
 def test_vecnormalize_of_a_dict(tmp_path: Path) -> None:
@@ -224,14 +208,9 @@ def test_vecnormalize_of_a_dict(tmp_path: Path) -> None:
     described = describe(path)
     obs = observations(5, 4.0)
     with torch.no_grad():
-        groups = {key: torch.as_tensor(x) for key, x in envs.normalize_obs(split(obs)).items()}
-        dist = model.policy.get_distribution(groups)
-        actions = dist.sample()
-        assert_equal(log_prob(described, obs, actions), dist.log_prob(actions))
-
-
-def split(obs: torch.Tensor) -> dict[str, np.ndarray]:
-    return {"a": obs[:, :3].numpy(), "b": obs[:, 3:].numpy()}
+        split = {"a": obs[:, :3].numpy(), "b": obs[:, 3:].numpy()}
+        groups = {key: torch.as_tensor(x) for key, x in envs.normalize_obs(split).items()}
+        assert_scored(described, obs, model.policy.get_distribution(groups))
 
 
 def test_rewards_alone_may_be_normalized(tmp_path: Path) -> None:
