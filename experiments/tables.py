@@ -15,7 +15,7 @@ from statistics import mean
 
 import numpy as np
 
-from experiments import dial, handed_out, heavy, limits, planning, real_robot, rql_report, wishes
+from experiments import dial, few_steps, handed_out, heavy, limits, planning, real_robot, rql_report, wishes
 from experiments import found as found_settings
 from experiments.campaign import finished
 from experiments.curves import smooth
@@ -347,6 +347,7 @@ TABLES: Tables = {
     "speed": speed,
     "peers": peers,
     "heavy": lambda: heavy.table(ledger("heavy.jsonl")),
+    "few_steps": lambda: few_steps.table(ledger("few_steps.jsonl")),
     "by_default": by_default,
     "expected": expected,
     "alternatives": alternatives,
