@@ -90,6 +90,7 @@ MUTANTS = [
     Mutant("wishes/record.py", "run[-1] + 2 - length, length", "run[-1] + 1, length", TAKEOVER, "windows that are too short"),
     Mutant("wishes/takeover.py", 'pressed.count("space") % 2', '"space" in pressed', TAKEOVER, "two strokes of Space are one"),
     Mutant("wishes/learning_loop.py", "None if earlier is None else earlier.theta, chances", "None, chances", TAKEOVER, "a round forgets the wish before it"),
+    Mutant("wishes/learning_loop.py", "@ one - one.mean(0)", "@ one", TAKEOVER, "where a policy began is foretold, too"),
     Mutant("wishes/pairs.py", "mode + held, mode)", "mode + away, mode)", ASK, "a clip's deviation is not held"),
     Mutant("wishes/answers.py", "-centre[:, None]", "0 * centre[:, None]", ASK, "networks that pay every step alike"),
     Mutant("wishes/answers.py", "sums[:, 0] - sums[:, 1], values", "sums[:, 1] - sums[:, 0], values", ASK, "the worse clip is liked"),

@@ -32,7 +32,7 @@ from repolicy.readers.reading import Options
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
 from repolicy.wishes.answers import learnt, spread_a_step
-from repolicy.wishes.learning_loop import infer, record
+from repolicy.wishes.learning_loop import Taught, Teaching, record
 from repolicy.wishes.pairs import Pairs, asked, candidates, fingerprint
 from repolicy.wishes.record import Labels, Record
 
@@ -45,10 +45,10 @@ EPISODES = 20
 LEG, LAST = 2, 20  # the leg's place in the observation; over so many steps its angle is averaged
 ROUNDS, WATCHED, RATE = 3, 2000, 0.05
 ARMS = {
-    "mereq": (Labels(before=LAST), OMEGA),
-    "no-pseudo-expert": (Labels(before=LAST, passed=0.0), OMEGA),
-    "no-prior": (Labels(before=LAST), 0.0),
-    "cloning": (Labels(before=LAST), OMEGA),
+    "mereq": (Labels(before=LAST), OMEGA, STATES),
+    "no-pseudo-expert": (Labels(before=LAST, passed=0.0), OMEGA, STATES),
+    "no-prior": (Labels(before=LAST), 0.0, 0.0),
+    "cloning": (Labels(before=LAST), OMEGA, STATES),
 }
 
 
@@ -184,7 +184,7 @@ def cloned(records: list[Record], path: Path, seed: int) -> Path:
 
 def take_over(runs: Path, arm: str, seed: int) -> Row:
     """Rounds of watching and learning: the rate of take-overs, and what came of it."""
-    labels, omega = ARMS[arm]
+    labels, omega, states = ARMS[arm]
     row: Row = {"features": FEATURES["joints"], "versions": versions(), "prior": measured(PRIOR)}
     expert = true_one(runs, seed)
     row["true"] = measured(expert)
@@ -192,28 +192,30 @@ def take_over(runs: Path, arm: str, seed: int) -> Row:
     high, low = after + 0.5 * (before - after), after + 0.25 * (before - after)
     policy = who(expert).agent
     assert isinstance(policy, Policy)
-    folder, reference, wish, records = runs / f"{arm}-{seed}", PRIOR, None, list[Record]()
+    folder, now, records = runs / f"{arm}-{seed}", Taught(PRIOR, None, ALPHA), list[Record]()
+    teaching = Teaching(
+        PRIOR, ENV, FEATURES["joints"], omega, ALPHA, states, labels, settings=TRAINING | {"seed": seed}, seed=seed
+    )
     row["rates"], row["person_steps"], row["theta"] = [], [], []
     for number in range(ROUNDS + 1):
-        person, found = Person(policy, high, low, seed), who(reference)
+        person = Person(policy, high, low, seed)
         with one_thread():
             kept = folder / f"record-{number}.jsonl"
             kept.unlink(missing_ok=True)
-            records.append(record(found, ENV, kept, WATCHED, person, person.wants, seed=100 * seed + number))
+            seeded = 100 * seed + number
+            records.append(record(who(now.policy), ENV, kept, WATCHED, person, person.wants, seed=seeded))
         row["rates"].append(round(records[-1].rate, 4))
         row["person_steps"].append(int(records[-1].person.sum()))
+        print(arm, seed, row["rates"], row["theta"][-1:], now.unit, flush=True)
         if records[-1].rate < RATE or number == ROUNDS:
             break
         if arm == "cloning":
-            reference = str(cloned(records, folder / f"cloned-{number}.safetensors", seed))
+            now = Taught(str(cloned(records, folder / f"cloned-{number}.safetensors", seed)), None, ALPHA)
             continue
-        with one_thread():
-            wish = infer(records, found, FEATURES["joints"], ALPHA, wish, labels, seed=seed)
-        path = folder / f"wish-{number}.safetensors"
-        wish.write(path)
-        row["theta"].append([round(float(each), 3) for each in wish.theta])
-        reference = str(customized(str(path), folder / f"run-{number}", seed, omega))
-    row["result"] = measured(reference)
+        now = teaching.taught(records, now, folder / f"round-{number}", print)
+        assert now.wish is not None
+        row["theta"].append([round(float(each), 3) for each in now.wish.theta])
+    row["result"] = measured(now.policy)
     return row | shares(row["result"], row)
 
 

@@ -20,7 +20,7 @@ from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.code import acting
 from repolicy.readers.reading import Options
 from repolicy.wishes.keys import TerminalKeys, WindowKeys
-from repolicy.wishes.learning_loop import alone, infer, learn_wish, record
+from repolicy.wishes.learning_loop import Teaching, alone, infer, learn_wish, record, response
 from repolicy.wishes.record import Labels, Record, RecordFile, Step, windows
 from repolicy.wishes.takeover import Takeover, by_keys
 
@@ -110,14 +110,11 @@ def test_dropped_episodes_do_not_count_and_who_leaves_can_go_on(policy: Path, tm
     found = acting(policy, Options(), False)
     keys = Typed([], [], ["backspace"], [], [])
     assert len(record(found, PENDULUM, tmp_path / "r.jsonl", 10, push, keys=keys).person) == 10
-    told: dict[str, Any] = {"omega": 0.1, "alpha": 0.1, "steps": 10, "rounds": 2, "settings": SMALL}
-    said = list[str]()
-    left = learn_wish(
-        str(policy), PENDULUM, tmp_path, "action[0]", push, keys=Typed([], [], ["escape"]), say=said.append, **told
-    )
+    said, teaching = list[str](), Teaching(str(policy), PENDULUM, "action[0]", 0.1, 0.1)
+    left = learn_wish(teaching, tmp_path, push, keys=Typed([], [], ["escape"]), say=said.append, steps=10)
     assert left == []
     assert said == ["round 0: 3 of 10 steps are recorded; the same command goes on"]
-    again = learn_wish(str(policy), PENDULUM, tmp_path, "action[0]", push, wants=lambda o, a, acts: False, **told)
+    again = learn_wish(teaching, tmp_path, push, wants=lambda o, a, acts: False, steps=10)
     assert [each.rate for each in again] == [0.0]
     assert Record.read(tmp_path / "round-0" / "record.jsonl").episode.tolist() == [0] * 3 + [1] * 7
 
@@ -198,20 +195,32 @@ def wants(observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
 
 
 def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> None:
-    told: dict[str, Any] = {"omega": 0.1, "alpha": 0.1, "wants": wants, "steps": 120, "settings": SMALL, "length": 2}
-    words = (str(policy), PENDULUM, tmp_path, "action[0]", push)
-    told["labels"] = Labels(before=1)
-    first = learn_wish(*words, rounds=2, **told)
-    assert [each.run is not None for each in first] == [True, False]
+    teaching = Teaching(str(policy), PENDULUM, "action[0]", 0.1, 0.1, 0.0, Labels(before=1), 2, SMALL)
+    told: dict[str, Any] = {"wants": wants, "steps": 120}
+    first = learn_wish(teaching, tmp_path, push, rounds=2, **told)
+    assert [each.policy for each in first] == [str(policy), str(tmp_path / "round-0" / "run-1")]
     kept = (tmp_path / "round-0" / "record.jsonl").stat().st_mtime_ns
-    again = learn_wish(*words, rounds=3, **told)
-    assert again[:2] == [first[0], again[1]]
-    assert again[1].rate == first[1].rate
+    again = learn_wish(teaching, tmp_path, push, rounds=3, **told)
+    assert again[:2] == first
     assert (tmp_path / "round-0" / "record.jsonl").stat().st_mtime_ns == kept
-    assert (tmp_path / "round-1" / "run" / "policy.safetensors").exists()
-    assert open_wish(str(tmp_path / "round-1" / "wish.safetensors")).theta.shape == (1,)
-    calm = learn_wish(*words[:2], tmp_path / "calm", *words[3:], **(told | {"wants": lambda o, a, acts: False}))
-    assert [(each.rate, each.run) for each in calm] == [(0.0, None)]
+    assert (tmp_path / "round-1" / "run-1" / "policy.safetensors").exists()
+    assert open_wish(str(tmp_path / "round-1" / "wish-1.safetensors")).theta.shape == (1,)
+    calm = learn_wish(teaching, tmp_path / "calm", push, rounds=2, wants=lambda o, a, acts: False, steps=120)
+    assert [(each.rate, each.policy) for each in calm] == [(0.0, str(policy))]
+
+
+def test_how_far_a_policy_follows_its_wish() -> None:
+    """exp(θ·f/α) moves a Gaussian of variance 4 by 4·θ/α; the policy has gone a quarter of that way."""
+    random = np.random.default_rng(0)
+
+    def of(mean: float) -> Record:
+        values = mean + 2.0 * random.normal(size=20_000)
+        return Record.of(
+            (Step(0, 0.0, np.zeros(1), np.zeros(1), np.zeros(1), np.array([value]), False) for value in values), "X-v0"
+        )
+
+    found = response(of(1.0), of(1.0 + 0.25 * 4 * 0.05 / 0.2), np.array([0.05]), Features.of("next"), 0.2, 1)
+    assert found == pytest.approx(0.25, abs=0.03)
 
 
 def test_the_commands(

@@ -264,6 +264,10 @@ class LearnWish(Beside):
     """Where your keys come from."""
     omega: float | None = None
     """ω′: the weight of log prior."""
+    states: float = 0.0
+    """The price on states that the prior does not visit."""
+    updates: int = 2
+    """How often a round infers and customizes. The first tells how far the policy follows a wish, for the next."""
     record_steps: int = 2000
     """How many steps you watch in each round."""
     rounds: int = 5
@@ -285,7 +289,7 @@ class LearnWish(Beside):
         from repolicy.envs.trust import env_of
         from repolicy.priors.code import acting
         from repolicy.runs.terminal import Terminal
-        from repolicy.wishes.learning_loop import learn_wish
+        from repolicy.wishes.learning_loop import Teaching, learn_wish
         from repolicy.wishes.record import Labels
 
         for name in ("prior", "features", "omega", "alpha"):
@@ -296,17 +300,22 @@ class LearnWish(Beside):
         found = acting(self.prior, Options(), self.trust)
         env = self.env or env_of(found.card, found.path, self.trust)
         out = self.out or Path("runs", f"{as_file_name(stem_of(self.prior))}-wish-{self.seed}")
+        teaching = Teaching(
+            self.prior, env, self.features, self.omega, self.alpha, self.states,
+            Labels(self.before, self.settle, self.passed), self.length,
+            {"steps": self.customize_steps, "seed": self.seed}, self.seed, self.trust, self.updates,
+        )  # fmt: skip
         act, wants, keys = who(self.person, self.keys, env)
         try:
             rounds = learn_wish(
-                self.prior, env, out, self.features, act, omega=self.omega, alpha=self.alpha, wants=wants, keys=keys,
-                steps=self.record_steps, rounds=self.rounds, rate=self.rate,
-                labels=Labels(self.before, self.settle, self.passed), length=self.length,
-                settings={"steps": self.customize_steps, "seed": self.seed}, seed=self.seed, trust=self.trust,
-                say=Terminal().say,
+                teaching, out, act, wants=wants, keys=keys, steps=self.record_steps, rounds=self.rounds,
+                rate=self.rate, say=Terminal().say,
             )  # fmt: skip
         finally:
             if keys is not None:
                 keys.close()
         told = [each.rate for each in rounds]
-        return {"folder": str(out), "env": env, "rates": told, "reached": told[-1] < self.rate}
+        reached = bool(told) and told[-1] < self.rate
+        if reached:
+            Terminal().say(f"{rounds[-1].policy} does as you wish")
+        return {"folder": str(out), "env": env, "rates": told, "reached": reached}

@@ -4,7 +4,7 @@ from repolicy.envs.wish_file import Features, LearntWish, open_wish
 from repolicy.wishes.answers import learnt, read_answers
 from repolicy.wishes.ask_page import ask
 from repolicy.wishes.inference import Theta, inferred
-from repolicy.wishes.learning_loop import infer, learn_wish, record
+from repolicy.wishes.learning_loop import Teaching, infer, learn_wish, record
 from repolicy.wishes.pairs import Pairs
 from repolicy.wishes.preferences import bradley_terry
 from repolicy.wishes.record import Labels, Record, RecordFile, Step
@@ -19,6 +19,7 @@ __all__ = [
     "RecordFile",
     "Step",
     "Takeover",
+    "Teaching",
     "Theta",
     "ask",
     "bradley_terry",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ from repolicy.objective import residual
 from repolicy.policies.policy import Agent
 from repolicy.priors.code import Acting, acting
 from repolicy.readers.reading import Options
-from repolicy.wishes.inference import inferred
+from repolicy.wishes.inference import inferred, weights
 from repolicy.wishes.pairs import fingerprint, one_env
 from repolicy.wishes.record import Labels, Record, RecordFile, windows
 from repolicy.wishes.takeover import Act, Keys, Takeover, Wants
 
 ENVS, STEPS = 16, 1000  # of the policy alone, beside what a person did
+LEAST, MOST = 0.1, 2.0  # how far one update may be from what was foretold, for the next one
 
 Say = Callable[[str], None]
 
@@ -119,18 +120,76 @@ def infer(
         raise UsageError(
             f"the record has other observations or actions than {joined.env}: it is of another environment"
         )
-    person, weights = windows(joined, described, length, (labels or Labels()).weights(joined))
+    person, counts = windows(joined, described, length, (labels or Labels()).weights(joined))
     policy, _ = windows(usual, described, length, np.ones(len(usual.person)))
     if len(person) < 2:
         raise UsageError(f"the record has {counted(len(person), 'window')} of {length} steps that count: record more")
     if earlier is not None and earlier.theta.shape != (person.shape[1],):
         raise UsageError("the earlier wish has other features")
-    chances = (weights / weights.sum(), np.full(len(policy), 1 / len(policy)))
+    chances = (counts / counts.sum(), np.full(len(policy), 1 / len(policy)))
     theta = inferred(person, policy, alpha, None if earlier is None else earlier.theta, chances)
     sizes = (joined.observation.shape[1], joined.action.shape[1])
     names = described.names(len(theta.value), sizes)
     source = f"{int(joined.person.sum())} steps of a person in {len(joined.person)}"
     return LearntWish(joined.env, mine, source, sizes, described, names, theta.value, theta.covariance)
+
+
+def response(before: Record, after: Record, step: np.ndarray, features: Features, alpha: float, length: int) -> float:
+    """Return how far a policy followed a step `[K]` of its wish, as a share of what the inference foretold.
+
+    It is 1 for a soft-optimal policy. A prior whose log-likelihood is worth more, and training that is not at its end,
+    follow less; θ is then larger by as much, for the same behavior.
+    """
+    one, other = (windows(each, features, length, np.ones(len(each.person)))[0] for each in (before, after))
+    foretold = weights(one, step, alpha, np.full(len(one), 1 / len(one))) @ one - one.mean(0)
+    return float((other.mean(0) - one.mean(0)) @ step / (foretold @ step))
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """How records become the next policy: each update infers the wish anew, and customizes the prior to it."""
+
+    prior: str
+    env: str
+    features: str
+    omega: float
+    alpha: float
+    states: float = 0.0
+    labels: Labels | None = None
+    length: int = 10
+    settings: Mapping[str, Any] | None = None
+    seed: int = 0
+    trust: bool = False
+    updates: int = 2
+
+    def taught(self, records: Sequence[Record], now: "Taught", folder: Path, say: Say) -> "Taught":
+        """Return the policy after the updates, each of which lies in the folder."""
+        for number in range(self.updates):
+            found = acting(now.policy, Options(), self.trust)
+            told = records if number == 0 else [*records[:-1], replace(records[-1], policy=fingerprint(found.path))]
+            wish = infer(told, found, self.features, now.unit, now.wish, self.labels, self.length, self.seed)
+            path, run = folder / f"wish-{number}.safetensors", folder / f"run-{number}"
+            wish.write(path)
+            customize(
+                self.prior, str(path), residual(self.omega, self.alpha, self.states), run, dict(self.settings or {}),
+                env=self.env, resume=True, trust=self.trust, progress=False,
+            )  # fmt: skip
+            step = wish.theta - (0.0 if now.wish is None else now.wish.theta)
+            before = alone(found, self.env, self.seed)
+            after = alone(acting(str(run), Options(), self.trust), self.env, self.seed)
+            followed = response(before, after, step, Features.of(self.features), now.unit, self.length)
+            say(f"{run}: the policy followed {followed:.0%} of what was foretold")
+            now = Taught(str(run), wish, now.unit / float(np.clip(followed, LEAST, MOST)))
+        return now
+
+
+@dataclass(frozen=True)
+class Taught:
+    """A policy, the wish that it has, and the temperature at which it follows one."""
+
+    policy: str
+    wish: LearntWish | None
+    unit: float
 
 
 @dataclass(frozen=True)
@@ -141,30 +200,20 @@ class Round:
     """The share of steps in which the person acted."""
     person_steps: int
     """How many these were, in this round."""
-    wish: Path | None
-    run: Path | None
+    policy: str
+    """Who acted beside them."""
 
 
 def learn_wish(
-    prior: str,
-    env: str,
+    teaching: Teaching,
     out: Path,
-    features: str,
     person: Act,
     *,
-    omega: float,
-    alpha: float,
     wants: Wants | None = None,
     keys: Keys | None = None,
     steps: int = 2000,
     rounds: int = 5,
     rate: float = 0.05,
-    labels: Labels | None = None,
-    length: int = 10,
-    settings: Mapping[str, Any] | None = None,
-    states: float = 0.0,
-    seed: int = 0,
-    trust: bool = False,
     say: Say = lambda sentence: None,
 ) -> list[Round]:
     """Record, infer and customize until the person takes over in less than this share of the steps; or go on so.
@@ -172,53 +221,29 @@ def learn_wish(
     What lies in the folder is not done again. Each customizing begins from the prior, with the wish as it is by then.
 
     Args:
-        prior: the policy, as `customize` takes it.
-        env: where.
+        teaching: the prior, and how it learns.
         out: the folder; round K lies in round-K.
-        features: what the wish is a sum of.
         person: what the person does, from (observation, proposed action).
-        omega: the weight ω′ of log prior.
-        alpha: the temperature α̂, the unit of θ.
         wants: whether the person wants to act, in place of keys.
         keys: where the person's keys come from.
         steps: how many steps each round records.
         rounds: how many rounds at most.
         rate: the share of the person's steps below which all is well.
-        labels: the rule by which steps count.
-        length: of the windows in which features are summed, in steps.
-        settings: of each customizing.
-        states: the price on states that the prior does not visit.
-        seed: of everything.
-        trust: run code that the prior's file names.
         say: hears how far it is.
     """
-    who, earlier, wishes, done, records = prior, None, list[Round](), False, list[Record]()
+    now, done, records = Taught(teaching.prior, None, teaching.alpha), list[Round](), list[Record]()
     for number in range(rounds):
-        folder = out / f"round-{number}"
-        found = acting(who, Options(), trust)
+        folder, seed = out / f"round-{number}", teaching.seed + 1000 * number
+        found = acting(now.policy, Options(), teaching.trust)
         kept = folder / "record.jsonl"
-        records.append(record(found, env, kept, steps, person, wants, keys, seed + 1000 * number, resume=True))
-        now, path, run = records[-1], folder / "wish.safetensors", folder / "run"
-        if len(now.person) < steps:
-            say(f"round {number}: {len(now.person):,} of {steps:,} steps are recorded; the same command goes on")
+        records.append(record(found, teaching.env, kept, steps, person, wants, keys, seed, resume=True))
+        last = records[-1]
+        if len(last.person) < steps:
+            say(f"round {number}: {len(last.person):,} of {steps:,} steps are recorded; the same command goes on")
             break
-        say(f"round {number}: the person acted in {now.rate:.1%} of {len(now.person):,} steps")
-        done = now.rate < rate
-        last = done or number == rounds - 1
-        wishes.append(Round(now.rate, int(now.person.sum()), None if last else path, None if last else run))
-        if last:
+        say(f"round {number}: the person acted in {last.rate:.1%} of {len(last.person):,} steps")
+        done.append(Round(last.rate, int(last.person.sum()), now.policy))
+        if last.rate < rate or number == rounds - 1:
             break
-        earlier = infer(records, found, features, alpha, earlier, labels, length, seed)
-        earlier.write(path)
-        customize(
-            prior,
-            str(path),
-            residual(omega, alpha, states),
-            run,
-            dict(settings or {}),
-            env=env,
-            resume=True,
-            trust=trust,
-        )
-        who = str(run)
-    return wishes
+        now = teaching.taught(records, now, folder, say)
+    return done
