@@ -56,6 +56,7 @@ MUTANTS = [
     Mutant("wishes/inference.py", "return Theta(before + step / scale,", "return Theta(step / scale,", INFERENCE, "each inference begins anew"),
     Mutant("wishes/inference.py", "((mine, ours), (other, found))", "((mine, ours),)", INFERENCE, "the error forgets the policy's own noise"),
     Mutant("wishes/inference.py", "theirs) < least:", "theirs) < 0.0:", INFERENCE, "weights beyond what trajectories tell"),
+    Mutant("wishes/inference.py", "return person[0] - known(person[1]) @ (one + other) / 2, left", "return person[0], left", INFERENCE, "a person to blame for where they took over"),
     Mutant("wishes/preferences.py", "(answers - chance) - precision @ theta", "(answers - chance)", PREFERENCES, "answers without what is believed beforehand"),
     Mutant("wishes/preferences.py", "- size * np.log(spread)", "", PREFERENCES, "every spread is as likely"),
     Mutant("wishes/preferences.py", "Theta(theta / scale, covariance / np.outer(scale, scale))", "Theta(theta / scale, covariance)", PREFERENCES, "errors without the features' units"),

@@ -7,7 +7,7 @@ import torch
 from repolicy.errors import RepolicyError
 from repolicy.exact import MDP, enumerate_trajectories, soft_optimal, solve_residual
 from repolicy.objective import residual
-from repolicy.wishes.inference import gradient, inferred, weights
+from repolicy.wishes.inference import beyond_start, gradient, inferred, weights
 
 ALPHA, OMEGA = 0.7, 0.4
 TRUE = np.array([0.8, -1.1, 0.5])
@@ -98,6 +98,23 @@ def test_a_gaussian_is_moved_by_its_covariance() -> None:
         far.append((found.value - theta) / found.error)
     assert np.abs(np.mean(far, 0)) == pytest.approx(0, abs=0.5)
     assert np.std(far, 0) == pytest.approx(1, abs=0.3)
+
+
+def test_a_person_is_not_to_blame_for_where_they_take_over() -> None:
+    """Features are what the start brings, and a Gaussian's choice, which θ moves; the person starts elsewhere."""
+    random, theta = np.random.default_rng(0), np.array([0.4])
+    starts, theirs = random.normal(size=(3000, 2)), random.normal((1.0, 0.0), size=(400, 2))
+
+    def features(start: np.ndarray, moved: float) -> np.ndarray:
+        return 3 * np.tanh(start[:, :1]) + start[:, 1:] + random.normal(size=(len(start), 1)) + moved
+
+    policy, person = features(starts, 0.0), features(theirs, 0.4 / ALPHA)
+    plain = inferred(person, policy, ALPHA)
+    assert abs(plain.value - theta) > 4 * plain.error
+    mine, left = beyond_start((person, theirs), (policy, starts))
+    found = inferred(mine, left, ALPHA)
+    assert found.value == pytest.approx(theta, abs=3 * found.error[0])
+    assert left.std() == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_person_who_lets_all_pass_leaves_theta_within_its_error() -> None:

@@ -138,9 +138,10 @@ def test_the_rule_labels_steps() -> None:
 
 def test_windows_lie_in_one_episode_and_have_no_bad_step() -> None:
     taken = made([0, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1, 1])
-    sums, means = windows(taken, Features.of("next"), 2, np.array([1, 1, 1, 1, 0, 1, 1, 0.5]))
+    sums, means, firsts = windows(taken, Features.of("next"), 2, np.array([1, 1, 1, 1, 0, 1, 1, 0.5]))
     assert sums.ravel().tolist() == [1 + 2, 32 + 64]
     assert means.tolist() == [1, 1]
+    assert firsts.tolist() == [0, 5]
 
 
 def test_other_files_are_read_as_well(tmp_path: Path) -> None:

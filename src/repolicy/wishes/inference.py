@@ -14,6 +14,7 @@ import numpy as np
 from repolicy.errors import NumericError, UsageError
 
 ROUNDS, CLOSE = 50, 1e-10  # Newton's steps at most; the change, in units of the features' spread, that ends them
+UNITS, FAR, SHRINKS = 200, 5.0, 1e-2  # of the regression on starts: tanh units, stds to look at, ridge
 RIDGE = 1e-9  # of the largest curvature: what no trajectory tells apart stays as it is
 
 
@@ -89,6 +90,36 @@ def inferred(
     covariance = inverse @ noise @ inverse
     before = np.zeros(len(scale)) if theta is None else theta
     return Theta(before + step / scale, covariance / np.outer(scale, scale), share(found, theirs))
+
+
+def beyond_start(
+    person: tuple[np.ndarray, np.ndarray], policy: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return features `[M, K]` and `[N, K]` less what the policy has on average from the same starts `[·, O]`.
+
+    Trajectories are weighed among those from one start: a person takes over in bad states, for which they are not to
+    blame, and what differs by where a gait begins is nobody's choice. The mean is a ridge regression on random tanh
+    features of the start, for each half of the policy's trajectories fitted to the other half.
+    """
+    sums, starts = policy
+    random = np.random.default_rng(0)
+    mean, scale = starts.mean(0), starts.std(0) + 1e-6
+    inner, shift = random.normal(size=(starts.shape[1], UNITS)) / starts.shape[1] ** 0.5, random.normal(size=UNITS)
+
+    def known(rows: np.ndarray) -> np.ndarray:
+        near = np.clip((rows - mean) / scale, -FAR, FAR)
+        return np.concatenate([np.ones((len(near), 1)), near, np.tanh(near @ inner + shift)], 1)
+
+    rows, half = known(starts), np.arange(len(starts)) % 2 == 0
+
+    def fitted(some: np.ndarray) -> np.ndarray:
+        ridge = SHRINKS * len(rows[some]) * np.eye(rows.shape[1])
+        found: np.ndarray = np.linalg.solve(rows[some].T @ rows[some] + ridge, rows[some].T @ sums[some])
+        return found
+
+    one, other = fitted(half), fitted(~half)
+    left = np.where(half[:, None], sums - rows @ other, sums - rows @ one)
+    return person[0] - known(person[1]) @ (one + other) / 2, left
 
 
 def moments(features: np.ndarray, chances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

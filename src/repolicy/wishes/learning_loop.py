@@ -21,7 +21,7 @@ from repolicy.objective import residual
 from repolicy.policies.policy import Agent
 from repolicy.priors.code import Acting, acting
 from repolicy.readers.reading import Options
-from repolicy.wishes.inference import inferred, weights
+from repolicy.wishes.inference import beyond_start, inferred, weights
 from repolicy.wishes.pairs import fingerprint, one_env
 from repolicy.wishes.record import Labels, Record, RecordFile, windows
 from repolicy.wishes.takeover import Act, Keys, Takeover, Wants
@@ -120,13 +120,14 @@ def infer(
         raise UsageError(
             f"the record has other observations or actions than {joined.env}: it is of another environment"
         )
-    person, counts = windows(joined, described, length, (labels or Labels()).weights(joined))
-    policy, _ = windows(usual, described, length, np.ones(len(usual.person)))
+    person, counts, ours = windows(joined, described, length, (labels or Labels()).weights(joined))
+    policy, _, theirs = windows(usual, described, length, np.ones(len(usual.person)))
     if len(person) < 2:
         raise UsageError(f"the record has {counted(len(person), 'window')} of {length} steps that count: record more")
     if earlier is not None and earlier.theta.shape != (person.shape[1],):
         raise UsageError("the earlier wish has other features")
     chances = (counts / counts.sum(), np.full(len(policy), 1 / len(policy)))
+    person, policy = beyond_start((person, joined.observation[ours]), (policy, usual.observation[theirs]))
     theta = inferred(person, policy, alpha, None if earlier is None else earlier.theta, chances)
     sizes = (joined.observation.shape[1], joined.action.shape[1])
     names = described.names(len(theta.value), sizes)

@@ -237,19 +237,17 @@ class Labels:
         return found
 
 
-def windows(record: Record, features: Features, length: int, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return features summed over windows of so many steps `[M, K]`, and the windows' mean weights `[M]`.
+def windows(
+    record: Record, features: Features, length: int, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return features summed over windows of so many steps `[M, K]`, the windows' mean weights `[M]`, and first steps.
 
     A window lies in one episode, and each of its steps counts.
     """
     values = features(record.observation, record.action, record.next, {})
     counts = weights > 0
     breaks = np.flatnonzero(~counts[1:] | ~counts[:-1] | (record.episode[1:] != record.episode[:-1])) + 1
-    sums, means = [], []
-    for run in np.split(np.arange(len(counts)), breaks):
-        if not counts[run[0]]:
-            continue
-        for first in range(run[0], run[-1] + 2 - length, length):
-            sums.append(values[first : first + length].sum(0))
-            means.append(weights[first : first + length].mean())
-    return np.array(sums).reshape(-1, values.shape[1]), np.array(means)
+    runs = [run for run in np.split(np.arange(len(counts)), breaks) if counts[run[0]]]
+    firsts = np.array([first for run in runs for first in range(run[0], run[-1] + 2 - length, length)], int)
+    within = firsts[:, None] + np.arange(length)
+    return values[within].sum(1), weights[within].mean(1), firsts
