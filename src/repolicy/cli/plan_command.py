@@ -41,6 +41,10 @@ class Plan:
     """An episode is cut after so many steps."""
     seed: int = 0
     """Of the planner's noise and of the environments."""
+    live: bool = False
+    """Show the planner at work on a page of this machine, with sliders for its weights, until Ctrl-C."""
+    port: int = 8000
+    """Of that page; 0: any that is free."""
     distil: int = 0
     """Keep it as a policy that needs no planner: fit that to so many of the planner's decisions."""
     out: Path | None = None
@@ -58,6 +62,7 @@ class Plan:
         from repolicy.planning.asking import planned
         from repolicy.planning.distilling import check_room, keep_as_policy
         from repolicy.planning.keeping import keep
+        from repolicy.planning.live import show
         from repolicy.planning.pace import paced
         from repolicy.planning.planner import Search
         from repolicy.policies.storage import check_place
@@ -86,6 +91,9 @@ class Plan:
             terminal.say(
                 f"{search.samples} samples of {counted(search.horizon, 'step')} fit {self.hz:g} decisions a second"
             )
+        if self.live:
+            show(made, out, self.port, terminal.say)
+            return {"folder": str(out), "env": made.env}
         planner, found = made.planner, {}
         agents: dict[str, Any] = {"prior": planner.prior, "planner": planner}
         if self.distil:

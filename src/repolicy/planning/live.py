@@ -1,0 +1,179 @@
+"""A page on this machine where a planner acts and its weights are sliders, by the standard library alone.
+
+The browser draws the robot from its capsules and spheres, so nothing is rendered here and no display is needed.
+"""
+
+import contextlib
+import json
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.envs.names import maker
+from repolicy.envs.step import Info, action_space, native
+from repolicy.errors import RepolicyError, UsageError
+from repolicy.planning.asking import Planned
+from repolicy.planning.keeping import keep
+from repolicy.runs.ranks import one_thread
+
+HERE = "127.0.0.1"  # and nowhere else
+SMOOTH = 0.98  # of the rewards that are shown
+CAPSULE = 3  # mjGEOM_CAPSULE; whatever else there is, is drawn as a ball
+SLIDERS = {"omega": (0.001, 10.0), "states": (0.0, 10.0), "samples": (2, 512), "horizon": (1, 32)}
+
+
+class Stage:
+    """The environment in which a planner acts, what a page shows of it, and what a page may set."""
+
+    def __init__(self, made: Planned, out: Path) -> None:
+        self.made, self.out, self.lock = made, out, threading.Lock()
+        with warnings.catch_warnings(action="ignore"):  # "out of date": a task's version is part of the task
+            self._env: Any = maker(made.env)()
+        self._space = action_space(self._env.action_space, made.env)
+        self._seen, _ = self._env.reset(seed=made.planner.search.seed)
+        self._planning = made.planner.actor(1, 1)
+        self._means = {"old": 0.0, "wish": 0.0}
+
+    @property
+    def settings(self) -> dict[str, float]:
+        planner = self.made.planner
+        weights = {"omega": planner.score.omega, "states": planner.score.states}
+        return weights | {"samples": planner.search.samples, "horizon": planner.search.horizon}
+
+    def set(self, wanted: dict[str, Any]) -> None:
+        """Plan on with other settings; each stays within its slider."""
+        with self.lock:
+            given, planner = self.settings, self.made.planner
+            for name, value in wanted.items():
+                if name not in SLIDERS or not isinstance(value, int | float) or not np.isfinite(value):
+                    raise UsageError(f"{name!r} is no slider, or {value!r} no number")
+                given[name] = min(max(value, SLIDERS[name][0]), SLIDERS[name][1])
+            states = given["states"] if planner.score.density is not None else 0.0
+            score = replace(planner.score, omega=given["omega"], states=states)
+            search = replace(planner.search, samples=int(given["samples"]), horizon=int(given["horizon"]))
+            planner = replace(planner, score=score, search=search)
+            self.made = replace(self.made, planner=planner)
+            self._planning = planner.actor(1, 1)
+
+    def keep(self) -> str:
+        """Write the planner's folder with the settings as they are."""
+        keep(self.made, self.out)
+        return str(self.out)
+
+    def step(self) -> dict[str, Any]:
+        """Act once, and return what there is to see."""
+        with self.lock:
+            began, planner = time.perf_counter(), self.made.planner
+            before = np.asarray(self._seen, np.float32).ravel()[None]
+            sent = planner.to_environment(self._planning(before))
+            own = native(sent, self._space, self._env.action_space)[0]
+            took = time.perf_counter() - began
+            self._seen, reward, terminated, truncated, told = self._env.step(own)
+            after = np.asarray(self._seen, np.float32).ravel()[None]
+            info: Info = {key: np.array([value]) for key, value in told.items() if np.isscalar(value)}
+            wish = float(planner.score.addon.reward(before, sent, after, info)[0])
+            for name, value in (("old", float(reward)), ("wish", wish)):
+                self._means[name] += (1.0 - SMOOTH) * (value - self._means[name])
+            seen = {"parts": parts(self._env.unwrapped), "took": took, "ended": bool(terminated)}
+            if terminated or truncated:
+                self._seen, _ = self._env.reset()
+                self._planning.begin_anew(np.array([True]))
+            return seen | self._means | self.settings
+
+
+def parts(env: Any) -> list[list[float]]:
+    """Return the two ends and the radius of each of a robot's limbs, beside its trunk: what a page draws."""
+    model, data = env.model, env.data
+    shown = []
+    for geom in range(model.ngeom):
+        if model.geom_bodyid[geom] == 0:
+            continue  # the ground
+        size, long = model.geom_size[geom], model.geom_type[geom] == CAPSULE
+        along = data.geom_xmat[geom].reshape(3, 3)[:, 2] * (size[1] if long else 0.0)
+        ends = [data.geom_xpos[geom] + sign * along for sign in (-1.0, 1.0)]
+        shown.append([*(float(f"{number:.4g}") for end in ends for number in end), float(f"{size[0]:.3g}")])
+    return shown
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers the page, and nobody who calls this machine by another name."""
+
+    stage: Stage
+
+    def do_GET(self) -> None:
+        if self.path == "/":
+            self._answer(200, files("repolicy.planning").joinpath("live.html").read_bytes(), "text/html; charset=utf-8")
+        elif self.path == "/steps":
+            self._steps()
+        else:
+            self._answer(404, b"there is nothing here")
+
+    def do_POST(self) -> None:
+        try:
+            said = self.rfile.read(min(int(self.headers.get("Content-Length", 0)), 10_000))
+            if self.path == "/set":
+                self.stage.set(json.loads(said))
+            told = self.stage.keep() if self.path == "/keep" else ""
+        except (RepolicyError, ValueError, AttributeError) as error:
+            self._answer(400, str(error).encode())
+        else:
+            self._answer(200, told.encode())
+
+    def parse_request(self) -> bool:
+        """Refuse a page of others, which a browser would let call here by a name that leads to this machine."""
+        if not super().parse_request():
+            return False
+        port = self.connection.getsockname()[1]
+        own = {f"{host}:{port}" for host in (HERE, "localhost")}
+        origin = self.headers.get("Origin", "").removeprefix("http://")
+        if self.headers.get("Host") in own and (not origin or origin in own):
+            return True
+        self._answer(403, b"this page is for this machine alone")
+        return False
+
+    def _steps(self) -> None:
+        """Act for as long as the page is open, in real time where that is possible: a line of JSON a step."""
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-ndjson")
+        self.end_headers()
+        try:
+            while True:
+                due = time.perf_counter() + self.stage.made.planner.model.seconds
+                self.wfile.write(json.dumps(self.stage.step()).encode() + b"\n")
+                time.sleep(max(0.0, due - time.perf_counter()))
+        except OSError:
+            return  # the page was closed
+
+    def _answer(self, code: int, content: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing of each request."""
+
+
+def server(stage: Stage, port: int) -> ThreadingHTTPServer:
+    """Return what serves the page, on this machine alone. Port 0 is any that is free."""
+    try:
+        return ThreadingHTTPServer((HERE, port), type("Handler", (Handler,), {"stage": stage}))
+    except OSError as error:
+        raise RepolicyError(f"port {port} cannot be used ({error.strerror}): choose another --port") from None
+
+
+def show(made: Planned, out: Path, port: int, say: Callable[[str], None]) -> None:
+    """Serve the page until Ctrl-C."""
+    with one_thread(), server(Stage(made, out), port) as serving, contextlib.suppress(KeyboardInterrupt):
+        serving.daemon_threads = True
+        say(f"open http://{HERE}:{serving.server_address[1]} in a browser on this machine; Ctrl-C ends it")
+        serving.serve_forever()
