@@ -1,10 +1,11 @@
 """Measure how often `repolicy compare` errs, and how many episodes it takes beside tests of a fixed number.
 
     python -m benchmarks.comparing --out results/comparing.jsonl
+    python -m benchmarks.comparing --pair go1=go1_policy.onnx,runs/go1,Go1JoystickFlatTerrain-v1?observe=state
 
 The first rows are simulated: the new policy's returns lie exactly at the margin, so each *not worse* is wrong, and so
-is each *worse*. The last rows draw from episodes of HalfCheetah's prior that were run: against itself, and against
-itself with a share of its actions replaced at random.
+is each *worse*. The others draw from episodes that were run, those of HalfCheetah's prior against itself, and against
+itself with a share of its actions replaced at random; or those of two policies' files.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import torch
 
 from repolicy.envs.evaluation import evaluate
 from repolicy.many.bets import shown
-from repolicy.many.comparing import ROUND
+from repolicy.many.comparing import ROUND, compare
 from repolicy.many.ledger import Ledger
 from repolicy.policies.policy import Actor
 from repolicy.priors.opening import load_policy
@@ -139,34 +140,41 @@ def episodes_needed(old: np.ndarray, new: np.ndarray, sign: float, noise: np.ran
     return {name: float(value) for name, value in found.items()}
 
 
+def compared(old: Any, new: Any, env: str, episodes: int, noise: np.random.Generator) -> dict[str, Any]:
+    """Return what `compare` tells of two policies by their return, and how many episodes that takes."""
+    told = compare(old, new, env, addon=())
+    pair = [evaluate(agent, env, episodes, seed=0).basic for agent in (old, new)]
+    sign = 1.0 if pair[1].mean() > pair[0].mean() - MARGIN * abs(pair[0].mean()) else -1.0
+    found = {"wanted": "not worse" if sign > 0 else "worse", "env": env, "drawn_from": episodes}
+    found |= {"verdict": told.verdict, "rounds": told.rounds, "took": told.episodes}
+    return found | episodes_needed(*pair, sign, noise)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--comparisons", type=int, default=10_000)
     parser.add_argument("--episodes", type=int, default=200, help="of HalfCheetah, that are drawn from")
+    parser.add_argument("--pair", action="append", help="NAME=OLD,NEW,ENV: two policies' files, and nothing else")
+    parser.add_argument("--only-real", action="store_true", help="leave out what is simulated")
     parser.add_argument("--out", type=Path, default=Path("results/comparing.jsonl"))
     options = parser.parse_args()
     ledger, noise = Ledger(options.out), np.random.default_rng(0)
-    for kind in KINDS:
+    torch.set_num_threads(1)
+    for name, _, files in (text.partition("=") for text in options.pair or ()):
+        old, new, env = files.split(",")
+        both = load_policy(old), load_policy(new)
+        ledger.add(found := {"key": name} | compared(*both, env, options.episodes, noise))
+        print(found, flush=True)
+    if options.pair:
+        return
+    for kind in () if options.only_real else KINDS:
         found = {"key": kind, "comparisons": options.comparisons} | wrong(kind, options.comparisons, noise)
         ledger.add(found)
         print(found, flush=True)
-    torch.set_num_threads(1)
-    prior = load_policy("halfcheetah")
-
-    def returns(agent: Any, mean: bool, seed: int) -> np.ndarray:
-        return evaluate(agent, "HalfCheetah-v4", options.episodes, deterministic=mean, seed=seed).basic
-
-    steady, sampled = returns(prior, True, 0), returns(prior, False, 0)
-    cases = {
-        "itself, the mean action": (steady, steady, 1.0),
-        "itself, sampled with other noise": (sampled, returns(prior, False, 10_000), 1.0),
-        "2 % at random, the mean action": (steady, returns(Unsteady(prior, 0.02), True, 0), -1.0),
-        "10 % at random, the mean action": (steady, returns(Unsteady(prior, 0.1), True, 0), -1.0),
-    }
-    for name, (old, new, sign) in cases.items():
-        found = {"key": f"halfcheetah: {name}", "wanted": "not worse" if sign > 0 else "worse"}
-        found |= {"drawn_from": options.episodes} | episodes_needed(old, new, sign, noise)
-        ledger.add(found)
+    prior, env = load_policy("halfcheetah"), "HalfCheetah-v4"
+    for name, share in (("itself", 0.0), ("2 % of its actions replaced", 0.02), ("10 % of its actions replaced", 0.1)):
+        new = Unsteady(prior, share) if share else prior
+        ledger.add(found := {"key": f"halfcheetah: {name}"} | compared(prior, new, env, options.episodes, noise))
         print(found, flush=True)
 
 

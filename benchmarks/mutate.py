@@ -37,6 +37,7 @@ DIAL = (
 )
 GAITS = "tests/envs/test_gaits.py"
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
+VARYING = "tests/many/test_varying.py"
 CARRYING = "tests/policies/test_carrying.py"
 POOL, GENERATIVE = "tests/many/test_pool.py", "tests/prepare/test_generative.py"
 CHOOSING = "tests/planning/test_choosing.py"
@@ -199,6 +200,8 @@ MUTANTS = [
     Mutant("many/comparing.py", "return min((row.verdict", "return max((row.verdict", "tests/many/test_comparing.py", "the best verdict of several decides"),
     Mutant("many/comparing.py", "seed + done, backend", "seed, backend", "tests/many/test_comparing.py", "every round from the same starts"),
     Mutant("report/verdict.py", "math.hypot(*errors)", "after.error", "tests/report/test_verdict.py", "a difference with the error of one side"),
+    Mutant("many/varying.py", "error / STEPS ** len(axes)", "error", VARYING, "each place with the error of all"),
+    Mutant("many/varying.py", "return min(self.places", "return max(self.places", VARYING, "the best place taken for the worst"),
     Mutant("report/verdict.py", "< ERROR / self.told", "< ERROR", "tests/report/test_verdict.py", "two chances to be wrong, each of 5 %"),
     Mutant("report/verdict.py", "(index - 1) / index", "index / (index + 1)", "tests/report/test_verdict.py", "Student's t with another series"),
     Mutant("priors/finding.py", "if hashlib.sha256(content).hexdigest() != sha256", "if False", "tests/readers/test_shelf.py", "another file taken from the shelf"),

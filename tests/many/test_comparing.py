@@ -13,15 +13,16 @@ from tiny_envs import LinearQuadratic, constant, stay_near, tiny
 
 from benchmarks import comparing as simulated
 from repolicy.cli import main as cli
-from repolicy.cli.compare_command import sentences
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.many.bets import BOLDEST, WATCHED, lower, shown, wealth
 from repolicy.many.comparing import ROUND, Compared, Margin, compare, judged, overall
+from repolicy.many.varying import Around, Place
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.kinds import MeanPrior
+from repolicy.report.compare_page import sentences
 
 FIVE = Margin.of("5%")
 
@@ -187,7 +188,7 @@ def test_an_environment_without_seeds_is_told() -> None:
     found = compare(GOOD, BAD, Unseeded, episodes=100)
     assert not found.is_paired
     assert found.verdict == "worse"
-    assert "from starts of their own" in sentences(found)[1]
+    assert "from starts of their own" in sentences(Around([Place({}, found)]))[1]
 
 
 # The command ----------------------------------------------------------------------------------------------------------

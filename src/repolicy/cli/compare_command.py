@@ -1,19 +1,16 @@
 """The command that tells whether a new policy may take the place of an old one."""
 
-import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from repolicy.cli.options import Positional, Repeated
+from repolicy.errors import UsageError
 from repolicy.loading import counted
 from repolicy.readers.reading import Options
 from repolicy.runs.settings import Settings
 
-if TYPE_CHECKING:
-    from repolicy.many.comparing import Compared, Comparison
-
 NOT_SAFE = ("worse", "cannot tell")  # verdicts with which the command exits with 3
-ACTIONS = {"mean": "with the mean action", "sampled": "with sampled actions"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,13 @@ class Compare:
     """Seed of environments and sampling."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Whose environments."""
+    vary: Repeated = ()
+    """An option of the environment and a range, NAME=LOW..HIGH: compare at five values of it, too. At most two."""
+    of_new: Repeated = ()
+    """NAME=VALUE, an option of reading the new policy's file, such as std=0.2; --std and its like are for the old one.
+    Repeatable."""
+    out: Path | None = None
+    """A folder for a page with the verdict, the table, and films; none by default."""
     trust: bool = False
     """Run code that a policy's file names as its environment or add-on."""
     json: bool = False
@@ -53,48 +57,60 @@ class Compare:
 
     def run(self) -> dict[str, Any]:
         from repolicy.many.comparing import compare
+        from repolicy.many.varying import Around, Place, compare_around
+        from repolicy.policies.storage import check_place
+        from repolicy.report.compare_page import sentences, tables, write_compare_report
         from repolicy.runs.ranks import one_thread
         from repolicy.runs.terminal import Terminal
 
         Settings(seed=self.seed)  # which refuses one that no environment takes
-        terminal = Terminal()
-        with one_thread(), terminal.status(f"{self.old} and {self.new}: the first episodes") as status:
-            found = compare(
-                self.old, self.new, self.env, self.not_worse,
-                addon=self.addon or None, sampled=self.sampled, error=self.error, episodes=self.episodes,
-                seed=self.seed, backend=self.backend, options=self.reading, trust=self.trust,
-                progress=lambda done: status.update(f"{self.old} and {self.new}: {counted(done, 'episode')} each"),
-            )  # fmt: skip
-        for sentence in sentences(found):
+        if self.out is not None:
+            check_place(self.out / "report.html")  # before the work, which would be lost
+        terminal, names = Terminal(), f"{self.old} and {self.new}"
+        asked: dict[str, Any] = {
+            "addon": self.addon or None, "sampled": self.sampled, "error": self.error, "episodes": self.episodes,
+            "seed": self.seed, "backend": self.backend, "options": self.reading, "new_options": _options(self.of_new),
+            "trust": self.trust,
+        }  # fmt: skip
+        with one_thread(), terminal.status(f"{names}: the first episodes") as status:
+            if self.vary:
+                around = compare_around(
+                    self.old, self.new, self.env, self.not_worse, vary=self.vary, **asked,
+                    progress=lambda place, done: status.update(f"{names}, {place}: {counted(done, 'episode')} each"),
+                )  # fmt: skip
+            else:
+                found = compare(
+                    self.old, self.new, self.env, self.not_worse, **asked,
+                    progress=lambda done: status.update(f"{names}: {counted(done, 'episode')} each"),
+                )  # fmt: skip
+                around = Around([Place({}, found)])
+        for sentence in sentences(around):
             terminal.say(sentence)
-        for action, rows in found.rows.items():
-            headings = ("old", "new", "difference", f"{1 - 2 * found.error:.0%} interval", "verdict")
-            terminal.numbers("", (ACTIONS[action], *headings), [cells(row) for row in rows])
-        return {"old": self.old, "new": self.new} | found.as_dict()
+        for headings, rows in tables(around):
+            terminal.numbers("", headings, rows)
+        said: dict[str, Any] = {"old": self.old, "new": self.new}
+        said |= around.as_dict() if self.vary else around.places[0].found.as_dict()
+        if self.out is not None:
+            page = write_compare_report(around, self.old, self.new, self.out, terminal.say)
+            terminal.say(f"report: {page}")
+            said["report"] = str(page)
+        return said
 
 
-def sentences(found: "Comparison") -> list[str]:
-    """Return the verdict, and what it rests on."""
-    deciding, *_ = found.rows
-    starts = "from the same starts" if found.is_paired else "from starts of their own, as the environment has no seed"
-    judges = " and ".join(row.title for row in found.rows[deciding] if row.decides)
-    return [
-        f"{found.verdict}, {ACTIONS[deciding]}, by {judges}; the margin is {found.margin}",
-        f"{counted(found.episodes, 'episode')} each in {found.env} ({found.backend}), {starts}, in "
-        f"{counted(found.rounds, 'round')}; a verdict is wrong with a probability of at most "
-        f"{found.error:.0%}, but for losses that are rare and larger than all that were seen",
-    ]
-
-
-def cells(row: "Compared") -> list[str]:
-    """Return one row of the table."""
-    from repolicy.report.verdict import number
-
-    if row.name == "ended_early":
-        shares = [f"{each:.1%}" for each in (row.old, row.new, row.new - row.old, row.low, row.high)]
-    else:
-        shares = [number(row.old), number(row.new), number(row.new - row.old, plus=True)]
-        shares += [number(each, plus=True) for each in (row.low, row.high)]
-    old, new, difference, low, high = shares
-    interval = f"{low} to {high}" if math.isfinite(row.high - row.low) else "unknown"
-    return [row.title, old, new, difference, interval, row.verdict]
+def _options(given: tuple[str, ...]) -> Options:
+    """Return the options of reading that `NAME=VALUE` name."""
+    known = [each.name for each in fields(Options)]
+    values: dict[str, Any] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        key = name.replace("-", "_")
+        if key not in known or not value or key in values:
+            raise UsageError(
+                f"--of-new is {text!r}; it must be NAME=VALUE, once for each, with one of "
+                f"{', '.join(each.replace('_', '-') for each in known)}"
+            )
+        try:
+            values[key] = float(value) if key in ("std", "temperature") and value != "fit" else value
+        except ValueError:
+            raise UsageError(f"--of-new {text}: {name} must be a number") from None
+    return Options(**values)

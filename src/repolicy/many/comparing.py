@@ -163,6 +163,7 @@ def compare(
     backend: Backend = "auto",
     progress: Callable[[int], None] | None = None,
     options: Options | None = None,
+    new_options: Options | None = None,
     trust: bool = False,
 ) -> Comparison:
     """Run two policies from the same starts until it is told whether the new one is worse, and return the verdicts.
@@ -180,6 +181,7 @@ def compare(
         backend: whose environments: "envpool", "gymnasium", or "auto".
         progress: is given the number of episodes that are done.
         options: how the old policy's file is read, where that is another library's.
+        new_options: the same of the new policy's file.
         trust: run code that a policy's file names.
     """
     margin = Margin.of(not_worse)
@@ -187,7 +189,7 @@ def compare(
         raise UsageError(f"error is {error:g}; it must be above 0 and below 0.5")
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
-    sides = [_side(old, "the old policy", options, trust), _side(new, "the new policy", None, trust)]
+    sides = _sides(old, new, options, new_options, trust)
     env = _env(sides, trust) if env is None else env_name(env)
     if addon is None:
         addon = addons_of(sides[1].card, sides[1].path, trust)
@@ -217,6 +219,14 @@ def compare(
             progress(done)
         if done == episodes or "worse" in deciding or "cannot tell" not in deciding:
             return Comparison(env, pair[0].backend, done, rounds, is_paired, str(margin), error, seed, rows)
+
+
+def env_of_both(old: Any, new: Any, env: EnvLike | None, others: dict[str, Any]) -> str:
+    """Return the name of the environment that `compare` takes with these arguments."""
+    if env is not None:
+        return env_name(env)
+    trust = others.get("trust", False)
+    return _env(_sides(old, new, others.get("options"), others.get("new_options"), trust), trust)
 
 
 class _Drawn:
@@ -251,6 +261,10 @@ def _quantities(evaluation: Evaluation) -> dict[str, np.ndarray]:
         "basic_reward": evaluation.basic, **wishes,
         "length": evaluation.lengths, "ended_early": evaluation.terminated,
     }  # fmt: skip
+
+
+def _sides(old: Any, new: Any, options: Options | None, new_options: Options | None, trust: bool) -> list[Side]:
+    return [_side(old, "the old policy", options, trust), _side(new, "the new policy", new_options, trust)]
 
 
 def _side(given: Agent | str | Path, what: str, options: Options | None, trust: bool) -> Side:

@@ -1,0 +1,129 @@
+"""A comparison where the old policy was trained and around it: the same two policies, in places with other options.
+
+    compare_around("theirs.zip", "runs/mine", "HalfCheetah-v5", vary=["reset_noise_scale=0.1..0.5"])
+
+An option is whatever the environment takes when it is made. The error is divided among the places, so that a *worse* at
+any of them is wrong no more often than in one comparison.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from repolicy.envs.names import EnvLike, parsed
+from repolicy.errors import UsageError
+from repolicy.many.comparing import ORDER, Compared, Comparison, Verdict, compare, env_of_both
+from repolicy.policies.policy import Agent
+from repolicy.ranges import Range
+
+STEPS, MOST = 5, 2  # places along a range, and options that are varied at once
+
+
+class Varied(NamedTuple):
+    """One option of the environment, and its values."""
+
+    name: str
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, text: str) -> "Varied":
+        """Return what `NAME=LOW..HIGH` says: values from one end to the other, at equal distances."""
+        name, equals, ends = text.partition("=")
+        try:
+            found = Range.of(ends) if equals and name.isidentifier() else None
+        except ValueError:
+            found = None
+        if not isinstance(found, Range) or not abs(found.low) + abs(found.high) < float("inf"):
+            raise UsageError(f"--vary is {text!r}; it must be an option and a range of numbers, NAME=LOW..HIGH")
+        if not found.low < found.high:
+            raise UsageError(f"--vary {text}: the range must end above where it begins")
+        step = (found.high - found.low) / (STEPS - 1)
+        return cls(name, tuple(float(f"{found.low + index * step:.6g}") for index in range(STEPS)))
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the options are, and what was found there."""
+
+    options: dict[str, float]
+    found: Comparison
+
+    @property
+    def words(self) -> str:
+        return ", ".join(f"{name} = {value:g}" for name, value in self.options.items()) or "as it is"
+
+    @property
+    def deciding(self) -> list[Compared]:
+        return [row for row in next(iter(self.found.rows.values())) if row.decides]
+
+    @property
+    def loss(self) -> float:
+        """The largest loss of what decides, as a share of the old policy's."""
+        return max((row.old - row.new) / (abs(row.old) or 1.0) for row in self.deciding)
+
+
+@dataclass(frozen=True)
+class Around:
+    """Every place."""
+
+    places: list[Place]
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.worst.found.verdict
+
+    @property
+    def worst(self) -> Place:
+        """Where the verdict is worst; among those, where most is lost."""
+        return min(self.places, key=lambda place: (ORDER.index(place.found.verdict), -place.loss))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON takes it."""
+        places = [{"options": place.options} | place.found.as_dict() for place in self.places]
+        return {"verdict": self.verdict, "worst": self.worst.options, "places": places}
+
+
+def compare_around(
+    old: Agent | str | Path,
+    new: Agent | str | Path,
+    env: EnvLike | None = None,
+    not_worse: str | float = "5%",
+    *,
+    vary: Sequence[str],
+    error: float = 0.05,
+    progress: Callable[[str, int], None] | None = None,
+    **options: Any,
+) -> Around:
+    """Compare two policies at each place of a grid; the other options are those of `compare`.
+
+    Args:
+        old: as in `compare`.
+        new: likewise.
+        env: likewise.
+        not_worse: likewise.
+        vary: options of the environment and their ranges, such as "reset_noise_scale=0.1..0.5"; two at most.
+        error: the probability at most of a wrong *worse* at any place.
+        progress: is given the place in words and how many episodes are done there.
+        options: what else `compare` takes.
+    """
+    axes = [Varied.of(text) for text in vary]
+    if not 0 < len(axes) <= MOST or len({axis.name for axis in axes}) < len(axes):
+        raise UsageError(f"--vary takes one or two options, each once; got {', '.join(vary) or 'none'}")
+    name = env_of_both(old, new, env, options)
+    if taken := {axis.name for axis in axes} & {*parsed(name)[1]}:
+        raise UsageError(f"environment {name!r} sets {min(taken)} itself: leave it out there, or do not vary it")
+    places = []
+    for values in product(*(axis.values for axis in axes)):
+        chosen = dict(zip((axis.name for axis in axes), values, strict=True))
+        words = "&".join(f"{key}={value:g}" for key, value in chosen.items())
+        place = f"{name}{'&' if '?' in name else '?'}{words}"
+
+        def told(done: int, words: str = words) -> None:
+            if progress is not None:
+                progress(words, done)
+
+        share = error / STEPS ** len(axes)
+        places.append(Place(chosen, compare(old, new, place, not_worse, error=share, progress=told, **options)))
+    return Around(places)
