@@ -24,7 +24,6 @@ from repolicy.readers.described import (
 )
 from repolicy.readers.given_by_user import chosen_statistics
 from repolicy.readers.perceptrons import (
-    check_width,
     chosen_activation,
     normalizer,
     numbers,
@@ -59,10 +58,9 @@ def read(path: Path, parts: Any, options: Options) -> Described:
         notes.append(OR_SAC)
     actor, std, squashed = _policy(module, activation, where)
     inside, groups = _normalizer(parts[0], actor.width, where)
-    statistics, more = chosen_statistics(options, lambda: inside)
+    statistics, more = chosen_statistics(options, actor.width, where, lambda: inside)
     if statistics is not None and statistics is inside:
         more.append(OR_RAW)
-    check_width(actor.width, statistics, where)
     size = len(actor.output.bias)
     bounds = ((-1.0,) * size, (1.0,) * size) if squashed else ((), ())
     return Described(

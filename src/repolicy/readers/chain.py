@@ -5,6 +5,7 @@ perceptron with a normalizer in front and a tanh behind, or refused with the ste
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,8 @@ from repolicy.readers.described import (
     Place,
     Std,
 )
+from repolicy.readers.given_by_user import check_no_other, chosen_statistics
+from repolicy.readers.reading import Options
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,14 +61,17 @@ class Recognized:
     argmax: bool
 
     def described(
-        self, library: str, version: str, std: Std | None, normalizer: Normalizer | None, notes: tuple[str, ...]
+        self, library: str, version: str, std: Std | None, notes: Iterable[str], options: Options, where: str
     ) -> Described:
-        """As a policy, with this std and normalizer."""
+        """Return it as a policy with this std. Its own normalizer is a part of the network, and takes no other."""
+        if self.normalizer is not None:
+            check_no_other(options, where)
+        normalizer, more = chosen_statistics(options, self.network.width, where, lambda: self.normalizer)
         size = (len(self.network.output.bias),)
         actions = ActionSpace("discrete", size) if self.argmax else ActionSpace("continuous", size, self.low, self.high)
         return Described(
             library, version, "perceptron", self.network, actions, self.squashed, std, normalizer, self.mean_clip,
-            notes=notes,
+            notes=(*notes, *more),
         )  # fmt: skip
 
 

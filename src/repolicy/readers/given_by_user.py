@@ -36,30 +36,14 @@ def tempered(network: Perceptron, options: Options, where: str) -> Perceptron:
     return Perceptron(network.hidden, output, network.activation)
 
 
-def given_std(options: Options, width: int) -> Std | None:
-    if options.std is None or options.std == "fit":
-        return None
-    return Std("vector", np.full(width, options.std, np.float32), "identity")
-
-
-def without_std(options: Options) -> tuple[str, ...]:
+def given_std(options: Options, width: int) -> tuple[Std | None, list[str]]:
+    """Return the user's std for a policy that has none, and what is to be said of it."""
     if options.std == "fit":
-        return ()
+        return None, []
     if options.std is None:
-        return ("the policy has no std: give one with --std",)
-    return (f"the std {options.std} is yours; the file has none",)
-
-
-def statistics(inside: Normalizer | None, width: int, options: Options, where: str) -> Normalizer | None:
-    """Return the normalizer that a graph holds, or, where it holds none, the one that the user names."""
-    if inside is not None:
-        check_no_other(options, where)
-        return inside
-    if options.vecnormalize is None or options.vecnormalize == "none":
-        return None
-    given = vecnormalize.read(Path(options.vecnormalize))
-    check_width(width, given, where)
-    return given
+        return None, ["the policy has no std: give one with --std"]
+    std = Std("vector", np.full(width, options.std, np.float32), "identity")
+    return std, [f"the std {options.std} is yours; the file has none"]
 
 
 def check_no_other(options: Options, where: str) -> None:
@@ -71,14 +55,16 @@ def check_no_other(options: Options, where: str) -> None:
         )
 
 
-def chosen_statistics(options: Options, inside: Callable[[], Normalizer | None]) -> tuple[Normalizer | None, list[str]]:
-    """The normalizer `inside` a checkpoint, unless the user names another file or none; and what is to be said."""
+def chosen_statistics(
+    options: Options, width: int, where: str, inside: Callable[[], Normalizer | None]
+) -> tuple[Normalizer | None, list[str]]:
+    """Return the normalizer `inside` a file, unless the user names another file or none, and what is to be said."""
     if options.vecnormalize == "none":
         return None, ["observations are not normalized, as you asked for"]
-    if options.vecnormalize:
-        return vecnormalize.read(Path(options.vecnormalize)), []
-    normalizer = inside()
-    return normalizer, [] if normalizer else ["observations are not normalized (the file has no statistics)"]
+    normalizer = vecnormalize.read(Path(options.vecnormalize)) if options.vecnormalize else inside()
+    check_width(width, normalizer, where)
+    said = normalizer is None and options.vecnormalize is None
+    return normalizer, ["observations are not normalized (the file has no statistics)"] * said
 
 
 def agent_settings(path: Path) -> dict[str, str]:

@@ -24,11 +24,10 @@ from repolicy.readers.described import (
     Normalizer,
     Std,
 )
-from repolicy.readers.given_by_user import chosen_statistics, given_std, tempered, without_std
+from repolicy.readers.given_by_user import chosen_statistics, given_std, tempered
 from repolicy.readers.perceptrons import (
     Tensors,
     below,
-    check_width,
     chosen_activation,
     linear,
     normalizer,
@@ -243,9 +242,9 @@ def _described(tensors: Tensors, layout: Layout, root: str, options: Options, wh
     elif layout.log_std or layout.std:
         std = _std(tensors, layout, root, width, where)
     elif not layout.discrete:
-        std, notes = given_std(options, width), [*notes, *without_std(options)]
-    statistics, more = chosen_statistics(options, lambda: _normalizer(tensors, layout, root, where))
-    check_width(actor.width, statistics, where)
+        std, more = given_std(options, width)
+        notes += more
+    statistics, more = chosen_statistics(options, actor.width, where, lambda: _normalizer(tensors, layout, root, where))
     if layout.unseen and statistics is None:
         more.append(layout.unseen)
     bounds = _bounds(tensors, f"{root}{layout.scale}", width) if layout.scale else ()

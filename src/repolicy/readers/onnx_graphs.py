@@ -14,7 +14,7 @@ from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import read_bytes
 from repolicy.readers.chain import Chain, Recognized, recognize
 from repolicy.readers.described import Array, CannotCopyError, Described, Std
-from repolicy.readers.given_by_user import given_std, statistics, without_std
+from repolicy.readers.given_by_user import given_std
 from repolicy.readers.operations import OPERATIONS, Moving, rows_of, split
 from repolicy.readers.perceptrons import some
 from repolicy.readers.reading import Options
@@ -39,10 +39,8 @@ def read(path: Path, model: Any, options: Options) -> Described:
     else:
         std, notes = _std(recognized, len(graph.output) == 1, options)
         notes += left_out((output.name for output in graph.output), name)
-    normalizer = statistics(recognized.normalizer, recognized.network.width, options, where)
-    notes += ["the graph does not normalize observations"] * (normalizer is None)
     producer = f"{model.producer_name} {model.producer_version}".strip()
-    return recognized.described("ONNX", producer, std, normalizer, tuple(notes))
+    return recognized.described("ONNX", producer, std, notes, options, where)
 
 
 def _std(recognized: Recognized, alone: bool, options: Options) -> tuple[Std | None, list[str]]:
@@ -51,10 +49,10 @@ def _std(recognized: Recognized, alone: bool, options: Options) -> tuple[Std | N
         return Std("head", recognized.unused, "softplus", floor=BRAX_MIN_STD), [
             "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh"
         ]
-    notes = list(without_std(options))
+    std, notes = given_std(options, len(recognized.network.output.bias))
     if recognized.unused is not None:
         notes.append("half of the last layer is dropped by the graph, which does not tell what it is for")
-    return given_std(options, len(recognized.network.output.bias)), notes
+    return std, notes
 
 
 # The graph ------------------------------------------------------------------------------------------------------------

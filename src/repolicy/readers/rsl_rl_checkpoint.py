@@ -25,7 +25,6 @@ from repolicy.readers.described import (
 from repolicy.readers.given_by_user import agent_settings, chosen_statistics, numbers_in
 from repolicy.readers.perceptrons import (
     below,
-    check_width,
     chosen_activation,
     normalizer,
     numbers,
@@ -76,8 +75,9 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
     activation, notes = chosen_activation(options, "elu", LIBRARY, agent.get("activation"))
     actor = perceptron_under(tensors, layout.actor, activation, where)
     std, actor, more = _std(tensors, layout, actor, agent, where)
-    statistics, others = chosen_statistics(options, lambda: _normalizer(checkpoint, tensors, layout, where))
-    check_width(actor.width, statistics, where)
+    statistics, others = chosen_statistics(
+        options, actor.width, where, lambda: _normalizer(checkpoint, tensors, layout, where)
+    )
     return Described(
         LIBRARY, layout.version, "PPO", actor, ActionSpace("continuous", (len(actor.output.bias),)),
         std=std, normalizer=statistics,

@@ -29,7 +29,7 @@ from repolicy.readers.described import (
     Perceptron,
     Std,
 )
-from repolicy.readers.given_by_user import check_no_other, given_std, tempered, time_is_seen, without_std
+from repolicy.readers.given_by_user import check_no_other, given_std, tempered, time_is_seen
 from repolicy.readers.perceptrons import (
     activation_named,
     below,
@@ -223,7 +223,8 @@ def _soft(model: Zip, _: Options) -> Parts:
 def _deterministic(model: Zip, options: Options) -> Parts:
     """TD3 and DDPG: the mean ends in tanh, and the std is the user's (of the action before tanh)."""
     actor = perceptron(_maybe(model, "actor.mu"), None, model.activation("relu"), model.where)
-    return Parts(actor, given_std(options, model.actions.width), True, notes=without_std(options))
+    std, notes = given_std(options, model.actions.width)
+    return Parts(actor, std, True, notes=tuple(notes))
 
 
 def _searched(model: Zip, options: Options) -> Parts:
@@ -235,7 +236,8 @@ def _searched(model: Zip, options: Options) -> Parts:
     actor = perceptron(hidden, output, model.activation("relu"), model.where)
     if model.actions.kind == "discrete":
         return Parts(tempered(actor, options, model.where))
-    return Parts(actor, given_std(options, model.actions.width), squashed, notes=without_std(options))
+    std, notes = given_std(options, model.actions.width)
+    return Parts(actor, std, squashed, notes=tuple(notes))
 
 
 def _values(model: Zip, options: Options) -> Parts:

@@ -19,10 +19,8 @@ from repolicy.readers.given_by_user import (
     given_std,
     listed,
     numbers_in,
-    without_std,
 )
 from repolicy.readers.perceptrons import (
-    check_width,
     chosen_activation,
     linear,
     normalizer,
@@ -67,14 +65,14 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
     actor = perceptron([Hidden(linear(tensors, name, where)) for name in names], None, activation, where)
     width = len(actor.output.bias)
     if deterministic:
-        std, notes = given_std(options, width), [*notes, *without_std(options)]
+        std, more = given_std(options, width)
+        notes += more
     else:
         raw = numbers(tensors[LOG_STD].reshape(-1), LOG_STD, where)
         if len(raw) != width:
             raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {width} actions")
         std = Std("vector", raw, "exp", *_limits(agent))
-    statistics, more = chosen_statistics(options, lambda: _normalizer(checkpoint, where))
-    check_width(actor.width, statistics, where)
+    statistics, more = chosen_statistics(options, actor.width, where, lambda: _normalizer(checkpoint, where))
     if "output" not in agent:
         more.append(UNSAID)
     elif agent["output"] != "ACTIONS":

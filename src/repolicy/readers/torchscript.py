@@ -15,7 +15,7 @@ import numpy as np
 from repolicy.errors import FileError
 from repolicy.readers.chain import Chain, recognize
 from repolicy.readers.described import CannotCopyError, Described
-from repolicy.readers.given_by_user import given_std, statistics, without_std
+from repolicy.readers.given_by_user import given_std
 from repolicy.readers.operations import OPERATIONS, Moving, is_part
 from repolicy.readers.pickles import Name, Shell, entry, find_root, read_entry
 from repolicy.readers.reading import Options
@@ -40,15 +40,11 @@ def read(path: Path, archive: zipfile.ZipFile, options: Options) -> Described:
     code = _Code(archive, find_root(archive, where), where, read_entry(archive, "constants", where))
     result = _followed(code, module, where)
     recognized = recognize(result.chain, _width(result.chain, where), where)
-    normalizer = statistics(recognized.normalizer, recognized.network.width, options, where)
-    notes = ["the file does not normalize observations"] * (normalizer is None)
-    std = None
     if recognized.argmax:
-        notes.append("the largest of the outputs is chosen: they are taken as logits")
+        std, notes = None, ["the largest of the outputs is chosen: they are taken as logits"]
     else:
-        std = given_std(options, len(recognized.network.output.bias))
-        notes += without_std(options)
-    return recognized.described("TorchScript", "", std, normalizer, tuple(notes))
+        std, notes = given_std(options, len(recognized.network.output.bias))
+    return recognized.described("TorchScript", "", std, notes, options, where)
 
 
 def _followed(code: "_Code", module: Any, where: str) -> Moving:
