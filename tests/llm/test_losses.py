@@ -3,10 +3,12 @@
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
+from experiments.llm.gradients import list_responses, token_log_probs
 from repolicy.llm import losses
 from repolicy.objective import Objective, greedy, kl, residual
 
@@ -158,57 +160,38 @@ class TestExactGradient:
 
     SIZE, STEPS = 4, 3
 
-    def responses(self) -> list[list[int]]:
-        done, open_ = [], [[]]
-        for _ in range(self.STEPS):
-            grown = [[*row, token] for row in open_ for token in range(self.SIZE)]
-            done += [row for row in grown if row[-1] == 0]
-            open_ = [row for row in grown if row[-1] != 0]
-        return done + open_
-
-    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def enumerated(self) -> tuple[list[list[int]], torch.Tensor, torch.Tensor]:
+        """Every response, and the scores of a policy and of a prior, by step and last token."""
         generator = torch.Generator().manual_seed(1)
-        shape = (self.STEPS, self.SIZE, self.SIZE)  # by step and last token
-        return tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))  # type: ignore[return-value]
+        shape = (2, self.STEPS, self.SIZE, self.SIZE)
+        policy, prior = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return list_responses(self.SIZE, self.STEPS), policy.requires_grad_(), prior
 
-    def log_probs(self, table: torch.Tensor, rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        log_probs = table.log_softmax(-1)
-        values = torch.zeros(len(rows), self.STEPS, dtype=torch.float64)
-        mask = torch.zeros_like(values)
-        for i, row in enumerate(rows):
-            for t, token in enumerate(row):
-                values[i, t] = log_probs[t, row[t - 1] if t else 0, token]
-                mask[i, t] = 1
-        return values, mask
+    def exact(self, objective: Objective, reward: torch.Tensor, policy: torch.Tensor, prior: torch.Tensor) -> Any:
+        """The expected return, through which a gradient flows in every way that it can."""
+        total = reward + objective.omega * prior.sum(1) - objective.alpha * policy.sum(1)
+        return (policy.sum(1).exp() * total).sum()
 
     @pytest.mark.parametrize("objective", [residual(0.3, 0.2), kl(0.2), greedy(0.4), residual(0.5, 0.0)])
     @pytest.mark.parametrize("returns", [losses.returns_to_go, losses.whole_returns])
-    def test_estimator_is_the_gradient(self, objective: Objective, returns: object) -> None:
-        rows = self.responses()
-        policy_table, prior_table = self.tables()
+    def test_estimator_is_the_gradient(self, objective: Objective, returns: Any) -> None:
+        rows, table, prior_table = self.enumerated()
         reward = torch.tensor([float(row.count(2)) - 0.5 * len(row) for row in rows], dtype=torch.float64)
-        prior, mask = self.log_probs(prior_table, rows)
-
-        table = policy_table.clone().requires_grad_()
-        policy, _ = self.log_probs(table, rows)
-        total = policy.sum(1).exp() * (reward + objective.omega * prior.sum(1) - objective.alpha * policy.sum(1))
-        (exact,) = torch.autograd.grad(total.sum(), table)
-
-        table = policy_table.clone().requires_grad_()
-        policy, _ = self.log_probs(table, rows)
-        weight = policy.detach().sum(1).exp()
-        credit = returns(losses.token_rewards(objective, reward, policy.detach(), prior, mask))  # type: ignore[operator]
-        (estimated,) = torch.autograd.grad((weight.unsqueeze(1) * credit * policy * mask).sum(), table)
+        prior, _, mask = token_log_probs(prior_table, rows)
+        policy, _, _ = token_log_probs(table, rows)
+        old = policy.detach()
+        credit = returns(losses.token_rewards(objective, reward, old, prior, mask))
+        estimate = (old.sum(1, keepdim=True).exp() * credit * policy * mask).sum()
+        (estimated,) = torch.autograd.grad(estimate, table, retain_graph=True)
+        (exact,) = torch.autograd.grad(self.exact(objective, reward, policy, prior), table)
         assert torch.allclose(exact, estimated, atol=1e-12)
 
     def test_baseline_leaves_the_gradient_unbiased(self) -> None:
         """Every pair of responses, weighted by its chance: the mean of the group's update is the exact gradient."""
-        objective, rows = residual(0.3, 0.2), self.responses()
-        policy_table, prior_table = self.tables()
+        objective, (rows, table, prior_table) = residual(0.3, 0.2), self.enumerated()
         reward = torch.tensor([float(row.count(2)) for row in rows], dtype=torch.float64)
-        prior, mask = self.log_probs(prior_table, rows)
-        table = policy_table.clone().requires_grad_()
-        policy, _ = self.log_probs(table, rows)
+        prior, _, mask = token_log_probs(prior_table, rows)
+        policy, _, _ = token_log_probs(table, rows)
         old = policy.detach()
         chance = old.sum(1).exp()
         first, second = (x.flatten() for x in torch.meshgrid(*[torch.arange(len(rows))] * 2, indexing="ij"))
@@ -216,11 +199,9 @@ class TestExactGradient:
         rewards = losses.token_rewards(objective, reward[pairs], old[pairs], prior[pairs], mask[pairs])
         advantage = losses.leave_one_out(losses.returns_to_go(rewards), mask[pairs], group=2)
         weight = (chance[first] * chance[second]).repeat_interleave(2) / 2
-        (estimated,) = torch.autograd.grad(
-            (weight.unsqueeze(1) * advantage * policy[pairs]).sum(), table, retain_graph=True
-        )
-        total = policy.sum(1).exp() * (reward + 0.3 * prior.sum(1) - 0.2 * policy.sum(1))
-        (exact,) = torch.autograd.grad(total.sum(), table)
+        estimate = (weight.unsqueeze(1) * advantage * policy[pairs]).sum()
+        (estimated,) = torch.autograd.grad(estimate, table, retain_graph=True)
+        (exact,) = torch.autograd.grad(self.exact(objective, reward, policy, prior), table)
         assert torch.allclose(exact, estimated, atol=1e-12)
 
 
