@@ -1,8 +1,12 @@
 """Who did what: recorded, read back, labelled, inferred from, and the loop to the end. The person is a program."""
 
+import ctypes.util
 import json
 import os
 import pty
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -265,6 +269,33 @@ def test_keys_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keys.held() == set()
     keys.show(np.zeros((20, 30, 3), np.uint8), "the policy acts")
     keys.close()
+
+
+def test_a_window_gets_the_keys_of_a_keyboard() -> None:
+    """As X's own test extension strokes them, on a display that nobody sees."""
+    pytest.importorskip("pygame")
+    if not (shutil.which("Xvfb") and ctypes.util.find_library("Xtst")):
+        pytest.skip("needs Debian's packages xvfb and libxtst6")
+    reads, writes = os.pipe()
+    words = ["Xvfb", "-displayfd", str(writes), "-screen", "0", "640x480x24", "-nolisten", "tcp"]
+    with subprocess.Popen(words, pass_fds=(writes,), stderr=subprocess.DEVNULL) as server:
+        os.close(writes)
+        seen = {"DISPLAY": ":" + os.read(reads, 16).decode().strip(), "SDL_VIDEODRIVER": "x11"}
+        os.close(reads)
+        program = [sys.executable, str(Path(__file__).with_name("real_keys.py"))]
+        done = subprocess.run(program, env=os.environ | seen, capture_output=True, text=True, check=False, timeout=120)
+        server.terminate()
+    assert json.loads(done.stdout.splitlines()[-1]) == [["enter", "backspace", "escape", "q"], ["q"]], done.stderr
+
+
+def test_without_a_display_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    game = pytest.importorskip("pygame")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(game.display, "get_driver", lambda: "offscreen")  # what SDL takes then
+    with pytest.raises(RepolicyError, match="there is no display: add --keys terminal"):
+        WindowKeys()
+    game.display.quit()
 
 
 def test_a_person_acts_by_keys() -> None:

@@ -61,6 +61,8 @@ class WindowKeys:
             pygame.font.init()
         except pygame.error as error:
             raise UsageError(f"no window can be opened ({error}): add --keys terminal") from None
+        if pygame.display.get_driver() == "offscreen" and not os.environ.get("SDL_VIDEODRIVER"):
+            raise UsageError("no window can be opened, because there is no display: add --keys terminal")
         self._screen = pygame.display.set_mode((480, 360), pygame.RESIZABLE)
         pygame.display.set_caption("Space: take over, hand back. Enter: ends well. Backspace: drop. Escape: leave.")
         self._clock = pygame.time.Clock()
