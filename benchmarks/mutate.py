@@ -69,7 +69,7 @@ MUTANTS = [
     Mutant("envs/gaits.py", "* before + earlier", "* before - earlier", GAITS, "a sign in the second difference"),
     Mutant("envs/gaits.py", "self._air = air * (1.0 - on)", "self._air = air", GAITS, "air time goes on on the ground"),
     Mutant("envs/gaits.py", "-(landed * before**2)", "-(landed * speed**2)", GAITS, "the speed after the impact"),
-    Mutant("envs/gaits.py", "- 1.0 / self.steps) + gap", "- 1.0 / self.steps) - gap", GAITS, "a sign in the mean over a gait"),
+    Mutant("envs/gaits.py", "* (1.0 - 1.0 / self.steps) + gap", "+ gap", GAITS, "a sum over a gait for its mean"),
     Mutant("envs/rollout.py", "if wish in self._paid:", "if False:", GAITS, "a past that moves on whenever it is asked"),
     Mutant("envs/rollout.py", "Past(self.ages == 1,", "Past(self.ages == 0,", GAITS, "episodes that never begin"),
     Mutant("envs/rollout.py", "pasts=self._pasts", "pasts={}", GAITS, "each rollout begins without a past"),

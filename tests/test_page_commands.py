@@ -48,7 +48,8 @@ FEWER = {
 }
 # Downloads, a hub, several machines; and the files of your-policy.md, tested on their own: these are only parsed.
 NOT_HERE = re.compile(
-    r"--live|flow\.py|runs/flow|go1_policy|playground:|hf://|torchrun|swing\.py|runs/calm|policy\.onnx|lstm\.pt|cheetah\.npz|imitated|model_200"
+    r"--live|flow\.py|runs/flow|go1_policy|playground:|hf://|torchrun|swing\.py|runs/calm|policy\.onnx|lstm\.pt|cheetah\.npz|"
+    r"imitated|model_200|report (logs|customized)"
 )
 
 

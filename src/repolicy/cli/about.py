@@ -40,6 +40,36 @@ class Addons:
 
 
 @dataclass(frozen=True)
+class Report:
+    """Write the page on a run: of a folder of Repolicy's or rsl_rl's, or of one saved model or checkpoint.
+
+    Example: repolicy report logs/rsl_rl/go1/2026-01-01
+    """
+
+    run_of: Annotated[Path, Positional("RUN")]
+    """A run's folder, rsl_rl's folder with model_*.pt or one of those, or a model of Stable-Baselines3 (.zip)."""
+    trust: bool = False
+    """Run the code that a folder of Repolicy's names."""
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.report.host_page import write_host_report
+        from repolicy.report.run_page import write_report
+        from repolicy.runs.terminal import Terminal
+
+        terminal = Terminal()
+        if (self.run_of / "run.json").exists():
+            path = write_report(self.run_of, say=terminal.say, trust=self.trust)
+        else:
+            path, said = write_host_report(self.run_of)
+            if said:
+                terminal.say(said)
+        terminal.say(f"report: {path}")
+        return {"report": str(path)}
+
+
+@dataclass(frozen=True)
 class Bench:
     """Measure, in alternating slices of one run, the physics alone and training end to end, and print the share.
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from repolicy.cli import failures as nets
-from repolicy.cli.about import Addons, Bench, Doctor
+from repolicy.cli.about import Addons, Bench, Doctor, Report
 from repolicy.cli.compare_command import NOT_SAFE, Compare
 from repolicy.cli.diagnose import Diagnose
 from repolicy.cli.dial_command import Dial
@@ -60,6 +60,7 @@ COMMANDS: dict[str, Any] = {
     "evaluate": Evaluate,
     "compare": Compare,
     "render": Render,
+    "report": Report,
     "export": Export,
     "push": Push,
     "addons": Addons,

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import UsageError
 from repolicy.hosts.method import Method, Steering
 from repolicy.policies.density import Density, fitted
@@ -20,6 +19,7 @@ from repolicy.policies.normalizer import Normalizer, sums
 from repolicy.prepare.states import MOST_NUMBERS, PATIENCE, SKIPPED, WANTED, check_enough
 from repolicy.prepare.weights import Weighing, decided
 from repolicy.prepare.worth import EPISODES, LONGEST, Sums, Worth, Worths, worth_of
+from repolicy.report.host_page import evaluation
 from repolicy.report.verdict import Pair, action, spread, verdict
 from repolicy.runs.settings import Settings
 
@@ -149,26 +149,36 @@ def density_of_states(states: Tensor) -> Density:
     return fitted(normalizer(states), normalizer)
 
 
-def compared(envs: Envs, prior: Acting, policy: Acting) -> str:
-    """Return a table of some 32 episodes of a prior and of what became of it, and the engine's verdict on them."""
-    pairs, lines = list[Pair](), list[str]()
+def compared(method: Method, envs: Envs, prior: Acting, policy: Acting) -> str:
+    """Return a table of some 32 episodes of a prior and of what became of it, and the engine's verdict on them.
+
+    The method keeps the episodes, for the report.
+    """
+    pairs, lines, told = list[Pair](), list[str](), list[dict[str, Any]]()
     for sample in (False, True):
-        pair = tuple(_evaluation(envs, each, sample, seed) for seed, each in enumerate((prior, policy)))
-        for who, found in zip(("prior", "customized"), pair, strict=True):
+        told += [
+            {"who": who, "sampled": sample} | _run(envs, acting, sample)
+            for who, acting in (("prior", prior), ("customized", policy))
+        ]
+        before, after = map(evaluation, told[-2:])
+        for who, found in (("prior", before), ("customized", after)):
             numbers = ", ".join(f"{column.title} {spread(column)}" for column in found.columns.values())
             lines.append(f"{who} with {action(found)}: {numbers}")
-        pairs.append(pair)  # type: ignore[arg-type]
+        pairs.append((before, after))
     envs.begin()
+    method.compared = told
     return "\n".join([*lines, verdict(pairs)])
 
 
-def _evaluation(envs: Envs, acting: Acting, sample: bool, seed: int) -> Evaluation:
-    """Return episodes as the engine's evaluations have them; `seed` tells two apart, which began otherwise."""
+def _run(envs: Envs, acting: Acting, sample: bool) -> dict[str, list[float | None]]:
+    """Return what episodes gave, in plain numbers; None is what the environment does not tell."""
     found = list[Episodes]()
     while sum(len(each.nats) for each in found) < EPISODES:
         found.append(one_each(envs, acting, sample))
-    basic, addon, lengths = (_joined(found, name) for name in ("basic", "addon", "lengths"))
-    return Evaluation("", "", not sample, seed, basic, addon, None, lengths, np.zeros(len(basic)), None)
+    names = ("basic", "addon", "lengths")
+    return {
+        name: [value if math.isfinite(value) else None for value in _joined(found, name).tolist()] for name in names
+    }
 
 
 def _joined(episodes: list[Episodes], name: str) -> np.ndarray:

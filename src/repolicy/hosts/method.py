@@ -165,6 +165,8 @@ class Method:
         self.scale = ReturnScale()
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
         self.ages: Tensor | None = None  # steps into the episode under way, `[N]`
+        self.curves: dict[str, list[Any]] = {"steps": []}  # what `measured` told, for the report
+        self.compared: list[dict[str, Any]] = []  # episodes of the last verdict, for the report, too
 
     @property
     def changes_rewards(self) -> bool:
@@ -222,7 +224,15 @@ class Method:
             shown["prior_kl"] = away / steps  # KL(policy ‖ prior), from samples
         spent = {"prior_kl": away / steps, "below_prior": below / steps, "below_prior_squares": squares / steps}
         self.spent = spent, int(steps)
-        return shown | {"explained_variance": self.steering.explained, "return_scale": numbers[-1]}
+        shown |= {"explained_variance": self.steering.explained, "return_scale": numbers[-1]}
+        self._keep(shown, int(steps))
+        return shown
+
+    def _keep(self, shown: Mapping[str, float], steps: int) -> None:
+        """Add an iteration's means to the curves."""
+        before = self.curves["steps"]
+        for name, value in {**shown, "steps": (before[-1] if before else 0) + steps}.items():
+            self.curves.setdefault(name, [None] * len(before)).append(value)
 
     def steer(self) -> None:
         """The end of an iteration."""
@@ -239,11 +249,13 @@ class Method:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold beside the networks, in plain numbers, and the density's tensors."""
-        return self.steering.state() | {"returns": self.scale.statistics.flatten().tolist()}
+        told = {"curves": {name: [*values] for name, values in self.curves.items()}, "compared": self.compared}
+        return self.steering.state() | {"returns": self.scale.statistics.flatten().tolist()} | told
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken."""
         self.steering.resume(state, self.named)
+        self.curves = {name: [*values] for name, values in state.get("curves", self.curves).items()}
         if "returns" in state:
             self.scale.statistics = torch.tensor(state["returns"], dtype=torch.float64).reshape(3, -1)
             if self.changes_rewards:

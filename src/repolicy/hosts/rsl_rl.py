@@ -113,6 +113,7 @@ class ResidualPPO(PPO):
         self.method = Method(steering, own, self._add_up)
         self.method.scaled(critic, layers_of(critic)[-1])
         self._paid = torch.zeros_like(storage.rewards.squeeze(-1))  # the task's rewards of the iteration, [T, N]
+        self._left = 0  # iterations until the end, where the settings tell them
 
     @property
     def steering(self) -> Steering:
@@ -156,6 +157,9 @@ class ResidualPPO(PPO):
         if self.adapts:
             self._take(self.learning_rate)  # which a checkpoint keeps
         self.method.steer()
+        self._left -= 1
+        if self._left == 0 and self.prior is not None and self.method.changes_rewards:
+            print(f"ResidualPPO: {self.verdict()}")
         return losses | shown
 
     def _take(self, rate: float) -> None:
@@ -203,6 +207,8 @@ class ResidualPPO(PPO):
         clips = f"the environment clips actions to ±{words} (clip_actions)" if limits else ""
         check_needs(algorithm.steering.objective, algorithm.prior is not None, clips)
         algorithm.envs = RunnerEnvs(env, algorithm)
+        if not algorithm.is_multi_gpu or not algorithm.gpu_global_rank:
+            algorithm._left = int(cfg.get("max_iterations", 0))  # as Isaac Lab's and mjlab's scripts learn so many
         algorithm.begin(algorithm.envs)
         return algorithm
 
@@ -211,7 +217,9 @@ class ResidualPPO(PPO):
         if self.prior is None:
             raise UsageError("there is no prior to compare with")
         actor = self.get_policy()
-        return compared(self.envs, self.prior, RunnersPrior(actor, actor.state_dict(), Path()))
+        acting = RunnersPrior(actor, actor.state_dict(), Path())
+        with torch.inference_mode():  # as the runner steps its environments, whose tensors know it
+            return compared(self.method, self.envs, self.prior, acting)
 
     def begin(self, envs: "RunnerEnvs") -> None:
         """Measure the weights that are not named, and learn the prior's states where they have a price."""

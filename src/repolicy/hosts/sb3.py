@@ -219,7 +219,7 @@ class ResidualPPO(PPO):
         if self.prior is None:
             raise UsageError("there is no prior to compare with")
         self._last_obs = None  # the episodes that were under way are over
-        return compared(ModelEnvs(self), self.prior, SameKind(self.policy))
+        return compared(self.method, ModelEnvs(self), self.prior, SameKind(self.policy))
 
     def _reformulated(self, buffer: RolloutBuffer) -> np.ndarray:
         """Return the rewards of a whole rollout `[T, N]`."""

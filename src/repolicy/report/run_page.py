@@ -87,7 +87,7 @@ def write_report(
     request = folder.request()
     if request is None:
         raise FileError(f"{folder.path} holds no run: it has no run.json")
-    remedy = "if you trust it, give trust=True"
+    remedy = "if you trust it, give trust=True (on the command line, --trust)"
     limits = [Limit.of(each).name for each in request.get("limits", ())]
     confirm(folder.path, trust, env=request["env"], addons=[*request["addons"], *limits], remedy=remedy)
     if not folder.policy.exists():
@@ -164,7 +164,7 @@ def _html(report: Report) -> str:
             note="In real time, with the mean action; what an episode earns is its total reward.",
         ),
         page.section("What it earns", page.table(*rewards(by_action(report.mean, report.sampled))), note=_what(report)),
-        _distribution(report.mean),
+        distribution(report.mean),
         learning(report.folder, request, report.sampled, "prior_is" in report.saved.card),
         page.section(
             "The same again",
@@ -282,7 +282,7 @@ def hint(folder: RunFolder, request: dict[str, Any], pairs: Sequence[Pair]) -> s
     return advice(pairs, drift, explained, "--omega" if objective.omega else "")
 
 
-def _distribution(evaluations: dict[str, Evaluation]) -> str:
+def distribution(evaluations: dict[str, Evaluation]) -> str:
     columns = {who: evaluation.columns for who, evaluation in evaluations.items()}
     shared = [name for name in next(iter(columns.values())) if all(name in each for each in columns.values())]
     wanted = ["metric" if "metric" in shared else "addon_reward", "total_reward", "basic_reward"]

@@ -1,0 +1,94 @@
+"""The report of a run in rsl_rl or Stable-Baselines3, from what a checkpoint of `ResidualPPO` keeps."""
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repolicy.envs.evaluation import Evaluation
+from repolicy.errors import FileError
+from repolicy.loading import read_bytes
+from repolicy.policies.storage import write_bytes
+from repolicy.readers.pickles import load
+from repolicy.report import charts, page
+from repolicy.report.charts import CURVES, Curve
+from repolicy.report.run_page import by_action, distribution, pairs_of, rewards, tiles
+from repolicy.report.verdict import basis, verdict
+
+MORE = (Curve("reward_prior", "ω′ · log prior, a step"), Curve("reward_entropy", "−α · log policy, a step"))
+FORMS = "a checkpoint of rsl_rl (.pt), a folder with some, or a model of Stable-Baselines3 (.zip)"
+
+
+def evaluation(told: Mapping[str, Any]) -> Evaluation:
+    """Return episodes as the engine's evaluations have them, from how a host keeps them."""
+    basic, addon, lengths = (np.array(told[name], np.float64) for name in ("basic", "addon", "lengths"))
+    seed = 0 if told["who"] == "prior" else 1  # those of the two began otherwise, so they are no pairs
+    return Evaluation("", "", not told["sampled"], seed, basic, addon, None, lengths, np.zeros(len(basic)), None)
+
+
+def checkpoint_in(path: Path) -> Path:
+    """Return the file that a path means: of a folder of rsl_rl's, the newest checkpoint."""
+    if not path.is_dir():
+        return path
+    found = [file for file in path.glob("model_*.pt") if file.stem.removeprefix("model_").isdigit()]
+    if not found:
+        raise FileError(f"{path} holds no run of Repolicy and no model_*.pt of rsl_rl; name {FORMS}")
+    return max(found, key=lambda file: int(file.stem.removeprefix("model_")))
+
+
+def kept(path: Path) -> dict[str, Any]:
+    """Return what `ResidualPPO` has kept in a checkpoint; no code of it runs."""
+    content, data = read_bytes(path), b""
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            data = archive.read("data") if "policy.pth" in archive.namelist() else data
+    loaded = json.loads(data) if data else load(content, str(path))
+    found = loaded.get("position" if data else "residual") if isinstance(loaded, dict) else None
+    if not isinstance(found, dict) or not isinstance(found.get("curves"), dict):
+        raise FileError(f"{path} has no curves of ResidualPPO in it; name {FORMS}, of a run with that class")
+    return found
+
+
+def write_host_report(path: Path) -> tuple[Path, str]:
+    """Write the report of a checkpoint beside it, and return its place and the verdict, empty where none was asked."""
+    file = checkpoint_in(path)
+    told = kept(file)
+    each = {(one["who"], one["sampled"]): evaluation(one) for one in told.get("compared") or ()}
+    mean, sampled = ({who: each[who, how] for who, kind in each if kind == how} for how in (False, True))
+    pairs, parts, said = pairs_of(mean, sampled) if each else [], list[str](), ""
+    if pairs:
+        said = verdict(pairs)
+        parts += [
+            page.verdict(said, basis([after for _, after in pairs]).replace(", from the same starts", "")),
+            page.tiles(tiles(mean)),
+            page.section("What it earns", page.table(*rewards(by_action(mean, sampled)))),
+            distribution(mean),
+        ]
+    parts.append(page.section("While it learned", charts.charts(_drawn(told["curves"])), note=NOTE))
+    objective = {f"objective: {key}": value for key, value in told["objective"].items()}
+    parts.append(page.section("Its settings", page.settings(objective)))
+    asked = "" if pairs else " No verdict is in it: `model.verdict()` or `runner.alg.verdict()` before it is saved."
+    lead = f"ResidualPPO, from {escape(file.name)}, after {told['iterations']:,} iterations.{escape(asked)}"
+    out = file.parent / "report.html" if path.is_dir() else file.with_suffix(".html")
+    write_bytes(out, page.page(file.parent.name if path.is_dir() else file.stem, lead, parts).encode())
+    return out, said
+
+
+NOTE = (
+    "All with sampled actions, over environment steps. The number is the last one drawn, or the one under the pointer."
+)
+
+
+def _drawn(curves: Mapping[str, list[float]]) -> list[str]:
+    steps = curves["steps"]
+    levels = {"prior_kl": {"prior": 0.0}}
+    return [
+        charts.curve(each.title, steps, curves[each.name], steps[-1], each.least, levels.get(each.name))
+        for each in (*CURVES, *MORE)
+        if steps and len(set(curves.get(each.name, ()))) > 1
+    ]

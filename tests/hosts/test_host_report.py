@@ -1,0 +1,111 @@
+"""`repolicy report` of a run in a host: its curves and the verdict, from the checkpoint alone."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small
+import torch
+from rsl_rl.runners import OnPolicyRunner
+from runner_envs import Drift, settings
+from runners import checkpoint, residual, small_policy
+from sb3_models import Drift as SmallDrift
+from sb3_models import residual as sb3
+from stable_baselines3 import PPO
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from repolicy.cli import main as cli
+from repolicy.envs.evaluation import Evaluation
+from repolicy.hosts.sb3 import ResidualPPO, Unclipped
+from repolicy.report.host_page import evaluation, kept
+from repolicy.report.verdict import verdict
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 30)
+
+
+def reported(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """What the command says, and the page."""
+    capsys.readouterr()
+    cli.main(["report", str(path), "--json"])
+    told = capsys.readouterr()
+    return told.err, Path(json.loads(told.out)["report"]).read_text()
+
+
+def test_a_runners_folder_tells_its_curves_and_the_verdict_that_learning_ended_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = settings(algorithm=residual(small_policy(), addon="addon", critic_warmup=None, schedule="fixed"))
+    runner = OnPolicyRunner(Drift(count=40), how | {"max_iterations": 3}, str(tmp_path), "cpu")
+    runner.learn(3)
+    said = capsys.readouterr().out
+    assert said.count("prior with the mean action: total reward") == 1
+    method = runner.alg.method
+    assert method.curves["steps"] == [240, 480, 720]
+    assert all(len(values) == 3 for values in method.curves.values())
+    told = kept(tmp_path / "model_2.pt")
+    assert told["curves"] == method.curves
+    words, page = reported(tmp_path, capsys)
+    ended = verdict([(evaluation(a), evaluation(b)) for a, b in (told["compared"][:2], told["compared"][2:])])
+    assert ended in said
+    assert ended in words.replace("\n", " ")
+    assert all(title in page for title in ("KL to the prior", "Task&#x27;s reward a step", "log prior, a step"))
+    assert page.count("<rect") > 10  # episode by episode
+    again = OnPolicyRunner(Drift(count=40), how, None, "cpu")
+    again.load(str(tmp_path / "model_2.pt"))
+    again.learn(1)
+    assert again.alg.method.curves["steps"] == [240, 480, 720, 960]
+    assert again.alg.method.curves["prior_kl"][:3] == method.curves["prior_kl"]
+
+
+def test_a_saved_model_tells_its_curves_and_the_verdict_that_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = sb3(
+        env=DummyVecEnv([lambda: Unclipped(SmallDrift())] * 32), prior=small.small_policy(), batch_size=256
+    ).learn(1)
+    model.save(tmp_path / "model.zip")
+    _, page = reported(tmp_path / "model.zip", capsys)
+    assert "No verdict is in it: `model.verdict()`" in page
+    said = model.verdict()
+    model.save(tmp_path / "model.zip")
+    words, page = reported(tmp_path / "model.zip", capsys)
+    assert said.splitlines()[-1] in words.replace("\n", " ")
+    assert (tmp_path / "model.html").read_text() == page
+    again = ResidualPPO.load(tmp_path / "model.zip", model.env)
+    assert again.method.curves == model.method.curves
+
+
+def test_episodes_are_told_whole() -> None:
+    told = {"who": "customized", "sampled": True, "basic": [None, 1.0], "addon": [2.0, 3.0], "lengths": [4, 5]}
+    found = evaluation(told)
+    assert isinstance(found, Evaluation)
+    assert not found.deterministic
+    assert np.isnan(found.basic[0])
+    assert "total_reward" not in found.columns
+    assert found.columns["addon_reward"].mean == 2.5
+
+
+@pytest.mark.parametrize("kind", ["folder", "rsl_rl", "sb3", "text", "missing"])
+def test_what_has_no_curves_is_refused(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path: Any = tmp_path / "here"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "rsl_rl":
+        path = checkpoint(tmp_path)
+    elif kind == "sb3":
+        path = tmp_path / "m.zip"
+        PPO("MlpPolicy", "Pendulum-v1", n_steps=8, batch_size=8).save(path)
+    elif kind == "text":
+        torch.save([1], path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", str(path)])
+    said = capsys.readouterr().err
+    assert ended.value.code in (1, 2)
+    assert re.search("here|mlp-1.pt|m.zip", said.replace("\n", ""))
+    assert "Traceback" not in said
