@@ -61,25 +61,23 @@ def totals(runs: list[Row], action: str) -> list[float]:
     return [row["last"][action]["total_reward"][0] for row in runs]
 
 
-def table(found: dict[str, Row]) -> str:
-    """Return a row a task and number of steps: the prior, the rule, and beside it the settings of a million."""
-    known, priors, lines, before = groups(found), Ledger(PRIORS).by_key(), list[list[str]](), ""
+def table(found: dict[str, Row], longest: dict[str, list[Row]]) -> str:
+    """Return a row a task and number of steps, up to the longest runs that are known; the first is the prior's own."""
+    known, priors, lines = groups(found), Ledger(PRIORS).by_key(), list[list[str]]()
     for name in NAMES:
-        task, prior = TASKS[name], priors[f"{name}/prior/0"]
+        task = TASKS[name]
+        lines.append([f"{task.prior}, `{task.addon}`", "prior", "", both([priors[f"{name}/prior/0"]]), ""])
         for steps in STEPS:
-            ours = known.get((name, "rule", steps), [])
-            others = known.get((name, "large", steps), [])
-            cells = [both([prior]) if name != before else "", both(ours), both(others)]
-            if ours:
-                first = f"{task.prior}, `{task.addon}`" if name != before else ""
-                lines.append([first, f"{float(steps):,.0f}", f"{in_all(ours[0]):,}", str(len(ours)), *cells])
-                before = name
-    return markdown(["prior, wish", "steps", "in all", "seeds", "prior", "by default", "updates of a million"], lines)
+            if ours := known.get((name, "rule", steps)):
+                cells = [f"{float(steps):,.0f}", f"{in_all(ours[0]):,}", both(ours)]
+                lines.append(["", *cells, both(known.get((name, "large", steps), []))])
+        lines.append(["", f"{longest[name][0]['request']['settings']['steps']:,}", "", both(longest[name]), ""])
+    return markdown(["prior, wish", "steps", "in all", "total (sampled)", "updates of a million"], lines)
 
 
 def both(runs: list[Row]) -> str:
-    """Return the means over runs of both totals, by the mean action and sampled."""
-    return " / ".join(f"{mean(totals(runs, action)):,.0f}" for action in ("mean", "sampled")) if runs else ""
+    """Return the means over runs of the totals: by the mean action and, in brackets, sampled."""
+    return "{:,.0f} ({:,.0f})".format(*(mean(totals(runs, action)) for action in ("mean", "sampled"))) if runs else ""
 
 
 def in_all(row: Row) -> int:
@@ -94,7 +92,7 @@ def picture(found: dict[str, Row], path: Path) -> None:
     for name, axis in zip(NAMES, axes, strict=True):
         for action, style in (("mean", "-o"), ("sampled", "--o")):
             color = {"rule": "C0", "large": "C1"}
-            for way, label in (("rule", "updates by the steps"), ("large", "updates of a million")):
+            for way, label in (("rule", "by default"), ("large", "updates of a million")):
                 curve = [known[name, way, steps] for steps in STEPS if (name, way, steps) in known]
                 places, heights = [in_all(each[0]) for each in curve], [mean(totals(each, action)) for each in curve]
                 named = label if action == "mean" else f"{label}, sampled"

@@ -111,17 +111,12 @@ def by_default_runs(found: dict[str, Row], name: str) -> list[Row]:
     return [row for row in usual if row["steps"] == max(each["steps"] for each in usual)]
 
 
-def expected() -> str:
-    """Return the totals of `by_default` alone, a row a prior."""
-    headings = ["prior, wish", "steps", "seeds", "total: prior", "by default", "sampled: prior", "by default"]
-    found, lines = ledger("heavy.jsonl"), []
-    for name in ("halfcheetah_10", "hopper", "ant"):
-        task, runs = heavy.TASKS[name], by_default_runs(found, name)
-        both = [found[f"{name}/prior/0"]], runs
-        totals = [f"{average(each, action, 'total_reward'):,.0f}" for action in ("mean", "sampled") for each in both]
-        first = f"{task.prior}, `{task.addon}`"
-        lines.append([first, f"{runs[0]['steps'] / 1e6:.0f}M", str(len(runs)), *totals])
-    return markdown(headings, lines)
+def few() -> str:
+    """Return few steps, and what the longest runs reach."""
+    found = ledger("heavy.jsonl")
+    return few_steps.table(
+        ledger("few_steps.jsonl"), {name: by_default_runs(found, name) for name in few_steps.NAMES}
+    )  # fmt: skip
 
 
 def sweeps() -> str:
@@ -348,9 +343,8 @@ TABLES: Tables = {
     "speed": speed,
     "peers": peers,
     "heavy": lambda: heavy.table(ledger("heavy.jsonl")),
-    "few_steps": lambda: few_steps.table(ledger("few_steps.jsonl")),
+    "few_steps": few,
     "by_default": by_default,
-    "expected": expected,
     "alternatives": alternatives,
     "prior": prior,
     "sweeps": sweeps,
