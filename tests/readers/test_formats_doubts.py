@@ -338,7 +338,7 @@ def test_what_is_missing_in_a_known_layout_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="params is damaged, or of another layout: 'bias' is missing"):
         describe(path)
     layer = {"kernel": random(5, 4), "bias": random(3)}
-    with pytest.raises(FileError, match=r"hidden_0 has 4 outputs and \(3,\) biases"):
+    with pytest.raises(FileError, match=r"4 units has biases of shape \[3\]"):
         describe(brax_file(tmp_path / "params", hidden_0=layer))
 
 

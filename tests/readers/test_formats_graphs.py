@@ -189,7 +189,7 @@ def test_a_constant_of_every_type_is_what_onnx_reads(number: int, tmp_path: Path
     """Kept as bytes, and kept number by number, which is another way for each type."""
     values = np.array([[1.0, -0.5], [0.0, 3.0]]).astype(TYPES[number])
     for tensor in (numpy_helper.from_array(values), helper.make_tensor("w", number, (2, 2), values.flatten())):
-        np.testing.assert_array_equal(_array(tensor, "a file"), values)
+        np.testing.assert_array_equal(_array(tensor), values)
 
 
 def test_a_split_into_two_of_five_is_three_and_two(tmp_path: Path) -> None:
@@ -292,5 +292,5 @@ def test_a_constant_larger_than_its_bytes_is_refused(tmp_path: Path) -> None:
     model = onnx.load(path)
     model.graph.initializer[0].dims[0] = 2**40
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(FileError, match="is damaged: w cannot be read"):
+    with pytest.raises(FileError, match="is damaged"):
         describe(path)

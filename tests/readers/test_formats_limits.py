@@ -149,7 +149,7 @@ def test_rows_of_rows_are_no_array(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="stands where an array is expected"):
         describe(brax_file(tmp_path / "params", hidden_0=layer))
     (tmp_path / "seen.pkl").write_bytes(pickle.dumps(Seen(obs_rms=Seen(mean=rows, var=rows), clip_obs=10.0)))
-    with pytest.raises(FileError, match="its running mean and variance are no arrays"):
+    with pytest.raises(FileError, match="stands where an array is expected"):
         vecnormalize.read(tmp_path / "seen.pkl")
 
 
@@ -171,9 +171,13 @@ def test_switches_are_counted_before_they_are_made() -> None:
     for n in (3, (3,), np.array([3])):
         assert actions_of(space("MultiBinary", n=n), "a file")[0].sizes == (2, 2, 2)
     for n in (200_000, (2, 100_000)):
-        with pytest.raises(FileError, match=r"its action space is not whole .*200,000 switches"):
+        with pytest.raises(ValueError, match="200,000 switches"):
             actions_of(space("MultiBinary", n=n), "a file")
-    with pytest.raises(FileError, match="2 lower bounds and 1 upper ones"):
+    with pytest.raises(TypeError):
+        actions_of(space("MultiBinary", n=(2**30, (1, 1))), "a file")
+    with pytest.raises(TypeError):
+        observations_of(space("Box", _shape=(2**30, (1, 1))), "a file")
+    with pytest.raises(ValueError, match="2 lower bounds and 1 upper ones"):
         actions_of(space("Box", low=np.zeros(2), high=np.ones(1)), "a file")
 
 

@@ -79,7 +79,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
 ]
 DAMAGED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([*BODY[:2], node("Gemm", "b w", "out")], {}, "7 numbers go into a layer that takes 5"),
-    ([node("Sub", "obs m", "x"), node("Gemm", "x w", "out")], {"m": random(4)}, "the sizes of its layers"),
+    ([node("Sub", "obs m", "x"), node("Gemm", "x w", "out")], {"m": random(4)}, "is damaged"),
     ([*BODY[:2], node("Gemm", "b nan", "out")], {"nan": random(7, 3) * np.nan}, "weights are not finite"),
     ([*BODY[:2], node("Gemm", "b v inf", "out")], {"inf": random(3) + np.inf}, "weights are not finite"),
 ]

@@ -87,7 +87,7 @@ def _policy(module: dict[str, Any], activation: str, where: str) -> tuple[Percep
             f"{where} cannot be copied: its last layer has {len(output.bias)} outputs, not means and stds"
         )
     mean, head = Linear(output.weight[:size], output.bias[:size]), Linear(output.weight[size:], output.bias[size:])
-    return perceptron(hidden, mean, activation, where), Std("head", head, "softplus", floor=MIN_STD), True
+    return perceptron(hidden, mean, activation), Std("head", head, "softplus", floor=MIN_STD), True
 
 
 def _plain_gaussian(module: dict[str, Any], activation: str, where: str) -> tuple[Perceptron, Std]:
@@ -96,7 +96,7 @@ def _plain_gaussian(module: dict[str, Any], activation: str, where: str) -> tupl
     dense = [name for name in ("Dense_0", "Dense_1") if name in module]
     if not dense:
         raise CannotCopyError(f"{where} cannot be copied: its policy holds {some(module)}")
-    actor = perceptron(hidden, _dense(module[dense[0]], dense[0], where), activation, where)
+    actor = perceptron(hidden, _dense(module[dense[0]], dense[0], where), activation)
     for name, link in (("std_logparam", "exp"), ("std_param", "identity")):
         if name in module:
             (raw,) = module[name].values() if isinstance(module[name], dict) else (module[name],)
@@ -111,7 +111,7 @@ def _hidden(module: dict[str, Any], where: str) -> list[Hidden]:
     count = sum(name.startswith("hidden_") for name in module)
     layers = []
     for index in range(count):
-        layer = _dense(module.get(f"hidden_{index}"), f"hidden_{index}", where)
+        layer = _dense(module[f"hidden_{index}"], f"hidden_{index}", where)
         norm = module.get(f"LayerNorm_{index}")
         layers.append(Hidden(layer, None if norm is None else _norm(norm, where)))
     if not all(name.startswith(("hidden_", "LayerNorm_")) for name in module):
@@ -119,14 +119,9 @@ def _hidden(module: dict[str, Any], where: str) -> list[Hidden]:
     return layers
 
 
-def _dense(layer: Any, name: str, where: str) -> Linear:
-    kernel = layer.get("kernel") if isinstance(layer, dict) else None
-    if not isinstance(kernel, np.ndarray) or kernel.ndim != 2:
-        raise FileError(f"{where} is damaged: {name} has no kernel")
-    bias = numbers(layer.get("bias", np.zeros(kernel.shape[1])), name, where)
-    if bias.shape != kernel.shape[1:]:
-        raise FileError(f"{where} is damaged: {name} has {kernel.shape[1]} outputs and {bias.shape} biases")
-    return Linear(numbers(kernel.T, name, where), bias)
+def _dense(layer: dict[str, Any], name: str, where: str) -> Linear:
+    kernel = numbers(layer["kernel"], name, where)
+    return Linear(kernel.T, numbers(layer.get("bias", np.zeros(kernel.shape[1])), name, where))
 
 
 def _norm(layer: Any, where: str) -> LayerNorm:

@@ -98,13 +98,6 @@ def recognize(chain: Chain, width: int, where: str) -> Recognized:
     """Return the chain as a policy of `width` observations."""
     if not all(np.all(np.isfinite(np.asarray(numbers, np.float64))) for s in chain for numbers in (s.scale, s.shift)):
         raise FileError(f"{where} cannot be used: its weights are not finite")
-    try:
-        return _perceptron(chain, width, where)
-    except ValueError as error:
-        raise FileError(f"{where} is damaged: the sizes of its layers do not fit each other ({error})") from None
-
-
-def _perceptron(chain: Chain, width: int, where: str) -> Recognized:
     steps = [step for step in _merged(chain) if not _is_identity(step)]
     shift, scale, clip = _front(steps, width)
     hidden: list[Hidden] = []

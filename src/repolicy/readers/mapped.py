@@ -234,7 +234,7 @@ def _described(tensors: Tensors, layout: Layout, root: str, options: Options, wh
     recorded = layout.activation if layout.certain else None
     activation, notes = chosen_activation(options, layout.activation, layout.library, recorded)
     layers = [each for name in layout.actor.split("+") for each in _layers(tensors, f"{root}{name.strip()}", where)]
-    actor = perceptron(layers, None, activation, where)
+    actor = perceptron(layers, None, activation)
     width = len(actor.output.bias)
     std = None
     if layout.values:

@@ -64,15 +64,12 @@ class _Graph:
     def __init__(self, graph: Any, where: str, source: str, width: int) -> None:
         self.outputs = sorted((output.name for output in graph.output), key=unlike_an_action)
         self.where, self.width = where, width
-        tensors = {tensor.name: _array(tensor, where) for tensor in graph.initializer}
+        tensors = {tensor.name: _array(tensor) for tensor in graph.initializer}
         self.values: dict[str, Any] = {name: array for name, array in tensors.items() if array is not None}
         self.values[source] = Moving(())
         self.refused: dict[str, str] = {}  # what depends on the observations and was not understood, and why
         for node in graph.node:
-            try:
-                self.visit(node)
-            except (ValueError, TypeError, IndexError, KeyError) as error:
-                raise FileError(f"{self.where} is damaged: a node {node.op_type} is not whole ({error})") from None
+            self.visit(node)
 
     def result(self) -> tuple[str, Chain]:
         """Return the output that is the action: by its name, or the first that depends on the observations."""
@@ -100,7 +97,7 @@ class _Graph:
 
     def made(self, node: Any, inputs: list[Any]) -> Any:
         """Return what comes of a node's inputs (None: one that is left out); None where no perceptron does so."""
-        kind, attributes = node.op_type, {each.name: _attribute(each, self.where) for each in node.attribute}
+        kind, attributes = node.op_type, {each.name: _attribute(each) for each in node.attribute}
         if kind not in ARITHMETIC and any(isinstance(value, Moving) for value in inputs[1:]):
             return None
         if kind == "Reshape" and isinstance(inputs[0], Moving):
@@ -324,20 +321,15 @@ def _input_of(graph: Any, where: str) -> tuple[int, str]:
     return int(sizes[-1]), str(inputs[0].name)
 
 
-def _attribute(attribute: Any, where: str) -> Any:
+def _attribute(attribute: Any) -> Any:
     from onnx.helper import get_attribute_value
 
     value = get_attribute_value(attribute)
-    return _array(value, where) if attribute.type == attribute.TENSOR else value
+    return _array(value) if attribute.type == attribute.TENSOR else value
 
 
-def _array(tensor: Any, where: str) -> Array | None:
+def _array(tensor: Any) -> Array | None:
     """Return a constant of the graph; None where it is of a type that is not read."""
     from onnx.numpy_helper import to_array
 
-    if tensor.data_type not in TYPES:
-        return None
-    try:
-        return to_array(tensor)
-    except (ValueError, TypeError, KeyError) as error:
-        raise FileError(f"{where} is damaged: {tensor.name} cannot be read: {first_line(error)}") from None
+    return to_array(tensor) if tensor.data_type in TYPES else None

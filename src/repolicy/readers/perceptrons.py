@@ -24,10 +24,8 @@ Tensors = Mapping[str, Array]
 OTHER_NAMES = {"silu": "swish", "lrelu": "leaky_relu", "leakyrelu": "leaky_relu", "leaky-relu": "leaky_relu"}
 
 
-def tensors_of(state: Any, where: str) -> dict[str, Array]:
+def tensors_of(state: dict[Any, Any]) -> dict[str, Array]:
     """Return the arrays of a state dict, by name."""
-    if not isinstance(state, dict):
-        raise FileError(f"{where} holds no state dict where one is expected")
     return {name: values for name, values in state.items() if isinstance(name, str) and isinstance(values, np.ndarray)}
 
 
@@ -44,8 +42,6 @@ def linear(tensors: Tensors, name: str, where: str) -> Linear:
     if weight is None or weight.ndim != 2:
         raise FileError(f"{where} has no layer {name}: it holds {some(tensors)}")
     bias = tensors.get(f"{name}.bias", np.zeros(len(weight), np.float32))
-    if bias.shape != weight.shape[:1]:
-        raise FileError(f"{where} is damaged: {name} has {weight.shape[0]} outputs and {bias.shape} biases")
     return Linear(numbers(weight, name, where), numbers(bias, name, where))
 
 
@@ -103,24 +99,24 @@ def _check_gaps(layers: list[tuple[int, Hidden]], prefix: str, where: str) -> No
             )
 
 
-def perceptron(layers: Iterable[Hidden], output: Linear | None, activation: str, where: str) -> Perceptron:
+def perceptron(layers: Iterable[Hidden], output: Linear | None, activation: str) -> Perceptron:
     """Hidden layers and a last one (of the hidden ones, where it is not given), with shapes that fit."""
     hidden = list(layers)
     if output is None:
         output = hidden.pop().linear
     network = Perceptron(tuple(hidden), output, activation)
+    for layer in network.layers:
+        if layer.bias.shape != layer.weight.shape[:1]:
+            raise ValueError(f"a layer of {len(layer.weight)} units has biases of shape {[*layer.bias.shape]}")
     for first, second in itertools.pairwise(network.layers):
         if first.weight.shape[0] != second.weight.shape[1]:
-            raise FileError(
-                f"{where} is damaged: a layer of {first.weight.shape[0]} units goes into one that takes "
-                f"{second.weight.shape[1]}"
-            )
+            raise ValueError(f"a layer of {len(first.weight)} units goes into one that takes {second.weight.shape[1]}")
     return network
 
 
 def perceptron_under(tensors: Tensors, prefix: str, activation: str, where: str) -> Perceptron:
     """Return all layers of a `torch.nn.Sequential` under a name."""
-    return perceptron(sequence(tensors, prefix, where), None, activation, where)
+    return perceptron(sequence(tensors, prefix, where), None, activation)
 
 
 def activation_named(name: str, where: str) -> str:

@@ -90,7 +90,7 @@ def _layout(checkpoint: dict[str, Any], where: str) -> tuple[Layout, dict[str, A
     for layout in LAYOUTS:
         if not isinstance(checkpoint.get(layout.state), dict):
             continue
-        tensors = tensors_of(checkpoint[layout.state], where)
+        tensors = tensors_of(checkpoint[layout.state])
         names = list(tensors)
         if any(name.startswith(("memory", "rnn")) for name in tensors):
             raise CannotCopyError(f"{where} cannot be copied: the policy has a memory (a recurrent layer)")
@@ -148,10 +148,8 @@ def _limits(link: str, agent: dict[str, str]) -> tuple[float, float]:
 def _normalizer(checkpoint: dict[str, Any], tensors: dict[str, Array], layout: Layout, where: str) -> Normalizer | None:
     """In the model since 3.0, beside it before; rsl_rl does not clip."""
     inside = below(tensors, layout.normalizer)
-    statistics = inside or tensors_of(checkpoint.get("obs_norm_state_dict") or {}, where)
+    statistics = inside or tensors_of(checkpoint.get("obs_norm_state_dict") or {})
     if not statistics:
         return None
-    if "_mean" not in statistics or "_std" not in statistics:
-        raise FileError(f"{where} is damaged: its normalizer holds {some(statistics)}, not _mean and _std")
     count = float(statistics["count"]) if "count" in statistics else 0.0
     return normalizer(statistics["_mean"], statistics["_std"].astype(np.float64) + EPSILON, None, where, count)

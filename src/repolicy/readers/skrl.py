@@ -50,7 +50,7 @@ def recognized(saved: Any) -> bool:
 
 def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
     where = str(path)
-    tensors = tensors_of(checkpoint["policy"], where)
+    tensors = tensors_of(checkpoint["policy"])
     names = [name.removesuffix(".weight") for name, values in tensors.items() if name.endswith(".weight")]
     names = [name for name in names if not name.split(".")[0].startswith("value")]
     if any(tensors[f"{name}.weight"].ndim != 2 for name in names) or any("_ih_l" in name for name in tensors):
@@ -62,15 +62,13 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
         raise FileError(f"{where} holds no Gaussian policy with {LOG_STD}: it holds {some(tensors)}")
     agent = agent_settings(path)
     activation, notes = chosen_activation(options, "elu", LIBRARY, _activation(agent, where))
-    actor = perceptron([Hidden(linear(tensors, name, where)) for name in names], None, activation, where)
+    actor = perceptron([Hidden(linear(tensors, name, where)) for name in names], None, activation)
     width = len(actor.output.bias)
     if deterministic:
         std, more = given_std(options, width)
         notes += more
     else:
         raw = numbers(tensors[LOG_STD].reshape(-1), LOG_STD, where)
-        if len(raw) != width:
-            raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {width} actions")
         std = Std("vector", raw, "exp", *_limits(agent))
     statistics, more = chosen_statistics(options, actor.width, where, lambda: _normalizer(checkpoint, where))
     if "output" not in agent:
@@ -105,7 +103,7 @@ def _limits(agent: dict[str, str]) -> tuple[float, float]:
 
 def _normalizer(checkpoint: dict[str, Any], where: str) -> Normalizer | None:
     for name in PREPROCESSORS:
-        statistics = tensors_of(checkpoint.get(name) or {}, where)
+        statistics = tensors_of(checkpoint.get(name) or {})
         if "running_mean" in statistics and "running_variance" in statistics:
             deviation = np.sqrt(statistics["running_variance"].astype(np.float32)).astype(np.float64) + EPSILON
             count = float(statistics.get("current_count", np.float64(0.0)))

@@ -47,7 +47,7 @@ def _read_pickle(content: bytes, keys: tuple[str, ...], path: Path) -> Normalize
     clip, epsilon = float(shell.state["clip_obs"]), float(shell.state.get("epsilon", 1e-8))
     statistics = shell.state["obs_rms"]
     if not isinstance(statistics, dict):
-        mean, var, count = _moments(statistics, path)
+        mean, var, count = _moments(statistics)
         return normalizer(mean, _deviation(var, epsilon), clip, str(path), count)
     return _of_keys(statistics, shell.state.get("norm_obs_keys"), keys, clip, epsilon, path)
 
@@ -69,12 +69,9 @@ def beside(policy: Path) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def _moments(statistics: Any, path: Path) -> tuple[np.ndarray, np.ndarray, float]:
-    try:
-        mean, var = (array(statistics.state[name]).astype(np.float64).reshape(-1) for name in ("mean", "var"))
-        return mean, var, float(statistics.state.get("count", 0.0))
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise FileError(f"{path} is damaged: its running mean and variance are no arrays") from None
+def _moments(statistics: Any) -> tuple[np.ndarray, np.ndarray, float]:
+    mean, var = (array(statistics.state[name]).astype(np.float64).reshape(-1) for name in ("mean", "var"))
+    return mean, var, float(statistics.state.get("count", 0.0))
 
 
 def _deviation(var: np.ndarray, epsilon: float) -> np.ndarray:
@@ -92,28 +89,25 @@ def _of_keys(
     missing = [key for key in keys if key not in statistics or (normalized is not None and key not in normalized)]
     if missing:
         raise UsageError(f"{path} does not normalize all of the policy's observations: {', '.join(missing)}")
-    means, variances, counts = zip(*[_moments(statistics[key], path) for key in keys], strict=True)
+    means, variances, counts = zip(*[_moments(statistics[key]) for key in keys], strict=True)
     deviation = _deviation(np.concatenate(variances), epsilon)
     return normalizer(np.concatenate(means), deviation, clip, str(path), counts[0])
 
 
 def _read_arrays(content: bytes, where: str) -> Normalizer:
     archive = open_zip(content, where)
-    mean, var = (_array(entry(archive, f"{name}.npy", where), where) for name in ("mean", "var"))
+    mean, var = (_array(entry(archive, f"{name}.npy", where)) for name in ("mean", "var"))
     return normalizer(mean, _deviation(var, 1e-8), 10.0, where)
 
 
-def _array(content: bytes, where: str) -> np.ndarray:
+def _array(content: bytes) -> np.ndarray:
     """Return an .npy's array, its size compared with its bytes first."""
     stream = io.BytesIO(content)
-    try:
-        version = np.lib.format.read_magic(stream)
-        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = reader(stream)
-        if dtype.kind not in PLAIN:
-            raise ValueError(f"it holds {dtype} where real numbers are expected")
-        if int(np.prod(shape, dtype=object)) * dtype.itemsize != len(content) - stream.tell():
-            raise ValueError("its header does not fit its bytes")
-        return np.frombuffer(content[stream.tell() :], dtype).astype(np.float64)
-    except (ValueError, TypeError) as error:
-        raise FileError(f"{where} is damaged: {error}") from None
+    version = np.lib.format.read_magic(stream)
+    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = reader(stream)
+    if dtype.kind not in PLAIN:
+        raise ValueError(f"it holds {dtype} where real numbers are expected")
+    if int(np.prod(shape, dtype=object)) * dtype.itemsize != len(content) - stream.tell():
+        raise ValueError("its header does not fit its bytes")
+    return np.frombuffer(content[stream.tell() :], dtype).astype(np.float64)
