@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
+from repolicy.policies.export import onnx_reader
 from repolicy.prepare import flows
 from repolicy.prepare.flows import Flow, fit_flow, imitate_flow, in_chunks
+from repolicy.prepare.generative import standard_normal
+from repolicy.priors.composed import export_composed
 from repolicy.priors.decoders import decoder_of
 from repolicy.readers.demonstrations import Demonstrations
 
@@ -87,3 +90,21 @@ def test_refused(change: dict, word: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=word):
         imitate_flow(demonstrations(actions, []), out, **change)
     assert not out.exists()
+
+
+def test_a_policy_and_its_decoder_are_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without noise it gives the mode's actions, and with it the policy's own samples."""
+    monkeypatch.setattr(flows, "STEPS", 20)
+    made = imitate_flow(demonstrations(torch.randn(200, 2), [99]), tmp_path / "flow.onnx", chunk=3, hidden=(16,))
+    policy = standard_normal(1, 6)
+    torch.nn.init.normal_(policy.network.weights[-1])
+    policy.log_std.data = torch.linspace(-1.0, 0.5, 6)
+    assert export_composed(policy, made.file, 6, 3, tmp_path / "whole.onnx") < 1e-5
+    observations, noise = torch.randn(5, 1), torch.randn(5, 6)
+    with torch.no_grad():
+        found = policy(observations)
+    chosen = found.mean + found.log_std.exp() * noise
+    decoded = decoder_of(made.file, 6, 3)(observations.numpy(), chosen.numpy())
+    whole = onnx_reader((tmp_path / "whole.onnx").read_bytes())
+    np.testing.assert_allclose(whole(observations.numpy(), noise.numpy()), decoded, atol=1e-5)
+    assert np.abs(whole(observations.numpy(), 0.0 * noise.numpy()) - decoded).max() > 0.1

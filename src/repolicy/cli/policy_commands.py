@@ -181,6 +181,8 @@ class Export:
     env: str | None = None
     """Environment whose names and control period are written down; by default the one that the policy was trained in,
     unless that is code."""
+    trust: bool = False
+    """Open the decoder of a generative policy, which the policy's file names, to write both as one graph."""
     json: bool = False
     """Print one JSON object on stdout."""
     reading: Options = field(default_factory=Options)
@@ -191,6 +193,7 @@ class Export:
         from repolicy.envs.names import decoder
         from repolicy.envs.trust import env_of
         from repolicy.policies.export import BY_SUFFIX, SUFFIXES, export
+        from repolicy.priors.composed import export_composed
         from repolicy.priors.finding import find_policy
         from repolicy.priors.opening import read_policy
 
@@ -204,11 +207,23 @@ class Export:
             raise UsageError(f"--out {self.out} is the name of a file in {ending}, and --format is {format}")
         out = _out(self.out, path, SUFFIXES[format])
         saved = read_policy(path, self.reading)
+        through = decoder(self.env or saved.card.get("request", {}).get("env", "")) or {}
+        if format == "onnx" and str(through.get("decoder")).endswith(".onnx"):
+            if self.env is None:
+                env_of(saved.card, path, self.trust)  # which refuses a path that nobody typed or trusts
+            difference = export_composed(
+                saved.policy, Path(through["decoder"]), through["noise"], through["chunk"], out
+            )
+            print(
+                f"exported: {out}, onnx, observations and noise to actions, equal within {difference:.1g}",
+                file=sys.stderr,
+            )
+            return {"file": str(out), "format": format, "difference": difference}
         told: dict[str, Any] = {}
         with contextlib.suppress(UsageError) if self.env is None else contextlib.nullcontext():
             told = contract(observing(self.env or env_of(saved.card, path), saved.policy.spec.observation_size))
         difference = export(saved.policy, out, format, prior=saved.prior, card=saved.card, told=told)
-        if decoder(saved.card.get("request", {}).get("env", "")) is not None:
+        if through:
             print("what comes out is a generative policy's noise, and no action: decode it", file=sys.stderr)
         print(f"exported: {out}, {format}, equal to the policy within {max(difference, 1e-9):.1g}", file=sys.stderr)
         return {"file": str(out), "format": format, "difference": difference}

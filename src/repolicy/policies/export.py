@@ -116,7 +116,7 @@ def export(
     card = card or {}
     beside = about(policy, prior, card, told or {}), policy_bytes(policy, card)
     content = (_onnx if format == "onnx" else _torchscript)(module, policy.spec.observation_size, *beside)
-    worst, own = differences(policy, (_onnx_reader if format == "onnx" else _torchscript_reader)(content))
+    worst, own = differences(policy, (onnx_reader if format == "onnx" else _torchscript_reader)(content))
     if not worst <= max(TOLERANCE, AS_FAR * own):
         raise RepolicyError(f"the exported policy differs from the original by {worst:.3g}; {path} was not written")
     write_bytes(Path(path), content)
@@ -196,14 +196,15 @@ def onnx_graph(module: nn.Module, example: tuple[Tensor, ...]) -> bytes:
             return path.read_bytes()
 
 
-def _onnx_reader(content: bytes) -> Callable[..., np.ndarray]:
+def onnx_reader(content: bytes) -> Callable[..., np.ndarray]:
+    """Return what runs a graph: its inputs in their order, to its first output."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
-    return lambda *inputs: np.asarray(session.run(["actions"], dict(zip(names, inputs, strict=True)))[0])
+    return lambda *inputs: np.asarray(session.run(None, dict(zip(names, inputs, strict=True)))[0])
 
 
 # TorchScript ----------------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def decoder_of(reference: Any, noise: Any, chunk: Any, trust: bool = True) -> De
             "code, file.py:decode"
         )
     session = Session(file)
-    source, shape = _noise_of(session.inputs, noise, file.path)
+    source, shape = noise_input(session.inputs, noise, file.path)
     other = next(name for name in session.inputs if name != source)
 
     def run(observations: np.ndarray, given: np.ndarray) -> Any:
@@ -75,7 +75,7 @@ def decoder_of(reference: Any, noise: Any, chunk: Any, trust: bool = True) -> De
     return Decoder(run, str(file.path), noise, chunk)
 
 
-def _noise_of(inputs: dict[str, list[Any]], size: int, path: Path) -> tuple[str, list[int]]:
+def noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tuple[str, list[int]]:
     """Return which of a graph's two inputs is the noise, and the shape of its rows."""
     if len(inputs) != 2:
         raise UsageError(
