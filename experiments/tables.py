@@ -15,7 +15,7 @@ from statistics import mean
 
 import numpy as np
 
-from experiments import dial, few_steps, handed_out, heavy, limits, planning, real_robot, rql_report, wishes
+from experiments import dial, few_steps, handed_out, heavy, limits, pillar, planning, real_robot, rql_report, wishes
 from experiments import found as found_settings
 from experiments.campaign import finished
 from experiments.curves import smooth
@@ -351,6 +351,7 @@ TABLES: Tables = {
     "limits": lambda: limits.table(ledger("limits.jsonl")),
     "wishes_compared": lambda: wishes.preferences_table(ledger("wishes.jsonl")),
     "wishes_taken_over": lambda: wishes.takeover_table(ledger("wishes.jsonl")),
+    "pillar": lambda: pillar.table(ledger("pillar.jsonl")),
     "planning": lambda: planning.table(ledger("planning.jsonl")),
     "planning_kept": lambda: planning.policies(ledger("planning.jsonl")),
     "planning_omega": lambda: planning.curve(ledger("planning.jsonl")),
