@@ -16,7 +16,7 @@ from known_optimum import FEW
 from typed_commands import SMALL, typed
 
 import repolicy
-from repolicy.prepare import cloning
+from repolicy.prepare import cloning, flows
 
 DOCS = Path(__file__).parents[1] / "docs"
 pytestmark = pytest.mark.usefixtures("_elsewhere")
@@ -70,11 +70,16 @@ def run_all(capsys: pytest.CaptureFixture[str], text: str, monkeypatch: pytest.M
 def test_a_generative_policy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     text = section("your-policy.md", "A generative policy")
     Path("flow.py").write_text(code(text)[0])
+    text, _, fitted = text.partition("`imitate` fits")
     trained, evaluated = run_all(capsys, text.replace("--stochastic", "--stochastic --episodes 2"), monkeypatch)
     assert "noise of scale 0.5: basic reward" in trained
     assert "4 of 4 directions of the noise change the actions" in trained
     assert "nats a step, the budget is" in trained
     assert "in Hopper-v4?decoder=flow.py:decode&noise=4&chunk=2" in evaluated
+    steps = {"observations": np.zeros((200, 17)), "actions": np.zeros((200, 6)), "ended": np.arange(200) % 50 == 49}
+    np.savez("cheetah.npz", **steps)
+    monkeypatch.setattr(flows, "STEPS", 2)
+    assert "--noise 24 --chunk 4 --env HalfCheetah-v4" in run_all(capsys, fitted, monkeypatch)[0]
 
 
 def test_a_function(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

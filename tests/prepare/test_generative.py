@@ -183,10 +183,12 @@ def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
     assert torch.allclose(found.log_std.exp(), torch.ones(2), atol=1e-6)
     assert torch.allclose(scaled(policy, 0.5)(torch.zeros(2)).log_std.exp(), torch.tensor(0.5))
     assert policy.normalizer.count > 1000
+    spread = evaluate(policy, env, 2000, addon=RIGHT, deterministic=False).columns["addon_reward"].std
     decided = decide(residual(), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW)
     assert decided.objective.omega == decided.objective.alpha
     assert decided.objective.states == 0.0
     assert 1.0 < decided.settings.kl_budget < 5.0  # five nats an episode, and some decisions make one
+    assert decided.objective.omega == pytest.approx(spread / math.sqrt(2.0 * 5.0), rel=0.15)  # with a few episodes
     named_one = decide(residual(0.3), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW)
     assert named_one.objective.alpha == 0.3
 

@@ -215,6 +215,9 @@ class Weighing:
                 return least, "omega's own value, since N(0, I) is what entropy is measured from, too"
             third = two_digits(ALPHA_SHARE * least)
             return third, f"a third of omega {least:g}, since the prior's file does not tell its own"
+        if self.acts_by_noise and (spread := self.spread()) > 0.0:
+            alpha = two_digits(spread / math.sqrt(2.0 * BUDGET_OF_NOISE))
+            return alpha, f"at which {BUDGET_OF_NOISE:g} nats buy what the wish varies by in an episode ({spread:.3g})"
         alpha, why = _scaled(self.paid(), self.prior.policy.actions.width, "add-on's reward under the prior")
         return (alpha, why) if alpha >= most else (two_digits(most), "the most that a nat of the prior can be worth")
 
@@ -222,6 +225,21 @@ class Weighing:
     def acts_by_noise(self) -> bool:
         """Whether the prior is a generative policy, whose likeliest action is no better than the others."""
         return decoder(self.env) is not None
+
+    def spread(self) -> float:
+        """Return the std of what the wish pays in an episode of the prior, or in `STEPS` steps where none ends.
+
+        To weigh episodes by exp(R / α) costs Var(R) / (2·α²) nats, as long as these are few.
+        """
+        assert self.prior is not None
+        steps = trial(self.prior.policy, self.env, self.settings)
+        paid = steps.of_decisions(addons.combined(addons.at(self.wishes)).reward(*steps.transitions))
+        running, sums = np.zeros(paid.shape[1]), list[float]()
+        for rewards, ended in zip(paid, steps.terminated | steps.truncated, strict=True):
+            running += rewards
+            sums += running[ended].tolist()
+            running[ended] = 0.0
+        return float(np.std(sums if len(sums) > 1 else running))
 
     def budget_of_noise(self) -> float:
         """Return the nats a decision at which an episode has spent those that a generative policy may drift."""
