@@ -11,7 +11,7 @@ import torch
 from comparing import COUNT, assert_equal, assert_scored, log_prob, mean, observations, random, stirred
 from gymnasium import spaces
 from made_checkpoints import Agent, brax_file, mlp, named, saved
-from made_graphs import graph, node, script, stacked
+from made_graphs import graph, node, onnx, script, stacked
 from made_sb3 import Still, contrib, made, sb3
 from torch import nn
 
@@ -23,8 +23,6 @@ from repolicy.readers import brax, vecnormalize
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import describe
-
-onnx = pytest.importorskip("onnx")
 
 # Stable-Baselines3: code of the user's own ----------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from comparing import COUNT, assert_equal, log_prob, mean, observations, random, stirred
-from made_graphs import graph, node, run, script, stacked
+from made_graphs import graph, node, onnx, run, script, stacked
+from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from repolicy.errors import FileError, UsageError
@@ -23,10 +24,6 @@ from repolicy.readers.described import CannotCopyError
 from repolicy.readers.onnx_graphs import TYPES, _array
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import describe, recognized
-
-onnx = pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 # Real robots ----------------------------------------------------------------------------------------------------------
 

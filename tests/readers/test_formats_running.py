@@ -15,7 +15,7 @@ import pytest
 import torch
 from comparing import assert_equal, mean, observations, random, stirred
 from made_checkpoints import Around
-from made_graphs import graph, node, run, script
+from made_graphs import graph, node, onnx, run, script
 from torch import Tensor, nn
 
 from repolicy.cli.inspection import inspect
@@ -43,7 +43,6 @@ def placed(path: Path, size: int, width: int, trust: bool = False) -> MeanPrior:
 
 def residual(tmp_path: Path, batch: Any = "batch") -> Path:
     """A graph with a connection around a layer, which no perceptron of ours has."""
-    onnx = pytest.importorskip("onnx")
     nodes = [
         node("Gemm", "obs w", "a"), node("Relu", "a", "b"), node("Gemm", "b u", "c"), node("Add", "a c", "d"),
         node("Gemm", "d v", "out"),
@@ -93,7 +92,6 @@ def test_a_graph_that_keeps_rows_apart_runs_them_together(tmp_path: Path) -> Non
 
 
 def test_a_graph_that_takes_one_number_is_refused(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
     path = graph(tmp_path / "policy.onnx", [node("Mul", "obs w", "out")], {"w": random(1, 3)})
     model = onnx.load(path)
     model.graph.input[0].CopyFrom(onnx.helper.make_tensor_value_info("obs", 1, []))
@@ -116,7 +114,6 @@ def test_a_graph_of_two_inputs_does_not_run_as_it_is_and_inspect_says_so(tmp_pat
 
 def test_a_graph_with_a_memory_keeps_each_environments_own(tmp_path: Path) -> None:
     """h_out = tanh(obs · w + h_in · u), as exporters write an LSTM's memory: inputs that belong to outputs."""
-    onnx = pytest.importorskip("onnx")
     nodes = [
         node("MatMul", "obs w", "a"), node("MatMul", "h_in u", "b"), node("Add", "a b", "c"),
         node("Tanh", "c", "h_out"), node("MatMul", "h_out v", "out"),
@@ -140,7 +137,6 @@ def test_a_graph_with_a_memory_keeps_each_environments_own(tmp_path: Path) -> No
 
 
 def test_a_graph_that_gives_nothing_but_its_memory_is_refused(tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
     path = graph(tmp_path / "policy.onnx", [node("Add", "obs h_in", "out")], {}, ("obs", "h_in"))
     model = onnx.load(path)
     model.graph.node[0].output[0] = model.graph.output[0].name = "h_out"
@@ -151,7 +147,6 @@ def test_a_graph_that_gives_nothing_but_its_memory_is_refused(tmp_path: Path) ->
 
 @pytest.mark.parametrize("names", [("in", "out"), ("x_in", "x_out")])
 def test_a_graph_of_one_input_has_no_memory_whatever_it_is_called(names: tuple[str, str], tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
     path = graph(
         tmp_path / "policy.onnx", [node("Gemm", "obs w", "a"), node("Softsign", "a", "out")], {"w": random(5, 3)}
     )
@@ -166,7 +161,6 @@ def test_a_graph_of_one_input_has_no_memory_whatever_it_is_called(names: tuple[s
 
 def drawing(path: Path, names: tuple[str, ...]) -> Path:
     """A graph that gives its mean and what it draws around it, under two of these names, or under one."""
-    onnx = pytest.importorskip("onnx")
     nodes = [node("Gemm", "obs w", names[-1] if names[1:] else "mean")]
     nodes += [node("RandomNormalLike", nodes[0].output[0], "noise"), node("Add", f"{nodes[0].output[0]} noise", "out")]
     model = onnx.load(graph(path, nodes, {"w": random(5, 3)}))
@@ -194,7 +188,6 @@ def test_a_graph_that_draws_its_actions_is_refused(tmp_path: Path) -> None:
 
 def looping(path: Path, count: int, kept: Any = None) -> Path:
     """A graph that halves its actions so many times, with another tensor in its sub-graph where one is given."""
-    onnx = pytest.importorskip("onnx")
     make, number, truth, whole = onnx.helper.make_tensor, onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL, 7
     typed = onnx.helper.make_tensor_value_info
     body = onnx.helper.make_graph(
@@ -236,7 +229,6 @@ def test_a_loop_that_ends_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [np.float32, np.uint8])  # the second is one that no copy is made of
 @pytest.mark.parametrize("place", ["../secret", "link"])
 def test_weights_outside_of_a_graphs_folder_are_refused_before_it_runs(place: str, kind: Any, tmp_path: Path) -> None:
-    onnx = pytest.importorskip("onnx")
     folder = tmp_path / "deep"
     folder.mkdir()
     (tmp_path / "secret").write_bytes(bytes(16))

@@ -21,9 +21,6 @@ from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import describe
 
-onnx = pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
-
 
 class InPlace(nn.Module):
     def __init__(self) -> None:
