@@ -3,7 +3,7 @@
     python -m experiments.few_steps --jobs 1
     python -m experiments.few_steps --picture docs/images/few-steps.png     # of what is in the ledger
 
-`rule` is the default, `large` the settings of a million steps whatever the budget is. `--only` takes the beginnings of
+`rule` is the default, `large` the settings of a million steps whatever the budget is, `off_policy` is `ResidualSAC`. `--only` takes the beginnings of
 keys.
 """
 
@@ -13,7 +13,7 @@ from statistics import mean
 import matplotlib.pyplot as plt
 
 from experiments import campaign
-from experiments.heavy import SEEDS, TASKS, made
+from experiments.heavy import SEEDS, TASKS, made, worth
 from experiments.one import Run
 from experiments.pages import markdown
 from repolicy.many.ledger import Ledger, Row
@@ -45,7 +45,14 @@ def runs() -> list[Run]:
             for name in NAMES:
                 found += [made(name, f"rule/{steps}", "", seed, steps, episodes=EPISODES)]
                 found += [made(name, f"large/{steps}", "", seed, steps, large(name, steps), EPISODES)]
-    return found
+    return [*found, off_policy("halfcheetah_10", "1e4")]
+
+
+def off_policy(name: str, steps: str) -> Run:
+    """Return the run of `ResidualSAC` that begins as the prior, with the same omega."""
+    task = TASKS[name]
+    words = f"rql customize {task.prior} --addon {task.addon} --omega {worth(task.prior):.3g} --steps {steps} --seed 0"
+    return Run(f"{name}/off_policy/{steps}/0", tuple(words.split()), task.env, task.addon, episodes=EPISODES)
 
 
 def groups(found: dict[str, Row]) -> dict[tuple[str, str, str], list[Row]]:
