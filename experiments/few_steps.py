@@ -3,8 +3,8 @@
     python -m experiments.few_steps --jobs 1
     python -m experiments.few_steps --picture docs/images/few-steps.png     # of what is in the ledger
 
-`rule` is the default, `large` the settings of a million steps whatever the budget is, `off_policy` is `ResidualSAC`. `--only` takes the beginnings of
-keys.
+`rule` is the default, `large` the settings of a million steps whatever the budget is, `off_policy` is `ResidualSAC`.
+`--only` takes the beginnings of keys.
 """
 
 from pathlib import Path
