@@ -1,0 +1,109 @@
+"""How near copies of other libraries' policies come to the libraries themselves, version by version.
+
+    python -m experiments.readers
+
+Each version is installed into a folder of its own, without what it depends on; a process that finds it there writes a
+policy's file and says means and log-probabilities (`experiments.written_elsewhere`). Here the file is read. A row has
+the greatest difference of 256 observations, each beside the number's size where that is above 1.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from experiments.pages import markdown
+from repolicy.errors import RepolicyError
+from repolicy.many.ledger import Ledger, Row
+from repolicy.priors.opening import load_policy
+
+KINDS = ("PPO", "TRPO", "SAC", "TD3")
+SB3 = {"2.0.0": "2.0.0", "2.3.2": "2.3.0", "2.7.0": "2.7.0", "2.9.2": "2.9.2"}  # and sb3-contrib's of the same time
+OLD_GYMNASIUM = ("2.0.0", "2.3.2")
+RSL_RL = ("2.2.4", "2.3.3", "3.0.1", "5.0.1", "5.5.1")
+NAMES = {"sb3": "Stable-Baselines3", "rsl_rl": "rsl_rl"}
+
+
+def packages(library: str, version: str) -> list[str]:
+    """Return what is installed: the version, and what it cannot do without in an older version than ours."""
+    if library == "rsl_rl":
+        return [f"rsl-rl-lib=={version}"]
+    own = [f"stable-baselines3=={version}", f"sb3-contrib=={SB3[version]}"]
+    return [*own, "gymnasium==0.29.1"] if version in OLD_GYMNASIUM else own
+
+
+def installed(library: str, version: str, folder: Path) -> Path:
+    """Return the folder of a version, which is filled where it is not there."""
+    place = folder / f"{library}-{version}"
+    if not place.exists():
+        words = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(place)]
+        subprocess.run([*words, *packages(library, version)], check=True)
+    return place
+
+
+def measured(library: str, version: str, kind: str, place: Path) -> Row:
+    """Return how far the copy is from the library, or in one line why there is none."""
+    row: Row = {"key": f"{library} {version} {kind}", "library": library, "version": version, "kind": kind}
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, "-W", "ignore", "-m", "experiments.written_elsewhere", library, kind, folder]
+        paths = os.pathsep.join([str(place.resolve()), str(Path(__file__).parents[1])])
+        done = subprocess.run(
+            words, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            return row | {"failed": f"the library: {done.stderr.strip().splitlines()[-1]}"}
+        [file] = [path for path in Path(folder).iterdir() if path.name != "told.npz"]
+        told = dict(np.load(Path(folder, "told.npz")))
+        try:
+            policy = load_policy(file, std=None if "log_prob" in told else 0.1)
+        except RepolicyError as error:
+            return row | {"failed": f"the reader: {error}"}
+    obs = torch.from_numpy(told["observations"])
+    with torch.no_grad():
+        mean = policy(obs).mode().numpy()
+        if "log_prob" not in told:  # a mean as the environment takes it
+            return row | {"mean": far(policy.to_environment(mean), told["mean"])}
+        log_prob = policy.log_prob(obs, torch.from_numpy(told["actions"]).float()).numpy()
+    return row | {"mean": far(mean, told["mean"]), "log_prob": far(log_prob, told["log_prob"])}
+
+
+def far(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(f"{(np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))).max():.2g}")
+
+
+def table(found: list[Row]) -> str:
+    """Return a line for each library and kind: the versions, and the greatest differences of all of them."""
+    lines: dict[tuple[str, str], list[Row]] = {}
+    for row in found:
+        if "failed" not in row:
+            lines.setdefault((row["library"], row["kind"]), []).append(row)
+    cells = []
+    for (library, kind), rows in lines.items():
+        mean = max(row["mean"] for row in rows)
+        log_prob = max((row["log_prob"] for row in rows if "log_prob" in row), default=None)
+        versions = ", ".join(row["version"] for row in rows)
+        cells.append([NAMES[library], kind, versions, f"{mean:.0e}", "" if log_prob is None else f"{log_prob:.0e}"])
+    return markdown(["library", "kind", "versions", "mean", "log-probability"], cells)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--libraries", type=Path, default=Path("runs/libraries"), help="where versions are installed")
+    parser.add_argument("--out", type=Path, default=Path("results/readers.jsonl"))
+    options = parser.parse_args()
+    wanted = [("sb3", version, kind) for version in SB3 for kind in KINDS]
+    wanted += [("rsl_rl", version, "PPO") for version in RSL_RL]
+    ledger = Ledger(options.out)
+    for library, version, kind in wanted:
+        row = measured(library, version, kind, installed(library, version, options.libraries))
+        ledger.add(row)
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
