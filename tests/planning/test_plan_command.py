@@ -93,6 +93,7 @@ def test_a_wish_of_this_session_alone_is_not_kept(tmp_path):
         (["halfcheetah", "--addon", "hind_leg", "--samples", "1"], "samples is 1"),
         (["zoo:ppo-cartpole-not", "--addon", "hind_leg"], "no file"),
         (["hopper", "--addon", "height", "--env", "CartPole-v1"], "mean something else"),
+        (["hopper", "--addon", "height", "--live", "--distil", "64"], "take --distil afterwards"),
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence(words, why, tmp_path, capsys):

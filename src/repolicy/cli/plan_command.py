@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from repolicy.cli.options import Positional, Repeated
+from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, counted, stem_of
 from repolicy.readers.reading import Options
 from repolicy.runs.settings import Settings
@@ -74,6 +75,8 @@ class Plan:
         Settings(seed=self.seed)  # which refuses one that no environment takes
         name = as_file_name(stem_of(self.prior)) + ("-planned.safetensors" if self.distil else "-plan")
         terminal, out = Terminal(), self.out or Path("runs", name)
+        if self.distil and self.live:
+            raise UsageError("--live keeps a planner's folder: take --distil afterwards, with its weights")
         if self.distil:  # before the work, which would be lost
             check_room(self.distil, out)
         else:
