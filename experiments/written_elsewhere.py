@@ -16,7 +16,7 @@ SIZE, ACTIONS, COUNT = 5, 2, 256
 Told = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # means, actions and their log-probabilities
 
 
-def stirred(module: torch.nn.Module) -> torch.nn.Module:
+def stirred(module: Any) -> Any:
     """Give all parameters values that matter."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
