@@ -4,7 +4,8 @@
 
 Each version is installed into a folder of its own, without what it depends on; a process that finds it there writes a
 policy's file and says means and log-probabilities (`experiments.written_elsewhere`). Here the file is read. A row has
-the greatest difference of 256 observations, each beside the number's size where that is above 1.
+the greatest difference of 256 observations, each beside the number's size where that is above 1. The copy computes in
+double precision, as the library does for SAC; for the others a difference is the library's own rounding.
 """
 
 import argparse
@@ -60,15 +61,15 @@ def measured(library: str, version: str, kind: str, place: Path) -> Row:
         [file] = [path for path in Path(folder).iterdir() if path.name != "told.npz"]
         told = dict(np.load(Path(folder, "told.npz")))
         try:
-            policy = load_policy(file, std=None if "log_prob" in told else 0.1)
+            policy = load_policy(file, std=None if "log_prob" in told else 0.1).double()
         except RepolicyError as error:
             return row | {"failed": f"the reader: {error}"}
-    obs = torch.from_numpy(told["observations"])
+    obs = torch.from_numpy(told["observations"]).double()
     with torch.no_grad():
         mean = policy(obs).mode().numpy()
         if "log_prob" not in told:  # a mean as the environment takes it
             return row | {"mean": far(policy.to_environment(mean), told["mean"])}
-        log_prob = policy.log_prob(obs, torch.from_numpy(told["actions"]).float()).numpy()
+        log_prob = policy.log_prob(obs, torch.from_numpy(told["actions"]).double()).numpy()
     return row | {"mean": far(mean, told["mean"]), "log_prob": far(log_prob, told["log_prob"])}
 
 
@@ -77,18 +78,14 @@ def far(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def table(found: list[Row]) -> str:
-    """Return a line for each library and kind: the versions, and the greatest differences of all of them."""
-    lines: dict[tuple[str, str], list[Row]] = {}
-    for row in found:
-        if "failed" not in row:
-            lines.setdefault((row["library"], row["kind"]), []).append(row)
+    """Return a line for each library: versions and kinds, and the greatest differences of all of them."""
     cells = []
-    for (library, kind), rows in lines.items():
-        mean = max(row["mean"] for row in rows)
-        log_prob = max((row["log_prob"] for row in rows if "log_prob" in row), default=None)
-        versions = ", ".join(row["version"] for row in rows)
-        cells.append([NAMES[library], kind, versions, f"{mean:.0e}", "" if log_prob is None else f"{log_prob:.0e}"])
-    return markdown(["library", "kind", "versions", "mean", "log-probability"], cells)
+    for library, name in NAMES.items():
+        rows = [row for row in found if row["library"] == library and "failed" not in row]
+        kinds, versions = (", ".join(dict.fromkeys(row[what] for row in rows)) for what in ("kind", "version"))
+        worst = [max(row[what] for row in rows if what in row) for what in ("mean", "log_prob")]
+        cells.append([name, versions, kinds, *(f"{each:.0e}" for each in worst)])
+    return markdown(["library", "versions", "kinds", "mean", "log-probability"], cells)
 
 
 def main() -> None:
