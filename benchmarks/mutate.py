@@ -35,6 +35,7 @@ DIAL = (
     "tests/policies/test_conditioned_policy.py tests/policies/test_several_policy.py tests/envs/test_envs.py "
     "tests/learning/test_conditioned_run.py tests/learning/test_several_run.py"
 )
+SQUASHED = "tests/hosts/test_squashed.py"
 GAITS = "tests/envs/test_gaits.py"
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 VARYING = "tests/many/test_varying.py"
@@ -51,6 +52,9 @@ LLM = {
 }
 LLM["mixing"] = "tests/llm/test_dial.py"
 MUTANTS = [
+    Mutant("hosts/method.py", "log_policy = log_policy - slope", "log_policy = log_policy + slope", SQUASHED, "sign of the slope of tanh in a host"),
+    Mutant("hosts/method.py", "self.squashes = squashes(prior)", "self.squashes = False", SQUASHED, "a density before tanh beside one behind it"),
+    Mutant("hosts/kept_prior.py", "head.log_std.expand(ROWS, width).mean(0)", "head.log_std.expand(ROWS, width).exp().mean(0)", SQUASHED, "a std for its logarithm"),
     Mutant("wishes/inference.py", "return (person - policy) / alpha", "return (policy - person) / alpha", INFERENCE, "a wish away from the person"),
     Mutant("wishes/inference.py", "return (person - policy) / alpha", "return person - policy", INFERENCE, "the gradient without the temperature"),
     Mutant("wishes/inference.py", "features @ step / alpha + np.log(chances)", "features @ step / alpha", INFERENCE, "trajectories weighed without their chances"),
@@ -229,7 +233,7 @@ MUTANTS = [
     Mutant("readers/mapped.py", "map(float, shift - scale)", "map(float, -scale)", "tests/readers/test_formats_checkpoints.py", "bounds of a squashed action that is shifted"),
     Mutant("readers/mapped.py", "own <= {*layout.modules}", "True", "tests/readers/test_formats_layouts.py", "a module that is left out of a copy"),
     Mutant("envs/step.py", "parts = [observations[key] for key in keys] if keys", "parts = [observations[key] for key in sorted(keys)] if keys", "tests/readers/test_copied.py", "order of the parts of an observation"),
-    Mutant("policies/distributions.py", "- _log_tanh_slope(actions).sum(-1)", "", "tests/policies/test_distributions.py", "Jacobian of tanh dropped"),
+    Mutant("policies/distributions.py", "- log_tanh_slope(actions).sum(-1)", "", "tests/policies/test_distributions.py", "Jacobian of tanh dropped"),
     Mutant("policies/distributions.py", "distance - 1.0", "distance", "tests/policies/test_distributions.py", "KL of Gaussians"),
     Mutant("envs/gymnasium.py", "final = current = flat(", "current = flat(", "tests/envs/test_envs.py", "true last observations"),
     Mutant("envs/gymnasium.py", "current, rewards.astype(np.float64), terminated, truncated & ~terminated", "current, rewards.astype(np.float64), terminated, truncated", "tests/envs/test_envs.py", "terminated and truncated at once"),

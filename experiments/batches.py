@@ -31,9 +31,14 @@ class Paid:
         addon: str,
         count: int,
         seed: int,
-        to_environment: Callable[[np.ndarray], np.ndarray] = lambda actions: actions,
+        to_environment: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
-        self.batch, self.addon, self.to_environment = make_envs(env, count, seed), combined([addon]), to_environment
+        self.batch, self.addon, self.squashes = (
+            make_envs(env, count, seed),
+            combined([addon]),
+            to_environment is not None,
+        )
+        self.to_environment = to_environment or (lambda actions: actions)
         self.current = self.batch.reset()
         self.returns = np.zeros(count)
         self.clear()
@@ -73,7 +78,7 @@ class ForSb3(VecEnv):
         self.paid, count = paid, paid.batch.count
         width = paid.batch.actions.width
         box = spaces.Box(-np.inf, np.inf, (paid.batch.observation_size,), np.float32)
-        self.render_mode = None
+        self.render_mode, self.squashes = None, paid.squashes
         super().__init__(count, box, spaces.Box(-WIDE, WIDE, (width,), np.float32))
 
     def reset(self) -> np.ndarray:
@@ -111,7 +116,7 @@ class ForRslRl(RunnerEnv):
 
     def __init__(self, paid: Paid) -> None:
         self.paid, self.num_envs, self.num_actions = paid, paid.batch.count, paid.batch.actions.width
-        self.max_episode_length, self.device = 1000, "cpu"
+        self.max_episode_length, self.device, self.squashes = 1000, "cpu", paid.squashes
         self.cfg: dict[str, Any] = {}
         self.episode_length_buf = torch.zeros(self.num_envs, dtype=torch.long)
 

@@ -25,7 +25,19 @@ from repolicy.many.ledger import Row
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.runs.folder import RunFolder
 
-TASKS = {"halfcheetah": ("HalfCheetah-v4", "hind_leg=10"), "ant": ("Ant-v4", "sideways")}  # by the prior's name
+TASKS = {  # by the prior's name
+    "halfcheetah": ("HalfCheetah-v4", "hind_leg=10"),
+    "ant": ("Ant-v4", "sideways"),
+    "playground:go1": ("Go1JoystickFlatTerrain-v1?observe=state", "energy"),
+}
+
+
+def paid(prior: str, seed: int) -> Paid:
+    """Return the environments of a task, which get actions as the prior sends them."""
+    policy = load_policy(prior)
+    return Paid(
+        *TASKS[prior], customize_defaults(prior).envs, seed, policy.to_environment if policy.family.squashes else None
+    )
 
 
 def through_engine(prior: str, seed: int, steps: int) -> Policy:
@@ -41,8 +53,7 @@ def through_sb3(prior: str, seed: int, steps: int) -> Policy:
     """Customize in Stable-Baselines3."""
     from repolicy.hosts.sb3 import ResidualPPO, to_repolicy
 
-    paid = Paid(*TASKS[prior], customize_defaults(prior).envs, seed)
-    model = ResidualPPO("MlpPolicy", ForSb3(paid), prior=prior, seed=seed, device="cpu")
+    model = ResidualPPO("MlpPolicy", ForSb3(paid(prior, seed)), prior=prior, seed=seed, device="cpu")
     model.learn(steps)
     return to_repolicy(model)
 
@@ -51,11 +62,13 @@ def through_rsl_rl(prior: str, seed: int, steps: int) -> Policy:
     """Customize in rsl_rl; its critic has a normalizer of its own."""
     from rsl_rl.runners import OnPolicyRunner
 
+    from repolicy.hosts.kept_prior import as_squashed
     from repolicy.hosts.rsl_rl import to_repolicy
 
     torch.manual_seed(seed)
-    settings = customize_defaults(prior)
-    network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh", "obs_normalization": True}
+    settings, spec = customize_defaults(prior), load_policy(prior).spec
+    network = {"class_name": "MLPModel", "obs_normalization": True, "activation": spec.activation}
+    network |= {"hidden_dims": [*spec.hidden]}
     config = {
         "num_steps_per_env": settings.n_steps,
         "save_interval": 10**9,
@@ -66,9 +79,10 @@ def through_rsl_rl(prior: str, seed: int, steps: int) -> Policy:
         "multi_gpu": None,
     }
     with contextlib.redirect_stdout(open(os.devnull, "w")):
-        runner = OnPolicyRunner(ForRslRl(Paid(*TASKS[prior], settings.envs, seed)), config, None, "cpu")
+        runner = OnPolicyRunner(ForRslRl(paid(prior, seed)), config, None, "cpu")
         runner.learn(-(-steps // settings.iteration_steps))
-    return to_repolicy(runner.alg.get_policy())
+    made, start = to_repolicy(runner.alg.get_policy()), load_policy(prior)
+    return as_squashed(made, start) if start.family.squashes else made
 
 
 HOSTS: dict[str, Callable[[str, int, int], Policy]] = {
@@ -101,8 +115,9 @@ def main() -> None:
     parser.add_argument("--prior", choices=TASKS, default="halfcheetah")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=300_000)
+    parser.add_argument("--hosts", choices=HOSTS, nargs="+", default=[*HOSTS])
     options = parser.parse_args()
-    runs = [(host, options.prior, seed, options.steps) for seed, host in product(options.seeds, HOSTS)]
+    runs = [(host, options.prior, seed, options.steps) for seed, host in product(options.seeds, options.hosts)]
     campaign.measure(options.ledger, {"/".join(map(str, run)): partial(measure, *run) for run in runs})
 
 

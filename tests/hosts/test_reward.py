@@ -172,7 +172,7 @@ def test_a_policy_with_a_dial_is_no_prior(tmp_path: Path, named: bool) -> None:
 
 def test_a_squashed_policy_is_no_prior_of_actions_that_an_environment_gets() -> None:
     squashed = Policy(replace(policy().spec, family="squashed"))
-    with pytest.raises(UsageError, match="the prior is squashed: it scores actions before tanh"):
+    with pytest.raises(UsageError, match="the prior is squashed: its actions pass through tanh"):
         prior_reward(squashed, 0.3, 0.2)
 
     class BeforeTanh:

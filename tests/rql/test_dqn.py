@@ -187,7 +187,7 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("changed", "what"), [({"activation": "swish"}, "swish"), ({"norms": ("", "after")}, "relu and")]
+    ("changed", "what"), [({"activation": "gelu"}, "gelu"), ({"norms": ("", "after")}, "relu and")]
 )
 def test_a_prior_that_cannot_stand_beside_its_residual_is_refused(changed: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=f"the prior's network has {what}"):

@@ -1,8 +1,10 @@
 """What the hosts need of a prior: to open it, to score a rollout by it, and to say where it does not fit."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,15 +85,56 @@ def open_prior(given: Any) -> Opened:
 
 
 def _usable(policy: Policy) -> Policy:
-    """Raise where a policy of ours cannot score what a host stores."""
+    """Raise where a policy of ours is none that a host can ask."""
     if isinstance(policy, Conditioned):
         raise UsageError(untold(policy, "the prior"))
-    if policy.family.squashes:
-        raise UsageError(
-            "the prior is squashed: it scores actions before tanh, and here those are scored that the environment "
-            "gets; choose a prior with a Gaussian, or give an object whose log_prob scores what you store"
-        )
     return policy
+
+
+# Priors whose actions pass through tanh. A host stores actions as its policy drew them, before tanh, as ours do. ------
+
+
+def squashes(prior: Any) -> bool:
+    """Return whether a prior that was opened scores actions before tanh, by the density that they have behind it."""
+    own = getattr(prior, "prior", None)
+    return isinstance(own, Policy) and own.family.squashes
+
+
+def check_squashed(prior: Any, env_squashes: bool, remedy: str) -> None:
+    """Raise where a prior's actions pass through tanh, and the environment takes them as they are."""
+    if squashes(prior) and not env_squashes:
+        raise UsageError(
+            f"the prior is squashed: its actions pass through tanh, and the environment's do not; {remedy}"
+        )
+
+
+@torch.no_grad()
+def as_gaussian(policy: Policy) -> Policy:
+    """Return the Gaussian before tanh with which a host's actor begins.
+
+    Hosts have one std for all states. Where the policy has several, it is their geometric mean over observations as
+    its normalizer knows them; the means are the policy's own.
+    """
+    if not policy.family.squashes:
+        return policy
+    spec, width = policy.spec, policy.actions.width
+    found = Policy(replace(spec, family="gaussian", std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf)))
+    numbers = {name: part[:width] for name, part in policy.network.state_dict().items()}
+    for name, part in found.network.state_dict().items():
+        part.copy_(numbers[name] if part.shape == numbers[name].shape else policy.network.state_dict()[name])
+    found.normalizer.load_state_dict(policy.normalizer.state_dict())
+    inputs = torch.randn(ROWS, spec.observation_size, generator=torch.Generator().manual_seed(0))
+    head: Any = policy.distribution(inputs.to(next(policy.parameters()).device))
+    assert found.log_std is not None
+    found.log_std.copy_(head.log_std.expand(ROWS, width).mean(0))
+    return found.requires_grad_(False).eval()
+
+
+def as_squashed(policy: Policy, prior: Policy) -> Policy:
+    """Return a Gaussian that has acted through tanh as the policy that it is, with its prior's bounds."""
+    found = Policy(replace(policy.spec, family="squashed", actions=prior.actions, clips=False))
+    found.load_state_dict(policy.state_dict())
+    return found.requires_grad_(False).eval()
 
 
 def called(prior: object) -> str:

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import NumericError, UsageError
+from repolicy.hosts.kept_prior import squashes
 from repolicy.learning.multipliers import FARTHEST, off_budget, steered
 from repolicy.learning.ppo import ReturnScale
 from repolicy.learning.worker import LOST, WAITS
 from repolicy.objective import Objective, plain, reformulated
 from repolicy.policies.density import Density
+from repolicy.policies.distributions import log_tanh_slope
 from repolicy.policies.normalizer import sums
 from repolicy.prepare.states import familiarity
 from repolicy.runs.settings import Budget, budget_of
@@ -163,6 +165,7 @@ class Method:
         self.steering, self.prior, self.add_up = steering, prior, add_up
         self.named = steering.objective.is_set  # or the weights are measured
         self.scale = ReturnScale()
+        self.squashes = squashes(prior)  # whether the environment gets tanh of the actions, whose density counts
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
         self.ages: Tensor | None = None  # steps into the episode under way, `[N]`
         self.curves: dict[str, list[Any]] = {"steps": []}  # what `measured` told, for the report
@@ -180,6 +183,9 @@ class Method:
     def reward(self, seen: Seen) -> Tensor:
         """Return the reformulated rewards `[T, N]` of a rollout; their sums are kept for `measured`."""
         task, log_policy, below = seen.task, seen.log_policy, torch.zeros_like(seen.task)
+        if self.squashes:
+            slope = log_tanh_slope(seen.actions).sum(-1)
+            log_policy = log_policy - slope.to(log_policy.device)
         log_prior = None
         if self.prior is not None:
             log_prior, entropy = self.prior.score(seen.observations, seen.actions, seen.ended)

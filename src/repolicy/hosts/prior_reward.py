@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import Opened, open_prior
+from repolicy.hosts.kept_prior import Opened, check_squashed, open_prior
 from repolicy.hosts.measuring import Sizes, density_of_states, weighed
 from repolicy.hosts.method import PARTS, Steering, check_finite
 from repolicy.objective import Objective, reformulated, residual
@@ -75,6 +75,7 @@ class PriorReward:
     def __init__(self, source: Opened, steering: Steering, density: Density | None) -> None:
         self.steering, self.density, self.parts = steering, density, dict[str, float]()
         prior = source.prior
+        check_squashed(source, False, "give an object whose log_prob scores what you store")
         self._score = _scored_by(prior) if isinstance(prior, Policy) else prior.log_prob
 
     @property

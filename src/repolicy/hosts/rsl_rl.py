@@ -22,6 +22,7 @@ from repolicy.hosts.kept_prior import (
     called,
     check_needs,
     check_same_prior,
+    check_squashed,
     path_of,
     without_gradient,
 )
@@ -206,6 +207,8 @@ class ResidualPPO(PPO):
         words = " to ".join(f"{each:g}" for each in (*limits[:1], *limits[1:][-1:]))
         clips = f"the environment clips actions to ±{words} (clip_actions)" if limits else ""
         check_needs(algorithm.steering.objective, algorithm.prior is not None, clips)
+        remedy = "apply it in the environment's step, and give that an attribute squashes = True"
+        check_squashed(algorithm.prior, getattr(env, "squashes", False), remedy)
         algorithm.envs = RunnerEnvs(env, algorithm)
         if not algorithm.is_multi_gpu or not algorithm.gpu_global_rank:
             algorithm._left = int(cfg.get("max_iterations", 0))  # as Isaac Lab's and mjlab's scripts learn so many

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import FileError, UsageError
-from repolicy.hosts.kept_prior import Given, fill, in_rows, open_prior, path_of
+from repolicy.hosts.kept_prior import Given, as_gaussian, fill, in_rows, open_prior, path_of
 from repolicy.hosts.rsl_rl_policies import from_repolicy
 from repolicy.loading import read_bytes
 from repolicy.policies.distributions import ActionSpace
@@ -102,7 +102,7 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
     prior = SideBySide(open_prior(given), seen, actions_of(storage))
     prior.groups = list(actor.obs_groups)
     if copied and isinstance(prior.prior, Policy):
-        from_repolicy(prior.prior, actor)
+        from_repolicy(as_gaussian(prior.prior), actor)
         _keep_statistics(actor)
     return prior
 

@@ -27,19 +27,21 @@ from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import (
     Given,
     Opened,
+    as_gaussian,
     called,
     check_needs,
     check_same_prior,
     check_version,
     fill,
     path_of,
+    squashes,
     without_gradient,
 )
 from repolicy.hosts.measuring import Look, Sizes, compared, decide_in
 from repolicy.hosts.method import Method, Seen, Steering, weighs
 from repolicy.hosts.sb3_policies import actions_of, from_repolicy, like, to_repolicy
 from repolicy.hosts.sb3_priors import FromHost, SameKind, Weights, kept_in, read, stored, tensors_of
-from repolicy.hosts.sb3_vec_envs import WIDE, ModelEnvs, check_env, check_seen_alike, clips
+from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
 from repolicy.learning.ppo import adapted
 from repolicy.learning.worker import ALONE
 from repolicy.objective import Objective, given_objective
@@ -55,7 +57,7 @@ from stable_baselines3.common.vec_env import VecFrameStack, unwrap_vec_wrapper  
 
 check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
 
-__all__ = ["ResidualPPO", "Unclipped", "from_repolicy", "like", "to_repolicy"]
+__all__ = ["ResidualPPO", "Squashed", "Unclipped", "from_repolicy", "like", "to_repolicy"]
 
 DESIRED_KL = Settings().desired_kl  # of an update
 TARGET_KL = 0.02  # Stable-Baselines3 stops an update at one and a half times as much
@@ -106,7 +108,7 @@ class ResidualPPO(PPO):
         self.prior, self.prior_name = read(prior), called(path_of(prior))
         named = self.prior.prior if isinstance(self.prior, Opened) else None
         if copy_prior and policy_kwargs is None and policy == "MlpPolicy" and isinstance(named, Policy):
-            policy_kwargs = like(named)
+            policy_kwargs = like(as_gaussian(named))
         customizes = prior is not None and env is not None
         customizes = customizes and weighs(given_objective(self.objective, omega, alpha, states))
         self.adapts = customizes and "learning_rate" not in host  # the learning rate, once an iteration
@@ -118,7 +120,7 @@ class ResidualPPO(PPO):
         if _init_setup_model and copy_prior:
             if isinstance(named, Policy):
                 check_seen_alike(self)
-                from_repolicy(named, self)
+                from_repolicy(as_gaussian(named), self)
             elif isinstance(self.prior, SameKind):
                 own, weights = _critics_own(self.policy), self.prior.policy.state_dict()
                 begun = {name: tensor for name, tensor in weights.items() if not name.startswith(own)}
@@ -131,15 +133,17 @@ class ResidualPPO(PPO):
             self.log_prior_budget,
             self.critic_warmup,
         )
-        check_env(steering.objective, self.env)
+        self.prior = read(self.prior)
+        check_env(steering.objective, self.env, self.prior)
         given = self.rollout_buffer_class
         host = given or (DictRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else RolloutBuffer)
         self.rollout_buffer_class = type("ResidualBuffer", (Reformulated, host), {})
         super()._setup_model()
         self.rollout_buffer_class = given  # a saved model names no class of ours
         self.rollout_buffer.reformulate, self.rollout_buffer.credit = self._reformulated, self._credited
-        self.prior = self._fitted(steering.objective, read(self.prior))
+        self.prior = self._fitted(steering.objective, self.prior)
         self.method = Method(steering, None if self.prior is None else FromHost(self.prior))
+        self.method.squashes = squashes(self.prior)
         self.method.scaled(self.policy.value_net, self.policy.value_net)
         if self.position is not None:
             self.method.resume(self.position)
@@ -151,7 +155,7 @@ class ResidualPPO(PPO):
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Stable-Baselines3's; an environment that is refused, as one that was given at first, is not taken."""
         env = self._wrap_env(env, self.verbose)
-        check_env(self.steering.objective, env)
+        check_env(self.steering.objective, env, self.prior)
         super().set_env(env, force_reset)
 
     def train(self) -> None:
@@ -223,7 +227,7 @@ class ResidualPPO(PPO):
 
     def _reformulated(self, buffer: RolloutBuffer) -> np.ndarray:
         """Return the rewards of a whole rollout `[T, N]`."""
-        check_env(self.steering.objective, self.env)  # statistics may have begun to move
+        check_env(self.steering.objective, self.env, self.prior)  # statistics may have begun to move
         ended = np.concatenate([buffer.episode_starts[1:], self._last_episode_starts[None]]).astype(bool)
         log_policy, task, last = (torch.from_numpy(part) for part in (buffer.log_probs, buffer.rewards, ended))
         seen = Seen(
@@ -291,17 +295,6 @@ class Reformulated:
         self.rewards = self.reformulate(self)
         super().compute_returns_and_advantage(last_values, dones)  # type: ignore[misc]
         self.credit(self)
-
-
-class Unclipped(gymnasium.ActionWrapper[Any, Any, Any]):
-    """The environment with bounds so wide that Stable-Baselines3's clipping to them leaves actions as they are."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self.action_space = spaces.Box(-WIDE, WIDE, env.action_space.shape, np.float32)
-
-    def action(self, action: Any) -> Any:
-        return action
 
 
 def _usual(env: Any, widest: int, host: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import check_same_network
+from repolicy.hosts.kept_prior import as_squashed, check_same_network, squashes
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import MODULES
 from repolicy.policies.normalizer import BOUND, Normalizer
@@ -96,7 +96,8 @@ def to_repolicy(model: PPO) -> Policy:
         seen = normalized.obs_rms
         numbers = {"mean": seen.mean, "var": seen.var + (normalized.epsilon - 1e-8), "count": seen.count}
         policy.normalizer.load_state_dict({name: torch.as_tensor(part).double() for name, part in numbers.items()})
-    return policy.requires_grad_(False).eval()
+    prior: Any = getattr(model, "prior", None)
+    return as_squashed(policy, prior.prior) if squashes(prior) else policy.requires_grad_(False).eval()
 
 
 def actions_of(space: spaces.Space[Any]) -> ActionSpace:

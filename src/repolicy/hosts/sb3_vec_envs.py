@@ -10,6 +10,7 @@ from stable_baselines3.common.vec_env import unwrap_vec_normalize
 from torch import Tensor
 
 from repolicy.errors import UsageError
+from repolicy.hosts.kept_prior import check_squashed
 from repolicy.hosts.measuring import Paid
 from repolicy.hosts.method import weighs
 from repolicy.objective import Objective
@@ -56,14 +57,36 @@ class ModelEnvs:
         return self.model.rows(self.seen[None])[0]
 
 
+class Unclipped(gymnasium.ActionWrapper[Any, Any, Any]):
+    """The environment with bounds so wide that Stable-Baselines3's clipping to them leaves actions as they are."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.action_space = spaces.Box(-WIDE, WIDE, env.action_space.shape, np.float32)
+
+    def action(self, action: Any) -> Any:
+        return action
+
+
+class Squashed(Unclipped):
+    """The same, and actions of any size reach the environment through tanh, within its bounds."""
+
+    def action(self, action: Any) -> Any:
+        space = self.env.action_space
+        assert isinstance(space, spaces.Box)
+        return (space.low + (np.tanh(action) + 1.0) * 0.5 * (space.high - space.low)).astype(space.dtype)
+
+
 # What must hold -------------------------------------------------------------------------------------------------------
 
 
-def check_env(objective: Objective, env: Any) -> None:
-    """Raise where rewards or observations reach the model on a scale that moves."""
+def check_env(objective: Objective, env: Any, prior: Any) -> None:
+    """Raise where rewards or observations reach the model on a scale that moves, or actions not as the prior's."""
     if env is None or not weighs(objective):
         return
     normalized = unwrap_vec_normalize(env)
+    through_tanh = getattr(env.unwrapped, "squashes", False) or all(env.env_is_wrapped(Squashed))
+    check_squashed(prior, through_tanh, "wrap it in repolicy.hosts.sb3.Squashed")
     why = "omega and alpha weigh log-probabilities against rewards, and the scale of these would move"
     if normalized is not None and normalized.norm_reward:
         raise UsageError(f"the environment is VecNormalize(norm_reward=True), and {why}: set norm_reward=False")

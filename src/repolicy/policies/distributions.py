@@ -81,17 +81,17 @@ class SquashedGaussian(Gaussian):
     """
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        return super().log_prob(actions) - _log_tanh_slope(actions).sum(-1)
+        return super().log_prob(actions) - log_tanh_slope(actions).sum(-1)
 
     def entropy(self) -> Tensor:
         """Return the Gaussian's entropy plus E[log tanh′], by quadrature: to 2e-5 for stds up to 1.5, to 2e-4 at 2."""
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
         points = self.mean + self.log_std.exp() * self.mean.new_tensor(nodes).view(-1, *[1] * self.mean.dim())
         shares = self.mean.new_tensor(weights / weights.sum())
-        return super().entropy() + torch.tensordot(shares, _log_tanh_slope(points).sum(-1), dims=1)
+        return super().entropy() + torch.tensordot(shares, log_tanh_slope(points).sum(-1), dims=1)
 
 
-def _log_tanh_slope(actions: Tensor) -> Tensor:
+def log_tanh_slope(actions: Tensor) -> Tensor:
     """log(1 − tanh²(u)), without cancellation at large |u|."""
     return 2.0 * (math.log(2.0) - actions - torch.nn.functional.softplus(-2.0 * actions))
 

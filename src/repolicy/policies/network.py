@@ -157,7 +157,7 @@ def flatten(parameters: Iterable[nn.Parameter], extra: int = 0) -> tuple[Tensor,
 
 Layers = Sequence[tuple[Tensor, Tensor]]
 # Activations that other libraries' networks have as modules, too.
-MODULES: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+MODULES: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "swish": nn.SiLU}
 
 
 def layers_of(network: Mlp) -> Layers:
