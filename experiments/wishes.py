@@ -174,7 +174,7 @@ def cloned(records: list[Record], path: Path, seed: int) -> Path:
     optimizer = torch.optim.Adam(list(policy.network.parameters()), 3e-4)
     for _ in range(2000):
         some = torch.randint(len(seen), (256,), generator=generator)
-        loss = -policy.log_prob(seen[some], done[some]).mean()
+        loss = -policy(seen[some]).log_prob(done[some]).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
