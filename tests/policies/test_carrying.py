@@ -178,6 +178,14 @@ def test_damage_is_one_sentence(key: str, text: str, sentence: str, tmp_path: Pa
         load_policy(path)
 
 
+def test_a_file_that_was_cut_is_told_once(tmp_path: Path) -> None:
+    export(seeded(SPECS[0], 5), path := tmp_path / "policy.onnx", "onnx")
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(FileError) as told:
+        load_policy(path)
+    assert str(told.value).count(str(path)) == 1
+
+
 def test_no_path_of_this_machine_is_in_the_file(tmp_path: Path) -> None:
     for format in FORMATS:
         export(seeded(SPECS[0], 5), tmp_path / FORMATS[format], format)  # type: ignore[arg-type]

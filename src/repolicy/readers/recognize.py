@@ -89,8 +89,9 @@ class PolicyFile:
         """What a graph that Repolicy exported carries beside it; None in any other file."""
         if self.format not in RUNNABLE:
             return None
+        opened, found = self.opened, carrying.from_onnx if self.format == "onnx" else carrying.from_torchscript
         try:
-            return (carrying.from_onnx if self.format == "onnx" else carrying.from_torchscript)(self.opened)
+            return found(opened)
         except FileError as error:
             raise FileError(f"{self.path} is damaged: {error}") from None
         except DAMAGE as error:
