@@ -182,14 +182,14 @@ def plain(objective: Objective, host: str, states: bool = False) -> Objective:
 
     `states`: whether the host knows a price on them.
     """
+    for dial in objective.dials:
+        raise UsageError(f"{dial.name} is a range, and {host} takes one number: ranges are for `repolicy customize`")
     if not objective.is_set:
         raise UsageError(f"{host} sets no weight by itself: name omega and alpha")
     unknown = {"bonus": "entropy in the loss"} | ({} if states else {"states": "price on unfamiliar states"})
     for name, what in unknown.items():
         if value := getattr(objective, name):
             raise UsageError(f"{name} is {value:g}, and {host} knows no {what}: leave it at 0")
-    for dial in objective.dials:
-        raise UsageError(f"{dial.name} is a range, and {host} knows no dials: name one number")
     return objective
 
 

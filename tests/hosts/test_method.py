@@ -1,12 +1,16 @@
 """What is the same in every host: the unit of returns, ages of episodes, and when the actor moves."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+from repolicy.errors import UsageError
 from repolicy.hosts.method import EXPLAINS, WARMUP, Method, Seen, Steering, ages_of
 from repolicy.learning.worker import WAITS
-from repolicy.objective import Objective, residual
+from repolicy.objective import Objective, given_objective, residual
+from repolicy.ranges import Range
 
 ENDED = torch.tensor([[0, 0], [1, 0], [0, 0], [0, 1], [0, 0]]).bool()
 
@@ -83,3 +87,9 @@ def test_a_budget_of_log_prior_moves_omega_alone() -> None:
     steering.steer({"prior_kl": 0.0, "below_prior": 9.0, "below_prior_squares": 90.0}, 10_000)
     assert steering.objective.omega > 0.5
     assert steering.objective.alpha == 0.25
+
+
+@pytest.mark.parametrize("weights", [{"omega": [0.03, 3]}, {"omega": 0.1, "alpha": Range(0.01, 0.3)}])
+def test_a_range_is_refused_before_anything_is_measured(weights: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="is a range, and ResidualPPO takes one number: ranges are for"):
+        Steering(given_objective(None, weights["omega"], weights.get("alpha")))

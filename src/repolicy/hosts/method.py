@@ -45,7 +45,7 @@ class Steering:
     explained: float = field(default=0.0, compare=False)  # share of the returns, in the iteration under way
 
     def __post_init__(self) -> None:
-        if self.objective.is_set:
+        if self.objective.is_set or self.objective.dials:
             plain(self.objective, "ResidualPPO", states=True)
         warmup: Any = self.critic_warmup
         real = isinstance(warmup, Real) and not isinstance(warmup, bool)
