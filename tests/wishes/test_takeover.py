@@ -17,7 +17,7 @@ import pytest
 
 from repolicy.cli.main import main
 from repolicy.envs.wish_file import Features, open_wish
-from repolicy.errors import RepolicyError
+from repolicy.errors import FileError, RepolicyError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
@@ -157,6 +157,9 @@ def test_other_files_are_read_as_well(tmp_path: Path) -> None:
     assert found.person.tolist() == [False, True, True, False]
     with pytest.raises(RepolicyError, match="name it with --env"):
         Record.read(tmp_path / "r.npz")
+    (tmp_path / "r.npz").write_bytes((tmp_path / "r.npz").read_bytes()[:300])
+    with pytest.raises(FileError, match="damaged"):
+        Record.read(tmp_path / "r.npz", "X-v0")
 
 
 def test_a_dataset_of_lerobot_is_read(tmp_path: Path) -> None:

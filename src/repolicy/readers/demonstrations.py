@@ -33,26 +33,27 @@ def read_demonstrations(reference: str | Path) -> Demonstrations:
     """Return what is in `FILE.npz` (arrays `observations`, `actions`, perhaps `ended`), or in a Minari dataset."""
     path = Path(reference)
     if path.is_file() or path.suffix == ".npz":
-        arrays = _npz(path)
+        arrays = read_npz(path, ("observations", "actions"), ("ended",))
         return _checked(str(path), arrays["observations"], arrays["actions"], arrays.get("ended"))
     return _minari(str(reference))
 
 
-def _npz(path: Path) -> dict[str, np.ndarray]:
+def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+    """Return these arrays of an .npz file; refused where it is damaged, holds pickles, or would unpack to too much."""
     if not path.is_file():
         raise FileError(f"there is no file {path}")
     try:
         with path.open("rb") as stream:
             if stream.read(2) not in (b"PK", b"\x93N"):
-                raise FileError(f"{path} is no .npz file; save observations and actions with np.savez")
+                raise FileError(f"{path} is no .npz file; save {', '.join(needed)} with np.savez")
             stream.seek(0)
             file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
-                raise FileError(f"{path} is a single array; save observations and actions with np.savez")
+                raise FileError(f"{path} is a single array; save {', '.join(needed)} with np.savez")
             assert file.zip is not None  # it is, until the file is closed
             check_unpacked(file.zip, path.stat().st_size, str(path))
             arrays: dict[str, np.ndarray] = {
-                str(name): file[name] for name in ("observations", "actions", "ended") if name in file.files
+                str(name): file[name] for name in (*needed, *optional) if name in file.files
             }
             names = ", ".join(file.files) or "nothing"
     except FileError:
@@ -61,11 +62,11 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
         if "allow_pickle" in str(error):
             raise FileError(f"{path} holds pickled objects, which are not run; save plain arrays of numbers") from None
         raise FileError(f"{path} is damaged, or no .npz file: {described(error)}") from None
-    for name in ("observations", "actions"):
+    for name in needed:
         if not isinstance(arrays.get(name, SOME), np.ndarray):  # for an entry that is no array, NumPy gives its bytes
             raise FileError(f"{path} is damaged: {name} are no array")
         if name not in arrays:
-            raise FileError(f"{path} has no array {name!r} (it has {names}); it needs observations and actions")
+            raise FileError(f"{path} has no array {name!r} (it has {names}); it needs {', '.join(needed)}")
     return arrays
 
 

@@ -12,6 +12,7 @@ from repolicy.envs.wish_file import Features
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import read_bytes
 from repolicy.policies.storage import check_shape
+from repolicy.readers.demonstrations import read_npz
 
 FORMAT = 1
 HEADER = {"record": int, "env": str, "policy": str, "sizes": [int]}
@@ -90,11 +91,8 @@ class Record:
     @classmethod
     def _numpy(cls, path: Path, env: str) -> Self:
         """Arrays `observation`, `action`, `next`, `person`, `episode`; `proposed` and `time` may be missing."""
-        try:
-            with np.load(path) as found:
-                arrays = dict(found)
-        except (OSError, ValueError, EOFError) as error:
-            raise FileError(f"{path} cannot be read: {error}") from None
+        needed = ("observation", "action", "next", "person", "episode")
+        arrays = read_npz(path, needed, ("proposed", "time"))
         return cls._given(arrays, path, env)
 
     @classmethod
@@ -124,8 +122,6 @@ class Record:
 
     @classmethod
     def _given(cls, arrays: dict[str, np.ndarray], path: Path, env: str) -> Self:
-        if missing := {"observation", "action", "next", "person", "episode"} - arrays.keys():
-            raise FileError(f"{path} has no array {', '.join(sorted(missing))}")
         arrays = {"proposed": arrays["action"], "time": np.arange(len(arrays["person"]))} | arrays
         if not env:
             raise UsageError(f"{path} does not say which environment it is of: name it with --env")
