@@ -22,6 +22,7 @@ from experiments.curves import smooth
 from experiments.llm.__main__ import PROGRAMS
 from experiments.pages import Tables, each_and_mean, fill, markdown
 from experiments.paper.runs import TASKS as PAPERS
+from experiments.readers import table as reader_table
 from repolicy.many.ledger import Ledger, Row
 
 ROOT = Path(__file__).parent.parent
@@ -362,6 +363,7 @@ TABLES: Tables = {
     "adapters": adapters,
     "large_prior": large_prior,
     "comparing_errors": comparing_errors,
+    "readers": lambda: reader_table(rows("readers.jsonl")),
     "rql": lambda: rql_report.table(rql_report.by_task()),
     "through_hosts": through_hosts,
     "fine_tuning": fine_tuning,
