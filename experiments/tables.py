@@ -169,14 +169,6 @@ def large_prior() -> str:
     return markdown(["environment", "speed, of what physics and networks allow", "seconds"], lines)
 
 
-def comparing_errors() -> str:
-    headings = ["returns", "*not worse*", "*worse*", "*not worse* by Student's t of 100 episodes"]
-    names = ("not_worse", "worse", "not_worse_by_student")
-    plain = ("normal, std 10 %", "normal, std 50 %", "1 in 10 falls halfway", "tied: always the same")
-    found = [row for row in rows("comparing.jsonl") if "comparisons" in row and row["key"] not in plain]
-    return markdown(headings, [[row["key"], *(f"{row[name]:.1%}" for name in names)] for row in found])
-
-
 PRICES = ("overhead", "states_overhead", "dial_overhead")
 
 
@@ -362,7 +354,6 @@ TABLES: Tables = {
     "nat_worth": nat_worth,
     "adapters": adapters,
     "large_prior": large_prior,
-    "comparing_errors": comparing_errors,
     "readers": lambda: reader_table(rows("readers.jsonl")),
     "rql": lambda: rql_report.table(rql_report.by_task()),
     "through_hosts": through_hosts,
