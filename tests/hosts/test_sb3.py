@@ -245,7 +245,10 @@ WRONG = [
     ({"critic_warmup": math.nan}, "critic_warmup is nan; here it counts iterations"),
     ({"kl_budget": "2"}, "kl_budget is '2'; it must be a number of nats"),
     *(
-        ({"objective": objective, "omega": None, "alpha": None}, rf"{name} is (1|a range), and ResidualPPO knows no")
+        (
+            {"objective": objective, "omega": None, "alpha": None},
+            rf"{name} is (1|a range), and ResidualPPO (knows no|takes one number)",
+        )
         for name, objective in UNKNOWN.items()
     ),
     ({"kl_budget": math.inf}, "kl_budget is inf; it must be a number of nats"),

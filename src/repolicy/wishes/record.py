@@ -11,7 +11,7 @@ import numpy as np
 from repolicy.envs.wish_file import Features
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import read_bytes
-from repolicy.policies.storage import check_shape
+from repolicy.policies.storage import check_shape, write_bytes
 from repolicy.readers.demonstrations import read_npz
 
 FORMAT = 1
@@ -174,7 +174,7 @@ class RecordFile:
                 raise UsageError(f"{path} is the record of another policy or environment: name another --out")
             whole = [line for line in lines[1:] if line.endswith("}")]
             if len(whole) < len(lines) - 1:  # the machine stopped while a line was written
-                path.write_text("".join(f"{line}\n" for line in [lines[0], *whole]))
+                write_bytes(path, "".join(f"{line}\n" for line in [lines[0], *whole]).encode())
             kept = [_line(line, str(path)) for line in whole]
             dropped = {line["dropped"] for line in kept if "dropped" in line}
             told = [line.get("episode", -1) for line in kept if "dropped" not in line]
