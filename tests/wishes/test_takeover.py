@@ -283,8 +283,8 @@ def test_a_window_gets_the_keys_of_a_keyboard() -> None:
     words = ["Xvfb", "-displayfd", str(writes), "-screen", "0", "640x480x24", "-nolisten", "tcp"]
     with subprocess.Popen(words, pass_fds=(writes,), stderr=subprocess.DEVNULL) as server:
         os.close(writes)
-        seen = {"DISPLAY": ":" + os.read(reads, 16).decode().strip(), "SDL_VIDEODRIVER": "x11"}
-        os.close(reads)
+        with os.fdopen(reads) as told:  # the server writes number and line's end apart, and dies of a pipe that closes
+            seen = {"DISPLAY": f":{told.readline().strip()}", "SDL_VIDEODRIVER": "x11"}
         program = [sys.executable, str(Path(__file__).with_name("real_keys.py"))]
         done = subprocess.run(program, env=os.environ | seen, capture_output=True, text=True, check=False, timeout=120)
         server.terminate()
