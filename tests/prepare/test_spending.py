@@ -13,6 +13,8 @@ from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import states
+from repolicy.prepare.spending import spending
+from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
 
@@ -42,7 +44,7 @@ def test_every_step_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         return step(self, actions)
 
     monkeypatch.setattr(GymnasiumEnvs, "step", counted)
-    monkeypatch.setattr("repolicy.prepare.spending.LONGEST", 300)
+    monkeypatch.setattr("repolicy.learning.training.LONGEST", 300)
     monkeypatch.setattr("repolicy.envs.evaluation.LONGEST", 300)
     settings = Settings(
         steps=200, ranks=1, envs=4, n_steps=16, minibatch=32, checkpoint_every=2, hidden=(8,),
@@ -59,3 +61,13 @@ def test_every_step_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert "256 to train" in sentence
     assert ("for evaluations" in sentence) == (evaluated > 0)
     assert ("for the prior's states" in sentence) == (price > 0)
+
+
+def test_an_episode_whose_limit_nobody_tells_is_as_long_as_it_was() -> None:
+    """One before the run, one after each of two segments, of two episodes each."""
+    settings = Settings(steps=256, ranks=1, envs=4, n_steps=32, minibatch=32, checkpoint_every=1, evaluation_episodes=2)
+    found = [
+        spending(Request(env, residual(0.1, 0.1), settings), length=79.5).evaluations
+        for env in (tiny("Endless"), tiny("endless_with_time_limit"))
+    ]
+    assert found == [3 * 2 * 80, 3 * 2 * 5]

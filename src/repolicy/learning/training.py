@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from repolicy.envs import addons
+from repolicy.envs.evaluation import LONGEST
 from repolicy.envs.limits import Limit
 from repolicy.envs.limits import limits as limits_of
 from repolicy.envs.making import probed, with_roles
@@ -221,7 +222,8 @@ def customize(
         if wanted.reads_states:
             check_learnable(saved.policy)
         if before is None:
-            chosen = [*chosen, spending(request, measured).sentence]
+            length = float(saved.card.get("evaluation", {}).get("evaluation_length", LONGEST))
+            chosen = [*chosen, spending(request, measured, length).sentence]
         return run(request, folder, resume, callbacks, [*notes, *chosen], content, env_timeout, start)
 
 

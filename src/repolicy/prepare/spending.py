@@ -28,11 +28,14 @@ class Spending(NamedTuple):
         return f"{sum(self):,} steps of the environment in all: {', '.join(parts)}"
 
 
-def spending(request: Request, worth: int = 0) -> Spending:
-    """Return what a run is going to take; `worth` are the steps that were taken for that."""
+def spending(request: Request, worth: int = 0, length: float = LONGEST) -> Spending:
+    """Return what a run is going to take.
+
+    `worth` are the steps that were taken for that, `length` those of an episode whose time limit is not told.
+    """
     settings = request.settings
     with closing(make_envs(request.env, 1, 0, settings.backend)) as envs:
-        longest = envs.limit or LONGEST
+        longest = envs.limit or math.ceil(length)
     segments = math.ceil(settings.iterations / settings.checkpoint_every)
     episodes = settings.evaluation_episodes and max(1, settings.evaluation_episodes // settings.ranks) * settings.ranks
     observations = states.wanted(settings.steps) if request.objective.reads_states else 0
