@@ -106,9 +106,12 @@ def picture(found: dict[str, Row], path: Path) -> None:
                 axis.plot(places, heights, style, color=color[way], markersize=3, label=named)
             height = priors[f"{name}/prior/0"]["last"][action]["total_reward"][0]
             axis.axhline(height, color="gray", linestyle=style[:-1], linewidth=1)
+        ticks = [float(steps) for steps in STEPS]
         axis.set(
             xscale="log", title=f"{TASKS[name].prior}, {TASKS[name].addon}", xlabel="steps of the environment, all"
         )
+        axis.set_xticks(ticks, [f"{tick / 1000:.0f}k" for tick in ticks])
+        axis.minorticks_off()
     axes[0].set_ylabel("old reward + wish (gray: the prior)")
     axes[0].legend(fontsize=7)
     figure.savefig(path, dpi=100)

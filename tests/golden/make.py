@@ -1,8 +1,9 @@
 """Make the files that every later version must load: one of each kind, and what each policy told when it was made.
 
-    python tests/golden/make.py tests/golden/v1
+    python tests/golden/make.py tests/golden/v1 tests/golden/later
 
-`v1` stays as it is. A kind of file, or a format, that is new gets a folder of its own beside it.
+`v1` stays as it is, and so does `later`, which has the kinds of files that came after it. A kind of file, or a format,
+that is new gets a folder of its own beside them.
 """
 
 import json
@@ -16,8 +17,10 @@ import torch
 
 import repolicy
 from repolicy import rql
+from repolicy.envs.wish_file import Features, LearntWish, Networks, open_wish
 from repolicy.objective import soft
 from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.export import export
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.normalizer import sums
@@ -33,6 +36,7 @@ SMALL = Settings(
     steps=64, envs=4, n_steps=8, minibatch=16, checkpoint_every=1, ranks=1, evaluation_episodes=1, hidden=(4,)
 )
 RUNS = ("trained", "held", "dialed")
+EXPORTED, WISHES = "exported.onnx", ("wish.safetensors", "networks.safetensors")
 
 
 def told(path: Path) -> dict[str, list[Any]]:
@@ -88,9 +92,30 @@ def make(folder: Path) -> None:
     (folder / "told.json").write_text(json.dumps(found) + "\n")
 
 
+def make_later(folder: Path) -> None:
+    """Write wishes that were learnt, by features and by networks, and an exported graph."""
+    folder.mkdir(exist_ok=True)
+    linear = Features.of("next[2:4]^1,action^2"), ("a", "b", *"cdefgh"), np.linspace(-1.0, 1.0, 8), np.eye(8)
+    LearntWish(ENV, "", "a test", (17, 6), *linear).write(folder / "wish.safetensors")
+    torch.manual_seed(0)
+    sizes = (40,), (40,), (2, 40, 3), (2, 3), (2, 3)
+    networks = Networks(*(torch.rand(size) + 0.5 for size in sizes))
+    LearntWish(ENV, "", "a test", (17, 6), None, networks=networks).write(folder / "networks.safetensors")
+    export(policy(PolicySpec(3, BOX, hidden=(2,))), folder / EXPORTED, "onnx")
+    found = {EXPORTED: told(folder / EXPORTED)} | {name: paid(folder / name) for name in WISHES}
+    (folder / "told.json").write_text(json.dumps(found) + "\n")
+
+
+def paid(path: Path) -> dict[str, list[Any]]:
+    """Return what a wish in a file pays for three steps."""
+    before, actions, after = (np.linspace(-1.0, 1.0, 3 * size).reshape(3, size) for size in (17, 6, 17))
+    return {"paid": open_wish(str(path))(before, actions, after, {}).tolist()}
+
+
 def is_policy(path: Path) -> bool:
     return path.parent.name != "checkpoints" and path.name != "trial.safetensors"
 
 
 if __name__ == "__main__":
     make(Path(sys.argv[1]))
+    make_later(Path(sys.argv[2]))

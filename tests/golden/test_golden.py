@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from make import RUNS, told
+from make import EXPORTED, RUNS, WISHES, paid, told
 
 from repolicy import rql
 from repolicy.learning.training import customize, train
@@ -29,6 +29,13 @@ POLICIES = {
 def test_a_policy_says_what_it_said(folder: Path, name: str) -> None:
     for what, values in told(folder / name).items():
         np.testing.assert_allclose(values, POLICIES[folder, name][what], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [EXPORTED, *WISHES])
+def test_a_graph_and_a_wish_say_what_they_said(name: str) -> None:
+    later = HERE / "later"
+    for what, values in (told if name == EXPORTED else paid)(later / name).items():
+        np.testing.assert_allclose(values, json.loads((later / "told.json").read_text())[name][what], rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -66,4 +73,6 @@ def test_every_file_says_its_format(folder: Path) -> None:
 
 
 def test_the_files_stay_small() -> None:
-    assert sum(path.stat().st_size for path in HERE.rglob("v*/**/*") if path.is_file()) <= 300_000
+    assert (
+        sum(path.stat().st_size for path in HERE.rglob("*/**/*") if path.is_file() and path.suffix != ".pyc") <= 300_000
+    )
