@@ -113,7 +113,7 @@ def picture(found: dict[str, Row], path: Path) -> None:
         axis.set_xticks(ticks, [f"{tick / 1000:.0f}k" for tick in ticks])
         axis.minorticks_off()
     axes[0].set_ylabel("old reward + wish (gray: the prior)")
-    axes[0].legend(fontsize=7)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=100)
 
 
