@@ -2,6 +2,7 @@
 
 import json
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from repolicy.cli import main as cli
 from repolicy.envs.evaluation import Evaluation
+from repolicy.errors import FileError
 from repolicy.hosts.sb3 import ResidualPPO, Unclipped
-from repolicy.report.host_page import evaluation, kept
+from repolicy.report.host_page import evaluation, kept, write_host_report
 from repolicy.report.verdict import verdict
 
 
@@ -109,3 +111,18 @@ def test_what_has_no_curves_is_refused(tmp_path: Path, kind: str, capsys: pytest
     assert ended.value.code in (1, 2)
     assert re.search("here|mlp-1.pt|m.zip", said.replace("\n", ""))
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("kept_there", [{"curves": {}}, {"curves": {"steps": 3, "std": [1, 2]}, "objective": {}, "iterations": 1}])
+def test_a_forged_checkpoint_is_one_sentence(tmp_path: Path, kept_there: dict[str, Any]) -> None:
+    torch.save({"residual": kept_there}, tmp_path / "model_1.pt")
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+        archive.writestr("data", json.dumps({"position": kept_there}))
+        archive.writestr("policy.pth", b"")
+    with zipfile.ZipFile(tmp_path / "cut.zip", "w") as archive:
+        archive.writestr("data", "{")
+        archive.writestr("policy.pth", b"")
+    for name in ("model_1.pt", "model.zip", "cut.zip"):
+        with pytest.raises(FileError, match="is damaged"):
+            write_host_report(tmp_path / name)
+        assert not (tmp_path / name).with_suffix(".html").exists()

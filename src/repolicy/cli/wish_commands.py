@@ -1,5 +1,6 @@
 """The commands that learn a wish which nobody writes down: ask, takeover, infer, learn-wish."""
 
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -243,8 +244,10 @@ def who(person: str, kind: str, env: str) -> tuple[Any, Any, Any]:
     wants = getattr(act, "wants", None)
     if wants is not None:
         return act, wants, None
+    with closing(one_env(env)) as made:
+        space = made.action_space
     keys = TerminalKeys() if kind == "terminal" else WindowKeys()
-    return act or by_keys(keys, one_env(env).action_space), None, keys
+    return act or by_keys(keys, space), None, keys
 
 
 @dataclass(frozen=True)

@@ -86,21 +86,6 @@ def mppi_joint() -> Function:
     return lambda observations, actions, next_observations, info: -np.abs(next_observations[:, 1])
 
 
-def energy() -> Function:
-    """−c·Σ |torque · joint velocity|, Playground's own: use less power (c may be 0: ENV?energy_scale=-0.001)."""
-    return lambda observations, actions, next_observations, info: _info(info, "reward_energy")
-
-
-def smooth() -> Function:
-    """−c·Σ (change of action)², Playground's own: change actions less."""
-    return lambda observations, actions, next_observations, info: _info(info, "reward_action_rate")
-
-
-def clearance() -> Function:
-    """−c·Σ |foot's height − the wished one|·speed, Playground's own (c may be 0: ENV?feet_clearance_scale=-2)."""
-    return lambda observations, actions, next_observations, info: _info(info, "reward_feet_clearance")
-
-
 def on_command() -> Function:
     """−|commanded velocity − velocity|², ahead, aside and in turning, as the robot itself observes it: do as told."""
 
@@ -111,29 +96,14 @@ def on_command() -> Function:
     return missed
 
 
-def torques() -> Function:
-    """−c·(√Σ torque² + Σ |torque|), Playground's own: push less."""
-    return lambda observations, actions, next_observations, info: _info(info, "reward_torques")
+def _told(term: str, what: str) -> Callable[[], Function]:
+    """Return what makes an add-on of a term of its reward that MuJoCo Playground tells in `info`."""
 
+    def make() -> Function:
+        return lambda observations, actions, next_observations, info: _info(info, f"reward_{term}")
 
-def still() -> Function:
-    """−c·Σ |joint angle − its usual one| while the command is 0, Playground's own: stand where told to stand."""
-    return lambda observations, actions, next_observations, info: _info(info, "reward_stand_still")
-
-
-def joint_limits() -> Function:
-    """−c·Σ |angle beyond its soft limit|, Playground's own: keep clear of the stops."""
-    return lambda observations, actions, next_observations, info: _info(info, "reward_dof_pos_limits")
-
-
-def air_time() -> Function:
-    """c·Σ over feet that touch down of (seconds in the air − 0.1), Playground's own: take longer steps."""
-    return lambda observations, actions, next_observations, info: _info(info, "reward_feet_air_time")
-
-
-def slip() -> Function:
-    """−c·Σ speed² of feet on the ground, Playground's own: slip less."""
-    return lambda observations, actions, next_observations, info: _info(info, "reward_feet_slip")
+    make.__doc__ = what
+    return make
 
 
 def action_rate() -> WithPast:
@@ -177,33 +147,52 @@ REGISTERED = {
     "mppi_height": Registered(mppi_height, ("Hopper",), "mean z", lambda reward: reward / 10.0 + 1.0),
     "mppi_sideways": Registered(mppi_sideways, ("Ant",), "mean v_y", lambda reward: -reward),
     "mppi_joint": Registered(mppi_joint, ("Swimmer",), "mean |θ|", lambda reward: -reward),
-    "energy": Registered(
-        energy, PLAYGROUND, "energy cost", lambda reward: -reward, reads="info", option="energy_scale=-0.001"
-    ),
-    "smooth": Registered(smooth, PLAYGROUND, "action-rate cost", lambda reward: -reward, reads="info"),
     "on_command": Registered(
         on_command, ("Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain"), "missed velocity²", lambda reward: -reward
     ),
-    "clearance": Registered(
-        clearance, PLAYGROUND, "clearance cost", lambda reward: -reward, reads="info", option="feet_clearance_scale=-2"
+}
+
+# (add-on, Playground's term, what it is, its metric, the option that weighs it, where that may be 0)
+OF_PLAYGROUND = (
+    ("energy", "energy", "−c·Σ |torque · joint velocity|: use less power", "energy cost", "energy_scale=-0.001"),
+    ("smooth", "action_rate", "−c·Σ (change of action)²: change actions less", "action-rate cost", ""),
+    (
+        "clearance",
+        "feet_clearance",
+        "−c·Σ |foot's height − the wished one|·speed: lift feet as told",
+        "clearance cost",
+        "feet_clearance_scale=-2",
     ),
-    "torques": Registered(
-        torques, PLAYGROUND, "torque cost", lambda reward: -reward, reads="info", option="torques_scale=-0.0002"
+    ("torques", "torques", "−c·(√Σ torque² + Σ |torque|): push less", "torque cost", "torques_scale=-0.0002"),
+    (
+        "still",
+        "stand_still",
+        "−c·Σ |joint angle − its usual one| while the command is 0: stand where told to",
+        "stand-still cost",
+        "stand_still_scale=-1",
     ),
-    "still": Registered(
-        still, PLAYGROUND, "stand-still cost", lambda reward: -reward, reads="info", option="stand_still_scale=-1"
+    (
+        "joint_limits",
+        "dof_pos_limits",
+        "−c·Σ |angle beyond its soft limit|: keep clear of the stops",
+        "joint-limit cost",
+        "dof_pos_limits_scale=-1",
     ),
-    "joint_limits": Registered(
-        joint_limits, PLAYGROUND, "joint-limit cost", lambda reward: -reward, reads="info",
-        option="dof_pos_limits_scale=-1",
+    (
+        "air_time",
+        "feet_air_time",
+        "−c·Σ over feet that touch down of (0.1 − seconds in the air): take longer steps",
+        "air-time cost",
+        "feet_air_time_scale=0.1",
     ),
-    "air_time": Registered(
-        air_time, PLAYGROUND, "air-time reward", lambda reward: reward, reads="info", option="feet_air_time_scale=0.1"
-    ),
-    "slip": Registered(
-        slip, PLAYGROUND, "slip cost", lambda reward: -reward, reads="info", option="feet_slip_scale=-0.1"
-    ),
-}  # fmt: skip
+    ("slip", "feet_slip", "−c·Σ speed² of feet on the ground: slip less", "slip cost", "feet_slip_scale=-0.1"),
+)
+REGISTERED |= {
+    name: Registered(
+        _told(term, f"{what} (Playground's own)"), PLAYGROUND, metric, lambda reward: -reward, "info", option
+    )
+    for name, term, what, metric, option in OF_PLAYGROUND
+}
 
 
 def _info(info: Info, key: str) -> np.ndarray:

@@ -151,6 +151,8 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(max(0.0, due - time.perf_counter()))
         except OSError:
             return  # the page was closed
+        except RepolicyError as error:
+            self.wfile.write(json.dumps({"failed": str(error)}).encode() + b"\n")
 
     def _answer(self, code: int, content: bytes, kind: str = "text/plain; charset=utf-8") -> None:
         self.send_response(code)

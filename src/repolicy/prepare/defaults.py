@@ -66,8 +66,8 @@ GAMMA = 0.97  # lower than in training: log prior looks ahead already, so this i
 SAMPLES = 128  # in a minibatch for each number of an action, because each number adds noise
 HORIZON = 128
 ROLLOUT = 8192  # samples in an update, at least, where the budget is no limit
-UPDATES = 60  # that a run has at least, as long as
-LEAST = 256  # samples are in each
+UPDATES = 60  # in a run, at least: with fewer steps each has fewer samples,
+LEAST = 256  # but so many
 FEWEST_ENVS = 8
 SEGMENT = 16 * ROLLOUT  # steps between two checkpoints, at least
 EVALUATED = 200_000  # steps, below which a run is not evaluated while it trains: that takes 8,000 each time
@@ -90,7 +90,7 @@ def customize_defaults(prior: "str | Path | Policy", steps: int = STEPS) -> Sett
 
 
 def usual_for(prior: "str | Path | Policy", steps: int) -> Settings:
-    """Return the settings that a command which names these steps, or none where they are the usual ones, goes by."""
+    """Return what a command of so many steps need not name: their defaults, and that of `steps` itself."""
     return replace(customize_defaults(prior, steps), steps=STEPS)
 
 
@@ -101,10 +101,10 @@ def of_shape(widest: int, numbers: int, steps: int = STEPS) -> Settings:
     wanted = max(LEAST, 2 ** int(math.log2(max(steps, UPDATES) / UPDATES)))
     rollout = min(wanted, max(ROLLOUT, 4 * minibatch))
     envs = max(FEWEST_ENVS, rollout // HORIZON)
-    calm = min(1.0, (rollout / ROLLOUT) ** 0.25)  # a smaller batch tells less, so its critic looks less far ahead, and
-    step = min(
-        1.0, calm * max(1.0, numbers / 3)
-    )  # it moves the policy less, whose KL is a sum over the numbers of an action
+    # A smaller batch tells less. So its critic looks less far ahead, and an update moves the policy less; but the KL of
+    # an update is a sum over the numbers of an action.
+    calm = min(1.0, (rollout / ROLLOUT) ** 0.25)
+    step = min(1.0, calm * max(1.0, numbers / 3))
     critic = min(WIDEST_CRITIC, widest)
     return Settings(
         steps=steps,

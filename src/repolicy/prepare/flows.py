@@ -97,7 +97,7 @@ def imitate_flow(
     out: str | Path,
     *,
     env: str | None = None,
-    chunk: int = 4,
+    chunk: int = 1,
     hidden: tuple[int, ...] = (256, 256),
     seed: int = 0,
     progress: Callable[[int], None] = lambda _: None,
@@ -114,9 +114,12 @@ def imitate_flow(
     check_place(Path(out))  # before the fit, which would be lost
     if Path(out).suffix != ".onnx":
         raise UsageError(f"--out {out} does not end in .onnx, and a flow is written as an ONNX graph")
+    if Path(out).exists():
+        raise UsageError(f"{out} is there already: choose another --out")
     observations, chunks = in_chunks(demonstrations, chunk)
-    torch.manual_seed(seed)
-    flow = Flow(observations, chunks, hidden)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        flow = Flow(observations, chunks, hidden)
     loss = fit_flow(flow, observations, chunks, torch.Generator().manual_seed(seed), progress)
     example = observations[:2], torch.zeros(2, chunks.shape[1])
     write_bytes(Path(out), onnx_graph(flow.eval().requires_grad_(False), example))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,8 +35,8 @@ UNSEEN = 0.01  # alpha where the trial steps see no reward
 BUDGET = 2.0  # nats a step that a policy may drift, where nobody can tell what a nat is worth
 SHARE_OF_CHOICES = 0.25  # the same for choices, as a share of what can be chosen from, in nats
 BUDGET_OF_NOISE = 5.0  # nats an episode that the noise of a generative policy may drift
-MEASURED = 0.25  # of a run's steps, at most, to measure that before, but for
-FEWEST = 8  # episodes of each kind
+MEASURED = 0.25  # share of a run's steps that measuring a nat may take
+FEWEST = 8  # episodes of each kind that it takes in any case
 
 ENVS, STEPS = 8, 256  # of a trial
 
@@ -194,10 +195,15 @@ class Weighing:
             )  # fmt: skip
 
     def paid(self) -> np.ndarray:
-        """Return what the wish pays in some steps of the prior."""
+        """Return what the wish pays in some steps of the prior, `[T, N]`."""
+        reward = addons.combined(addons.at(self.wishes)).reward(*self.tried.transitions)
+        return self.tried.of_decisions(reward)
+
+    @cached_property
+    def tried(self) -> Rollout:
+        """Some steps of the prior."""
         assert self.prior is not None
-        steps = trial(self.prior.policy, self.env, self.settings)
-        return steps.of_decisions(addons.combined(addons.at(self.wishes)).reward(*steps.transitions))
+        return trial(self.prior.policy, self.env, self.settings)
 
     def alpha_of_customizing(self, omega: Any, most: float) -> tuple[float, str]:
         """Return the prior's own alpha, without a reason; else a third of omega; else one by the wish's reward.
@@ -231,11 +237,9 @@ class Weighing:
 
         To weigh episodes by exp(R / α) costs Var(R) / (2·α²) nats, as long as these are few.
         """
-        assert self.prior is not None
-        steps = trial(self.prior.policy, self.env, self.settings)
-        paid = steps.of_decisions(addons.combined(addons.at(self.wishes)).reward(*steps.transitions))
+        paid = self.paid()
         running, sums = np.zeros(paid.shape[1]), list[float]()
-        for rewards, ended in zip(paid, steps.terminated | steps.truncated, strict=True):
+        for rewards, ended in zip(paid, self.tried.terminated | self.tried.truncated, strict=True):
             running += rewards
             sums += running[ended].tolist()
             running[ended] = 0.0
@@ -243,8 +247,7 @@ class Weighing:
 
     def budget_of_noise(self) -> float:
         """Return the nats a decision at which an episode has spent those that a generative policy may drift."""
-        assert self.prior is not None
-        lengths = trial(self.prior.policy, self.env, self.settings).episodes.lengths
+        lengths = self.tried.episodes.lengths
         return two_digits(BUDGET_OF_NOISE / (float(np.mean(lengths)) if lengths else STEPS))
 
     def alpha_of_training(self, objective: Objective) -> tuple[float, str]:

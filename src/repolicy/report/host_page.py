@@ -1,8 +1,6 @@
 """The report of a run in rsl_rl or Stable-Baselines3, from what a checkpoint of `ResidualPPO` keeps."""
 
-import io
 import json
-import zipfile
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -11,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs.evaluation import Evaluation
-from repolicy.errors import FileError
-from repolicy.loading import read_bytes
+from repolicy.errors import FileError, first_line
 from repolicy.policies.storage import write_bytes
-from repolicy.readers.pickles import load
+from repolicy.readers.pickles import DAMAGE, entry, open_zip
+from repolicy.readers.recognize import PolicyFile
 from repolicy.report import charts, page
 from repolicy.report.charts import CURVES, Curve
 from repolicy.report.run_page import by_action, distribution, pairs_of, rewards, tiles
@@ -43,12 +41,10 @@ def checkpoint_in(path: Path) -> Path:
 
 def kept(path: Path) -> dict[str, Any]:
     """Return what `ResidualPPO` has kept in a checkpoint; no code of it runs."""
-    content, data = read_bytes(path), b""
-    if zipfile.is_zipfile(io.BytesIO(content)):
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            data = archive.read("data") if "policy.pth" in archive.namelist() else data
-    loaded = json.loads(data) if data else load(content, str(path))
-    found = loaded.get("position" if data else "residual") if isinstance(loaded, dict) else None
+    file, where = PolicyFile(path), str(path)
+    is_sb3 = "policy.pth" in file.names
+    loaded = json.loads(entry(open_zip(file.content, where), "data", where)) if is_sb3 else file.pickled
+    found = loaded.get("position" if is_sb3 else "residual") if isinstance(loaded, dict) else None
     if not isinstance(found, dict) or not isinstance(found.get("curves"), dict):
         raise FileError(f"{path} has no curves of ResidualPPO in it; name {FORMS}, of a run with that class")
     return found
@@ -57,7 +53,17 @@ def kept(path: Path) -> dict[str, Any]:
 def write_host_report(path: Path) -> tuple[Path, str]:
     """Write the report of a checkpoint beside it, and return its place and the verdict, empty where none was asked."""
     file = checkpoint_in(path)
-    told = kept(file)
+    out = file.parent / "report.html" if path.is_dir() else file.with_suffix(".html")
+    try:
+        whole, said = _page(file, kept(file), file.parent.name if path.is_dir() else file.stem)
+    except DAMAGE as error:
+        raise FileError(f"{file} is damaged: {first_line(error)}") from None
+    write_bytes(out, whole.encode())
+    return out, said
+
+
+def _page(file: Path, told: dict[str, Any], title: str) -> tuple[str, str]:
+    """Return the page of what a checkpoint keeps, and the verdict."""
     each = {(one["who"], one["sampled"]): evaluation(one) for one in told.get("compared") or ()}
     mean, sampled = ({who: each[who, how] for who, kind in each if kind == how} for how in (False, True))
     pairs, parts, said = pairs_of(mean, sampled) if each else [], list[str](), ""
@@ -74,9 +80,7 @@ def write_host_report(path: Path) -> tuple[Path, str]:
     parts.append(page.section("Its settings", page.settings(objective)))
     asked = "" if pairs else " No verdict is in it: `model.verdict()` or `runner.alg.verdict()` before it is saved."
     lead = f"ResidualPPO, from {escape(file.name)}, after {told['iterations']:,} iterations.{escape(asked)}"
-    out = file.parent / "report.html" if path.is_dir() else file.with_suffix(".html")
-    write_bytes(out, page.page(file.parent.name if path.is_dir() else file.stem, lead, parts).encode())
-    return out, said
+    return page.page(title, lead, parts), said
 
 
 NOTE = (
