@@ -25,7 +25,7 @@ bench: .venv/full  ## the speed, beside the physics and beside peers
 	$(BIN)/python benchmarks/peers.py --out results/peers.jsonl
 
 mutate: .venv/full  ## break the mathematics and the checks on purpose: each break must be noticed by a test
-	$(BIN)/python benchmarks/mutate.py
+	$(BIN)/python -m benchmarks.mutate
 
 fuzz: .venv/full  ## damaged files and odd command lines: no traceback, no hang, no silently other policy
 	$(BIN)/python -m benchmarks.fuzz

@@ -113,7 +113,9 @@ def test_what_has_no_curves_is_refused(tmp_path: Path, kind: str, capsys: pytest
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("kept_there", [{"curves": {}}, {"curves": {"steps": 3, "std": [1, 2]}, "objective": {}, "iterations": 1}])
+@pytest.mark.parametrize(
+    "kept_there", [{"curves": {}}, {"curves": {"steps": 3, "std": [1, 2]}, "objective": {}, "iterations": 1}]
+)
 def test_a_forged_checkpoint_is_one_sentence(tmp_path: Path, kept_there: dict[str, Any]) -> None:
     torch.save({"residual": kept_there}, tmp_path / "model_1.pt")
     with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
