@@ -357,5 +357,9 @@ MUTANTS = [
     Mutant("envs/rollout.py", "return total / counts.sum(1) if mean", "return total / counts.shape[1] if mean", GENERATIVE, "a mean over steps that were not done"),
     Mutant("prepare/generative.py", "initial_std=1.0 - LEAST", "initial_std=1.0", GENERATIVE, "the prior is not N(0, I)"),
     Mutant("prepare/weights.py", "if self.acts_by_noise:\n                return least", "if self.acts_by_noise:\n                return least / 3", GENERATIVE, "the noise is narrowed for nothing"),
+    Mutant("prepare/weights.py", "math.sqrt(2.0 * BUDGET_OF_NOISE)", "math.sqrt(0.5 * BUDGET_OF_NOISE)", GENERATIVE, "a budget of noise buys half of what it costs"),
+    Mutant("prepare/weights.py", "running[ended] = 0.0", "running[ended] *= 1.0", GENERATIVE, "what an episode varies by grows with those before it"),
+    Mutant("priors/composed.py", "+ self.std * noise", "+ noise", "tests/prepare/test_flows.py", "the noise of an exported policy has no std"),
+    Mutant("envs/evaluation.py", "- math.log(2.0 * math.pi)", "- 0.0", GENERATIVE, "the square of noise with a constant in it"),
     Mutant("priors/decoders.py", "if not np.allclose(decoded, self._run", "if False and not np.allclose(decoded, self._run", GENERATIVE, "a decoder draws numbers of its own"),
 ]  # fmt: skip

@@ -56,7 +56,7 @@ OUTCOMES = {True: "killed", False: "SURVIVED", None: "UNDECIDED"}
 
 
 def dies(mutant: Mutant) -> bool | None:
-    """Return whether a test notices; None where the tests took too long: a busy machine is as slow as an endless loop."""
+    """Return whether a test notices; None where the tests take too long, as on a busy machine or in an endless loop."""
     with tempfile.TemporaryDirectory() as folder:
         package = copied(Path(folder))
         path = package / mutant.file

@@ -74,6 +74,8 @@ def test_its_graph_is_a_decoder_and_equals_the_module(tmp_path: Path, monkeypatc
     observations, noise = torch.randn(5, 1) * 100.0, torch.randn(5, 6)
     decoded = decoder_of(str(made.file), 6, 3)(observations.numpy(), noise.numpy())
     np.testing.assert_allclose(decoded, kept[0](observations, noise).detach(), atol=1e-5)
+    with pytest.raises(UsageError, match="is there already"):
+        imitate_flow(demonstrations(actions, [99]), made.file)
 
 
 @pytest.mark.parametrize(
