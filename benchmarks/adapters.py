@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from experiments.batches import ForRslRl, ForSb3, Paid
-from repolicy.runs.machine import command, commit
+from experiments.ledger import command, commit
 
 ENV, ADDON, PRIOR, COUNT, STEPS = "HalfCheetah-v4", "hind_leg=10", "halfcheetah", 64, 64
 WEIGHTS: dict[str, Any] = {"prior": PRIOR, "omega": 0.17, "alpha": 0.13472, "critic_warmup": 0}

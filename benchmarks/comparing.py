@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.ledger import Ledger
 from repolicy.envs.evaluation import evaluate
 from repolicy.many.bets import shown
 from repolicy.many.comparing import ROUND, compare
-from repolicy.many.ledger import Ledger
 from repolicy.policies.policy import Actor
 from repolicy.priors.opening import load_policy
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from repolicy.runs.machine import command, commit
+from experiments.ledger import command, commit
 
 TIMES = ("seconds", "steps_per_second", "share_physics", "share_policy", "share_update")
 PATIENCE = 60.0  # seconds that a process has to end, whatever was sent

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from experiments.ledger import command, commit
 from repolicy.envs.making import make_envs
 from repolicy.learning.segments import Segments
 from repolicy.objective import residual
@@ -28,7 +29,6 @@ from repolicy.policies.file import policy_bytes
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.machine import command, commit
 from repolicy.runs.ranks import Alone, one_thread
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings

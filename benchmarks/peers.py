@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from repolicy.runs.machine import command, commit
+from experiments.ledger import command, commit
 
 ENV = "HalfCheetah-v4"
 SECONDS = 2.0

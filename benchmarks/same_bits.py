@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from repolicy.runs.machine import command, commit
+from experiments.ledger import command, commit
 
 TABLE = Path("results/same_bits.jsonl")
 SHORT = [

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from repolicy.runs.machine import commit
+from experiments.ledger import commit
 
 ENVS = ["HalfCheetah-v4", "Hopper-v4", "Ant-v4"]
 

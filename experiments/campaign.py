@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.ledger import Ledger, Row
 from experiments.one import Run, machine
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import read_json
-from repolicy.many.ledger import Ledger, Row
 from repolicy.many.pool import Here, Job, on_ray, work
 from repolicy.runs.folder import RunFolder
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from repolicy.many.ledger import Row
+from experiments.ledger import Row
 
 EPISODE = 16  # iterations: an episode of 1,000 steps where each has 64, and two where it has 128
 

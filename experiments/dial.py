@@ -25,6 +25,7 @@ from torch import Tensor
 
 from experiments import campaign, sweeps
 from experiments.episodes import played
+from experiments.ledger import Ledger, Row
 from experiments.one import Run as Training
 from experiments.one import trained
 from experiments.pages import markdown
@@ -32,7 +33,6 @@ from repolicy.envs.addons import combined
 from repolicy.envs.dialed import placed
 from repolicy.envs.rollout import Rollout
 from repolicy.learning.terms import RangeOfWeights
-from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import Objective, reformulated
 from repolicy.policies.density import Density
 from repolicy.policies.modulated import Conditioned

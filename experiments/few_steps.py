@@ -14,9 +14,9 @@ import matplotlib.pyplot as plt
 
 from experiments import campaign
 from experiments.heavy import SEEDS, TASKS, made, worth
+from experiments.ledger import Ledger, Row
 from experiments.one import Run
 from experiments.pages import markdown
-from repolicy.many.ledger import Ledger, Row
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.spending import spending
 from repolicy.priors.finding import find_policy

@@ -16,12 +16,12 @@ import numpy as np
 
 from experiments import campaign
 from experiments.episodes import objective_of, played
+from experiments.ledger import Row
 from experiments.pages import markdown
 from experiments.statistics import mean_and_error
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.making import observing
 from repolicy.learning.training import customize
-from repolicy.many.ledger import Row
 from repolicy.objective import Objective, residual
 from repolicy.policies.density import Density
 from repolicy.policies.policy import Policy

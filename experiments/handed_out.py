@@ -16,11 +16,11 @@ import numpy as np
 
 from experiments import campaign
 from experiments.episodes import objective_of, played
+from experiments.ledger import Ledger, Row
 from experiments.pages import markdown
 from experiments.statistics import mean_and_error
 from repolicy.envs.addons import combined
 from repolicy.learning.training import customize, train
-from repolicy.many.ledger import Ledger, Row
 from repolicy.objective import Objective, greedy, no_entropy, residual
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, frozen

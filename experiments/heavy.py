@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import mean
 
 from experiments import campaign
+from experiments.ledger import Row
 from experiments.one import Run
 from experiments.pages import each_and_mean, markdown
 from experiments.paper.runs import TASKS as PAPERS
-from repolicy.many.ledger import Row
 
 WORTH = Path("results/nat_worth.json")
 

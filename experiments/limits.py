@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from experiments import campaign, real_robot
+from experiments.ledger import Row
 from experiments.pages import markdown
 from repolicy.cli.main import main as command_line
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.step import Info
-from repolicy.many.ledger import Row
 from repolicy.priors.finding import find_policy
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread

@@ -10,12 +10,12 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from experiments.ledger import commit
 from repolicy.envs.trust import env_of
 from repolicy.policies.file import add_to_card
 from repolicy.prepare.worth import measured
 from repolicy.priors.finding import find_policy, shipped
 from repolicy.priors.opening import read_policy
-from repolicy.runs.machine import commit
 
 
 def main() -> None:

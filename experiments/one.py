@@ -18,18 +18,18 @@ from typing import Any
 
 import numpy as np
 
+from experiments.ledger import Row, commit
 from repolicy.cli.main import main as command_line
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.errors import RepolicyError
 from repolicy.loading import file_sum, read_json
-from repolicy.many.ledger import Row
 from repolicy.policies.storage import write_json
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.rql.customizing import Request as ResidualQLearning
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.machine import commit, versions
+from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
 from repolicy.runs.request import Request
 

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 from experiments import campaign
+from experiments.ledger import Row
 from experiments.pages import markdown
 from repolicy.cli.main import main as command_line
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Info
-from repolicy.many.ledger import Row
 from repolicy.priors.decoders import decoder_of
 from repolicy.runs.ranks import one_thread
 

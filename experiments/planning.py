@@ -17,9 +17,9 @@ import numpy as np
 
 from experiments import campaign
 from experiments.dial import spearman
+from experiments.ledger import Row
 from experiments.pages import markdown
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
-from repolicy.many.ledger import Row
 from repolicy.planning.asking import planned
 from repolicy.planning.distilling import keep_as_policy
 from repolicy.planning.planner import Planner, Search

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiments.ledger import commit
 from experiments.paper.runs import TASKS, Task
 from experiments.settings import settings_of
 from repolicy.learning.segments import Segments
@@ -24,7 +25,6 @@ from repolicy.objective import Objective, greedy, residual
 from repolicy.priors.finding import find_policy
 from repolicy.ranges import Range
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.machine import commit
 from repolicy.runs.ranks import Alone, one_thread
 from repolicy.runs.request import Request
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from experiments import campaign
 from experiments.campaign import finished
 from experiments.learning import VARIED, run
-from repolicy.many.ledger import Ledger
+from experiments.ledger import Ledger
 from repolicy.policies.file import save_policy
 from repolicy.priors.finding import PRIORS
 from repolicy.priors.opening import read_policy

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from experiments.ledger import Ledger, Row
 from experiments.pages import markdown
 from repolicy.errors import RepolicyError
-from repolicy.many.ledger import Ledger, Row
 from repolicy.priors.opening import load_policy
 
 KINDS = ("PPO", "TRPO", "SAC", "TD3")

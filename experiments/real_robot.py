@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from experiments import campaign
+from experiments.ledger import Row
 from experiments.pages import markdown
 from experiments.statistics import mean_and_error
 from repolicy.envs.evaluation import EVALUATION_SEED, LONGEST, EpisodeSums, check_fit
@@ -21,7 +22,6 @@ from repolicy.envs.making import make_envs, observing
 from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
 from repolicy.loading import file_sum
-from repolicy.many.ledger import Row
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.ranks import one_thread

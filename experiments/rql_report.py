@@ -9,8 +9,8 @@ from statistics import mean, stdev
 import matplotlib.pyplot as plt
 
 from experiments.campaign import finished
+from experiments.ledger import Ledger, Row
 from experiments.pages import fill, markdown
-from repolicy.many.ledger import Ledger, Row
 
 ROOT = Path(__file__).parent.parent
 PAGE, PICTURE = ROOT / "docs" / "results-rql.md", ROOT / "docs" / "images" / "rql.png"

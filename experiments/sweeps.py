@@ -13,8 +13,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from experiments import campaign
+from experiments.ledger import Ledger, Row
 from repolicy.cli.main import main as command_line
-from repolicy.many.ledger import Ledger, Row
 from repolicy.many.sweep import claimed
 from repolicy.runs.machine import versions
 

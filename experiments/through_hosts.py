@@ -20,8 +20,8 @@ import torch
 
 from experiments import campaign
 from experiments.batches import ForRslRl, ForSb3, Paid
+from experiments.ledger import Row
 from repolicy import Policy, customize, evaluate, load_policy
-from repolicy.many.ledger import Row
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.runs.folder import RunFolder
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.ledger import Ledger, Row
 from repolicy.envs.evaluation import Evaluation
-from repolicy.many.ledger import Ledger, Row
 from repolicy.report.verdict import Pair, advice, differences, verdict
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]

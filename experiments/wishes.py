@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from experiments import campaign
+from experiments.ledger import Row
 from experiments.pages import markdown
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.step import own_numbers
 from repolicy.envs.wish_file import LearntWish
 from repolicy.learning.training import customize
-from repolicy.many.ledger import Row
 from repolicy.objective import residual
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from experiments import campaign
+from experiments.ledger import Ledger
 from experiments.pages import fill
 from experiments.paper import __main__ as paper
 from experiments.paper.report import page_tables, results_of
@@ -17,7 +18,6 @@ from experiments.paper.runs import EVERY, OWN, TASKS, planned
 from experiments.tables import TABLES
 from repolicy import load_policy
 from repolicy.loading import file_sum
-from repolicy.many.ledger import Ledger
 from tests.experiments.rows import row
 
 DOCS = Path(__file__).parents[1] / "docs"

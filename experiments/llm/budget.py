@@ -4,10 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from experiments.ledger import Row
 from experiments.llm.program import Job, Program, page
 from experiments.llm.toy import measure, policy_log_probs
 from experiments.llm.toy_training import online, opened
-from repolicy.many.ledger import Row
 from repolicy.objective import residual
 
 USUAL = {

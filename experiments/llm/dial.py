@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.ledger import Row
 from experiments.llm.program import Job, Program, page
 from experiments.llm.toy import Toy, new_model, next_token, optimum, tables
 from experiments.llm.toy_training import load, online, opened, worth
 from repolicy.llm import dial
 from repolicy.llm.mixing import mixed_log_probs, mixture
-from repolicy.many.ledger import Row
 from repolicy.objective import Objective, residual
 
 USUAL = {

@@ -11,10 +11,10 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from experiments.ledger import Row
 from experiments.llm.program import Job, Program, mean_and_spread, page
 from experiments.llm.toy import labelled_pairs, measure, optimum, policy_log_probs, sample_responses
 from experiments.llm.toy_training import offline, online, opened, worth
-from repolicy.many.ledger import Row
 from repolicy.objective import residual
 
 USUAL = {

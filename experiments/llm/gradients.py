@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.ledger import Row
 from experiments.llm.program import Job, Program, page
 from repolicy.llm.losses import returns_to_go, token_rewards, whole_returns
-from repolicy.many.ledger import Row
 from repolicy.objective import greedy, kl
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -11,10 +11,10 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from experiments.ledger import Row
 from experiments.llm.program import Job, Program, mean_and_spread, page
 from experiments.llm.toy import labelled_pairs, labelled_responses, measure, policy_log_probs, sample_responses
 from experiments.llm.toy_training import offline, opened
-from repolicy.many.ledger import Row
 from repolicy.objective import residual
 
 USUAL = {"pairs": (64, 256, 1024, 4096), "seeds": 5, "omega": 0.2, "alpha": 0.2, "rate": 3e-4}

@@ -14,13 +14,13 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTrainer
 
+from experiments.ledger import Row
 from experiments.llm.program import Job, Program, page
 from experiments.llm.toy import END, new_model, new_tokenizer
 from experiments.llm.toy_training import addon_reward, load, scratch, trained
 from repolicy.llm.cross_entropy import CrossEntropyDPOConfig, CrossEntropyDPOTrainer
 from repolicy.llm.dpo import DecomposedDPOConfig, DecomposedDPOTrainer
 from repolicy.llm.grpo import ResidualGRPOConfig, ResidualGRPOTrainer
-from repolicy.many.ledger import Row
 from repolicy.objective import kl
 
 LETTERS = "abcde"

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from experiments.campaign import measure
+from experiments.ledger import Ledger, Row
 from experiments.pages import markdown
 from repolicy.errors import UsageError
-from repolicy.many.ledger import Ledger, Row
 from repolicy.policies.storage import write_bytes
 
 Job = Mapping[str, Any]

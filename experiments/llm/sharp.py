@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from experiments.ledger import Row
 from experiments.llm.program import Job, Program, of_seeds, page
 from experiments.llm.toy import policy_log_probs
 from experiments.llm.toy_training import online, opened, worth
-from repolicy.many.ledger import Row
 from repolicy.objective import residual
 
 USUAL = {"omegas": (0.6, 0.1, 0.2, 0.3), "alpha": 0.2, "seeds": 3, "steps": 300, "samples": 64}

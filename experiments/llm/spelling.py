@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.ledger import Row
 from experiments.llm.program import Job, Program, page
 from experiments.llm.toy import new_model, new_tokenizer, taught
 from experiments.llm.toy_training import load, online
 from repolicy.errors import UsageError
 from repolicy.llm.rloo import response_log_probs
-from repolicy.many.ledger import Row
 from repolicy.objective import residual
 
 USUAL = {

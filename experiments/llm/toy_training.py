@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
+from experiments.ledger import Row
 from experiments.llm.toy import END, Toy, make_prior, measure, optimum, policy_log_probs, reward
 from repolicy.llm.requirements import require_trl
-from repolicy.many.ledger import Row
 from repolicy.objective import Objective
 
 require_trl()

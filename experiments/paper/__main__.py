@@ -14,11 +14,11 @@ from pathlib import Path
 
 from experiments import campaign
 from experiments.campaign import Rows
+from experiments.ledger import Ledger, Row
 from experiments.one import Run
 from experiments.paper.runs import EVERY, OWN, TASKS, planned
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum
-from repolicy.many.ledger import Ledger, Row
 from repolicy.policies.storage import write_bytes
 from repolicy.runs.folder import RunFolder
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.ledger import Row
 from experiments.paper.results import Results
 from experiments.statistics import interval, iqm
-from repolicy.many.ledger import Row
 from repolicy.report import charts
 
 COLOURS = {  # the same in each chart; the paper's own are green

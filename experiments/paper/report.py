@@ -4,6 +4,7 @@ from html import escape
 from itertools import starmap
 from pathlib import Path
 
+from experiments.ledger import Ledger
 from experiments.pages import Tables, fill, markdown
 from experiments.paper import tables
 from experiments.paper.claims import findings
@@ -12,7 +13,6 @@ from experiments.paper.results import Results
 from experiments.paper.runs import EVERY, OWN, STEPS, TASKS, planned
 from repolicy.errors import UsageError
 from repolicy.loading import read_bytes
-from repolicy.many.ledger import Ledger
 from repolicy.policies.storage import write_bytes
 from repolicy.report import page
 

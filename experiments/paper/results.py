@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.ledger import Row
 from experiments.paper.runs import EVERY, OWN, TASKS, planned
-from repolicy.many.ledger import Row
 
 SETTINGS: tuple[str, ...] = (
     "envs", "n_steps", "minibatch", "epochs", "learning_rate", "schedule", "gamma", "gae_lambda", "clip", "hidden",

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from experiments import campaign, learning, one, rql
+from experiments.ledger import Ledger, Row
 from experiments.one import Run
 from experiments.paper.__main__ import keep_prior
 from experiments.paper.runs import Planned
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import file_sum
-from repolicy.many.ledger import Ledger, Row
 from repolicy.many.pool import Job
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy

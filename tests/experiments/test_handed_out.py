@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from experiments.handed_out import PARTS, TASKS, table
-from repolicy.many.ledger import Ledger
+from experiments.ledger import Ledger
 
 ROWS = Ledger(Path(__file__).parents[2] / "results" / "handed_out.jsonl").rows()
 

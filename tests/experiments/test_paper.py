@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.ledger import Ledger
 from experiments.one import clock, thinned
 from experiments.pages import markdown
 from experiments.paper.__main__ import main
@@ -14,7 +15,6 @@ from experiments.paper.results import Results, cost, mixed
 from experiments.paper.tables import VERDICTS, learning, ways
 from experiments.statistics import interval, iqm
 from repolicy.errors import FileError, UsageError
-from repolicy.many.ledger import Ledger
 from tests.experiments.rows import results, row
 
 

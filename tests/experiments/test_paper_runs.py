@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from experiments import campaign
+from experiments.ledger import Ledger, checksum
 from experiments.one import EPISODES
 from experiments.paper import __main__ as program
 from experiments.paper.__main__ import main
@@ -15,7 +16,6 @@ from experiments.paper.runs import planned
 from repolicy.cli.main import _parsed
 from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.errors import UsageError
-from repolicy.many.ledger import Ledger, checksum
 from repolicy.objective import named
 from repolicy.prepare.defaults import customize_defaults, train_defaults
 from tests.experiments.rows import row

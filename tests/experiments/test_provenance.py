@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from repolicy.many.ledger import Ledger, checksum
-from repolicy.runs.machine import command, commit
+from experiments.ledger import Ledger, checksum, command, commit
 
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = sorted([*RESULTS.rglob("*.jsonl"), *RESULTS.rglob("*.json")])

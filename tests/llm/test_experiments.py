@@ -12,13 +12,13 @@ import torch
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
 from experiments.campaign import run_main
+from experiments.ledger import Ledger
 from experiments.llm import dial, frontier, gradients, overhead, program, spelling, toy_training
 from experiments.llm.__main__ import main
 from experiments.llm.program import Program
 from experiments.llm.toy import new_model
 from repolicy.errors import FileError, UsageError
 from repolicy.llm import requirements
-from repolicy.many.ledger import Ledger
 
 
 def squares(ran: list[int]) -> Program:

@@ -161,7 +161,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 BY_PARTS = {  # a folder of its own, or a text that grows
-    *("report/movie.py", "llm/identity.py", "many/pool.py", "many/pool.py", "many/ledger.py", "runs/folder.py: log"),
+    *("report/movie.py", "llm/identity.py", "many/pool.py", "many/pool.py", "runs/folder.py: log"),
     "wishes/record.py: __init__",
     "policies/storage.py: write_bytes",
 }

@@ -3,10 +3,7 @@
 import ctypes
 import os
 import platform
-import shlex
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -148,21 +145,3 @@ def versions() -> dict[str, str]:
         except ImportError:
             by_name[name] = "not installed"
     return by_name
-
-
-def command() -> str:
-    """Return what started this process, as one would type it."""
-    return shlex.join(["python", *sys.orig_argv[1:]])
-
-
-def commit() -> str:
-    """Of the clone that this code is in, with a + where files differ from it; empty where it is in none."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
-        return done.stdout.strip()
-
-    if shutil.which("git") is None or not git("ls-files", Path(__file__).name):
-        return ""
-    changed = git("status", "--porcelain", "--", ":/src", ":/experiments", ":/benchmarks")
-    return git("rev-parse", "HEAD") + ("+" if changed else "")

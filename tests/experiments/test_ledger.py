@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.ledger import Ledger, command, commit
 from repolicy.errors import FileError
-from repolicy.many.ledger import Ledger
-from repolicy.runs.machine import command, commit
 
 
 @pytest.fixture

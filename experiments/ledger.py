@@ -5,6 +5,10 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +16,6 @@ from typing import Any
 
 from repolicy.errors import FileError
 from repolicy.policies.storage import finite
-from repolicy.runs.machine import command, commit
 
 Row = dict[str, Any]
 
@@ -90,3 +93,21 @@ class Ledger:
 def checksum(row: Row) -> str:
     """Of what a row says, whatever the order of its entries."""
     return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
+
+
+def command() -> str:
+    """Return what started this process, as one would type it."""
+    return shlex.join(["python", *sys.orig_argv[1:]])
+
+
+def commit() -> str:
+    """Of the clone that this code is in, with a + where files differ from it; empty where it is in none."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
+        return done.stdout.strip()
+
+    if shutil.which("git") is None or not git("ls-files", Path(__file__).name):
+        return ""
+    changed = git("status", "--porcelain", "--", ":/src", ":/experiments", ":/benchmarks")
+    return git("rev-parse", "HEAD") + ("+" if changed else "")
