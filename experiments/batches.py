@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 from repolicy.envs.addons import combined
 from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Transitions
 from repolicy.envs.step import Step
 from repolicy.hosts.sb3_vec_envs import WIDE
 
@@ -52,7 +53,7 @@ class Paid:
     def step(self, actions: np.ndarray) -> tuple[Step, np.ndarray]:
         actions = self.to_environment(actions)
         step = self.batch.step(actions)
-        rewards = self.addon.reward(self.current, actions, step.final, step.info)
+        rewards = self.addon.reward(Transitions(self.current, actions, step.final, step.info))
         self.current = step.observations
         self.returns += step.rewards
         ended = step.terminated | step.truncated

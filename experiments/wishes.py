@@ -21,6 +21,7 @@ from experiments.ledger import Row
 from experiments.pages import markdown
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+from repolicy.envs.rollout import Transitions
 from repolicy.envs.step import own_numbers
 from repolicy.envs.wish_file import LearntWish
 from repolicy.learning.training import customize
@@ -58,7 +59,7 @@ def who(reference: str | Path) -> Acting:
 
 def hidden(pairs: Pairs) -> np.ndarray:
     """Return what the person finds each clip worth `[P, 2]`."""
-    return combined([HIDDEN]).reward(pairs.observations, pairs.actions, pairs.after, {}).sum(2)
+    return combined([HIDDEN]).reward(Transitions(pairs.observations, pairs.actions, pairs.after, {})).sum(2)
 
 
 def answers_of(pairs: Pairs, random: np.random.Generator) -> np.ndarray:
@@ -134,7 +135,7 @@ def prefer(runs: Path, features: str, seed: int) -> Row:
 
 
 def hidden_steps(pairs: Pairs) -> np.ndarray:
-    return combined([HIDDEN]).reward(*pairs.steps, {})
+    return combined([HIDDEN]).reward(Transitions(*pairs.steps, {}))
 
 
 def shares(found: dict[str, float], row: Row) -> Row:

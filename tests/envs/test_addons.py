@@ -10,6 +10,7 @@ from tiny_envs import tiny
 
 from repolicy.envs.addons import check_env, combined, names
 from repolicy.envs.registered import CHEETAH_JOINTS, REGISTERED
+from repolicy.envs.rollout import Transitions
 from repolicy.errors import NumericError, UsageError
 
 OBSERVATIONS = np.zeros((2, 3, 27), np.float32)
@@ -30,7 +31,7 @@ INFO = {
 
 
 def reward(*requests: str) -> np.ndarray:
-    return combined(requests).reward(OBSERVATIONS, ACTIONS, NEXT, INFO)
+    return combined(requests).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_none_at_all_is_zero() -> None:
 def test_metrics(request_: str, name: str, expected: np.ndarray) -> None:
     addon = combined([request_])
     assert addon.metric_name == name
-    np.testing.assert_allclose(addon.metric(OBSERVATIONS, ACTIONS, NEXT, INFO), expected, rtol=1e-6)
+    np.testing.assert_allclose(addon.metric(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)), expected, rtol=1e-6)
 
 
 def test_a_users_own_lies_in_any_folder(tmp_path: Path) -> None:
@@ -120,12 +121,12 @@ def test_what_is_no_name_is_refused(wanted: object) -> None:
 
 def test_a_metric_is_checked_like_a_reward() -> None:
     with pytest.raises(UsageError, match="the add-on's metric 'mean <lambda>' returned (shape|one number)"):
-        combined([tiny("badly_told")]).metric(OBSERVATIONS, ACTIONS, NEXT, INFO)
+        combined([tiny("badly_told")]).metric(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))
 
 
 def test_a_users_own() -> None:
     addon = combined([tiny("stay_near") + "=0.5"])
-    np.testing.assert_allclose(addon.reward(OBSERVATIONS, ACTIONS, NEXT, INFO), -0.5 * NEXT[..., 0] ** 2)
+    np.testing.assert_allclose(addon.reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)), -0.5 * NEXT[..., 0] ** 2)
     assert addon.reported is None
 
 
@@ -137,7 +138,7 @@ def test_a_users_own_metric(tmp_path: Path) -> None:
     )
     addon = combined([f"{tmp_path}/mine.py:quiet"])
     assert addon.metric_name == "mean loudness"
-    assert addon.metric(OBSERVATIONS, ACTIONS - 1, NEXT, INFO).tolist() == [[8.0] * 3] * 2
+    assert addon.metric(Transitions(OBSERVATIONS, ACTIONS - 1, NEXT, INFO)).tolist() == [[8.0] * 3] * 2
 
 
 def test_joints_are_where_gymnasium_says() -> None:
@@ -192,9 +193,10 @@ def test_a_bad_function_is_one_clear_sentence(name: str, error: type[Exception],
 
 def test_a_function_sees_one_row_of_transitions_whatever_the_batch() -> None:
     addon = combined([tiny("one_row")])
-    assert addon.reward(OBSERVATIONS, ACTIONS, NEXT, INFO).tolist() == (NEXT[..., 0] + INFO["y_velocity"]).tolist()
-    assert addon.reward(OBSERVATIONS[0], ACTIONS[0], NEXT[0], {"y_velocity": np.zeros(3)}).shape == (3,)
-    assert addon.metric(OBSERVATIONS, ACTIONS, NEXT, INFO).tolist() == NEXT[..., 0].tolist()
+    steps = Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)
+    assert addon.reward(steps).tolist() == (NEXT[..., 0] + INFO["y_velocity"]).tolist()
+    assert addon.reward(Transitions(OBSERVATIONS[0], ACTIONS[0], NEXT[0], {"y_velocity": np.zeros(3)})).shape == (3,)
+    assert addon.metric(steps).tolist() == NEXT[..., 0].tolist()
 
 
 def test_one_that_ships_is_refused_where_its_numbers_mean_something_else() -> None:
@@ -215,12 +217,12 @@ def test_one_that_ships_is_refused_where_an_option_moves_its_numbers(option: str
 
 def test_one_that_ships_says_whose_numbers_it_reads_where_there_are_others() -> None:
     with pytest.raises(UsageError, match=r"'hind_leg' \(made for HalfCheetah\) failed: IndexError"):
-        combined(["hind_leg=2"]).reward(np.zeros((1, 2)), np.zeros((1, 1)), np.zeros((1, 2)), {})
+        combined(["hind_leg=2"]).reward(Transitions(np.zeros((1, 2)), np.zeros((1, 1)), np.zeros((1, 2)), {}))
 
 
 def test_missing_info_is_named() -> None:
     with pytest.raises(UsageError, match="needs 'y_velocity' in the environment's info, which has clock"):
-        combined(["sideways"]).reward(OBSERVATIONS, ACTIONS, NEXT, {"clock": np.zeros((2, 3))})
+        combined(["sideways"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, {"clock": np.zeros((2, 3))}))
 
 
 def test_doing_as_told_is_the_error_of_the_velocity() -> None:
@@ -229,7 +231,7 @@ def test_doing_as_told_is_the_error_of_the_velocity() -> None:
     before[0, 45:48] = [1.0, -0.5, 0.2]
     after[0, [0, 1, 5]] = [0.9, -0.5, 0.5]
     after[0, 45:48] = 100.0
-    found = combined(["on_command=2"]).reward(before, np.zeros((2, 12)), after, {})
+    found = combined(["on_command=2"]).reward(Transitions(before, np.zeros((2, 12)), after, {}))
     np.testing.assert_allclose(found, [-2.0 * (0.1**2 + 0.3**2), 0.0], rtol=1e-5)
 
 
@@ -244,10 +246,10 @@ def divides(observations: Any, actions: Any, next_observations: Any, info: Any) 
 def test_what_fails_in_an_addon_is_told_with_its_place_and_what_there_is() -> None:
     here = Path(__file__)
     with pytest.raises(UsageError, match=r"failed: KeyError: 'distanse' \(.*, line \d+\); info has distance$"):
-        combined([f"{here}:asks_for_more"]).reward(OBSERVATIONS, ACTIONS, NEXT, {"distance": NEXT[..., 0]})
+        combined([f"{here}:asks_for_more"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, {"distance": NEXT[..., 0]}))
     line = next(n for n, text in enumerate(here.read_text().splitlines(), 1) if "1 // 0 for" in text)
     with pytest.raises(UsageError, match=rf"failed: ZeroDivisionError: .* \({here.name}, line {line}\)$"):
-        combined([f"{here}:divides"]).reward(OBSERVATIONS, ACTIONS, NEXT, INFO)
+        combined([f"{here}:divides"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))
 
 
 def turns(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
@@ -256,4 +258,4 @@ def turns(observations: Any, actions: Any, next_observations: Any, info: Any) ->
 
 def test_complex_numbers_are_no_rewards() -> None:
     with pytest.raises(UsageError, match="turns' returned complex numbers; a reward is a real one"):
-        combined([f"{__file__}:turns"]).reward(OBSERVATIONS, ACTIONS, NEXT, INFO)
+        combined([f"{__file__}:turns"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))

@@ -24,7 +24,7 @@ from repolicy.envs.gaits import (
     torque_peak,
 )
 from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Collector, Past, Rollout
+from repolicy.envs.rollout import Collector, Past, Rollout, Transitions
 from repolicy.errors import UsageError
 from repolicy.planning.asking import plan
 from repolicy.policies.distributions import ActionSpace
@@ -133,16 +133,16 @@ def collected(blocks: list[int]) -> list[Rollout]:
 )
 def test_where_one_rollout_ends_and_the_next_begins_does_not_matter(wishes: tuple[str, ...]) -> None:
     cut, whole, addon = collected([4, 1, 9, 6]), collected([20]), combined(wishes)
-    twice = [[addon.reward(*rollout.transitions) for _ in range(2)] for rollout in cut]  # asked again, the same
+    twice = [[addon.reward(rollout.transitions) for _ in range(2)] for rollout in cut]  # asked again, the same
     paid, again = map(np.concatenate, zip(*twice, strict=True))
     np.testing.assert_array_equal(paid, again)
     [rollout] = whole
-    np.testing.assert_array_equal(paid, addon.reward(*rollout.transitions))
+    np.testing.assert_array_equal(paid, addon.reward(rollout.transitions))
     for n in range(3):  # each episode by itself
         starts = [*np.flatnonzero(rollout.ages[:, n] == 1), 20]
         for begin, end in pairwise(starts):
             steps = [part[begin:end, n : n + 1] for part in rollout.transitions[:3]]
-            alone = addon.reward(*steps, {}, Past(rollout.ages[begin:end, n : n + 1] == 1, {}))
+            alone = addon.reward(Transitions(*steps, {}, Past(rollout.ages[begin:end, n : n + 1] == 1, {})))
             np.testing.assert_allclose(paid[begin:end, n], alone[:, 0])
     assert rollout.ages[3, 1] == rollout.ages[7, 0] == 1
 
@@ -161,7 +161,7 @@ def test_choices_have_no_rate_and_a_planner_no_past() -> None:
     with pytest.raises(UsageError, match="add-on 'jerk' has a past, and a planner's"):
         plan("halfcheetah", ("hind_leg", "jerk"))
     with pytest.raises(UsageError, match="needs the steps in their order"):
-        combined(["jerk"]).reward(*collected([2])[0].transitions[:4])
+        combined(["jerk"]).reward(collected([2])[0].transitions._replace(past=None))
     with pytest.raises(UsageError, match="no number of 1 or more"):
         combined(["symmetry(steps=0)"])
 

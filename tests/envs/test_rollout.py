@@ -100,7 +100,7 @@ def test_add_ons_see_the_actions_that_the_environment_got(actions: str, family: 
     policy = Policy(spec_for(batch, Settings(hidden=(4,), family=family)))
     rollout = Collector(batch, 7, torch.Generator().manual_seed(0), keep_transitions=True).collect(policy)
     assert rollout.actions.shape == (7, 3, batch.actions.width)
-    assert combined([tiny("was_told")]).reward(*rollout.transitions).shape == (7, 3)
+    assert combined([tiny("was_told")]).reward(rollout.transitions).shape == (7, 3)
 
 
 def test_a_first_episode_that_is_cut_is_bootstrapped_and_counts_in_no_statistics() -> None:

@@ -8,6 +8,7 @@ import torch
 
 from repolicy.cli.main import main
 from repolicy.envs.addons import at, check_env, combined, dials, imported
+from repolicy.envs.rollout import Transitions
 from repolicy.envs.trust import confirm
 from repolicy.envs.wish_file import Features, LearntWish, Networks, open_wish
 from repolicy.errors import FileError, RepolicyError, UsageError
@@ -40,9 +41,9 @@ def test_features_that_need_no_code(reference: str, values: list[list[float]], n
 def test_a_file_is_an_add_on_with_a_weight(tmp_path: Path) -> None:
     path = tmp_path / "x=1" / "spare.safetensors"
     wish().write(path)
-    assert combined([str(path)]).reward(BEFORE, DONE, AFTER, {}).tolist() == [-8, -14]
+    assert combined([str(path)]).reward(Transitions(BEFORE, DONE, AFTER, {})).tolist() == [-8, -14]
     weighed = combined([f"{path}=0.5"])
-    assert weighed.reward(BEFORE, DONE, AFTER, {}).tolist() == [-4, -7]
+    assert weighed.reward(Transitions(BEFORE, DONE, AFTER, {})).tolist() == [-4, -7]
     assert weighed.titles == ("spare",)
     assert [dial.name for dial in dials([f"{path}=0..2"])] == ["spare"]
     assert at([f"{path}=0..2"], {"spare": 1.5}) == (f"{path}=1.5",)
@@ -72,7 +73,7 @@ def test_features_of_ones_own_are_only_named_in_the_file(tmp_path: Path, monkeyp
         combined(["w.safetensors"])
     assert not (tmp_path / "ran").exists()
     typed = "w.safetensors(features=own.py:f)=2"
-    assert combined([typed]).reward(BEFORE, DONE, AFTER, {}).tolist() == [16, -28]
+    assert combined([typed]).reward(Transitions(BEFORE, DONE, AFTER, {})).tolist() == [16, -28]
     with pytest.raises(UsageError, match="names code"):
         confirm("a policy", False, addons=[typed])
     with pytest.raises(UsageError, match="is a wish of the features own.py:f, not of own.py:g"):
@@ -94,7 +95,7 @@ def test_another_environment_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         RepolicyError, match="3 observed numbers and 2 of an action in HalfCheetah-v4, and here are 2 and 2"
     ):
-        combined([str(path)]).reward(BEFORE[:, :2], DONE, AFTER[:, :2], {})
+        combined([str(path)]).reward(Transitions(BEFORE[:, :2], DONE, AFTER[:, :2], {}))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 
 from repolicy.envs.addons import combined
 from repolicy.envs.gaits import ActionRate, Jerk
-from repolicy.envs.rollout import Past
+from repolicy.envs.rollout import Past, Transitions
 from repolicy.hosts.reward_terms import term
 
 
@@ -33,6 +33,6 @@ def test_a_term_pays_what_the_engine_pays(wish: Any, name: str) -> None:
             env.episode_length_buf = torch.from_numpy(lengths[t])
             found.append(pays(env))
         nothing = np.zeros((12, 3, 1), np.float32)
-        expected = combined([name]).reward(nothing, actions, nothing, {}, Past(lengths == 1, {}))
+        expected = combined([name]).reward(Transitions(nothing, actions, nothing, {}, Past(lengths == 1, {})))
         np.testing.assert_allclose(torch.stack(found), expected, rtol=1e-5)
         assert np.count_nonzero(expected[0]) == 0

@@ -25,6 +25,7 @@ from known_optimum import (
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 
 from repolicy.envs.limits import limits
+from repolicy.envs.rollout import Transitions
 from repolicy.errors import UsageError
 from repolicy.learning.multipliers import earned, off_limit
 from repolicy.learning.training import customize
@@ -145,12 +146,11 @@ def test_a_limit_is_an_add_on_an_entry_of_info_or_a_function() -> None:
     metric, entry, own = limits(["hind_leg<=0.25", "x_velocity >= 7.5", f"{EFFORT}<=1e-1"], "HalfCheetah-v4")
     assert [str(each) for each in (metric, entry, own)] == ["hind_leg<=0.25", "x_velocity>=7.5", "effort<=0.1"]
     steps: Any = SimpleNamespace(
-        transitions=(
+        transitions=Transitions(
             np.zeros((2, 3, 17)),
             np.full((2, 3, 6), 2.0),
             np.full((2, 3, 17), -3.0),
             {"x_velocity": np.ones((2, 3))},
-            None,
         ),
         of_decisions=lambda values, mean: values,  # each step is a decision
     )

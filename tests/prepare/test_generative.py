@@ -119,8 +119,8 @@ def test_an_addon_is_paid_for_each_step_of_a_decision() -> None:
     rollout = Collector(envs, 20, torch.Generator(), keep_transitions=True).collect(standard_normal(2, 2))
     counts = np.stack([chunk.counts for chunk in rollout.chunks])
     assert 0 < (~counts).sum() < counts.size / 2
-    paid = rollout.of_decisions(addon.reward(*rollout.transitions))
-    means = rollout.of_decisions(addon.metric(*rollout.transitions), mean=True)
+    paid = rollout.of_decisions(addon.reward(rollout.transitions))
+    means = rollout.of_decisions(addon.metric(rollout.transitions), mean=True)
     for (t, n), found in np.ndenumerate(paid):
         chunk, lasts = rollout.chunks[t], counts[t, :, n].sum()  # the steps that count are the first ones
         actions, firsts = chunk.actions[:lasts, n], chunk.info["first"][:lasts, n]

@@ -13,15 +13,14 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from repolicy.envs.names import parsed
 from repolicy.envs.registered import REGISTERED, STANDS, Function, Registered
-from repolicy.envs.rollout import Past, WithPast
-from repolicy.envs.step import Info
+from repolicy.envs.rollout import Transitions, WithPast
 from repolicy.envs.wish_file import check_same_env, is_wish_file, open_wish
 from repolicy.errors import NumericError, UsageError, described, in_one_sentence
 from repolicy.loading import load_object, nearest, reference_to, without_version
@@ -58,57 +57,26 @@ class Addon:
         """The names of those that have a past."""
         return tuple(name for name, each in zip(self.names, self.functions, strict=True) if isinstance(each, WithPast))
 
-    def reward(
-        self,
-        observations: np.ndarray,
-        actions: np.ndarray,
-        next_observations: np.ndarray,
-        info: Info,
-        past: Past | None = None,
-    ) -> np.ndarray:
+    def reward(self, steps: Transitions) -> np.ndarray:
         """Return the rewards `[...]` of transitions with observations `[..., O]`, each function's shape checked."""
-        total = np.zeros(observations.shape[:-1])
-        for reward in self.apart(observations, actions, next_observations, info, past):
+        total = np.zeros(steps.observations.shape[:-1])
+        for reward in self.apart(steps):
             total += reward
         return total
 
-    def apart(
-        self,
-        observations: np.ndarray,
-        actions: np.ndarray,
-        next_observations: np.ndarray,
-        info: Info,
-        past: Past | None = None,
-    ) -> Iterator[np.ndarray]:
+    def apart(self, steps: Transitions) -> Iterator[np.ndarray]:
         """Yield the rewards of each function, times its weight, in the order of `names`."""
-        transitions = _in_one_row(observations, actions, next_observations, info)
+        rows = steps.in_one_row()
         for name, function, weight in zip(self.names, self.functions, self.weights, strict=True):
-            rewards = weight * _called(f"add-on {name!r}{_made_for(name)}", _with(past, function), transitions)
-            yield rewards.reshape(observations.shape[:-1])
+            rewards = weight * _called(f"add-on {name!r}{_made_for(name)}", function, rows)
+            yield rewards.reshape(steps.observations.shape[:-1])
 
-    def metric(
-        self,
-        observations: np.ndarray,
-        actions: np.ndarray,
-        next_observations: np.ndarray,
-        info: Info,
-        past: Past | None = None,
-    ) -> np.ndarray:
+    def metric(self, steps: Transitions) -> np.ndarray:
         """Return what is reported of transitions, `[...]`."""
         assert self.reported is not None
-        transitions = _in_one_row(observations, actions, next_observations, info)
         name, function, measure = self.reported
-        numbers = _called(f"the add-on's metric {name!r}", _with(past, function), transitions)
-        return measure(numbers).reshape(observations.shape[:-1])
-
-
-def _with(past: Past | None, function: Function | WithPast) -> Function:
-    """Return an add-on as a function of transitions alone."""
-    if not isinstance(function, WithPast):
-        return function
-    if past is None:
-        raise UsageError("an add-on that has a past needs the steps in their order, which are not known here")
-    return partial(past.paid, function)
+        numbers = _called(f"the add-on's metric {name!r}", function, steps.in_one_row())
+        return measure(numbers).reshape(steps.observations.shape[:-1])
 
 
 def _title(name: str) -> str:
@@ -122,27 +90,18 @@ def _made_for(name: str) -> str:
     return f" (made for {entry.envs[0]})" if entry and entry.envs else ""
 
 
-def _in_one_row(
-    observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info]:
-    """Arrays `[T, N, ...]` as `[T·N, ...]`, so that who writes an add-on need think of one dimension only."""
-    count = observations.ndim - 1
-
-    def flat(array: np.ndarray) -> np.ndarray:
-        return array.reshape(-1, *array.shape[count:])
-
-    return (
-        flat(observations), flat(actions), flat(next_observations), {key: flat(value) for key, value in info.items()}
-    )  # fmt: skip
-
-
-def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.ndarray, np.ndarray, Info]) -> np.ndarray:
-    """Return a finite number for each transition, or a sentence about what came instead."""
-    observations, actions, after, info = transitions
+def _called(what: str, function: Function | WithPast, rows: Transitions) -> np.ndarray:
+    """Return a finite number for each transition `[B, ...]`, or a sentence about what came instead."""
+    _, actions, after, info, past = rows
     with in_one_sentence(f"{what} failed", UsageError):  # on copies: the function may change its arguments in place
-        copies = observations.copy(), actions.copy(), after.copy(), {key: info[key].copy() for key in info}
+        copies = rows.each(np.copy)
         try:
-            found = function(*copies)
+            if not isinstance(function, WithPast):
+                found: Any = function(*copies[:4])
+            elif past is None:
+                raise UsageError("an add-on that has a past needs the steps in their order, which are not known here")
+            else:
+                found = past.paid(function, copies)
             if found is None:
                 raise UsageError(f"{what} returned None: it has no `return`, or one without a value")
             if np.iscomplexobj(found):
@@ -151,7 +110,7 @@ def _called(what: str, function: Function, transitions: tuple[np.ndarray, np.nda
         except KeyError as error:
             told = ", ".join(sorted(info)) or "nothing"
             raise UsageError(f"{what} failed: {described(error)}; info has {told}") from error
-    count = len(transitions[0])
+    count = len(actions)
     if rewards.shape != (count,):
         shape = f"shape {rewards.shape}" if rewards.shape else "one number"
         raise UsageError(f"{what} returned {shape} for {count} transitions, not one number each")

@@ -308,10 +308,10 @@ def quantities(
     if scorer is not None:
         found["log_prior"] = scorer(*rollout.scored).numpy()
     if addon is not None:
-        rewards = [rollout.of_decisions(reward) for reward in addon.apart(*rollout.transitions)]
+        rewards = [rollout.of_decisions(reward) for reward in addon.apart(rollout.transitions)]
         found["addon"] = sum(rewards, np.zeros_like(rollout.basic))
         found |= (
-            {"metric": rollout.of_decisions(addon.metric(*rollout.transitions), mean=True)} if addon.reported else {}
+            {"metric": rollout.of_decisions(addon.metric(rollout.transitions), mean=True)} if addon.reported else {}
         )
         for title, reward in zip(addon.titles, rewards, strict=True) if len(rewards) > 1 else ():
             found[OF + title] = found.get(OF + title, 0.0) + reward

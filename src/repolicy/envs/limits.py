@@ -55,9 +55,8 @@ class Limit:
 
     def values(self, rollout: Rollout, size: int | None = None) -> np.ndarray:
         """Return the quantity in each step `[T, N]`, of the first `size` numbers of each observation, or of all."""
-        before, actions, after, info, past = rollout.transitions
         measure = self.quantity.metric if self.quantity.reported else self.quantity.reward
-        return rollout.of_decisions(measure(before[..., :size], actions, after[..., :size], info, past), mean=True)
+        return rollout.of_decisions(measure(rollout.transitions.of_first(size)), mean=True)
 
     def broken_by(self, value: Any) -> Any:
         """Return by how much a mean, or each of several, is beyond the bound; below 0 where it is within."""

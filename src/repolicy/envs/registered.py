@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from repolicy.envs.gaits import ActionRate, Jerk, Symmetry
-from repolicy.envs.rollout import WithPast
+from repolicy.envs.rollout import Transitions, WithPast
 from repolicy.envs.step import Info
 from repolicy.errors import UsageError
 
@@ -126,14 +126,14 @@ def symmetry(steps: str = "50") -> WithPast:
         raise UsageError(f"symmetry: {steps!r} steps are no number of 1 or more")
     return WithPast(
         partial(Symmetry, window),
-        lambda observations, actions, next_observations, info: (next_observations[:, 5:8], next_observations[:, 2:5]),
+        lambda steps: (steps.next_observations[:, 5:8], steps.next_observations[:, 2:5]),
     )
 
 
-def _numbers(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> Any:
-    if actions.dtype.kind != "f":
+def _numbers(steps: Transitions) -> Any:
+    if steps.actions.dtype.kind != "f":
         raise UsageError("this add-on compares actions that are numbers, and the environment takes choices")
-    return (actions,)
+    return (steps.actions,)
 
 
 REGISTERED = {

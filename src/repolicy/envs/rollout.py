@@ -7,8 +7,9 @@ log-probabilities, add-on rewards) is left to those who come after.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,9 +20,35 @@ from repolicy.errors import NumericError
 from repolicy.policies.policy import Agent, Recalling
 
 
-def everything(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> Any:
-    """Return all that is known of a step: what a class of the user's own is called with."""
-    return observations, actions, next_observations, info
+class Transitions(NamedTuple):
+    """What an add-on is asked about: arrays `[..., size]` of steps, and `[...]` for each entry of info."""
+
+    observations: np.ndarray
+    actions: np.ndarray  # in the environment's own numbers
+    next_observations: np.ndarray  # what a step led to, also where the episode ended there
+    info: Info
+    past: "Past | None" = None  # where the steps are in their order
+
+    def of_first(self, size: int | None) -> "Transitions":
+        """Return the same with the first numbers of each observation, or with all."""
+        return self._replace(
+            observations=self.observations[..., :size], next_observations=self.next_observations[..., :size]
+        )
+
+    def in_one_row(self) -> "Transitions":
+        """Return arrays `[B, ...]`, so that who writes an add-on need think of one dimension only."""
+        count = self.observations.ndim - 1
+        return self.each(lambda array: array.reshape(-1, *array.shape[count:]))
+
+    def each(self, change: Callable[[np.ndarray], np.ndarray]) -> "Transitions":
+        """Return the same with every array changed."""
+        before, actions, after = map(change, self[:3])
+        return Transitions(before, actions, after, {key: change(value) for key, value in self.info.items()}, self.past)
+
+
+def everything(steps: Transitions) -> Any:
+    """Return all that is known of steps: what a class of the user's own is called with."""
+    return steps[:4]
 
 
 @dataclass(frozen=True)
@@ -29,7 +56,7 @@ class WithPast:
     """An add-on whose objects are called with the parts that `reads` takes of a step, and `began` `[N]`."""
 
     make: Callable[[], Any]
-    reads: Callable[[np.ndarray, np.ndarray, np.ndarray, Info], Any] = everything
+    reads: Callable[[Transitions], Any] = everything
 
 
 @dataclass
@@ -40,32 +67,20 @@ class Past:
     objects: dict[WithPast, Any]  # which go on to the next rollout of the same environments
     _paid: dict[WithPast, np.ndarray] = field(default_factory=dict)
 
-    def paid(
-        self, wish: WithPast, observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info
-    ) -> np.ndarray:
+    def paid(self, wish: WithPast, rows: Transitions) -> np.ndarray:
         """Return the rewards of transitions `[T·C·N, ...]`, in the order of time; a decision is C steps."""
         if wish in self._paid:
             return self._paid[wish]
         if wish not in self.objects:
             self.objects[wish] = wish.make()
         rollout, count = len(self.began), self.began.shape[1]
-        steps = len(actions) // count
+        steps = len(rows.actions) // count
         began = np.zeros((rollout, steps // rollout, count), bool)
         began[:, 0] = self.began
-
-        def at(array: np.ndarray, t: int) -> np.ndarray:
-            return array[t * count : (t + 1) * count]
-
-        rewards = [
-            self.objects[wish](
-                *wish.reads(
-                    at(observations, t), at(actions, t), at(next_observations, t),
-                    {key: at(value, t) for key, value in info.items()},
-                ),
-                began.reshape(steps, count)[t],
-            )
-            for t in range(steps)
-        ]  # fmt: skip
+        rewards = []
+        for t in range(steps):
+            step = rows.each(itemgetter(slice(t * count, (t + 1) * count)))
+            rewards.append(self.objects[wish](*wish.reads(step), began.reshape(steps, count)[t]))
         self._paid[wish] = np.concatenate(rewards)
         return self._paid[wish]
 
@@ -107,18 +122,16 @@ class Rollout:
         return torch.from_numpy(self.observations[:-1]), self.actions, ended
 
     @property
-    def transitions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info, Past]:
-        """What an add-on is asked about: observations, actions, true next observations, info, all `[T, N, ...]`.
-
-        Behind them is what an add-on with a past needs.
+    def transitions(self) -> Transitions:
+        """The steps `[T, N, ...]` as an add-on is asked about them.
 
         Where a decision is several steps, these are its steps, `[T, C, N, ...]`; `of_decisions` adds up what they pay.
         """
         if self.chunks:
             before, actions, after, infos, _ = zip(*self.chunks, strict=True)
-            return np.stack(before), np.stack(actions), np.stack(after), stacked(list(infos)), self.past
+            return Transitions(np.stack(before), np.stack(actions), np.stack(after), stacked(list(infos)), self.past)
         assert self.next_observations is not None
-        return self.observations[:-1], self.sent, self.next_observations, self.info, self.past
+        return Transitions(self.observations[:-1], self.sent, self.next_observations, self.info, self.past)
 
     def of_decisions(self, values: np.ndarray, mean: bool = False) -> np.ndarray:
         """Return `[T, N]` of values of the transitions: as they are, or the sum (or mean) of a decision's steps."""

@@ -79,9 +79,7 @@ class OneWeight:
 
 def paid(addon: Addon, rollout: Rollout, size: int) -> Tensor:
     """Return what an add-on pays, `[T, N]`; it sees the first `size` numbers of each observation."""
-    before, actions, after, info, past = rollout.transitions
-    rewards = addon.reward(before[..., :size], actions, after[..., :size], info, past)
-    return torch.from_numpy(rollout.of_decisions(rewards))
+    return torch.from_numpy(rollout.of_decisions(addon.reward(rollout.transitions.of_first(size))))
 
 
 # For every weight of one or several ranges at once --------------------------------------------------------------------

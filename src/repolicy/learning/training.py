@@ -268,9 +268,9 @@ def try_addon(
         notes.append("the environment's own reward is read to tell what share of it is kept, and for nothing else")
     for name in addons.at(wishes):
         addon = addons.combined([name])
-        reward = addon.reward(*rollout.transitions)
+        reward = addon.reward(rollout.transitions)
         if addon.reported is not None:
-            addon.metric(*rollout.transitions)
+            addon.metric(rollout.transitions)
         if reward.min() == reward.max() and not sparse:
             why = "if it is meant to be that rare, add --sparse" if any(addon.weights) else "its weight is 0"
             if any(addon.weights) and not reward.any() and (option := addons.option_of(name)):

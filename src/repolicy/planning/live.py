@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs.names import maker
+from repolicy.envs.rollout import Transitions
 from repolicy.envs.step import Info, action_space, native
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import Planned
@@ -79,7 +80,7 @@ class Stage:
             self._seen, reward, terminated, truncated, told = self._env.step(own)
             after = np.asarray(self._seen, np.float32).ravel()[None]
             info: Info = {key: np.array([value]) for key, value in told.items() if np.isscalar(value)}
-            wish = float(planner.score.addon.reward(before, sent, after, info)[0])
+            wish = float(planner.score.addon.reward(Transitions(before, sent, after, info))[0])
             for name, value in (("old", float(reward)), ("wish", wish)):
                 self._means[name] += (1.0 - SMOOTH) * (value - self._means[name])
             seen = {"parts": parts(self._env.unwrapped), "took": took, "ended": bool(terminated)}

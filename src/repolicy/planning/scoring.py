@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from repolicy.envs.addons import Addon
-from repolicy.envs.step import Info, own_numbers
+from repolicy.envs.rollout import Transitions
+from repolicy.envs.step import Info, own_numbers, stacked
 from repolicy.planning.model import Model
 from repolicy.policies.density import MOST, Density
 from repolicy.policies.policy import Policy
@@ -71,10 +72,8 @@ def simulated(
         after.append(step.observations)
         infos.append(step.info)
         states, now = step.states, step.observations
-    transitions = (
-        np.stack(seen), own_numbers(np.stack(sent), prior.actions), np.stack(after),
-        {key: np.stack([info[key] for info in infos]) for key in infos[0]},
-    )  # fmt: skip
+    own = own_numbers(np.stack(sent), prior.actions)
+    transitions = Transitions(np.stack(seen), own, np.stack(after), stacked(infos))
     chosen, likeliest = (torch.from_numpy(np.stack(each)) for each in (did, modes))
     beside = (act.log_probs(chosen) - act.log_probs(likeliest)).numpy()
     gone = over[1:]
@@ -91,7 +90,7 @@ def simulated(
 def step_rewards(
     score: Score,
     prior: Policy | MeanPrior,
-    transitions: tuple[np.ndarray, np.ndarray, np.ndarray, Info],
+    transitions: Transitions,
     beside: np.ndarray,
     gone: np.ndarray,
 ) -> np.ndarray:
@@ -99,10 +98,10 @@ def step_rewards(
 
     An end pays nothing more, and must not be a way out: it costs more than the worst of all other steps.
     """
-    rewards = score.addon.reward(*transitions) + score.omega * beside
+    rewards = score.addon.reward(transitions) + score.omega * beside
     if score.density is not None and score.states:
         assert isinstance(prior, Policy)
-        inputs = prior.normalizer(torch.from_numpy(transitions[2]))
+        inputs = prior.normalizer(torch.from_numpy(transitions.next_observations))
         rewards += score.states * score.density.familiarity(inputs).numpy()
     if gone.any():
         rewards[gone] = rewards.min() - MOST * max(score.omega, score.states)

@@ -190,7 +190,7 @@ def _tried(request: Request, folder: RunFolder) -> dict[str, Tensor]:
         if request.objective.reads_basic:
             found[f"the reward of {request.env!r}"] = torch.from_numpy(rollout.basic)
         for name in addons.at(request.addons):
-            reward = addons.combined([name]).reward(*rollout.transitions)
+            reward = addons.combined([name]).reward(rollout.transitions)
             found[f"add-on {name!r}"] = torch.as_tensor(reward, dtype=torch.float64)
     return found
 

@@ -196,7 +196,7 @@ class Weighing:
 
     def paid(self) -> np.ndarray:
         """Return what the wish pays in some steps of the prior, `[T, N]`."""
-        reward = addons.combined(addons.at(self.wishes)).reward(*self.tried.transitions)
+        reward = addons.combined(addons.at(self.wishes)).reward(self.tried.transitions)
         return self.tried.of_decisions(reward)
 
     @cached_property
@@ -259,7 +259,7 @@ class Weighing:
         steps = trial(policy, self.env, self.settings)
         rewards = np.asarray(steps.basic)
         if objective.reads_addon and self.wishes:
-            rewards = rewards + addons.combined(self.wishes).reward(*steps.transitions)
+            rewards = rewards + addons.combined(self.wishes).reward(steps.transitions)
         return _scaled(rewards, policy.actions.width, "reward in trial steps")
 
 

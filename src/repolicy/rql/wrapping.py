@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import check_fit
-from repolicy.envs.rollout import Past
+from repolicy.envs.rollout import Past, Transitions
 from repolicy.envs.step import action_space, observation_size
 from repolicy.envs.watchdog import NOTE
 from repolicy.errors import NumericError, UsageError, in_one_sentence
@@ -118,7 +118,7 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, basic, terminated, truncated, info = self.env.step(action)
         self._seen = _row(observation)
         numbers = {key: np.array([value]) for key, value in info.items() if np.isscalar(value)}
-        info["addon_reward"] = float(self.addon.reward(before, _row(action), self._seen, numbers, past)[0])
+        info["addon_reward"] = float(self.addon.reward(Transitions(before, _row(action), self._seen, numbers, past))[0])
         return observation, basic, terminated, truncated, info
 
 
