@@ -28,6 +28,10 @@ class Wired(LinearQuadratic):  # type: ignore[misc]
         super().__init__()
         self.wires, self.push = wires, push
 
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.wires = (options or {}).get("wires", self.wires)
+        return super().reset(seed=seed)
+
     def step(self, action: Any) -> Any:
         return super().step(self.wires * action + self.push)
 
@@ -55,6 +59,19 @@ def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error() -
     assert "probability of at most 25%" in sentences(around)[1]
 
 
+def test_an_option_of_each_reset_does_what_the_same_option_does_when_it_is_made() -> None:
+    made, reset = (
+        compare_around(GOOD, BAD, Wired, "1e-6", vary=[f"{name}=-1..1"], episodes=50)
+        for name in ("wires", "reset.wires")
+    )
+    assert [place.found.rows for place in reset.places] == [place.found.rows for place in made.places]
+    assert not made.is_flat
+    unread = compare_around(GOOD, GOOD, Wired, vary=["reset.wind=0..1"], episodes=2)
+    assert "nothing differs between the places" in sentences(unread)[-1]
+    with pytest.raises(UsageError, match="resets take no options; leave out --backend envpool"):
+        compare("halfcheetah", "halfcheetah", "HalfCheetah-v4?reset.x=1", backend="envpool", episodes=1)
+
+
 @pytest.mark.parametrize(
     ("text", "values"),
     [
@@ -74,6 +91,7 @@ def test_values_of_an_option(text: str, values: tuple[float, ...]) -> None:
         (["push=1"], "it must be an option and a range"),
         (["push=0..inf"], "it must be an option and a range"),
         (["2x=0..1"], "it must be an option and a range"),
+        (["reset.=0..1"], "it must be an option and a range"),
         (["push=1..0"], "the range must end above where it begins"),
         (["push=0..1", "push=0..2"], "one or two options, each once"),
         (["a=0..1", "b=0..1", "c=0..1"], "one or two options"),

@@ -7,7 +7,7 @@ step = envs.step(actions)
 
 from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.gymnasium import GymnasiumEnvs
-from repolicy.envs.names import decoder, envpool_names, observed, observed_by_critic, parsed, with_observed
+from repolicy.envs.names import decoder, envpool_names, observed, observed_by_critic, of_reset, parsed, with_observed
 from repolicy.envs.noise import NoiseEnvs
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
@@ -23,7 +23,8 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
     """N environments, the i-th seeded with seed + i: EnvPool's where it knows the name, else Gymnasium's.
 
     `name` is an id that either of them knows, or `module:callable` (or `file.py:callable`) that makes a Gymnasium
-    environment. Options of the environment follow it as in an address: `HalfCheetah-v4?reset_noise_scale=0.2`. Of an
+    environment. Options of the environment follow it as in an address: `HalfCheetah-v4?reset_noise_scale=0.2`, and
+    those of each reset as `CartPole-v1?reset.high=0.2`. Of an
     observation that is a Dict, `?observe=KEY,KEY` takes these parts. For a `critic`, the numbers of those parts that
     `observe_critic=KEY,KEY` names follow in each observation. With `?decoder=FILE&noise=8&chunk=4` an action is the
     noise of a generative policy, and a step is a chunk of its actions.
@@ -32,7 +33,10 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
     if backend == "envpool" and plain not in envpool_names():
         known = "is not installed" if not envpool_names() else f"has no {plain!r}{nearest(plain, envpool_names())}"
         raise UsageError(f"EnvPool {known}; leave out --backend envpool to use Gymnasium")
-    kind = GymnasiumEnvs if backend == "gymnasium" or plain not in envpool_names() else EnvPoolEnvs
+    resets = bool(of_reset(name))
+    if backend == "envpool" and resets:
+        raise UsageError(f"environment {name!r}: EnvPool's resets take no options; leave out --backend envpool")
+    kind = GymnasiumEnvs if backend == "gymnasium" or resets or plain not in envpool_names() else EnvPoolEnvs
     return through_noise(kind(name, count, seed, critic=critic), name)
 
 

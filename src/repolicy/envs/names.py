@@ -12,6 +12,7 @@ from repolicy.loading import load_object, nearest, reference_to
 
 OBSERVE = ("observe", "observe_critic")  # options of any environment, which name parts of an observation
 DECODER = ("decoder", "noise", "chunk")  # options of an environment whose actions are a generative policy's noise
+RESET = "reset."  # before options that are given to each reset, not when the environment is made
 
 EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
 
@@ -29,10 +30,15 @@ def env_name(env: EnvLike) -> str:
 
 
 def parsed(name: str) -> tuple[str, dict[str, Any]]:
-    """`HalfCheetah-v4?reset_noise_scale=0.2` as the name alone, and the options, without those that are Repolicy's."""
+    """`HalfCheetah-v4?reset_noise_scale=0.2` as the name alone, and the options with which it is made."""
     plain, options = _read(name)
     ours = (*OBSERVE, *DECODER) if "decoder" in options else OBSERVE
-    return plain, {key: value for key, value in options.items() if key not in ours}
+    return plain, {key: value for key, value in options.items() if key not in ours and not key.startswith(RESET)}
+
+
+def of_reset(name: str) -> dict[str, Any]:
+    """Of `CartPole-v1?reset.high=0.2`, the options of each reset: `{"high": 0.2}`."""
+    return {key.removeprefix(RESET): value for key, value in _read(name)[1].items() if key.startswith(RESET)}
 
 
 def decoder(name: str) -> dict[str, Any] | None:
@@ -82,7 +88,7 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
     options = {}
     for part in query.split("&") if query else []:
         key, equals, value = part.partition("=")
-        if not (key.isidentifier() and equals):
+        if not (key.removeprefix(RESET).isidentifier() and equals):
             raise UsageError(
                 f"environment {name!r}: {part!r} is no option; write them as NAME?option=value&option=value"
             )
@@ -113,8 +119,24 @@ def envpool_names() -> frozenset[str]:
     return frozenset(envpool.list_all_envs())
 
 
+class ResetWith(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The environment with options that every reset gets."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], given: dict[str, Any]) -> None:
+        super().__init__(env)
+        self._given = given
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.env.reset(seed=seed, options=self._given | (options or {}))
+
+
 def maker(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
     """Return what makes one such environment of Gymnasium's, or of the user's own; it takes further options."""
+    make, given = _maker(name), of_reset(name)
+    return (lambda **options: ResetWith(make(**options), given)) if given else make
+
+
+def _maker(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
     plain, options = parsed(name)
     if own := imported(name):
         try:

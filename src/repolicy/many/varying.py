@@ -2,8 +2,8 @@
 
     compare_around("theirs.zip", "runs/mine", "HalfCheetah-v5", vary=["reset_noise_scale=0.1..0.5"])
 
-An option is whatever the environment takes when it is made. The error is divided among the places, so that a *worse* at
-any of them is wrong no more often than in one comparison.
+An option is whatever the environment takes when it is made or, as `reset.NAME`, at each reset. The error is divided
+among the places, so that a *worse* at any of them is wrong no more often than in one comparison.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repolicy.envs.names import EnvLike, parsed
+from repolicy.envs.names import RESET, EnvLike, of_reset, parsed
 from repolicy.errors import UsageError
 from repolicy.many.comparing import ORDER, Compared, Comparison, Verdict, compare, env_of_both
 from repolicy.policies.policy import Agent
@@ -32,7 +32,7 @@ class Varied(NamedTuple):
         """Return what `NAME=LOW..HIGH` says: values from one end to the other, at equal distances."""
         name, equals, ends = text.partition("=")
         try:
-            found = Range.of(ends) if equals and name.isidentifier() else None
+            found = Range.of(ends) if equals and name.removeprefix(RESET).isidentifier() else None
         except ValueError:
             found = None
         if not isinstance(found, Range) or not abs(found.low) + abs(found.high) < float("inf"):
@@ -75,6 +75,11 @@ class Around:
         return self.worst.found.verdict
 
     @property
+    def is_flat(self) -> bool:
+        """Whether no place differs from another."""
+        return len(self.places) > 1 and all(place.found.rows == self.places[0].found.rows for place in self.places)
+
+    @property
     def worst(self) -> Place:
         """Where the verdict is worst; among those, where most is lost."""
         return min(self.places, key=lambda place: (ORDER.index(place.found.verdict), -place.loss))
@@ -112,7 +117,7 @@ def compare_around(
     if not 0 < len(axes) <= MOST or len({axis.name for axis in axes}) < len(axes):
         raise UsageError(f"--vary takes one or two options, each once; got {', '.join(vary) or 'none'}")
     name = env_of_both(old, new, env, options)
-    if taken := {axis.name for axis in axes} & {*parsed(name)[1]}:
+    if taken := {axis.name for axis in axes} & {*parsed(name)[1], *(RESET + key for key in of_reset(name))}:
         raise UsageError(f"environment {name!r} sets {min(taken)} itself: leave it out there, or do not vary it")
     places = []
     for values in product(*(axis.values for axis in axes)):

@@ -36,7 +36,8 @@ def sentences(around: Around) -> list[str]:
     ]
     verdicts = [each.found.verdict for each in around.places]
     shares = ", ".join(f"{verdict} at {verdicts.count(verdict)}" for verdict in dict.fromkeys(sorted(verdicts)))
-    return lines if count == 1 else [*lines, f"of the places: {shares}"]
+    flat = ["nothing differs between the places: does the environment read what is varied?"] * around.is_flat
+    return lines if count == 1 else [*lines, f"of the places: {shares}", *flat]
 
 
 def tables(around: Around) -> list[Table]:
