@@ -37,14 +37,14 @@ class NumericError(RepolicyError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of others says, for a sentence of ours."""
+    """Return what another library's error says, for a sentence of ours."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return f"{line} is missing" if isinstance(error, KeyError) else line
 
 
 @contextlib.contextmanager
 def in_one_sentence(what: str, cls: type[RepolicyError] = RepolicyError) -> Iterator[None]:
-    """Around code that is not ours: whatever ends it early, `sys.exit(0)` too, is a failure. Ctrl-C stays Ctrl-C."""
+    """Turn whatever ends code that is not ours early, `sys.exit(0)` too, into a failure. Ctrl-C stays Ctrl-C."""
     try:
         yield
     except (RepolicyError, KeyboardInterrupt):
@@ -54,14 +54,14 @@ def in_one_sentence(what: str, cls: type[RepolicyError] = RepolicyError) -> Iter
 
 
 def described(error: BaseException) -> str:
-    """What an exception says, on one line."""
+    """Return what an exception says, on one line."""
     if isinstance(error, SystemExit):
         return f"it called sys.exit({error.code!r})"
     return f"{type(error).__name__}: {' '.join(str(error).split())}{_place(error)}"
 
 
 def _place(error: BaseException) -> str:
-    """` (file.py, line 3)`: the last line of the user's own code that led to it, where there is any."""
+    """Return ` (file.py, line 3)`, the last line of the user's own code that led to it, or nothing."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         frame for frame in frames if not frame.filename.startswith(NOT_OWN) and "site-packages" not in frame.filename

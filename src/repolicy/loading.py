@@ -43,7 +43,7 @@ def load_object(reference: str, what: str) -> Any:
 
 
 def _own(module: ModuleType) -> list[str]:
-    """The public names that a module does not only import."""
+    """Return the public names that a module does not only import."""
     return [
         name
         for name, value in vars(module).items()
@@ -53,7 +53,7 @@ def _own(module: ModuleType) -> list[str]:
 
 
 def _from_here(path: Path, name: str) -> str:
-    """How to go on where a path that counts from the present folder leads nowhere."""
+    """Say how to go on where a path that counts from the present folder leads nowhere."""
     if path.is_absolute():
         return ""
     return f" in {Path.cwd()}; go to the folder that this name counts from, or write PATH/{path.name}:{name}"
@@ -66,7 +66,7 @@ _session: dict[str, Any] = {}
 
 
 def reference_to(function: Any) -> str:
-    """The name by which `load_object` finds a function: its module's where that has it, else one of this session."""
+    """Return the name by which `load_object` finds a function: its module's, else one of this session."""
     module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
     if module != "__main__" and name and getattr(sys.modules.get(module), name, None) is function:
         return f"{module}:{name}"
@@ -85,7 +85,7 @@ def lives_here_alone(reference: str) -> bool:
 
 
 def printable(text: str, longest: int = 600) -> str:
-    """Text that came from outside, for a terminal: no control characters, no line breaks, no more than fits."""
+    """Return text from outside as a terminal takes it: no control characters, no line breaks, no more than fits."""
     shown = escaped(text[: 2 * longest])
     if len(text) <= 2 * longest and len(shown) <= longest:
         return shown
@@ -93,7 +93,7 @@ def printable(text: str, longest: int = 600) -> str:
 
 
 def escaped(text: str, kept: str = "") -> str:
-    """The same at any length, but for the characters to be `kept`."""
+    """Return the same at any length, but for the characters to be `kept`."""
     return "".join(
         character if character.isprintable() or character in kept else character.encode("unicode_escape").decode()
         for character in text
@@ -101,7 +101,7 @@ def escaped(text: str, kept: str = "") -> str:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; a file that is none, or is nested too deep to be read, is one sentence."""
+    """Return what a JSON file holds; one that is none, or is nested too deep to be read, is one sentence."""
     try:
         return json.loads(read_bytes(path))
     except RecursionError:
@@ -111,7 +111,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What a regular file holds. (A pipe could be waited for without end, and /dev/zero read.)"""
+    """Return what a regular file holds. (A pipe could be waited for without end, and /dev/zero read.)"""
     try:
         if stat.S_ISREG(path.stat().st_mode):
             return path.read_bytes()
@@ -123,38 +123,38 @@ def read_bytes(path: Path) -> bytes:
 
 
 def file_sum(path: Path) -> str:
-    """The sha256 of what a file holds."""
+    """Return the sha256 of what a file holds."""
     return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def as_file_name(reference: str) -> str:
-    """`module:callable?option=1` as a name that file systems and shells take."""
+    """Return `module:callable?option=1` as a name that file systems and shells take."""
     return re.sub(r"[^\w.=-]+", ".", reference)
 
 
 def stem_of(reference: str | Path) -> str:
-    """The last part of a path without its suffix; `omega-0.3` has none."""
+    """Return the last part of a path without its suffix; `omega-0.3` has none."""
     path = Path(reference)
     return path.name if path.suffix[1:].isdigit() else path.stem
 
 
 def counted(number: int, what: str) -> str:
-    """`1 episode`, `2 episodes`."""
+    """Return `1 episode` or `2 episodes`."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 
 def figures(value: float, digits: int) -> str:
-    """So many significant digits, without an exponent: 1,460 and 280."""
+    """Return so many significant digits, without an exponent: 1,460 and 280."""
     return f"{float(f'{value:.{digits}g}'):,.12g}"
 
 
 def without_version(env: str) -> str:
-    """The name of an environment without its version and options."""
+    """Return the name of an environment without its version and options."""
     return env.partition("?")[0].rsplit("-v", 1)[0]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean A, B or C?`, or nothing when no known name is near."""
+    """Return `; did you mean A, B or C?`, or nothing when no known name is near."""
     matches = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
     if not matches:
         return ""

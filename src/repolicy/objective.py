@@ -117,37 +117,37 @@ def _weight(name: str, value: Weight) -> Weight:
 
 
 def no_entropy() -> Objective:
-    """Plain PPO: the basic reward alone."""
+    """Return plain PPO's objective: the basic reward alone."""
     return Objective("basic")
 
 
 def end_entropy(alpha: Weight = None) -> Objective:
-    """Entropy of the present step only, through the loss (Eq. 7)."""
+    """Return the objective with the entropy of the present step only, through the loss (Eq. 7)."""
     return Objective("basic", bonus=alpha)
 
 
 def repeat_entropy(alpha: Weight = None) -> Objective:
-    """Entropy of every step through the reward, and of the present step once more through the loss (Eq. 9)."""
+    """Return the one with the entropy of every step in the reward, and of the present step in the loss (Eq. 9)."""
     return Objective("basic", alpha=alpha, bonus="alpha")
 
 
 def soft(alpha: Weight = None) -> Objective:
-    """Soft PPO: the entropy of every step, once, through the reward (Eq. 6)."""
+    """Return soft PPO's objective: the entropy of every step, once, through the reward (Eq. 6)."""
     return Objective("basic", alpha=alpha)
 
 
 def greedy(alpha: Weight = None) -> Objective:
-    """The add-on reward alone, started from the prior: what happens when nothing holds the old behavior."""
+    """Return the add-on reward alone, started from the prior: what happens when nothing holds the old behavior."""
     return Objective("addon", alpha=alpha)
 
 
 def kl(alpha: Weight = None) -> Objective:
-    """The add-on reward minus alpha · KL(policy ‖ prior) (Eq. 18); alpha is β in the paper."""
+    """Return the add-on reward minus alpha · KL(policy ‖ prior) (Eq. 18); alpha is β in the paper."""
     return Objective("addon", omega="alpha", alpha=alpha)
 
 
 def residual(omega: Weight = None, alpha: Weight = None, states: Weight = None) -> Objective:
-    """Residual PPO: the prior's log-probability and the entropy with weights of their own (Eq. 16).
+    """Return Residual PPO's: the prior's log-probability and the entropy with weights of their own (Eq. 16).
 
     `states` is a price beyond the paper: beside an omega that is one number it is 0 unless it is named.
     """
@@ -157,14 +157,14 @@ def residual(omega: Weight = None, alpha: Weight = None, states: Weight = None) 
 
 
 def full(alpha: Weight = None) -> Objective:
-    """Soft PPO on basic + add-on reward: the policy that one would train if the basic reward were known."""
+    """Return soft PPO's on basic + add-on reward: what one would train for if the basic reward were known."""
     return Objective("both", alpha=alpha)
 
 
 def given_objective(
     objective: Objective | Mapping[str, Any] | None, omega: Weight, alpha: Weight, states: Weight = None
 ) -> Objective:
-    """The objective, said once: whole (settings files write it as a mapping), or by weights; a missing one is None."""
+    """Return the objective, given whole (settings files write a mapping) or by weights; a missing one is None."""
     if objective is None:
         return residual(omega, alpha, states)
     if omega is not None or alpha is not None or states is not None:
@@ -258,7 +258,7 @@ class Reward(NamedTuple):
 
 
 def task_reward(objective: Objective, basic: Array | None, addon: Array | None) -> Array:
-    """The task's own reward. The basic reward is not so much as touched where the task is the add-on's."""
+    """Return the task's own reward. The basic reward is not so much as touched where the task is the add-on's."""
     if objective.task == "basic":
         assert basic is not None
         return basic
@@ -276,7 +276,7 @@ def reformulated(
     omega: Any = None,
     alpha: Any = None,
 ) -> Reward:
-    """task + omega · log prior − alpha · log policy, with its parts apart (Eq. 16).
+    """Return task + omega · log prior − alpha · log policy, with its parts apart (Eq. 16).
 
     `states` is the familiarity of the next states, for an objective that weighs it; `omega` and `alpha` each
     step's own, for one with a range.

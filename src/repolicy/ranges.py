@@ -64,20 +64,20 @@ class Dial(NamedTuple):
         return 2.0 * math.log(value / self.low) / math.log(self.high / self.low) - 1.0
 
     def value(self, place: Any) -> Any:
-        """At positions that are plain numbers, arrays or tensors."""
+        """Return the value at positions that are plain numbers, arrays or tensors."""
         if self.scale == "linear":
             return self.low + (self.high - self.low) * ((place + 1.0) / 2.0)
         return self.low * (self.high / self.low) ** ((place + 1.0) / 2.0)
 
     def spread(self, count: int) -> list[float]:
-        """As many values, at equal distances on the dial, in round numbers."""
+        """Return as many values, at equal distances on the dial, in round numbers."""
         steps = [2.0 * index / (count - 1) - 1.0 for index in range(1, count - 1)]
         exact = [self.low, *map(self.value, steps), self.high]
         digits = enough_digits(exact)
         return [self.low, *(float(f"{value:.{digits}g}") for value in exact[1:-1]), self.high]
 
     def beyond(self, value: object) -> str:
-        """What a user must know of a value outside of the range; empty for one inside."""
+        """Return what a user must know of a value outside of the range; empty for one inside."""
         least = "above 0" if self.scale == "log" else "0 or above"
         number = isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
         if not number or (value == 0 and self.scale == "log"):
@@ -100,7 +100,7 @@ class Dial(NamedTuple):
 
 
 def enough_digits(values: Sequence[float]) -> int:
-    """Significant digits, 3 or more, that put values where they are: within 5 % of the least distance between two."""
+    """Return how many significant digits, 3 or more, put values within 5 % of the least distance between two."""
     near = 0.05 * min((after - before for before, after in pairwise(values)), default=math.inf)
     enough = (d for d in range(3, 16) if all(abs(float(f"{value:.{d}g}") - value) <= near for value in values))
     return next(enough, 16)

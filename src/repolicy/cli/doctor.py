@@ -28,7 +28,7 @@ EXTRAS = {
 
 
 def doctor() -> dict[str, Any]:
-    """Versions, backends, rendering, cores: printed, and returned."""
+    """Print and return versions, backends, rendering and cores."""
     facts: dict[str, Any] = dict(versions())
     facts["torch"] += idle_cuda()
     facts["cores"] = physical_cores()

@@ -20,7 +20,7 @@ STOPPED = 130  # by Ctrl-C or SIGTERM
 
 @contextlib.contextmanager
 def caught() -> Iterator[None]:
-    """Whatever is raised, one sentence on stderr and an exit code; the traceback of a surprise goes to a file."""
+    """Turn whatever is raised into a sentence and an exit code; the traceback of a surprise goes to a file."""
     try:
         yield
     except SystemExit:
@@ -42,7 +42,7 @@ def caught() -> Iterator[None]:
 
 @contextlib.contextmanager
 def not_ended_from_within() -> Iterator[None]:
-    """A command ends by returning. `sys.exit(0)` in an environment, say, is no success."""
+    """Raise where a command does not end by returning: `sys.exit(0)` in an environment is no success."""
     try:
         yield
     except SystemExit as error:
@@ -51,7 +51,7 @@ def not_ended_from_within() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stopped_with_advice(resumes: bool) -> Iterator[None]:
-    """A command that is stopped at once says how it goes on, where it can."""
+    """Say how a command that was stopped at once can be resumed, where it can."""
     try:
         yield
     except KeyboardInterrupt:
@@ -59,7 +59,7 @@ def stopped_with_advice(resumes: bool) -> Iterator[None]:
 
 
 def sentence(text: str) -> str:
-    """At most three lines, without control characters, and with what is far too long cut in its middle."""
+    """Return at most three lines, without control characters; what is far too long is cut in its middle."""
     short = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: f"{word[0][:100]}…{word[0][-100:]}", text)
     lines = [printable(line) for line in short.splitlines() if line.strip()][:3]
     return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…" for line in lines)
@@ -86,6 +86,6 @@ def _fail(text: str, code: int = 1) -> NoReturn:
 
 
 def _silence() -> None:
-    """Nobody reads stdout any more: let Python not try again when it ends."""
+    """Keep Python from writing to stdout again when it ends: nobody reads it any more."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

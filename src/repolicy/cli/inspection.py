@@ -258,7 +258,7 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
 
 
 def _sentence(request: dict[str, Any]) -> str:
-    """`addon + 0.17 log prior − 0.13472 log policy`."""
+    """Return the objective in words: `addon + 0.17 log prior − 0.13472 log policy`."""
     objective, settings = request.get("objective"), request.get("settings", {})
     if not objective:
         return "unknown"

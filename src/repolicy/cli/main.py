@@ -145,7 +145,7 @@ def _parsed(name: str, arguments: list[str], commands: Mapping[str, Any] = COMMA
 
 
 def _check_values_together(command: Any, words: list[str]) -> None:
-    """Of an option with several values the last mention would count, and those before it be lost."""
+    """Raise where an option with several values is named twice: the last mention would count, the others be lost."""
     twice = {word for word in words if word.startswith("--") and words.count(word) > 1}
     for option in options(command) if twice else ():
         if option.several and (name := f"--{option.name}") in twice:

@@ -81,7 +81,7 @@ def options(command: type) -> Iterator[Option]:
 
 
 def _options(cls: type, place: tuple[str, ...], examples: list[Any], usual: Usual) -> Iterator[Option]:
-    """`examples` are what the values can be by default; none where the fields say it."""
+    """Return the help of options; `examples` are what the values can be by default, none where the fields say it."""
     on, settings = usual
     hints, texts = typing.get_type_hints(cls, include_extras=True), docstrings(cls)
     for each in fields(cls):

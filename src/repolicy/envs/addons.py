@@ -184,7 +184,7 @@ def imported(request: str) -> str:
 
 
 def parse(request: str) -> tuple[str, Function | WithPast, float, Reported | None]:
-    """(name, function, weight, metric) of one request."""
+    """Return (name, function, weight, metric) of one request."""
     called, written = _weighed(request)
     _, colon, name = called.rpartition(":")
     bare, bracket, options = name.partition("(")
@@ -224,7 +224,7 @@ def parse(request: str) -> tuple[str, Function | WithPast, float, Reported | Non
 
 
 def _weighed(request: str) -> tuple[str, str]:
-    """(what it names, how its weight is written)."""
+    """Return (what a request names, how its weight is written)."""
     place, colon, name = request.rpartition(":")  # a folder may have a name with = or ( in it
     head, equals, tail = name.rpartition("=")
     weighs = equals and not tail.endswith((")", ".safetensors"))
@@ -235,7 +235,7 @@ def _weighed(request: str) -> tuple[str, str]:
 
 
 def dials(requests: Sequence[str]) -> tuple[Dial, ...]:
-    """Of the add-ons whose weight is a range. Each goes by the add-on's name, without its file."""
+    """Return the dials of the add-ons whose weight is a range. Each has the add-on's name, without its file."""
     ranges = []
     for request in requests:
         called, written = _weighed(request)
@@ -271,7 +271,7 @@ def at_one_in_words(requests: Sequence[str]) -> str:
 
 
 def option_of(request: str) -> str:
-    """Of an add-on that ships and that its environment may weigh with 0, the environment's option for that, if any."""
+    """Return the environment's option without which it weighs an add-on that ships with 0, if there is one."""
     called, _ = _weighed(request)
     return REGISTERED[called].option if called in REGISTERED else ""
 

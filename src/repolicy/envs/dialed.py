@@ -64,7 +64,7 @@ class Dialed:
         self.envs.close()
 
     def _drawn(self) -> np.ndarray:
-        """Positions `[N, dials]`."""
+        """Draw positions `[N, dials]`."""
         return placed((self._strata + self._rng.random((self.dials, self.count))).T / self._total)
 
     def _behind(self, observations: np.ndarray) -> np.ndarray:
@@ -73,5 +73,5 @@ class Dialed:
 
 
 def placed(shares: np.ndarray) -> np.ndarray:
-    """Positions of numbers from 0 to 1."""
+    """Return the positions of numbers from 0 to 1."""
     return np.asarray((2.0 * shares - 1.0) / (1.0 - 2.0 * ENDS)).clip(-1.0, 1.0)

@@ -101,7 +101,7 @@ class Evaluation:
         return "\n".join([*lines, *(f"  {c.title:20s} {c.mean:12,.3f} ± {c.std:,.3f}" for c in self.columns.values())])
 
     def rows(self) -> list[tuple[str, float, float]]:
-        """(name, mean, std) of every quantity there is."""
+        """Return (name, mean, std) of every quantity there is."""
         return [(name, column.mean, column.std) for name, column in self.columns.items()]
 
     def as_dict(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def evaluate(
 
 
 def untold(agent: Conditioned, what: str = "the policy") -> str:
-    """That the positions on its dials are missing, and how to name them."""
+    """Say that the positions on its dials are missing, and how to name them."""
     middle = {dial.name: float(f"{dial.value(0.0):.3g}") for dial in agent.dials}
     if len(middle) == 1:
         places = given = [f"{value:g}" for value in middle.values()]
@@ -340,7 +340,7 @@ class EpisodeSums:
     def add(
         self, steps: dict[str, np.ndarray], rollout: Rollout, progress: Callable[[int], None] | None = None
     ) -> None:
-        """A block of steps `[T, N]`."""
+        """Add a block of steps `[T, N]`."""
         self._running = self._running or {name: np.zeros(len(self._quota)) for name in steps}
         for t in range(len(rollout.basic)):
             for name, values in self._running.items():
@@ -355,7 +355,7 @@ class EpisodeSums:
                     values[ended] = 0.0
 
     def _end(self, n: int, terminated: bool) -> None:
-        """The episode of one environment."""
+        """End the episode of one environment."""
         place = self._begun[n] * len(self._quota) + n
         sums = {name: float(values[n]) for name, values in self._running.items()}
         self._done.append(sums | {"terminated": terminated, "place": place})
@@ -364,6 +364,6 @@ class EpisodeSums:
         self.missing -= 1
 
     def each(self) -> dict[str, np.ndarray]:
-        """Of every episode, in the order in which the environments began them."""
+        """Return what each episode came to, in the order in which the environments began them."""
         ordered = sorted(self._done, key=lambda sums: sums["place"])
         return {name: np.array([sums[name] for sums in ordered]) for name in ordered[0] if name != "place"}

@@ -15,27 +15,27 @@ Array = Any  # of NumPy, or a tensor
 
 
 def power(torques: Array, velocities: Array) -> Array:
-    """−Σ |torque · joint velocity|, both `[N, J]`: use less power."""
+    """Return −Σ |torque · joint velocity|, both `[N, J]`: use less power."""
     return -abs(torques * velocities).sum(-1)
 
 
 def torque_peak(torques: Array, most: float = 0.0) -> Array:
-    """−(largest |torque| − most), at most 0: spare the motor that works hardest. torques: `[N, J]`."""
+    """Return −(largest |torque| − most), at most 0: spare the motor that works hardest. torques: `[N, J]`."""
     return -_peak((abs(torques) - most).clip(min=0.0))
 
 
 def joint_margin(angles: Array, low: Array, high: Array, margin: float) -> Array:
-    """−Σ of how far joints `[N, J]` are within `margin` of a limit `[J]`, or beyond it: keep clear of the stops."""
+    """Return −Σ of how far joints `[N, J]` are within `margin` of a limit `[J]`, or beyond it: avoid the stops."""
     return -((low + margin - angles).clip(min=0.0) + (angles - high + margin).clip(min=0.0)).sum(-1)
 
 
 def still(command: Array, velocities: Array, least: float = 0.1) -> Array:
-    """−Σ joint velocity² `[N, J]` where the command's length `[N, C]` is below `least`: stand where told to stand."""
+    """Return −Σ joint velocity² `[N, J]` where the command `[N, C]` is shorter than `least`: stand when told to."""
     return -(velocities**2).sum(-1) * ((command**2).sum(-1) < least**2)
 
 
 def feet_apart(feet: Array, least: float) -> Array:
-    """−Σ over pairs of feet of how much nearer than `least` they are. feet: `[N, F, 2 or 3]`, their places."""
+    """Return −Σ over pairs of feet of how much nearer than `least` they are. feet: `[N, F, 2 or 3]`, their places."""
     first, second = zip(*((i, j) for j in range(feet.shape[1]) for i in range(j)), strict=True)
     apart = ((feet[:, list(first)] - feet[:, list(second)]) ** 2).sum(-1) ** 0.5
     return -(least - apart).clip(min=0.0).sum(-1)
@@ -74,7 +74,7 @@ class AirTime:
         self._air: Array = None
 
     def __call__(self, contact: Array, began: Array) -> Array:
-        """contact: `[N, F]`, whether each foot is on the ground."""
+        """Return the reward; contact `[N, F]`: whether each foot is on the ground."""
         on, zero = contact * 1.0, contact * 0.0
         before = _since(began, self._air, zero)
         air = before + self.seconds_a_step
@@ -90,7 +90,7 @@ class Impact:
         self._on: Array = None
 
     def __call__(self, contact: Array, speed: Array, began: Array) -> Array:
-        """contact and speed: `[N, F]`, whether each foot is on the ground, and how fast it moves down."""
+        """Return the reward; contact and speed `[N, F]`: whether a foot is on the ground, how fast it sinks."""
         on = contact * 1.0
         landed = on * (1.0 - _since(began, self._on, on))
         before = _since(began, self._speed, speed)
@@ -106,7 +106,7 @@ class Symmetry:
         self._gap: Array = None
 
     def __call__(self, left: Array, right: Array, began: Array) -> Array:
-        """left and right: `[N, J]`, the same joints of both sides, with the same sign."""
+        """Return the reward; left and right `[N, J]`: the same joints of both sides, with the same sign."""
         gap = left - right
         self._gap = _since(began, self._gap, 0.0 * gap) * (1.0 - 1.0 / self.steps) + gap / self.steps
         return -(self._gap**2).sum(-1)

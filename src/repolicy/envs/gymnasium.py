@@ -102,7 +102,7 @@ class GymnasiumEnvs:
             NOTE.end()
 
     def _check_one_step(self, space: spaces.Space[Any]) -> None:
-        """A vector environment would broadcast an observation of the wrong shape; so look at one before it can."""
+        """Look at one observation: a vector environment would broadcast one of the wrong shape."""
         env = self._envs.envs[0]
         env.action_space.seed(0)
         observation, _ = self._call(lambda: env.reset(seed=0))
@@ -152,7 +152,7 @@ class _One:
 
 
 def _as_floats(info: dict[str, Any]) -> dict[str, Any]:
-    """Whole numbers as floats: Gymnasium keeps the kind of number that its first environment tells, for all of them."""
+    """Return whole numbers as floats: Gymnasium keeps the kind of number that its first environment tells."""
     return {
         key: float(each) if type(each) is int or isinstance(each, np.integer) else each for key, each in info.items()
     }

@@ -20,7 +20,7 @@ ROLES = {"state": "privileged_state", "policy": "critic"}  # beside the policy's
 
 
 def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, critic: bool = False) -> Envs:
-    """N environments, the i-th seeded with seed + i: EnvPool's where it knows the name, else Gymnasium's.
+    """Return N environments, the i-th seeded with seed + i: EnvPool's where it knows the name, else Gymnasium's.
 
     `name` is an id that either of them knows, or `module:callable` (or `file.py:callable`) that makes a Gymnasium
     environment. Options of the environment follow it as in an address: `HalfCheetah-v4?reset_noise_scale=0.2`, and
@@ -62,7 +62,7 @@ def placed(prior: MeanPrior, name: str, backend: Backend = "auto") -> tuple[Mean
 
 
 def observing(name: str, size: int, backend: Backend = "auto") -> str:
-    """The environment's name with, if its observation is a Dict that does not fit, the part of it that has this size.
+    """Return the environment's name, with the part that has this size if its observation is a Dict that does not fit.
 
     Where several have it, the one with a customary name goes first.
     """
@@ -80,7 +80,7 @@ def _fitting(name: str, size: int, probe: HasSpaces) -> str:
 
 
 def with_roles(name: str, size: int = 0, backend: Backend = "auto") -> str:
-    """The environment's name with the parts of a Dict that policy and critic observe, where it names none itself.
+    """Return the environment's name with the parts of a Dict that policy and critic observe, where it names none.
 
     The policy's part is the one of its `size`, where this is known; else the one that has a customary name beside the
     critic's. A name that tells the policy's parts alone means the same for the critic.

@@ -30,19 +30,19 @@ def env_name(env: EnvLike) -> str:
 
 
 def parsed(name: str) -> tuple[str, dict[str, Any]]:
-    """`HalfCheetah-v4?reset_noise_scale=0.2` as the name alone, and the options with which it is made."""
+    """Return the name alone of `HalfCheetah-v4?reset_noise_scale=0.2`, and the options with which it is made."""
     plain, options = _read(name)
     ours = (*OBSERVE, *DECODER) if "decoder" in options else OBSERVE
     return plain, {key: value for key, value in options.items() if key not in ours and not key.startswith(RESET)}
 
 
 def of_reset(name: str) -> dict[str, Any]:
-    """Of `CartPole-v1?reset.high=0.2`, the options of each reset: `{"high": 0.2}`."""
+    """Return the options of each reset: `{"high": 0.2}` of `CartPole-v1?reset.high=0.2`."""
     return {key.removeprefix(RESET): value for key, value in _read(name)[1].items() if key.startswith(RESET)}
 
 
 def decoder(name: str) -> dict[str, Any] | None:
-    """Of `NAME?decoder=FILE&noise=8&chunk=4`, these options; None where the environment takes actions themselves."""
+    """Return the options of `NAME?decoder=FILE&noise=8&chunk=4`; None where the environment takes plain actions."""
     _, options = _read(name)
     return {key: options.get(key) for key in DECODER} if "decoder" in options else None
 
@@ -53,7 +53,7 @@ def with_decoder(name: str, file: str, noise: int, chunk: int) -> str:
 
 
 def observed(name: str) -> tuple[str, ...]:
-    """Of an observation that is a Dict, the keys that `NAME?observe=KEY,KEY` asks for; all, where it is empty."""
+    """Return the keys of a Dict that `NAME?observe=KEY,KEY` asks for; where there are none, all are observed."""
     return _keys(name, "observe")
 
 

@@ -204,7 +204,7 @@ def _info(info: Info, key: str) -> np.ndarray:
 
 
 def described() -> list[dict[str, str]]:
-    """A row for each registered add-on."""
+    """Return a row for each registered add-on."""
     return [
         {
             "name": name + "".join(f"({option}=…)" for option in inspect.signature(entry.make).parameters),

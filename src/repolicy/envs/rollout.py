@@ -180,7 +180,7 @@ class Collector:
 
     @torch.no_grad()
     def collect(self, agent: Agent, deterministic: bool = False) -> Rollout:
-        """T steps with sampled actions, or with the mode of each distribution."""
+        """Take T steps with sampled actions, or with the mode of each distribution."""
         act = agent.actor(self.n_steps, self.envs.count, None if deterministic else self.generator)
         recalling = act if isinstance(act, Recalling) else None
         if recalling is not None and self._memory is not None:
@@ -267,7 +267,7 @@ class Collector:
 
 
 def staggered(limit: int | None, first: int, count: int, total: int) -> np.ndarray:
-    """Cuts for the environments from `first` on, of `total`: their later episodes begin at times spread evenly.
+    """Return cuts for the environments from `first` on, of `total`: their later episodes begin at times spread evenly.
 
     Environments that start together and never fall stay in step: every rollout then holds one part of an episode, of
     all of them, and the policy is fitted to one part after the other.

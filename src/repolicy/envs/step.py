@@ -16,7 +16,7 @@ from repolicy.policies.distributions import ActionSpace
 
 
 def shown(space: Any, name: str, critic: bool) -> tuple[tuple[str, ...], int]:
-    """The parts of an observation to lay side by side, all where there are none; and how many numbers the policy sees.
+    """Return the parts of an observation to lay side by side, and how many numbers the policy sees.
 
     Its parts are first. Where the critic is to see as well, the parts that the name gives to it follow.
     """
@@ -87,17 +87,17 @@ def _floats(values: np.ndarray) -> tuple[float, ...]:
 
 
 def own_numbers(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
-    """Actions `[..., A]` with choices counted from 0, in the environment's own numbers: what add-ons read."""
+    """Return actions `[..., A]`, whose choices count from 0, in the environment's own numbers: what add-ons read."""
     return actions + np.array(space.low, np.int64) if space.kind == "discrete" and space.low else actions
 
 
 def native(actions: np.ndarray, space: ActionSpace, own: Any) -> np.ndarray:
-    """Actions `[N, A]` in the numbers, the shape and the type of the environment's own space. Never clipped."""
+    """Return actions `[N, A]` in the numbers, shape and type of the environment's own space. They are never clipped."""
     return own_numbers(actions, space).astype(own.dtype).reshape(len(actions), *own.shape)
 
 
 def flat(observations: Any, count: int, keys: tuple[str, ...] = ()) -> np.ndarray:
-    """Observations as rows of numbers; of a Dict, these parts or all."""
+    """Return observations as rows of numbers; of a Dict, these parts or all."""
     if isinstance(observations, dict):
         parts = [observations[key] for key in keys] if keys else observations.values()
         return np.concatenate([flat(part, count) for part in parts], axis=1)

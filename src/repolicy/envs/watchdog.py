@@ -60,7 +60,7 @@ class Watchdog:
                 _print(f"repolicy: {self._sentence(seconds)}; --env-timeout SECONDS would end the run then")
 
     def _give_up(self, seconds: float) -> None:
-        """Nothing else ends a call that hangs, which may be deep in a program that is not Python."""
+        """End the process: nothing else ends a call that hangs, which may be deep in a program that is not Python."""
         sign = "repolicy: " if self._rank == 0 else ""  # the first rank reports the last words of the others
         _print(f"{sign}{self._sentence(seconds)}, which is beyond --env-timeout: ended; --resume goes on")
         if sys.stderr.isatty():

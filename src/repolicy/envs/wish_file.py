@@ -97,7 +97,7 @@ def needs_no_code(reference: str) -> bool:
 
 
 def _matched(entry: str) -> tuple[str, int | None, int, float | None]:
-    """(part, first, behind the last, power) of an entry."""
+    """Return (part, first, behind the last, power) of an entry."""
     found = ENTRY.fullmatch(entry)
     assert found is not None
     part, first, last, power = found.groups()

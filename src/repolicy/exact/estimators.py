@@ -20,7 +20,7 @@ from repolicy.objective import Objective, reformulated
 def estimator_gradient(
     mdp: MDP, objective: Objective, logits: Tensor, log_prior: Tensor | None = None, *, restore_discount: bool = False
 ) -> Tensor:
-    """E[Σ_t ∇log π(a_t|s_t) · Σ_{t′≥t} γ^{t′−t} reward_{t′} + bonus · ∇H(π(·|s_t))], as a training loop computes it.
+    """Return E[Σ_t ∇log π(a_t|s_t) · Σ_{t′≥t} γ^{t′−t} reward_{t′} + bonus · ∇H(π(·|s_t))], as a training loop does.
 
     The reward is the reformulated one of `objective`, taken as a number: no gradient passes through it (Eq. 6). The
     bonus is a term of the loss, with the sign that raises the entropy.
@@ -56,7 +56,7 @@ def constant_gradient(
     constant: float = 1.0,
     restore_discount: bool = False,
 ) -> Tensor:
-    """E[Σ_t ∇log π(a_t|s_t) · (Q^π(s_t, a_t) − alpha · log π(a_t|s_t) − constant)]: Shi et al.'s, with 1 (Eq. 10)."""
+    """Return E[Σ_t ∇log π(a_t|s_t) · (Q^π(s_t, a_t) − alpha · log π(a_t|s_t) − constant)]; with 1 it is Eq. 10."""
     log_policy = _log_policy(mdp, logits)
     q = evaluate(mdp, objective, log_policy, log_prior).q
     weight = q - objective.alpha * log_policy - constant
@@ -66,7 +66,7 @@ def constant_gradient(
 def advantage_gradient(
     mdp: MDP, objective: Objective, logits: Tensor, log_prior: Tensor | None = None, *, restore_discount: bool = False
 ) -> Tensor:
-    """E[Σ_t ∇log π(a_t|s_t) · A(s_t, a_t)], with the advantage of the reformulated reward (Eq. 11 to 13)."""
+    """Return E[Σ_t ∇log π(a_t|s_t) · A(s_t, a_t)], with the advantage of the reformulated reward (Eq. 11 to 13)."""
     log_policy = _log_policy(mdp, logits)
     q, v = evaluate(mdp, objective, log_policy, log_prior)
     weight = q - objective.alpha * log_policy - v[..., None]
@@ -74,7 +74,7 @@ def advantage_gradient(
 
 
 def entropy_gradient(mdp: MDP, logits: Tensor, *, restore_discount: bool = False) -> Tensor:
-    """E[Σ_t ∇H(π(·|s_t))], from the distribution of states at each step rather than from trajectories."""
+    """Return E[Σ_t ∇H(π(·|s_t))], from the distribution of states at each step rather than from trajectories."""
     logits = _leaf(logits)
     log_policy = torch.log_softmax(mdp.per_step("logits", logits), -1)
     visits = state_distributions(mdp, log_policy.detach())
@@ -84,7 +84,7 @@ def entropy_gradient(mdp: MDP, logits: Tensor, *, restore_discount: bool = False
 
 
 def score_gradient(mdp: MDP, logits: Tensor, weight: Tensor, *, restore_discount: bool = False) -> Tensor:
-    """E[Σ_t ∇log π(a_t|s_t) · weight(s_t, a_t)] for any table of weights, [S, A] or [T, S, A]."""
+    """Return E[Σ_t ∇log π(a_t|s_t) · weight(s_t, a_t)] for any table of weights, [S, A] or [T, S, A]."""
     table = mdp.per_step("weight", weight).detach()
     return _gradient(mdp, logits, lambda trajectories, _: trajectories.along(table), None, restore_discount)
 
@@ -99,7 +99,7 @@ def _gradient(
     bonus: Callable[[Tensor], Tensor] | None,
     restore_discount: bool,
 ) -> Tensor:
-    """E[Σ_t ∇log π(a_t|s_t) · weight + ∇bonus(s_t)]: `weight` gives [N, T], from a policy cut off from the gradient."""
+    """Return E[Σ_t ∇log π(a_t|s_t) · weight + ∇bonus(s_t)]; `weight` gives [N, T], of a policy without a gradient."""
     logits = _leaf(logits)
     trajectories = enumerate_trajectories(mdp)
     log_policy = torch.log_softmax(mdp.per_step("logits", logits), -1)
@@ -121,7 +121,7 @@ def _rewards(
 
 
 def _to_go(discount: float, rewards: Tensor) -> Tensor:
-    """Σ_{t′≥t} γ^{t′−t} reward_{t′}, [N, T]."""
+    """Return Σ_{t′≥t} γ^{t′−t} reward_{t′}, [N, T]."""
     total = torch.zeros_like(rewards[:, 0])
     steps = []
     for t in reversed(range(rewards.shape[1])):

@@ -90,7 +90,7 @@ class LinearQuadraticOptimum:
     constant: float
 
     def value(self, obs: Tensor) -> Tensor:
-        """V of each obs [..., n], [...]."""
+        """Return V of each observation [..., n], [...]."""
         return self.constant - ((obs @ self.matrix) * obs).sum(-1)
 
 

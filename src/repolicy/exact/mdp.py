@@ -31,7 +31,7 @@ def float64(name: str, value: Any, shape: list[int] | None = None) -> Tensor:
 
 
 def check_discount(discount: float, horizon: int | None = None) -> None:
-    """A number in [0, 1], below 1 where the horizon is infinite."""
+    """Raise unless it is a number in [0, 1], below 1 where the horizon is infinite."""
     if isinstance(discount, bool) or not isinstance(discount, Real) or not 0 <= discount <= 1:
         raise UsageError(f"discount is {discount!r}; it must be a number from 0 to 1")
     if horizon is None and discount == 1:
@@ -52,7 +52,7 @@ def check_temperature(alpha: float) -> None:
 
 
 def check_probabilities(name: str, array: Tensor) -> None:
-    """Rows, along the last axis, that are at least 0 and sum to 1."""
+    """Raise unless all rows, along the last axis, are at least 0 and sum to 1."""
     if bool((array < 0).any()):
         raise UsageError(f"{name} has a probability below 0: {array.min().item():.6g}")
     total = array.sum(-1)
@@ -119,7 +119,7 @@ class MDP:
         return replace(self, reward=reward)
 
     def per_step(self, name: str, array: Tensor) -> Tensor:
-        """`array` [S, A] or [T, S, A], checked; [T, S, A] where the horizon is finite, [S, A] where it is not."""
+        """Return `array`, checked: [T, S, A] where the horizon is finite, [S, A] where it is not."""
         shape = [self.states, self.actions]
         full = shape if self.horizon is None else [self.horizon, *shape]
         array = array.double() if isinstance(array, Tensor) else float64(name, array)
@@ -131,7 +131,7 @@ class MDP:
         return array.expand(full)
 
     def log_probs(self, name: str, array: Tensor) -> Tensor:
-        """As `per_step`, for the log-probabilities of a policy."""
+        """Return the same as `per_step`, for the log-probabilities of a policy."""
         array = self.per_step(name, array)
         check_probabilities(f"exp({name})", array.detach().exp())
         return array
@@ -142,7 +142,7 @@ class MDP:
         return task
 
     def states_reward(self, objective: Objective) -> Tensor | None:
-        """E[familiarity of s′ | s, a], [S, A], where the objective weighs it."""
+        """Return E[familiarity of s′ | s, a], [S, A], where the objective weighs it."""
         if not objective.reads_states:
             return None
         if self.familiarity is None:

@@ -73,7 +73,7 @@ def _parts(mdp: MDP, objective: Objective, log_prior: Tensor | None) -> tuple[Te
 
 
 def _soft_optimum(mdp: MDP, reward: Tensor, beside: Tensor, alpha: float) -> Solution:
-    """Q = reward + γ E[V′], V = α log Σ exp((Q + beside) / α), to the fixed point or back through the horizon.
+    """Solve Q = reward + γ E[V′], V = α log Σ exp((Q + beside) / α), to the fixed point or back through the horizon.
 
     The fixed point is found by Newton's method, which for these equations is soft policy iteration: V becomes the value
     of the policy that is soft-greedy for it. A dozen steps are usual; none gains less than a backup would.
@@ -128,7 +128,7 @@ class Trajectories(NamedTuple):
         return table[torch.arange(self.states.shape[1]), self.states, self.actions]
 
     def probability(self, log_policy: Tensor) -> Tensor:
-        """p_θ(τ) of each trajectory under a policy [T, S, A], [N]."""
+        """Return p_θ(τ) [N] of each trajectory under a policy [T, S, A]."""
         return self.chance * self.along(log_policy).sum(-1).exp()
 
 
@@ -186,13 +186,13 @@ def evaluate(mdp: MDP, objective: Objective, log_policy: Tensor, log_prior: Tens
 
 
 def expected_return(mdp: MDP, objective: Objective, log_policy: Tensor, log_prior: Tensor | None = None) -> Tensor:
-    """J, the expectation of the discounted reformulated reward (Eq. 5 with r replaced); a scalar, differentiable."""
+    """Return J, the expectation of the discounted reformulated reward (Eq. 5); a differentiable scalar."""
     v = evaluate(mdp, objective, log_policy, log_prior).v
     return mdp.start @ (v if mdp.horizon is None else v[0])
 
 
 def exact_gradient(mdp: MDP, objective: Objective, logits: Tensor, log_prior: Tensor | None = None) -> Tensor:
-    """∇J for the softmax policy with these logits, [S, A] or [T, S, A]; of the logits' shape."""
+    """Return ∇J for the softmax policy with these logits, [S, A] or [T, S, A]; it has the logits' shape."""
     logits = float64("logits", logits).requires_grad_()
     log_policy = torch.log_softmax(mdp.per_step("logits", logits), -1)
     (gradient,) = torch.autograd.grad(expected_return(mdp, objective, log_policy, log_prior), logits)

@@ -307,7 +307,7 @@ def fill(module: nn.Module, weights: Mapping[str, Tensor], what: str) -> None:
 
 @contextmanager
 def without_gradient(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """The parameters take no gradient meanwhile, so that an optimizer passes them by."""
+    """Let the parameters take no gradient meanwhile, so that an optimizer passes them by."""
     moving = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in moving:
         parameter.requires_grad_(False)

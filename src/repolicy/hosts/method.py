@@ -75,7 +75,7 @@ class Steering:
         return self.iterations >= WARMUP and explains
 
     def steer(self, spent: Mapping[str, float], samples: int) -> None:
-        """The end of an iteration over so many steps, in which so many nats a step were spent."""
+        """End an iteration over so many steps, in which so many nats a step were spent."""
         if self.budget is not None and self.fits_actor and self.explained > LOST:
             before, nats = self.off_budget, spent[self.budget.spent]
             alone = self.log_prior_budget is not None
@@ -99,7 +99,7 @@ class Steering:
 
 
 def weighs(objective: Objective) -> bool:
-    """Whether there is a weight, perhaps one that is not measured yet; without any, a class is its host's own."""
+    """Say whether there is a weight, perhaps one that is not measured yet; without any, a class is its host's own."""
     return any(weight != 0 for weight in (objective.omega, objective.alpha, objective.states))
 
 
@@ -143,7 +143,7 @@ class UnitCritic:
 
     @torch.no_grad()
     def rescale(self, factor: Tensor, offset: Tensor) -> None:
-        """From now on the outputs are factor · what they were + offset."""
+        """Change the outputs to factor · what they were + offset."""
         self.moved = factor, offset
         self.place()
         factor, offset = factor.to(self.last.weight), offset.to(self.last.weight)
@@ -241,7 +241,7 @@ class Method:
             self.curves.setdefault(name, [None] * len(before)).append(value)
 
     def steer(self) -> None:
-        """The end of an iteration."""
+        """End an iteration."""
         self.steering.steer(*self.spent)
 
     def _familiarity(self, seen: Seen) -> Tensor | None:

@@ -153,7 +153,7 @@ def _detached(part: Any) -> Any:
 
 
 def _check_same_shape(what: str, given: Any, rewards: Any) -> None:
-    """Shapes that almost fit would be broadcast over each other without an error."""
+    """Raise where shapes differ: those that almost fit would be broadcast over each other without an error."""
     if tuple(given.shape) != tuple(rewards.shape):
         raise UsageError(
             f"{what} have the shape {tuple(given.shape)} and rewards {tuple(rewards.shape)}; both must be one number a "

@@ -127,7 +127,7 @@ class ResidualPPO(PPO):
         super().process_env_step(obs, task, dones, extras)
 
     def compute_returns(self, obs: Any) -> None:
-        """rsl_rl's, of the reformulated rewards."""
+        """Compute rsl_rl's returns of the reformulated rewards."""
         st = self.storage
         rewards, returns, values, log_policy, dones = (
             part.squeeze(-1) for part in (st.rewards, st.returns, st.values, st.actions_log_prob, st.dones)
@@ -142,7 +142,7 @@ class ResidualPPO(PPO):
         self.method.credit(returns, values)
 
     def update(self) -> dict[str, float]:
-        """rsl_rl's update, of the critic alone while that warms up; then the budget steers."""
+        """Do rsl_rl's update, of the critic alone while that warms up; then the budget steers."""
         shown = self.method.measured()
         if self.adapts:
             self.learning_rate = adapted(self.learning_rate, self.method.update_kl, DESIRED_KL)
@@ -178,7 +178,7 @@ class ResidualPPO(PPO):
         return self._add_up(torch.stack([kl.sum(), torch.ones_like(kl).sum()]).double())
 
     def save(self) -> dict[str, Any]:
-        """rsl_rl's checkpoint with the prior, its name, and where the steering stands beside it."""
+        """Return rsl_rl's checkpoint with the prior, its name, and where the steering stands beside it."""
         saved: dict[str, Any] = super().save() | {"residual": self.method.state()}
         if self.method.density is not None:
             saved["residual_states"] = self.method.density.tensors()
@@ -187,7 +187,7 @@ class ResidualPPO(PPO):
         return saved | {"prior_state_dict": self.prior.state_dict(), "prior_name": self._prior_name}
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, Any] | None, strict: bool) -> bool:
-        """rsl_rl's load; of a checkpoint of this class, the steering as well. Raises where its prior is another."""
+        """Load as rsl_rl does; of a checkpoint of this class, the steering too. Raises where its prior is another."""
         goes_on = super().load(loaded_dict, load_cfg, strict)
         if goes_on and "residual" in loaded_dict:
             if self.prior is not None:

@@ -47,7 +47,7 @@ def from_repolicy(policy: Policy, actor: Any) -> None:
 
 @torch.no_grad()
 def to_repolicy(actor: Any) -> Policy:
-    """rsl_rl's actor (an `MLPModel` with a Gaussian of one std) as a policy of ours, its normalizer included."""
+    """Return rsl_rl's actor (an `MLPModel` with a Gaussian of one std) as a policy of ours, with its normalizer."""
     policy = Policy(_spec_of(actor))
     for layer, weight, bias in zip(layers_of(actor), policy.network.weights, policy.network.biases, strict=True):
         weight.copy_(layer.weight)
@@ -65,7 +65,7 @@ def to_repolicy(actor: Any) -> Policy:
 
 
 def _copy_statistics(policy: Policy, actor: Any) -> None:
-    """Our (x − mean) / √(var + 1e-8) as rsl_rl's (x − mean) / (std + eps); its inputs are not clipped to ±10."""
+    """Copy our (x − mean) / √(var + 1e-8) into rsl_rl's (x − mean) / (std + eps), which does not clip to ±10."""
     normalizer, theirs = policy.normalizer, actor.obs_normalizer
     if not isinstance(theirs, EmpiricalNormalization):
         if float(normalizer.count):

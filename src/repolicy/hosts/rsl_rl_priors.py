@@ -127,5 +127,5 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:
 
 
 def _keep_statistics(actor: Any) -> None:
-    """No more updates of the actor's observation statistics: they would move the policy without a gradient."""
+    """Stop updates of the actor's observation statistics: they would move the policy without a gradient."""
     actor.obs_normalization = False

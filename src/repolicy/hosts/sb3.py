@@ -153,13 +153,13 @@ class ResidualPPO(PPO):
         return self.method.steering
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
-        """Stable-Baselines3's; an environment that is refused, as one that was given at first, is not taken."""
+        """Take an environment as Stable-Baselines3 does; one that is refused leaves the one before."""
         env = self._wrap_env(env, self.verbose)
         check_env(self.steering.objective, env, self.prior)
         super().set_env(env, force_reset)
 
     def train(self) -> None:
-        """Stable-Baselines3's update, of the critic alone while that warms up; then the budget steers."""
+        """Do Stable-Baselines3's update, of the critic alone while that warms up; then the budget steers."""
         own = _critics_own(self.policy)
         actor = [parameter for name, parameter in self.policy.named_parameters() if not name.startswith(own)]
         rate, alone = self.learning_rate, not self.steering.fits_actor
@@ -177,7 +177,7 @@ class ResidualPPO(PPO):
         self._setup_lr_schedule()
 
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
-        """Stable-Baselines3's zip, which its own PPO loads as well, with the prior's tensors in it."""
+        """Write Stable-Baselines3's zip, which its own PPO loads as well, with the prior's tensors in it."""
         self.position = self.method.state()
         written = io.BytesIO()
         super().save(written, exclude, include)
@@ -191,7 +191,7 @@ class ResidualPPO(PPO):
 
     @classmethod
     def load(cls, path: Any, env: Any = None, device: Any = "auto", **options: Any) -> "ResidualPPO":
-        """Stable-Baselines3's load: of a model of this class, or of its PPO with `prior=`, `omega=`, `alpha=` given."""
+        """Load a model of this class, or Stable-Baselines3's own PPO with `prior=`, `omega=`, `alpha=` given."""
         kept = kept_in(path)
         if options.get("prior") is None:
             options["prior"] = kept.prior
@@ -209,7 +209,7 @@ class ResidualPPO(PPO):
         return [*super()._excluded_save_params(), "prior", "method"]
 
     def _setup_learn(self, *given: Any, **named: Any) -> Any:
-        """Stable-Baselines3's, after what is not named was measured."""
+        """Set learning up as Stable-Baselines3 does, after what is not named was measured."""
         weights, method = self.steering.objective, self.method
         if self.prior is not None and not (weights.is_set and (not weights.states or method.density is not None)):
             envs = ModelEnvs(self)

@@ -46,7 +46,7 @@ class Standardized(BaseFeaturesExtractor):
 
 
 def like(policy: Policy, critic: tuple[int, ...] = (64, 64)) -> dict[str, Any]:
-    """`policy_kwargs` that build Stable-Baselines3's MlpPolicy like this policy, its normalizer included."""
+    """Return `policy_kwargs` that build Stable-Baselines3's MlpPolicy like this policy, with its normalizer."""
     spec, normalizer = policy.spec, policy.normalizer
     if policy.family.squashes or (policy.std is None and policy.actions.kind == "continuous"):
         raise UsageError(f"the policy is {spec.family}, and Stable-Baselines3's PPO has one std for all states")

@@ -49,7 +49,7 @@ class SameKind(nn.Module):
         return nats_of(self.policy.get_distribution(observations), sample)
 
     def forget(self, ended: Tensor | None = None) -> None:
-        """It has no memory."""
+        """Forget nothing: it has no memory."""
 
     def _score(self, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor | None]:
         one_choice = isinstance(self.policy.action_space, spaces.Discrete)

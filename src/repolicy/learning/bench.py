@@ -50,7 +50,7 @@ def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
 
 
 def follow() -> None:
-    """What every rank but the first runs."""
+    """Run what every rank but the first does."""
     folder, (slices, *place) = RunFolder(sys.argv[1]), map(int, sys.argv[2:])
     values = folder.request()
     assert values is not None
@@ -121,7 +121,7 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
 
 
 def where_time_goes(reports: list[dict[str, float]], sums: float) -> dict[str, float]:
-    """Shares of the first rank's time in training: the four add up to 1, but for what a report does not time."""
+    """Return the shares of the first rank's time in training; the four add up to 1, but for what is not timed."""
     physics, acting, update = (
         statistics.fmean(report[f"share_{part}"] for report in reports) for part in ("physics", "policy", "update")
     )

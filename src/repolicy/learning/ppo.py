@@ -19,7 +19,7 @@ class Rescaled(Protocol):
     """A critic whose outputs `[..., H]` can be turned into others."""
 
     def rescale(self, factor: Tensor, offset: Tensor) -> None:
-        """From now on its outputs are factor · what they were + offset, both `[H]`."""
+        """Change its outputs to factor · what they were + offset, both `[H]`."""
 
 
 MEMORY = 1.0  # all rollouts before count as much as this one: a critic that begins sees its returns move far
@@ -50,7 +50,7 @@ class ReturnScale:
         critic.rescale(torch.where(known, std / self.std, 1.0), torch.where(known, (mean - self.mean) / self.std, 0.0))
 
     def apply(self, returns: Tensor) -> Tensor:
-        """Returns `[..., H]` in this unit."""
+        """Return returns `[..., H]` in this unit."""
         return (returns - self.mean.to(returns.dtype)) / self.std.to(returns.dtype)
 
     def undo(self, outputs: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ BETA_MEAN, BETA_VAR = 0.9, 0.999  # Adam's
 def advantages(
     rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor, gamma: float, lam: float
 ) -> Tensor:
-    """Generalized advantages `[T, N]` of rewards `[T, N]` under values V(s_t) and V(s_{t+1}), both `[T, N]`.
+    """Return generalized advantages `[T, N]` of rewards `[T, N]` under values V(s_t) and V(s_{t+1}), both `[T, N]`.
 
     terminated: nothing follows, so the next value does not count: the discount of that step is 0.
     ended: the episode ended, by termination or by a time limit; the sum over later steps stops there. At a time limit
@@ -100,7 +100,7 @@ class Batch:
         return self.inputs if self.own_inputs is None else self.own_inputs
 
     def minibatches(self, size: int, generator: torch.Generator) -> Iterator["Batch"]:
-        """Of about `size` samples each: what is left over is spread, as a step on a few samples is mostly noise."""
+        """Yield about `size` samples each; what is left over is spread, as a step on a few samples is mostly noise."""
         count = max(1, round(len(self.inputs) / size))
         for rows in torch.randperm(len(self.inputs), generator=generator).tensor_split(count):
             parts: list[Any] = [None if each is None else each.index_select(0, rows) for each in vars(self).values()]
@@ -149,7 +149,7 @@ class Learner:
         self._steps = {"actor": 0, "critic": 0}  # of Adam: the critic may be fitted alone for a while
 
     def values(self, inputs: Tensor) -> Tensor:
-        """V of the critic's inputs `[..., C]` by each of its H heads, `[..., H]`."""
+        """Return V of the critic's inputs `[..., C]` by each of its H heads, `[..., H]`."""
         return self.return_scale.undo(self.critic(inputs))
 
     def differentiate(self, batch: Batch, settings: Settings, bonus: float) -> Losses:
@@ -179,7 +179,7 @@ class Learner:
         return [*self._report.tolist(), norm]
 
     def _adam(self, fit_actor: bool) -> None:
-        """Each part counts its own steps: with the critic's count, an actor that joins later would leap."""
+        """Take a step of Adam. Each part counts its own: by the critic's, an actor that joins late would leap."""
         moved = ["actor", "critic"] if fit_actor else ["critic"]
         for name in moved:
             self._steps[name] += 1
@@ -243,7 +243,7 @@ def update(
     bonus: float = 0.0,
     fit_actor: bool = True,
 ) -> Report:
-    """Several epochs over the batch, in shuffled minibatches of `settings.minibatch` over all ranks together."""
+    """Go over the batch several times, in shuffled minibatches of `settings.minibatch` over all ranks together."""
     reports: list[list[float]] = []
     epochs, far = 0, math.inf if settings.target_kl is None else settings.target_kl
     size = max(1, min(settings.minibatch // ranks, len(batch.inputs)))
@@ -265,7 +265,7 @@ def update(
 
 
 def check_first_minibatch(result: Losses, batch: Batch) -> None:
-    """Before the first step the policy is the one that acted: every ratio is 1, and every number finite."""
+    """Raise unless, before the first step, the policy is the one that acted: every ratio 1, every number finite."""
     if not math.isfinite(float(result.policy + result.value)):
         raise NumericError("the loss is not finite")
     worst = float((result.log_ratios.abs() / (1.0 + batch.log_probs.abs())).max())

@@ -51,7 +51,7 @@ def run(
     env_timeout: float | None = None,
     start: Start | None = None,
 ) -> Result:
-    """Return everything before and after the work itself: the folder, the ranks, Ctrl-C and SIGTERM.
+    """Run the work, with everything before and after it: the folder, the ranks, Ctrl-C and SIGTERM.
 
     `notes` are what the callbacks are told as soon as nothing more can be refused.
     """
@@ -74,7 +74,7 @@ def tell(callbacks: Sequence[Callback], sentences: Sequence[str]) -> None:
 
 
 def follow() -> None:
-    """What every rank but the first runs: the same work, from the request in the folder."""
+    """Do what every rank but the first does: the same work, from the request in the folder."""
     import sys
 
     folder, env_timeout, team = RunFolder(sys.argv[1]), sys.argv[2], ranks.joined(*map(int, sys.argv[4:]))
@@ -102,7 +102,7 @@ def work(
     interrupted: threading.Event,
     exact: Exact | None = None,
 ) -> Result:
-    """Return all segments that are still to do. Every rank runs this; the first one writes."""
+    """Run all segments that are still to do. Every rank does this; the first one writes."""
     segments = Segments(request, folder, team, exact)
     complaints, worker = segments.restore(), segments.worker
     if team.index == 0:
@@ -155,7 +155,7 @@ def _run_as_one_of_many(
     prior: bytes | None,
     exact: Exact | None,
 ) -> Result:
-    """Under torchrun: every process comes here with the same request; the first one claims the folder."""
+    """Run under torchrun: every process comes here with the same request, and the first one claims the folder."""
     team = ranks.Distributed()
     try:
         request = replace(request, settings=replace(request.settings, ranks=team.count).resolved())

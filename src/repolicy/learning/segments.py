@@ -105,7 +105,7 @@ class Segments:
                 return
 
     def begin(self) -> None:
-        """Environments and random streams, all from (seed, segment, rank). The worker closes them."""
+        """Make environments and random streams, all from (seed, segment, rank). The worker closes them."""
         worker, settings, index = self.worker, self.worker.settings, self.team.index
         share = settings.envs // self.team.count
         stream = torch.Generator().manual_seed(derived_seed(settings.seed, self.segment, 1 + index))
@@ -240,7 +240,7 @@ class Segments:
     # On disk ----------------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """The end of the segment before this one, from which this one begins."""
+        """Save the end of the segment before this one, from which this one begins."""
         if self.team.index > 0:
             return
         worker = self.worker

@@ -268,7 +268,7 @@ class Worker:
         return observations[..., : self.learner.policy.spec.observation_size]
 
     def familiarity(self, observations: np.ndarray | None, ages: np.ndarray) -> Tensor | None:
-        """Of true next observations, where the objective weighs it."""
+        """Return the familiarity of true next observations, where the objective weighs it."""
         if self.density is None or self.prior is None or observations is None:
             return None
         seen = torch.from_numpy(self.bare(observations))
@@ -333,7 +333,7 @@ class Worker:
 
 
 def lowest_tenth(values: Tensor) -> Tensor:
-    """Below which a tenth of them lies; of more than torch sorts for a quantile, every second or so is looked at."""
+    """Return the number below which a tenth lies; of more than torch sorts, every second or so is looked at."""
     return values.flatten()[:: 1 + values.numel() // QUANTILE].quantile(0.1)
 
 

@@ -191,7 +191,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         """Generate as TRL does; with a `prior_share`, the first rows of every group are written by the prior."""
 
         def write(rows: list[int]) -> Any:
-            """Responses to some of the prompts, by whoever generates now."""
+            """Return responses to some of the prompts, by whoever generates now."""
             chosen = [prompt_ids[row] for row in rows]
             return super(ResidualGRPOTrainer, self)._generate_single_turn(
                 chosen, images, multimodal_fields, num_generations, *others, **named

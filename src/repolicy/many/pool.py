@@ -166,7 +166,7 @@ HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS
 
 
 def on_ray(address: str | None = None) -> Start:
-    """Starts jobs in the cluster at `address`, else in the one that RAY_ADDRESS names, else on this machine.
+    """Start jobs in the cluster at `address`, else in the one that RAY_ADDRESS names, else on this machine.
 
     All machines of the cluster must see the folders that the jobs name.
     """
@@ -209,7 +209,7 @@ def on_ray(address: str | None = None) -> Start:
 
 
 def _work(program: Sequence[str], log: str, place: str) -> int:
-    """Runs in the cluster."""
+    """Run one job in the cluster."""
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as file:
         return subprocess.run(

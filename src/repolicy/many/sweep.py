@@ -185,7 +185,7 @@ def in_order(omegas: Iterable[float]) -> list[float]:
 
 
 def _written(omega: float) -> str:
-    """As a point's folder is called."""
+    """Return how a point's folder is called."""
     return f"{omega:.12g}"
 
 

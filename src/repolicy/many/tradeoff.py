@@ -89,7 +89,7 @@ class Found:
     in_a_row: bool = True  # whether the points lie on one curve
 
     def name(self, point: Point) -> str:
-        """`ω′ 0.3`."""
+        """Return the point's name: `ω′ 0.3`."""
         return point.label or f"{self.letter} {point.omega:g}"
 
     @property

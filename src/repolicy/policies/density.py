@@ -39,7 +39,7 @@ class Density:
     scale: Tensor
 
     def familiarity(self, inputs: Tensor) -> Tensor:
-        """Of normalized observations `[..., O]`: 0 inside the prior's range, below it minus the missing nats."""
+        """Return 0 for normalized observations `[..., O]` inside the prior's range, below it minus the missing nats."""
         away = distances(inputs, self.mean, self.whitening)
         half = 0.5 * (FREEDOM + (self.whitening != 0).any(1).sum())  # on the device: nothing waits for it
         return -(half * torch.log((FREEDOM + away) / (FREEDOM + self.edge))).clamp_(0.0, MOST)
@@ -119,5 +119,5 @@ def of_likeliest(inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def distances(inputs: Tensor, mean: Tensor, whitening: Tensor) -> Tensor:
-    """Squared distances of `[..., O]`."""
+    """Return the squared distances of `[..., O]`."""
     return ((inputs.double() - mean) @ whitening).square().sum(-1)

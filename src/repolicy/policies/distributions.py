@@ -92,7 +92,7 @@ class SquashedGaussian(Gaussian):
 
 
 def log_tanh_slope(actions: Tensor) -> Tensor:
-    """log(1 − tanh²(u)), without cancellation at large |u|."""
+    """Return log(1 − tanh²(u)), without cancellation at large |u|."""
     return 2.0 * (math.log(2.0) - actions - torch.nn.functional.softplus(-2.0 * actions))
 
 

@@ -64,7 +64,7 @@ class Acting(nn.Module):
         return ((observations - self.mean) * self.scale).clamp(-self.bound, self.bound)
 
     def acted(self, inputs: Tensor) -> Tensor:
-        """By the network in torch's own operations, which every exporter knows."""
+        """Return the action by the network in torch's own operations, which every exporter knows."""
         mode = self.family.mode(self.network(inputs), self.spec)
         if self.spec.actions.kind == "discrete":
             mode = mode + self.low.to(mode.dtype) if self.spec.actions.low else mode  # choices are counted from there
@@ -89,7 +89,7 @@ class ActingAt(Acting):
 
 
 def place(dial: Dial, values: Tensor) -> Tensor:
-    """As `Dial.place`, of tensors. A program may send anything: it counts as the nearer end, and NaN as a safe one."""
+    """Return the same as `Dial.place`, of tensors. What is beyond an end counts as that end, and NaN as a safe one."""
     values = torch.where(torch.isnan(values), dial.if_nan, values).clamp(dial.low, dial.high)
     if dial.scale == "linear":
         return 2.0 * (values - dial.low) / (dial.high - dial.low) - 1.0
@@ -124,7 +124,7 @@ def export(
 
 
 def differences(policy: Policy, act: Callable[..., np.ndarray]) -> tuple[float, float]:
-    """How far `act`, and the policy itself in single precision, are at worst from the mean action in double precision.
+    """Return how far `act`, and the policy in single precision, are at worst from the mean action in double precision.
 
     Both are relative to the largest action where that is above 1. Each number of an action has its own largest one:
     rounding does as much to its small values as to its large ones. Where a network's large numbers cancel, rounding
@@ -227,7 +227,7 @@ def _torchscript_reader(content: bytes) -> Callable[..., np.ndarray]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without PyTorch's notices about itself, and that TorchScript is deprecated: people ask for it by name."""
+    """Silence PyTorch's notices about itself, and that TorchScript is deprecated: people ask for it by name."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -65,7 +65,7 @@ class Family(Protocol):
         """Whether actions are stored before tanh, and the environment gets them after it."""
 
     def raw_std(self, spec: "PolicySpec") -> tuple[int, ...] | None:
-        """The shape of the numbers that a std is made of where they are parameters beside the network, else None."""
+        """Return the shape of a std's numbers where they are parameters beside the network, else None."""
 
     def outputs(self, spec: "PolicySpec") -> int:
         """Return how many numbers the network gives for one observation."""
@@ -80,7 +80,7 @@ class Family(Protocol):
         """Return what draws actions, up to `steps` times for `count` observations."""
 
     def to_environment(self, actions: Any, low: Any, high: Any) -> Any:
-        """Stored actions, arrays or tensors alike, as the environment takes them."""
+        """Return stored actions, arrays or tensors alike, as the environment takes them."""
 
 
 @dataclass(frozen=True)

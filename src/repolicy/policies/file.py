@@ -183,7 +183,7 @@ def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], nam
 
 
 def _maker(header: dict[str, Any]) -> Callable[[PolicySpec], Policy]:
-    """Of the policy in a file: a conditioned one, where the header tells of dials."""
+    """Return what makes the policy in a file: a conditioned one, where the header tells of dials."""
     if header.get("dials") is None:
         return Policy
     check_shape(header, {"dials": [{"name": str, "low": float, "high": float, "scale": str}]}, "its header")
@@ -231,7 +231,7 @@ def _check_sizes(spec: PolicySpec, state: dict[str, Tensor], make: Callable[[Pol
 
 
 def check_fingerprint(policy: Policy, probes: dict[str, Tensor], who: str) -> None:
-    """A policy that was loaded must give the log-probabilities that it gave when it was saved."""
+    """Raise unless a policy that was loaded gives the log-probabilities that it gave when it was saved."""
     log_probs, stored = policy.log_prob(probes["observations"], probes["actions"]), probes["log_probs"]
     worst = float((log_probs - stored).abs().max())
     if worst <= 1e-3 * (1.0 + float(stored.abs().max())):

@@ -25,12 +25,12 @@ DEGREE = 4  # of the polynomials: enough for a bend or two over the range
 
 @cache
 def exponents(dials: int) -> Tensor:
-    """The degrees in each position `[K, dials]`, of all products that add up to at most `DEGREE`, but the constant."""
+    """Return the degrees `[K, dials]` of all products that add up to at most `DEGREE`, but the constant."""
     return torch.tensor([each for each in product(range(DEGREE + 1), repeat=dials) if 0 < sum(each) <= DEGREE])
 
 
 def polynomials(places: Tensor) -> Tensor:
-    """Products of Chebyshev's polynomials of positions `[B, dials]`: `[B, len(exponents(dials))]`.
+    """Return products of Chebyshev's polynomials of positions `[B, dials]`: `[B, len(exponents(dials))]`.
 
     Of one position they are those of degrees 1 to `DEGREE`. Beyond ±1 they are those of ±1.
     """
@@ -75,7 +75,7 @@ class FilmMlp(Mlp):
         self.register_buffer("_ones", ones, persistent=False)
 
     def films(self, places: Tensor) -> Tensor:
-        """Scales, shifts and spare outputs at positions `[B, dials]`, side by side."""
+        """Return scales, shifts and spare outputs at positions `[B, dials]`, side by side."""
         return torch.addmm(self._ones, polynomials(places), self.film)
 
     @torch.no_grad()

@@ -99,7 +99,7 @@ class Mlp(nn.Module):
 
     @torch.no_grad()
     def rescale(self, factor: Tensor, offset: Tensor) -> None:
-        """From now on the outputs `[..., O]` are factor · what they were + offset."""
+        """Change the outputs `[..., O]` to factor · what they were + offset."""
         self.weights[-1].mul_(factor.unsqueeze(-1))
         self.biases[-1].mul_(factor).add_(offset)
 
@@ -178,7 +178,7 @@ def load_layers(network: Mlp, layers: Layers) -> None:
 
 
 def scaled(layers: Layers, factor: float | Tensor) -> Layers:
-    """The layers of a network that gives `factor` times what this one gives; factors of its outputs are `[outputs]`."""
+    """Return the layers of a network that gives `factor` times what this one gives; of its outputs, `[outputs]`."""
     *hidden, (weight, bias) = layers
     factor = torch.as_tensor(factor, dtype=weight.dtype)
     return [*hidden, (weight * factor.reshape(-1, 1), bias * factor)]

@@ -25,7 +25,7 @@ class Prior(Protocol):
     """What customizing needs to know of the policy that it starts from."""
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """log π(a|s) of raw observations `[..., O]` and stored actions `[..., A]`. `ResidualSAC` needs its gradient."""
+        """Return log π(a|s) of raw observations `[..., O]` and stored actions `[..., A]`, with its gradient for SAC."""
 
 
 def check_scores(prior: object) -> None:
@@ -41,7 +41,7 @@ class Actor(Protocol):
     """An agent at work in N environments for one rollout."""
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """Stored actions `[N, A]` for raw observations `[N, O]`."""
+        """Return stored actions `[N, A]` for raw observations `[N, O]`."""
 
     def log_probs(self, actions: Tensor) -> Tensor:
         """Return log π of all the actions that it took, `[T, N]` for `[T, N, A]`, as it was when it took them."""
@@ -54,7 +54,7 @@ class Recalling(Protocol):
     memory: Any
 
     def begin_anew(self, ended: np.ndarray) -> None:
-        """In these environments `[N]` the next observation begins an episode."""
+        """Note that in these environments `[N]` the next observation begins an episode."""
 
 
 class Agent(Prior, Protocol):
@@ -66,10 +66,10 @@ class Agent(Prior, Protocol):
     def actions(self) -> ActionSpace: ...
 
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> Actor:
-        """What acts up to `steps` times in `count` environments: sampling or, without a generator, by its mode."""
+        """Return what acts up to `steps` times in `count` environments; without a generator it takes modes."""
 
     def to_environment(self, actions: np.ndarray) -> np.ndarray:
-        """Actions as stored and scored `[N, A]`, in the form in which the environment takes them."""
+        """Return actions as stored and scored `[N, A]`, in the form in which the environment takes them."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "NetworkActor":
-        """The policy at work, with the parameters as they are now; it samples or, without a generator, takes modes."""
+        """Return what acts, with the parameters as they are now; it samples or, without a generator, takes modes."""
         if generator is None:
             return NetworkActor(self, self._mode)
         return NetworkActor(self, self.family.sampler(steps, count, self.spec, self.log_std, generator))
@@ -194,7 +194,7 @@ class Policy(nn.Module):
     def predict(
         self, observation: Any, state: None = None, episode_start: Any = None, deterministic: bool = True
     ) -> tuple[np.ndarray, None]:
-        """(action, None) of one observation `[O]` or several `[N, O]`, with the words of Stable-Baselines3.
+        """Return (action, None) of one observation `[O]` or several `[N, O]`, with the words of Stable-Baselines3.
 
         The action is what the environment takes: the mode where `deterministic`, else a sample.
         """
@@ -218,7 +218,7 @@ class Policy(nn.Module):
         return (sent if observations.ndim == 2 else sent[0]), None
 
     def to_environment(self, actions: np.ndarray) -> np.ndarray:
-        """Actions as stored and scored `[N, A]`, in the form in which the environment takes them."""
+        """Return actions as stored and scored `[N, A]`, in the form in which the environment takes them."""
         space = self.spec.actions
         low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
         if self.spec.clips:

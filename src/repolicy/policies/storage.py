@@ -25,7 +25,7 @@ DEPTH = 50  # layers that a header may have; the deepest that is written has a h
 
 
 def write(path: Path, kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    """Tensors and a JSON header in one file, atomically."""
+    """Write tensors and a JSON header into one file, atomically."""
     write_bytes(path, packed(kind, tensors, header))
 
 
@@ -76,7 +76,7 @@ def is_own(path: Path, content: bytes | None = None) -> bool:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Beside its place, flushed to the disk, and renamed into it."""
+    """Write a file beside its place, flush it to the disk, and rename it into its place."""
     with _beside(path) as beside:
         with open(beside, "wb") as file:
             file.write(content)
@@ -93,7 +93,7 @@ def check_place(path: Path) -> None:
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """The name under which a file is written beside its place. What still has that name in the end is removed."""
+    """Give the name under which a file is written beside its place. What has that name in the end is removed."""
     beside = path.parent / f".{path.name}.{os.getpid()}"
     try:
         if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
@@ -142,7 +142,7 @@ def check_shape(value: Any, shape: Shape, where: str) -> None:
 
 
 def _is_deeper(value: Any, layers: int) -> bool:
-    """Whether JSON has more layers than these. (A thousand would end whatever goes through it in a RecursionError.)"""
+    """Say whether JSON has more layers than these. (A thousand would end in a RecursionError.)"""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return layers < 0 or any(_is_deeper(each, layers - 1) for each in inner)
 

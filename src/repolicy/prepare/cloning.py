@@ -126,7 +126,7 @@ def _spec(prior: Exact, spaces: HasSpaces, squashes: bool = False) -> PolicySpec
 
 
 def _to_means(prior: Exact, policy: Policy, collector: Collector, blocks: int) -> None:
-    """Regression on what the prior does where it comes to, and then where the clone comes to."""
+    """Fit the policy to what the prior does where it comes to, and then where the clone comes to."""
     assert not isinstance(prior, ScoredPrior)
     if isinstance(prior, MeanPrior) and policy.log_std is not None:
         policy.log_std.data.copy_(prior.std.log().expand_as(policy.log_std))
@@ -144,7 +144,7 @@ def _to_means(prior: Exact, policy: Policy, collector: Collector, blocks: int) -
 
 
 def begin_at(policy: Policy, samples: Samples) -> None:
-    """Statistics of the observations and, where actions are numbers, their mean, which else the std would bridge."""
+    """Begin at the observations' statistics and, of actions that are numbers, at their mean."""
     fit_normalizer(policy, samples.observations)
     if policy.actions.kind == "continuous":
         policy.network.biases[-1].data[: policy.actions.width] = samples.actions.mean(0)

@@ -216,7 +216,7 @@ def complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) 
 
 
 def _span(policy: Policy) -> float | None:
-    """From the lowest to the highest action, before tanh where it squashes, as the std is; None without bounds."""
+    """Return how far lowest and highest action are apart, before tanh where it squashes; None without bounds."""
     if policy.family.squashes:
         return 2.0
     if policy.actions.kind == "discrete" or not policy.actions.low:
@@ -226,12 +226,12 @@ def _span(policy: Policy) -> float | None:
 
 
 def better(one: np.ndarray, other: np.ndarray) -> bool:
-    """On average, by more than twice the error."""
+    """Say whether it is better on average, by more than twice the error."""
     return bool(one.mean() - other.mean() > 2.0 * np.sqrt(sum(each.var(ddof=1) / len(each) for each in (one, other))))
 
 
 def reasons(policy: Policy, settings: Settings) -> dict[str, str]:
-    """Why customizing takes these settings."""
+    """Say why customizing takes these settings."""
     hidden, numbers = " × ".join(map(str, policy.spec.hidden)) or "none", policy.actions.width
     return {
         "learning_rate": f"the first step, smaller for wider layers (here {hidden}); then an update's KL steers it",

@@ -246,7 +246,7 @@ class Start:
         return env_of(self.saved.card, Path(self.name), trust=session or trust)
 
     def settings(self, settings: Settings) -> Settings:
-        """With as many ranks as can have the prior."""
+        """Return the settings with as many ranks as can have the prior."""
         if self.exact is not None and settings.log_prior_budget is not None:
             raise UsageError(
                 "a log-prior budget compares with how likely the prior's own actions are to it, which only a copied "
@@ -284,7 +284,7 @@ class Start:
         return notes if self.exact is None or isinstance(self.exact, Policy) else [*notes, *self.exact.notes]
 
     def cloned(self, env: str, settings: Settings, file: Path, say: Callable[[str], None]) -> "Start":
-        """With a policy to start from, fitted to the prior where it is no copy of it."""
+        """Return the same with a policy to start from, fitted to the prior where it is no copy of it."""
         if self.exact is None:
             return self
         exact = self.exact

@@ -40,7 +40,7 @@ def wanted(steps: int) -> int:
 
 
 def density_of(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
-    """Fitted by the first rank, and the same bits on every rank."""
+    """Return the density of the prior's states: fitted by the first rank, the same bits on every rank."""
     size = prior.observation_size
     packed = torch.zeros(size + size * size + 1 + 2 * size, dtype=torch.float64)
     if team.index == 0:
@@ -52,7 +52,7 @@ def density_of(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
 
 
 def visited(prior: Policy, request: Request) -> Tensor:
-    """True next observations `[M, O]` of the prior's sampled actions, all from the run's seed.
+    """Return true next observations `[M, O]` of the prior's sampled actions, all from the run's seed.
 
     Those of an environment follow each other, for a block of steps.
     """
@@ -82,5 +82,5 @@ def check_enough(states: int, length: float) -> None:
 
 
 def familiarity(density: Density, normalize: Callable[[Tensor], Tensor], observations: Tensor, ages: Tensor) -> Tensor:
-    """Of true next observations, this many steps into their episodes. How one begins is not the policy's doing."""
+    """Return the familiarity of next observations, by their age: how an episode begins is not the policy's doing."""
     return density.familiarity(normalize(observations)).masked_fill_(ages <= SKIPPED, 0.0)

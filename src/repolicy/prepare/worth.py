@@ -88,7 +88,7 @@ def measured(
     backend: Backend = "auto",
     addon_alone: bool = False,
 ) -> Worth | None:
-    """From episodes, in the environment's reward and the add-ons', or in theirs alone."""
+    """Measure it by episodes, in the environment's reward and the add-ons', or in theirs alone."""
     both = _episodes(policy, env, episodes, EVALUATION_SEED, addons, backend)
     return worth_of(*(Sums(_returns(each, addon_alone), nats_of(each)) for each in both))
 
@@ -131,7 +131,7 @@ def sought(
     backend: Backend = "auto",
     episodes: int = EPISODES,
 ) -> Worths:
-    """Rounds of episodes until a worth is known, nothing speaks for one, or this took so many steps."""
+    """Run rounds of episodes until a worth is known, nothing speaks for one, or this took so many steps."""
     rounds = list[tuple[Evaluation, Evaluation]]()
     while True:
         seed = EVALUATION_SEED + episodes * len(rounds)  # an environment has the seed of the one before it, plus 1
@@ -163,7 +163,7 @@ def _together(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
 def _episodes(
     policy: Policy, env: str, episodes: int, seed: int, addons: tuple[str, ...], backend: Backend
 ) -> tuple[Evaluation, Evaluation]:
-    """By the mean action and sampled."""
+    """Return episodes by the mean action and sampled."""
 
     def run(deterministic: bool) -> Evaluation:
         return evaluate(

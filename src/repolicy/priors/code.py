@@ -36,7 +36,7 @@ Source = dict[str, Any]  # how another process gets the same prior
 
 
 def is_code(reference: object) -> bool:
-    """Whether it is `module:name` or `file.py:name`, and not the name of a file, or one of the hub's or the shelf's."""
+    """Say whether it is `module:name` or `file.py:name`, and not a file, or a name of the hub's or the shelf's."""
     if not isinstance(reference, str) or ":" not in reference or Path(reference).exists():
         return False
     return not is_on_hub(reference) and reference.partition(":")[0] not in {name.partition(":")[0] for name in SHELF}
@@ -135,7 +135,7 @@ def source_of(given: Any, exact: Exact, options: Options | None, trust: bool) ->
 
 
 def from_source(source: Source) -> Exact:
-    """In another process: what the user named, with the std that it was given there."""
+    """Return what the user named in another process, with the std that it was given there."""
     std: Std | None = None if source["std"] is None else torch.tensor(source["std"])
     options = Options(**source["options"])
     if options.std is not None and std is not None:
@@ -147,7 +147,7 @@ def from_source(source: Source) -> Exact:
 
 
 def _importable(thing: Any) -> str | None:
-    """`module:name` of a function or an object of a module, where that leads to it again."""
+    """Return `module:name` of a function or an object of a module, where that leads to it again."""
     module = sys.modules.get(getattr(thing, "__module__", None) or "")
     name = getattr(thing, "__name__", "")
     if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not thing:

@@ -79,7 +79,7 @@ def beyond(t: float) -> str:
 
 
 def _mixture(prior: Policy, customized: Policy, t: float) -> Policy:
-    """Both networks side by side; how much each of them counts for an output is `_shares`' to say."""
+    """Return both networks side by side; how much each of them counts for an output is `_shares`' to say."""
     one, other = prior.spec, customized.spec
     if len(one.hidden) != len(other.hidden) or one.activation != other.activation:
         raise UsageError(
@@ -135,7 +135,7 @@ def _shares(prior: Policy, customized: Policy, t: float) -> tuple[Tensor, Tensor
 
 
 def proper(narrow: Tensor, narrow_c: Tensor) -> tuple[float, float]:
-    """Between which t's the mixture of Gaussians with these precisions `[A]` is a distribution."""
+    """Return between which t's the mixture of Gaussians with these precisions `[A]` is a distribution."""
     slope = narrow_c - narrow
     ends = -narrow / slope  # ±∞ where both are alike
     low, high = ends[slope > 0], ends[slope < 0]
@@ -143,7 +143,7 @@ def proper(narrow: Tensor, narrow_c: Tensor) -> tuple[float, float]:
 
 
 def _weights(prior: Policy, customized: Policy, t: float) -> Policy:
-    """Between two networks that started as one, each number lies between its old and its new value."""
+    """Return weights between two networks that started as one: each number lies between its old and its new value."""
     if differing := _differing(prior, customized):
         raise UsageError(
             f"the prior and the customized policy differ in {differing}, so their weights do not belong together; "

@@ -146,7 +146,7 @@ def find_policy(reference: str | Path) -> Path:
 
 
 def beside(path: Path) -> Path:
-    """The folder for what is made of a policy: its own; this one, where that is the package's, a cache's or others'."""
+    """Return the folder for what is made of a policy: its own; this one, where that is the package's or others'."""
     return path.parent if is_own(path) and path.parent != PRIORS and path not in DOWNLOADED else Path()
 
 

@@ -46,7 +46,7 @@ class Samples:
         )
 
     def log_likelihood(self, policy: Policy) -> Tensor:
-        """Of each row, `[M]`, in nats."""
+        """Return the log-likelihood of each row, `[M]`, in nats."""
         distribution = policy(self.observations)
         log_probs: Tensor = distribution.log_prob(self.actions)
         if self.spread is not None and isinstance(distribution, Gaussian):  # E[(a − μ)²] = (mean − μ)² + spread²
@@ -65,7 +65,7 @@ class Fitted:
 
 
 def fit_normalizer(policy: Policy, observations: Tensor) -> None:
-    """Statistics of these observations alone."""
+    """Fit the statistics to these observations alone."""
     policy.normalizer.count.zero_()
     policy.normalizer.update(sums(observations))
 
@@ -77,7 +77,7 @@ def fit(
     say: Callable[[int, float], None] = lambda *_: None,
     most_epochs: int = MOST_EPOCHS,
 ) -> Fitted:
-    """Maximum likelihood with Adam, until the held-out rows gain no more; the best epoch's numbers are kept."""
+    """Maximize the likelihood with Adam until held-out rows gain no more; the best epoch's numbers are kept."""
     block = torch.arange(len(samples.actions)) * BLOCKS // len(samples.actions)
     outside = torch.isin(block, torch.randperm(BLOCKS, generator=generator)[:HELD_OUT])
     seen, unseen = samples.rows(~outside), samples.rows(outside)

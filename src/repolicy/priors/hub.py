@@ -40,7 +40,7 @@ def place(reference: str | Path) -> Place:
 
 
 def downloaded(reference: str | Path) -> Path:
-    """The policy's file of a repository, in the hub's own cache on this machine; a damaged one is not kept there."""
+    """Return the policy's file of a repository, in the hub's own cache on this machine; a damaged one is not kept."""
     at = place(reference)
     hub = library()
     with in_sentences(at):
@@ -71,7 +71,7 @@ def library() -> Any:
 
 @contextlib.contextmanager
 def in_sentences(at: Place) -> Iterator[None]:
-    """Around calls of the hub's library: what a login, a name or a network can do wrong, a sentence each."""
+    """Turn what a login, a name or a network can do wrong in calls of the hub's library into a sentence each."""
     errors, log = library().errors, logging.getLogger("huggingface_hub")
     level = log.level
     log.setLevel(logging.CRITICAL)  # it tells of each retry

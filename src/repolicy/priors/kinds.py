@@ -40,7 +40,7 @@ class Prepared(Protocol):
     """A program in a file, which shows only when it runs whether it has a memory."""
 
     def prepare(self, observation_size: int) -> bool:
-        """Get ready for observations of this size. Returns whether it remembers anything."""
+        """Prepare for observations of this size. Returns whether it remembers anything."""
 
 
 class MeanPrior(nn.Module):
@@ -110,7 +110,7 @@ class MeanPrior(nn.Module):
         return self._around(torch.stack(means).to(observations.device)), state
 
     def means(self, observations: Tensor, state: State) -> tuple[Tensor, State]:
-        """One call of the function or the program, which may change its own copy, and whether it gave what it must.
+        """Call the function or the program once, on a copy that it may change, and check what it gave.
 
         Nothing waits for what a torch module gives, so whether that is finite shows later.
         """
@@ -162,7 +162,7 @@ class MeanPrior(nn.Module):
 
 
 def _mixed(rows: Tensor, these: Any, others: Any) -> Any:
-    """Of two tensors or arrays `[N, ...]`, these rows of the first and the others of the second."""
+    """Return these rows of the first tensor or array `[N, ...]`, and the others of the second."""
     where = torch.where if isinstance(others, Tensor) else np.where
     return where(rows.reshape(-1, *[1] * (np.ndim(others) - 1)), these, others)  # type: ignore[operator]
 
@@ -239,12 +239,12 @@ class Scorer:
         self._state: State | None = None
 
     def begin(self) -> None:
-        """With new environments."""
+        """Begin with new environments."""
         self._state = None
 
     @torch.no_grad()
     def __call__(self, observations: Tensor, actions: Tensor, ended: Tensor) -> Tensor:
-        """Of observations `[T, N, O]` and actions `[T, N, A]`; ended `[T, N]`."""
+        """Return log-probabilities `[T, N]` of observations `[T, N, O]` and actions `[T, N, A]`; ended `[T, N]`."""
         if not getattr(self.prior, "remembers", False):
             return self.prior.log_prob(observations, actions)
         distribution, self._state = self.prior.follow(observations, ended, self._state)  # type: ignore[attr-defined]

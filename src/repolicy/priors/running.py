@@ -271,7 +271,7 @@ class Script:
         return torch.cat(means), {name: torch.stack([row[name] for row in after]) for name in self._names}
 
     def _tried(self, noise: Tensor) -> list[Tensor]:
-        """Means and memories of some rows over some steps."""
+        """Return means and memories of some rows over some steps."""
         state, means = self.begin(TRIED), []
         for rows in noise:
             mean, state = self.step(rows.numpy(), state)

@@ -91,7 +91,7 @@ def _policy(module: dict[str, Any], activation: str, where: str) -> tuple[Percep
 
 
 def _plain_gaussian(module: dict[str, Any], activation: str, where: str) -> tuple[Perceptron, Std]:
-    """Brax's newer `normal` distribution: neither tanh nor softplus."""
+    """Read Brax's newer `normal` distribution, which has neither tanh nor softplus."""
     hidden = _hidden(module["MLP_0"], where)
     dense = [name for name in ("Dense_0", "Dense_1") if name in module]
     if not dense:
@@ -107,7 +107,7 @@ def _plain_gaussian(module: dict[str, Any], activation: str, where: str) -> tupl
 
 
 def _hidden(module: dict[str, Any], where: str) -> list[Hidden]:
-    """Dense layers in their order; a LayerNorm comes after the activation."""
+    """Return dense layers in their order; a LayerNorm comes after the activation."""
     count = sum(name.startswith("hidden_") for name in module)
     layers = []
     for index in range(count):
@@ -130,7 +130,7 @@ def _norm(layer: Any, where: str) -> LayerNorm:
 
 
 def _normalizer(statistics: Any, width: int, where: str) -> tuple[Normalizer | None, tuple[tuple[str, int], ...]]:
-    """Statistics of one array, or of a Dict's; of those, the one that the policy takes is found by its size."""
+    """Return the statistics of one array, or of the Dict's array that has the size that the policy takes."""
     if not isinstance(statistics, Shell) or "mean" not in statistics.state or "std" not in statistics.state:
         return None, ()
     mean, std = statistics.state["mean"], statistics.state["std"]

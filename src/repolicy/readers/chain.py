@@ -140,7 +140,7 @@ def _behind(
     normalizer: Normalizer | None,
     where: str,
 ) -> Recognized:
-    """What follows the last layer: a slice of it, a clip, a tanh and its scaling, or the choice of the largest."""
+    """Return what follows the last layer: a slice, a clip, a tanh and its scaling, or the choice of the largest."""
     unused = None
     if _next(steps) == "slice":
         output, unused = _sliced(output, steps.pop(0), where)
@@ -242,7 +242,7 @@ def _number(values: Array | float) -> float:
 
 
 def _rows(step: Step, width: int) -> tuple[Array, Array]:
-    """Scale and shift of an affine step, a number for each of the row's."""
+    """Return scale and shift of an affine step, a number for each of the row's."""
     scale, shift = (np.broadcast_to(np.asarray(values, np.float64), width) for values in (step.scale, step.shift))
     return scale, shift
 

@@ -81,7 +81,7 @@ def _spec(described: Described) -> PolicySpec:
 
 
 def _outputs(described: Described, spec: PolicySpec) -> Linear:
-    """The last layer: the mean's rows and, below them, those of the std's numbers, or the features as they are."""
+    """Return the last layer: the mean's rows and, below them, the std's, or the features as they are."""
     mean, std = described.actor.output, described.std
     if std is None or std.source == "vector":
         return mean

@@ -98,7 +98,7 @@ def _minari(name: str) -> Demonstrations:
 def _checked(
     name: str, observations: np.ndarray, actions: np.ndarray, ended: np.ndarray | None, env: str | None = None
 ) -> Demonstrations:
-    """As tensors, with everything checked that would otherwise be a surprise later."""
+    """Return them as tensors, with everything checked that would otherwise be a surprise later."""
     for what, values in (("observations", observations), ("actions", actions)):
         if values.dtype.kind not in "fiub":
             raise FileError(f"{name}: {what} are {values.dtype}, and not numbers")
@@ -129,7 +129,7 @@ def _checked(
 
 
 def _ends(name: str, ended: np.ndarray, steps: int) -> Tensor:
-    """After which steps an episode ended: a truth value, or a number that is 0 or not, for each."""
+    """Return after which steps an episode ended; each is a truth value, or a number that is 0 or not."""
     remedy = "save a 1 for each step after which an episode ended, and else a 0"
     if ended.dtype.kind not in "biuf":
         raise FileError(f"{name}: ended is {ended.dtype}, and not numbers; {remedy}")

@@ -25,7 +25,7 @@ class NoTemperatureError(UsageError):
 
 
 def tempered(network: Perceptron, options: Options, where: str) -> Perceptron:
-    """Values of actions as logits: a Boltzmann policy at the user's temperature."""
+    """Return values of actions as logits: a Boltzmann policy at the user's temperature."""
     if options.temperature is None:
         raise NoTemperatureError(
             f"{where} holds values of actions and no probabilities: give the temperature of its Boltzmann policy with "
@@ -108,7 +108,7 @@ def numbers_in(agent: dict[str, str], name: str, default: str) -> list[float]:
 
 
 def time_is_seen(path: Path) -> tuple[str, ...]:
-    """A sentence, where the settings that RL Zoo writes beside a policy name the wrapper that shows it the time."""
+    """Return a sentence where the settings that RL Zoo writes beside a policy name the wrapper that shows the time."""
     folder = Path(os.path.abspath(path)).parent
     places = (folder / path.stem, folder, folder / re.sub(r"_\d+$", "", folder.name))
     files = [file for place in places if (file := place / "config.yml").is_file() and file.stat().st_size < 1_000_000]

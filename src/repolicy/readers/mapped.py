@@ -283,7 +283,7 @@ def _std(tensors: Tensors, layout: Layout, root: str, width: int, where: str) ->
 
 
 def _normalizer(tensors: Tensors, layout: Layout, root: str, where: str) -> Normalizer | None:
-    """Beside the network, or beside the state dict that holds it."""
+    """Return the statistics beside the network, or beside the state dict that holds it."""
     places = [f"{root}{layout.normalizer}", layout.normalizer]
     inside = next((found for place in places if layout.normalizer and (found := below(tensors, place))), None)
     if inside is None:

@@ -73,7 +73,7 @@ def _clamp(args: Args, _: Named) -> Moving | None:
 
 
 def _slice(args: Args, _: Named) -> Any:
-    """`slice(x, dim, start, end, step)`: of columns, from the first axis all."""
+    """Do `slice(x, dim, start, end, step)` of columns; of the first axis, all."""
     moving, dim, start, end, step = (args + [0, None, None, 1][len(args) - 1 :])[:5]
     if start in (None, 0) and (end is None or end > 2**60) and step == 1:
         return moving  # all of it
@@ -159,7 +159,7 @@ def _folded(fold: Callable[[Any, Any], Any], first: Array, second: Array) -> Arr
 
 
 def _array(value: Any) -> Array:
-    """In double precision. (Nested lists can be as many numbers as a few lines of code wish.)"""
+    """Return an array in double precision. (Nested lists can be as many numbers as a few lines of code wish.)"""
     if isinstance(value, list | tuple) and not all(isinstance(number, int | float) for number in value):
         raise ValueError("a list of no numbers stands where an array is expected")
     return np.asarray(value, np.float64)
@@ -173,7 +173,7 @@ SINGLE, DOUBLE = 6, 7  # as TorchScript numbers its types of numbers
 
 
 def _cast(args: Args, named: Named) -> Any:
-    """To single or double precision, or to a device; a coarser type of numbers would change them."""
+    """Cast to single or double precision, or to a device; a coarser type of numbers would change them."""
     kinds = [
         value for value in (*args[1:], named.get("dtype")) if isinstance(value, int) and not isinstance(value, bool)
     ]

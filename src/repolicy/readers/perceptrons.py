@@ -46,7 +46,7 @@ def linear(tensors: Tensors, name: str, where: str) -> Linear:
 
 
 def numbers(values: Array, name: str, where: str) -> Array:
-    """In single precision, and finite."""
+    """Return them in single precision, checked to be finite."""
     if not np.all(np.isfinite(array(values))):
         raise FileError(f"{where} cannot be used: {name} is not finite")
     return np.array(values, np.float32, order="C")
@@ -82,7 +82,7 @@ def _number(module: str) -> int:
 def _with_norm(
     layers: list[tuple[int, Hidden]], tensors: Tensors, name: str, index: int, where: str
 ) -> list[tuple[int, Hidden]]:
-    """The layers, the last of them with its LayerNorm. PyTorch's files do not hold its epsilon, 1e-5 by default."""
+    """Return the layers, the last with its LayerNorm. PyTorch's files do not hold its epsilon, 1e-5 by default."""
     if not layers or layers[-1][1].norm is not None or index - layers[-1][0] > 2 or f"{name}.bias" not in tensors:
         raise CannotCopyError(f"{where} cannot be copied: {name} normalizes where Repolicy's networks do not")
     before, hidden = layers[-1]
@@ -100,7 +100,7 @@ def _check_gaps(layers: list[tuple[int, Hidden]], prefix: str, where: str) -> No
 
 
 def perceptron(layers: Iterable[Hidden], output: Linear | None, activation: str) -> Perceptron:
-    """Hidden layers and a last one (of the hidden ones, where it is not given), with shapes that fit."""
+    """Return hidden layers and a last one (of the hidden ones, where it is not given), with shapes that fit."""
     hidden = list(layers)
     if output is None:
         output = hidden.pop().linear
@@ -147,7 +147,7 @@ def chosen_activation(
 
 
 def normalizer(mean: Array, deviation: Array, clip: float | None, where: str, count: float = 0.0) -> Normalizer:
-    """`(x − mean) / deviation`, clipped; the deviation is what the library divides by, its epsilon included."""
+    """Return `(x − mean) / deviation`, clipped; the deviation is what the library divides by, with its epsilon."""
     mean, deviation = (array(values).astype(np.float64).reshape(-1) for values in (mean, deviation))
     if mean.shape != deviation.shape or not np.all(np.isfinite(mean)) or not np.all(deviation > 0.0):
         raise FileError(f"{where} cannot be used: its observations' statistics are damaged")
@@ -155,7 +155,7 @@ def normalizer(mean: Array, deviation: Array, clip: float | None, where: str, co
 
 
 def check_width(width: int, normalizer: Normalizer | None, where: str) -> None:
-    """A normalizer must be of as many numbers as the network takes."""
+    """Raise unless a normalizer is of as many numbers as the network takes."""
     if normalizer is not None and len(normalizer.shift) != width:
         raise FileError(
             f"{where} does not fit: its statistics are of {len(normalizer.shift)} numbers, the policy takes {width}"

@@ -60,7 +60,7 @@ def as_in_python(text: str) -> str:
 
 @contextlib.contextmanager
 def told_in_python(where: str = "") -> Iterator[None]:
-    """An error names options as they are in Python; `where` says how to give them, at a door that has none."""
+    """Make an error name options as they are in Python; `where` says how to give them, at a door that has none."""
     try:
         yield
     except RepolicyError as error:

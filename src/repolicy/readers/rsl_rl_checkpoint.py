@@ -139,14 +139,14 @@ def _std(
 
 
 def _limits(link: str, agent: dict[str, str]) -> tuple[float, float]:
-    """Of what a std is made of; rsl_rl keeps the std itself above 1e-6 in any case."""
+    """Return the limits of a std's numbers; rsl_rl keeps the std itself above 1e-6 in any case."""
     low, high = numbers_in(agent, "std_range", STD_RANGE)
     low = max(low, 1e-6)
     return (low, high) if link == "identity" else (math.log(low), math.log(high))
 
 
 def _normalizer(checkpoint: dict[str, Any], tensors: dict[str, Array], layout: Layout, where: str) -> Normalizer | None:
-    """In the model since 3.0, beside it before; rsl_rl does not clip."""
+    """Return the normalizer: in the model since 3.0, beside it before; rsl_rl does not clip."""
     inside = below(tensors, layout.normalizer)
     statistics = inside or tensors_of(checkpoint.get("obs_norm_state_dict") or {})
     if not statistics:

@@ -143,7 +143,7 @@ def read(path: Path, model: Zip, options: Options) -> Described:
 
 
 def _check_code(model: Zip) -> None:
-    """A class of the user's own may compute anything with the same tensors, such as their squares or another tanh."""
+    """Refuse a class of the user's own: it may compute anything with the same tensors, such as another tanh."""
     classes = {"policy": model.policy_class, "features extractor": model.settings.get("features_extractor_class")}
     for part, given in classes.items():
         ours = part == "features extractor" and model.standardizes
@@ -156,7 +156,7 @@ def _check_code(model: Zip) -> None:
 
 
 def _told(given: Any) -> str:
-    """A class that is not the library's: by its name, or pickled whole, as cloudpickle does with a script's own."""
+    """Return a class that is not the library's: by its name, or whole, as cloudpickle has a script's own."""
     return given.text if isinstance(given, Name) else "a class or function of the script that trained it"
 
 
@@ -203,7 +203,7 @@ def _on_policy(model: Zip, _: Options) -> Parts:
 
 
 def _soft(model: Zip, _: Options) -> Parts:
-    """SAC and TQC: squashed, with a std that depends on the state."""
+    """Read SAC and TQC: squashed, with a std that depends on the state."""
     where, names = model.where, model.tensors
     if any("running_mean" in name for name in names if name.startswith("actor.")):
         raise CannotCopyError(f"{where} cannot be copied: the policy has batch normalization (CrossQ)")
@@ -220,14 +220,14 @@ def _soft(model: Zip, _: Options) -> Parts:
 
 
 def _deterministic(model: Zip, options: Options) -> Parts:
-    """TD3 and DDPG: the mean ends in tanh, and the std is the user's (of the action before tanh)."""
+    """Read TD3 and DDPG: the mean ends in tanh, and the std is the user's (of the action before tanh)."""
     actor = perceptron(_maybe(model, "actor.mu"), None, model.activation("relu"))
     std, notes = given_std(options, model.actions.width)
     return Parts(actor, std, True, notes=tuple(notes))
 
 
 def _searched(model: Zip, options: Options) -> Parts:
-    """ARS: no std either; a linear policy has no hidden layer, and sb3-contrib 1.x gave its one layer no number."""
+    """Read ARS: no std either; a linear policy has no hidden layer, and sb3-contrib 1.x gave its layer no number."""
     squashed = bool(model.settings.get("squash_output", _class_name(model) != "ARSLinearPolicy"))
     alone = "action_net.weight" in model.tensors
     output = linear(model.tensors, "action_net", model.where) if alone else None
@@ -245,7 +245,7 @@ def _values(model: Zip, options: Options) -> Parts:
 
 
 def _quantiles(model: Zip, options: Options) -> Parts:
-    """QR-DQN: a value is the mean of its quantiles, which the last layer can take itself."""
+    """Read QR-DQN: a value is the mean of its quantiles, which the last layer can take itself."""
     network = perceptron(_maybe(model, "quantile_net.quantile_net"), None, model.activation("relu"))
     choices = sum(model.actions.sizes)
     if len(network.output.bias) % choices:
@@ -268,7 +268,7 @@ KINDS: dict[str, Callable[[Zip, Options], Parts]] = {  # by how the names of ten
 
 
 def _noise(model: Zip, raw: Array) -> Std:
-    """gSDE: the features' squares times a matrix of variances, and 1e-6."""
+    """Read gSDE's std: the features' squares times a matrix of variances, and 1e-6."""
     width = model.actions.width
     matrix = numbers(np.broadcast_to(raw, (len(raw), width)), "log_std", model.where)
     return Std("features", matrix, "expln" if model.settings.get("use_expln", False) else "exp", floor=1e-3)
@@ -328,7 +328,7 @@ def _class_name(model: Zip) -> str:
 
 
 def _normalizer(path: Path, model: Zip, options: Options) -> tuple[Normalizer | None, tuple[str, ...]]:
-    """From the file that the user names, or where VecNormalize's files lie; missing if the policy needs one."""
+    """Return the normalizer of the file that the user names, or where VecNormalize's files lie."""
     if model.standardizes:
         check_no_other(options, str(path))
         return _inside(model), ()

@@ -94,7 +94,7 @@ def _activation(agent: dict[str, str], where: str) -> str | None:
 
 
 def _limits(agent: dict[str, str]) -> tuple[float, float]:
-    """Of a log-std: skrl's defaults, unless the run's settings say otherwise."""
+    """Return the limits of a log-std: skrl's defaults, unless the run's settings say otherwise."""
     if agent.get("clip_log_std", "true").lower() == "false":
         return -math.inf, math.inf
     [low], [high] = numbers_in(agent, "min_log_std", "-20"), numbers_in(agent, "max_log_std", "2")

@@ -25,7 +25,7 @@ from repolicy.readers.pickles import (
 
 
 def read(path: Path, keys: tuple[str, ...] = ()) -> Normalizer | None:
-    """The normalizer in a VecNormalize's pickle, or in an .npz with `mean` and `var`; None if it has none of those.
+    """Return the normalizer in a VecNormalize's pickle, or in an .npz with `mean` and `var`; None if there is none.
 
     The `keys` are those of a Dict whose numbers the policy takes side by side.
     """
@@ -75,7 +75,7 @@ def _moments(statistics: Any) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 def _deviation(var: np.ndarray, epsilon: float) -> np.ndarray:
-    """NaN where a variance is negative, which `normalizer` refuses."""
+    """Return NaN where a variance is negative, which `normalizer` refuses."""
     with np.errstate(invalid="ignore"):
         return np.asarray(np.sqrt(var + epsilon))
 
@@ -83,7 +83,7 @@ def _deviation(var: np.ndarray, epsilon: float) -> np.ndarray:
 def _of_keys(
     statistics: dict[str, Any], normalized: Any, keys: tuple[str, ...], clip: float, epsilon: float, path: Path
 ) -> Normalizer:
-    """The statistics of a Dict's keys side by side; a key that is not normalized would have to stay unclipped."""
+    """Return the statistics of a Dict's keys side by side; a key without them would have to stay unclipped."""
     if not keys:
         raise UsageError(f"{path} normalizes a Dict ({some(statistics)}), and the policy takes one row of numbers")
     missing = [key for key in keys if key not in statistics or (normalized is not None and key not in normalized)]

@@ -44,7 +44,7 @@ class Axes:
         return self.height - self.bottom - (value - self.y0) / (self.y1 - self.y0) * (self.height - TOP - self.bottom)
 
     def widened(self, share: float) -> "Axes":
-        """With room left and right of the data."""
+        """Return a wider range, with room left and right of the data."""
         room = share * (self.x1 - self.x0)
         self.x0, self.x1 = self.x0 - room, self.x1 + room
         return self
@@ -157,7 +157,7 @@ Spot = tuple[float, float]
 
 
 def beside(names: Sequence[str], at: Sequence[Spot], path: Sequence[Spot], axes: Axes) -> list[Spot]:
-    """Where the names of points stand, the middle of each one's foot: off the points, the path and each other."""
+    """Return where the names of points stand, the middle of each foot: off the points, the path and each other."""
     taken = [*at, *(a + share * (b - a) for a, b in pairwise(map(np.array, path)) for share in np.linspace(0, 1, 40))]
     feet: list[Spot] = []
     for name, (x, y) in zip(names, at, strict=True):
@@ -187,7 +187,7 @@ def text(css_class: str, x: float, y: float, words: str, anchor: str = "start") 
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round numbers from `low` to `high`."""
+    """Return round numbers from `low` to `high`."""
     if not high > low:
         return [low]
     rough = (high - low) / count
@@ -198,7 +198,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def short(value: float, digits: int = 3) -> str:
-    """1.5M, 200k, 0.25."""
+    """Return a short number: 1.5M, 200k, 0.25."""
     near = float(f"{value:.{digits}g}")  # 999.7 is 1k
     size, letter = next(((size, letter) for size, letter in SIZES if abs(near) >= size), (1.0, ""))
     return f"{near / size:.{max(digits, 4)}g}{letter}".replace("-", "−")
@@ -210,7 +210,7 @@ def read_out(value: float) -> str:
 
 
 def labels(values: Sequence[float]) -> list[str]:
-    """Labels of ticks, with as many digits as put them where they are."""
+    """Return labels of ticks, with as many digits as put them where they are."""
     digits = enough_digits(values)
     return [short(value, digits) for value in values]
 

@@ -114,7 +114,7 @@ class Turning:
         return [(name if len(position) > 1 else "", exactly(value)) for name, value in self.named(position).items()]
 
     def asked(self, number: float | None, values: dict[str, float]) -> tuple[tuple[float, ...], str]:
-        """The position that a number alone or named values ask for, and a warning where it lies beyond the ends."""
+        """Return the position that a number or named values ask for, and a warning where it is beyond the ends."""
         if isinstance(self.saved.policy, Conditioned):
             values = self.saved.policy.chosen(number, values)
             warning = self.saved.policy.beyond(values)
@@ -131,7 +131,7 @@ class Turning:
         return turned(prior_of(self.saved, self.path), self.saved.policy, t, self.mixes)
 
     def save(self, position: Sequence[float], path: Path) -> None:
-        """The policy at a position, in a file that any command takes; a file that is no such position is left alone."""
+        """Write the policy at a position as a file for any command; a file that is no such position is left alone."""
         if path.suffix != ".safetensors":
             raise UsageError(f"--out is {path}; a policy's file is called NAME.safetensors")
         if path.exists() and not (is_own(path) and "dial" in read_card(path)):
@@ -167,7 +167,7 @@ class Turning:
 
 
 def exactly(value: float) -> str:
-    """In few digits, but as many as it takes to tell it from any other."""
+    """Return it in few digits, but as many as it takes to tell it from any other."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 

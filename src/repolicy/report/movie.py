@@ -125,7 +125,7 @@ def libraries() -> tuple[str, ...]:
 
 
 def _in_its_own_process(folder: str, library: str, say: Callable[[str], None]) -> tuple[int, str]:
-    """(exit code, last line that it said)."""
+    """Return (exit code, last line that it said)."""
     environment = os.environ | {"MUJOCO_GL": library, "PYOPENGL_PLATFORM": library, "SDL_VIDEODRIVER": "dummy"}
     program = [*PYTHON, "-W", "ignore", "-c", "from repolicy.report.movie import main; main()", folder]
     with tempfile.TemporaryFile() as errors:
@@ -166,7 +166,7 @@ def main() -> None:
 
 
 def teller(shots: Sequence[Shot]) -> Callable[[], None]:
-    """What is called after each picture; it prints how long all will take, and now and then how long it still takes."""
+    """Return what is called after each picture: it prints how long all will take, and how long it still takes."""
     total, done, began, shown = sum(map(pictures_of, shots)), 0, 0.0, 0.0
 
     def seen() -> None:
@@ -253,7 +253,7 @@ _CONTEXTS: list[Any] = []  # kept, so that they live as long as this process
 
 
 def _need_context(shot: Shot) -> None:
-    """EnvPool draws robots into whatever context is current, and ends the process where there is none."""
+    """Make a context current: EnvPool draws robots into it, and ends the process where there is none."""
     try:
         import mujoco
 
@@ -289,7 +289,7 @@ def _why(shot: Shot, error: Exception) -> str:
 
 
 def _need_mujoco() -> None:
-    """MuJoCo cannot so much as be imported where the graphics library that it is to use is missing."""
+    """Import MuJoCo, which cannot be where the graphics library that it is to use is missing."""
     try:
         import mujoco  # noqa: F401
     except Exception as error:

@@ -61,7 +61,7 @@ def tiles(entries: Sequence[Tile]) -> str:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], attributes: Sequence[str] = ()) -> str:
-    """Text first, numbers after it. `attributes[i]` is HTML that goes into the i-th row's tag."""
+    """Return a table, text first and numbers after it. `attributes[i]` is HTML that goes into the i-th row's tag."""
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     body = ""
     for index, row in enumerate(rows):
@@ -98,7 +98,7 @@ def command(words: str) -> str:
 
 
 def settings(values: Mapping[str, Any], what: str = "settings") -> str:
-    """Names and values, folded away."""
+    """Return names and values, folded away."""
     rows = "".join(
         f"<div><dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd></div>" for name, value in values.items()
     )

@@ -145,7 +145,7 @@ def card(
 
 
 def _env(env: str, request: dict[str, Any]) -> str:
-    """Code that makes an environment does not travel with a policy: its user names it again."""
+    """Return the environment's name but for code, which does not travel with a policy: its user names it again."""
     return " --env ENV" if ":" in env or not request.get("env") else ""
 
 

@@ -204,7 +204,7 @@ def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> di
 
 
 def rewards(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows as in the paper's Table 2: total, basic, the add-on's metric, the add-on."""
+    """Return headings and rows as in the paper's Table 2: total, basic, the add-on's metric, the add-on."""
     columns = [evaluation.columns for evaluation in evaluations.values()]
     titles = {name: column.title for each in columns for name, column in each.items()}
     sizes = {name: max(abs(each[name].mean) for each in columns if name in each) for name in titles}
@@ -246,7 +246,7 @@ def _change(name: str, change: Difference | None) -> tuple[str, str]:
 
 
 def caption(who: str, evaluation: Evaluation) -> str:
-    """`customized, mean action: on average total reward 5,488, mean |θ| 0.36`; the film shows one episode."""
+    """Return `customized, mean action: on average total reward 5,488, mean |θ| 0.36`; the film shows one episode."""
     columns = evaluation.columns
     wanted = ["total_reward" if "total_reward" in columns else "basic_reward"]
     wanted.append("metric" if "metric" in columns else "addon_reward")
@@ -264,7 +264,7 @@ def _verdict(report: Report) -> str:
 
 
 def pairs_of(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> list[Pair]:
-    """Prior and customized, with the mean action and sampled; nothing where there is no prior.
+    """Return prior and customized, with the mean action and sampled; nothing where there is no prior.
 
     Of a generative policy, sampled noise comes first: its mean is a policy that nobody has.
     """

@@ -43,7 +43,7 @@ class Scene:
 
 
 def scenes(file: Path, mean: dict[str, Evaluation]) -> list[Scene]:
-    """The prior, where there is one, a typical episode from the same start, and the worst one, of the mean action.
+    """Return the prior, where there is one, a typical episode from the same start, and the mean action's worst one.
 
     `file` is the policy's, and `mean` its evaluation, the last, behind the prior's.
     """

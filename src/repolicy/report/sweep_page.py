@@ -122,7 +122,7 @@ def one_slider(name: str, label: str, stops: Sequence[str], first: int, left: st
 
 
 def tables(swept: Found) -> list[str]:
-    """Prior and one point, as in the paper's Table 2, for each point."""
+    """Return prior and one point, as in the paper's Table 2, for each point."""
     drawn = []
     for index, point in enumerate(swept.points):
         mean = {"prior": swept.prior.by_mean, swept.name(point): point.by_mean}

@@ -16,7 +16,7 @@ from repolicy.envs.limits import Limit
 
 
 def number(value: float, like: float | None = None, plus: bool = False) -> str:
-    """As many digits as a reader wants: 5,896.5 · 0.54 · −3.10 · 0.0042; or as many as `like` has."""
+    """Return as many digits as a reader wants: 5,896.5 · 0.54 · −3.10 · 0.0042; or as many as `like` has."""
     if not math.isfinite(value):
         return "unknown"
     size = abs(value if like is None else like)
@@ -28,7 +28,7 @@ def number(value: float, like: float | None = None, plus: bool = False) -> str:
 
 
 def rounded(value: float, error: float, of: float | None = None) -> str:
-    """To the second digit of its error, but to three decimals at most where they show it: 653 of 653.2 ± 84.1.
+    """Round to the second digit of its error, to three decimals at most where they show it: 653 of 653.2 ± 84.1.
 
     `of` is the number that has the error, where `value` is the error itself.
     """
@@ -41,7 +41,7 @@ def rounded(value: float, error: float, of: float | None = None) -> str:
 
 
 def spread(column: Column, like: float | None = None) -> str:
-    """`mean ± std` of a quantity of each episode, with the digits of `like`; of one episode there is no std."""
+    """Return `mean ± std` of a quantity of each episode, with the digits of `like`; of one episode there is no std."""
     mean, like = column.mean, column.mean if like is None else like
     if len(column.values) < 2 or not math.isfinite(mean):
         return number(mean, like)
@@ -106,7 +106,7 @@ def chance(size: float, freedom: int) -> float:
 
 
 def difference(before: Column, after: Column, paired: bool = False, told: int = 1) -> Difference:
-    """Of two sets of episodes, drawn apart from each other or in pairs; it is `told` with others or alone."""
+    """Return the difference of two sets of episodes, apart or in pairs, `told` with how many in one verdict."""
     errors, counts = (before.error, after.error), (len(before.values), len(after.values))
     apart, freedom = math.hypot(*errors), min(counts) - 1
     if paired and before.weights is None:
@@ -118,7 +118,7 @@ def difference(before: Column, after: Column, paired: bool = False, told: int = 
 
 
 def differences(prior: Evaluation, customized: Evaluation, told: int = 1) -> dict[str, Difference]:
-    """Of every quantity that both evaluations know. By one seed, the episodes of both began alike: they are pairs."""
+    """Return that of every quantity that both evaluations know. By one seed, the episodes of both are pairs."""
     before, after = prior.columns, customized.columns
     drawn = [(each.env, each.backend, each.seed, len(each.basic)) for each in (prior, customized)]
     paired = drawn[0] == drawn[1]
@@ -129,7 +129,7 @@ Pair = tuple[Evaluation, Evaluation]  # a prior's and the customized policy's, w
 
 
 def verdict(pairs: Sequence[Pair], than: str = "its prior") -> str:
-    """The sentence without a full stop: what is kept and won, better, worse or neither in total, limits, and who fell.
+    """Return a sentence without its full stop: what is kept and won, better or worse in total, limits, and who fell.
 
     What is kept and won is that of the first kind of action by which there is a difference in total.
     """
@@ -201,7 +201,7 @@ def _judging(changes: dict[str, Difference]) -> str:
 
 
 def basis(evaluations: Sequence[Evaluation]) -> str:
-    """What a verdict rests on: `50 episodes each with the mean action and sampled actions, from the same starts; …`."""
+    """Return what a verdict rests on: `50 episodes each with the mean action, from the same starts`."""
     count = len(evaluations[0].basic)
     return (
         f"{count} episode{'s' if count > 1 else ''} each with {' and '.join(map(action, evaluations))}, from the same "
@@ -214,7 +214,7 @@ def action(evaluation: Evaluation) -> str:
 
 
 def early(evaluation: Evaluation, prior: Evaluation | None = None) -> list[str]:
-    """`1 of 50 episodes ended early, at step 212`, and how many of the prior's; or nothing."""
+    """Return `1 of 50 episodes ended early, at step 212`, and how many of the prior's; or nothing."""
     steps = evaluation.lengths[evaluation.terminated] if evaluation.terminated is not None else []
     if not len(steps):
         return []
@@ -225,7 +225,7 @@ def early(evaluation: Evaluation, prior: Evaluation | None = None) -> list[str]:
 
 
 def _judged(changes: Sequence[Difference], actions: Sequence[str], name: str, than: str) -> str:
-    """`better than its prior in total: by 88 ± 24 (2 %) with the mean action, by 65 ± 30 with sampled actions`."""
+    """Return `better than its prior in total: by 88 ± 24 (2 %) with the mean action, by 65 ± 30 with sampled ones`."""
     what = IN.get(name, "in steps an episode")
     words = [_one_judged(change) for change in changes]
     if len({word for word, _ in words}) == 1:
@@ -247,14 +247,14 @@ def _one_judged(change: Difference) -> tuple[str, str]:
 
 
 def _kept(change: Difference) -> str:
-    """`has 89 % of the old return`."""
+    """Return `has 89 % of the old return`."""
     if change.is_real and change.before > 0:
         return f"has {f'{1.0 + change.value / change.before:.1%}'.replace('%', ' %')} of the old return"
     return _moved(change, "of the old return")
 
 
 def _won(pair: Pair, told: int) -> str:
-    """`has a mean |θ| of 0.28 instead of 0.39`, or, of a wish without a number for people, what it gained."""
+    """Return `has a mean |θ| of 0.28 instead of 0.39`, or, of a wish without a number for people, what it gained."""
     changes, title = differences(*pair, told), pair[1].metric_name
     if "metric" in changes and changes["metric"].is_real:
         before, after = changes["metric"].before, changes["metric"].before + changes["metric"].value

@@ -72,7 +72,7 @@ class Log:
                 callback.say(complaint)
 
     def step(self, local: dict[str, Any], _: dict[str, Any]) -> bool:
-        """After every step of the environment. Returns whether to go on."""
+        """Note a step of the environment. Returns whether to go on."""
         model, settings = local["self"], self._request.settings
         steps = model.num_timesteps
         if steps > settings.steps or (steps % settings.iteration_steps and steps != settings.steps):
@@ -275,7 +275,7 @@ def _work(
 
 
 def _algorithm(request: Request, prior: Policy | None) -> Any:
-    """ResidualDQN where actions are choices, ResidualSAC where they are numbers."""
+    """Return ResidualDQN where actions are choices, ResidualSAC where they are numbers."""
     from repolicy.rql.dqn import ResidualDQN
     from repolicy.rql.sac import ResidualSAC
 
@@ -307,7 +307,7 @@ def _environment(request: Request) -> gymnasium.Env[Any, Any]:
 
 
 def _renew(model: Any, request: Request, segment: int) -> None:
-    """The environment and every random stream, from (seed, segment)."""
+    """Renew the environment and every random stream, from (seed, segment)."""
     from repolicy.rql.wrapping import TaskReward
 
     model.env.close()
@@ -338,7 +338,7 @@ def state(model: Any) -> dict[str, Tensor]:
 
 
 def restore(model: Any, tensors: dict[str, Tensor]) -> None:
-    """The opposite of `state`."""
+    """Take up what `state` returned."""
     buffer, parts = model.replay_buffer, model.get_parameters()
     for name in BUFFER:
         values = tensors[f"buffer/{name}"].numpy()

@@ -87,7 +87,7 @@ class ResidualDQN(DQN):  # type: ignore[misc]
             return batch.rewards + (1 - batch.dones) * self.gamma * next_v
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """As Stable-Baselines3's, with other targets, which follow softly."""
+        """Train as Stable-Baselines3 does, with other targets, which follow softly."""
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size)
             q = self.q_net(batch.observations).gather(1, batch.actions.long())
@@ -121,14 +121,14 @@ class ResidualDQN(DQN):  # type: ignore[misc]
         return policy
 
     def save(self, path: Any, card: dict[str, Any] | None = None) -> None:
-        """One file with the policy and its prior, which any part of Repolicy reads. No pickle."""
+        """Write one file with the policy and its prior, which any part of Repolicy reads. No pickle."""
         save_policy(path, self.as_policy(), card or {}, storable(self.prior))
 
     def _on_step(self) -> None:
-        """No hard copies of the target, and no ε."""
+        """Take no hard copies of the target, and no ε."""
 
     def _sample_action(self, learning_starts: int, action_noise: Any = None, n_envs: int = 1) -> Any:
-        """From the policy from the first step on: near Q_R = 0 the policy is the prior to the power ω / α."""
+        """Sample from the policy from the first step on: near Q_R = 0 it is the prior to the power ω / α."""
         return super()._sample_action(0, action_noise, n_envs)
 
 
@@ -139,7 +139,7 @@ class SoftQPolicy(DQNPolicy):  # type: ignore[misc]
     prior: Prior | None
 
     def logits(self, q: Tensor, observations: Tensor) -> Tensor:
-        """(Q_R + ω · log prior) / α of every action, `[B, A]`, for Q_R `[B, A]`."""
+        """Return (Q_R + ω · log prior) / α of every action, `[B, A]`, for Q_R `[B, A]`."""
         if self.objective.reads_prior:
             q = q + self.objective.omega * self.log_prior(observations)
         return q / self.objective.alpha

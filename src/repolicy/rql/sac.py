@@ -83,7 +83,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         return -self.soft_value(self.critic, observations).mean()
 
     def soft_value(self, critic: nn.Module, observations: Tensor) -> Tensor:
-        """min Q_R + ω · log prior − α · log policy at one action of the policy, `[B]`; it has a gradient through it."""
+        """Return min Q_R + ω · log prior − α · log policy `[B]` at an action of the policy, with its gradient."""
         observations = flat(observations)
         distribution = self.actor.policy(observations)
         actions = distribution.sample()
@@ -114,7 +114,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         return distribution.log_prob(low + (torch.tanh(actions) + 1) * half) + half.log().sum()
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """As Stable-Baselines3's, with other losses."""
+        """Train as Stable-Baselines3 does, with other losses."""
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size)
             targets = self.targets(batch)
@@ -142,7 +142,7 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         return frozen(self.actor.policy)
 
     def save(self, path: Any, card: dict[str, Any] | None = None) -> None:
-        """One file with the policy and its prior, which any part of Repolicy reads. No pickle."""
+        """Write one file with the policy and its prior, which any part of Repolicy reads. No pickle."""
         save_policy(path, self.as_policy(), card or {}, storable(self.prior))
 
     def _first_policy(self, settings: Settings, env_spaces: Spaces) -> Policy:
@@ -161,12 +161,12 @@ class ResidualSAC(SAC):  # type: ignore[misc]
         return policy
 
     def _sample_action(self, learning_starts: int, action_noise: Any = None, n_envs: int = 1) -> Any:
-        """With a prior, from the policy from the first step on; else at random until there is something to learn."""
+        """Sample from the policy, if there is a prior; else at random until there is something to learn."""
         return super()._sample_action(learning_starts if self.prior is None else 0, action_noise, n_envs)
 
 
 def _noise(std: float, size: int) -> OrnsteinUhlenbeckActionNoise:
-    """Noise of this std that keeps its direction for some FORGETTING⁻¹ steps."""
+    """Return noise of this std that keeps its direction for some FORGETTING⁻¹ steps."""
     sigma = std * math.sqrt(2 * FORGETTING)
     return OrnsteinUhlenbeckActionNoise(np.zeros(size), np.full(size, sigma), theta=FORGETTING, dt=1.0)
 
@@ -180,7 +180,7 @@ class Actor(nn.Module):
         self.optimizer = torch.optim.Adam(policy.parameters(), learning_rate, fused=True)
 
     def forward(self, observations: Tensor, deterministic: bool = False) -> Tensor:
-        """Actions within ±1, `[B, A]`."""
+        """Return actions within ±1, `[B, A]`."""
         distribution = self.policy(flat(observations))
         return torch.tanh(distribution.mode() if deterministic else distribution.sample())
 

@@ -116,7 +116,7 @@ SLOT_LINES = np.array([[[x, sign * 10.0], [x, sign * 18.0]] for sign in (1, -1) 
 
 
 def touches(position: np.ndarray, heading: float, size: np.ndarray, lines: np.ndarray) -> bool:
-    """Whether a rectangle `size = [length, width]` at `position`, turned by `heading`, meets any of `lines` [K, 2, 2].
+    """Say whether a rectangle `size = [length, width]` at `position`, turned by `heading`, meets any of `lines`.
 
     In the rectangle's own frame, a line meets it if there is a stretch of the line within both its slabs.
     """

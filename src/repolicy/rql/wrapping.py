@@ -91,7 +91,7 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @contextmanager
     def _called(self) -> Iterator[None]:
-        """A call into the environment: one that hangs is noticed, and whatever it raises becomes a sentence."""
+        """Watch a call into the environment: one that hangs is noticed, and whatever it raises becomes a sentence."""
         NOTE.begin(self._name)
         try:
             with in_one_sentence("the environment failed"):
@@ -147,7 +147,7 @@ class Normalized(BaseFeaturesExtractor):  # type: ignore[misc]
 
 
 def flat(observations: Tensor) -> Tensor:
-    """Observations `[B, ...]` of any shape and precision as policies take them, `[B, O]`."""
+    """Return observations `[B, ...]` of any shape and precision as policies take them, `[B, O]`."""
     return observations.flatten(1).float()
 
 
@@ -177,7 +177,7 @@ class Spaces:
 
 
 def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
-    """Of an environment that Stable-Baselines3's algorithms take, or one sentence."""
+    """Return the spaces of an environment that Stable-Baselines3's algorithms take, or raise one sentence."""
     name, seen, acts = type(env.unwrapped).__name__, env.observation_space, env.action_space
     if not isinstance(seen, spaces.Box):
         space = type(seen).__name__

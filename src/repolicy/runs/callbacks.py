@@ -49,7 +49,7 @@ class TensorBoard:
 
     @contextlib.contextmanager
     def _optional(self) -> Iterator[None]:
-        """A disk that is full, or files that cannot be written, do not end a run: its metrics are in its folder."""
+        """Let a full disk, or files that cannot be written, not end a run: its metrics are in its folder."""
         try:
             yield
         except OSError as error:
@@ -58,7 +58,7 @@ class TensorBoard:
 
 
 def _without_full_disks(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """TensorBoard writes in a thread of its own; what stops that comes back with the next number that is written."""
+    """Notice a full disk: TensorBoard writes in a thread, and what stops that comes back with the next number."""
 
     def call(failure: threading.ExceptHookArgs) -> None:
         if not (isinstance(failure.exc_value, OSError) and type(failure.thread).__module__.startswith("tensorboard.")):
@@ -90,7 +90,7 @@ class Wandb:
             raise UsageError(f"--wandb: {error}") from None
 
     def _id(self) -> str:
-        """Drawn once for each run, and kept in its folder."""
+        """Return an id that is drawn once for each run, and kept in its folder."""
         file = self._folder / "wandb-id"
         if not file.exists():
             write_bytes(file, secrets.token_hex(8).encode())

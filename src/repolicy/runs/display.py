@@ -127,7 +127,7 @@ class Display:
             self._live.stop()
 
     def _progress(self) -> tuple[float, float]:
-        """(share done, seconds left)."""
+        """Return (share done, seconds left)."""
         done, elapsed = self._latest["iteration"], time.monotonic() - self._began
         return done / self._total, elapsed * (self._total - done) / max(done - self._start, 1)
 
@@ -139,7 +139,7 @@ class Display:
         return " · ".join([*parts, *(SHORT[name].format(latest[name]) for name in shown), *budget])
 
     def _steps(self) -> str:
-        """`100,000 of 100,000 steps`: what is over is the rest of the last iteration."""
+        """Return `100,000 of 100,000 steps`: what is over is the rest of the last iteration."""
         wanted = self._request.settings.steps
         return f"{min(self._latest['steps'], wanted):,.0f} of {wanted:,} steps"
 
@@ -175,7 +175,7 @@ class Display:
 
 
 def clock(seconds: float) -> str:
-    """`1:02:03` or `2:03`."""
+    """Return `1:02:03` or `2:03`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

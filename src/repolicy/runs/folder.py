@@ -157,7 +157,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One run at a time. The lock goes with the process that holds it, however that ends.
+        """Lock the folder: one run at a time. The lock goes with the process that holds it, however that ends.
 
         Where it turns out that the folder belongs to something else, the lock is taken away again.
         """
@@ -202,7 +202,7 @@ class RunFolder:
             )
 
     def save(self, segment: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-        """The end of a segment; of older ones, one is kept in case this one is damaged."""
+        """Save the end of a segment; of older ones, one is kept in case this one is damaged."""
         self.check_there()
         header = {"segment": segment} | header | self._begun
         write(self._checkpoints / f"{segment:06d}.safetensors", "checkpoint", tensors, header)
@@ -303,7 +303,7 @@ CHECKPOINT = {
 
 
 def changed(before: Any, after: Any, name: str = "") -> Iterator[str]:
-    """`steps was 100 and is now 200`, for each difference between two nested requests."""
+    """Return `steps was 100 and is now 200`, for each difference between two nested requests."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before | after:
             yield from changed(before.get(key), after.get(key), key)

@@ -16,7 +16,7 @@ CPUS = Path("/sys/devices/system/cpu")
 
 
 def physical_cores() -> int:
-    """Physical cores that this process may use: as many as it is let onto and has the processor time of."""
+    """Return how many physical cores this process may use: as many as it is let onto and has the processor time of."""
     logical = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {*range(os.cpu_count() or 1)}
     try:
         cores = len({(CPUS / f"cpu{cpu}/topology/thread_siblings_list").read_text() for cpu in logical})
@@ -56,7 +56,7 @@ def _quotas(group: Path) -> Iterator[float]:
 
 
 def torchrun_place() -> tuple[int, int] | None:
-    """(rank, count) of a process that `torchrun` started beside others. Other programs set such variables too."""
+    """Return (rank, count) of a process that `torchrun` started beside others. Other programs set these, too."""
     values = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
     if "MASTER_ADDR" not in os.environ or not all(value.isdecimal() for value in values):
         return None
@@ -65,7 +65,7 @@ def torchrun_place() -> tuple[int, int] | None:
 
 
 def die_with(parent: int) -> None:
-    """From here on the kernel ends this process when its parent ends, however that ends (on Linux)."""
+    """Ask the kernel to end this process when its parent ends, however that ends (on Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # it ended before that
@@ -73,7 +73,7 @@ def die_with(parent: int) -> None:
 
 
 def keep_freed_memory() -> None:
-    """From here on what arrays leave free stays with the process: learning needs it again a millisecond later.
+    """Keep what arrays leave free with the process: learning needs it again a millisecond later.
 
     Otherwise glibc hands it back, and the kernel clears each page of it anew in each minibatch.
     """
@@ -83,27 +83,27 @@ def keep_freed_memory() -> None:
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Ctrl-C, SIGTERM, and the end of the terminal, such as a lost ssh connection; not this one under `nohup`."""
+    """Return the signals of Ctrl-C, SIGTERM and, but under `nohup`, the end of the terminal (a lost ssh connection)."""
     alone = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if alone else [signal.SIGHUP])]
 
 
 def leave_signals_to_the_parent() -> None:
-    """They may reach a whole group of processes; the parent tells the others when to stop."""
+    """Leave signals to the parent: they may reach a whole group, and the parent tells the others when to stop."""
     for each in ending_signals():
         signal.signal(each, lambda *_: None)  # not SIG_IGN, which programs that we start would inherit
 
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM is Ctrl-C, and so is the end of the terminal. What a script starts with `&` ignores Ctrl-C until here."""
+    """Treat SIGTERM and the end of the terminal as Ctrl-C, which what a script starts with `&` ignores until here."""
     with _handled(ending_signals(), signal.default_int_handler):
         yield
 
 
 @contextmanager
 def polite_interrupt() -> Iterator[threading.Event]:
-    """The first such signal sets the event, so that work ends where it can go on; the second one stops it."""
+    """Set the event at the first such signal, so that work ends where it can go on; the second one stops it."""
     event = threading.Event()
 
     def handle(*_: object) -> None:
@@ -117,7 +117,7 @@ def polite_interrupt() -> Iterator[threading.Event]:
 
 @contextmanager
 def _handled(signals: list[signal.Signals], handler: Callable[..., object]) -> Iterator[None]:
-    """In the main thread: no other may handle signals."""
+    """Handle signals in the main thread: no other may."""
     here = threading.current_thread() is threading.main_thread()
     before = {each: signal.signal(each, handler) for each in signals if here}
     try:
@@ -137,7 +137,7 @@ def shares_memory() -> bool:
 
 @cache
 def versions() -> dict[str, str]:
-    """Of what a result depends on."""
+    """Return the versions of what a result depends on."""
     by_name = {"python": platform.python_version(), "machine": platform.machine()}
     for name in ("repolicy", "torch", "numpy", "envpool", "gymnasium", "mujoco"):
         try:

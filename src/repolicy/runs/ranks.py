@@ -75,7 +75,7 @@ class Distributed:
         return tensor
 
     def close(self) -> None:
-        """To be called before Python ends: the group's threads do not survive the interpreter."""
+        """Close the group before Python ends: its threads do not survive the interpreter."""
         torch.distributed.destroy_process_group()
 
 
@@ -193,7 +193,7 @@ _FIRST = "from repolicy.runs import machine as m; m.die_with({parent}); m.leave_
 
 @contextlib.contextmanager
 def launched(count: int, program: list[str]) -> Iterator[Ranks]:
-    """This process as rank 0, and `count − 1` more that run `python -c PROGRAM… INDEX COUNT DESCRIPTOR PARENT`."""
+    """Start ranks: this process is rank 0, `count − 1` more run `python -c PROGRAM… INDEX COUNT DESCRIPTOR PARENT`."""
     if count == 1:
         yield Alone()
         return
@@ -235,7 +235,7 @@ def _libraries() -> ThreadpoolController:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """A rank is one core's worth of work; threads of their own would only fight the other ranks."""
+    """Use one thread: a rank is one core's worth of work, and more would only fight the other ranks."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

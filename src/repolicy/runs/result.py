@@ -60,7 +60,7 @@ class Result:
         return {name: np.array(values, np.float64) for name, values in RunFolder(self.folder).logged().items()}
 
     def evaluate(self, episodes: int = 100, *, deterministic: bool = True, seed: int = 0) -> Evaluation:
-        """Whole episodes of the policy, in the run's environment, with its add-on."""
+        """Run whole episodes of the policy, in the run's environment, with its add-on."""
         request = RunFolder(self.folder).request()
         return evaluate(
             self.folder, episodes=episodes, deterministic=deterministic, seed=seed, trust=True,
@@ -68,7 +68,7 @@ class Result:
         )  # fmt: skip
 
     def plot(self, *names: str) -> "Figure":
-        """Curves of these metrics over environment steps, or of the few that people look at first."""
+        """Draw curves of these metrics over environment steps, or of the few that people look at first."""
         try:
             from matplotlib import pyplot
         except ImportError:
@@ -104,7 +104,7 @@ class Standing:
         return cls(mean, math.sqrt(max(squares / count - mean * mean, 0.0) / max(count - 1.0, 1.0)))
 
     def beats(self, other: "Standing") -> bool:
-        """By more than the error of the difference."""
+        """Say whether it is higher by more than the error of the difference."""
         return self.mean - other.mean > math.hypot(self.error, other.error)
 
     def __str__(self) -> str:

@@ -177,7 +177,7 @@ class Settings(AnySettings):
         return budget_of(vars(self))
 
     def resolved(self) -> "Settings":
-        """With `ranks` counted out, and what must fit together checked."""
+        """Return the settings with `ranks` counted out, and what must fit together checked."""
         named = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(named) > 1:
             raise UsageError(f"{named[0]} and {named[1]} are two ways to find omega: choose one")

@@ -24,15 +24,15 @@ class Terminal(Console):
         super().__init__(stderr=True, markup=False, highlight=False, emoji=False)
 
     def say(self, sentence: str) -> None:
-        """A sentence on a line of its own, however long: a path that is broken in two cannot be copied."""
+        """Print a sentence on a line of its own, however long: a path that is broken in two cannot be copied."""
         self.print(sentence, soft_wrap=True)
 
     def numbers(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table whose numbers are whole, however narrow the terminal is."""
+        """Print a table whose numbers are whole, however narrow the terminal is."""
         self.say(f"{title}\n{laid_out(headings, rows)}")
 
     def facts(self, facts: Mapping[str, object]) -> None:
-        """A name and what there is to say of it, a line each."""
+        """Print a name and what there is to say of it, a line each."""
         table = Table(show_header=False, box=None, padding=(0, 2))
         table.add_column()
         table.add_column(overflow="fold")  # a path that ends in … cannot be copied
@@ -46,7 +46,7 @@ class Terminal(Console):
 
 
 def laid_out(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in plain text as wide as the terminal: headings break at words, columns that do not fit come below.
+    """Return a table in plain text as wide as the terminal: headings break at words, what does not fit comes below.
 
     The first column stands before each group of columns.
     """
@@ -77,7 +77,7 @@ def laid_out(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 @contextlib.contextmanager
 def silent_stdout() -> Iterator[None]:
-    """What an environment, an add-on or a library prints goes to stderr, whether from Python or from C."""
+    """Send what an environment, an add-on or a library prints to stderr, whether from Python or from C."""
     sys.stdout.flush()
     with contextlib.ExitStack() as after, contextlib.redirect_stdout(sys.stderr):
         with contextlib.suppress(OSError):  # a program may be started without either
@@ -95,7 +95,7 @@ class _Held(io.StringIO):
 
 @contextlib.contextmanager
 def full_stdout_is_an_error() -> Iterator[None]:
-    """What is printed goes out at once at the end; a disk that is full then is said in a sentence."""
+    """Print at once at the end what was printed; a disk that is full then is said in a sentence."""
     out, held = sys.stdout, _Held()
     try:
         with contextlib.redirect_stdout(held):

@@ -136,7 +136,7 @@ def candidates(
 def _played(
     agent: Agent, envs: object, starts: np.ndarray, steps: int, noise: float, generator: torch.Generator
 ) -> tuple[np.ndarray, ...]:
-    """(observations, actions, after, all sent, whether the clip is whole), `[P, T, ...]` each."""
+    """Return (observations, actions, after, all sent, whether the clip is whole), `[P, T, ...]` each."""
     total, count = int(starts.max()) + steps, len(starts)
     usual, drawn = agent.actor(total, count), agent.actor(total, count, generator)
     now, held = envs.reset(), None  # type: ignore[attr-defined]

@@ -90,14 +90,14 @@ class Record:
 
     @classmethod
     def _numpy(cls, path: Path, env: str) -> Self:
-        """Arrays `observation`, `action`, `next`, `person`, `episode`; `proposed` and `time` may be missing."""
+        """Read arrays `observation`, `action`, `next`, `person`, `episode`; `proposed` and `time` may be missing."""
         needed = ("observation", "action", "next", "person", "episode")
         arrays = read_npz(path, needed, ("proposed", "time"))
         return cls._given(arrays, path, env)
 
     @classmethod
     def _lerobot(cls, path: Path, env: str) -> Self:
-        """A parquet file of LeRobot's datasets: a frame's next observation is that of the frame behind it."""
+        """Read a parquet file of LeRobot's datasets: a frame's next observation is that of the frame behind it."""
         try:
             import pyarrow.parquet as parquet
         except ImportError:
