@@ -140,9 +140,9 @@ class Customize(Run):
     observe_critic: str | None = None
     """What the critic sees, while training: KEY or KEY,KEY. By default privileged_state beside state, critic beside
     policy, else what the policy sees."""
-    init: Literal["auto", "copy", "clone"] = "auto"
+    init: str = "auto"
     """copy: the actor starts as the prior; clone: it is fitted to the prior first, which then scores as it is; auto:
-    clone what cannot be copied."""
+    clone what cannot be copied; FILE: it starts as another policy of the prior's shape, one that plan has kept."""
     out: Path | None = None
     """The run's folder; by default runs/PRIOR-OBJECTIVE-SEED."""
     noise: int = 0

@@ -47,7 +47,6 @@ def run(
     resume: bool,
     callbacks: Sequence[Callback],
     notes: Sequence[str],
-    prior: bytes | None = None,
     env_timeout: float | None = None,
     start: Start | None = None,
 ) -> Result:
@@ -55,16 +54,15 @@ def run(
 
     `notes` are what the callbacks are told as soon as nothing more can be refused.
     """
-    exact = None if start is None else start.exact
     if torchrun_place() is not None:
-        return _run_as_one_of_many(request, folder, resume, callbacks, notes, prior, exact)
+        return _run_as_one_of_many(request, folder, resume, callbacks, notes, start)
     ranks.check_count(request.settings.ranks)
     with folder.locked():
-        tell(callbacks, [*notes, *begun(request, folder, resume, prior)])
+        tell(callbacks, [*notes, *begun(request, folder, resume, start)])
         program = ["from repolicy.learning.run import follow; follow()", str(folder.path), str(env_timeout or "")]
         program.append("" if start is None or start.source is None else json.dumps(start.source))
         with polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
-            return work(request, folder, team, callbacks, interrupted, exact)
+            return work(request, folder, team, callbacks, interrupted, None if start is None else start.exact)
 
 
 def tell(callbacks: Sequence[Callback], sentences: Sequence[str]) -> None:
@@ -152,8 +150,7 @@ def _run_as_one_of_many(
     resume: bool,
     callbacks: Sequence[Callback],
     notes: Sequence[str],
-    prior: bytes | None,
-    exact: Exact | None,
+    start: Start | None,
 ) -> Result:
     """Run under torchrun: every process comes here with the same request, and the first one claims the folder."""
     team = ranks.Distributed()
@@ -164,13 +161,14 @@ def _run_as_one_of_many(
             if team.index == 0:
                 try:
                     claim.enter_context(folder.locked())
-                    tell(callbacks, [*notes, *begun(request, folder, resume, prior)])
+                    tell(callbacks, [*notes, *begun(request, folder, resume, start)])
                 except RepolicyError as error:
                     refusal = error
             refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))
             if refused:
                 raise refusal or UsageError("the first rank could not begin")
             try:
+                exact = None if start is None else start.exact
                 return work(request, folder, team, callbacks if team.index == 0 else (), interrupted, exact)
             except Exception as error:
                 if not isinstance(error, ranks.LostError):

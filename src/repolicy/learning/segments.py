@@ -71,7 +71,8 @@ class Segments:
         self.clone_of = None if saved is None else saved.card.get("clone_of")
         if saved is not None and isinstance(exact, MeanPrior):
             exact = exact.placed(saved.policy.observation_size, saved.policy.actions)
-        self.worker = Worker(request, None if saved is None else saved.policy, team, exact)
+        first = read_policy(folder.init).policy if request.init else None
+        self.worker = Worker(request, None if saved is None else saved.policy, team, exact, first)
         self.segment = 0
         self.candidate: Candidate | None = None  # to be handed out instead of the last policy
         self.notes: list[str] = []  # what is to be said of the segment that ended
@@ -182,12 +183,16 @@ class Segments:
         gain = Standing.of(total, squares, count)
         if not clearly_better(gain, more):
             return last
-        called = f"the policy after {found.steps:,} steps" if found.steps else "the prior"
+        called = f"the policy after {found.steps:,} steps" if found.steps else self.began_as
         self.notes.append(
             f"{called} is handed out: its objective of an episode is above the last policy's by {gain} "
             f"({count:.0f} episodes each, from the same starts); the last policy is {self.folder.replaced}"
         )
         return found
+
+    @property
+    def began_as(self) -> str:
+        return "what the actor began as" if self.worker.request.init else "the prior"
 
     def write(self, path: Path, which: Candidate, called: str) -> None:
         worker = self.worker

@@ -1,6 +1,5 @@
 """A run, and the two ways into it: `train()` from nothing and `customize()` from a prior."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from repolicy.policies.policy import Policy, Prior
 from repolicy.prepare.defaults import train_defaults
 from repolicy.prepare.generative import begun_through_noise, free
 from repolicy.prepare.session import (
-    Init,
+    INITS,
     called,
     called_objective,
     check_objective,
@@ -128,7 +127,7 @@ def customize(
     trust: bool = False,
     std: float | Literal["fit"] | None = None,
     reading: Options | None = None,
-    init: Init = "auto",
+    init: str | Path = "auto",
     noise: int = 0,
     chunk: int = 1,
     sparse: bool = False,
@@ -158,7 +157,7 @@ def customize(
         std: of a prior that has none, the std of its actions.
         reading: options for a file of another library.
         init: "copy" starts the actor as the prior, "clone" fits it to the prior first, "auto" clones what cannot be
-            copied.
+            copied; a policy's file starts it as that policy, which is of the prior's shape: one that was planned.
         noise: of a generative policy, which turns observations and noise into actions: how many numbers of noise it
             takes. Its noise is what is chosen then, and N(0, I) the prior.
         chunk: how many actions in a row a generative policy gives at a time.
@@ -180,6 +179,7 @@ def customize(
     if before is not None:
         wishes, name, sparse = wishes or before.addons, name or before.env, sparse or before.sparse
         wanted, held = before.objective if objective is None else wanted, held or before.limits
+        init = folder.init if before.init and init == "auto" else init
     if not wishes:
         raise UsageError(f"customizing {NO_ADDON}")
     if noise:
@@ -209,7 +209,10 @@ def customize(
 
         start = start.cloned(name, how, folder.prior, say)
         start.check_not_fitted_to_another(folder.prior)
-        saved, content = start.saved, start.content
+        if init not in INITS:
+            start = start.beginning_as(init)
+            notes.append(f"the actor begins as {init}, and {start.name} stays the prior")
+        saved = start.saved
         assert saved is not None
         notes += try_addon(saved.policy, name, wishes, how, sparse, limits_of(held, name))
         if decoder(name) is not None and before is None:
@@ -217,14 +220,15 @@ def customize(
         wanted, how, chosen, measured = decide(wanted, saved, name, wishes, how, say)
         if not wanted.reads_addon:
             raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
-        request = Request(name, wanted, how, wishes, hashlib.sha256(content).hexdigest(), sparse, held)
+        kept_prior, kept_init = start.checksums
+        request = Request(name, wanted, how, wishes, kept_prior, sparse, held, kept_init)
         check(request)
         if wanted.reads_states:
             check_learnable(saved.policy)
         if before is None:
             length = float(saved.card.get("evaluation", {}).get("evaluation_length", LONGEST))
             chosen = [*chosen, spending(request, measured, length).sentence]
-        return run(request, folder, resume, callbacks, [*notes, *chosen], content, env_timeout, start)
+        return run(request, folder, resume, callbacks, [*notes, *chosen], env_timeout, start)
 
 
 NO_ADDON = (

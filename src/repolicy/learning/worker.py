@@ -35,8 +35,15 @@ Seen = TypeVar("Seen", np.ndarray, Tensor)
 class Worker:
     """What one rank learns, and where its environments stand."""
 
-    def __init__(self, request: Request, prior: Policy | None, team: ranks.Ranks, exact: Exact | None = None) -> None:
-        """`exact`: what `prior` was fitted to, where it is no copy. Then that scores; the actor starts as `prior`."""
+    def __init__(
+        self,
+        request: Request,
+        prior: Policy | None,
+        team: ranks.Ranks,
+        exact: Exact | None = None,
+        first: Policy | None = None,
+    ) -> None:
+        """`exact`: what `prior` was fitted to, where it is no copy. Then that scores. The actor starts as `first`."""
         self.request, self.prior, self.team = request, prior, team
         self.settings, self.objective = request.settings, request.objective
         self.exact = exact or prior
@@ -53,7 +60,7 @@ class Worker:
         if prior is None:
             policy = Policy(spec_for(probed(request.env, self.settings.backend), self.settings))
         else:
-            policy = frozen(prior).requires_grad_(True)
+            policy = frozen(first or prior).requires_grad_(True)
         self.multipliers = Multipliers(request, policy.observation_size)
         self.learner = ppo.Learner(*self.terms.networks(policy, self.critic_size), self.settings.learning_rate)
 

@@ -1,12 +1,13 @@
 """What a run begins with: its folder, its prior, and what it was asked for before, where it is resumed."""
 
 import contextlib
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from repolicy.prepare.cloning import clone, spec_of
 from repolicy.prepare.defaults import STEPS, customize_defaults
 from repolicy.prepare.weights import trial
 from repolicy.priors.code import Source, opened, source_of
+from repolicy.priors.finding import find_policy
 from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior
 from repolicy.priors.kinds import name_of as called_prior
 from repolicy.priors.opening import own_bytes, read_policy
@@ -155,13 +157,14 @@ KEPT = 32  # steps of a trial in each of its environments, by which a resumed ru
 CLOSE = 1e-3  # of a number's largest value: another processor rounds otherwise, and a robot makes more of it
 
 
-def begun(request: Request, folder: RunFolder, resume: bool, prior: bytes | None) -> list[str]:
+def begun(request: Request, folder: RunFolder, resume: bool, start: "Start | None") -> list[str]:
     """Claim the folder for a run. Returns what is to be said.
 
     Raises where an environment or an add-on does not give what it gave when the run began, though it repeats itself
     and the versions are the same: the source of one of them, or what it imports, has changed.
     """
-    notes = folder.begin(request.as_dict(), versions(), resume, prior)
+    prior, init = (None, None) if start is None else (start.content, start.init)
+    notes = folder.begin(request.as_dict(), versions(), resume, prior, init)
     now = _tried(request, folder)
     if not folder.trial.exists():
         write(folder.trial, "trial", now, {})
@@ -222,12 +225,15 @@ def shown(progress: bool | None) -> list[Any]:
 # What a customization starts from -------------------------------------------------------------------------------------
 
 
-Init = Literal["auto", "copy", "clone"]
+INITS = ("auto", "copy", "clone")  # whatever else is the file of a policy that the actor begins as
 
 
 @dataclass(frozen=True)
 class Start:
-    """saved, content: the policy that the actor starts as, and its file. exact: what scores, where that is no copy."""
+    """saved, content: the policy that the actor starts as, and its file. exact: what scores, where that is no copy.
+
+    init: the file of what the actor starts as, where that is another policy.
+    """
 
     given: Any
     name: str
@@ -235,6 +241,7 @@ class Start:
     content: bytes
     exact: Exact | None = None
     source: Source | None = None  # how other processes load `exact`
+    init: bytes | None = None
 
     def env(self, trust: bool) -> str:
         """Return the environment that the prior was made for, where it is known."""
@@ -293,6 +300,25 @@ class Start:
         saved, content = clone(exact, env, settings, file, say)
         return replace(self, saved=saved, content=content, exact=exact)
 
+    @property
+    def checksums(self) -> tuple[str, str]:
+        """Of the prior's file, and of what the actor begins as where that is another."""
+        prior, init = (hashlib.sha256(each).hexdigest() if each else "" for each in (self.content, self.init))
+        return prior, init
+
+    def beginning_as(self, file: str | Path) -> "Start":
+        """With another policy to start from, which is of the prior's shape: it scores the actor's actions."""
+        first, prior = read_policy(find_policy(file)), self.saved
+        assert prior is not None
+        for name in ("observation_size", "actions", "family", "clips"):
+            ours, theirs = (getattr(each.policy.spec, name) for each in (first, prior))
+            if ours != theirs:
+                raise UsageError(
+                    f"the actor cannot begin as {file}: its {name.replace('_', ' ')} ({ours}) and the prior's "
+                    f"({theirs}) are not the same; take a policy that was made of {self.name}"
+                )
+        return replace(self, init=own_bytes(first))
+
     def check_not_fitted_to_another(self, kept: Path) -> None:
         """Raise where a run is resumed from its own copy of its prior, and that was only fitted to what scores."""
         if self.exact is None and self.saved is not None and "clone_of" in self.saved.card:
@@ -302,7 +328,7 @@ class Start:
 
 
 def open_prior(
-    given: Any, reading: Options | None = None, init: Init = "auto", trust: bool = False, file: Path = Path()
+    given: Any, reading: Options | None = None, init: str | Path = "auto", trust: bool = False, file: Path = Path()
 ) -> Start:
     """Read what a user gave as a prior, once; it is not fitted yet. `file` is the copy that a run keeps."""
     reference = given.folder if isinstance(given, Result) else given

@@ -323,7 +323,7 @@ def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
     asked, customized = Request.from_dict(request), bool(request["prior"])
     if customized and (not folder.prior.exists() or "clone_of" in read_card(folder.prior)):
         return ""
-    arguments = words(asked, _prior_of(folder, request) if customized else "")
+    arguments = words(asked, _prior_of(folder, request) if customized else "", folder.init)
     usual = usual_for(folder.prior, asked.settings.steps) if customized else train_defaults(asked.env)
     parts = ["repolicy", *arguments, *options(asked.settings, usual), "--out", f"{folder.path}-again"]
     return shlex.join(parts) if arguments else ""

@@ -36,6 +36,7 @@ class RunFolder:
     policy.safetensors     what the run hands out: the last policy, at a run's end perhaps a clearly better earlier one
     last.safetensors       the last policy, where an earlier one is handed out
     prior.safetensors      a copy of the prior, where there is one
+    init.safetensors       a copy of what the actor began as, where that is not the prior
     trial.safetensors      some steps, by which a resumed run knows its environment and add-ons again
     """
 
@@ -46,6 +47,7 @@ class RunFolder:
         self.policy = self.path / "policy.safetensors"
         self.replaced = self.path / "last.safetensors"
         self.prior = self.path / "prior.safetensors"
+        self.init = self.path / "init.safetensors"
         self.trial = self.path / "trial.safetensors"
         self._checkpoints = self.path / "checkpoints"
         self._begun: dict[str, Any] = {}
@@ -81,9 +83,16 @@ class RunFolder:
         return self._kinds[request.get("method", "")]
 
     def begin(
-        self, request: dict[str, Any], versions: dict[str, str], resume: bool, prior: bytes | None = None
+        self,
+        request: dict[str, Any],
+        versions: dict[str, str],
+        resume: bool,
+        prior: bytes | None = None,
+        init: bytes | None = None,
     ) -> list[str]:
-        """Claim the folder for this request, with a copy of its prior; refuse where that would lose or mix anything.
+        """Claim the folder for this request, with copies of its prior and of what its actor begins as.
+
+        Refuses where that would lose or mix anything.
 
         Returns what a resumed run should know: which versions are others than those of its last checkpoint, and what
         is missing.
@@ -92,9 +101,10 @@ class RunFolder:
         self._begun = {"request": request, "versions": versions}
         before = self.request()
         if before is None:
-            self._check_free(prior)
-            if prior is not None:
-                write_bytes(self.prior, prior)
+            self._check_free(prior, init)
+            for file, content in ((self.prior, prior), (self.init, init)):
+                if content is not None:
+                    write_bytes(file, content)
             write_json(self.path / "run.json", {"format": FORMAT, "request": request, "versions": versions})
             return []
         self.check_new(resume)
@@ -125,8 +135,9 @@ class RunFolder:
 
     def _check_unchanged(self, request: dict[str, Any], versions: dict[str, str]) -> list[str]:
         """Raise where the folder's files are no longer those that the run began with."""
-        if request["prior"] and file_sum(self.prior) != request["prior"]:
-            raise FileError(f"{self.prior} is not the prior that this run began with; put that one back")
+        for file, kind in ((self.prior, "prior"), (self.init, "init")):
+            if request.get(kind) and file_sum(file) != request[kind]:
+                raise FileError(f"{file} is not the {kind} that this run began with; put that one back")
         latest = self.latest()
         if latest is None:
             return []
@@ -146,12 +157,12 @@ class RunFolder:
             notes.append(f"{self.policy} is gone: {back}")
         return notes
 
-    def _check_free(self, prior: bytes | None) -> None:
+    def _check_free(self, prior: bytes | None, init: bytes | None) -> None:
         """Raise where a run would write over files that are not its own."""
         of_a_run = [self.metrics, self.policy, self.replaced, self._checkpoints, self.path / "report.html"]
         others = [path for path in [*of_a_run, self.path / "sweep.json"] if os.path.lexists(path)]
-        if self.prior.exists() and (prior is None or self.prior.read_bytes() != prior):
-            others.append(self.prior)
+        kept = ((self.prior, prior), (self.init, init))
+        others += [file for file, content in kept if file.exists() and file.read_bytes() != content]
         if others:
             raise UsageError(f"{others[0]} is there already, and of no run in {self.path}; choose another --out")
 
@@ -287,6 +298,7 @@ REQUEST = {
     "prior": str,
     "sparse": bool,
     "limits?": [str],
+    "init?": str,
     "method?": str,
 }
 CHECKPOINT = {

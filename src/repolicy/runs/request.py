@@ -27,6 +27,7 @@ class Request:
     prior: str = ""  # the checksum of the prior's file, a copy of which lies in the run's folder
     sparse: bool = False  # whether an add-on may be constant over a trial
     limits: tuple[str, ...] = ()  # such as energy<=0.09
+    init: str = ""  # the checksum of what the actor begins as, where that is not the prior
 
     method: ClassVar[str] = ""  # empty for Residual PPO
 
@@ -43,7 +44,11 @@ class Request:
             "addons": list(self.addons),
             "prior": self.prior,
             "sparse": self.sparse,
-        } | {name: value for name, value in (("limits", list(self.limits)), ("method", self.method)) if value}
+        } | {
+            name: value
+            for name, value in (("limits", list(self.limits)), ("init", self.init), ("method", self.method))
+            if value
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -56,6 +61,7 @@ class Request:
             values["prior"],
             values["sparse"],
             tuple(values.get("limits", ())),
+            values.get("init", ""),
         )
 
 
@@ -102,7 +108,7 @@ def check_dials(request: Request) -> None:
         )
 
 
-def words(request: Request, prior: str | Path = "") -> list[str]:
+def words(request: Request, prior: str | Path = "", init: str | Path = "INIT") -> list[str]:
     """Return what follows `repolicy` on the command line that asks for this run; its settings are apart, as `options`.
 
     Empty where only Python can say what was asked for: not every objective has a name.
@@ -115,6 +121,7 @@ def words(request: Request, prior: str | Path = "") -> list[str]:
     if auto and request.objective.omega != request.objective.alpha:
         return []  # --omega auto begins at alpha
     parts = ["customize", str(prior), "--env", request.env] if prior else ["train", request.env]
+    parts += ["--init", str(init)] if request.init else []
     for name in request.addons:
         parts += ["--addon", name]
     for limit in request.limits:

@@ -1,0 +1,96 @@
+"""An actor that begins as another policy than its prior."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from known_optimum import (
+    ALPHA,
+    EXACT,
+    SETTINGS,
+    WISH,
+    WISH_CONTROL_COST,
+    WISH_STATE_COST,
+    Log,
+    as_policy,
+    optimum,
+)
+from tiny_envs import CONTROL_COST, STATE_COST, tiny
+
+from repolicy.errors import UsageError
+from repolicy.learning.training import customize
+from repolicy.objective import kl
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy
+from repolicy.priors.opening import read_policy
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request, words
+
+FOUND = optimum(STATE_COST + WISH_STATE_COST, CONTROL_COST + WISH_CONTROL_COST, ALPHA)
+
+
+@pytest.fixture
+def prior(tmp_path: Path) -> Path:
+    save_policy(tmp_path / "prior.safetensors", as_policy(EXACT), {})
+    return tmp_path / "prior.safetensors"
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    """What somebody found for the wish: the optimum of both tasks."""
+    save_policy(tmp_path / "planned.safetensors", as_policy(FOUND), {})
+    return tmp_path / "planned.safetensors"
+
+
+def run(prior: Path, out: Path, **more: Any) -> Any:
+    settings = replace(SETTINGS, steps=8_192, checkpoint_every=4, critic_warmup=more.pop("warmup", 0.1))
+    return customize(prior, WISH, kl(ALPHA), out, settings, env=tiny("WithoutReward"), **more)
+
+
+def test_the_actor_begins_as_another_policy_and_the_prior_scores_it(prior: Path, planned: Path, tmp_path: Path) -> None:
+    """The actor rests while its critic warms up. The states are nearly 0, where the KL is that of the stds."""
+    log = Log()
+    found = run(prior, tmp_path / "run", init=planned, callbacks=[log], warmup=1.0)
+    kept, ours = found.policy.state_dict(), read_policy(planned).policy.state_dict()
+    assert all(torch.equal(kept[name], value) for name, value in ours.items())
+    stds = (torch.distributions.Normal(0.0, float(each.covariance) ** 0.5) for each in (FOUND, EXACT))
+    least = float(torch.distributions.kl_divergence(*stds))
+    assert all(metrics["prior_kl"] > 0.9 * least > 0.01 for metrics in log.metrics)
+    carried = read_policy(found.folder / "policy.safetensors").prior
+    assert carried is not None
+    assert torch.equal(carried.state_dict()["log_std"], read_policy(prior).policy.state_dict()["log_std"])
+
+
+def test_it_is_resumed_to_the_bit_from_the_copy_in_its_folder(prior: Path, planned: Path, tmp_path: Path) -> None:
+    whole, cut = run(prior, tmp_path / "whole", init=planned), tmp_path / "cut"
+    shutil.copytree(tmp_path / "whole", cut)
+    shutil.rmtree(cut / "checkpoints")
+    for file in (cut / "metrics.jsonl", planned):
+        file.unlink()
+    ours, theirs = (each.policy.state_dict() for each in (whole, run(prior, cut, resume=True)))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    with pytest.raises(UsageError, match="init was .* and is now"):
+        run(prior, cut, resume=True, init=prior)
+    request = RunFolder(cut).request()
+    assert request is not None
+    assert "--init x" in " ".join(words(Request.from_dict(request), "prior", "x"))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"family": "state_gaussian"}, "its family .state_gaussian. and the prior's .gaussian. are not"),
+        ({"observation_size": 2}, "its observation size .2. and"),
+        ({"actions": ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2)}, "its actions"),
+    ],
+)
+def test_another_shape_is_one_sentence(prior: Path, tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    other = tmp_path / "other.safetensors"
+    save_policy(other, Policy(replace(read_policy(prior).policy.spec, **change)), {})
+    with pytest.raises(UsageError, match=why):
+        run(prior, tmp_path / "run", init=other)
+    assert not (tmp_path / "run").exists()
