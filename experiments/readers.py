@@ -26,23 +26,47 @@ from repolicy.priors.opening import load_policy
 KINDS = ("PPO", "TRPO", "SAC", "TD3")
 SB3 = {"2.0.0": "2.0.0", "2.3.2": "2.3.0", "2.7.0": "2.7.0", "2.9.2": "2.9.2"}  # and sb3-contrib's of the same time
 OLD_GYMNASIUM = ("2.0.0", "2.3.2")
-RSL_RL = ("2.2.4", "2.3.3", "3.0.1", "5.0.1", "5.5.1")
-NAMES = {"sb3": "Stable-Baselines3", "rsl_rl": "rsl_rl"}
+OTHERS = {
+    "rsl_rl": ("2.2.4", "2.3.3", "3.0.1", "5.0.1", "5.5.1"),
+    "skrl": ("1.3.0", "1.4.3", "2.1.1"),
+    "rl_games": ("1.6.1", "1.6.5"),
+    "tianshou": ("0.5.1", "1.2.0", "2.0.1"),
+}
+NAMES = {"sb3": "Stable-Baselines3"}
+OLD_GYM = ("gym==0.26.2", "gym-notices==0.1.0")
+BESIDE = {  # what a version imports that is not installed here
+    "skrl 1.3.0": OLD_GYM,
+    "rl_games 1.6.1": OLD_GYM,
+    "tianshou 0.5.1": ("h5py", "numba", "llvmlite", "pettingzoo", "gymnasium==0.28.1", "jax-jumpy"),
+} | dict.fromkeys(
+    ["tianshou 1.2.0", "tianshou 2.0.1"],
+    ("h5py", "numba", "llvmlite", "pettingzoo", "deepdiff", "orderly-set", "cachebox", "sensai-utils", "overrides"),
+)
 
 
 def packages(library: str, version: str) -> list[str]:
     """Return what is installed: the version, and what it cannot do without in an older version than ours."""
-    if library == "rsl_rl":
-        return [f"rsl-rl-lib=={version}"]
-    own = [f"stable-baselines3=={version}", f"sb3-contrib=={SB3[version]}"]
-    return [*own, "gymnasium==0.29.1"] if version in OLD_GYMNASIUM else own
+    if library == "sb3":
+        own = [f"stable-baselines3=={version}", f"sb3-contrib=={SB3[version]}"]
+        return [*own, "gymnasium==0.29.1"] if version in OLD_GYMNASIUM else own
+    return [f"{'rsl-rl-lib' if library == 'rsl_rl' else library}=={version}", *BESIDE.get(f"{library} {version}", ())]
 
 
 def installed(library: str, version: str, folder: Path) -> Path:
     """Return the folder of a version, which is filled where it is not there."""
     place = folder / f"{library}-{version}"
     if not place.exists():
-        words = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(place)]
+        words = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--ignore-requires-python",
+            "--target",
+            str(place),
+        ]
         subprocess.run([*words, *packages(library, version)], check=True)
     return place
 
@@ -80,11 +104,11 @@ def far(found: np.ndarray, wanted: np.ndarray) -> float:
 def table(found: list[Row]) -> str:
     """Return a line for each library: versions and kinds, and the greatest differences of all of them."""
     cells = []
-    for library, name in NAMES.items():
+    for library in ("sb3", *OTHERS):
         rows = [row for row in found if row["library"] == library and "failed" not in row]
         kinds, versions = (", ".join(dict.fromkeys(row[what] for row in rows)) for what in ("kind", "version"))
         worst = [max(row[what] for row in rows if what in row) for what in ("mean", "log_prob")]
-        cells.append([name, versions, kinds, *(f"{each:.0e}" for each in worst)])
+        cells.append([NAMES.get(library, library), versions, kinds, *(f"{each:.0e}" for each in worst)])
     return markdown(["library", "versions", "kinds", "mean", "log-probability"], cells)
 
 
@@ -94,7 +118,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/readers.jsonl"))
     options = parser.parse_args()
     wanted = [("sb3", version, kind) for version in SB3 for kind in KINDS]
-    wanted += [("rsl_rl", version, "PPO") for version in RSL_RL]
+    wanted += [(library, version, "PPO") for library, versions in OTHERS.items() for version in versions]
     ledger = Ledger(options.out)
     for library, version, kind in wanted:
         row = measured(library, version, kind, installed(library, version, options.libraries))

@@ -111,7 +111,118 @@ def _rsl_rl_5(out: Path, seen: Any, kept: dict[str, Any]) -> Told:
     return actor(seen), actions, actor.get_output_log_prob(actions)
 
 
-LIBRARIES = {"sb3": sb3, "rsl_rl": rsl_rl}
+def rl_games(kind: str, out: Path, obs: torch.Tensor) -> Told:
+    from rl_games.algos_torch.models import ModelA2CContinuousLogStd
+    from rl_games.algos_torch.network_builder import A2CBuilder
+
+    plain, builder = {"name": "default"}, A2CBuilder()
+    stds = {"mu_activation": "None", "sigma_activation": "None", "mu_init": plain, "fixed_sigma": True}
+    stds["sigma_init"] = {"name": "const_initializer", "val": -0.3}
+    layers = {
+        "units": [8, 7],
+        "activation": "elu",
+        "d2rl": False,
+        "initializer": plain,
+        "regularizer": {"name": "None"},
+    }
+    builder.load({"separate": False, "space": {"continuous": stds}, "mlp": layers})
+    shapes = {"actions_num": ACTIONS, "input_shape": (SIZE,), "num_seqs": 1, "value_size": 1}
+    model = ModelA2CContinuousLogStd(builder).build(shapes | {"normalize_value": True, "normalize_input": True})
+    stirred(model).train()
+    model.norm_obs(obs)
+    model.eval()
+    torch.save({"model": model.state_dict(), "epoch": 3, "frame": 9, "env_state": None}, out / "Still.pth")
+    acted = model({"is_train": False, "obs": obs})  # it writes what it makes of obs into the dict
+    return acted["mus"], acted["actions"], -acted["neglogpacs"]
+
+
+def tianshou(kind: str, out: Path, obs: torch.Tensor) -> Told:
+    import gymnasium
+    from tianshou.utils import RunningMeanStd
+    from tianshou.utils.net import continuous
+    from tianshou.utils.net.common import Net
+
+    def body() -> Any:
+        return Net(state_shape=(SIZE,), hidden_sizes=[8, 7], activation=torch.nn.Tanh)
+
+    def normal(*mean_and_std: Any) -> Any:
+        mean, std = mean_and_std[0] if len(mean_and_std) == 1 else mean_and_std
+        return torch.distributions.Independent(torch.distributions.Normal(mean, std), 1)
+
+    space, is_new = gymnasium.spaces.Box(-1.0, 1.0, (ACTIONS,)), hasattr(continuous, "ContinuousActorProbabilistic")
+    make = continuous.ContinuousActorProbabilistic if is_new else continuous.ActorProb
+    actor = make(preprocess_net=body(), action_shape=(ACTIONS,), unbounded=True)
+    critic = (continuous.ContinuousCritic if is_new else continuous.Critic)(preprocess_net=body())
+    if is_new:
+        from tianshou.algorithm import PPO
+        from tianshou.algorithm.modelfree.reinforce import ProbabilisticActorPolicy
+        from tianshou.algorithm.optim import AdamOptimizerFactory
+
+        policy = ProbabilisticActorPolicy(actor=actor, dist_fn=normal, action_space=space)
+        whole: Any = PPO(policy=policy, critic=critic, optim=AdamOptimizerFactory())
+    else:
+        from tianshou.policy import PPOPolicy
+
+        optim = torch.optim.Adam([*actor.parameters(), *critic.parameters()])
+        whole = PPOPolicy(actor=actor, critic=critic, optim=optim, dist_fn=normal, action_space=space)
+    stirred(actor)
+    statistics = RunningMeanStd()
+    statistics.update(obs.numpy())
+    torch.save({"model": whole.state_dict(), "obs_rms": statistics}, out / "policy.pth")
+    found = normal(actor(torch.as_tensor(statistics.norm(obs.numpy())).float())[0])
+    actions = found.sample()
+    return found.mean, actions, found.log_prob(actions)
+
+
+def skrl(kind: str, out: Path, obs: torch.Tensor) -> Told:
+    from importlib.metadata import version
+
+    import gymnasium
+    from skrl.agents.torch.ppo import PPO
+    from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
+    from skrl.resources.preprocessors.torch import RunningStandardScaler
+
+    is_new = int(version("skrl").partition(".")[0]) > 1
+    spaces = {"observation_space": gymnasium.spaces.Box(-np.inf, np.inf, (SIZE,))}
+    spaces["action_space"] = gymnasium.spaces.Box(-1.0, 1.0, (ACTIONS,))
+
+    def layers(size: int) -> Any:
+        nn = torch.nn
+        return nn.Sequential(nn.Linear(SIZE, 8), nn.ELU(), nn.Linear(8, 7), nn.ELU(), nn.Linear(7, size))
+
+    class Actor(GaussianMixin, Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            Model.__init__(self, **spaces, device="cpu")
+            GaussianMixin.__init__(self)
+            self.net, self.log_std_parameter = layers(ACTIONS), torch.nn.Parameter(torch.full((ACTIONS,), -0.3))
+
+        def compute(self, inputs: Any, role: str = "") -> Any:
+            mean = self.net(inputs["observations" if is_new else "states"])
+            return (mean, {"log_std": self.log_std_parameter}) if is_new else (mean, self.log_std_parameter, {})
+
+    class Critic(DeterministicMixin, Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            Model.__init__(self, **spaces, device="cpu")
+            DeterministicMixin.__init__(self)
+            self.net = layers(1)
+
+        def compute(self, inputs: Any, role: str = "") -> Any:
+            return self.net(inputs["observations" if is_new else "states"]), {}
+
+    scaler = "observation_preprocessor" if is_new else "state_preprocessor"
+    settings: Any = {scaler: RunningStandardScaler, f"{scaler}_kwargs": {"size": SIZE, "device": "cpu"}}
+    actor = stirred(Actor())
+    agent = PPO(models={"policy": actor, "value": Critic()}, cfg=settings, device="cpu", **spaces)
+    scaled: Any = getattr(agent, f"_{scaler}")
+    scaled(obs, train=True)
+    agent.save(str(out / "agent_3.pt"))
+    inputs = {"observations" if is_new else "states": scaled(obs)}
+    acted = actor.act(inputs, role="policy")
+    more = acted[-1]
+    return more["mean_actions"], acted[0], (more["log_prob"] if is_new else acted[1]).squeeze(-1)
+
+
+LIBRARIES = {"sb3": sb3, "rsl_rl": rsl_rl, "rl_games": rl_games, "tianshou": tianshou, "skrl": skrl}
 
 
 def main() -> None:
