@@ -85,6 +85,46 @@ def test_noise_that_is_the_action_itself_ends_in_the_same_bits(tmp_path: Path) -
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
+class Spot(Walk):
+    """Nothing is seen, and every step is an episode."""
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, True, False, {}
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+
+SKEWED, AIM, COST = np.array([[1.0, 0.5], [0.0, 2.0]], np.float32), np.array([1.5, -1.0]), np.diag([2.0, 0.5])
+
+
+def skewed(observations, noise):
+    return noise @ SKEWED.T
+
+
+def near(observations, actions, next_observations, info):
+    return -0.5 * np.einsum("bi,ij,bj->b", actions - AIM, COST, actions - AIM)
+
+
+def test_the_noise_of_a_linear_decoder_ends_at_its_closed_form(tmp_path: Path) -> None:
+    """N(0, I) · exp(reward / ω) of a reward that is quadratic in M·z is normal, too."""
+    omega, prior = 0.5, tmp_path / "prior.safetensors"
+    save_policy(prior, standard_normal(2, 2), {})
+    settings = Settings(
+        steps=50_000, ranks=1, envs=32, n_steps=16, minibatch=256, checkpoint_every=200, learning_rate=3e-3, gamma=0.0,
+        schedule="linear", target_kl=None, evaluation_episodes=0, hidden=(8,), critic_warmup=0.05,
+    )  # fmt: skip
+    env = f"{HERE}:Spot?decoder={HERE}:skewed&noise=2&chunk=1"
+    found = customize(prior, f"{HERE}:near", residual(omega, omega, 0.0), tmp_path / "run", settings, env=env).policy
+    precision = np.eye(2) + SKEWED.T @ COST @ SKEWED / omega
+    mean = np.linalg.solve(precision, SKEWED.T @ COST @ AIM / omega)
+    with torch.no_grad():
+        ours = found(torch.zeros(1, 2))
+    # Of normal distributions with a std for each number, the best one has the diagonal of the precision.
+    np.testing.assert_allclose(ours.mode()[0], mean, atol=0.05)
+    np.testing.assert_allclose(ours.log_std.exp().ravel(), np.diag(precision) ** -0.5, atol=0.02)
+
+
 def test_a_chunk_is_its_actions_one_after_the_other_until_the_episode_ends() -> None:
     """Beside an environment that is given the same actions itself."""
     plain, envs = make_envs(WALK, 1, 5), make_envs(named("three", chunk=3), 1, 5)
