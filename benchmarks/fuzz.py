@@ -140,12 +140,12 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         yield Alone()
 
     replaced = {
-        "cli.failures._surprise": surprise, "learning.segments.Segments.remaining": remaining,
+        "cli.main._surprise": surprise, "learning.segments.Segments.remaining": remaining,
         "learning.training.try_addon": lambda *_: [],
         "runs.ranks.launched": alone, "learning.bench.bench": note("a benchmark"),
         "envs.evaluation.run_episodes": note("episodes"), "report.movie._in_its_own_process": note("films"),
         "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: [],
-        "many.pool.on_ray": note("Ray"), "cli.doctor._renders": lambda *_: True,
+        "many.pool.on_ray": note("Ray"), "cli.about._renders": lambda *_: True,
         "rql.customizing._algorithm": note("Q-learning"), "report.publish.library": mock.MagicMock,
         "prepare.diagnosis.diagnose": note("a diagnosis"), "prepare.imitation.fit": note("an imitation"),
         "prepare.session.clone": note("a clone"), "priors.running.PATIENCE": 1.0,

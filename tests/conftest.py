@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from repolicy.cli.doctor import renderer
+from repolicy.cli.about import renderer
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")

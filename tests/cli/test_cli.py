@@ -14,10 +14,10 @@ from packaging.version import Version
 from tiny_envs import tiny
 from typed_commands import SMALL, answered, refused, typed
 
-from repolicy.cli import doctor
+from repolicy.cli import about
 from repolicy.cli import main as cli
 from repolicy.cli.main import _words
-from repolicy.cli.run_commands import overrides
+from repolicy.cli.options import overrides
 from repolicy.policies.file import save_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.terminal import Terminal
@@ -135,13 +135,13 @@ def test_what_tells_of_itself(name: str, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_doctor_knows_every_extra_of_the_package() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert {*doctor.EXTRAS} == {*project["optional-dependencies"]} - {"dev", "docs"}
+    assert {*about.EXTRAS} == {*project["optional-dependencies"]} - {"dev", "docs"}
 
 
 def test_a_wheel_takes_no_later_major_than_those_that_were_tested() -> None:
     root = Path(__file__).parents[2]
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    extras = [text for name in doctor.EXTRAS for text in project["optional-dependencies"][name]]
+    extras = [text for name in about.EXTRAS for text in project["optional-dependencies"][name]]
     tested = dict(
         line.lower().replace("_", "-").split("==")
         for line in (root / "constraints.txt").read_text().splitlines()
@@ -157,9 +157,9 @@ def test_a_wheel_takes_no_later_major_than_those_that_were_tested() -> None:
 def test_the_doctor_names_the_extra_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "EXTRAS", {"sb3": ["a_package_that_nobody_has"]})
+    monkeypatch.setattr(about, "EXTRAS", {"sb3": ["a_package_that_nobody_has"]})
     monkeypatch.setenv("COLUMNS", "120")
-    doctor.doctor()
+    about.doctor()
     assert "pip install 'repolicy[sb3]'" in capsys.readouterr().err
 
 
@@ -169,7 +169,7 @@ def test_the_doctor_says_what_a_cuda_build_takes_where_nobody_needs_it(
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", build)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    assert bool(re.search(r"CUDA build, \d+\.\d GB", doctor.idle_cuda())) == said
+    assert bool(re.search(r"CUDA build, \d+\.\d GB", about.idle_cuda())) == said
 
 
 def test_what_people_read_is_printed_letter_for_letter(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from repolicy.cli import help as pages
 from repolicy.cli import main as cli
+from repolicy.cli import options as pages
 from repolicy.cli.options import docstrings, options, parser
 from repolicy.cli.run_commands import Customize, Train
 from repolicy.readers.reading import Options

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import repolicy
 from benchmarks import damage, fuzz
-from repolicy.cli import doctor
+from repolicy.cli import about
 from repolicy.envs import addons, names
 from repolicy.envs.trust import OWN, confirm
 from repolicy.errors import RepolicyError, UsageError
@@ -140,7 +140,7 @@ def test_other_processes_take_no_file_of_this_folder_for_a_library(
         Path(f"{name}.py").write_text(fuzz.MARK)
     with ranks.launched(2, ["import json, numpy"]):
         pass
-    doctor._renders("egl")
+    about._renders("egl")
     film._in_its_own_process("nowhere", "egl", lambda _: None)
     assert not Path("owned").exists()
     request = {"env": "Hopper-v4", "addons": ["height"], "alpha": 0.1, "states": 0.0, "settings": {}, "sparse": False}

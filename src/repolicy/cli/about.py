@@ -1,31 +1,34 @@
-"""The commands about what is here: the add-ons that ship, the speed, the installation."""
+"""The commands about what is here: the add-ons that ship, a run's page, the speed, the installation."""
 
+import os
+import re
+import subprocess
 from dataclasses import dataclass, field, replace
+from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from repolicy.cli.options import Positional
+from repolicy.cli.options import Command, Positional, usual_by_env
 from repolicy.errors import UsageError
-from repolicy.loading import counted
-from repolicy.prepare.defaults import TABLE, train_defaults
+from repolicy.loading import PYTHON, counted
+from repolicy.prepare.defaults import train_defaults
+from repolicy.runs.machine import physical_cores, versions
 from repolicy.runs.settings import BUDGETS, Settings
+from repolicy.runs.terminal import Terminal
 
 
 @dataclass(frozen=True)
-class Addons:
+class Addons(Command):
     """List the add-on rewards that ship, with what each is for.
 
     Example: repolicy addons
     """
 
-    json: bool = False
-    """Print one JSON object on stdout."""
-
     def run(self) -> dict[str, Any]:
         from rich.table import Column, Table
 
         from repolicy.envs.registered import described
-        from repolicy.runs.terminal import Terminal
 
         heads = ("name", "environment", "what it rewards", "reported as")
         table = Table(*(Column(head, overflow="fold") for head in heads))  # a name that ends in … cannot be typed
@@ -40,7 +43,7 @@ class Addons:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Command):
     """Write the page on a run: of a folder of Repolicy's or rsl_rl's, or of one saved model or checkpoint.
 
     Example: repolicy report logs/rsl_rl/go1/2026-01-01
@@ -50,13 +53,10 @@ class Report:
     """A run's folder, rsl_rl's folder with model_*.pt or one of those, or a model of Stable-Baselines3 (.zip)."""
     trust: bool = False
     """Run the code that a folder of Repolicy's names."""
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
         from repolicy.report.host_page import write_host_report
         from repolicy.report.run_page import write_report
-        from repolicy.runs.terminal import Terminal
 
         terminal = Terminal()
         if (self.run_of / "run.json").exists():
@@ -70,7 +70,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(Command):
     """Measure, in alternating slices of one run, the physics alone and training end to end, and print the share.
 
     Example: repolicy bench HalfCheetah-v4 --ranks 1
@@ -80,15 +80,9 @@ class Bench:
     """Environment."""
     slices: int = 10
     """Pairs of slices; the figures are those of the median slices."""
-    json: bool = False
-    """Print one JSON object on stdout."""
     settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = (*BUDGETS, "steps")  # settings that it has no use for
-
-    @staticmethod
-    def usual() -> tuple[str, list[Settings]]:
-        """Return what the settings depend on by default, and examples."""
-        return "the environment", [train_defaults(env) for env in ("", *TABLE)]
+    usual = staticmethod(usual_by_env)
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.bench import bench
@@ -102,7 +96,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Doctor:
+class Doctor(Command):
     """Say what this installation can do; or, of a training that broke when it was resumed, the usual causes.
 
     Example: repolicy doctor model_200.pt --before model_150.pt
@@ -112,13 +106,8 @@ class Doctor:
     """A checkpoint of rsl_rl or Stable-Baselines3: soon after it was resumed."""
     before: Path | None = None
     """The checkpoint that was resumed."""
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.cli.doctor import doctor
-        from repolicy.runs.terminal import Terminal
-
         if self.checkpoint is None:
             if self.before is not None:
                 raise UsageError("--before goes with the checkpoint of the training that went on from it")
@@ -135,8 +124,6 @@ class Doctor:
 def _show(figures: dict[str, Any]) -> None:
     from rich.table import Table
 
-    from repolicy.runs.terminal import Terminal
-
     title = f"{figures['env']} ({figures['backend']}), {counted(figures['ranks'], 'rank')}, {figures['steps']:,} steps"
     table = Table("", "", title=title, title_justify="left", show_header=False)
     table.add_row("physics alone", f"{figures['physics_steps_per_second']:,.0f} steps a second")
@@ -150,3 +137,78 @@ def _show(figures: dict[str, Any]) -> None:
     table.add_row("its physics take", f"{figures['physics_in_training']:.2f} times what they take alone")
     table.add_row("memory", f"{figures['memory_mb_a_rank']:,.0f} MB a rank")
     Terminal().print(table)
+
+
+# What this installation can do ----------------------------------------------------------------------------------------
+
+EXTRAS = {
+    "engine": ["mujoco", "tensorboard", "imageio"],
+    "sb3": ["stable_baselines3", "sb3_contrib", "highway_env"],
+    "rsl-rl": ["rsl_rl", "tensordict"],
+    "llm": ["trl", "peft", "transformers", "datasets", "packaging"],
+    "ray": ["ray"],
+    "wandb": ["wandb"],
+    "hub": ["huggingface_hub"],
+    "film": ["pygame"],
+    "onnx": ["onnx", "onnxruntime", "onnxscript"],
+}
+
+
+def doctor() -> dict[str, Any]:
+    """Print and return versions, backends, rendering and cores."""
+    facts: dict[str, Any] = dict(versions())
+    facts["torch"] += idle_cuda()
+    facts["cores"] = physical_cores()
+    facts["environments"] = _environments()
+    library = renderer()
+    facts["rendering"] = (
+        f"works off-screen with MUJOCO_GL={library}"
+        if library
+        else "does not work: install libegl1 or libosmesa6 for films"
+    )
+    for extra, packages in EXTRAS.items():
+        missing = ", ".join(name for name in packages if find_spec(name) is None)
+        facts[f"extra {extra}"] = f"missing {missing}: pip install 'repolicy[{extra}]'" if missing else "installed"
+    Terminal().facts(facts)
+    return facts
+
+
+def _environments() -> str:
+    from repolicy.envs.names import envpool_names
+
+    names = envpool_names()
+    return f"EnvPool's {len(names):,}, and Gymnasium's" if names else "Gymnasium's only (no EnvPool here: slower)"
+
+
+def idle_cuda() -> str:
+    """Return what torch's CUDA build takes on the disk, or nothing where torch has none or finds a GPU to use it on."""
+    import torch
+
+    if torch.version.cuda is None or torch.cuda.is_available():
+        return ""
+    files = (
+        path.locate()
+        for found in distributions()
+        if re.match(r"(torch|triton|(nvidia|cuda)-.*)$", found.name or "")
+        for path in found.files or ()
+    )
+    size = sum(Path(path).stat().st_size for path in files if Path(path).is_file())
+    return f", CUDA build, {size / 1e9:.1f} GB: no GPU here needs it, and the quickstart page has the smaller build"
+
+
+def renderer() -> str:
+    """Return the first graphics library that draws off-screen here, or nothing."""
+    from repolicy.report.movie import libraries
+
+    return next((library for library in libraries() if _renders(library)), "")
+
+
+def _renders(backend: str) -> bool:
+    """Try it: one frame of a small scene."""
+    code = (
+        "import mujoco; m = mujoco.MjModel.from_xml_string('<mujoco/>'); r = mujoco.Renderer(m, 16, 16); "
+        "r.update_scene(mujoco.MjData(m)); r.render()"
+    )
+    environment = os.environ | {"MUJOCO_GL": backend}
+    done = subprocess.run([*PYTHON, "-c", code], env=environment, capture_output=True, check=False)
+    return done.returncode == 0

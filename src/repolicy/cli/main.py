@@ -1,31 +1,33 @@
-"""The command line: from words to a command, and from an error to one sentence."""
+"""The command line: from words to a command, and from an error to one sentence and an exit code."""
 
+import contextlib
 import importlib
 import json
 import os
+import re
 import sys
-from collections.abc import Mapping
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
-from repolicy.cli import failures as nets
 from repolicy.cli.about import Addons, Bench, Doctor, Report
-from repolicy.cli.compare_command import NOT_SAFE, Compare
-from repolicy.cli.diagnose import Diagnose
-from repolicy.cli.dial_command import Dial
-from repolicy.cli.options import Positional, options, read
-from repolicy.cli.plan_command import Plan
+from repolicy.cli.dial_commands import Dial, Sweep
+from repolicy.cli.options import Command, Positional, complete, options, page, read
 from repolicy.cli.policy_commands import Evaluate, Export, Imitate, Inspect, Push, Render
-from repolicy.cli.run_commands import Customize, Sweep, Train, speaks
+from repolicy.cli.run_commands import Customize, Train, speaks
+from repolicy.cli.trying_commands import NOT_SAFE, Compare, Diagnose, Plan
 from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
-from repolicy.errors import UsageError
+from repolicy.errors import RepolicyError, UsageError, described
+from repolicy.loading import nearest, printable
 from repolicy.runs.machine import terminated_as_interrupted
 from repolicy.runs.terminal import full_stdout_is_an_error, silent_stdout
 
 
 @dataclass(frozen=True)
-class Completion:
+class Completion(Command):
     """Print what completes the commands and their options in your shell: bash, zsh or fish.
 
     Example: repolicy completion bash > ~/.local/share/bash-completion/completions/repolicy
@@ -33,8 +35,6 @@ class Completion:
 
     shell: Annotated[Literal["bash", "zsh", "fish"], Positional("SHELL")]
     """bash, zsh (into a folder of $fpath, as _repolicy) or fish (into ~/.config/fish/completions)."""
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
         from argcomplete.shell_integration import shellcode
@@ -86,10 +86,8 @@ def main(arguments: list[str] | None = None) -> None:
     `compare` exits with 3 where the new policy is worse, or that cannot be told.
     """
     if "_ARGCOMPLETE" in os.environ:
-        from repolicy.cli.help import complete
-
         complete(COMMANDS, {group: _members(group) for group in GROUPS})
-    with nets.caught(), terminated_as_interrupted(), full_stdout_is_an_error():
+    with caught(), terminated_as_interrupted(), full_stdout_is_an_error():
         _run(list(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -103,7 +101,7 @@ def _run(arguments: list[str]) -> None:
         print(__version__)
         return
     command = _in_group(*arguments) if arguments[0] in GROUPS else _parsed(arguments[0], arguments[1:])
-    with nets.not_ended_from_within(), nets.stopped_with_advice(hasattr(command, "resume")), silent_stdout():
+    with not_ended_from_within(), stopped_with_advice(hasattr(command, "resume")), silent_stdout():
         values = command.run()
     if command.json and speaks():
         from repolicy.policies.storage import finite
@@ -129,15 +127,11 @@ def _in_group(group: str, *arguments: str) -> Any:
 def _parsed(name: str, arguments: list[str], commands: Mapping[str, Any] = COMMANDS, prog: str = "repolicy") -> Any:
     """Return the command with its options; of its settings, those that the words name."""
     if name not in commands:
-        from repolicy.loading import nearest
-
         names = {**commands, **GROUPS} if commands is COMMANDS else commands
         raise UsageError(f"there is no command {name!r}{nearest(name, names)}; {prog} --help lists them")
     command, words = commands[name], _words(arguments)
 
     if not HELP.isdisjoint(words):
-        from repolicy.cli.help import page
-
         print(page(command, f"{prog} {name}"))
         sys.exit(0)
     _check_values_together(command, words)
@@ -196,3 +190,83 @@ def _group_overview(group: str, commands: Mapping[str, Any]) -> str:
 
 def _listed(commands: Mapping[str, Any]) -> list[str]:
     return [f"  {name:10s} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()]
+
+
+# Where a command does not end as it should: a sentence of at most three lines, and an exit code -----------------------
+
+LONGEST_WORD = 300
+LONGEST_LINE = 1200
+STOPPED = 130  # by Ctrl-C or SIGTERM
+
+
+@contextlib.contextmanager
+def caught() -> Iterator[None]:
+    """Turn whatever is raised into a sentence and an exit code; the traceback of a surprise goes to a file."""
+    try:
+        yield
+    except SystemExit:
+        raise
+    except RepolicyError as error:
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt as stop:
+        _fail(f"stopped{stop}", STOPPED)
+    except BrokenPipeError:
+        _silence()
+        sys.exit(1)
+    except OSError as error:
+        if error.strerror is None:
+            _fail(_surprise(error))
+        _fail(f"{error.strerror}: {error.filename!r}" if error.filename else error.strerror)
+    except BaseException as error:
+        _fail(_surprise(error))
+
+
+@contextlib.contextmanager
+def not_ended_from_within() -> Iterator[None]:
+    """Raise where a command does not end by returning: `sys.exit(0)` in an environment is no success."""
+    try:
+        yield
+    except SystemExit as error:
+        raise RepolicyError(f"the command was ended by the code that it ran: {described(error)}") from error
+
+
+@contextlib.contextmanager
+def stopped_with_advice(resumes: bool) -> Iterator[None]:
+    """Say how a command that was stopped at once can be resumed, where it can."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("; the same command with --resume goes on" if resumes else "") from None
+
+
+def sentence(text: str) -> str:
+    """Return at most three lines, without control characters; what is far too long is cut in its middle."""
+    short = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: f"{word[0][:100]}…{word[0][-100:]}", text)
+    lines = [printable(line) for line in short.splitlines() if line.strip()][:3]
+    return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…" for line in lines)
+
+
+def _surprise(error: BaseException) -> str:
+    """Return a sentence about what should not have happened, with the file that tells where it did."""
+    words = f"unexpected {described(error)}"
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="repolicy-", suffix=".txt", delete=False) as file:
+            file.write(f"{' '.join(sys.argv)}\n\n{''.join(traceback.format_exception(error))}")
+    except OSError:
+        return words
+    return f"{words}\nThis is a mistake in Repolicy, or in code of yours that it ran; to report it, attach {file.name}"
+
+
+def _fail(text: str, code: int = 1) -> NoReturn:
+    notes = getattr(sys.exception(), "__notes__", [])  # `rank 1`, of what failed in that one's own work
+    if speaks() or notes:
+        whose = "" if speaks() else f"{notes[0]}: "
+        with contextlib.suppress(OSError):
+            print(f"repolicy: {whose}{sentence(text)}", file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def _silence() -> None:
+    """Keep Python from writing to stdout again when it ends: nobody reads it any more."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

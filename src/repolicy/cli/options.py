@@ -1,18 +1,28 @@
-"""The options of a command: the fields of its dataclass, the sentences below them, and argparse to read them."""
+"""The options of a command: the fields of its dataclass, the sentences below them, argparse to read them, and the help.
+
+What an option is for stands in the docstring below its field, and what it is by default in the field.
+"""
 
 import argparse
 import ast
 import inspect
+import shutil
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
+from repolicy.prepare.defaults import TABLE, of_shape, train_defaults
+from repolicy.readers.reading import Options
+from repolicy.runs.settings import AnySettings, Settings, read_settings
+
+if TYPE_CHECKING:
+    from repolicy.priors.code import Acting
 
 
 class Positional(NamedTuple):
@@ -34,6 +44,60 @@ class Repeatable(NamedTuple):
 Repeated = Annotated[tuple[str, ...], Repeatable()]
 Usual = tuple[str, list[Any]]  # what a command's settings depend on by default, and examples
 WHOLE = "it must be a whole number"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What every command takes."""
+
+    json: bool = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPolicy(Command):
+    """What a command takes that opens a policy."""
+
+    env: str | None = None
+    """Environment; by default the one that the policy was trained in."""
+    trust: bool = False
+    """Run code that the policy's file names as its environment or add-on."""
+    reading: Options = field(default_factory=Options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acts(OfPolicy):
+    """What a command takes that runs a policy."""
+
+    seed: int = 0
+    """Seed of environments and sampling."""
+
+    def __post_init__(self) -> None:
+        Settings(seed=self.seed)  # which refuses one that no environment takes
+
+    def acting(self, policy: str | Path) -> "tuple[Acting, str]":
+        """Return who acts, and in which environment."""
+        from repolicy.envs.trust import env_of
+        from repolicy.priors.code import acting
+
+        found = acting(policy, self.reading, self.trust)
+        return found, self.env or env_of(found.card, found.path, self.trust)
+
+
+def usual_by_env() -> Usual:
+    """Return what the settings of a new policy depend on by default, and examples."""
+    return "the environment", [train_defaults(env) for env in ("", *TABLE)]
+
+
+def usual_by_prior() -> Usual:
+    """Return what the settings of customizing depend on by default, and examples."""
+    return "the prior and the steps", [of_shape(64, 1), of_shape(256, 12), of_shape(64, 1, 10_000)]
+
+
+def overrides(command: Any, kind: type[AnySettings] = Settings) -> dict[str, Any]:
+    """Return the settings that a command names: in a file, and as options, which go before it."""
+    of_file = {} if command.settings_file is None else read_settings(command.settings_file, kind)
+    return of_file | command.settings
 
 
 @dataclass(frozen=True)
@@ -75,9 +139,10 @@ class Option:
 
 
 def options(command: type) -> Iterator[Option]:
-    """Yield every option of a command, those of its settings too, in the order of the fields."""
+    """Yield every option of a command, those of its settings too: its own, and then those that it inherits."""
     usual: Usual = command.usual() if hasattr(command, "usual") else ("", [])  # type: ignore[attr-defined]
-    yield from _options(command, (), [], usual)
+    inherited = {name for base in command.__mro__[1:] for name in vars(base).get("__annotations__", ())}
+    yield from sorted(_options(command, (), [], usual), key=lambda option: option.place[0] in inherited)
 
 
 def _options(cls: type, place: tuple[str, ...], examples: list[Any], usual: Usual) -> Iterator[Option]:
@@ -232,3 +297,81 @@ def _too_much(left: Sequence[str], command: type) -> str:
     hint = "of omega, several values are `repolicy sweep`, and a range is --omega 0.1..0.3"
     is_number = left[0].replace(".", "").isdecimal()
     return f"{' '.join(left)} is too much ({hint if is_number else 'an add-on more has its own --addon'})"
+
+
+# The help of a command: its options in groups, with those at the top that people need first ---------------------------
+
+# A row a group, in order. Options that no row names stand with "learning" where they are settings, with "what to ask
+# for" where they are the command's own.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "first": ("addon", "limit", "keep", "omega", "env", "steps", "out", "resume", "ranks", "trust"),
+    "what to ask for": ("alpha", "objective", "states", "kl-budget", "log-prior-budget", "sparse"),
+    "how long": (
+        *("seed", "envs", "n-steps", "checkpoint-every", "epochs", "critic-warmup", "critic-explains"),
+        *("jobs", "episodes", "env-timeout"),
+    ),
+    "learning": (),
+    "networks": ("family", "hidden", "activation", "initial-std", "min-std"),
+    "logging": ("report", "wandb", "json", "evaluation-episodes", "settings"),
+    "files of other libraries": ("std", "temperature", "vecnormalize", "file-activation", "layout", "demonstrations"),
+}
+FEW = 16  # options that need no groups
+INDENT, WIDEST = 26, 110
+
+
+def page(command: type, prog: str) -> str:
+    """Return the help of a command."""
+    unused = {name.replace("_", "-") for name in getattr(command, "UNUSED", ())}
+    every = [option for option in options(command) if option.name not in unused]
+    named = [option for option in every if not option.metavar]
+    usage = " ".join([*(option.metavar for option in every if option.metavar), "[options]"])
+    lines = [f"usage: {prog} {usage}", "", *inspect.cleandoc(command.__doc__ or "").splitlines()]
+    for option in every:
+        lines += ["", *_lines(option)] if option.metavar else []
+    for title, members in _grouped(named):
+        lines += ["", title.capitalize(), *(line for option in members for line in _lines(option))]
+    return "\n".join(lines)
+
+
+def _grouped(every: list[Option]) -> list[tuple[str, list[Option]]]:
+    if len(every) <= FEW:
+        return [("options", every)]
+    home = {name: title for title, names in GROUPS.items() for name in names}
+    order = {name: place for place, name in enumerate(home)}
+    groups: dict[str, list[Option]] = {title: [] for title in GROUPS}
+    for option in sorted(every, key=lambda option: order.get(option.name, len(order))):
+        groups[home.get(option.name, "learning" if option.setting else "what to ask for")].append(option)
+    return [(title, members) for title, members in groups.items() if members]
+
+
+def _lines(option: Option) -> list[str]:
+    width = min(shutil.get_terminal_size((100, 24)).columns, WIDEST) - 1
+    name = f"[no-]{option.name}" if option.is_on else option.name
+    head = f"  {option.metavar}" if option.metavar else f"  --{name} {option.shape}".rstrip()
+    text = option.what if option.metavar else f"{option.what} {option.default}"
+    body = textwrap.wrap(text, max(width - INDENT, 30), break_on_hyphens=False) or [""]
+    if len(head) > INDENT - 2:
+        return [head, *(" " * INDENT + line for line in body)]
+    return [f"{head:{INDENT}}{body[0]}", *(" " * INDENT + line for line in body[1:])]
+
+
+# Completion -----------------------------------------------------------------------------------------------------------
+
+
+def complete(commands: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Answer a shell that asks how a line goes on, and end."""
+    import argcomplete
+
+    whole = argparse.ArgumentParser(prog="repolicy", add_help=False)
+    _add_commands(whole, commands, groups)
+    argcomplete.autocomplete(whole, always_complete_options=True)
+
+
+def _add_commands(
+    made: argparse.ArgumentParser, commands: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]
+) -> None:
+    below = made.add_subparsers()
+    for name, command in commands.items():
+        add_options(below.add_parser(name, add_help=False), command)
+    for name, members in groups.items():
+        _add_commands(below.add_parser(name, add_help=False), members, {})

@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from repolicy.cli.options import Positional, Repeated
+from repolicy.cli.options import Acts, Command, OfPolicy, Positional, Repeated
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import as_file_name, counted
 from repolicy.readers.reading import Options
-from repolicy.runs.settings import Settings
+from repolicy.runs.terminal import Terminal
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(Acts):
     """Run a policy for whole episodes and report its returns: mean ± std, and each episode in a JSON file.
 
     Example: repolicy evaluate runs/cheetah/policy.safetensors --episodes 500
@@ -28,44 +28,31 @@ class Evaluate:
 
     policy: Annotated[Path, Positional("POLICY")]
     """A policy's file, a run's folder, a name that ships, or code, as customize takes it."""
-    env: str | None = None
-    """Environment; by default the one that the policy was trained in."""
     episodes: int = 100
     """How many episodes, shared out evenly over the environments."""
     addon: Repeated = ()
     """Add-on reward to report as well; by default the one that the policy was customized to. Repeatable."""
     stochastic: bool = False
     """Sample the actions instead of taking the mean."""
-    seed: int = 0
-    """Seed of environments and sampling."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Whose environments; those of gymnasium are the reference."""
     out: Path | None = None
     """Where each episode goes; by default evaluation-….json beside the policy, or here for one that ships or is another
     library's."""
-    trust: bool = False
-    """Run code that the policy's file names as its environment or add-on."""
-    json: bool = False
-    """Print one JSON object on stdout."""
-    reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         from repolicy.envs.addons import check_env, combined
         from repolicy.envs.evaluation import evaluate
-        from repolicy.envs.trust import addons_of, env_of
+        from repolicy.envs.trust import addons_of
         from repolicy.policies.storage import write_json
-        from repolicy.priors.code import acting
         from repolicy.priors.finding import beside, check_writes_over_none
         from repolicy.runs.ranks import one_thread
-        from repolicy.runs.terminal import Terminal
 
-        Settings(seed=self.seed)  # which refuses one that no environment takes
-        path, agent, prior, card, notes = acting(self.policy, self.reading, self.trust)
+        (path, agent, prior, card, notes), env = self.acting(self.policy)
         warn_of_unfinished(self.policy)
         if self.out is not None:
             check_writes_over_none(self.out, path, ".json")
-        env, terminal = self.env or env_of(card, path, self.trust), Terminal()
-        episodes = counted(self.episodes, "episode")
+        terminal, episodes = Terminal(), counted(self.episodes, "episode")
         for note in notes:
             terminal.say(note)
         try:
@@ -107,7 +94,7 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class Render:
+class Render(Acts):
     """Film a policy that takes its mean action: an mp4, or a gif.
 
     Example: repolicy render runs/cheetah --seconds 10 --out cheetah.mp4
@@ -115,10 +102,6 @@ class Render:
 
     policy: Annotated[str, Positional("POLICY")]
     """A policy's file, a run's folder, or a name that ships."""
-    env: str | None = None
-    """Environment; by default the one that the policy was trained in."""
-    seed: int = 0
-    """Seed of the environment."""
     seconds: float = 10.0
     """How long the film is; after an episode, the next one begins."""
     width: int = 640
@@ -126,11 +109,6 @@ class Render:
     out: Path | None = None
     """Where the film goes, an .mp4 or a .gif; by default an mp4 beside the policy, or here for one that ships or is
     another library's."""
-    trust: bool = False
-    """Run code that the policy's file names as its environment or add-on."""
-    json: bool = False
-    """Print one JSON object on stdout."""
-    reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         from repolicy.policies.storage import is_own, write_bytes
@@ -138,7 +116,6 @@ class Render:
         from repolicy.priors.opening import check_own, own_bytes, read_policy
         from repolicy.report.movie import FORMATS, Shot, films
 
-        Settings(seed=self.seed)  # which refuses one that no environment takes
         warn_of_unfinished(self.policy)
         path, env = policy_and_env(self.policy, self.env, self.trust)
         suffix = ".mp4" if self.out is None else self.out.suffix.lower()
@@ -162,8 +139,8 @@ class Render:
         return {"file": str(out), "env": env, "seconds": self.seconds}
 
 
-@dataclass(frozen=True)
-class Export:
+@dataclass(frozen=True, kw_only=True)
+class Export(OfPolicy):
     """Write a policy for other programs: raw observations in, the mean action out, checked against the original.
 
     The file says what it takes and gives: repolicy inspect shows it.
@@ -183,9 +160,6 @@ class Export:
     unless that is code."""
     trust: bool = False
     """Open the decoder of a generative policy, which the policy's file names, to write both as one graph."""
-    json: bool = False
-    """Print one JSON object on stdout."""
-    reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         from repolicy.cli.contract import contract
@@ -230,7 +204,7 @@ class Export:
 
 
 @dataclass(frozen=True)
-class Inspect:
+class Inspect(Command):
     """Show what is in a file: a policy, a checkpoint, or a run's folder.
 
     Example: repolicy inspect runs/cheetah/policy.safetensors
@@ -238,8 +212,6 @@ class Inspect:
 
     file: Annotated[Path, Positional("FILE")]
     """A policy's file, a checkpoint, or a run's folder."""
-    json: bool = False
-    """Print one JSON object on stdout."""
     reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
@@ -251,7 +223,6 @@ class Inspect:
 def warn_of_unfinished(reference: str | Path) -> None:
     """Say so where a run's folder is named whose run has steps before it: its policy will be another."""
     from repolicy.runs.folder import RunFolder
-    from repolicy.runs.terminal import Terminal
 
     folder = RunFolder(Path(reference))
     with contextlib.suppress(RepolicyError):  # what cannot be read, or is of another method, is no reason to stop
@@ -292,7 +263,7 @@ def _out(named: Path | None, path: Path, suffix: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Imitate:
+class Imitate(Command):
     """Fit a policy to recorded observations and actions, as a prior to customize: a Gaussian, or a flow.
 
     Example: repolicy imitate demos.npz --env HalfCheetah-v4 --out imitated.safetensors
@@ -314,13 +285,10 @@ class Imitate:
     """Seed of the network and of what is held out."""
     out: Path | None = None
     """The policy's file; by default imitated.safetensors, or flow.onnx."""
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
         from repolicy.prepare.imitation import imitate
         from repolicy.runs.ranks import one_thread
-        from repolicy.runs.terminal import Terminal
 
         if self.flow:
             return self._flow()
@@ -342,7 +310,6 @@ class Imitate:
     def _flow(self) -> dict[str, Any]:
         from repolicy.prepare.flows import STEPS, imitate_flow
         from repolicy.runs.ranks import one_thread
-        from repolicy.runs.terminal import Terminal
 
         if self.state_std:
             raise UsageError("a flow has no std: leave --state-std out")
@@ -361,8 +328,8 @@ class Imitate:
 # The command that shares a policy -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Push:
+@dataclass(frozen=True, kw_only=True)
+class Push(OfPolicy):
     """Share a policy on the Hugging Face Hub: its file, a card with a table, and its film where there is one.
 
     Example: repolicy push runs/cheetah hf://USER/spare-leg --license mit
@@ -380,15 +347,9 @@ class Push:
     """Environment of the table; by default the one that the policy was trained in."""
     episodes: int = 20
     """Episodes of the evaluation for the card's table."""
-    trust: bool = False
-    """Run code that the policy's file names as its environment or add-on."""
-    json: bool = False
-    """Print one JSON object on stdout."""
-    reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         from repolicy.report.publish import push
-        from repolicy.runs.terminal import Terminal
 
         warn_of_unfinished(self.policy)
         say = Terminal().say

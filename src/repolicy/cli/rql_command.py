@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from repolicy.cli import run_commands as runs
-from repolicy.cli.options import Positional, Repeated
-from repolicy.cli.run_commands import callbacks_of, ended, overrides
+from repolicy.cli.options import Positional, Repeated, overrides
+from repolicy.cli.run_commands import callbacks_of, ended
 from repolicy.objective import named
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, train_defaults

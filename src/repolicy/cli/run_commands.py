@@ -6,21 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from repolicy.cli.options import Named, Positional, Repeated
+from repolicy.cli.options import Command, Named, Positional, Repeated, overrides, usual_by_env, usual_by_prior
 from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import Objective, Weight, named
-from repolicy.prepare.defaults import TABLE, of_shape, train_defaults
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs.machine import torchrun_place
-from repolicy.runs.settings import (
-    ACTORS,
-    BUDGETS,
-    AnySettings,
-    Settings,
-    read_settings,
-)
+from repolicy.runs.settings import ACTORS, BUDGETS, Settings
+from repolicy.runs.terminal import Terminal
 
 if TYPE_CHECKING:
     from repolicy.learning.training import Result
@@ -30,7 +24,7 @@ ObjectiveName = Literal["no_entropy", "end_entropy", "repeat_entropy", "soft", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Command):
     """What every command that makes a run takes."""
 
     resume: bool = False
@@ -43,8 +37,6 @@ class Run:
     """Log to this Weights & Biases project too."""
     trust: bool = False
     """Run code that the file of the prior, or the run that is resumed, names as its environment or add-on."""
-    json: bool = False
-    """Print one JSON object on stdout at the end."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +64,7 @@ class Train(Run):
     """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
     settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = (*BUDGETS,)  # settings that it has no use for
-
-    @staticmethod
-    def usual() -> tuple[str, list[Settings]]:
-        """Return what the settings depend on by default, and examples."""
-        return "the environment", [train_defaults(env) for env in ("", *TABLE)]
+    usual = staticmethod(usual_by_env)
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import train
@@ -160,11 +148,7 @@ class Customize(Run):
     reading: Options = field(default_factory=Options)
     settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = ACTORS  # settings that it has no use for
-
-    @staticmethod
-    def usual() -> tuple[str, list[Settings]]:
-        """Return what the settings depend on by default, and examples."""
-        return "the prior and the steps", [of_shape(64, 1), of_shape(256, 12), of_shape(64, 1, 10_000)]
+    usual = staticmethod(usual_by_prior)
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import customize
@@ -186,12 +170,6 @@ class Customize(Run):
         """Return the objective that the options describe, as far as they do."""
         omega, alpha = _weight("omega", self.omega), _weight("alpha", self.alpha)
         return named(self.objective, omega=omega, alpha=alpha, states=self.states)
-
-
-def overrides(command: Any, kind: type[AnySettings] = Settings) -> dict[str, Any]:
-    """Return the settings that a command names: in a file, and as options, which go before it."""
-    of_file = {} if command.settings_file is None else read_settings(command.settings_file, kind)
-    return of_file | command.settings
 
 
 def _weight(name: str, text: str | None) -> Weight:
@@ -239,9 +217,8 @@ def ended(result: "Result") -> dict[str, Any]:
 
 def _reported(result: "Result") -> dict[str, Any]:
     """Return the run's page, written once, where the run is done. The run is not lost when the page fails."""
-    from repolicy.cli.dial_command import Dial
+    from repolicy.cli.dial_commands import Dial
     from repolicy.report.run_page import write_report
-    from repolicy.runs.terminal import Terminal
 
     if not result.finished or not speaks():
         return {}
@@ -255,86 +232,3 @@ def _reported(result: "Result") -> dict[str, Any]:
         return {}
     terminal.say(f"report: {path}")
     return {"report": str(path)}
-
-
-# The command that customizes at several ω′ ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """Choose ω′: customize at several values side by side, and see what each keeps and gains.
-
-    Example: repolicy sweep halfcheetah --addon hind_leg=10 --omega 0.1 0.3 0.6 1 --steps 1e6 --out runs/sweep
-    """
-
-    prior: Annotated[str, Positional("PRIOR")]
-    """The trained policy: a name that ships (halfcheetah, hopper, ant), a policy's file, or a run's folder."""
-    addon: Repeated = ()
-    """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
-    omega: tuple[float, ...] = ()
-    """The values of ω′; 0 is the add-on alone."""
-    alpha: float | None = None
-    """α̂, the reward that a nat of entropy is worth; by default the prior's own α, else a third of the smallest
-    ω′."""
-    states: float | None = None
-    """Price of a nat by which a state is less likely than the prior's own states; by default what a nat is worth in the
-    old reward. 0: the paper's objective."""
-    env: str | None = None
-    """Environment; by default the one that the prior was trained in."""
-    jobs: int = 0
-    """How many points are trained at a time, each on one core; 0 means one a physical core."""
-    ray: bool = False
-    """Train the points as Ray tasks, in the cluster that RAY_ADDRESS names (all of it must see the folder)."""
-    sparse: bool = False
-    """Accept an add-on that is constant over some thousand trial steps."""
-    episodes: int = 50
-    """Episodes of each evaluation afterwards."""
-    out: Path | None = None
-    """The sweep's folder; by default runs/PRIOR-sweep."""
-    resume: bool = False
-    """Go on with the sweep in the folder; values of --omega that are new are added to it."""
-    settings_file: Annotated[Path | None, Named("settings")] = None
-    """A JSON file of settings; options on the command line override it."""
-    trust: bool = False
-    """Run code that the file of the prior, or the sweep that is resumed, names as its environment or add-on."""
-    json: bool = False
-    """Print one JSON object on stdout."""
-    reading: Options = field(default_factory=Options)
-    settings: Settings = field(default_factory=Settings)
-    UNUSED: ClassVar = (*BUDGETS, *ACTORS, "ranks")  # settings that it has no use for
-
-    @staticmethod
-    def usual() -> tuple[str, list[Settings]]:
-        """Return what the settings depend on by default, and examples."""
-        return "the prior and the steps", [of_shape(64, 1), of_shape(256, 12), of_shape(64, 1, 10_000)]
-
-    def run(self) -> dict[str, Any]:
-        from repolicy.many.sweep import sweep
-        from repolicy.many.tradeoff import as_dict
-        from repolicy.report.sweep_page import headings, rows, write_sweep_report
-        from repolicy.runs.terminal import Terminal
-
-        terminal = Terminal()
-        with terminal.status("training") as status:
-            swept = sweep(
-                self.prior, self.addon, self.omega, self.alpha, self.out, overrides(self),
-                states=self.states, env=self.env, resume=self.resume, trust=self.trust, reading=self.reading,
-                sparse=self.sparse, jobs=self.jobs, on_ray=self.ray, episodes=self.episodes, say=terminal.say,
-                progress=lambda shares: status.update(
-                    "trained: " + " · ".join(f"ω′ {omega:g} {share:.0%}" for omega, share in shares.items())
-                ),
-            )  # fmt: skip
-            status.update("films")
-            report = write_sweep_report(swept, terminal.say)
-        points = rows(swept, with_std=False)
-        terminal.say(swept.verdict)
-        terminal.numbers(f"{swept.request['env']}: what each ω′ keeps and gains", headings(swept), points)
-        chosen = swept.knee if swept.knee is not None else swept.best
-        if chosen is not None:
-            point = swept.points[chosen]
-            terminal.say(
-                f"the policy of {swept.name(point)}{swept.marks(chosen)}: {point.policy}; "
-                f"to train it for longer: {swept.longer(point)}"
-            )
-        terminal.say(f"report: {report}")
-        return as_dict(swept) | {"folder": str(swept.folder), "report": str(report)}

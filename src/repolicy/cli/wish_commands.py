@@ -1,19 +1,19 @@
 """The commands that learn a wish which nobody writes down: ask, takeover, infer, learn-wish."""
 
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from repolicy.cli.options import Positional, Repeated
+from repolicy.cli.options import Acts, Command, Positional, Repeated
 from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, counted, stem_of
 from repolicy.readers.reading import Options
-from repolicy.runs.settings import Settings
+from repolicy.runs.terminal import Terminal
 
 
-@dataclass(frozen=True)
-class Ask:
+@dataclass(frozen=True, kw_only=True)
+class Ask(Acts):
     """Write a page that asks which of two clips is better, for `repolicy infer` to learn the wish from the answers.
 
     Example: repolicy ask halfcheetah --pairs 20 --out runs/ask
@@ -21,8 +21,6 @@ class Ask:
 
     policy: Annotated[str, Positional("POLICY")]
     """Who acts in the clips: a policy's file, a run's folder, or a name that ships."""
-    env: str | None = None
-    """Environment; by default the one that the policy was trained in."""
     pairs: int = 20
     """How many pairs of clips."""
     seconds: float = 2.0
@@ -39,24 +37,14 @@ class Ask:
     """Of the environments and the deviations; another one gives other pairs."""
     out: Path | None = None
     """Folder of the page and of its pairs; by default runs/POLICY-ask-SEED."""
-    trust: bool = False
-    """Run code that the policy's file names as its environment."""
-    json: bool = False
-    """Print one JSON object on stdout."""
-    reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs.trust import env_of
         from repolicy.policies.storage import check_place
-        from repolicy.priors.code import acting
         from repolicy.runs.ranks import one_thread
-        from repolicy.runs.terminal import Terminal
         from repolicy.wishes.ask_page import ask
 
-        Settings(seed=self.seed)  # which refuses one that no environment takes
         terminal = Terminal()
-        found = acting(self.policy, self.reading, self.trust)
-        env = self.env or env_of(found.card, found.path, self.trust)
+        found, env = self.acting(self.policy)
         out = self.out or Path("runs", f"{as_file_name(stem_of(self.policy))}-ask-{self.seed}")
         check_place(out / "ask.html")
         with one_thread():
@@ -87,8 +75,8 @@ class Beside:
     """Over how many steps features are summed."""
 
 
-@dataclass(frozen=True)
-class Infer(Beside):
+@dataclass(frozen=True, kw_only=True)
+class Infer(Beside, Acts):
     """Learn a wish from answers or from a record of take-overs, as a file that every command takes as an add-on.
 
     Example: repolicy infer answers.jsonl --asked runs/ask --features 'next[2:8]^1' --out wish.safetensors
@@ -102,21 +90,13 @@ class Infer(Beside):
     """For a record: the policy beside which it was made."""
     wish: str = ""
     """For a record: the wish to which that policy is customized; none for a prior."""
-    env: str = ""
+    env: str | None = None
     """For a record that does not say it: its environment."""
-    seed: int = 0
-    """Of the policy's own steps, to which a record is compared."""
     out: Path = Path("wish.safetensors")
     """The wish's file."""
-    trust: bool = False
-    """Run code that the policy's file names."""
-    json: bool = False
-    """Print one JSON object on stdout."""
-    reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         from repolicy.runs.ranks import one_thread
-        from repolicy.runs.terminal import Terminal
 
         if self.out.suffix != ".safetensors":
             raise UsageError(f"--out {self.out} does not end in .safetensors, and a wish is known by that")
@@ -161,7 +141,7 @@ class Infer(Beside):
         for name in ("features", "policy", "alpha"):
             if getattr(self, name) in ("", None):
                 raise UsageError(f"a wish is inferred from a record beside its policy: name --{name}")
-        records = [Record.read(Path(name), self.env) for name in self.data]
+        records = [Record.read(Path(name), self.env or "") for name in self.data]
         if not any(record.person.any() for record in records):
             raise UsageError(
                 "in the record nobody took over, so it tells no wish: the policy is as wanted, or record more"
@@ -181,7 +161,7 @@ def _is_answers(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Takeover:
+class Takeover(Acts):
     """Let a policy act beside you, and record who did what: Space takes over, Enter ends well, Backspace drops.
 
     Example: repolicy takeover runs/mine --env CartPole-v1 --steps 2000 --out record.jsonl
@@ -189,8 +169,6 @@ class Takeover:
 
     policy: Annotated[str, Positional("POLICY")]
     """A policy's file, a run's folder, or a name that ships."""
-    env: str | None = None
-    """Environment, of Gymnasium's or your own; by default the one that the policy was trained in."""
     person: str = ""
     """file.py:function(observation, proposed) instead of keys, such as what reads your joystick; its attribute `wants`,
     of (observation, proposed, acts now), may say when to take over."""
@@ -198,28 +176,16 @@ class Takeover:
     """Where your keys come from. Without a display: terminal."""
     steps: int = 2000
     """How many steps."""
-    seed: int = 0
-    """Of the environment and of the policy's samples."""
     out: Path = Path("record.jsonl")
     """The record, a line a step."""
     resume: bool = False
     """Go on with a record, with a new episode."""
-    trust: bool = False
-    """Run code that the policy's file names as its environment."""
-    json: bool = False
-    """Print one JSON object on stdout."""
-    reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs.trust import env_of
-        from repolicy.priors.code import acting
         from repolicy.runs.ranks import one_thread
-        from repolicy.runs.terminal import Terminal
         from repolicy.wishes.learning_loop import record
 
-        Settings(seed=self.seed)  # which refuses one that no environment takes
-        found = acting(self.policy, self.reading, self.trust)
-        env = self.env or env_of(found.card, found.path, self.trust)
+        found, env = self.acting(self.policy)
         act, wants, keys = who(self.person, self.keys, env)
         try:
             with one_thread():
@@ -251,7 +217,7 @@ def who(person: str, kind: str, env: str) -> tuple[Any, Any, Any]:
 
 
 @dataclass(frozen=True)
-class LearnWish(Beside):
+class LearnWish(Beside, Command):
     """Record, infer and customize in rounds, until you seldom take over.
 
     Example: repolicy learn-wish halfcheetah --person me.py:act --features 'next[2:8]^1' --omega 0.2 --alpha 0.1
@@ -285,13 +251,10 @@ class LearnWish(Beside):
     """Folder; what lies in it is not done again. By default runs/PRIOR-wish-SEED."""
     trust: bool = False
     """Run code that the prior's file names as its environment."""
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
         from repolicy.envs.trust import env_of
         from repolicy.priors.code import acting
-        from repolicy.runs.terminal import Terminal
         from repolicy.wishes.learning_loop import Teaching, learn_wish
         from repolicy.wishes.record import Labels
 

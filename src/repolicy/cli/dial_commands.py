@@ -1,19 +1,21 @@
-"""The command that turns between a prior and what it was customized to."""
+"""The commands about several weights: dial turns a policy's, and sweep trains at each."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from repolicy.cli.options import Positional, Repeated
+from repolicy.cli.options import Command, Named, OfPolicy, Positional, Repeated, overrides, usual_by_prior
 from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import UsageError
+from repolicy.runs.settings import ACTORS, BUDGETS, Settings
+from repolicy.runs.terminal import Terminal
 
 if TYPE_CHECKING:
     from repolicy.report.dial_page import Turning
 
 
 @dataclass(frozen=True)
-class Dial:
+class Dial(Command):
     """Turn between a prior and its customized policy: one position as a file, or all in a report.
 
     Of a run with a range of omega, alpha or an add-on's weight, each position is a weight that it was trained for. Of
@@ -43,8 +45,6 @@ class Dial:
     10."""
     trust: bool = False
     """Run code that the policy's file names as its environment or add-on."""
-    json: bool = False
-    """Print one JSON object on stdout."""
 
     def run(self) -> dict[str, Any]:
         from repolicy.priors.dials import prior_of
@@ -69,7 +69,6 @@ class Dial:
 
     def _one(self, turning: "Turning") -> dict[str, Any]:
         from repolicy.report.dial_page import exactly
-        from repolicy.runs.terminal import Terminal
 
         position, warning = turning.asked(*_asked(self.at))
         out = self.out or turning.file(position, turning.how)
@@ -89,7 +88,6 @@ class Dial:
         from repolicy.priors.finding import beside as where
         from repolicy.report.dial_page import as_dict, measured, points_of, write_dial_report
         from repolicy.report.sweep_page import headings, rows
-        from repolicy.runs.terminal import Terminal
 
         path, saved = turning.path, turning.saved
         env = self.env or env_of(saved.card, path, self.trust)
@@ -137,3 +135,74 @@ def _asked(at: tuple[str, ...]) -> tuple[float | None, dict[str, float]]:
             raise UsageError(f"--at {text}: give one number, or, of several dials, NAME=NUMBER once for each")
         values[name] = value
     return (values[""], {}) if "" in values else (None, values)
+
+
+# The command that customizes at several ω′ ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sweep(OfPolicy):
+    """Choose ω′: customize at several values side by side, and see what each keeps and gains.
+
+    Example: repolicy sweep halfcheetah --addon hind_leg=10 --omega 0.1 0.3 0.6 1 --steps 1e6 --out runs/sweep
+    """
+
+    prior: Annotated[str, Positional("PRIOR")]
+    """The trained policy: a name that ships (halfcheetah, hopper, ant), a policy's file, or a run's folder."""
+    addon: Repeated = ()
+    """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
+    omega: tuple[float, ...] = ()
+    """The values of ω′; 0 is the add-on alone."""
+    alpha: float | None = None
+    """α̂, the reward that a nat of entropy is worth; by default the prior's own α, else a third of the smallest
+    ω′."""
+    states: float | None = None
+    """Price of a nat by which a state is less likely than the prior's own states; by default what a nat is worth in the
+    old reward. 0: the paper's objective."""
+    jobs: int = 0
+    """How many points are trained at a time, each on one core; 0 means one a physical core."""
+    ray: bool = False
+    """Train the points as Ray tasks, in the cluster that RAY_ADDRESS names (all of it must see the folder)."""
+    sparse: bool = False
+    """Accept an add-on that is constant over some thousand trial steps."""
+    episodes: int = 50
+    """Episodes of each evaluation afterwards."""
+    out: Path | None = None
+    """The sweep's folder; by default runs/PRIOR-sweep."""
+    resume: bool = False
+    """Go on with the sweep in the folder; values of --omega that are new are added to it."""
+    settings_file: Annotated[Path | None, Named("settings")] = None
+    """A JSON file of settings; options on the command line override it."""
+    settings: Settings = field(default_factory=Settings)
+    UNUSED: ClassVar = (*BUDGETS, *ACTORS, "ranks")  # settings that it has no use for
+    usual = staticmethod(usual_by_prior)
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.many.sweep import sweep
+        from repolicy.many.tradeoff import as_dict
+        from repolicy.report.sweep_page import headings, rows, write_sweep_report
+
+        terminal = Terminal()
+        with terminal.status("training") as status:
+            swept = sweep(
+                self.prior, self.addon, self.omega, self.alpha, self.out, overrides(self),
+                states=self.states, env=self.env, resume=self.resume, trust=self.trust, reading=self.reading,
+                sparse=self.sparse, jobs=self.jobs, on_ray=self.ray, episodes=self.episodes, say=terminal.say,
+                progress=lambda shares: status.update(
+                    "trained: " + " · ".join(f"ω′ {omega:g} {share:.0%}" for omega, share in shares.items())
+                ),
+            )  # fmt: skip
+            status.update("films")
+            report = write_sweep_report(swept, terminal.say)
+        points = rows(swept, with_std=False)
+        terminal.say(swept.verdict)
+        terminal.numbers(f"{swept.request['env']}: what each ω′ keeps and gains", headings(swept), points)
+        chosen = swept.knee if swept.knee is not None else swept.best
+        if chosen is not None:
+            point = swept.points[chosen]
+            terminal.say(
+                f"the policy of {swept.name(point)}{swept.marks(chosen)}: {point.policy}; "
+                f"to train it for longer: {swept.longer(point)}"
+            )
+        terminal.say(f"report: {report}")
+        return as_dict(swept) | {"folder": str(swept.folder), "report": str(report)}

@@ -1,0 +1,327 @@
+"""The commands that tell about policies without training: compare, diagnose, plan."""
+
+import shlex
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from repolicy.cli.options import Acts, OfPolicy, Positional, Repeated
+from repolicy.cli.policy_commands import policy_and_env
+from repolicy.errors import UsageError
+from repolicy.loading import as_file_name, counted, stem_of
+from repolicy.readers.reading import Options
+from repolicy.runs.terminal import Terminal, laid_out
+
+if TYPE_CHECKING:
+    from repolicy.prepare.diagnosis import Diagnosis, Drive
+
+NOT_SAFE = ("worse", "cannot tell")  # verdicts with which the command exits with 3
+
+
+@dataclass(frozen=True)
+class Compare(Acts):
+    """Tell whether a new policy is worse than an old one, with as many episodes as that takes.
+
+    Exits with 0 if it is not worse, with 3 if it is, or if that cannot be told.
+
+    Example: repolicy compare halfcheetah runs/cheetah --not-worse 5%
+    """
+
+    old: Annotated[str, Positional("OLD")]
+    """The policy in use: a file, a run's folder, a name that ships, or code, as evaluate takes it."""
+    new: Annotated[str, Positional("NEW")]
+    """The policy that is to take its place."""
+    not_worse: str = "5%"
+    """How much less the new one may have: a share of the old one's mean, or a number in units of the rewards."""
+    addon: Repeated = ()
+    """Add-on reward that decides, too; by default the one that the new policy was customized to. Repeatable."""
+    sampled: bool = False
+    """Let sampled actions decide, and only show the mean action."""
+    error: float = 0.05
+    """The probability at most of a wrong verdict, but for losses that are rare and larger than all that were seen."""
+    episodes: int = 1000
+    """At most so many of each policy, with each kind of action."""
+    backend: Literal["auto", "envpool", "gymnasium"] = "auto"
+    """Whose environments."""
+    vary: Repeated = ()
+    """An option of the environment and a range, NAME=LOW..HIGH: compare at five values of it, too. At most two."""
+    of_new: Repeated = ()
+    """NAME=VALUE, an option of reading the new policy's file, such as std=0.2; --std and its like are for the old one.
+    Repeatable."""
+    out: Path | None = None
+    """A folder for a page with the verdict, the table, and films; none by default."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.many.comparing import compare
+        from repolicy.many.varying import Around, Place, compare_around
+        from repolicy.policies.storage import check_place
+        from repolicy.report.compare_page import sentences, tables, write_compare_report
+        from repolicy.runs.ranks import one_thread
+
+        if self.out is not None:
+            check_place(self.out / "report.html")  # before the work, which would be lost
+        terminal, names = Terminal(), f"{self.old} and {self.new}"
+        asked: dict[str, Any] = {
+            "addon": self.addon or None, "sampled": self.sampled, "error": self.error, "episodes": self.episodes,
+            "seed": self.seed, "backend": self.backend, "options": self.reading, "new_options": _options(self.of_new),
+            "trust": self.trust,
+        }  # fmt: skip
+        with one_thread(), terminal.status(f"{names}: the first episodes") as status:
+            if self.vary:
+                around = compare_around(
+                    self.old, self.new, self.env, self.not_worse, vary=self.vary, **asked,
+                    progress=lambda place, done: status.update(f"{names}, {place}: {counted(done, 'episode')} each"),
+                )  # fmt: skip
+            else:
+                found = compare(
+                    self.old, self.new, self.env, self.not_worse, **asked,
+                    progress=lambda done: status.update(f"{names}: {counted(done, 'episode')} each"),
+                )  # fmt: skip
+                around = Around([Place({}, found)])
+        for sentence in sentences(around):
+            terminal.say(sentence)
+        for headings, rows in tables(around):
+            terminal.numbers("", headings, rows)
+        said: dict[str, Any] = {"old": self.old, "new": self.new}
+        said |= around.as_dict() if self.vary else around.places[0].found.as_dict()
+        if self.out is not None:
+            page = write_compare_report(around, self.old, self.new, self.out, terminal.say)
+            terminal.say(f"report: {page}")
+            said["report"] = str(page)
+        return said
+
+
+def _options(given: tuple[str, ...]) -> Options:
+    """Return the options of reading that `NAME=VALUE` name."""
+    known = [each.name for each in fields(Options)]
+    values: dict[str, Any] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        key = name.replace("-", "_")
+        if key not in known or not value or key in values:
+            raise UsageError(
+                f"--of-new is {text!r}; it must be NAME=VALUE, once for each, with one of "
+                f"{', '.join(each.replace('_', '-') for each in known)}"
+            )
+        try:
+            values[key] = float(value) if key in ("std", "temperature") and value != "fit" else value
+        except ValueError:
+            raise UsageError(f"--of-new {text}: {name} must be a number") from None
+    return Options(**values)
+
+
+# The command that looks at a prior before anything is trained ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Diagnose(OfPolicy):
+    """Look at a prior before training: does it act, what is a nat of it worth, and which weights to begin with.
+
+    Example: repolicy diagnose theirs.zip --env HalfCheetah-v4 --addon hind_leg=10
+    """
+
+    prior: Annotated[str, Positional("PRIOR")]
+    """The trained policy, as for customize: a name that ships, a policy's file, or a run's folder."""
+    addon: Repeated = ()
+    """The new requirement, as for customize. Repeatable."""
+    backend: Literal["auto", "envpool", "gymnasium"] = "auto"
+    """Whose environments."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.envs.addons import at_one, at_one_in_words, check_env, combined
+        from repolicy.envs.making import with_roles
+        from repolicy.policies.file import notes_of
+        from repolicy.prepare.diagnosis import ENVS, STEPS, check_addon, diagnose
+        from repolicy.prepare.weights import worth_in
+        from repolicy.priors.finding import find_policy
+        from repolicy.priors.opening import read_policy
+        from repolicy.runs.ranks import one_thread
+
+        if not self.addon:
+            raise UsageError("a diagnosis needs the add-on that you wish for: --addon NAME, as for customize")
+        find_policy(self.prior)  # which code has none of
+        path, env = policy_and_env(self.prior, self.env, self.trust)
+        saved, terminal = read_policy(path, self.reading), Terminal()
+        check_env(self.addon, env)
+        env = with_roles(env, saved.policy.observation_size, self.backend)
+        worth = worth_in(saved.card)
+        with one_thread(), terminal.status(f"{env}: thrice {STEPS:,} steps in {ENVS} environments"):
+            diagnosis = diagnose(saved.policy, env, combined(at_one(self.addon)), nat_worth=worth, backend=self.backend)
+        check_addon(diagnosis)
+        command = ["repolicy", "customize", self.prior, "--env", env]
+        command += [word for name in self.addon for word in ("--addon", name)] + diagnosis.first
+        command += self._reading()
+        _show(terminal, diagnosis, notes_of(saved.card), shlex.join(command), at_one_in_words(self.addon))
+        return diagnosis.as_dict() | {"prior": str(path), "addons": list(self.addon), "command": shlex.join(command)}
+
+    def _reading(self) -> list[str]:
+        """Return the options without which the file could not be read, or another backend would be taken."""
+        given = {name: value for name, value in vars(self.reading).items() if value is not None}
+        given |= {"backend": self.backend} if self.backend != "auto" else {}
+        return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str, wish: str) -> None:
+    terminal.say(diagnosis.verdict)
+    for sentence in [*diagnosis.complaints[1:], *notes]:
+        terminal.say(sentence)
+    rows = _rows((diagnosis.by_mean, diagnosis.sampled, diagnosis.ignorant))
+    terminal.say(laid_out(["", "mean action", "sampled", "untrained"], [[name, *rows[name]] for name in rows]))
+    worths = diagnosis.worths
+    for worth, what in ((worths.basic, "the environment's reward"), (worths.addon, wish)):
+        if worth is not None:
+            known = "" if worth.is_known else ": not above 0 by more than chance, as sampled actions bring as much"
+            terminal.say(f"a nat of log prior is worth {worth.value:.2g} ± {worth.error:.1g} of {what}{known}")
+    terminal.say("settings that customize takes:")
+    for name, why in diagnosis.reasons.items():
+        terminal.say(f"  {name.replace('_', ' ')} {_value(getattr(diagnosis.settings, name))}: {why}")
+    advice, weights = "what a nat is worth cannot be told, so hold a distance", diagnosis.weights
+    if weights is not None:
+        advice = f"omega from {weights.omega / 3:.2g} (the wish first) to {3 * weights.omega:.2g} (the prior first)"
+    terminal.say(f"{advice}; to begin with:")
+    terminal.say(f"  {command}")
+
+
+def _rows(drives: "tuple[Drive, ...]") -> dict[str, list[str]]:
+    from repolicy.report.verdict import number
+
+    rows = {
+        "return": [_spread(drive.as_dict().get("basic")) for drive in drives],
+        "add-on at weight 1": [_spread(drive.as_dict()["addon"]) for drive in drives],
+        "steps an episode": [f"{drive.lengths.mean():,.0f}" for drive in drives],
+        "ended before its time": [f"{drive.fell.mean():.0%}" for drive in drives],
+        "std of an action": ["" if drive.std is None else number(drive.std) for drive in drives],
+        "−log π a step, nats": [number(drive.entropy) for drive in drives],
+        "observations beyond ±10": [*(f"{drive.far:.1%}" for drive in drives[:2]), ""],
+    }
+    return {name: cells for name, cells in rows.items() if any(cells)}
+
+
+def _spread(values: list[float] | None) -> str:
+    from repolicy.report.verdict import number
+
+    return "" if values is None else f"{number(values[0])} ± {number(values[1], like=values[0])}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " × ".join(map(str, value))
+    return f"{value:.2g}" if isinstance(value, float) else f"{value:,}"
+
+
+# The command that customizes without training -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Acts):
+    """Meet a wish without training: simulate what the prior might do before each action, and keep that as a folder.
+
+    Example: repolicy plan halfcheetah --addon hind_leg=10 --samples 32 --episodes 2
+    """
+
+    prior: Annotated[str, Positional("PRIOR")]
+    """A policy's file, a run's folder, or a name that ships, as customize takes it."""
+    addon: Repeated = ()
+    """Add-on reward that is wished for. Repeatable."""
+    env: str | None = None
+    """Environment, one of Gymnasium's MuJoCo tasks; by default the one that the prior was trained in."""
+    omega: float | None = None
+    """ω′: the weight of log prior. Without it, --states and --value, what does best in short trials."""
+    states: float | None = None
+    """The price on states that the prior does not visit; beside --omega or --value, what a nat is worth."""
+    value: bool = False
+    """Count what is still to come after a plan's end, by a value that is fitted to the prior's episodes."""
+    samples: int = 32
+    """How many candidates are simulated before each action."""
+    horizon: int = 8
+    """How many steps each of them has."""
+    hz: float | None = None
+    """Decisions a second that are wanted: as many samples as this machine simulates in that time."""
+    episodes: int = 2
+    """Episodes of the planner, and of its prior beside it."""
+    steps: int = 1000
+    """An episode is cut after so many steps."""
+    live: bool = False
+    """Show the planner at work on a page of this machine, with sliders for its weights, until Ctrl-C."""
+    port: int = 8000
+    """Of that page; 0: any that is free."""
+    distil: int = 0
+    """Keep it as a policy that needs no planner: fit that to so many of the planner's decisions."""
+    out: Path | None = None
+    """The planner's folder, which evaluate, compare and render take; with --distil the policy's file. By default
+    runs/PRIOR-plan or runs/PRIOR-planned.safetensors."""
+
+    def run(self) -> dict[str, Any]:
+        from repolicy.envs.addons import combined
+        from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+        from repolicy.planning.asking import planned
+        from repolicy.planning.distilling import check_room, keep_as_policy
+        from repolicy.planning.keeping import keep
+        from repolicy.planning.live import show
+        from repolicy.planning.pace import paced
+        from repolicy.planning.planner import Search
+        from repolicy.policies.storage import check_place
+        from repolicy.priors.code import PLAN
+        from repolicy.report.run_page import rewards
+        from repolicy.runs.ranks import one_thread
+
+        name = as_file_name(stem_of(self.prior)) + ("-planned.safetensors" if self.distil else "-plan")
+        terminal, out = Terminal(), self.out or Path("runs", name)
+        if self.distil and self.live:
+            raise UsageError("--live keeps a planner's folder: take --distil afterwards, with its weights")
+        if self.distil:  # before the work, which would be lost
+            check_room(self.distil, out)
+        else:
+            check_place(out / PLAN)
+        search = Search(samples=self.samples, horizon=self.horizon, seed=self.seed)
+        made = planned(
+            self.prior, self.addon, self.env, self.omega, self.states, self.value, search, self.reading, self.trust,
+            terminal.say,
+        )  # fmt: skip
+        for note in made.notes:
+            terminal.say(note)
+        if self.hz is not None:
+            made = paced(made, self.hz)
+            search = made.planner.search
+            terminal.say(
+                f"{search.samples} samples of {counted(search.horizon, 'step')} fit {self.hz:g} decisions a second"
+            )
+        if self.live:
+            show(made, out, self.port, terminal.say)
+            return {"folder": str(out), "env": made.env}
+        planner, found = made.planner, {}
+        agents: dict[str, Any] = {"prior": planner.prior, "planner": planner}
+        if self.distil:
+            agents["kept"] = keep_as_policy(made, self.distil, out, terminal.say)
+        else:
+            keep(made, out)
+        with one_thread(), terminal.status(f"{made.env}: {counted(self.episodes, 'episode')}"):
+            for name, agent in agents.items():
+                found[name] = evaluate(
+                    agent, made.env, self.episodes, addon=combined(made.addons), seed=EVALUATION_SEED + self.seed,
+                    longest=self.steps,
+                )  # fmt: skip
+        terminal.numbers(f"{made.env}, {counted(self.episodes, 'episode')} each", *rewards(found))
+        tally = planner.tally
+        told = {
+            "decisions_a_second": tally.rate,
+            "real_time": tally.rate * planner.model.seconds,
+            "effective_samples": tally.effective / tally.decisions,
+            "prior_kept": tally.kept / tally.decisions,
+            "broken_down": tally.failed,
+        }
+        terminal.say(
+            f"{told['decisions_a_second']:.3g} decisions a second, {told['real_time']:.2g} times real time; "
+            f"{told['effective_samples']:.3g} of {search.samples} samples count; in {told['prior_kept']:.1%} of the "
+            "decisions none was better than the prior's own plan"
+        )
+        if tally.failed:
+            terminal.say(f"{tally.failed:,} simulations broke down, and were left out")
+        terminal.say(f"its {'file' if self.distil else 'folder'}: {out}")
+        results = {name: evaluation.as_dict()["summary"] for name, evaluation in found.items()}
+        return {
+            "policy" if self.distil else "folder": str(out),
+            "env": made.env,
+            "omega": planner.score.omega,
+            "states": planner.score.states,
+        } | (told | results)
