@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repolicy.llm.requirements import require_trl
+from repolicy.llm import require_trl
 from repolicy.objective import Objective
 
 END = "."  # ends a response, and stands before it as the prompt

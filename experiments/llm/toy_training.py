@@ -15,7 +15,7 @@ from torch import Tensor
 
 from experiments.ledger import Row
 from experiments.llm.toy import END, Toy, make_prior, measure, optimum, policy_log_probs, reward
-from repolicy.llm.requirements import require_trl
+from repolicy.llm import require_trl
 from repolicy.objective import Objective
 
 require_trl()

@@ -21,9 +21,7 @@ import pytest
 import torch
 
 # Warnings of TRL and transformers about each other, by their words; any other warning is an error.
-OTHERS_WARNINGS = [
-    "ignore:.*gradient_checkpointing.* is deprecated and will be removed in v6:FutureWarning",
-]
+OTHERS_WARNINGS = ["ignore:.*gradient_checkpointing.* is deprecated and will be removed in v6:FutureWarning"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

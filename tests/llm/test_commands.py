@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.cli import main as cli
 from repolicy.llm.identity import checksum
-from repolicy.llm.judging import MEASURES, as_page
+from repolicy.llm.models import MEASURES, as_page
 from repolicy.objective import residual
 
 REWARD = f"{Path(__file__).parent / 'toy_reward.py'}:addon"

@@ -11,7 +11,7 @@ import trl
 from packaging.version import Version
 from transformers import TrainerCallback
 
-from repolicy.llm.requirements import TRL_BELOW, TRL_FROM
+from repolicy.llm import TRL_BELOW, TRL_FROM
 
 METHODS = {
     "DPOTrainer.compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],

@@ -12,6 +12,7 @@ from tiny_language import PAIRS, apart, first, load, weights
 from torch.nn.functional import logsigmoid
 from transformers import AutoTokenizer
 
+from repolicy import llm
 from repolicy.errors import UsageError
 from repolicy.llm.losses import implicit_reward
 from repolicy.llm.rloo import response_log_probs
@@ -122,18 +123,8 @@ class TestRefused:
             build("dpo", kl(0.1), model=new_model(toy.letters, toy.length, 32, 1))
 
 
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from repolicy.llm import requirements
-
-    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"this needs trl and peft and datasets, .* 'repolicy\[llm\]'"):
-        requirements.require_trl()
-
-
 @pytest.mark.parametrize("found", ["1.15.2", "1.17.0", "2.0.0"])
 def test_other_versions_of_trl_are_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    from repolicy.llm import requirements
-
-    monkeypatch.setattr(requirements, "version", lambda _: found)
+    monkeypatch.setattr(llm, "version", lambda _: found)
     with pytest.raises(UsageError, match=f"TRL {found} is installed"):
-        requirements.require_trl()
+        llm.require_trl()

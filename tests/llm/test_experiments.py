@@ -17,8 +17,8 @@ from experiments.llm import dial, frontier, gradients, overhead, program, spelli
 from experiments.llm.__main__ import main
 from experiments.llm.program import Program
 from experiments.llm.toy import new_model
+from repolicy import llm
 from repolicy.errors import FileError, UsageError
-from repolicy.llm import requirements
 
 
 def squares(ran: list[int]) -> Program:
@@ -157,9 +157,9 @@ def test_what_is_missing_is_named(
     assert end.value.code == 2
     said = capsys.readouterr().err
     assert said == "repolicy: the names come with the package `names`, which is not installed: pip install names\n"
-    for absent in requirements.EXTRA:
+    for absent in llm.EXTRA:
         monkeypatch.setattr(
-            requirements, "find_spec", lambda name, absent=absent: None if name == absent else ModuleSpec(name, None)
+            llm, "find_spec", lambda name, absent=absent: None if name == absent else ModuleSpec(name, None)
         )
         with pytest.raises(UsageError, match=f"this needs {absent}, not installed here: pip install"):
-            requirements.require_trl()
+            llm.require_trl()

@@ -12,9 +12,8 @@ from torch.nn.functional import logsigmoid
 
 from repolicy.errors import UsageError
 from repolicy.llm import QAdapterLogits
-from repolicy.llm.judging import evaluate
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs
-from repolicy.llm.models import generate
+from repolicy.llm.models import evaluate, generate
 from repolicy.objective import residual
 
 OBJECTIVE = residual(0.3, 0.2)

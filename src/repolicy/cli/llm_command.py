@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from repolicy.cli.options import Positional
+from repolicy.cli.options import Command, Positional
 from repolicy.loading import escaped
+from repolicy.runs.terminal import Terminal
 
 
 @dataclass(frozen=True)
-class Generate:
+class Generate(Command):
     """Text from one or two tuned models, at an omega between (or beside) those that they were trained at.
 
     Example: repolicy llm generate runs/low runs/high --prior runs/prior --omega 0.25 --prompt "Once"
@@ -38,10 +39,11 @@ class Generate:
     """omega,alpha of each model, for models without a repolicy.json; such as 0.1,0.2."""
     seed: int = 0
     """Seed of the sampling."""
-    json: bool = False
-    """Print one JSON object on stdout instead of the text."""
 
     def run(self) -> dict[str, Any]:
+        from repolicy.llm import require_trl
+
+        require_trl()
         from repolicy.llm.models import generate
 
         given = {name: value for name, value in vars(self).items() if name not in ("models", "prior", "prompt", "json")}
@@ -53,7 +55,7 @@ class Generate:
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(Command):
     """What models are worth beside their prior: add-on, log prior, KL, length and entropy, with intervals, on a page.
 
     Example: repolicy llm evaluate runs/low runs/high --prior runs/prior --prompts p.jsonl --reward my_rewards:brevity
@@ -75,13 +77,13 @@ class Evaluate:
     """The page."""
     seed: int = 0
     """Seed of the sampling."""
-    json: bool = False
-    """Print one JSON object on stdout at the end."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.llm.judging import evaluate
+        from repolicy.llm import require_trl
         from repolicy.policies.storage import check_place, write_bytes
-        from repolicy.runs.terminal import Terminal
+
+        require_trl()
+        from repolicy.llm.models import evaluate
 
         check_place(self.out)
         size = {"responses": self.responses, "tokens": self.tokens, "seed": self.seed}

@@ -4,7 +4,14 @@
 """
 
 import importlib
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
+
+from repolicy.errors import UsageError
+
+TRL_FROM, TRL_BELOW = "1.16", "1.17"
+EXTRA = ("trl", "peft", "datasets")
 
 HOMES = {
     "DecomposedDPOConfig": "dpo",
@@ -29,4 +36,21 @@ __all__ = list(HOMES)
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if HOMES[name] != "rloo":  # which needs torch alone
+        require_trl()
     return getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)
+
+
+def require_trl() -> None:
+    """Raise where the extra is missing, or TRL of another version than those whose extension points are known."""
+    missing = [name for name in EXTRA if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"this needs {' and '.join(missing)}, not installed here: pip install 'repolicy[llm]'")
+    from packaging.version import Version
+
+    installed = version("trl")
+    if not Version(TRL_FROM) <= Version(installed) < Version(TRL_BELOW):
+        raise UsageError(
+            f"TRL {installed} is installed; this version of Repolicy works with TRL {TRL_FROM} up to, "
+            f"not including, {TRL_BELOW}: pip install 'trl>={TRL_FROM},<{TRL_BELOW}'"
+        )

@@ -11,18 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import TrainerCallback
 
 from repolicy.errors import UsageError
 from repolicy.llm.identity import Remembered
 from repolicy.llm.mixing import SAMPLING, Beside
 from repolicy.llm.models import new_tokens, prompt_tensors
-from repolicy.llm.requirements import require_trl
 from repolicy.llm.rloo import prior_reward, prompt_ids, response_log_probs
 from repolicy.objective import Objective
-
-require_trl()
-
-from transformers import TrainerCallback  # noqa: E402
 
 LEAST_VARIANCE = 0.1  # nats², in place of a smaller variance of log prior: a policy that says one thing has none
 

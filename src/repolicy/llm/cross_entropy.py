@@ -9,15 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trl import KTOConfig, KTOTrainer
 
 from repolicy.errors import UsageError
-from repolicy.llm.identity import PreferenceSettings, WithReference
+from repolicy.llm.identity import (
+    MOVING_PRIOR,
+    PreferenceSettings,
+    WithReference,
+    columns_of,
+    require_columns,
+    require_labels,
+)
 from repolicy.llm.losses import cross_entropy_dpo_loss, implicit_reward
-from repolicy.llm.requirements import MOVING_PRIOR, columns_of, require_columns, require_labels, require_trl
-
-require_trl()
-
-from trl import KTOConfig, KTOTrainer  # noqa: E402
 
 NOT_FOR_THE_MODEL = ("completion_mask", "label", "ref_logps")
 

@@ -8,17 +8,14 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from datasets import Dataset
+from torch import Tensor
+from trl import DPOConfig, DPOTrainer
+
 from repolicy.errors import UsageError
 from repolicy.llm.before import margins_warning
-from repolicy.llm.identity import PreferenceSettings, WithReference
-from repolicy.llm.requirements import MOVING_PRIOR, require_columns, require_trl
-
-require_trl()
-
-import torch  # noqa: E402
-from datasets import Dataset  # noqa: E402
-from torch import Tensor  # noqa: E402
-from trl import DPOConfig, DPOTrainer  # noqa: E402
+from repolicy.llm.identity import MOVING_PRIOR, PreferenceSettings, WithReference, require_columns
 
 LOOKED_AT = 128  # pairs, for a warning before the first step
 # The losses of TRL that read the margin of Eq. 33, or (bco_pair) the two rewards in it, and nothing besides.

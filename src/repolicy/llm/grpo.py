@@ -12,26 +12,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import use_adapter
 
 from repolicy.errors import UsageError
 from repolicy.llm.budget import check_budget, move_omega, own_log_prior
-from repolicy.llm.identity import ObjectiveSettings, WithObjective
-from repolicy.llm.losses import leave_one_out, returns_to_go, token_rewards, whole_returns
-from repolicy.llm.mixing import SAMPLING, Beside
-from repolicy.llm.requirements import (
+from repolicy.llm.identity import (
     MOVING_PRIOR,
+    ObjectiveSettings,
+    WithObjective,
     require_columns,
     require_enough_prompts,
     require_saved_path,
     require_settings,
-    require_trl,
 )
+from repolicy.llm.losses import leave_one_out, returns_to_go, token_rewards, whole_returns
+from repolicy.llm.mixing import SAMPLING, Beside
 from repolicy.objective import Objective
-
-require_trl()
-
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402
-from trl.trainer.utils import use_adapter  # noqa: E402
 
 AS_SAMPLED = "log-probabilities must be those that were sampled from"
 # Settings at any other value of which the update would not be the gradient of the objective.

@@ -13,16 +13,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor
+from transformers import LogitsProcessor
 
 from repolicy.errors import UsageError
-from repolicy.llm.requirements import require_positive_alpha, require_trl
+from repolicy.llm.identity import require_positive_alpha
 from repolicy.objective import Objective, residual
-
-require_trl()
-
-from peft import PeftModel  # noqa: E402
-from transformers import LogitsProcessor  # noqa: E402
 
 # Tokens are sampled as the model has them, whatever its own generation config says; unless the caller asks for other.
 SAMPLING: dict[str, Any] = {

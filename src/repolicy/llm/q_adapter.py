@@ -13,26 +13,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor
+from transformers import LogitsProcessor
+from trl import DPOConfig, DPOTrainer
 
 from repolicy.errors import UsageError
-from repolicy.llm.identity import PreferenceSettings, WithObjective
-from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_loss
-from repolicy.llm.mixing import Beside
-from repolicy.llm.requirements import (
+from repolicy.llm.identity import (
+    PreferenceSettings,
+    WithObjective,
     require_columns,
     require_positive_alpha,
     require_settings,
-    require_trl,
     set_beta,
 )
+from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_loss
+from repolicy.llm.mixing import Beside
 from repolicy.objective import Objective
-
-require_trl()
-
-from peft import PeftModel  # noqa: E402
-from transformers import LogitsProcessor  # noqa: E402
-from trl import DPOConfig, DPOTrainer  # noqa: E402
 
 NOT_ZERO = "the policy's logits are divided by it"
 ITS_OWN_LOSS = "Q-Adapter's loss is its own"
