@@ -13,7 +13,7 @@ from repolicy.learning.segments import Segments, clearly_better
 from repolicy.objective import no_entropy, residual
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import read_policy
-from repolicy.runs.display import SHORT
+from repolicy.runs.callbacks import SHORT
 from repolicy.runs.ranks import Alone
 from repolicy.runs.result import Standing
 

@@ -28,7 +28,7 @@ from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.prepare import cloning
 from repolicy.priors.opening import read_policy
 from repolicy.rql import ResidualSAC, Settings, customize
-from repolicy.rql.sac import _noise
+from repolicy.rql.algorithms import _noise
 from repolicy.rql.wrapping import normalizer_for
 
 MEAN, STD = 0.3, 0.5  # of the prior, before tanh

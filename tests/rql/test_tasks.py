@@ -11,6 +11,7 @@ from repolicy.envs.addons import combined
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import UsageError
+from repolicy.loading import load_object
 from repolicy.rql import tasks
 
 
@@ -51,7 +52,6 @@ def test_time_limits(name: str, longest: int) -> None:
 
 
 def test_highway_counts_speed_crashes_and_the_lane() -> None:
-    pytest.importorskip("highway_env")
     task = tasks.Highway()
     rewards = {"on_road_reward": 1.0, "high_speed_reward": 0.5, "collision_reward": 1.0}
     assert task.basic(np.zeros(25), 0.0, {"rewards": rewards}) == pytest.approx(0.7)
@@ -63,50 +63,9 @@ def test_highway_counts_speed_crashes_and_the_lane() -> None:
         assert task.addon(np.zeros(25), 0) == paid
 
 
-def test_the_faster_highway_is_highway_envs_own_to_the_bit() -> None:
-    highway_env = pytest.importorskip("highway_env")
-    from repolicy.rql.tasks import StraightHighway
-
-    gymnasium.register_envs(highway_env)
-    crowded = tasks.HIGHWAY | {"vehicles_density": 2, "duration": 20}
-    theirs, ours = gymnasium.make("highway-v0", config=crowded).unwrapped, StraightHighway(crowded)
-    crashes = 0
-    for seed in range(4):
-        assert (theirs.reset(seed=seed)[0] == ours.reset(seed=seed)[0]).all()
-        ended, actions = False, np.random.default_rng(seed).integers(0, 5, 20)
-        for action in actions:
-            (seen, reward, *ends, _), (our_seen, our_reward, *our_ends, _) = theirs.step(action), ours.step(action)
-            assert (seen == our_seen).all()
-            assert (reward, ends) == (our_reward, our_ends)
-            cars, our_cars = theirs.road.vehicles, ours.road.vehicles
-            assert [(*car.position, car.speed, car.crashed) for car in cars] == [
-                (*car.position, car.speed, car.crashed) for car in our_cars
-            ]
-            ended = ended or any(ends)
-        crashes += sum(car.crashed for car in theirs.road.vehicles)
-    assert crashes  # or collisions were not tested
-
-
-def test_the_faster_road_names_the_same_neighbours_in_ties_and_at_the_ends() -> None:
-    pytest.importorskip("highway_env")
-    from highway_env.road.road import Road, RoadNetwork
-    from highway_env.vehicle.kinematics import Vehicle
-
-    from repolicy.rql.tasks import StraightRoad
-
-    network = RoadNetwork.straight_road_network(3, length=100)
-    places = np.random.default_rng(0).choice([-9.0, -5.0, 0.0, 50.0, 100.0, 104.0, 106.0], 24)
-    theirs, ours = Road(network), StraightRoad(network)
-    cars = [Vehicle(theirs, [along, 2.0 * (i % 7) - 2.0]) for i, along in enumerate(places)]
-    theirs.vehicles = ours.vehicles = cars
-    for car in cars:
-        for lane in range(3):
-            index = ("0", "1", lane)
-            assert ours.neighbour_vehicles(car, index) == theirs.neighbour_vehicles(car, index)
-
-
 def test_the_faster_parking_is_highway_envs_own_to_the_bit() -> None:
-    highway_env = pytest.importorskip("highway_env")
+    import highway_env
+
     from repolicy.rql.tasks import QuickParking
 
     gymnasium.register_envs(highway_env)
@@ -151,7 +110,6 @@ def test_a_car_touches_a_line(x: float, y: float, heading: float, touching: bool
 
 
 def test_the_lines_are_those_of_the_parking_lot() -> None:
-    pytest.importorskip("highway_env")
     task = tasks.Parking()
     task.reset(seed=0)
     parking: Any = task.unwrapped
@@ -181,8 +139,8 @@ def test_the_engine_takes_them_with_their_addon(name: str) -> None:
     assert (paid < 0).all()
 
 
-@pytest.mark.parametrize("name", ["Highway", "Parking"])
-def test_without_highway_env_one_sentence_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "highway_env", None)
-    with pytest.raises(UsageError, match=r"needs highway-env, which is not installed: pip install 'repolicy\[sb3\]'"):
-        getattr(tasks, name)()
+def test_without_highway_env_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highway_env.envs.common.observation", None)
+    monkeypatch.delitem(sys.modules, "repolicy.rql.tasks")
+    with pytest.raises(UsageError, match=r"need highway-env, which is not installed: pip install 'repolicy\[sb3\]'"):
+        load_object("repolicy.rql.tasks:CartPole", "environment")

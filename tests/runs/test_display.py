@@ -14,8 +14,7 @@ from rich.console import Console
 import repolicy
 from repolicy.errors import UsageError
 from repolicy.objective import full, kl, repeat_entropy, residual, soft
-from repolicy.runs.callbacks import Wandb
-from repolicy.runs.display import ROWS, SHORT, Display, recipe
+from repolicy.runs.callbacks import ROWS, SHORT, Display, Wandb, recipe
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings

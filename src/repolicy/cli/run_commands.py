@@ -189,8 +189,7 @@ def speaks() -> bool:
 
 def callbacks_of(out: Path, wandb: str | None) -> list[Any]:
     """Return the callbacks of a run that the command line started; under torchrun, only the first process has any."""
-    from repolicy.runs.callbacks import TensorBoard, Wandb
-    from repolicy.runs.display import Display
+    from repolicy.runs.callbacks import Display, TensorBoard, Wandb
     from repolicy.runs.folder import RunFolder
 
     if not speaks():

@@ -217,7 +217,7 @@ def shown(progress: bool | None) -> list[Any]:
     place = torchrun_place()
     if not progress or (place is not None and place[0] > 0):
         return []
-    from repolicy.runs.display import Display
+    from repolicy.runs.callbacks import Display
 
     return [Display()]
 

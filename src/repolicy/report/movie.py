@@ -33,7 +33,7 @@ from repolicy.policies.policy import Recalling
 from repolicy.priors.code import acting, is_plan
 from repolicy.priors.finding import find_policy
 from repolicy.readers.reading import Options
-from repolicy.runs.display import SECONDS_BETWEEN_LINES, clock
+from repolicy.runs.callbacks import SECONDS_BETWEEN_LINES, clock
 
 CANNOT_RENDER = (
     "this machine cannot render off-screen: install Debian's package libegl1 (or libosmesa6, for rendering in software)"

@@ -8,8 +8,8 @@ import importlib
 from typing import Any
 
 HOMES = {
-    "ResidualDQN": "dqn",
-    "ResidualSAC": "sac",
+    "ResidualDQN": "algorithms",
+    "ResidualSAC": "algorithms",
     "Settings": "hyperparameters",
     "WithAddon": "wrapping",
     "customize": "customizing",

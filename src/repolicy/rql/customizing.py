@@ -175,11 +175,8 @@ def customize(
 
 def _alpha_of_task(env: str) -> float:
     if (task := task_of(env)) is None:
-        known = ", ".join(TASKS)
-        raise UsageError(
-            f"{env} is no task whose temperature is known (those are {known}){nearest(env, TASKS)}; for another "
-            "environment give --alpha"
-        )
+        known = f"is no task whose temperature is known{nearest(env, TASKS)}"
+        raise UsageError(f"{env} {known}; for another environment give --alpha")
     return task.alpha
 
 
@@ -196,10 +193,8 @@ def make(env: str) -> gymnasium.Env[Any, Any]:
     if not in_gymnasium(reference):
         raise UsageError(f"there is no task or environment {env!r}{nearest(env, {*TASKS, *gymnasium.registry})}")
     if observed(reference) or observed_by_critic(reference):
-        raise UsageError(
-            f"environment {env!r} names parts of a Dict, which Residual Q-learning does not take: leave them out, and "
-            "wrap the environment in gymnasium's FlattenObservation"
-        )
+        parts = f"environment {env!r} names parts of a Dict, which Residual Q-learning does not take"
+        raise UsageError(f"{parts}: leave them out, and wrap the environment in gymnasium's FlattenObservation")
     make_one = maker(reference)
     with in_one_sentence(f"environment {env!r} cannot be made", UsageError):
         return make_one()
@@ -276,8 +271,7 @@ def _work(
 
 def _algorithm(request: Request, prior: Policy | None) -> Any:
     """Return ResidualDQN where actions are choices, ResidualSAC where they are numbers."""
-    from repolicy.rql.dqn import ResidualDQN
-    from repolicy.rql.sac import ResidualSAC
+    from repolicy.rql.algorithms import ResidualDQN, ResidualSAC
 
     made = _environment(request)
     if isinstance(made.action_space, gymnasium.spaces.Discrete):

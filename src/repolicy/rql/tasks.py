@@ -18,21 +18,22 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from highway_env.envs.common.observation import KinematicObservation, KinematicsGoalObservation
-from highway_env.envs.highway_env import HighwayEnv
-from highway_env.envs.parking_env import ParkingEnv
-from highway_env.road.road import Road, RoadNetwork
 
 from repolicy.errors import UsageError
+
+try:
+    from highway_env.envs.common.observation import KinematicsGoalObservation
+    from highway_env.envs.highway_env import HighwayEnv
+    from highway_env.envs.parking_env import ParkingEnv
+except ImportError:
+    raise UsageError("these tasks need highway-env, which is not installed: pip install 'repolicy[sb3]'") from None
 
 
 def addon(observations: Any, actions: Any, next_observations: Any, info: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the add-on of whichever of these tasks it is."""
     if "addon_reward" not in info:
-        raise UsageError(
-            "the environment has no add-on of its own, info['addon_reward'], as those of repolicy.rql.tasks have: name "
-            "your own with --addon (in Python, addon=...)"
-        )
+        own = "the environment has no add-on of its own, info['addon_reward']"
+        raise UsageError(f"{own}: name your own with --addon (in Python, addon=...)")
     return info["addon_reward"]
 
 
@@ -81,9 +82,7 @@ class Highway(Task):
     """Drive fast without a crash; add-on: keep to the right."""
 
     def __init__(self) -> None:
-        _need_highway_env("highway-v0")
-
-        super().__init__(gymnasium.wrappers.FlattenObservation(StraightHighway(HIGHWAY)))
+        super().__init__(gymnasium.wrappers.FlattenObservation(HighwayEnv(HIGHWAY)))
 
     def basic(self, observation: np.ndarray, reward: float, info: dict[str, Any]) -> float:
         parts = info["rewards"]
@@ -101,8 +100,6 @@ class Parking(Task):
     """Park in the slot that is marked; add-on: do not touch the lines between slots."""
 
     def __init__(self) -> None:
-        _need_highway_env("parking-v0")
-
         super().__init__(gymnasium.wrappers.FlattenObservation(QuickParking(PARKING)))
 
     def addon(self, observation: np.ndarray, action: Any) -> float:
@@ -132,73 +129,7 @@ def touches(position: np.ndarray, heading: float, size: np.ndarray, lines: np.nd
     return bool((np.maximum(enter.max(-1), 0) <= np.minimum(leave.min(-1), 1)).any())
 
 
-def _need_highway_env(name: str) -> None:
-    try:
-        import highway_env  # noqa: F401
-    except ImportError:
-        raise UsageError(f"{name} needs highway-env, which is not installed: pip install 'repolicy[sb3]'") from None
-
-
-# Two of highway-env's environments, the same to the last bit with less work -------------------------------------------
-
-
-class StraightRoad(Road):
-    """Lanes that run along x, with cars and nothing else on them."""
-
-    def neighbour_vehicles(self, vehicle: Any, lane_index: Any = None) -> tuple[Any, Any]:
-        """Return the next car before and behind this one on a lane; of two at one place, the last and the first."""
-        lane = self.network.get_lane(lane_index or vehicle.lane_index)
-        along, across = (self._positions() - lane.start).T
-        others = (np.abs(across) <= lane.width / 2 + 1) & (along >= -lane.VEHICLE_LENGTH)
-        others &= along < lane.length + lane.VEHICLE_LENGTH
-        others[self.vehicles.index(vehicle)] = False
-        here = vehicle.position[0] - lane.start[0]
-        before, behind = np.flatnonzero(others & (along >= here))[::-1], np.flatnonzero(others & (along < here))
-        return (
-            self.vehicles[before[along[before].argmin()]] if before.size else None,
-            self.vehicles[behind[along[behind].argmax()]] if behind.size else None,
-        )
-
-    def step(self, dt: float) -> None:
-        for vehicle in self.vehicles:
-            vehicle.step(dt)
-        places = self._positions()
-        apart = np.linalg.norm(places[:, None] - places, axis=-1)
-        size = np.array([vehicle.diagonal for vehicle in self.vehicles])
-        speed = np.array([vehicle.speed for vehicle in self.vehicles])
-        near = apart <= (size[:, None] + size) / 2 + speed[:, None] * dt + 1e-6
-        for one, other in np.argwhere(np.triu(near, 1)):
-            self.vehicles[one].handle_collisions(self.vehicles[other], dt)
-
-    def _positions(self) -> np.ndarray:
-        return np.array([vehicle.position for vehicle in self.vehicles])
-
-
-class CarsObservation(KinematicObservation):
-    """The nearest cars ahead, seen from one's own, as columns of arrays."""
-
-    def observe(self) -> np.ndarray:
-        if not self.env.road:
-            return super().observe()
-        own, count = self.observer_vehicle, self.vehicles_count
-        near = self.env.road.close_objects_to(own, self.env.PERCEPTION_DISTANCE, count - 1, see_behind=False)
-        cars = [own.to_dict(), *(car.to_dict(own, observe_intentions=False) for car in near)]
-        columns = {feature: np.array([float(car[feature]) for car in cars]) for feature in self.features}
-        seen = np.zeros((count, len(columns)), np.float32)
-        seen[: len(cars)] = np.stack(list(self.normalize_obs(columns).values()), -1)
-        return seen
-
-
-class StraightHighway(HighwayEnv):
-    """highway-v0 on such a road, seen in this way."""
-
-    def define_spaces(self) -> None:
-        super().define_spaces()
-        self.observation_type = CarsObservation(self, **self.config["observation"])
-
-    def _create_road(self) -> None:
-        network = RoadNetwork.straight_road_network(self.config["lanes_count"], speed_limit=30)
-        self.road = StraightRoad(network, np_random=self.np_random, record_history=self.config["show_trajectories"])
+# One of highway-env's environments, the same to the last bit in a sixth of the time -----------------------------------
 
 
 class GoalObservation(KinematicsGoalObservation):

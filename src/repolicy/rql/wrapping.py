@@ -27,9 +27,7 @@ from repolicy.rql.hyperparameters import Settings
 try:
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 except ImportError:
-    raise UsageError(
-        "residual Q-learning runs on Stable-Baselines3, which is not installed: pip install 'repolicy[sb3]'"
-    ) from None
+    raise UsageError("this needs Stable-Baselines3, which is not installed: pip install 'repolicy[sb3]'") from None
 
 
 def replay_options(settings: Settings) -> dict[str, Any]:
@@ -186,9 +184,7 @@ def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
     if not (
         acts.is_bounded() if isinstance(acts, spaces.Box) else isinstance(acts, spaces.Discrete) and acts.start == 0
     ):
-        raise UsageError(
-            f"the environment's actions are {acts}; these algorithms take Discrete from 0, or a bounded Box"
-        )
+        raise UsageError(f"the environment's actions are {acts}; they must be Discrete from 0, or a bounded Box")
     return Spaces(name, observation_size(seen, name), actions)
 
 

@@ -1,19 +1,197 @@
-"""Who watches a run: TensorBoard, Weights & Biases. (The live display is `display.py`.)
+"""Who watches a run: a live display, TensorBoard, Weights & Biases.
 
-A callback is any object with `begin`, `write`, `say` and `close`.
+A callback is any object with `begin`, `write`, `say` and `close`. The display is a panel on a terminal, a line now and
+then elsewhere, all of it on stderr.
 """
 
 import contextlib
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from rich.console import Group
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
 from repolicy.errors import UsageError
+from repolicy.loading import printable
 from repolicy.policies.storage import write_bytes
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
+from repolicy.runs.settings import budget_of
+from repolicy.runs.terminal import Terminal
+
+SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_FRAMES = 0.25
+
+# (heading, [(metric, what people call it, format, unit)]); a row is shown once its metric has been seen.
+ROWS = [
+    (
+        "an episode",
+        [
+            ("basic_return", "basic reward", ",.1f", ""),
+            ("task_return", "task's reward", ",.1f", ""),
+            ("episode_length", "length", ",.0f", "steps"),
+            ("evaluation_basic", "basic reward, last evaluation", ",.1f", ""),
+            ("evaluation_addon", "add-on reward, last evaluation", ",.1f", ""),
+            ("evaluation_objective", "objective, last evaluation", ",.1f", ""),
+            ("evaluation_ended_early", "ended early, last evaluation", ",.0f", "episodes"),
+        ],
+    ),
+    (
+        "a step",
+        [
+            ("reward_task", "task's reward", "+.4f", ""),
+            ("reward_prior", "ω′ · log prior", "+.4f", ""),
+            ("reward_entropy", "−α · log policy", "+.4f", ""),
+            ("reward_states", "states unlike the prior's", "+.4f", ""),
+            ("reward_total", "sum", "+.4f", ""),
+            ("log_prior", "log prior", ".3f", "nats"),
+            ("log_prior_low", "… its lowest tenth", ".3f", "nats"),
+            ("prior_kl", "KL to the prior", "z.3f", "nats"),
+            ("below_prior", "less likely to the prior than its own", ".3f", "nats"),
+        ],
+    ),
+    (
+        "policy",
+        [
+            ("omega", "ω′", ".4g", ""),
+            ("alpha", "α", ".4g", ""),
+            ("entropy", "entropy", ".3f", "nats"),
+            ("std", "mean std", ".3f", "of an action"),
+            ("kl", "KL of the last update", ".4f", "nats"),
+            ("clipped", "clipped", ".1%", "of the samples"),
+            ("loss", "loss of Q", ".4f", ""),
+            ("critic_loss", "loss of the critics", ".4f", ""),
+            ("actor_loss", "loss of the actor", ".4f", ""),
+            ("explained_variance", "critic explains", ".1%", "of the returns"),
+        ],
+    ),
+]
+# What a line tells, where there is no panel: a metric, and its words.
+SHORT = {
+    "basic_return": "basic reward {:,.1f} an episode",
+    "task_return": "task's reward {:,.1f} an episode",
+    "evaluation_addon": "add-on reward {:,.1f} an episode",
+    "evaluation_objective": "objective {:,.1f} an episode",
+    "evaluation_ended_early": "{:.0f} of the evaluated episodes ended early",
+    "entropy": "entropy {:.3f} nats",
+    "prior_kl": "{:z.3f} nats a step from the prior",
+}
+
+
+def recipe(request: Request) -> str:
+    """Return the weights of a run and its length: `ω′ 0.6 · α̂ 0.135 · 1,000,000 steps`."""
+    objective, settings = request.objective, request.settings
+    alpha = "α̂" if request.prior else "α"
+    budget = budget_of(settings.as_dict())
+    parts = [f"ω′ {objective.omega:.3g}"] * objective.reads_prior
+    parts += [f"{alpha} {objective.alpha:.3g}"] * (objective.alpha != 0)
+    parts += [f"{objective.bonus:.3g} · entropy in the loss"] * (objective.bonus > 0)
+    parts += [f"states {objective.states:.3g}"] * objective.reads_states
+    ranks = getattr(settings, "ranks", 1)
+    if budget is not None:
+        parts.append(f"from there {budget.words}")
+    return " · ".join([*parts, f"{settings.steps:,} steps" + (f" on {ranks} cores" if ranks > 1 else "")])
+
+
+class Display:
+    """Where a run stands, for a person."""
+
+    def __init__(self) -> None:
+        self.terminal = Terminal()
+        self._live = Live(console=self.terminal, auto_refresh=False) if self.terminal.is_terminal else None
+        self._latest: dict[str, float] = {}
+
+    def begin(self, request: Request, start: int, total: int) -> None:
+        self._request, self._start, self._total = request, start, total
+        self._began = self._shown = time.monotonic()
+        self.say(recipe(request))
+        if start >= total:
+            self.say("the run is done")
+        elif start:
+            self.say(f"resuming at {start * request.settings.iteration_steps:,} of {request.settings.steps:,} steps")
+        if self._live:
+            self._live.start()
+
+    def write(self, metrics: dict[str, float]) -> None:
+        self._latest |= metrics
+        now = time.monotonic()
+        finished = metrics["iteration"] == self._total
+        if now - self._shown < (SECONDS_BETWEEN_FRAMES if self._live else SECONDS_BETWEEN_LINES) and not finished:
+            return
+        self._shown = now
+        if self._live:
+            self._live.update(self._panel(), refresh=True)
+        else:
+            self.terminal.say(self._line())
+
+    def say(self, sentence: str) -> None:
+        self.terminal.say(sentence)
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+
+    def _progress(self) -> tuple[float, float]:
+        """Return (share done, seconds left)."""
+        done, elapsed = self._latest["iteration"], time.monotonic() - self._began
+        return done / self._total, elapsed * (self._total - done) / max(done - self._start, 1)
+
+    def _line(self) -> str:
+        share, left = self._progress()
+        latest, budget = self._latest, self._budget()
+        parts = [f"{share:4.0%}", self._steps(), f"{latest['steps_per_second']:,.0f} a second", f"{clock(left)} left"]
+        shown = [name for name in SHORT if name in latest and not (budget and name == "prior_kl")]
+        return " · ".join([*parts, *(SHORT[name].format(latest[name]) for name in shown), *budget])
+
+    def _steps(self) -> str:
+        """Return `100,000 of 100,000 steps`: what is over is the rest of the last iteration."""
+        wanted = self._request.settings.steps
+        return f"{min(self._latest['steps'], wanted):,.0f} of {wanted:,} steps"
+
+    def _budget(self) -> list[str]:
+        """Return where the weights are that follow a budget, and how far the policy is."""
+        latest, budget = self._latest, budget_of(self._request.settings.as_dict())
+        if budget is None or budget.spent not in latest or "omega" not in latest:
+            return []
+        return [f"ω′ {latest['omega']:.3g}", budget.beside.format(max(latest[budget.spent], 0.0), budget.amount)]
+
+    def _panel(self) -> Group:
+        share, left = self._progress()
+        latest = self._latest
+        head = Text.assemble(
+            (printable(self._request.env), "bold"),
+            f"  {self._steps()}  {latest['steps_per_second']:,.0f} a second  {clock(left)} left",
+        )
+        times = Text("time: ")
+        for name, color in (("physics", "green"), ("policy", "cyan"), ("update", "magenta")):
+            if f"share_{name}" in latest:
+                times.append(f"{name} ", color).append(f"{latest[f'share_{name}']:.0%}   ")
+        table = Table.grid(padding=(0, 2))
+        for heading, rows in ROWS:
+            for index, (name, title, form, unit) in enumerate([row for row in rows if row[0] in latest]):
+                value = Text(format(latest[name], form), justify="right")
+                table.add_row(Text(heading if index == 0 else "", "bold"), title, value, unit)
+        budget = [Text(" · ".join(self._budget()), "bold")] if self._budget() else []
+        bar = ProgressBar(total=1.0, completed=share, width=60)
+        return Group(head, Padding(bar, (1, 0)), times, *budget, Text(), table)
+
+
+def clock(seconds: float) -> str:
+    """Return `1:02:03` or `2:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+# Where numbers go -----------------------------------------------------------------------------------------------------
 
 
 class TensorBoard:

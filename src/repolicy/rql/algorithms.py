@@ -1,0 +1,335 @@
+"""Residual Q-learning on Stable-Baselines3: its DQN for choices, its SAC for numbers.
+
+    Q_R ← task + γ · α · log Σ exp((Q_R′ + ω · log prior) / α)                  # DQN: Eq. 3
+    policy = softmax((Q_R + ω · log prior) / α)
+
+    Q_R ← task + γ · (min Q_R′(s′, a′) + ω · log prior(a′|s′) − α · log policy(a′|s′)),      a′ ~ policy        # SAC
+    policy ← argmin E[α · log policy(a|s) − min Q_R(s, a) − ω · log prior(a|s)],             a ~ policy
+
+SAC's actions are scored before tanh, by policy and prior alike: nothing passes through atanh. With omega 0 and no prior
+these are soft Q-learning and SAC at a fixed temperature, which train priors and full policies.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from repolicy.errors import UsageError
+from repolicy.objective import Objective, reformulated
+from repolicy.policies.distributions import Categorical
+from repolicy.policies.file import save_policy
+from repolicy.policies.network import MODULES, layers_of, load_layers, scaled, side_by_side
+from repolicy.policies.normalizer import BOUND
+from repolicy.policies.policy import Policy, PolicySpec, Prior, frozen
+from repolicy.rql.hyperparameters import Settings
+from repolicy.rql.wrapping import (
+    Spaces,
+    TaskReward,
+    check_loss,
+    flat,
+    network_options,
+    normalizer_for,
+    replay_options,
+    spaces_of,
+    storable,
+    usable,
+)
+
+from stable_baselines3 import DQN, SAC  # isort: skip
+from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # isort: skip
+from stable_baselines3.common.utils import polyak_update  # isort: skip
+from stable_baselines3.dqn.policies import DQNPolicy  # isort: skip
+
+FORGETTING = 0.05  # share of the exploration noise that is forgotten in a step
+
+
+class ResidualQ:
+    """What both algorithms have; before Stable-Baselines3's class in the list of bases."""
+
+    objective: Objective
+    prior: Prior | None
+    gamma: float
+
+    def targets(self, batch: Any) -> Tensor:
+        """Return what Q_R should be at a batch of transitions, `[B, 1]`."""
+        with torch.no_grad():
+            return batch.rewards + (1 - batch.dones) * self.gamma * self.next_value(batch.next_observations)
+
+    def next_value(self, observations: Tensor) -> Tensor:
+        """Return the soft value by the target network, `[B, 1]`."""
+        raise NotImplementedError
+
+    def as_policy(self) -> Policy:
+        """Return the policy as a `repolicy.Policy`."""
+        raise NotImplementedError
+
+    def save(self, path: Any, card: dict[str, Any] | None = None) -> None:
+        """Write one file with the policy and its prior, which any part of Repolicy reads. No pickle."""
+        save_policy(path, self.as_policy(), card or {}, storable(self.prior))
+
+
+# Discrete actions -----------------------------------------------------------------------------------------------------
+
+
+class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
+    """Soft Q-learning beside a frozen prior. It acts by its softmax alone: no ε, no greedy step."""
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        objective: Objective,
+        prior: Prior | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        settings = settings or Settings()
+        env_spaces = spaces_of(env)
+        self.objective, self.prior, actions = objective, usable(env_spaces, objective, prior), env_spaces.actions
+        if actions.kind != "discrete":
+            raise UsageError(f"ResidualDQN chooses among actions, and the environment takes {actions}: use ResidualSAC")
+        activation, normalizer = "relu", normalizer_for(env.observation_space, self.prior)
+        if isinstance(self.prior, Policy):  # Q_R gets the prior's depth, so that the sum of both is one network
+            activation = self.prior.network.activation
+            if activation not in MODULES or self.prior.spec.norms:
+                raise UsageError(
+                    f"the prior's network has {activation}{' and LayerNorms' * bool(self.prior.spec.norms)}; "
+                    f"ResidualDQN takes {', '.join(MODULES)}, without LayerNorms"
+                )
+            if len(settings.hidden) != len(self.prior.spec.hidden):
+                depth = len(self.prior.spec.hidden)
+                raise UsageError(f"hidden is {settings.hidden}; the prior has {depth} hidden layers")
+        bound = self.prior.spec.observation_bound if isinstance(self.prior, Policy) else BOUND
+        self._spec = PolicySpec(
+            env_spaces.observation_size, actions, "categorical", settings.hidden, activation, observation_bound=bound
+        )
+        super().__init__(
+            SoftQPolicy,
+            TaskReward(env, objective),
+            **replay_options(settings),
+            exploration_initial_eps=0.0,
+            exploration_final_eps=0.0,
+            policy_kwargs=network_options(settings, normalizer) | {"activation_fn": MODULES[activation]},
+        )
+        self.policy.objective, self.policy.prior = objective, self.prior
+
+    def next_value(self, observations: Tensor) -> Tensor:
+        logits: Tensor = self.policy.logits(self.q_net_target(observations), observations)
+        return self.objective.alpha * logits.logsumexp(-1, keepdim=True)
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        """Train as Stable-Baselines3 does, with other targets, which follow softly."""
+        for _ in range(gradient_steps):
+            batch = self.replay_buffer.sample(batch_size)
+            q = self.q_net(batch.observations).gather(1, batch.actions.long())
+            loss = nn.functional.smooth_l1_loss(q, self.targets(batch))
+            check_loss("Q_R", loss)
+            self.policy.optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.q_net.parameters(), self.max_grad_norm)
+            self.policy.optimizer.step()
+            polyak_update(self.q_net.parameters(), self.q_net_target.parameters(), self.tau)
+        self._n_updates += gradient_steps
+        self.logger.record("train/loss", loss.item())
+
+    def as_policy(self) -> Policy:
+        """Return the policy as a `repolicy.Policy`: its logits, (Q_R + ω · log prior) / α, in one network.
+
+        The layers of both networks lie side by side, and the last one adds them up. The prior's own logits serve for
+        its log-probabilities: they differ by a number a state, which the softmax does not see.
+        """
+        omega, alpha = self.objective.omega, self.objective.alpha
+        layers = scaled([(layer.weight, layer.bias) for layer in self.q_net.q_net[::2]], 1 / alpha)
+        hidden = self._spec.hidden
+        if self.objective.reads_prior:
+            prior = storable(self.prior)
+            assert prior is not None
+            layers = side_by_side(layers, scaled(layers_of(prior.network), omega / alpha))
+            hidden = tuple(a + b for a, b in zip(hidden, prior.spec.hidden, strict=True))
+        policy = Policy(replace(self._spec, hidden=hidden))
+        load_layers(policy.network, layers)
+        policy.normalizer.load_state_dict(self.q_net.features_extractor.normalizer.state_dict())
+        return policy
+
+    def _on_step(self) -> None:
+        """Take no hard copies of the target, and no ε."""
+
+    def _sample_action(self, learning_starts: int, action_noise: Any = None, n_envs: int = 1) -> Any:
+        """Sample from the policy from the first step on: near Q_R = 0 it is the prior to the power ω / α."""
+        return super()._sample_action(0, action_noise, n_envs)
+
+
+class SoftQPolicy(DQNPolicy):  # type: ignore[misc]
+    """softmax((Q_R + ω · log prior) / α), wherever Stable-Baselines3 asks for an action."""
+
+    objective: Objective
+    prior: Prior | None
+
+    def logits(self, q: Tensor, observations: Tensor) -> Tensor:
+        """Return (Q_R + ω · log prior) / α of every action, `[B, A]`, for Q_R `[B, A]`."""
+        if self.objective.reads_prior:
+            q = q + self.objective.omega * self.log_prior(observations)
+        return q / self.objective.alpha
+
+    def log_prior(self, observations: Tensor) -> Tensor:
+        """Return log prior(a|s) of every action, `[B, A]`."""
+        assert self.prior is not None
+        count = int(self.action_space.n)
+        actions = torch.arange(count).view(count, 1, 1).expand(count, len(observations), 1)
+        observations = flat(observations)
+        return self.prior.log_prob(observations.expand(count, *observations.shape), actions).T
+
+    def distribution(self, observations: Tensor) -> Categorical:
+        logits = self.logits(self.q_net(observations), observations)
+        return Categorical(logits, (logits.shape[-1],))
+
+    def _predict(self, observation: Tensor, deterministic: bool = True) -> Tensor:
+        distribution = self.distribution(observation)
+        return (distribution.mode() if deterministic else distribution.sample())[..., 0]
+
+
+# Continuous actions ---------------------------------------------------------------------------------------------------
+
+
+class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
+    """SAC beside a frozen prior, whose copy the actor starts as; of one that does not squash, `actor` is the copy.
+
+    Raises where the prior does not squash its actions and no actor is given, which would begin at random.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        objective: Objective,
+        prior: Prior | None = None,
+        settings: Settings | None = None,
+        actor: Policy | None = None,
+    ) -> None:
+        settings = settings or Settings()
+        env_spaces = spaces_of(env)
+        self.objective, self.prior, actions = objective, usable(env_spaces, objective, prior), env_spaces.actions
+        if actions.kind != "continuous":
+            raise UsageError(f"ResidualSAC acts with numbers, and the environment takes {actions}: use ResidualDQN")
+        self._normalizer = normalizer_for(env.observation_space, self.prior)
+        super().__init__(
+            "MlpPolicy",
+            TaskReward(env, objective),
+            **replay_options(settings),
+            action_noise=_noise(settings.noise, actions.width) if settings.noise else None,
+            ent_coef=objective.alpha,
+            policy_kwargs=network_options(settings, self._normalizer),
+        )
+        self.actor = self.policy.actor = Actor(
+            actor or self._first_policy(settings, env_spaces), settings.learning_rate
+        )
+
+    def next_value(self, observations: Tensor) -> Tensor:
+        return self.soft_value(self.critic_target, observations).unsqueeze(-1)
+
+    def actor_loss(self, observations: Tensor) -> Tensor:
+        """Return what the actor lowers: minus the soft value of what it would do."""
+        return -self.soft_value(self.critic, observations).mean()
+
+    def soft_value(self, critic: nn.Module, observations: Tensor) -> Tensor:
+        """Return min Q_R + ω · log prior − α · log policy `[B]` at an action of the policy, with its gradient."""
+        observations = flat(observations)
+        distribution = self.actor.policy(observations)
+        actions = distribution.sample()
+        q = torch.cat(critic(observations, torch.tanh(actions)), dim=1).min(dim=1).values
+        log_prior = self.log_prior(observations, actions) if self.objective.reads_prior else None
+        return reformulated(self.objective, q, log_prior, distribution.log_prob(actions)).total
+
+    def log_prior(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return log prior(a|s) of actions before tanh `[B, A]`, with its gradient through them, `[B]`.
+
+        It is the density of tanh(actions) in the box [−1, 1], as the policy's own is.
+        """
+        if not isinstance(self.prior, Policy):
+            assert self.prior is not None
+            found = self.prior.log_prob(observations, actions)
+            if actions.requires_grad and not found.requires_grad:
+                raise UsageError(
+                    "the prior's log_prob has no gradient in the actions, and ResidualSAC's actor needs it: compute it "
+                    "in torch, without no_grad"
+                )
+            return found
+        distribution = self.prior(observations)  # its method log_prob would stop the gradient
+        if self.prior.family.squashes:
+            return distribution.log_prob(actions)
+        bounds = self.action_space.low, self.action_space.high  # such a prior scores what the environment gets
+        low, high = (torch.as_tensor(bound, dtype=torch.float32).flatten() for bound in bounds)
+        half = (high - low) / 2
+        return distribution.log_prob(low + (torch.tanh(actions) + 1) * half) + half.log().sum()
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        """Train as Stable-Baselines3 does, with other losses."""
+        for _ in range(gradient_steps):
+            batch = self.replay_buffer.sample(batch_size)
+            targets = self.targets(batch)
+            critics = self.critic(batch.observations, batch.actions)
+            critic_loss = torch.stack([nn.functional.mse_loss(q, targets) for q in critics]).sum() / 2
+            check_loss("Q_R", critic_loss)
+            self.critic.optimizer.zero_grad()
+            critic_loss.backward()
+            self.critic.optimizer.step()
+
+            self.critic.requires_grad_(False)
+            actor_loss = self.actor_loss(batch.observations)
+            check_loss("the actor", actor_loss)
+            self.actor.optimizer.zero_grad()
+            actor_loss.backward()
+            self.actor.optimizer.step()
+            self.critic.requires_grad_(True)
+            polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
+        self._n_updates += gradient_steps
+        self.logger.record("train/critic_loss", critic_loss.item())
+        self.logger.record("train/actor_loss", actor_loss.item())
+
+    def as_policy(self) -> Policy:
+        """Return the policy as a `repolicy.Policy` whose actions pass through tanh."""
+        return frozen(self.actor.policy)
+
+    def _first_policy(self, settings: Settings, env_spaces: Spaces) -> Policy:
+        if isinstance(self.prior, Policy) and self.prior.family.squashes:
+            return frozen(self.prior).requires_grad_(True)
+        if self.prior is not None:
+            what = self.prior.spec.family if isinstance(self.prior, Policy) else f"a {type(self.prior).__name__}"
+            raise UsageError(
+                f"the prior is {what}, and the actor, whose actions pass through tanh, cannot begin as its copy: give "
+                "the policy to begin as, actor=, or use repolicy.rql.customize, which fits one to the prior"
+            )
+        policy = Policy(
+            PolicySpec(env_spaces.observation_size, env_spaces.actions, "state_squashed", settings.hidden, "relu")
+        )
+        policy.normalizer.load_state_dict(self._normalizer.state_dict())
+        return policy
+
+    def _sample_action(self, learning_starts: int, action_noise: Any = None, n_envs: int = 1) -> Any:
+        """Sample from the policy, if there is a prior; else at random until there is something to learn."""
+        return super()._sample_action(learning_starts if self.prior is None else 0, action_noise, n_envs)
+
+
+def _noise(std: float, size: int) -> OrnsteinUhlenbeckActionNoise:
+    """Return noise of this std that keeps its direction for some FORGETTING⁻¹ steps."""
+    sigma = std * math.sqrt(2 * FORGETTING)
+    return OrnsteinUhlenbeckActionNoise(np.zeros(size), np.full(size, sigma), theta=FORGETTING, dt=1.0)
+
+
+class Actor(nn.Module):
+    """A policy in the place of Stable-Baselines3's actor."""
+
+    def __init__(self, policy: Policy, learning_rate: float) -> None:
+        super().__init__()
+        self.policy = policy
+        self.optimizer = torch.optim.Adam(policy.parameters(), learning_rate, fused=True)
+
+    def forward(self, observations: Tensor, deterministic: bool = False) -> Tensor:
+        """Return actions within ±1, `[B, A]`."""
+        distribution = self.policy(flat(observations))
+        return torch.tanh(distribution.mode() if deterministic else distribution.sample())
+
+    def set_training_mode(self, mode: bool) -> None:
+        self.train(mode)
