@@ -138,10 +138,10 @@ class Infer(Beside, Acts):
 
         if any(_is_answers(Path(name)) for name in self.data):
             raise UsageError("answers need the folder that `repolicy ask` wrote: name it with --asked")
+        records = [Record.read(Path(name), self.env or "") for name in self.data]
         for name in ("features", "policy", "alpha"):
             if getattr(self, name) in ("", None):
                 raise UsageError(f"a wish is inferred from a record beside its policy: name --{name}")
-        records = [Record.read(Path(name), self.env or "") for name in self.data]
         if not any(record.person.any() for record in records):
             raise UsageError(
                 "in the record nobody took over, so it tells no wish: the policy is as wanted, or record more"
