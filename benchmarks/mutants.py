@@ -26,7 +26,8 @@ DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 VARYING = "tests/many/test_varying.py"
 CARRYING = "tests/policies/test_carrying.py"
 POOL, GENERATIVE = "tests/many/test_pool.py", "tests/prepare/test_generative.py"
-BEGINNING, CHOOSING = "tests/learning/test_beginning.py", "tests/planning/test_choosing.py"
+BEGINNING, TREE = "tests/learning/test_beginning.py", "tests/planning/test_tree.py"
+CHOOSING = "tests/planning/test_choosing.py"
 SAMPLING, PLANNER = "tests/planning/test_sampling.py", "tests/planning/test_planner.py"
 INFERENCE, PREFERENCES = "tests/wishes/test_inference.py", "tests/wishes/test_preferences.py"
 TAKEOVER, ASK, WISH_FILE = "tests/wishes/test_takeover.py", "tests/wishes/test_ask.py", "tests/envs/test_wish_file.py"
@@ -78,6 +79,12 @@ MUTANTS = [
     Mutant("planning/live.py", "in own and (not origin or origin in own)", "in own", "tests/planning/test_live.py", "other pages may call the live page"),
     Mutant("planning/live.py", "max(value, SLIDERS[name][0])", "max(0 * value, SLIDERS[name][0])", "tests/planning/test_live.py", "a slider that does nothing"),
     Mutant("planning/pace.py", "* (MORE - FEW) /", "* MORE /", "tests/planning/test_pace.py", "more samples than there is time for"),
+    Mutant("planning/tree.py", "(self.score.omega - self.alpha)", "self.score.omega", TREE, "a leaf's steps without the entropy's price"),
+    Mutant("planning/tree.py", "value - self._soft(self.score.omega * log_prior)", "value", TREE, "an action not tried yet is worth too much"),
+    Mutant("planning/tree.py", "self._chance |= bool(known)", "pass", TREE, "one draw stands for all chance"),
+    Mutant("planning/tree.py", "worst = min(reward, 0.0) -", "worst = 0.0 *", TREE, "an end as a way out of a tree"),
+    Mutant("planning/tree.py", "tree.known = [root.outcomes", "_ = [root.outcomes", TREE, "the chosen subtree is thrown away"),
+    Mutant("planning/copies.py", "if isinstance(stream, np.random.Generator):", "if False:", TREE, "copies that foresee luck"),
     Mutant("learning/worker.py", "frozen(first or prior)", "frozen(prior)", BEGINNING, "the actor begins as its prior, whatever --init names"),
     Mutant("learning/segments.py", "None if saved is None else saved.policy, team, exact, first", "first or saved.policy, team, exact, first", BEGINNING, "what the actor begins as scores it"),
     Mutant("planning/distilling.py", 'student.log_std.data.copy_(prior.state_dict()["log_std"])', "pass", "tests/planning/test_distilling.py", "what is kept has a std of its own"),

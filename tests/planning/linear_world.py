@@ -24,10 +24,12 @@ PRIOR = optimum(STATE_COST, CONTROL_COST, ALPHA)
 class LinearModel:
     """x′ = a·x + b·u. A state beyond `edge` ends the episode; one beyond `broken` breaks the simulation."""
 
-    name, seconds = "linear", 1.0
+    name, seconds, backend = "linear", 1.0, "auto"
 
     def __init__(self, edge: float = np.inf, broken: float = np.inf) -> None:
         self.edge, self.broken = edge, broken
+
+    def watch(self, envs: object) -> None: ...
 
     def states(self, observations: np.ndarray) -> np.ndarray:
         return observations.astype(np.float64)

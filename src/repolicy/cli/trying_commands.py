@@ -224,17 +224,19 @@ class Plan(Acts):
     addon: Repeated = ()
     """Add-on reward that is wished for. Repeatable."""
     env: str | None = None
-    """Environment, one of Gymnasium's MuJoCo tasks; by default the one that the prior was trained in."""
+    """Environment, by default the one that the prior was trained in. Gymnasium's MuJoCo tasks are fast; others are
+    simulated in copies."""
     omega: float | None = None
     """ω′: the weight of log prior. Without it, --states and --value, what does best in short trials."""
     states: float | None = None
     """The price on states that the prior does not visit; beside --omega or --value, what a nat is worth."""
     value: bool = False
     """Count what is still to come after a plan's end, by a value that is fitted to the prior's episodes."""
-    samples: int = 32
-    """How many candidates are simulated before each action."""
-    horizon: int = 8
-    """How many steps each of them has."""
+    samples: int = 0
+    """How many candidates are simulated before each action; by default 32, or 150 for a tree where actions are
+    choices."""
+    horizon: int = 0
+    """How many steps each of them has; by default 8, or 50 for a tree."""
     hz: float | None = None
     """Decisions a second that are wanted: as many samples as this machine simulates in that time."""
     episodes: int = 2
@@ -280,6 +282,9 @@ class Plan(Acts):
         )  # fmt: skip
         for note in made.notes:
             terminal.say(note)
+        choices = made.planner.actions.kind == "discrete"
+        if choices and (self.hz is not None or self.live or self.distil):
+            raise UsageError("a tree of choices goes without --hz, --live and --distil")
         if self.hz is not None:
             made = paced(made, self.hz)
             search = made.planner.search
@@ -306,14 +311,19 @@ class Plan(Acts):
         told = {
             "decisions_a_second": tally.rate,
             "real_time": tally.rate * planner.model.seconds,
-            "effective_samples": tally.effective / tally.decisions,
             "prior_kept": tally.kept / tally.decisions,
             "broken_down": tally.failed,
         }
+        if not choices:
+            told["effective_samples"] = tally.effective / tally.decisions
         terminal.say(
             f"{told['decisions_a_second']:.3g} decisions a second, {told['real_time']:.2g} times real time; "
-            f"{told['effective_samples']:.3g} of {search.samples} samples count; in {told['prior_kept']:.1%} of the "
-            "decisions none was better than the prior's own plan"
+            + (
+                f"in {told['prior_kept']:.1%} of the decisions it chose what the prior would"
+                if choices
+                else f"{told['effective_samples']:.3g} of {planner.search.samples} samples count; in "
+                f"{told['prior_kept']:.1%} of the decisions none was better than the prior's own plan"
+            )
         )
         if tally.failed:
             terminal.say(f"{tally.failed:,} simulations broke down, and were left out")

@@ -199,6 +199,7 @@ def evaluate(
         addon = combined(wishes) if wishes else None
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
+    backend = getattr(agent, "backend", backend) if backend == "auto" else backend  # a planner may need one
     env = observing(env, agent.observation_size, backend)
     with closing(make_envs(env, min(episodes, MOST_ENVS), seed, backend)) as envs:
         check_fit(agent, envs)

@@ -58,6 +58,11 @@ class GymnasiumEnvs:
         self._check_one_step(space)
 
     @property
+    def each(self) -> list[Any]:
+        """The environments themselves."""
+        return [one.env for one in self._envs.envs]  # type: ignore[attr-defined]
+
+    @property
     def limit(self) -> int | None:
         env, name = self._envs.envs[0], "_max_episode_steps"  # of Gymnasium's TimeLimit
         known = hasattr(env, "has_wrapper_attr") and env.has_wrapper_attr(name)  # a class like Gymnasium's may lack it

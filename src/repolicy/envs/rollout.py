@@ -17,7 +17,7 @@ from torch import Tensor
 
 from repolicy.envs.step import Chunk, Envs, Info, Step, own_numbers, stacked
 from repolicy.errors import NumericError
-from repolicy.policies.policy import Agent, Recalling
+from repolicy.policies.policy import Agent, Recalling, Watching
 
 
 class Transitions(NamedTuple):
@@ -181,6 +181,8 @@ class Collector:
     @torch.no_grad()
     def collect(self, agent: Agent, deterministic: bool = False) -> Rollout:
         """Take T steps with sampled actions, or with the mode of each distribution."""
+        if isinstance(agent, Watching):
+            agent.watch(self.envs)
         act = agent.actor(self.n_steps, self.envs.count, None if deterministic else self.generator)
         recalling = act if isinstance(act, Recalling) else None
         if recalling is not None and self._memory is not None:

@@ -11,7 +11,9 @@ from repolicy.envs.names import EnvLike, env_name
 from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.planning.choosing import chosen
-from repolicy.planning.mujoco_model import MujocoModel
+from repolicy.planning.copies import CopyModel
+from repolicy.planning.model import Model
+from repolicy.planning.mujoco_model import CannotBatchError, MujocoModel
 from repolicy.planning.planner import Planner, Search
 from repolicy.planning.scoring import Score
 from repolicy.planning.value import fitted_value
@@ -87,8 +89,10 @@ def planned(
     if start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, and a planner asks its prior in every simulated step")
     policy = start.saved.policy
-    if policy.actions.kind == "discrete":
-        raise UsageError(f"{start.name} makes choices, and planning is for actions that are numbers")
+    choices = policy.actions.kind == "discrete"
+    if choices and (len(policy.actions.sizes) > 1 or value):
+        what = "makes several choices at once" if len(policy.actions.sizes) > 1 else "makes choices"
+        raise UsageError(f"{start.name} {what}: a tree is for one choice a step, and has no use for --value")
     place, wishes = start.env(trust) if env is None else env_name(env), names(addon)
     if not wishes:
         raise UsageError("a planner needs a wish: name an add-on")
@@ -99,8 +103,8 @@ def planned(
             f"add-on {wish.with_past[0]!r} has a past, and a planner's simulations begin without one: customize with it"
         )
     check_fit(policy, probed(place), "the prior")
-    notes, settings = list[str](), Settings()
-    tries = omega is None and states is None and not value
+    notes, settings, search = list[str](), Settings(), search.filled(choices)
+    tries = omega is None and states is None and not value and not choices
     if omega is None or states is None:
         weights, _, reward, _ = Weighing(start.saved, place, wishes, settings, say).weights("--omega and --states")
         if weights is None:
@@ -110,7 +114,7 @@ def planned(
         omega = weights.omega if omega is None else omega
         states = weights.states if states is None else states
         notes.append(f"omega is {omega:.3g} and states {states:.3g}, by what a nat of the prior is worth of {reward}")
-    model = MujocoModel(place)
+    model = model_of(place, choices, search.seed, notes)
     score = Score(wish, omega, states, search.discount, density_of(policy, place) if states else None, None)
     with one_thread():
         if tries:
@@ -120,6 +124,16 @@ def planned(
         elif value:
             score = replace(score, value=fitted_value(policy, place, score, search.seed))
     return Planned(Planner(policy, model, score, search), start.saved, place, wishes, tuple(notes))
+
+
+def model_of(env: str, choices: bool, seed: int, notes: list[str]) -> Model:
+    """Return what simulates an environment: MuJoCo in batches where that can be, else copies."""
+    if not choices:
+        try:
+            return MujocoModel(env)
+        except CannotBatchError as error:
+            notes.append(f"{error}: copies of it are simulated, which is slow")
+    return CopyModel(env, seed)
 
 
 def density_of(prior: Policy | MeanPrior, env: str) -> Density:

@@ -64,7 +64,7 @@ def words(score: Score) -> str:
 
 def paid(agent: Agent, prior: Policy, env: str, judge: Score) -> float:
     """Return what a judge pays an agent a step, in a few episodes. How these begin is not the agent's doing."""
-    with contextlib.closing(make_envs(env, ENVS, SEED)) as envs:
+    with contextlib.closing(make_envs(env, ENVS, SEED, getattr(agent, "backend", "auto"))) as envs:
         collector = Collector(envs, STEPS, torch.Generator(), keep_transitions=True)
         rollout = collector.collect(agent, deterministic=True)
     return float(rewards_of(prior, rollout, judge)[(rollout.ages > SKIPPED) | rollout.terminated].mean())

@@ -34,6 +34,7 @@ class Lesson:
 
     def __init__(self, planner: Planner, envs: Envs) -> None:
         self.planner, self.falls = planner, 0
+        planner.watch(envs)
         self._envs, self._seen, self._planning = envs, envs.reset(), planner.actor(1, envs.count)
 
     @torch.no_grad()
@@ -67,7 +68,7 @@ def distilled(planner: Planner, env: str, labels: int, seed: int = 0, say: Say =
     prior, steps = planner.prior, labels // (ROUNDS * ENVS)
     assert isinstance(prior, Policy)
     student, generator = frozen(prior).requires_grad_(True), torch.Generator().manual_seed(seed)
-    with one_thread(), closing(make_envs(env, ENVS, seed)) as envs:
+    with one_thread(), closing(make_envs(env, ENVS, seed, planner.backend)) as envs:
         lesson = Lesson(planner, envs)
         samples = lesson.labels(steps, None)
         for round_ in range(ROUNDS):

@@ -40,6 +40,8 @@ class Stage:
             self._env: Any = maker(made.env)()
         self._space = action_space(self._env.action_space, made.env)
         self._seen, _ = self._env.reset(seed=made.planner.search.seed)
+        self.each = [self._env]
+        made.planner.watch(self)
         self._planning = made.planner.actor(1, 1)
         self._means = {"old": 0.0, "wish": 0.0}
 

@@ -1,10 +1,10 @@
 """What a planner simulates with: many states at once, apart from the environment that is acted in."""
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from repolicy.envs.step import Info
+from repolicy.envs.step import Backend, Info
 
 
 class Simulated(NamedTuple):
@@ -18,10 +18,14 @@ class Simulated(NamedTuple):
 
 
 class Model(Protocol):
-    """A simulator whose state can be had from an observation."""
+    """A simulator."""
 
     name: str
     seconds: float  # that a step lasts
+    backend: Backend  # whose environments can be planned in
+
+    def watch(self, envs: Any) -> None:
+        """Hear of the environments that are acted in."""
 
     def states(self, observations: np.ndarray) -> np.ndarray:
         """Return the states `[N, S]` that are seen as observations `[N, O]`."""

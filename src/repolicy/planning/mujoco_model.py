@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs.names import maker
-from repolicy.envs.step import Info, action_space, native
+from repolicy.envs.step import Backend, Info, action_space, native
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.planning.model import Simulated
 
@@ -26,6 +26,11 @@ class CannotBatchError(UsageError):
 
 class MujocoModel:
     """The physics of one of Gymnasium's MuJoCo environments, from observations alone."""
+
+    backend: Backend = "auto"
+
+    def watch(self, envs: Any) -> None:
+        """Have no use for them: observations tell it all."""
 
     def __init__(self, name: str, threads: int = 1) -> None:
         import mujoco

@@ -1,17 +1,19 @@
 """A planner: an agent that looks for its actions in simulation, and needs no training."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from repolicy.envs.step import Backend
 from repolicy.errors import UsageError
 from repolicy.planning.model import Model
 from repolicy.planning.sampling import BASES, Base, between, correction, effective, normalized, temperature
 from repolicy.planning.scoring import Score, simulated
+from repolicy.planning.tree import Choosing
 from repolicy.policies.distributions import ActionSpace, Gaussian
 from repolicy.policies.policy import Policy
 from repolicy.priors.kinds import MeanPrior
@@ -21,10 +23,10 @@ from repolicy.priors.kinds import MeanPrior
 class Search:
     """How plans are looked for."""
 
-    samples: int = 32
-    """How many candidates are simulated for a decision: K."""
-    horizon: int = 8
-    """How many steps each of them has: T."""
+    samples: int = 0
+    """How many candidates are simulated for a decision: K. 0: 32, or 150 for a tree."""
+    horizon: int = 0
+    """How many steps each of them has: T. 0: 8, or 50 for a tree."""
     knots: int = 4
     """At how many points in time noise is drawn; it goes in straight lines in between. 0: at each step."""
     noise: float = 0.5
@@ -32,7 +34,7 @@ class Search:
     share: float = 0.15
     """The effective sample size that sets the temperature λ, as a share of the samples."""
     temperature: float | None = None
-    """λ itself, in place of that."""
+    """λ itself, in place of that; of a tree α̂, which is omega by default."""
     base: Base = "nominal"
     """What candidates are spread around before their scores count: nominal, uniform or zero."""
     closed: bool = True
@@ -44,10 +46,15 @@ class Search:
     seed: int = 0
     """Of the noise."""
 
+    def filled(self, choices: bool) -> "Search":
+        """Return the same with numbers in place of 0."""
+        samples, horizon = (150, 50) if choices else (32, 8)
+        return replace(self, samples=self.samples or samples, horizon=self.horizon or horizon)
+
     def __post_init__(self) -> None:
-        for name in ("samples", "horizon"):
-            if getattr(self, name) < (2 if name == "samples" else 1):
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be {2 if name == 'samples' else 1} or more")
+        for name, least in (("samples", 2), ("horizon", 1)):
+            if getattr(self, name) and getattr(self, name) < least:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be {least} or more")
         if self.base not in BASES:
             raise UsageError(f"there is no base {self.base!r}; choose from {', '.join(BASES)}")
         if not 0.0 < self.discount <= 1.0:
@@ -128,8 +135,17 @@ class Planner:
         sent = self.to_environment(self.actor(1, len(rows))(rows))
         return sent if np.ndim(observation) == 2 else sent[0]
 
-    def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "Planning":
-        return Planning(self, count, generator)
+    @property
+    def backend(self) -> Backend:
+        """Whose environments its model knows."""
+        return self.model.backend
+
+    def watch(self, envs: Any) -> None:
+        """Plan in copies of these environments, where its model is made of copies."""
+        self.model.watch(envs)
+
+    def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "Planning | Choosing":
+        return (Choosing if self.actions.kind == "discrete" else Planning)(self, count, generator)
 
     def to_environment(self, actions: np.ndarray) -> np.ndarray:
         return self.prior.to_environment(actions)

@@ -57,6 +57,13 @@ class Recalling(Protocol):
         """Note that in these environments `[N]` the next observation begins an episode."""
 
 
+@runtime_checkable
+class Watching(Protocol):
+    """An agent that looks into the environments in which it acts, as a planner that copies them."""
+
+    def watch(self, envs: Any) -> None: ...
+
+
 class Agent(Prior, Protocol):
     """Whatever acts: collectors, evaluations and films ask for no more than this."""
 

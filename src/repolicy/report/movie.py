@@ -29,7 +29,7 @@ from repolicy.envs.step import Envs
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON, counted
 from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.policy import Recalling
+from repolicy.policies.policy import Recalling, Watching
 from repolicy.priors.code import acting, is_plan
 from repolicy.priors.finding import find_policy
 from repolicy.readers.reading import Options
@@ -195,6 +195,8 @@ def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np
     check_fit(policy, batch)
     stride = max(1, round(native / FRAMES_A_SECOND))
     rate = native / stride
+    if isinstance(policy, Watching):
+        policy.watch(batch)
     act, observations, given = policy.actor(1, 1), batch.reset(), choices(shot, policy.actions)
 
     def go(steps: int) -> None:

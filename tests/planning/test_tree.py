@@ -1,0 +1,212 @@
+"""A tree of choices against the exact residual policy of small processes."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import repolicy
+from repolicy.cli.main import main
+from repolicy.envs.addons import Addon
+from repolicy.envs.evaluation import EVALUATION_SEED, run_episodes
+from repolicy.envs.gymnasium import GymnasiumEnvs
+from repolicy.errors import UsageError
+from repolicy.exact import MDP, evaluate, solve_residual
+from repolicy.objective import residual
+from repolicy.planning.copies import CopyModel
+from repolicy.planning.planner import Planner, Search
+from repolicy.planning.scoring import Score
+from repolicy.planning.tree import Tree
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy, PolicySpec
+
+HORIZON, DISCOUNT = 4, 0.9
+SURE = [[[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]]
+CHANCE = [[[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]], [[0.6, 0.4, 0.0], [0.0, 0.7, 0.3]], [[0.5, 0.0, 0.5], [0.1, 0.0, 0.9]]]
+ADDON = torch.tensor([[0.0, -0.3], [1.0, -1.0], [0.5, -0.3]], dtype=torch.float64)
+LOGITS = torch.tensor([[0.5, -1.0], [1.5, 0.0], [0.0, 0.7]], dtype=torch.float64)
+
+
+class Process(gymnasium.Env[Any, Any]):
+    """A process of three states, which are seen as three numbers."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+    transitions: Any = CHANCE
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.state = 0
+        return np.eye(3, dtype=np.float32)[self.state], {}
+
+    def step(self, action):
+        self.state = self.np_random.choice(3, p=self.transitions[self.state][action])
+        return np.eye(3, dtype=np.float32)[self.state], 0.0, False, False, {}
+
+
+class SureProcess(Process):
+    transitions = SURE
+
+
+def prior() -> Policy:
+    policy = Policy(PolicySpec(3, ActionSpace("discrete", (2,)), "categorical", hidden=()))
+    with torch.no_grad():
+        policy.network.weights[0].copy_(LOGITS.T)
+        policy.network.biases[0].zero_()
+    return policy
+
+
+def wish(sign: float):
+    def paid(observations, actions, next_observations, info):
+        return sign * np.take_along_axis(observations @ ADDON.numpy(), actions.astype(int), -1)[..., 0]
+
+    return paid
+
+
+def planner(env: type, omega: float, alpha: float, sign: float, samples: int, **score) -> Planner:
+    asked = Score(Addon(("wish",), (wish(sign),), (1.0,)), omega, 0.0, DISCOUNT, None, None)
+    search = Search(samples=samples, horizon=HORIZON, temperature=alpha)
+    return Planner(prior(), CopyModel(f"{__name__}:{env.__name__}"), replace(asked, **score), search)
+
+
+def off_by(made: Planner, env: type, omega: float, alpha: float, sign: float, horizon: int = HORIZON) -> float:
+    """Total variation between the root's policy and the exact one."""
+    mdp = MDP(env.transitions, torch.zeros(3, 2), [1.0, 0.0, 0.0], DISCOUNT, horizon, sign * ADDON)
+    wanted = solve_residual(mdp, residual(omega, alpha), LOGITS.log_softmax(-1)).policy[0, 0].numpy()
+    tree, state, seen = grown(made)
+    found = np.exp(tree.log_policy(tree.root(0, state, seen)))
+    assert found.sum() == pytest.approx(1.0)
+    return 0.5 * float(np.abs(found - wanted).sum())
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize(("omega", "alpha"), [(0.5, 0.5), (0.9, 0.3), (0.2, 0.6)])
+def test_the_root_decides_as_the_exact_residual_policy(omega, alpha, sign):
+    """The leaves' own values must be right where omega is not alpha, or the last steps would be off."""
+    few, many = (
+        off_by(planner(SureProcess, omega, alpha, sign, n), SureProcess, omega, alpha, sign) for n in (30, 2_000)
+    )
+    assert many < min(few, 1e-3)
+
+
+@pytest.mark.parametrize(("omega", "alpha", "sign"), [(0.9, 0.3, 1.0), (0.2, 0.6, -1.0)])
+def test_so_it_does_where_there_is_chance(omega, alpha, sign):
+    assert off_by(planner(Process, omega, alpha, sign, 3_000), Process, omega, alpha, sign) < 0.02
+
+
+@pytest.mark.parametrize(("omega", "alpha"), [(0.9, 0.3), (0.2, 0.6)])
+def test_a_leaf_that_is_not_grown_is_worth_what_the_prior_is(omega, alpha):
+    """By the exact values of the prior, which a single step ahead then improves on."""
+    mdp = MDP(SURE, torch.zeros(3, 2), [1.0, 0.0, 0.0], DISCOUNT, HORIZON, ADDON)
+    wanted = evaluate(mdp, residual(omega, alpha), LOGITS.log_softmax(-1), LOGITS.log_softmax(-1)).v[0, 0]
+    tree, state, seen = grown(planner(SureProcess, omega, alpha, 1.0, 2))
+    leaves = [tree.value(tree.leaf(state, seen, HORIZON)) for _ in range(3_000)]
+    assert np.mean(leaves) == pytest.approx(float(wanted), abs=4.0 * np.std(leaves) / len(leaves) ** 0.5)
+
+
+def test_a_value_stands_for_what_is_still_to_come():
+    mdp = MDP(SURE, torch.zeros(3, 2), [1.0, 0.0, 0.0], DISCOUNT, HORIZON - 1, ADDON)
+    ahead = solve_residual(mdp, residual(0.9, 0.3), LOGITS.log_softmax(-1)).v[0].numpy()
+    made = planner(SureProcess, 0.9, 0.3, 1.0, 50, value=lambda observations: observations @ ahead)
+    made = replace(made, search=replace(made.search, horizon=1))
+    assert off_by(made, SureProcess, 0.9, 0.3, 1.0) < 1e-5
+
+
+def grown(made: Planner) -> tuple[Tree, Any, np.ndarray]:
+    envs = GymnasiumEnvs(made.model.name, 1, 0)
+    seen = envs.reset()
+    made.watch(envs)
+    return Tree(made, 1), envs.each[0], seen
+
+
+def test_it_plans_beside_the_environment_and_keeps_what_it_knows():
+    made = planner(Process, 0.5, 0.5, 1.0, 40)
+    watched, other = (GymnasiumEnvs(made.model.name, 2, 0) for _ in range(2))
+    seen, apart = watched.reset(), other.reset()
+    made.watch(watched)
+    acting = made.actor(1, 2)
+    for _ in range(5):
+        actions = acting(seen)
+        kept = [sum(outcome.count for outcome in known.values()) for known in acting.memory.known]
+        seen, apart = watched.step(actions).observations, other.step(actions).observations
+        assert np.array_equal(seen, apart)
+        assert min(kept) > 1
+    node = acting.memory.known[0][seen[0].tobytes() + bytes([False])].node
+    before = node.visits.sum()
+    acting(seen)
+    assert node.visits.sum() == before + 40 > 40
+    acting.begin_anew(np.array([True, False]))
+    assert not acting.memory.known[0]
+
+
+def test_the_same_seed_makes_the_same_episodes():
+    made = planner(Process, 0.5, 0.5, 1.0, 20)
+    one, same = (
+        run_episodes(made, GymnasiumEnvs(made.model.name, 2, 0), 2, addon=made.score.addon, longest=12)
+        for _ in range(2)
+    )
+    assert np.array_equal(one.addon, same.addon)
+    other = replace(made, search=replace(made.search, samples=21))
+    assert not np.array_equal(one.log_policy, run_episodes(
+        other, GymnasiumEnvs(made.model.name, 2, 0), 2, longest=12
+    ).log_policy)  # fmt: skip
+
+
+class Cliff(SureProcess):
+    """The second choice ends the episode, at the best price there is."""
+
+    def step(self, action):
+        seen, *_ = super().step(action)
+        return seen, 0.0, bool(action), False, {}
+
+
+def test_an_end_is_no_way_out():
+    made = planner(Cliff, 0.5, 0.5, -1.0, 100)
+    tree, state, seen = grown(made)
+    assert np.exp(tree.log_policy(tree.root(0, state, seen)))[1] < 1e-6
+
+
+STATE = [0]
+
+
+class Shared(Process):
+    """Its state is one for all that are made of it."""
+
+    def step(self, action):
+        STATE[0] += 1
+        return np.full(3, STATE[0] % 7, np.float32), 0.0, False, False, {}
+
+
+def test_what_cannot_be_planned_is_one_sentence():
+    made = planner(Process, 0.5, 0.5, 1.0, 20)
+    with pytest.raises(UsageError, match="a copy goes elsewhere"):
+        CopyModel(f"{__name__}:Shared")
+    with pytest.raises(UsageError, match=r"call its watch\(envs\) first"):
+        made.act(np.zeros(3))
+    with pytest.raises(UsageError, match="take Gymnasium's"):
+        made.watch(object())
+    with pytest.raises(UsageError, match="temperature is 0"):
+        planner(Process, 0.0, None, 1.0, 20).actor(1, 1)  # type: ignore[arg-type]
+
+
+def test_the_command_plans_choices(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("from test_tree import Process\ndef wish(o, a, n, i): return n[..., 0] * 1.0\n")
+    save_policy(tmp_path / "prior.safetensors", prior(), {})
+    mine, out = f"{tmp_path / 'mine.py'}", tmp_path / "plan"
+    words = ["plan", str(tmp_path / "prior.safetensors"), "--env", f"{mine}:Process", "--addon", f"{mine}:wish"]
+    words += ["--omega", "0.5", "--states", "0", "--samples", "20", "--horizon", "4", "--episodes", "1", "--steps", "9"]
+    main([*words, "--out", str(out), "--json"])
+    captured = capsys.readouterr()
+    assert "it chose what the prior would" in captured.err
+    found = repolicy.evaluate(out, episodes=1, longest=9, seed=EVALUATION_SEED, trust=True)
+    assert found.backend == "gymnasium"
+    assert json.loads(captured.out)["planner"]["addon_reward"]["mean"] == pytest.approx(float(found.addon[0]))
+    for more, why in ((["--live"], "goes without --hz"), (["--value"], "no use for --value")):
+        with pytest.raises(SystemExit):
+            main([*words, *more, "--out", str(out)])
+        assert why in capsys.readouterr().err
