@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from repolicy.policies.policy import Policy
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Range
 from repolicy.rql import ResidualDQN, ResidualSAC, Settings, customize, train
-from repolicy.rql.customizing import Request, _alpha_of_task
+from repolicy.rql.customizing import Request, _alpha_of_task, check_memory
 from repolicy.rql.hyperparameters import TASKS, customize_defaults, train_defaults
 from repolicy.runs.folder import RunFolder
 
@@ -187,6 +188,13 @@ def test_bad_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtur
         found, said = refused(capsys, *words, *out)
         assert (found, sentence in said) == (code, True), said
         assert not (tmp_path / "out").exists()
+
+
+def test_a_buffer_that_no_memory_holds_is_said_before() -> None:
+    wide = SimpleNamespace(observation_space=spaces.Box(-1, 1, (10**6,)), action_space=spaces.Box(-1, 1, (2,)))
+    check_memory(1_000, wide)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="takes 8,000 GB, and this machine has .* --buffer"):
+        check_memory(1_000_000, wide)  # type: ignore[arg-type]
 
 
 def test_a_deterministic_policy_is_no_prior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

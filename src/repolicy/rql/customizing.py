@@ -7,6 +7,7 @@ the bits that it would have ended in anyway.
 
 import hashlib
 import math
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -274,12 +275,25 @@ def _algorithm(request: Request, prior: Policy | None) -> Any:
     from repolicy.rql.algorithms import ResidualDQN, ResidualSAC
 
     made = _environment(request)
+    check_memory(request.settings.buffer, made)
     if isinstance(made.action_space, gymnasium.spaces.Discrete):
         return ResidualDQN(made, request.objective, prior, request.settings)
     actor = None
     if prior is not None and prior.actions.kind == "continuous" and not prior.family.squashes:
         actor = seeded(spec_of(prior, request.env, squashes=True), request.settings.seed)
     return ResidualSAC(made, request.objective, prior, request.settings, actor)
+
+
+def check_memory(transitions: int, env: gymnasium.Env[Any, Any]) -> None:
+    """Raise where a buffer of so many transitions is larger than this machine's memory."""
+    seen, width = (gymnasium.spaces.flatdim(space) for space in (env.observation_space, env.action_space))
+    needed = 4 * transitions * (2 * seen + width + 3)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise UsageError(
+            f"a buffer of {transitions:,} transitions takes {needed / 1e9:,.0f} GB, and this machine has "
+            f"{there / 1e9:,.0f} GB of memory: name fewer with --buffer"
+        )
 
 
 def _begun_as_prior(model: Any, request: Request) -> list[str]:
