@@ -23,6 +23,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.code import acting
 from repolicy.readers.reading import Options
+from repolicy.report.verdict import number
 from repolicy.wishes.keys import TerminalKeys, WindowKeys
 from repolicy.wishes.learning_loop import Teaching, alone, infer, learn_wish, record, response
 from repolicy.wishes.record import Labels, Record, RecordFile, Step, windows
@@ -213,6 +214,14 @@ def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> Non
     assert (tmp_path / "round-0" / "record.jsonl").stat().st_mtime_ns == kept
     assert (tmp_path / "round-1" / "run-1" / "policy.safetensors").exists()
     assert open_wish(str(tmp_path / "round-1" / "wish-1.safetensors")).theta.shape == (1,)
+    page = (tmp_path / "report.html").read_text()
+    records = [Record.read(tmp_path / f"round-{number}" / "record.jsonl") for number in range(3)]
+    shares = [record.person.mean() for record in records]
+    assert all(f"<td>{share:.1%}</td>" in page for share in shares)
+    had = [open_wish(str(tmp_path / f"round-{number}" / "wish-1.safetensors")) for number in (0, 1)]
+    assert all(f"<td>{wish.theta[0]:.3g} ± {wish.covariance[0, 0] ** 0.5:.2g}</td>" in page for wish in had)
+    means = records[0].action[~records[0].person].mean(), records[2].action[~records[2].person].mean()
+    assert all(f"{who}: mean {number(mean)}" in page for who, mean in zip(("prior", "customized"), means, strict=True))
     calm = learn_wish(teaching, tmp_path / "calm", push, rounds=2, wants=lambda o, a, acts: False, steps=120)
     assert [(each.rate, each.policy) for each in calm] == [(0.0, str(policy))]
 

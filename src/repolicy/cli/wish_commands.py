@@ -284,4 +284,7 @@ class LearnWish(Beside, Command):
         reached = bool(told) and told[-1] < self.rate
         if reached:
             Terminal().say(f"{rounds[-1].policy} does as you wish")
-        return {"folder": str(out), "env": env, "rates": told, "reached": reached}
+        report = str(out / "report.html") if told else None
+        if report:
+            Terminal().say(f"the rounds are in {report}")
+        return {"folder": str(out), "env": env, "rates": told, "reached": reached, "report": report}

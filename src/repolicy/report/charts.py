@@ -121,8 +121,8 @@ def charts(figures: Sequence[str]) -> str:
     return f'<div class="charts">{"".join(figures)}</div>'
 
 
-def histogram(series: Mapping[str, np.ndarray], what: str) -> str:
-    """Return how the episodes spread, a row for each of the series (its name is its color), on one axis."""
+def histogram(series: Mapping[str, np.ndarray], what: str, of: str = "episodes") -> str:
+    """Return how episodes, or steps, spread: a row for each of the series, whose name is its color, on one axis."""
     values = np.concatenate(list(series.values()))
     low, high = float(values.min()), float(values.max())
     if high - low < 1e-9 * max(1.0, abs(high)):
@@ -139,7 +139,7 @@ def histogram(series: Mapping[str, np.ndarray], what: str) -> str:
                 tall = (row - 36) * count / counts.max()
                 drawn += (
                     f'<rect class="{name}" x="{_f(axes.x(left) + 0.5)}" width="{_f(axes.x(right) - axes.x(left) - 1)}" '
-                    f'y="{_f(base - tall)}" height="{_f(tall)}"><title>{count} of {len(sample)} episodes</title></rect>'
+                    f'y="{_f(base - tall)}" height="{_f(tall)}"><title>{count} of {len(sample)} {of}</title></rect>'
                 )
         mean, top = float(sample.mean()), base - row + 22
         x, right = axes.x(mean), axes.x(mean) > 0.5 * axes.width

@@ -24,6 +24,7 @@ from repolicy.readers.reading import Options
 from repolicy.wishes.inference import beyond_start, inferred, weights
 from repolicy.wishes.pairs import fingerprint, one_env
 from repolicy.wishes.record import Labels, Record, RecordFile, windows
+from repolicy.wishes.rounds_page import write_rounds
 from repolicy.wishes.takeover import Act, Keys, Takeover, Wants
 
 ENVS, STEPS = 16, 1000  # of the policy alone, beside what a person did
@@ -123,7 +124,8 @@ def infer(
     person, counts, ours = windows(joined, described, length, (labels or Labels()).weights(joined))
     policy, _, theirs = windows(usual, described, length, np.ones(len(usual.person)))
     if len(person) < 2:
-        raise UsageError(f"the record has {counted(len(person), 'window')} of {length} steps that count: record more")
+        few = f"the record has {counted(len(person), 'window')} of {length} steps that count"
+        raise UsageError(f"{few}: record more, or name a smaller --length or --settle")
     if earlier is not None and earlier.theta.shape != (person.shape[1],):
         raise UsageError("the earlier wish has other features")
     chances = (counts / counts.sum(), np.full(len(policy), 1 / len(policy)))
@@ -233,6 +235,7 @@ def learn_wish(
         say: hears how far it is.
     """
     now, done, records = Taught(teaching.prior, None, teaching.alpha), list[Round](), list[Record]()
+    wishes = list[LearntWish | None]()
     for number in range(rounds):
         folder, seed = out / f"round-{number}", teaching.seed + 1000 * number
         found = acting(now.policy, Options(), teaching.trust)
@@ -244,6 +247,8 @@ def learn_wish(
             break
         say(f"round {number}: the person acted in {last.rate:.1%} of {len(last.person):,} steps")
         done.append(Round(last.rate, int(last.person.sum()), now.policy))
+        wishes.append(now.wish)
+        write_rounds(out, teaching.features, records, wishes, rate)
         if last.rate < rate or number == rounds - 1:
             break
         now = teaching.taught(records, now, folder, say)
