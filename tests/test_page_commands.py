@@ -82,7 +82,7 @@ def understood(words: list[str]) -> None:
     if "--help" not in words:
         commands = cli.COMMANDS
         if words[0] in cli.GROUPS:
-            commands, words = {**cli._members(words[0])}, words[1:]
+            commands, words = {**cli.GROUPS[words[0]][1]}, words[1:]
         read(commands[words[0]], cli._words(words[1:]), "repolicy")
 
 

@@ -18,7 +18,7 @@ from repolicy.readers.reading import Options
 from repolicy.runs.settings import Settings
 
 EVERY = cli.COMMANDS | {
-    f"{group} {name}": command for group in cli.GROUPS for name, command in cli._members(group).items()
+    f"{group} {name}": command for group, (_, commands) in cli.GROUPS.items() for name, command in commands.items()
 }
 
 

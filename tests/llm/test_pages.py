@@ -17,7 +17,7 @@ from experiments.llm import toy
 from experiments.llm.__main__ import PROGRAMS
 from experiments.llm.__main__ import main as experiment
 from repolicy.cli import main as cli
-from repolicy.cli.llm_command import COMMANDS
+from repolicy.cli.group_commands import LLM
 from repolicy.cli.options import read
 from repolicy.llm.losses import token_rewards
 from repolicy.objective import residual
@@ -92,7 +92,7 @@ def test_the_commands_run_with_the_tiny_model(
 def test_commands_are_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(line)
     if words[:2] == ["repolicy", "llm"]:
-        command = read(COMMANDS[words[2]], words[3:], "repolicy")
+        command = read(LLM[words[2]], words[3:], "repolicy")
         assert command.prior
     elif words[:3] == ["python", "-m", "experiments.llm"]:
         assert words[3:] in ([name] for name in (*PROGRAMS, "tiny"))

@@ -1,7 +1,6 @@
 """The command line: from words to a command, and from an error to one sentence and an exit code."""
 
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from repolicy.cli.about import Addons, Bench, Doctor, Report
 from repolicy.cli.dial_commands import Dial, Sweep
+from repolicy.cli.group_commands import LLM, RQL
 from repolicy.cli.options import Command, Positional, complete, options, page, read
 from repolicy.cli.policy_commands import Evaluate, Export, Imitate, Inspect, Push, Render
 from repolicy.cli.run_commands import Customize, Train, speaks
@@ -70,13 +70,10 @@ COMMANDS: dict[str, Any] = {
     "completion": Completion,
 }
 
-# repolicy GROUP COMMAND: what a group is for, and the module whose COMMANDS it has.
-GROUPS = {
-    "llm": (
-        "Language models: text with the dial turned, and what models are worth beside their prior.",
-        "repolicy.cli.llm_command",
-    ),
-    "rql": ("Residual Q-learning: train a soft policy, or customize one.", "repolicy.cli.rql_command"),
+# repolicy GROUP COMMAND: what a group is for, and its commands.
+GROUPS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "llm": ("Language models: text with the dial turned, and what models are worth beside their prior.", LLM),
+    "rql": ("Residual Q-learning: train a soft policy, or customize one.", RQL),
 }
 
 
@@ -86,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     `compare` exits with 3 where the new policy is worse, or that cannot be told.
     """
     if "_ARGCOMPLETE" in os.environ:
-        complete(COMMANDS, {group: _members(group) for group in GROUPS})
+        complete(COMMANDS, {group: commands for group, (_, commands) in GROUPS.items()})
     with caught(), terminated_as_interrupted(), full_stdout_is_an_error():
         _run(list(sys.argv[1:] if arguments is None else arguments))
 
@@ -116,10 +113,11 @@ def _run(arguments: list[str]) -> None:
 
 
 def _in_group(group: str, *arguments: str) -> Any:
-    """Return a command of a group. The group's module is slow to import, so it is imported only here."""
-    commands = _members(group)
+    """Return a command of a group."""
+    what, commands = GROUPS[group]
     if not arguments or arguments[0] in HELP:
-        print(_group_overview(group, commands))
+        lines = [f"usage: repolicy {group} COMMAND ...", "", what, "", *_listed(commands), ""]
+        print("\n".join([*lines, f"repolicy {group} COMMAND --help lists a command's options. All take --json."]))
         sys.exit(0 if arguments else 2)
     return _parsed(arguments[0], list(arguments[1:]), commands, f"repolicy {group}")
 
@@ -175,17 +173,6 @@ def _overview() -> str:
     lines += [f"  {name:10s} {what}" for name, (what, _) in GROUPS.items()]
     lines += ["", "repolicy COMMAND --help lists a command's options. All take --json."]
     return "\n".join(lines)
-
-
-def _members(group: str) -> Mapping[str, Any]:
-    """Return the commands of a group."""
-    commands: Mapping[str, Any] = importlib.import_module(GROUPS[group][1]).COMMANDS
-    return commands
-
-
-def _group_overview(group: str, commands: Mapping[str, Any]) -> str:
-    lines = [f"usage: repolicy {group} COMMAND ...", "", GROUPS[group][0], "", *_listed(commands)]
-    return "\n".join([*lines, "", f"repolicy {group} COMMAND --help lists a command's options. All take --json."])
 
 
 def _listed(commands: Mapping[str, Any]) -> list[str]:
