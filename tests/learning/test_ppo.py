@@ -108,7 +108,7 @@ def test_the_vanilla_gradient_knows_no_ratio() -> None:
     found = gradient_of(made, batch, settings=replace(SETTINGS, surrogate="vanilla", epochs=1))[: made.actor_size]
     score = (batch.advantages * made.policy.distribution(batch.inputs).log_prob(batch.actions)).mean()
     torch.testing.assert_close(found, gradient(made, -score)[: made.actor_size], atol=1e-6, rtol=1e-4)
-    with pytest.raises(UsageError, match="epochs is 5, but the vanilla policy gradient .* add --epochs 1"):
+    with pytest.raises(UsageError, match="epochs is 5, and the vanilla .* add --epochs 1"):
         Settings(surrogate="vanilla").resolved()
 
 

@@ -93,9 +93,7 @@ def test_a_resumed_run_takes_the_copy_that_it_made(tmp_path: Path, monkeypatch: 
     assert run(path, tmp_path / "run", resume=True).finished
     rsl_rl(path, std=0.4)
     monkeypatch.undo()
-    with pytest.raises(
-        UsageError, match="began with another prior: name what the first command named, or .*prior.safetensors"
-    ):
+    with pytest.raises(UsageError, match="began with another prior: name that one, or .*prior.safetensors"):
         run(path, tmp_path / "run", resume=True)
 
 

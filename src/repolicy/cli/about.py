@@ -122,21 +122,21 @@ class Doctor(Command):
 
 
 def _show(figures: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    title = f"{figures['env']} ({figures['backend']}), {counted(figures['ranks'], 'rank')}, {figures['steps']:,} steps"
-    table = Table("", "", title=title, title_justify="left", show_header=False)
-    table.add_row("physics alone", f"{figures['physics_steps_per_second']:,.0f} steps a second")
-    table.add_row("training, end to end", f"{figures['training_steps_per_second']:,.0f} steps a second")
-    table.add_row("share of the physics", f"{figures['share']:.3f}")
-    table.add_row("… without evaluation and checkpoint", f"{figures['share_without_evaluation']:.3f}")
-    spread = figures["slice_shares"]
-    table.add_row("… of the slices", f"{spread['min']:.3f} – {spread['max']:.3f}")
-    where = ", ".join(f"{name} {share:.0%}" for name, share in figures["training_is"].items())
-    table.add_row("where training's time goes", where)
-    table.add_row("its physics take", f"{figures['physics_in_training']:.2f} times what they take alone")
-    table.add_row("memory", f"{figures['memory_mb_a_rank']:,.0f} MB a rank")
-    Terminal().print(table)
+    spread, terminal = figures["slice_shares"], Terminal()
+    ranks, steps = counted(figures["ranks"], "rank"), f"{figures['steps']:,} steps"
+    terminal.say(f"{figures['env']} ({figures['backend']}), {ranks}, {steps}")
+    terminal.facts(
+        {
+            "physics alone": f"{figures['physics_steps_per_second']:,.0f} steps a second",
+            "training, end to end": f"{figures['training_steps_per_second']:,.0f} steps a second",
+            "share of the physics": f"{figures['share']:.3f}",
+            "… without evaluation and checkpoint": f"{figures['share_without_evaluation']:.3f}",
+            "… of the slices": f"{spread['min']:.3f} – {spread['max']:.3f}",
+            "where training's time goes": ", ".join(f"{n} {share:.0%}" for n, share in figures["training_is"].items()),
+            "its physics take": f"{figures['physics_in_training']:.2f} times what they take alone",
+            "memory": f"{figures['memory_mb_a_rank']:,.0f} MB a rank",
+        }
+    )
 
 
 # What this installation can do ----------------------------------------------------------------------------------------

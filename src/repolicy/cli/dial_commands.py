@@ -62,9 +62,7 @@ class Dial(Command):
         if self.beside is not None and (self.at or [dial.name for dial in turning.trained] != ["omega"]):
             raise UsageError("--beside is for the report on a run with a range of omega and no other dial")
         if self.at and (self.env or self.addon or self.episodes is not None):
-            raise UsageError(
-                "--env, --addon and --episodes are for the report; with --at one position is kept, and none evaluated"
-            )
+            raise UsageError("--env, --addon and --episodes are for the report; with --at nothing is evaluated")
         return self._one(turning) if self.at else self._all(turning)
 
     def _one(self, turning: "Turning") -> dict[str, Any]:
@@ -128,9 +126,7 @@ def _asked(at: tuple[str, ...]) -> tuple[float | None, dict[str, float]]:
         try:
             value = float(number)
         except ValueError:
-            raise UsageError(
-                f"--at is {text!r}; it must be a number or, of several dials, NAME=NUMBER for each"
-            ) from None
+            raise UsageError(f"--at is {text!r}; it must be a number or NAME=NUMBER") from None
         if name in values or (not name and len(at) > 1):
             raise UsageError(f"--at {text}: give one number, or, of several dials, NAME=NUMBER once for each")
         values[name] = value

@@ -6,7 +6,6 @@ imported before a command runs, so that `--help` answers at once.
 
 import contextlib
 import shlex
-import sys
 import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -133,9 +132,9 @@ class Render(Acts):
                 own = Path(folder, "policy.safetensors")
                 write_bytes(own, own_bytes(read_policy(path, self.reading)))
                 shot = replace(shot, policy=str(own))
-            [content] = films([shot], lambda sentence: print(sentence, file=sys.stderr))
+            [content] = films([shot], Terminal().say)
         write_bytes(out, content)
-        print(f"film: {out}", file=sys.stderr)
+        Terminal().say(f"film: {out}")
         return {"file": str(out), "env": env, "seconds": self.seconds}
 
 
@@ -172,7 +171,7 @@ class Export(OfPolicy):
         from repolicy.priors.opening import read_policy
 
         warn_of_unfinished(self.policy)
-        suffix = "" if self.out is None else self.out.suffix.lower()
+        say, suffix = Terminal().say, "" if self.out is None else self.out.suffix.lower()
         path, ending = find_policy(self.policy), BY_SUFFIX.get(suffix)
         format = self.format or ending or "onnx"
         if suffix and not (ending or self.format):
@@ -185,21 +184,17 @@ class Export(OfPolicy):
         if format == "onnx" and str(through.get("decoder")).endswith(".onnx"):
             if self.env is None:
                 env_of(saved.card, path, self.trust)  # which refuses a path that nobody typed or trusts
-            difference = export_composed(
-                saved.policy, Path(through["decoder"]), through["noise"], through["chunk"], out
-            )
-            print(
-                f"exported: {out}, onnx, observations and noise to actions, equal within {difference:.1g}",
-                file=sys.stderr,
-            )
+            noise, chunk = through["noise"], through["chunk"]
+            difference = export_composed(saved.policy, Path(through["decoder"]), noise, chunk, out)
+            say(f"exported: {out}, onnx, observations and noise to actions, equal within {difference:.1g}")
             return {"file": str(out), "format": format, "difference": difference}
         told: dict[str, Any] = {}
         with contextlib.suppress(UsageError) if self.env is None else contextlib.nullcontext():
             told = contract(observing(self.env or env_of(saved.card, path), saved.policy.spec.observation_size))
         difference = export(saved.policy, out, format, prior=saved.prior, card=saved.card, told=told)
         if through:
-            print("what comes out is a generative policy's noise, and no action: decode it", file=sys.stderr)
-        print(f"exported: {out}, {format}, equal to the policy within {max(difference, 1e-9):.1g}", file=sys.stderr)
+            say("what comes out is a generative policy's noise, and no action: decode it")
+        say(f"exported: {out}, {format}, equal to the policy within {max(difference, 1e-9):.1g}")
         return {"file": str(out), "format": format, "difference": difference}
 
 

@@ -1,7 +1,6 @@
 """The commands that train: from nothing, and from a prior."""
 
 import shlex
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -81,7 +80,7 @@ class Train(Run):
         if result.finished and speaks():
             env = ["--env", self.env] if ":" in self.env else []  # code, which is named again
             words = shlex.join(["repolicy", "customize", str(result.folder), *env, "--addon", "FILE.py:FUNCTION"])
-            print(f"to give it a wish: {words}", file=sys.stderr)
+            Terminal().say(f"to give it a wish: {words}")
         return values
 
     def wanted(self) -> Objective | None:
@@ -210,7 +209,7 @@ def ended(result: "Result") -> dict[str, Any]:
         steps = f"the checkpoint at {latest[1]['steps']:,}" if latest else "the start: there is no checkpoint yet"
         sentence = f"stopped after {result.steps:,} steps in {folder}; --resume goes on from {steps}"
     if speaks():
-        print(sentence, file=sys.stderr)
+        Terminal().say(sentence)
     return {"folder": str(folder), "steps": result.steps, "finished": result.finished, "metrics": result.last}
 
 

@@ -99,10 +99,8 @@ def _options(given: tuple[str, ...]) -> Options:
         name, _, value = text.partition("=")
         key = name.replace("-", "_")
         if key not in known or not value or key in values:
-            raise UsageError(
-                f"--of-new is {text!r}; it must be NAME=VALUE, once for each, with one of "
-                f"{', '.join(each.replace('_', '-') for each in known)}"
-            )
+            names = ", ".join(known).replace("_", "-")
+            raise UsageError(f"--of-new is {text!r}; it must be NAME=VALUE, once for each, with one of {names}")
         try:
             values[key] = float(value) if key in ("std", "temperature") and value != "fit" else value
         except ValueError:

@@ -1,6 +1,7 @@
 """The commands that learn a wish which nobody writes down: ask, takeover, infer, learn-wish."""
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -143,9 +144,7 @@ class Infer(Beside, Acts):
             if getattr(self, name) in ("", None):
                 raise UsageError(f"a wish is inferred from a record beside its policy: name --{name}")
         if not any(record.person.any() for record in records):
-            raise UsageError(
-                "in the record nobody took over, so it tells no wish: the policy is as wanted, or record more"
-            )
+            raise UsageError("in the record nobody took over: the policy is as wanted, or record more")
         found = acting(self.policy, self.reading, self.trust)
         earlier, labels = open_wish(self.wish) if self.wish else None, Labels(self.before, self.settle, self.passed)
         assert self.alpha is not None
@@ -186,19 +185,15 @@ class Takeover(Acts):
         from repolicy.wishes.learning_loop import record
 
         found, env = self.acting(self.policy)
-        act, wants, keys = who(self.person, self.keys, env)
-        try:
-            with one_thread():
-                made = record(found, env, self.out, self.steps, act, wants, keys, self.seed, self.resume)
-        finally:
-            if keys is not None:
-                keys.close()
+        with one_thread(), who(self.person, self.keys, env) as (act, wants, keys):
+            made = record(found, env, self.out, self.steps, act, wants, keys, self.seed, self.resume)
         Terminal().say(f"{self.out}: {len(made.person):,} steps, {made.rate:.1%} of them yours")
         return {"file": str(self.out), "env": env, "steps": len(made.person), "rate": made.rate}
 
 
-def who(person: str, kind: str, env: str) -> tuple[Any, Any, Any]:
-    """Return (what the person does, whether they want to act, their keys)."""
+@contextmanager
+def who(person: str, kind: str, env: str) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield (what the person does, whether they want to act, their keys)."""
     from repolicy.loading import load_object
     from repolicy.wishes.keys import TerminalKeys, WindowKeys
     from repolicy.wishes.pairs import one_env
@@ -209,11 +204,12 @@ def who(person: str, kind: str, env: str) -> tuple[Any, Any, Any]:
         raise UsageError(f"the person {person!r} is not a function")
     wants = getattr(act, "wants", None)
     if wants is not None:
-        return act, wants, None
+        yield act, wants, None
+        return
     with closing(one_env(env)) as made:
         space = made.action_space
-    keys = TerminalKeys() if kind == "terminal" else WindowKeys()
-    return act or by_keys(keys, space), None, keys
+    with closing(TerminalKeys() if kind == "terminal" else WindowKeys()) as keys:
+        yield act or by_keys(keys, space), None, keys
 
 
 @dataclass(frozen=True)
@@ -271,15 +267,11 @@ class LearnWish(Beside, Command):
             Labels(self.before, self.settle, self.passed), self.length,
             {"steps": self.customize_steps, "seed": self.seed}, self.seed, self.trust, self.updates,
         )  # fmt: skip
-        act, wants, keys = who(self.person, self.keys, env)
-        try:
+        with who(self.person, self.keys, env) as (act, wants, keys):
             rounds = learn_wish(
                 teaching, out, act, wants=wants, keys=keys, steps=self.record_steps, rounds=self.rounds,
                 rate=self.rate, say=Terminal().say,
             )  # fmt: skip
-        finally:
-            if keys is not None:
-                keys.close()
         told = [each.rate for each in rounds]
         reached = bool(told) and told[-1] < self.rate
         if reached:

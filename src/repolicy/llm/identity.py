@@ -222,9 +222,8 @@ def require_same_weights(model: Any, reference: Any) -> None:
         same = other is not None and other.shape == parameter.shape and torch.equal(other.to(parameter), parameter)
         if not same:
             raise UsageError(
-                f"the model was changed after it was loaded ({name} is not what {reference.config._name_or_path} has), "
-                "so that folder is not its prior: save_pretrained the model and load it from there, or give the prior "
-                "that you mean (ref_model, or a peft_config, with which it is the model without its adapter)"
+                f"the model was changed after it was loaded ({name} is not what {reference.config._name_or_path} has): "
+                "save_pretrained it and load it from there, or give the prior that you mean (ref_model or peft_config)"
             )
 
 
@@ -275,9 +274,8 @@ def require_enough_prompts(dataset: Any, args: Any) -> None:
     wanted = args.generation_batch_size // args.num_generations
     if hasattr(dataset, "__len__") and not isinstance(dataset, dict) and len(dataset) < wanted:
         raise UsageError(
-            f"the dataset has {len(dataset)} prompts, and each generation takes {wanted} ({args.generation_batch_size} "
-            f"responses in groups of {args.num_generations}), so nothing would be trained: make the batch smaller, "
-            "num_generations larger, or give more prompts"
+            f"the dataset has {len(dataset)} prompts, and each generation takes {wanted}, so nothing would be trained: "
+            "make the batch smaller, num_generations larger, or give more prompts"
         )
 
 
@@ -331,7 +329,5 @@ def require_saved_path(model: Any, what: str) -> None:
         return
     path = getattr(model.config, "_name_or_path", "")
     if not path:
-        raise UsageError(
-            f"{what} loads its reference from the model's own path, and this model was built in memory: "
-            "save_pretrained it first and load it from there"
-        )
+        built = "loads its reference from the model's own path, and this model was built in memory"
+        raise UsageError(f"{what} {built}: save_pretrained it first and load it from there")

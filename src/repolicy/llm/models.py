@@ -74,10 +74,7 @@ def read_identity(name: str) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         raise FileError(f"{file} is damaged: it does not say omega and alpha, each 0 or greater") from error
     if method == "QAdapterTrainer":
-        raise UsageError(
-            f"{name} is a Q-adapter, which is no policy by itself: what it adds to the prior's logits is Q_R; generate "
-            "with a repolicy.llm.QAdapterLogits"
-        )
+        raise UsageError(f"{name} is a Q-adapter, which is no policy: generate with a repolicy.llm.QAdapterLogits")
     return {name: identity[name] for name in ("omega", "alpha")} | {"prior_checksum": checksum}
 
 
@@ -100,10 +97,7 @@ def trained_for(name: str, trained_at: str | None, prior_checksum: str) -> Objec
         return residual(omega, alpha)
     identity = identity_for(name, prior_checksum)
     if not identity:
-        raise UsageError(
-            f"{name} has no {IDENTITY}, so it is not known what it was trained for; say --trained-at omega,alpha for "
-            "every model"
-        )
+        raise UsageError(f"{name} has no {IDENTITY}; say --trained-at omega,alpha for every model")
     return residual(identity["omega"], identity["alpha"])
 
 

@@ -54,9 +54,7 @@ class Margin:
         except ValueError:
             value = math.nan
         if not 0.0 < value < math.inf:
-            raise UsageError(
-                f"--not-worse is {text!r}; it must be a share of the old policy's mean, such as 5%, or a number above 0"
-            )
+            raise UsageError(f"--not-worse is {text!r}; it must be a share of the old mean (5%), or a number above 0")
         return cls(value / 100.0, True) if text.endswith("%") else cls(value, False)
 
     def __str__(self) -> str:
@@ -278,15 +276,11 @@ def _env(sides: list[Side], trust: bool) -> str:
     """Return the environment that the files name; refused where they name two, or none."""
     known = [side for side in sides if side.card.get("request", {}).get("env") or on_shelf(side.path) is not None]
     if not known and sides[0].path == sides[1].path == Path():
-        raise UsageError(
-            "two policies alone do not say which environment they are for; name one: compare(old, new, ENV)"
-        )
+        raise UsageError("two policies alone do not say for which environment; name one: compare(old, new, ENV)")
     named = [env_of(side.card, side.path, trust) for side in known or sides[:1]]
     if len({*named}) > 1:
-        raise UsageError(
-            f"the old policy was made for {named[0]} and the new one for {named[1]}; name the environment to compare "
-            "them in with --env"
-        )
+        made = f"the old policy was made for {named[0]} and the new one for {named[1]}"
+        raise UsageError(f"{made}; name the environment to compare them in with --env")
     return named[0]
 
 

@@ -12,8 +12,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs.addons import Addon, Wish, combined, dials, names
-from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.addons import Wish, combined, dials, names
 from repolicy.envs.names import EnvLike, env_name
 from repolicy.envs.trust import confirm
 from repolicy.errors import FileError, RepolicyError, UsageError
@@ -21,7 +20,7 @@ from repolicy.learning.training import check, check_given, try_addon
 from repolicy.loading import PYTHON, as_file_name, lives_here_alone, read_json, stem_of
 from repolicy.many import pool
 from repolicy.many.pool import Here, Job, Start, work
-from repolicy.many.tradeoff import Found, Point, as_dict, point_words
+from repolicy.many.tradeoff import Found, Point, as_dict, episodes_of, point_words
 from repolicy.objective import Objective
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import FORMAT, check_shape, write_bytes, write_json
@@ -304,16 +303,6 @@ def _evaluated(
         say(f"evaluating {name}: {episodes} episodes with the mean action, {episodes} sampled")
         policy = prior if math.isinf(point.omega) else read_policy(point.policy).policy
         with ranks.one_thread():
-            mean, sampled = (_episodes(policy, prior, addon, request, episodes, which) for which in (True, False))
+            mean, sampled = episodes_of(policy, prior, request["env"], addon, episodes, request["settings"]["backend"])
         points.append(replace(point, mean=mean, sampled=sampled))
     return Found(request, folder, points[0], points[1:], failed, addon.metric_name)
-
-
-def _episodes(
-    policy: Policy, prior: Policy, addon: Addon, request: dict[str, Any], episodes: int, deterministic: bool
-) -> Evaluation:
-    return evaluate(
-        policy, request["env"], episodes,
-        addon=addon, prior=prior, deterministic=deterministic, seed=EVALUATION_SEED,
-        backend=request["settings"]["backend"],
-    )  # fmt: skip

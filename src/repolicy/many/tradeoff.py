@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.evaluation import Column, Evaluation
+from repolicy.envs.addons import Addon
+from repolicy.envs.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
+from repolicy.envs.step import Backend
 from repolicy.errors import UsageError
 from repolicy.objective import residual
+from repolicy.policies.policy import Policy
 from repolicy.policies.storage import finite
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request, words
@@ -169,6 +172,20 @@ class Found:
         steps = str(10 * self.request["settings"]["steps"])
         arguments = point_words(self.request, point.omega, self.folder)
         return shlex.join(["repolicy", *arguments, "--steps", steps, "--ranks", "0", "--out", f"{point.folder}-longer"])
+
+
+def episodes_of(
+    policy: Policy, prior: Policy, env: str, addon: Addon, episodes: int, backend: Backend = "auto"
+) -> tuple[Evaluation, Evaluation]:
+    """Return whole episodes of a point's policy with the mean action, and with sampled ones."""
+    mean, sampled = (
+        evaluate(
+            policy, env, episodes,
+            addon=addon, prior=prior, deterministic=how, seed=EVALUATION_SEED, backend=backend,
+        )
+        for how in (True, False)
+    )  # fmt: skip
+    return mean, sampled
 
 
 def point_words(request: dict[str, Any], omega: float, folder: Path) -> list[str]:

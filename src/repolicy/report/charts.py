@@ -257,10 +257,8 @@ CURVES = [
     Curve("explained_variance", "Share of the returns that the critic explains", 0.5),
     Curve("kl", "KL of an update, nats", 0.01),
 ]
-NOTE = (
-    "All with sampled actions, over environment steps. The number is the last one drawn, or the one under the pointer; "
-    "“of an episode” is from short evaluations or from the episodes that ended in training."
-)
+NOTE = "All with sampled actions, over environment steps. The number is the last one drawn, or that under the pointer."
+OF_AN_EPISODE = "“Of an episode” is from short evaluations or from the episodes that ended in training."
 
 
 def learning(folder: RunFolder, request: dict[str, Any], sampled: dict[str, Evaluation], of_clone: bool = False) -> str:
@@ -288,7 +286,7 @@ def learning(folder: RunFolder, request: dict[str, Any], sampled: dict[str, Eval
         drawn.append(curve(f"{limit}: its weight", steps, weights, until))
     if not any(drawn):
         return page.section("While it learned", note="The run logged no metrics.")
-    return page.section("While it learned", charts([chart for chart in drawn if chart]), note=NOTE)
+    return page.section("While it learned", charts([chart for chart in drawn if chart]), note=f"{NOTE} {OF_AN_EPISODE}")
 
 
 def lines(request: dict[str, Any], prior: Evaluation | None) -> dict[str, dict[str, float]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from repolicy.loading import counted
 from repolicy.many.comparing import Compared, Comparison
 from repolicy.many.varying import Around, Place
-from repolicy.policies.storage import is_own, write_bytes
+from repolicy.policies.storage import is_own
 from repolicy.priors.code import is_plan
 from repolicy.priors.finding import find_policy
 from repolicy.report import page
@@ -93,10 +93,9 @@ def write_compare_report(
         page.section(f"Every quantity {where}".strip(), *(page.table(*each) for each in tables(around)[-2:])),
         page.section(f"How they move {where}".strip(), page.films(figures, complaint), note="From the same start."),
     ]
-    path = folder / "report.html"
     lead = f"{escape(new)} in the place of {escape(old)}"
-    write_bytes(path, page.page(f"{worst.found.env.partition('?')[0]}: is it safe to swap in?", lead, parts).encode())
-    return path
+    title = f"{worst.found.env.partition('?')[0]}: is it safe to swap in?"
+    return page.write(folder / "report.html", title, lead, parts)
 
 
 def _map(around: Around) -> str:

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from repolicy.envs import addons
-from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, file_sum, read_json
-from repolicy.many.tradeoff import Found, Point
+from repolicy.many.tradeoff import Found, Point, episodes_of
 from repolicy.objective import DIALED
 from repolicy.policies.file import SavedPolicy, read_card, save_policy
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy
-from repolicy.policies.storage import FORMAT, check_shape, finite, is_own, write_bytes, write_json
+from repolicy.policies.storage import FORMAT, check_shape, finite, is_own, write_json
 from repolicy.priors.dials import How, beyond, prior_of, turned
 from repolicy.priors.finding import beside
 from repolicy.ranges import Dial
@@ -180,21 +179,20 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
     addon, prior = addons.combined(once), prior_of(dial.saved, dial.path)
     points = []
 
-    def run(policy: Policy, deterministic: bool) -> Evaluation:
-        return evaluate(
-            policy, dial.env, episodes, addon=addon, prior=prior, deterministic=deterministic, seed=EVALUATION_SEED
-        )
+    def point(policy: Policy, value: float, label: str = "") -> Point:
+        mean, sampled = episodes_of(policy, prior, dial.env, addon, episodes)
+        return Point(value, dial.path, mean=mean, sampled=sampled, label=label)
 
     with ranks.one_thread():
         if dial.trained:
-            points.append(Point(math.inf, dial.path, mean=run(prior, True), sampled=run(prior, False)))
+            points.append(point(prior, math.inf))
         for done, position in enumerate(dial.positions):
             progress(done)
-            policy, value, label = dial.at(position), position[0], ""
+            value, label = position[0], ""
             if len(position) > 1:
                 named = zip(dial.trained, position, strict=True)
                 value, label = math.nan, ", ".join(f"{meaning(each).letter} {exactly(value)}" for each, value in named)
-            points.append(Point(value, dial.path, mean=run(policy, True), sampled=run(policy, False), label=label))
+            points.append(point(dial.at(position), value, label))
     letter = "t"
     if dial.trained:
         letter = meaning(dial.trained[0]).letter if len(dial.trained) == 1 else "position"
@@ -208,9 +206,7 @@ def write_dial_report(dial: Turning, swept: Found, say: Callable[[str], None] = 
     """Film every position, and write `report.html` and `dial.json` into the dial's folder."""
     pictures, complaint = _filmed(dial, say)
     write_json(dial.out / "dial.json", as_dict(dial, swept))
-    path = dial.out / "report.html"
-    write_bytes(path, _html(dial, swept, pictures, complaint).encode())
-    return path
+    return _written(dial, swept, pictures, complaint)
 
 
 def as_dict(dial: Turning, swept: Found) -> dict[str, Any]:
@@ -282,7 +278,7 @@ def _sliders(dial: Turning, swept: Found) -> list[str]:
     ]  # fmt: skip
 
 
-def _html(dial: Turning, swept: Found, pictures: Sequence[bytes | None], complaint: str) -> str:
+def _written(dial: Turning, swept: Found, pictures: Sequence[bytes | None], complaint: str) -> Path:
     several = len(dial.trained) > 1
     commands = [
         f'<div class="beneath" data-shown="{index}">{page.command(dial.command(position))}</div>'
@@ -302,5 +298,5 @@ def _html(dial: Turning, swept: Found, pictures: Sequence[bytes | None], complai
         *([] if several else [page.section("The trade-off", tradeoff(swept, dial.beside), note=legend(swept))]),
         page.section("Every position", every_point(swept), note=note),
     ]
-    wanted = " + ".join(dial.addons)
-    return page.page(f"{dial.env} with {wanted}: the dial{'s' * several}", _lead(dial, swept), parts, SCRIPT)
+    title = f"{dial.env} with {' + '.join(dial.addons)}: the dial{'s' * several}"
+    return page.write(dial.out / "report.html", title, _lead(dial, swept), parts, SCRIPT)

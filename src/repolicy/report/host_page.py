@@ -10,11 +10,10 @@ import numpy as np
 
 from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import FileError, first_line
-from repolicy.policies.storage import write_bytes
 from repolicy.readers.pickles import DAMAGE, entry, open_zip
 from repolicy.readers.recognize import PolicyFile
 from repolicy.report import charts, page
-from repolicy.report.charts import CURVES, Curve
+from repolicy.report.charts import CURVES, NOTE, Curve
 from repolicy.report.run_page import by_action, distribution, pairs_of, rewards, tiles
 from repolicy.report.verdict import basis, verdict
 
@@ -55,15 +54,14 @@ def write_host_report(path: Path) -> tuple[Path, str]:
     file = checkpoint_in(path)
     out = file.parent / "report.html" if path.is_dir() else file.with_suffix(".html")
     try:
-        whole, said = _page(file, kept(file), file.parent.name if path.is_dir() else file.stem)
+        lead, parts, said = _parts(file, kept(file))
     except DAMAGE as error:
         raise FileError(f"{file} is damaged: {first_line(error)}") from None
-    write_bytes(out, whole.encode())
-    return out, said
+    return page.write(out, file.parent.name if path.is_dir() else file.stem, lead, parts), said
 
 
-def _page(file: Path, told: dict[str, Any], title: str) -> tuple[str, str]:
-    """Return the page of what a checkpoint keeps, and the verdict."""
+def _parts(file: Path, told: dict[str, Any]) -> tuple[str, list[str], str]:
+    """Return the lead and the parts of the page of what a checkpoint keeps, and the verdict."""
     each = {(one["who"], one["sampled"]): evaluation(one) for one in told.get("compared") or ()}
     mean, sampled = ({who: each[who, how] for who, kind in each if kind == how} for how in (False, True))
     pairs, parts, said = pairs_of(mean, sampled) if each else [], list[str](), ""
@@ -80,12 +78,7 @@ def _page(file: Path, told: dict[str, Any], title: str) -> tuple[str, str]:
     parts.append(page.section("Its settings", page.settings(objective)))
     asked = "" if pairs else " No verdict is in it: `model.verdict()` or `runner.alg.verdict()` before it is saved."
     lead = f"ResidualPPO, from {escape(file.name)}, after {told['iterations']:,} iterations.{escape(asked)}"
-    return page.page(title, lead, parts), said
-
-
-NOTE = (
-    "All with sampled actions, over environment steps. The number is the last one drawn, or the one under the pointer."
-)
+    return lead, parts, said
 
 
 def _drawn(curves: Mapping[str, list[float]]) -> list[str]:

@@ -28,6 +28,14 @@ def page(title: str, lead: str, parts: Sequence[str], script: str = "") -> str:
     )
 
 
+def write(path: Path, title: str, lead: str, parts: Sequence[str], script: str = "") -> Path:
+    """Write a page, and return its path."""
+    from repolicy.policies.storage import write_bytes
+
+    write_bytes(path, page(title, lead, parts, script).encode())
+    return path
+
+
 def section(heading: str, *content: str, note: str = "") -> str:
     paragraph = f'<p class="note">{note}</p>' if note else ""
     return f"<section>\n<h2>{escape(heading)}</h2>\n{paragraph}\n" + "\n".join(content) + "\n</section>"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from repolicy.envs.addons import Addon, check_env, combined
-from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.evaluation import Evaluation
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.loading import counted, printable
 from repolicy.policies.file import SavedPolicy
@@ -17,7 +17,7 @@ from repolicy.priors.finding import find_policy
 from repolicy.priors.hub import FILE, Place, in_sentences, library, place
 from repolicy.priors.opening import own_bytes, read_policy
 from repolicy.readers.reading import Options
-from repolicy.report.run_page import repeat, rewards
+from repolicy.report.run_page import evaluations, repeat, rewards
 from repolicy.report.verdict import basis, name_of_prior, verdict
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.ranks import one_thread
@@ -70,9 +70,10 @@ def push(
         api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
         api.create_repo(at.repository, exist_ok=True, private=private)
     say(f"evaluating: {counted(episodes, 'episode')}")
-    evaluations = _evaluated(saved, env, addon, episodes)
+    with one_thread():
+        found = evaluations(saved, env, addon, episodes)
     film = next((each for suffix in FILMS if (each := path.with_suffix(suffix)).is_file()), None)
-    page = card(saved, path, at, evaluations, film, license, hashlib.sha256(content).hexdigest())
+    page = card(saved, path, at, found, film, license, hashlib.sha256(content).hexdigest())
     files = {FILE: content, "README.md": page.encode()} | ({film.name: film.read_bytes()} if film else {})
     with in_sentences(at):
         done = api.create_commit(
@@ -93,28 +94,19 @@ def _played(saved: SavedPolicy, path: Path, env: str | None, trust: bool) -> tup
     return env, combined(names) if names else None
 
 
-def _evaluated(saved: SavedPolicy, env: str, addon: Addon | None, episodes: int) -> dict[str, Evaluation]:
-    who = {"prior": saved.prior, "customized": saved.policy} if saved.prior else {"policy": saved.policy}
-    with one_thread():
-        return {
-            name: evaluate(each, env, episodes, addon=addon, prior=saved.prior, seed=EVALUATION_SEED)
-            for name, each in who.items()
-        }
-
-
 def card(
     saved: SavedPolicy,
     path: Path,
     at: Place,
-    evaluations: dict[str, Evaluation],
+    by: dict[str, Evaluation],
     film: Path | None,
     license: str | None,
     checksum: str,
 ) -> str:
     """Return the model card, in Markdown with the header that the hub reads."""
     request = saved.card.get("request", {})
-    env, wishes = next(iter(evaluations.values())).env, _quoted(" + ".join(request.get("addons", [])))
-    episodes = len(next(iter(evaluations.values())).basic)
+    env, wishes = next(iter(by.values())).env, _quoted(" + ".join(request.get("addons", [])))
+    episodes = len(next(iter(by.values())).basic)
     title = f"a policy for {env}" + (f", customized to `{wishes}`" if saved.prior else "")
     task = "reinforcement-learning"
     header = library().ModelCardData(
@@ -122,12 +114,12 @@ def card(
     )
     lines = ["---", header.to_yaml(), "---", "", f"# {at.repository.partition('/')[2]}: {title}", ""]
     if saved.prior:
-        sentence = _plain(verdict([(evaluations["prior"], evaluations["customized"])], name_of_prior(saved.card)))
-        lines += [f"{sentence} ({basis([evaluations['customized']])}).", ""]
+        sentence = _plain(verdict([(by["prior"], by["customized"])], name_of_prior(saved.card)))
+        lines += [f"{sentence} ({basis([by['customized']])}).", ""]
     if film:
         tag = f"![film]({film.name})" if film.suffix == ".gif" else f'<video src="{film.name}" controls></video>'
         lines += [tag, ""]
-    headings, rows = rewards(evaluations)
+    headings, rows = rewards(by)
     lines += [_row(headings), _row(["---"] * len(headings)), *map(_row, rows), ""]
     lines += [f"Mean ± std over {counted(episodes, 'episode')} with the mean action.", "", "## Use it", ""]
     lines += _code(

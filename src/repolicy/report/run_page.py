@@ -20,7 +20,6 @@ from repolicy.errors import FileError, RepolicyError
 from repolicy.loading import file_sum
 from repolicy.objective import Objective, name_of
 from repolicy.policies.file import SavedPolicy, read_card
-from repolicy.policies.storage import write_bytes
 from repolicy.prepare.defaults import train_defaults, usual_for
 from repolicy.priors.opening import read_policy
 from repolicy.report import charts, page
@@ -96,7 +95,10 @@ def write_report(
     addon = combined(at(request["addons"])) if request["addons"] else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
     with ranks.one_thread():
-        mean, sampled = (evaluations(saved, request, addon, episodes, how) for how in (True, False))
+        limits, backend = request.get("limits", ()), backend_of(request)
+        mean, sampled = (
+            evaluations(saved, request["env"], addon, episodes, how, backend, limits) for how in (True, False)
+        )
     pairs = pairs_of(mean, sampled)
     if pairs:
         say(f"{verdict(pairs, name_of_prior(saved.card))} ({basis([after for _, after in pairs])})")
@@ -107,22 +109,25 @@ def write_report(
     pictures, complaint = filmed([scene.shot for scene in chosen], say)
     if complaint:
         say(f"report: no films, {complaint}")
-    path = folder.path / "report.html"
-    report = Report(folder, request, saved, mean, sampled, chosen, pictures, complaint)
-    write_bytes(path, _html(report).encode())
-    return path
+    return _written(Report(folder, request, saved, mean, sampled, chosen, pictures, complaint))
 
 
 def evaluations(
-    saved: SavedPolicy, request: dict[str, Any], addon: Addon | None, episodes: int, deterministic: bool
+    saved: SavedPolicy,
+    env: str,
+    addon: Addon | None,
+    episodes: int,
+    deterministic: bool = True,
+    backend: Backend = "auto",
+    limits: Sequence[str] = (),
 ) -> dict[str, Evaluation]:
     """Return the same seeds for all: prior and customized, or the policy alone."""
     who = {"policy": saved.policy} if saved.prior is None else {"prior": saved.prior, "customized": saved.policy}
     return {
         name: evaluate(
-            policy, request["env"], episodes,
+            policy, env, episodes,
             addon=addon, prior=saved.prior, deterministic=deterministic, seed=EVALUATION_SEED,
-            backend=backend_of(request), limits=request.get("limits", ()),
+            backend=backend, limits=limits,
         )
         for name, policy in who.items()
     }  # fmt: skip
@@ -148,7 +153,7 @@ def filmed(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -
         return [None] * len(shots), str(error)
 
 
-def _html(report: Report) -> str:
+def _written(report: Report) -> Path:
     request, settings, wanted = report.request, report.request["settings"], " + ".join(report.request["addons"])
     again = repeat(report.folder, request)
     figures = [
@@ -173,7 +178,8 @@ def _html(report: Report) -> str:
             page.settings(report.saved.card.get("versions", {}), "versions"),
         ),
     ]
-    return page.page(f"{request['env']}{f' with {wanted}' if wanted else ''}", _lead(report), parts)
+    title = f"{request['env']}{f' with {wanted}' if wanted else ''}"
+    return page.write(report.folder.path / "report.html", title, _lead(report), parts)
 
 
 def _lead(report: Report) -> str:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from repolicy.envs.evaluation import Column
 from repolicy.loading import counted
 from repolicy.many.tradeoff import Found, Point
-from repolicy.policies.storage import write_bytes
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot
 from repolicy.report.run_page import by_action, caption, filmed, rewards, tiles
@@ -77,9 +76,7 @@ def write_sweep_report(swept: Found, say: Callable[[str], None] = lambda _: None
             page.settings(swept.request["settings"]),
         ),
     ]
-    path = swept.folder / "report.html"
-    write_bytes(path, page.page(f"{env} with {wanted}: choosing ω′", lead, parts, SCRIPT).encode())
-    return path
+    return page.write(swept.folder / "report.html", f"{env} with {wanted}: choosing ω′", lead, parts, SCRIPT)
 
 
 # The pieces of a page with a slider -----------------------------------------------------------------------------------

@@ -15,15 +15,7 @@ from torch import Tensor
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum, read_bytes, read_json
 from repolicy.policies.file import read_card
-from repolicy.policies.storage import (
-    FORMAT,
-    check_shape,
-    finite,
-    read,
-    write,
-    write_bytes,
-    write_json,
-)
+from repolicy.policies.storage import FORMAT, check_shape, finite, read, write, write_bytes, write_json
 from repolicy.runs.request import Request
 
 
@@ -70,9 +62,8 @@ class RunFolder:
         """Return a request out of a file, with the settings that there were not yet when it was written."""
         method = request.get("method", "")
         if method not in self._kinds:
-            raise FileError(
-                f"{path} cannot be used here: it is a run of {method or 'Residual PPO'}; name another folder"
-            )
+            method = method or "Residual PPO"
+            raise FileError(f"{path} cannot be used here: it is a run of {method}; name another folder")
         try:
             return dict(json.loads(json.dumps(self.kind_of(request).from_dict(request).as_dict())))
         except (UsageError, TypeError, ValueError) as error:
@@ -109,10 +100,7 @@ class RunFolder:
             return []
         self.check_new(resume)
         if before["prior"] != request["prior"]:
-            raise UsageError(
-                f"{self.path} began with another prior: name what the first command named, or {self.prior}, the copy "
-                "that it keeps"
-            )
+            raise UsageError(f"{self.path} began with another prior: name that one, or {self.prior}, its copy")
         changes = list(changed(before, request))
         if changes:
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
@@ -207,10 +195,7 @@ class RunFolder:
     def check_there(self) -> None:
         """Raise where the folder of a run at work is no longer in its place: whoever writes would make it anew."""
         if self._begun and not (self.path / "run.json").exists():
-            raise FileError(
-                f"{self.path} was moved or removed while its run was at work; name the folder where it is now, with "
-                "--resume"
-            )
+            raise FileError(f"{self.path} was moved or removed while its run was at work; --resume it where it is now")
 
     def save(self, segment: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         """Save the end of a segment; of older ones, one is kept in case this one is damaged."""

@@ -95,8 +95,8 @@ def check_dials(request: Request) -> None:
         return
     if request.settings.budget is not None or request.limits:
         raise UsageError(
-            f"a run with a dial ({', '.join(names)}) trains for many weights at once, and a budget or a limit needs "
-            "one that it can move: name --omega, a number or a range, and leave the budget or limit out"
+            f"a run with a dial ({', '.join(names)}) trains for many weights at once, and a budget or limit moves one: "
+            "name --omega, a number or a range, and leave the budget or limit out"
         )
     if taken := [dial.name for dial in addons.dials(request.addons) if dial.name in TAKEN]:
         raise UsageError(f"the dial of an add-on cannot be called {taken[0]!r}, as others are: rename its function")

@@ -182,21 +182,14 @@ class Settings(AnySettings):
         if len(named) > 1:
             raise UsageError(f"{named[0]} and {named[1]} are two ways to find omega: choose one")
         if self.surrogate == "vanilla" and self.epochs != 1:
-            raise UsageError(
-                f"epochs is {self.epochs}, but the vanilla policy gradient holds for the policy that acted, for one "
-                "pass: add --epochs 1"
-            )
+            raise UsageError(f"epochs is {self.epochs}, and the vanilla gradient holds for one pass: add --epochs 1")
         if self.iteration_steps < 2:
-            raise UsageError(
-                "envs and n_steps are 1: from one step there is nothing to learn, because advantages are compared with "
-                "their mean over a rollout; raise --n-steps or --envs"
-            )
+            raise UsageError("envs and n_steps are 1: from one step there is nothing to learn; raise --n-steps")
         ranks = self.ranks or (min(physical_cores(), self.envs) if shares_memory() else 1)
         if self.envs % ranks:
             if self.ranks:
-                raise UsageError(
-                    f"envs is {self.envs}, which {ranks} ranks cannot share evenly; choose a multiple of {ranks}"
-                )
+                uneven = f"envs is {self.envs}, which {ranks} ranks cannot share evenly"
+                raise UsageError(f"{uneven}; choose a multiple of {ranks}")
             ranks = max(count for count in range(1, ranks + 1) if self.envs % count == 0)
         return replace(self, ranks=ranks)
 

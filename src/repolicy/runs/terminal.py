@@ -88,15 +88,10 @@ def silent_stdout() -> Iterator[None]:
         yield
 
 
-class _Held(io.StringIO):
-    def isatty(self) -> bool:
-        return sys.__stdout__ is not None and sys.__stdout__.isatty()  # help is in color where it can be
-
-
 @contextlib.contextmanager
 def full_stdout_is_an_error() -> Iterator[None]:
     """Print at once at the end what was printed; a disk that is full then is said in a sentence."""
-    out, held = sys.stdout, _Held()
+    out, held = sys.stdout, io.StringIO()
     try:
         with contextlib.redirect_stdout(held):
             yield
