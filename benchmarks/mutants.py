@@ -23,7 +23,6 @@ DIAL = (
 SQUASHED = "tests/hosts/test_squashed.py"
 GAITS = "tests/envs/test_gaits.py"
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
-VARYING = "tests/many/test_varying.py"
 CARRYING = "tests/policies/test_carrying.py"
 POOL, GENERATIVE = "tests/many/test_pool.py", "tests/prepare/test_generative.py"
 BEGINNING, TREE = "tests/learning/test_beginning.py", "tests/planning/test_tree.py"
@@ -199,9 +198,9 @@ MUTANTS = [
     Mutant("many/comparing.py", "return min((row.verdict", "return max((row.verdict", "tests/many/test_comparing.py", "the best verdict of several decides"),
     Mutant("many/comparing.py", "seed + done, backend", "seed, backend", "tests/many/test_comparing.py", "every round from the same starts"),
     Mutant("report/verdict.py", "math.hypot(*errors)", "after.error", "tests/report/test_verdict.py", "a difference with the error of one side"),
-    Mutant("many/varying.py", "error / STEPS ** len(axes)", "error", VARYING, "each place with the error of all"),
-    Mutant("envs/names.py", "options=self._given | (options or {})", "options=options", VARYING, "an option of resets that no reset gets"),
-    Mutant("many/varying.py", "return min(self.places", "return max(self.places", VARYING, "the best place taken for the worst"),
+    Mutant("many/varying.py", "error / STEPS ** len(axes)", "error", "tests/many/test_comparing.py", "each place with the error of all"),
+    Mutant("envs/names.py", "options=self._given | (options or {})", "options=options", "tests/many/test_comparing.py", "an option of resets that no reset gets"),
+    Mutant("many/varying.py", "return min(self.places", "return max(self.places", "tests/many/test_comparing.py", "the best place taken for the worst"),
     Mutant("report/verdict.py", "< ERROR / self.told", "< ERROR", "tests/report/test_verdict.py", "two chances to be wrong, each of 5 %"),
     Mutant("report/verdict.py", "(index - 1) / index", "index / (index + 1)", "tests/report/test_verdict.py", "Student's t with another series"),
     Mutant("priors/finding.py", "if hashlib.sha256(content).hexdigest() != sha256", "if False", "tests/readers/test_shelf.py", "another file taken from the shelf"),

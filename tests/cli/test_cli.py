@@ -100,6 +100,7 @@ def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]
     assert answered(capsys, "train", env, "--objective", "end_entropy", "--resume")["finished"]
     answered(capsys, "train", env, "--objective", "end_entropy", "--alpha", "0.1", *SMALL, "--out", "end")
     assert answered(capsys, "train", env, "--out", "end", "--resume")["finished"]
+    assert "there is no file nowhere" in refused(capsys, 1, "evaluate", "nowhere")
     assert "bonus was 0.1" in refused(capsys, 2, "train", env, "--objective", "soft", "--out", "end", "--resume")
 
 
@@ -203,10 +204,7 @@ def test_a_table_of_numbers_is_whole_in_80_columns(
 def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder.json").mkdir()
     code, _, said = typed(capsys, "evaluate", "hopper", "--episodes", "1", "--out", "folder.json")
-    assert (code, said.splitlines()[-1]) == (
-        1,
-        "repolicy: folder.json is no file that could be written; choose another name",
-    )
+    assert (code, "folder.json is no file that could be written" in said.splitlines()[-1]) == (1, True)
     assert all(word in said for word in ("1 episode, mean action", "basic reward"))  # the figures were not lost
 
 
@@ -218,10 +216,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("train CartPole-v1 --objective residual", "argument --objective: invalid choice: 'residual' (choose from"),
         ("train CartPole-v1 --alpha 0.1 --kl-budget 1", "moves omega and alpha together"),
         ("sweep halfcheetah --addon hind_leg --omega 0.1 --kl-budget 1", "a budget moves omega by itself"),
-        (
-            "sweep repolicy.rql.tasks:addon --std 0.1 --env Hopper-v4 --addon height --omega 0.1",
-            "cannot be copied, which a sweep needs: customize at each --omega instead",
-        ),
+        ("sweep repolicy.rql.tasks:addon --std 0.1 --env Hopper-v4 --addon height --omega 0.1", "cannot be copied"),
         ("bench Hopper-v4 --steps 5", "a bench has no --steps: how long it takes is --slices"),
         ("bench CartPole-v1 --slices 0", "slices is 0"),
         ("rql {nothing} --alpha 1", "there is no command ''"),
@@ -236,30 +231,16 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("rql train Pendulum-v1 --alpha 0.1 --addon hind_leg --objective greedy", "reads the numbers of HalfCheetah"),
         ("customize halfcheetah --addon hind_leg --omega auto --objective kl", "objective kl has no omega"),
         ("customize halfcheetah --addon hind_leg --omega much", "--omega is 'much'; it must be a number, a range"),
-        (
-            "customize halfcheetah --addon hind_leg --omega auto --kl-budget 1 --objective greedy",
-            "objective greedy has no omega",
-        ),
-        (
-            "customize halfcheetah --addon height --omega 0.1 --env Hopper-v4",
-            "the prior takes observations of 17 numbers",
-        ),
-        (
-            "sweep halfcheetah --addon hind_leg --omega 0.1 --ranks 2",
-            "ranks is 2; a sweep trains each point on one core",
-        ),
-        (
-            "customize halfcheetah --addon hind_leg height --omega 0.1",
-            "height is too much (an add-on more has its own --addon)",
-        ),
+        ("customize halfcheetah --addon hind_leg --omega auto --kl-budget 1 --objective greedy", "greedy has no omega"),
+        ("customize halfcheetah --addon height --omega 0.1 --env Hopper-v4", "takes observations of 17 numbers"),
+        ("sweep halfcheetah --addon hind_leg --omega 0.1 --ranks 2", "ranks is 2; a sweep trains each point on one"),
+        ("sweep halfcheetah --addon hind_leg=0..2 --omega 0.1", "hind_leg has a range of weights"),
+        ("customize halfcheetah --addon hind_leg height --omega 0.1", "height is too much (an add-on more has its"),
         ("train my_envs.py --alpha 0.1", "to make one of your own, name what makes it: my_envs.py:NAME"),
         ("evaluate hopper --seed -1", "seed is -1; it must lie between 0 and 2147483647"),
         ("render hopper --seed 2147483648", "seed is 2147483648; it must lie between 0 and 2147483647"),
         ("export hopper --format tflite", "argument --format: invalid choice: 'tflite' (choose from "),
-        (
-            "diagnose mine.py:act --std 0.1 --env Hopper-v4 --addon height",
-            "this needs a policy's file; customize and evaluate take code",
-        ),
+        ("diagnose mine.py:act --std 0.1 --env Hopper-v4 --addon height", "customize and evaluate take code"),
         ("sweep halfcheetah --addon hind_leg --omega 0.1 0.1", "--omega has 0.1 more than once"),
         ("sweep halfcheetah --addon hind_leg --omega=0.1 --omega 0.3", "--omega stands twice; write all its values"),
         ("train CartPole-v1 --hidden 64 --hidden 32", "--hidden stands twice; write all its values behind one"),
@@ -274,16 +255,6 @@ def test_a_request_that_cannot_be_met_is_one_sentence_and_2(
     assert sentence in " ".join(err.replace("│", "").split())
     assert "None" not in err
     assert not list(Path().iterdir())  # nothing was begun
-
-
-def test_a_failure_is_one_sentence_and_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there is no file nowhere" in refused(capsys, 1, "evaluate", "nowhere")
-    Path("text.safetensors").write_text("this is no policy")
-    assert "text.safetensors" in refused(capsys, 1, "evaluate", "text.safetensors")
-    answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "run")
-    again = ["train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "run"]
-    assert "--resume" in typed(capsys, *again)[2]
-    assert "alpha" in typed(capsys, *again[:3], "0.2", *again[4:], "--resume")[2]
 
 
 def test_the_installed_command_is_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ from repolicy.policies.storage import read, write
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
-from repolicy.runs.settings import Settings, read_settings
 from repolicy.runs.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("_elsewhere")
@@ -210,22 +209,6 @@ def test_a_request_of_wrong_types_is_refused(change: dict[str, Any], capsys: pyt
     Path("run/run.json").write_text(json.dumps({"request": request}))
     assert "run/run.json cannot be used: " in refused(capsys, 1, "inspect", "run")
     refused(capsys, 1, "train", "Hopper-v4", "--out", "run", "--resume")
-
-
-@pytest.mark.parametrize(
-    "content", ["[" * 100_000, "\x00", '{"hidden": [100000000]}', '{"hidden": [[64]]}', '{"hidden": []}']
-)
-def test_settings_that_are_none_are_refused(content: str) -> None:
-    Path("settings.json").write_text(content)
-    with pytest.raises(UsageError):
-        Settings(**read_settings(Path("settings.json"), Settings))
-
-
-def test_names_as_long_as_a_page(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["inspect"], ["evaluate"], ["customize"], ["train"], ["export"]):
-        _, _, said = typed(capsys, *words, "a" * 5000)
-        assert said.startswith("repolicy: ")
-        assert len(said) < 700
 
 
 def test_metrics_that_are_damaged_are_read_as_far_as_they_go(capsys: pytest.CaptureFixture[str]) -> None:

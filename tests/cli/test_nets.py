@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tiny_envs import tiny
-from typed_commands import answered, refused, typed
+from typed_commands import refused, typed
 
 from repolicy.cli.about import Addons
 from repolicy.cli.run_commands import Train
@@ -23,29 +23,13 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (
-            "train Pendulum-v1 --step 3",
-            2,
-            "there is no option --step; did you mean --steps, ",
-        ),
+        ("train Pendulum-v1 --step 3", 2, "there is no option --step; did you mean --steps, "),
         ("train Pendulum-v1 --steps x", 2, "repolicy: --steps is 'x'; it must be a whole number; repolicy train"),
         ("train Pendulum-v1 --steps 2.5e0", 2, "--steps is '2.5e0'; it must be a whole number"),
         ("train Pendulum-v1 --gamma x", 2, "repolicy: --gamma is 'x'; it must be a number; repolicy train --help"),
-        (
-            "train Pendulum-v1 --objective x",
-            2,
-            "argument --objective: invalid choice: 'x' (choose from ",
-        ),
-        (
-            "train Pendulum-v1 --hidden 64 x",
-            2,
-            "--hidden is 'x'; it must be a whole number; repolicy train --help",
-        ),
-        (
-            "sweep hopper --omega 0.1..3",
-            2,
-            "--omega is '0.1..3'; it must be a number",
-        ),
+        ("train Pendulum-v1 --objective x", 2, "argument --objective: invalid choice: 'x' (choose from "),
+        ("train Pendulum-v1 --hidden 64 x", 2, "--hidden is 'x'; it must be a whole number; repolicy train --help"),
+        ("sweep hopper --omega 0.1..3", 2, "--omega is '0.1..3'; it must be a number"),
         ("customize hopper --omega 0.1 0.3", 2, "0.3 is too much (of omega, several values are `repolicy sweep`, and"),
         ("customize hopper --omega", 2, "repolicy: argument --omega: expected one argument; repolicy customize --help"),
         ("customize --prior hopper", 2, "repolicy: PRIOR stands by itself, without --prior; repolicy"),
@@ -168,14 +152,6 @@ def test_ctrl_c_is_no_traceback_from_the_first_import_on() -> None:
     assert (done.returncode, done.stderr) == (130, "repolicy: stopped\n")
 
 
-def test_a_full_standard_output_is_said() -> None:
-    with open("/dev/full", "w") as full:
-        program = [sys.executable, "-m", "repolicy", "addons", "--json"]
-        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.endswith("repolicy: standard output cannot be written: No space left on device\n")
-
-
 def test_a_rank_of_torchrun_says_what_failed_in_its_own_work(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,13 +161,3 @@ def test_a_rank_of_torchrun_says_what_failed_in_its_own_work(
     assert typed(capsys, "addons")[2] == ""  # the first rank says it
     error.add_note("rank 1")
     assert typed(capsys, "addons")[2] == "repolicy: rank 1: the motor is on fire\n"
-
-
-@pytest.mark.parametrize("variables", [{"RANK": ""}, {"RANK": "1"}, {"RANK": "1", "WORLD_SIZE": "x"}])
-def test_variables_of_others_silence_nothing(
-    variables: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert "there is no environment" in refused(capsys, 2, "train", "Nope", "--alpha", "0.1")
-    assert answered(capsys, "addons")

@@ -188,17 +188,3 @@ def test_an_evaluation_moves_no_weight(rloo: Callable[..., Any]) -> None:
     told = {"log_extra": trainer._log_completion_extra, "log_metric": None, "trainer_state": None}
     assert len(budget(**answers, **told)) == 3
     assert budget.omega == 0.2
-
-
-@pytest.mark.parametrize(
-    ("objective", "more", "words"),
-    [
-        (residual(0.2, 0.2), {"budget": 0.0}, "budget is 0.0"),
-        (residual(0.2, 0.2), {"budget": 1.0, "budget_rate": 2.0}, "share of a step"),
-        (residual(0.0, 0.2), {"budget": 1.0}, "where the search for omega starts"),
-        (residual(0.2, 0.2), {"budget": 1.0, "omega_schedule": 0.5}, "both omega_schedule and budget"),
-    ],
-)
-def test_refused(grpo: Callable[..., Any], objective: Objective, more: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        grpo(objective, **more)

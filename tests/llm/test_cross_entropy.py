@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig
 from tiny_language import LABELLED, apart, first, load
 from transformers import AutoTokenizer
 
-from repolicy.errors import UsageError
 from repolicy.llm.losses import cross_entropy_dpo_loss
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, greedy, kl, residual
@@ -50,12 +48,6 @@ def test_precomputed_reference_and_adapter(trainer: Callable[..., Any]) -> None:
     base = trainer(residual(0.3, 0.2), ref_model=None, peft_config=adapter)
     batch = first(base, 6)
     assert torch.allclose(base._log_policy(base.model, batch)[0], base._log_prior(base.model, batch), atol=1e-6)
-
-
-def test_without_omega_another_dataset_is_evaluated_after_training(trainer: Callable[..., Any]) -> None:
-    ours = trainer(greedy(0.4), ref_model=None, max_steps=1)
-    ours.train()
-    assert ours.evaluate(Dataset.from_list(LABELLED[:6]))["eval_loss"] > 0
 
 
 def test_offset_finds_the_balance(trainer: Callable[..., Any]) -> None:
@@ -99,26 +91,3 @@ def test_rows_come_in_random_order(trainer: Callable[..., Any]) -> None:
     from torch.utils.data import RandomSampler
 
     assert isinstance(trainer(kl(0.1))._get_train_sampler(), RandomSampler)
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"train_dataset": [{**LABELLED[0], "label": 2}]}, "a label is 2"),
-        ({"train_dataset": [{"prompt": ".", "completion": "e"}]}, "no column label"),
-        ({"desirable_weight": 2.0}, "offset=True"),
-        ({"loss_type": "kto"}, "Eq. 32 and no other"),
-        ({"offset_rate": 0.0}, "share of a step"),
-        ({"objective": residual(0.1, 0.0)}, "alpha is 0"),
-    ],
-)
-def test_refused(build: Callable[..., Any], more: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        build("labels", **more)
-
-
-def test_model_without_a_path(build: Callable[..., Any]) -> None:
-    from experiments.llm.toy import new_model
-
-    with pytest.raises(UsageError, match="CrossEntropyDPOTrainer loads its reference .* built in memory"):
-        build("labels", model=new_model("abe", 3, 32, 1))

@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 import torch
 import trl
+from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from tiny_language import KINDS, load, perturbed, weights
+from tiny_language import KINDS, LABELLED, PAIRS, load, perturbed, weights
 
+from experiments.llm.toy import new_model
 from repolicy import llm
 from repolicy.errors import UsageError
 from repolicy.llm import DecomposedDPOConfig, prior_reward
 from repolicy.llm.identity import checksum
 from repolicy.llm.rloo import response_log_probs
-from repolicy.objective import greedy, residual
+from repolicy.objective import Objective, greedy, kl, residual, soft
 
+BOTH = residual(0.3, 0.2)
 Build = Callable[..., Any]
 
 
@@ -41,31 +44,87 @@ def test_a_step_is_the_same_however_it_is_cut(build: Build, split: tuple[int, in
     assert torch.allclose(parts, whole, atol=1e-6)
 
 
+ADAPTER = LoraConfig(target_modules=["q_proj"])
+ONWARD, FEW = {"returns": "onward"}, {"prior_share": 0.25}
+NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion": "e"}
+
+
 @pytest.mark.parametrize(
-    ("kind", "more", "words"),
+    ("kind", "objective", "more", "words"),
     [
-        ("grpo", {"generation_kwargs": {"top_p": 0.5, "temperature": 2.0}}, "generated with temperature 2.0"),
-        ("grpo", {"generation_kwargs": {"min_new_tokens": 3}}, "generated with min_new_tokens 3"),
-        ("grpo", {"generation_kwargs": {"do_sample": False}}, "generated with do_sample False"),
-        ("grpo", {"mask_truncated_completions": True}, "cut off has a reward like any other"),
-        ("grpo", {"sync_ref_model": True}, "the prior must stay what it is"),
-        ("dpo", {"sync_ref_model": True}, "the prior must stay what it is"),
-        ("labels", {"sync_ref_model": True}, "the prior must stay what it is"),
-        ("dpo", {"ld_alpha": 0.5}, "every token of a response counts"),
-        ("dpo", {"use_weighting": True}, "another objective"),
-        ("dpo", {"beta": 0.7}, "beta is 0.7; here omega and alpha"),
-        ("labels", {"beta": 0.7}, "beta is 0.7; here omega and alpha"),
-        ("q", {"beta": 0.7, "peft_config": LoraConfig(target_modules=["q_proj"])}, "beta is 0.7"),
-        ("grpo", {"args": trl.GRPOConfig}, "args is a GRPOConfig; it must be a ResidualGRPOConfig"),
-        ("labels", {"args": trl.KTOConfig}, "it must be a CrossEntropyDPOConfig"),
-        ("grpo", {"per_device_train_batch_size": 64}, "has 8 prompts, and each generation takes 16"),
+        ("dpo", residual(0.3, 0.0), {}, "alpha is 0.0"),
+        ("labels", residual(0.1, 0.0), {}, "alpha is 0"),
+        ("q", residual(0.3, 0.0), {"peft_config": ADAPTER}, "alpha is 0"),
+        ("dpo", soft(0.2), {}, "reads a basic reward"),
+        ("dpo", Objective("addon", 0.1, 0.1, bonus=0.1), {}, "bonus is 0.1"),
+        ("dpo", residual(0.1, 0.1, states=0.5), {}, "states is 0.5, and a language model's trainer knows no price"),
+        ("dpo", None, {"omega": 0.1}, "sets no weight by itself: name omega and alpha"),
+        ("dpo", kl(0.1), {"alpha": 0.1}, "one or the other"),
+        ("dpo", kl(0.1), {"f_divergence_type": "js_divergence"}, "must be 'reverse_kl'"),
+        ("dpo", kl(0.1), {"loss_type": "ipo"}, "no decomposed form"),
+        ("dpo", BOTH, {"sync_ref_model": True}, "the prior must stay what it is"),
+        ("dpo", BOTH, {"ld_alpha": 0.5}, "every token of a response counts"),
+        ("dpo", BOTH, {"use_weighting": True}, "another objective"),
+        ("dpo", BOTH, {"beta": 0.7}, "beta is 0.7; here omega and alpha"),
+        ("dpo", BOTH, {"train_dataset": [NO_PAIR]}, "no column rejected"),
+        ("labels", BOTH, {"train_dataset": [NO_LABEL]}, "no column label"),
+        ("labels", BOTH, {"train_dataset": [NO_LABEL | {"label": 2}]}, "a label is 2"),
+        ("labels", BOTH, {"desirable_weight": 2.0}, "offset=True"),
+        ("labels", BOTH, {"loss_type": "kto"}, "Eq. 32 and no other"),
+        ("labels", BOTH, {"offset_rate": 0.0}, "share of a step"),
+        ("labels", BOTH, {"sync_ref_model": True}, "the prior must stay what it is"),
+        ("labels", BOTH, {"args": trl.KTOConfig}, "it must be a CrossEntropyDPOConfig"),
+        ("q", BOTH, {"beta": 0.7, "peft_config": ADAPTER}, "beta is 0.7"),
+        ("q", BOTH, {"peft_config": None}, "give a peft_config"),
+        ("q", BOTH, {"precompute_ref_log_probs": True, "peft_config": ADAPTER}, "whole distribution"),
+        ("q", BOTH, {"chi": -1.0, "peft_config": ADAPTER}, "chi is -1"),
+        ("grpo", BOTH, {"temperature": 0.7}, "temperature is 0.7; it must be 1.0"),
+        ("grpo", BOTH, {"scale_rewards": "group"}, "scale_rewards is 'group'"),
+        ("grpo", BOTH, {"beta": 0.1}, "beta is 0.1"),
+        ("grpo", BOTH, {"entropy_coef": 0.1}, "entropy_coef is 0.1"),
+        ("grpo", BOTH, {"mask_truncated_completions": True}, "cut off has a reward like any other"),
+        ("grpo", BOTH, {"sync_ref_model": True}, "the prior must stay what it is"),
+        ("grpo", BOTH, {"loss_type": "grpo"}, "divide every token by the same number"),
+        ("grpo", BOTH, ONWARD | {"gamma": 1.5}, "between 0 and 1"),
+        ("grpo", BOTH, {"returns": "both"}, "'onward' or 'whole'"),
+        ("grpo", BOTH, {"gamma": 0.9}, "set returns='onward'"),
+        ("grpo", BOTH, {"omega_schedule": 1.0}, "it is a share"),
+        ("grpo", BOTH, {"prior_share": -0.1}, "it is a share"),
+        ("grpo", BOTH, {"prior_share": 0.05}, "neither none nor all"),
+        ("grpo", BOTH, ONWARD | FEW, "needs returns='whole'"),
+        ("grpo", BOTH, FEW | {"use_transformers_continuous_batching": True}, "transformers itself"),
+        ("grpo", BOTH, {"generation_kwargs": {"top_p": 0.5, "temperature": 2.0}}, "generated with temperature 2.0"),
+        ("grpo", BOTH, {"generation_kwargs": {"min_new_tokens": 3}}, "generated with min_new_tokens 3"),
+        ("grpo", BOTH, {"generation_kwargs": {"do_sample": False}}, "generated with do_sample False"),
+        ("grpo", BOTH, {"train_dataset": Dataset.from_list([{"question": "."}])}, "no column prompt"),
+        ("grpo", BOTH, {"per_device_train_batch_size": 64}, "has 8 prompts, and each generation takes 16"),
+        ("grpo", BOTH, {"args": trl.GRPOConfig}, "args is a GRPOConfig; it must be a ResidualGRPOConfig"),
+        ("grpo", BOTH, {"budget": 0.0}, "budget is 0.0"),
+        ("grpo", BOTH, {"budget": 1.0, "budget_rate": 2.0}, "share of a step"),
+        ("grpo", residual(0.0, 0.2), {"budget": 1.0}, "where the search for omega starts"),
+        ("grpo", BOTH, {"budget": 1.0, "omega_schedule": 0.5}, "both omega_schedule and budget"),
     ],
 )
-def test_refused(build: Build, settings: dict[str, Any], kind: str, more: dict[str, Any], words: str) -> None:
+def test_refused(
+    build: Build, settings: dict[str, Any], kind: str, objective: Any, more: dict[str, Any], words: str
+) -> None:
     if "args" in more:
         more = {"args": more["args"](**settings)}
     with pytest.raises(UsageError, match=words):
-        build(kind, **more)
+        build(kind, objective, **more)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "labels", "grpo"])
+def test_a_reference_is_loaded_from_a_path(build: Build, toy: Any, kind: str) -> None:
+    with pytest.raises(UsageError, match="loads its reference .* built in memory"):
+        build(kind, model=new_model(toy.letters, toy.length, 32, 1))
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("dpo", PAIRS[:4]), ("labels", LABELLED[:6])])
+def test_without_omega_another_dataset_is_evaluated_after_training(build: Build, kind: str, rows: Any) -> None:
+    ours = build(kind, greedy(0.4), max_steps=1)
+    ours.train()
+    assert ours.evaluate(Dataset.from_list(rows))["eval_loss"] > 0
 
 
 def test_what_a_models_own_file_says_about_generation_counts(build: Build, prior: Path) -> None:

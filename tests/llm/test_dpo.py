@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig
 from tiny_language import PAIRS, apart, first, load, weights
 from torch.nn.functional import logsigmoid
@@ -16,7 +15,7 @@ from repolicy import llm
 from repolicy.errors import UsageError
 from repolicy.llm.losses import implicit_reward
 from repolicy.llm.rloo import response_log_probs
-from repolicy.objective import Objective, greedy, kl, residual, soft
+from repolicy.objective import Objective, greedy, kl, residual
 
 
 def test_equal_weights_are_stock_dpo_to_the_bit(build: Callable[..., Any]) -> None:
@@ -87,40 +86,6 @@ def test_own_copy_of_the_reference(build: Callable[..., Any], prior: Path) -> No
     own, given = build("dpo"), build("dpo", ref_model=load(prior))
     batch = first(own, 4)
     assert torch.equal(own.compute_loss(own.model, batch), given.compute_loss(given.model, batch))
-
-
-def test_without_omega_another_dataset_is_evaluated_after_training(build: Callable[..., Any]) -> None:
-    ours = build("dpo", greedy(0.4), max_steps=1)
-    ours.train()
-    assert ours.evaluate(Dataset.from_list(PAIRS[:4]))["eval_loss"] > 0
-
-
-class TestRefused:
-    @pytest.mark.parametrize(
-        ("objective", "more", "words"),
-        [
-            (residual(0.3, 0.0), {}, "alpha is 0.0"),
-            (soft(0.2), {}, "reads a basic reward"),
-            (Objective("addon", 0.1, 0.1, bonus=0.1), {}, "bonus is 0.1"),
-            (residual(0.1, 0.1, states=0.5), {}, "states is 0.5, and a language model's trainer knows no price"),
-            (None, {"omega": 0.1}, "sets no weight by itself: name omega and alpha"),
-            (kl(0.1), {"alpha": 0.1}, "one or the other"),
-            (kl(0.1), {"f_divergence_type": "js_divergence"}, "must be 'reverse_kl'"),
-            (kl(0.1), {"loss_type": "ipo"}, "no decomposed form"),
-            (kl(0.1), {"train_dataset": [{"prompt": ".", "chosen": "e"}]}, "no column rejected"),
-        ],
-    )
-    def test_bad_input(
-        self, build: Callable[..., Any], objective: Objective | None, more: dict[str, Any], words: str
-    ) -> None:
-        with pytest.raises(UsageError, match=words):
-            build("dpo", objective, **more)
-
-    def test_model_without_a_path(self, build: Callable[..., Any], toy: Any) -> None:
-        from experiments.llm.toy import new_model
-
-        with pytest.raises(UsageError, match="built in memory"):
-            build("dpo", kl(0.1), model=new_model(toy.letters, toy.length, 32, 1))
 
 
 @pytest.mark.parametrize("found", ["1.15.2", "1.17.0", "2.0.0"])

@@ -13,7 +13,7 @@ from tiny_language import ONLINE, PROMPTS, addon, load, log_probs, perturbed, wr
 from transformers import AutoTokenizer
 from trl import RLOOConfig, RLOOTrainer
 
-from experiments.llm.toy import Toy, measure, new_model, policy_log_probs
+from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.errors import UsageError
 from repolicy.llm import dial, losses, prior_reward, rloo_settings
 from repolicy.llm.budget import move_omega
@@ -277,36 +277,6 @@ def test_rloo_recipe_is_the_same_reward(prior: Path, settings: dict[str, Any]) -
     assert torch.allclose(output["advantages"], expected, atol=1e-5)
 
 
-class TestRefused:
-    @pytest.mark.parametrize(
-        ("more", "words"),
-        [
-            ({"temperature": 0.7}, "temperature is 0.7; it must be 1.0"),
-            ({"scale_rewards": "group"}, "scale_rewards is 'group'"),
-            ({"beta": 0.1}, "beta is 0.1"),
-            ({"disable_dropout": False}, "disable_dropout is False"),
-            ({"entropy_coef": 0.1}, "entropy_coef is 0.1"),
-            ({"top_entropy_quantile": 0.5}, "every token has a part"),
-            ({"loss_type": "grpo"}, "divide every token by the same number"),
-            ({"gamma": 1.5, "returns": "onward"}, "between 0 and 1"),
-            ({"returns": "both"}, "'onward' or 'whole'"),
-            ({"gamma": 0.9}, "set returns='onward'"),
-            ({"omega_schedule": 1.0}, "it is a share"),
-            ({"prior_share": -0.1}, "it is a share"),
-            ({"prior_share": 0.05}, "neither none nor all"),
-            ({"prior_share": 0.25, "returns": "onward"}, "needs returns='whole'"),
-            ({"prior_share": 0.25, "use_transformers_continuous_batching": True}, "transformers itself"),
-            ({"train_dataset": Dataset.from_list([{"question": "."}])}, "no column prompt"),
-        ],
-    )
-    def test_bad_settings(self, build: Callable[..., Any], more: dict[str, Any], words: str) -> None:
-        with pytest.raises(UsageError, match=words):
-            build("grpo", **more)
-
-    def test_model_without_a_path(self, build: Callable[..., Any], toy: Toy) -> None:
-        with pytest.raises(UsageError, match="built in memory"):
-            build("grpo", model=new_model(toy.letters, toy.length, 32, 1))
-
-    def test_rloo(self) -> None:
-        with pytest.raises(UsageError, match="greedy, kl or residual"):
-            rloo_settings(soft(0.1))
+def test_no_reward_of_rloo_reads_the_old_reward() -> None:
+    with pytest.raises(UsageError, match="greedy, kl or residual"):
+        rloo_settings(soft(0.1))

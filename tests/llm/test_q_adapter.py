@@ -117,20 +117,6 @@ def test_its_logits_are_not_taken_for_a_policys(
         evaluate([folder], str(prior), prompts, f"{Path(__file__).parent / 'toy_reward.py'}:addon")
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"peft_config": None}, "give a peft_config"),
-        ({"precompute_ref_log_probs": True}, "whole distribution"),
-        ({"chi": -1.0}, "chi is -1"),
-        ({"objective": residual(0.3, 0.0)}, "alpha is 0"),
-    ],
-)
-def test_refused(trainer: Callable[..., Any], more: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        trainer(**more)
-
-
 def test_logits_need_an_adapter(prior: Path) -> None:
     with pytest.raises(UsageError, match="PEFT model"):
         QAdapterLogits(load(prior), OBJECTIVE)

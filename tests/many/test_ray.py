@@ -3,14 +3,11 @@
 import importlib.util
 import socket
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.many import pool as ray_jobs
 from repolicy.many.pool import Job, check_answers, on_ray, work
 
 
@@ -21,28 +18,8 @@ def test_an_address_that_does_not_answer_is_a_sentence() -> None:
         for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
             with pytest.raises(RepolicyError, match=f"no Ray cluster answers at .*{port}"):
                 check_answers(address)
-
-
-def test_something_else_than_ray_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray speaks HTTP/2, whose first frame is one of settings. What says nothing, or other things, is not Ray."""
-    monkeypatch.setattr(ray_jobs, "ANSWER", 0.5)
-    for said, why in (
-        (ray_jobs.SETTINGS, ""),
-        (b"SSH-2.0-OpenSSH", "something else listens there"),
-        (b"", "timed out"),
-    ):
-        with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
-            answered = pool.submit(lambda server=server, said=said: _answered(server, said))
-            address = f"127.0.0.1:{server.getsockname()[1]}"
-            with pytest.raises(RepolicyError, match=why) if why else nullcontext():
-                check_answers(address)
-            answered.result().close()
-
-
-def _answered(server: socket.socket, said: bytes) -> socket.socket:
-    connection, _ = server.accept()
-    connection.sendall(said)
-    return connection
+        taken.listen()
+        check_answers(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:", "host:port", ":"])

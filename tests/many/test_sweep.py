@@ -138,11 +138,8 @@ def prior(tmp_path: Path) -> Path:
     return path
 
 
-def refused(
-    prior: Path, out: Path, resume: bool = False, settings: Settings | None = None, weight: str = "", **options: int
-) -> None:
-    wish = f"{__file__}:still{weight}"
-    sweep(prior, [wish], [0.1], 0.01, out, settings or Settings(), resume=resume, **options)
+def refused(prior: Path, out: Path, resume: bool = False, **options: int) -> None:
+    sweep(prior, [f"{__file__}:still"], [0.1], 0.01, out, Settings(), resume=resume, **options)
 
 
 def still(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: object) -> np.ndarray:
@@ -184,32 +181,13 @@ def test_a_runs_folder_is_no_sweeps_folder(prior: Path, tmp_path: Path) -> None:
         refused(prior, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("options", "said"), [({"jobs": -1}, "jobs is -1"), ({"episodes": 0}, "episodes is 0")])
-def test_counts_out_of_range_are_refused(prior: Path, tmp_path: Path, options: dict[str, int], said: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"jobs": -1}, "jobs is -1"), ({"episodes": 0}, "episodes is 0"), ({"states": -1}, "states is -1")],
+)
+def test_numbers_out_of_range_are_refused(prior: Path, tmp_path: Path, options: dict[str, int], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         refused(prior, tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("settings", "weight", "said"),
-    [
-        (Settings(kl_budget=2.0), "", "a budget moves omega by itself"),
-        (Settings(log_prior_budget=2.0), "", "a budget moves omega by itself"),
-        (Settings(), "=0..2", "still has a range of weights"),
-    ],
-)
-def test_what_would_make_all_points_one_or_none_is_refused(
-    prior: Path, tmp_path: Path, settings: Settings, weight: str, said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
-        refused(prior, tmp_path / "out", settings=settings, weight=weight)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_price_below_0_is_refused_before_anything_is_written(prior: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="states is -1"):
-        refused(prior, tmp_path / "out", states=-1)
     assert not (tmp_path / "out").exists()
 
 

@@ -9,16 +9,7 @@ import pytest
 
 from repolicy.envs.evaluation import Evaluation
 from repolicy.objective import residual
-from repolicy.report.charts import (
-    FEW,
-    LEFT,
-    Axes,
-    beside,
-    curve,
-    histogram,
-    learning,
-    lines,
-)
+from repolicy.report.charts import FEW, LEFT, Axes, beside, curve, histogram, learning, lines
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings

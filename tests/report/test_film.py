@@ -1,20 +1,29 @@
-"""Films show somebody moving, and a machine that cannot render says what it lacks."""
+"""Films show somebody moving, the typical episode and the worst; a machine that cannot render says what it lacks."""
 
+import io
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import imageio_ffmpeg
 import numpy as np
 import pytest
+import torch
+from PIL import Image, ImageChops
+from tiny_envs import tiny
 
 from repolicy.cli import main as cli
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.making import make_envs
+from repolicy.envs.step import Backend
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
-from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.report import movie as film
-from repolicy.report.movie import Shot, films
+from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.report import movie, scenes
+from repolicy.report.movie import QUALITIES, Shot, encoded, films
+from repolicy.report.scenes import Episode, episode, story, typical_and_worst, wrong_at
 
 ENV = "InvertedPendulum-v5"
 
@@ -50,7 +59,7 @@ def test_films_move_and_are_what_they_are_called(policy: str, tmp_path: Path) ->
 
 
 def test_a_machine_that_cannot_render_says_what_to_install(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(film, "LIBRARIES", ("disabled",))
+    monkeypatch.setattr(movie, "LIBRARIES", ("disabled",))
     with pytest.raises(RepolicyError, match=r"cannot render off-screen: install .*libegl1 .*libosmesa6"):
         films([Shot(policy, ENV)])
 
@@ -67,7 +76,7 @@ def test_the_other_library_is_tried_after_a_driver_that_crashes(policy: str, mon
 
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     said: list[str] = []
-    monkeypatch.setattr(film, "_in_its_own_process", crash)
+    monkeypatch.setattr(movie, "_in_its_own_process", crash)
     assert films([Shot(policy, ENV)], said.append) == [b"film"]
     assert tried == ["egl", "osmesa"]
     assert said == ["filming: 1 film, up to 150 pictures"]  # before the first is drawn
@@ -77,19 +86,15 @@ def test_the_second_picture_tells_how_long_all_take_and_later_ones_every_ten_sec
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = iter([100.0, 102.0, 103.0, 113.0])
-    monkeypatch.setattr(film.time, "monotonic", lambda: next(times))
-    seen = film.teller([Shot("", ENV, seconds=2.0), Shot("", ENV, seconds=2.0)])
+    monkeypatch.setattr(movie.time, "monotonic", lambda: next(times))
+    seen = movie.teller([Shot("", ENV, seconds=2.0), Shot("", ENV, seconds=2.0)])
     told = [(seen(), capsys.readouterr().out)[1] for _ in range(4)]
     assert told == ["", "filming: 2% drawn, about 3:16 left\n", "", "filming: 4% drawn, about 6:56 left\n"]
 
 
 @pytest.mark.parametrize(
     ("shot", "said"),
-    [
-        ({"seconds": 0.0}, "seconds is 0"),
-        ({"width": 3}, "width is 3"),
-        ({"format": "avi"}, "'avi'.*mp4, gif"),
-    ],
+    [({"seconds": 0.0}, "seconds is 0"), ({"width": 3}, "width is 3"), ({"format": "avi"}, "'avi'.*mp4, gif")],
 )
 def test_a_film_that_cannot_be_is_refused(policy: str, shot: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
@@ -140,3 +145,121 @@ def test_an_environment_that_lacks_a_package_says_which_one_would_help(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     with pytest.raises(UsageError, match=r"without pygame: pip install 'repolicy\[film\]'"):
         films([Shot(str(path), "CartPole-v1", seconds=0.4)])
+
+
+# Which episodes are filmed, and the step at which the worst one went wrong --------------------------------------------
+
+
+NOTHING = np.zeros((0, 1))
+USUAL = Episode(0, np.ones(100), False, NOTHING)
+
+
+def agent(observations: int, bound: float = 1.0, width: int = 1) -> Policy:
+    torch.manual_seed(1)
+    space = ActionSpace("continuous", (width,), (-bound,) * width, (bound,) * width)
+    return frozen(Policy(PolicySpec(observations, space, initial_std=0.5)))
+
+
+def test_the_typical_one_is_in_the_middle_and_the_worst_at_the_end() -> None:
+    """Of all that were evaluated, however many they are; only a further episode of an environment is not seen again."""
+    totals = np.array([5.0, -1.0, 3.0, 100.0, 2.0] + [3.5] * 44 + [-9.0, -99.0])
+    found = Evaluation(
+        env="", backend="gymnasium", deterministic=True, seed=0, basic=totals, addon=None, metric=None, lengths=totals,
+        log_policy=totals, log_prior=None,
+    )  # fmt: skip
+    (typical, worst), count = typical_and_worst(found)
+    assert (totals[typical], totals[worst], count) == (3.5, -9.0, 50)
+
+
+@pytest.mark.parametrize("step", [1, 2, 50, 81])
+def test_an_episode_goes_wrong_where_its_reward_drops(step: int) -> None:
+    rewards = np.ones(100)
+    rewards[step - 1 :] = 0.0
+    assert wrong_at(Episode(1, rewards, False, NOTHING), USUAL) == step
+    assert f"it went wrong about step {step}" in story(Episode(1, rewards, False, NOTHING), USUAL, 10)
+
+
+def test_an_episode_that_ended_sooner_went_wrong_there() -> None:
+    fallen = Episode(1, np.full(37, 2.0), True, NOTHING)
+    assert wrong_at(fallen, USUAL) == 37
+    assert story(fallen, USUAL, 10) == "the worst of 10 episodes, which earns 74.0: it ended early, at step 37"
+
+
+def test_an_episode_that_takes_longer_went_wrong_where_the_usual_one_was_done() -> None:
+    usual, slow = Episode(0, -np.ones(110), True, NOTHING), Episode(1, -np.ones(160), True, NOTHING)
+    assert wrong_at(slow, usual) == 111
+
+
+def test_a_little_less_is_nothing_wrong() -> None:
+    assert wrong_at(Episode(1, np.full(100, 0.91), False, NOTHING), USUAL) is None
+    assert "nothing went wrong" in story(Episode(1, np.full(100, 0.91), False, NOTHING), USUAL, 10)
+    assert wrong_at(Episode(1, np.full(100, 0.89), False, NOTHING), USUAL) == 1
+
+
+@pytest.mark.parametrize("backend", ["gymnasium", "envpool"])
+def test_an_episode_of_an_evaluation_is_the_same_again_to_the_bit(backend: Backend) -> None:
+    """Its actions, from its seed, alone: what the policy would do alone is rounded otherwise, and soon another one."""
+    found = evaluate(agent(17, width=6), "HalfCheetah-v4", 5, addon="hind_leg", seed=EVALUATION_SEED, backend=backend)
+    for place in (0, 4):
+        one = episode(found, place)
+        envs = make_envs("HalfCheetah-v4", 1, one.seed, backend)
+        envs.reset()
+        assert len(one.rewards) == len(one.sent) == 1000
+        assert float(one.rewards.sum()) == pytest.approx(found.total[place], rel=1e-12)
+        assert sum(float(envs.step(action[None]).rewards[0]) for action in one.sent) == found.basic[place]
+
+
+def test_the_first_episodes_are_kept_and_only_these() -> None:
+    found = evaluate(agent(1), tiny("LinearQuadratic"), 60, addon=f"{tiny('stay_near')}=2", seed=EVALUATION_SEED)
+    assert found.steps is not None
+    for place in (0, 49):
+        assert episode(found, place).total == pytest.approx(found.total[place], rel=1e-9)
+    assert len(found.steps.sent) - found.lengths[:50].max() < 20  # a block
+
+
+@pytest.mark.parametrize("backend", ["gymnasium", "envpool"])
+@pytest.mark.parametrize("prior", [False, True])
+def test_a_page_has_the_prior_a_typical_episode_and_the_worst(prior: bool, backend: Backend) -> None:
+    found = evaluate(agent(4, 3.0), "InvertedPendulum-v4", 20, seed=EVALUATION_SEED, backend=backend)
+    before = evaluate(agent(4, 3.0), "InvertedPendulum-v4", 20, seed=EVALUATION_SEED, backend=backend)
+    chosen = scenes.scenes(Path("a policy"), ({"prior": before} if prior else {}) | {"customized": found})
+    typical, worst = (EVALUATION_SEED + place for place in typical_and_worst(found)[0])
+    assert worst == EVALUATION_SEED + found.basic.argmin()
+    shots = [scene.shot for scene in chosen]
+    assert [scene.kind for scene in chosen] == ["prior"] * prior + ["customized"] * 2
+    assert [shot.seed for shot in shots] == [typical] * (1 + prior) + [worst]
+    assert [shot.which for shot in shots] == ["prior"] * prior + ["policy"] * 2
+    assert shots[-1].around == len(shots[-1].actions) == found.lengths[worst - EVALUATION_SEED]
+    assert f"it ended early, at step {shots[-1].around}" in chosen[-1].caption
+
+
+@pytest.mark.usefixtures("_renderer")
+def test_a_film_shows_what_was_done_to_the_end_of_the_episode_and_no_more(tmp_path: Path) -> None:
+    """One picture a step: from ten steps before the one in the middle to the last that the episode has."""
+    path = tmp_path / "policy.safetensors"
+    save_policy(path, agent(4, 3.0), {})
+    one = episode(evaluate(agent(4, 3.0), "InvertedPendulum-v4", 3, seed=EVALUATION_SEED, backend="gymnasium"), 2)
+    steps, done = len(one.rewards), one.sent.tolist()
+    shot = Shot(
+        str(path), "InvertedPendulum-v4", seed=one.seed, seconds=9.0, width=96, height=64, format="gif", actions=done
+    )
+    assert steps > 13
+    shots = [shot, replace(shot, seconds=0.8, around=steps), replace(shot, actions=[[3.0]] * 5)]
+    whole, end, pushed = (Image.open(io.BytesIO(content)) for content in films(shots))
+    assert [film.n_frames for film in (whole, end, pushed)] == [steps, 10, 5]
+    whole.seek(4), pushed.seek(4)
+    assert ImageChops.difference(whole.convert("RGB"), pushed.convert("RGB")).getbbox()  # the policy does otherwise
+
+
+def test_choices_that_are_done_again_are_counted_as_policies_count_them() -> None:
+    """`sent` has the environment's own numbers, which an environment may count from elsewhere than 0."""
+    shot = Shot("", "", actions=[[2], [4]])
+    assert movie.choices(shot, ActionSpace("discrete", (3,), (2.0,))).tolist() == [[0], [2]]
+    assert movie.choices(shot, ActionSpace("discrete", (5,))).tolist() == [[2], [4]]
+
+
+def test_a_film_is_made_coarser_until_it_fits() -> None:
+    noise = [np.random.default_rng(i).integers(0, 255, (64, 96, 3), np.uint8) for i in range(10)]
+    large, small = encoded(noise, 25, "mp4"), encoded(noise, 25, "mp4", most_bytes=10_000)
+    assert len(small) <= 10_000 < len(large)
+    assert encoded(noise, 25, "mp4", most_bytes=1) == movie._encoded(noise, 25, "mp4", QUALITIES[-1])

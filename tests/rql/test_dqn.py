@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_problems import Double, Table, Walk, WithoutReward
-from small_priors import wild_prior
+from known_problems import Double, Table, Walk, WithoutReward, wild_prior
 from torch import Tensor, nn
 
 from repolicy.envs.evaluation import evaluate

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from known_problems import Bounded, Table, Walk
-from small_priors import constant, wild_prior
+from known_problems import Bounded, Table, Walk, constant, wild_prior
 
 import repolicy
 from repolicy.cli.main import main

@@ -13,14 +13,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import tiny_envs
 import torch
-from known_problems import Bounded, Double
-from small_priors import ACTIONS, constant
+from known_problems import ACTIONS, Bounded, Double, constant
+from tiny_envs import Told, tiny
 from torch import Tensor, nn
 
 from repolicy.envs.evaluation import evaluate
-from repolicy.errors import NumericError, UsageError
-from repolicy.objective import Objective, kl, residual, soft
+from repolicy.errors import NumericError, RepolicyError, UsageError
+from repolicy.objective import Objective, greedy, kl, residual, soft
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import sums
@@ -29,7 +30,7 @@ from repolicy.prepare import cloning
 from repolicy.priors.opening import read_policy
 from repolicy.rql import ResidualSAC, Settings, customize
 from repolicy.rql.algorithms import _noise
-from repolicy.rql.wrapping import normalizer_for
+from repolicy.rql.wrapping import WithAddon, normalizer_for
 
 MEAN, STD = 0.3, 0.5  # of the prior, before tanh
 CURVATURE, GOAL = 0.7, 0.9
@@ -276,3 +277,41 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
         saved.prior.log_prob(torch.from_numpy(seen), actions), prior.log_prob(torch.from_numpy(seen), actions)
     )
     assert evaluate(saved.policy, f"{Path(__file__).parent / 'known_problems.py'}:Bounded", 2).lengths.sum() > 0
+
+
+# Add-ons are told the actions that the environment got, as by every other way to train --------------------------------
+
+
+SETTINGS = Settings(steps=20, warmup=5, hidden=(4,), minibatch=4, gradient_steps=1)
+
+
+@pytest.mark.parametrize("actions", ["double", "matrix"])
+def test_add_ons_see_the_actions_that_the_environment_got(actions: str) -> None:
+    ResidualSAC(WithAddon(Told(actions), tiny("was_told")), greedy(0.1), None, SETTINGS).learn(20)
+
+
+def test_an_environment_may_change_its_observation_in_place() -> None:
+    class OneBuffer(Bounded):
+        seen = np.zeros(1, np.float32)
+
+        def reset(self, **options: Any) -> Any:
+            self.seen[:] = 0.0
+            return self.seen, {}
+
+        def step(self, action: Any) -> Any:
+            self.seen += 0.25
+            return self.seen, 0.0, False, False, {}
+
+    env = WithAddon(OneBuffer(), f"{Path(__file__)}:gained")
+    env.reset()
+    assert [env.step(np.zeros(1))[-1]["addon_reward"] for _ in range(3)] == [0.25] * 3
+
+
+def gained(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
+    return (next_observations - observations)[:, 0]
+
+
+def test_an_environment_that_ends_the_program_is_a_failure() -> None:
+    env = WithAddon(tiny_envs.Quits(), tiny("first"))
+    with pytest.raises(RepolicyError, match=r"^the environment failed: it called sys.exit\(0\)$"):
+        ResidualSAC(env, greedy(0.1), None, SETTINGS).learn(20)

@@ -103,8 +103,7 @@ def test_a_folder_belongs_to_one_request(tmp_path: Path) -> None:
         folder.begin(REQUEST, {}, resume=False)
     other = Request("Hopper-v4", soft(0.1), Settings(steps=200), ("a",)).as_dict()
     with pytest.raises(
-        UsageError,
-        match="with other settings: env was Ant-v4 and is now Hopper-v4; steps was 100 and is now 200$",
+        UsageError, match="with other settings: env was Ant-v4 and is now Hopper-v4; steps was 100 and is now 200$"
     ):
         folder.begin(other, {}, resume=True)
     assert folder.request() == REQUEST
@@ -118,12 +117,6 @@ def test_a_run_that_began_before_there_was_a_setting_goes_on(tmp_path: Path) -> 
     folder.metrics.touch()
     folder.policy.touch()
     assert folder.begin(REQUEST, {}, resume=True) == []
-
-
-def test_a_damaged_request_is_named(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text('{"request": ')
-    with pytest.raises(FileError, match=r"run.json cannot be read"):
-        RunFolder(tmp_path).request()
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:

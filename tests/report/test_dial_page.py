@@ -1,4 +1,4 @@
-"""The page of a dial that was trained, and its positions as files."""
+"""The page of one dial that was trained, or of several: each position has its film, table, command and file."""
 
 import json
 from pathlib import Path
@@ -6,17 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from several import FAST, QUIET
 
 import repolicy
 from repolicy.cli import main as cli
 from repolicy.errors import FileError, UsageError
+from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export
-from repolicy.policies.file import read_card, save_policy
+from repolicy.policies.file import SavedPolicy, read_card, save_policy
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import read_policy
-from repolicy.ranges import Dial
+from repolicy.ranges import Dial, Range
+from repolicy.report import dial_page as pages
 from repolicy.report.dial_page import points_of
 
 
@@ -125,3 +128,112 @@ def test_a_damaged_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text(json.dumps(other))
     with pytest.raises(UsageError, match="is a sweep of height in Hopper-v4, and the dial is of height=2 in Hopper-v4"):
         points_of(tmp_path, "Hopper-v4", ["height=2"])
+
+
+# Several dials --------------------------------------------------------------------------------------------------------
+
+
+OMEGA, QUIETLY = Dial("omega", 0.03, 3.0), Dial("quiet", 0.0, 2.0, "linear")
+
+
+def reported(
+    folder: Path, dials: list[Dial], request: dict[str, Any], patch: pytest.MonkeyPatch, *words: str
+) -> tuple[dict[str, Any], str]:
+    """What the command prints as JSON, and its page."""
+    prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
+    made = Conditioned.begun(prior, dials)
+    made.network.film.data.normal_(0.0, 0.5)
+    save_policy(folder / "policy.safetensors", made, {"request": {"env": "InvertedPendulum-v4"} | request}, prior)
+    patch.setattr(pages, "filmed", lambda shots, say: ([b"a film"] * len(shots), ""))
+    asked = [str(folder / "policy.safetensors"), "--episodes", "2", "--out", str(folder / "dial"), "--trust", *words]
+    cli.main(["dial", *asked])
+    html = (folder / "dial" / "report.html").read_text()
+    return json.loads((folder / "dial" / "dial.json").read_text()), html
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], str]:
+    monkeypatch.setattr(pages, "STOPS", (11, 3, 3, 2))
+    objective = residual(Range(0.03, 3.0), 0.1, 0.0).as_dict()
+    request = {"addons": [f"{FAST}=0.5", f"{QUIET}=0..2"], "objective": objective}
+    return reported(tmp_path, [OMEGA, QUIETLY], request, monkeypatch)
+
+
+def test_two_dials_have_every_pair_of_their_stops(two: tuple[dict[str, Any], str]) -> None:
+    found, html = two
+    assert [position["at"] for position in found["positions"]] == [
+        {"omega": omega, "quiet": quiet} for omega in (0.03, 0.3, 3.0) for quiet in (0.0, 1.0, 2.0)
+    ]
+    assert html.count('type="range"') == 2
+    assert html.count('data-shown="8"') == 3  # film, table, command
+    assert "--at omega=0.3 --at quiet=2 --out" in html
+    assert "ω′ 0.3, quiet 2" in html
+    assert "the weight of quiet is 1 at every position" in html
+    assert "the weight of the add-on quiet" in html
+    assert "trade-off bends" not in html
+    assert "http" not in html.replace("http://www.w3.org", "")
+    for position in found["positions"]:  # an add-on's reward is of the add-on once, and of each apart
+        means = {name: each["mean"] for name, each in position["mean_action"]["summary"].items()}
+        assert means["addon_reward"] == pytest.approx(means["addon_reward_fast"] + means["addon_reward_quiet"])
+    assert '<th scope="col">of it quiet</th>' in html
+
+
+def test_the_command_on_the_page_keeps_that_position(two: tuple[dict[str, Any], str], tmp_path: Path) -> None:
+    _, html = two
+    command = html.split("<code>")[5].split("</code>")[0]  # of the fifth of nine
+    assert "omega=0.3 --at quiet=1" in command
+    cli.main(command.split()[1:])
+    assert (tmp_path / "policy-at-omega-0.3-quiet-1.safetensors").exists()
+
+
+@pytest.mark.parametrize("others", [[], [QUIETLY]])
+def test_positions_that_lie_close_together_have_commands_and_files_of_their_own(others: list[Dial]) -> None:
+    prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
+    made = Conditioned.begun(prior, [Dial("fast", 1e6, 1e6 + 10, "linear"), *others])
+    turning = pages.Turning(Path("policy.safetensors"), SavedPolicy(made, prior, {}))
+    for each in (turning.command, lambda position: turning.file(position, "at")):
+        assert len({each(position) for position in turning.positions}) == len(turning.positions)
+    assert "1000003.0" in turning.command(turning.asked(1_000_003.0, {})[0] if not others else (1_000_003.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("dial", "request_", "said"),
+    [
+        (QUIETLY, {"addons": [f"{QUIET}=0..2"]}, "the weight of the add-on quiet, as an input"),
+        (Dial("alpha", 0.01, 0.3), {"addons": [QUIET]}, "α̂, the weight on variety, as an input"),
+    ],
+)
+def test_one_dial_over_another_weight_has_the_page_of_one_dial(
+    dial: Dial, request_: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, html = reported(tmp_path, [dial], request_, monkeypatch)
+    assert [position["at"] for position in found["positions"]] == dial.spread(11)
+    assert said in html
+    assert "The trade-off" in html
+    assert html.count('data-shown="10"') == 3
+    assert f"--at {dial.spread(11)[7]:g} --out" in html
+
+
+def test_each_slider_turns_what_is_seen(two: tuple[dict[str, Any], str], tmp_path: Path, browser: Any) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    browser.get(f"file://{tmp_path / 'dial' / 'report.html'}")
+    omega, quiet = browser.find_elements(By.CSS_SELECTOR, ".slider input")
+
+    def seen() -> tuple[str, str, list[str]]:
+        outputs = [each.text for each in browser.find_elements(By.CSS_SELECTOR, ".slider output")]
+        parts = [each for each in browser.find_elements(By.CSS_SELECTOR, "[data-shown]") if each.is_displayed()]
+        (shown,) = {each.get_attribute("data-shown") for each in parts}
+        assert len(parts) == 3
+        chosen = browser.find_element(By.CSS_SELECTOR, "tr.chosen th").text
+        return shown, chosen, outputs
+
+    assert seen() == ("4", "ω′ 0.3, quiet 1", ["ω′ 0.3", "quiet 1"])
+    quiet.send_keys(Keys.ARROW_RIGHT)
+    assert seen() == ("5", "ω′ 0.3, quiet 2", ["ω′ 0.3", "quiet 2"])
+    omega.send_keys(Keys.HOME)
+    assert seen() == ("2", "ω′ 0.03, quiet 2", ["ω′ 0.03", "quiet 2"])
+    browser.find_elements(By.CSS_SELECTOR, "tr[data-point]")[7].click()
+    assert seen() == ("7", "ω′ 3, quiet 1", ["ω′ 3", "quiet 1"])
+    assert not [each for each in browser.get_log("browser") if each["level"] == "SEVERE"]
