@@ -83,7 +83,7 @@ MUTANTS = [
     Mutant("planning/tree.py", "self._chance |= bool(known)", "pass", TREE, "one draw stands for all chance"),
     Mutant("planning/tree.py", "worst = min(reward, 0.0) -", "worst = 0.0 *", TREE, "an end as a way out of a tree"),
     Mutant("planning/tree.py", "tree.known = [root.outcomes", "_ = [root.outcomes", TREE, "the chosen subtree is thrown away"),
-    Mutant("planning/copies.py", "if isinstance(stream, np.random.Generator):", "if False:", TREE, "copies that foresee luck"),
+    Mutant("planning/copies.py", "{} if stream is None else {id(stream): own}", "{}", TREE, "copies that foresee luck"),
     Mutant("learning/worker.py", "frozen(first or prior)", "frozen(prior)", BEGINNING, "the actor begins as its prior, whatever --init names"),
     Mutant("learning/segments.py", "None if saved is None else saved.policy, team, exact, first", "first or saved.policy, team, exact, first", BEGINNING, "what the actor begins as scores it"),
     Mutant("planning/distilling.py", 'student.log_std.data.copy_(prior.state_dict()["log_std"])', "pass", "tests/planning/test_distilling.py", "what is kept has a std of its own"),

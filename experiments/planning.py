@@ -20,6 +20,7 @@ from experiments.dial import spearman
 from experiments.ledger import Row
 from experiments.pages import markdown
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.learning.training import customize
 from repolicy.planning.asking import planned
 from repolicy.planning.distilling import keep_as_policy
 from repolicy.planning.planner import Planner, Search
@@ -44,6 +45,7 @@ class Plan:
     episodes: int = 4
     steps: int = 1000
     seed: int = 0
+    env: str | None = None
 
 
 CHEETAH, ANT, HOPPER = ("halfcheetah", "hind_leg=10"), ("ant", "sideways"), ("hopper", "height")
@@ -52,6 +54,9 @@ OMEGAS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 # The sampler of Residual-MPPI. Its covariance for HalfCheetah, .017, is about half a std of this prior.
 PUBLISHED = {"knots": 0, "closed": False, "warm": False, "discount": 0.9}
 THEIRS = {"samples": 10_000, "horizon": 2, "temperature": 5e-5}
+# After `repolicy rql train cartpole --seed 0 --out runs/rql/cartpole-prior-0.safetensors`; the weights are those of
+# Residual Q-learning in results-rql.md.
+CARTPOLE, TASKS = "runs/rql/cartpole-prior-0.safetensors", "repolicy.rql.tasks"
 PLANS = {
     "halfcheetah/32/0": Plan(*CHEETAH),
     "ant/32/0": Plan(*ANT, episodes=3),
@@ -68,22 +73,24 @@ PLANS = {
     "wish/ant": Plan("ant", "mppi_sideways", episodes=2),
     **{f"halfcheetah/32/{seed}": Plan(*CHEETAH, seed=seed) for seed in (1, 2)},
     **{f"ant/32/{seed}": Plan(*ANT, episodes=3, seed=seed) for seed in (1, 2)},
+    "tree/cartpole": Plan(CARTPOLE, f"{TASKS}:addon", 0.5, 0.0, episodes=4, steps=500, env=f"{TASKS}:CartPole"),
 }  # fmt: skip
 
 KEPT = {
     "kept/halfcheetah/20000": (Plan(*CHEETAH), 20_000),
     "kept/ant/6400": (Plan(*ANT), 6_400),
 }
+BEGUN = {"init/halfcheetah/300000": ("kept/halfcheetah/20000", 300_000)}  # customizing goes on from what was kept
 
 
 def measured(plan: Plan) -> Row:
     """Return what a planner earns, beside its prior by the same seeds."""
     search, began = Search(seed=plan.seed, **plan.search), time.process_time()
-    made = planned(plan.prior, plan.addon, None, plan.omega, plan.states, plan.value, search)
-    begun, planner, score = time.process_time() - began, made.planner, made.planner.score
+    made = planned(plan.prior, plan.addon, plan.env, plan.omega, plan.states, plan.value, search)
+    to_begin, planner, score = time.process_time() - began, made.planner, made.planner.score
     row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "env": made.env, "seed": plan.seed}
     row |= {"omega": score.omega, "states": score.states, "value": score.value is not None, "search": plan.search}
-    row |= {"notes": list(made.notes), "seconds_to_begin": round(begun, 1), "steps": plan.steps}
+    row |= {"notes": list(made.notes), "seconds_to_begin": round(to_begin, 1), "steps": plan.steps}
     with one_thread():
         for name, agent in (("before", planner.prior), ("after", planner)):
             seed = EVALUATION_SEED + 100 * plan.seed
@@ -91,7 +98,8 @@ def measured(plan: Plan) -> Row:
             row[name] = summary(found)
         tally = planner.tally
         row |= {"effective": tally.effective / tally.decisions, "prior_kept": tally.kept / tally.decisions}
-        row["decisions_a_second"] = rate(planner, np.zeros((1, planner.observation_size), np.float32))
+        seen = np.zeros((1, planner.observation_size), np.float32)
+        row["decisions_a_second"] = tally.rate if planner.actions.kind == "discrete" else rate(planner, seen)
     return row | {"real_time": row["decisions_a_second"] * planner.model.seconds}
 
 
@@ -106,6 +114,20 @@ def kept(plan: Plan, labels: int, file: Path) -> Row:
     row |= {"notes": [*made.notes, *said], "seconds": round(took, 1), "steps": plan.steps}
     for name, agent in (("before", made.planner.prior), ("after", policy)):
         row[name] = summary(evaluate(agent, made.env, KEPT_EPISODES, addon=plan.addon, seed=EVALUATION_SEED))
+    return row
+
+
+def begun(plan: Plan, file: Path, steps: int) -> Row:
+    """Return what so many steps of customizing come to from the prior, and from a policy that was kept of a planner."""
+    row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "seed": plan.seed, "steps": steps}
+    for name, init in (("before", "auto"), ("after", file)):
+        out = file.with_name(f"{file.stem}-{name}-{steps}")
+        settings = {"steps": steps, "ranks": 1, "seed": plan.seed}
+        began = time.perf_counter()
+        done = customize(plan.prior, plan.addon, out=out, settings=settings, init=init, resume=True)
+        row[f"seconds_{name}"] = round(time.perf_counter() - began, 1)
+        row[name] = summary(done.evaluate(KEPT_EPISODES, seed=EVALUATION_SEED))
+        row[f"{name}_sampled"] = summary(done.evaluate(KEPT_EPISODES, seed=EVALUATION_SEED, deterministic=False))
     return row
 
 
@@ -143,16 +165,18 @@ def table(rows: dict[str, Row]) -> str:
     ]
     lines = list[list[str]]()
     for key, row in rows.items():
-        if key.startswith(("omega/", "kept/")):
+        if key.startswith(("omega/", "kept/", "init/")):
             continue
-        how = ("as published, " if "closed" in row["search"] else "") + f"K {row['search'].get('samples', 32):,}"
+        tree = key.startswith("tree/")
+        how = "as published, " if "closed" in row["search"] else "tree, " * tree
+        how += f"K {row['search'].get('samples', 150 if tree else 32):,}"
         weights = f"{row['omega']:.3g}, {row['states']:.3g}" + ", value" * row["value"]
         totals = [with_error(row[when]["total_reward"]) for when in ("before", "after")]
         after = row["after"]
         episodes = f"{after['episodes']}" + f" of {row['steps']} steps" * (row["steps"] < WHOLE)
         lines.append(
-            [f"{row['prior']}, {row['addon']}", how, weights, totals[0], f"**{totals[1]}**", episodes,
-             f"{after['ended_early']}", f"{row['real_time']:.2g}"]
+            [f"{Path(row['prior']).stem}, {row['addon'].rpartition(':')[2]}", how, weights, totals[0],
+             f"**{totals[1]}**", episodes, f"{after['ended_early']}", f"{row['real_time']:.2g}"]
         )  # fmt: skip
     return markdown(headings, lines)
 
@@ -182,6 +206,18 @@ def policies(rows: dict[str, Row]) -> str:
     return markdown(headings, lines)
 
 
+def begun_table(rows: dict[str, Row]) -> str:
+    """Return a row a policy from which customizing went on."""
+    headings = ["prior, wish", "steps", "total from the prior", "from what was kept", "the same sampled", ""]
+    lines = list[list[str]]()
+    for key, row in rows.items():
+        if key.startswith("init/"):
+            names = ("before", "after", "before_sampled", "after_sampled")
+            before, after, *sampled = [with_error(row[name]["total_reward"]) for name in names]
+            lines.append([f"{row['prior']}, {row['addon']}", f"{row['steps']:,}", before, f"**{after}**", *sampled])
+    return markdown(headings, lines)
+
+
 def with_error(number: list[float]) -> str:
     return f"{number[0]:,.0f} ± {number[1]:,.0f}"
 
@@ -190,9 +226,9 @@ def main() -> None:
     parser = campaign.parser("planning", __doc__, ("runs",))
     parser.add_argument("--only", default="", help="how the keys of those rows begin")
     options = parser.parse_args()
-    wanted = {
-        key: partial(kept, *asked, options.runs / f"{key.replace('/', '-')}.safetensors") for key, asked in KEPT.items()
-    }
+    files = {key: options.runs / f"{key.replace('/', '-')}.safetensors" for key in KEPT}
+    wanted = {key: partial(kept, *asked, files[key]) for key, asked in KEPT.items()}
+    wanted |= {key: partial(begun, KEPT[of][0], files[of], steps) for key, (of, steps) in BEGUN.items()}
     wanted |= {key: partial(measured, plan) for key, plan in PLANS.items()}
     campaign.measure(options.ledger, {key: measure for key, measure in wanted.items() if key.startswith(options.only)})
 

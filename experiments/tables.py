@@ -346,6 +346,7 @@ TABLES: Tables = {
     "wishes_taken_over": lambda: wishes.takeover_table(ledger("wishes.jsonl")),
     "pillar": lambda: pillar.table(ledger("pillar.jsonl")),
     "planning": lambda: planning.table(ledger("planning.jsonl")),
+    "planning_init": lambda: planning.begun_table(ledger("planning.jsonl")),
     "planning_kept": lambda: planning.policies(ledger("planning.jsonl")),
     "planning_omega": lambda: planning.curve(ledger("planning.jsonl")),
     "dial": lambda: dial.table([*ledger("dial.jsonl").values()]),

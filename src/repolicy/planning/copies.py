@@ -78,11 +78,9 @@ class CopyModel:
 
     def copied(self, env: Any) -> Any:
         """Return a copy of an environment, with a random stream of its own."""
-        other = twin(env, {})
-        stream = getattr(other.unwrapped, "np_random", None)
-        if isinstance(stream, np.random.Generator):  # in place, as other parts of the environment may hold it
-            stream.bit_generator.state = type(stream.bit_generator)(int(self._random.integers(2**63))).state  # type: ignore[call-arg]
-        return other
+        stream = getattr(env.unwrapped, "np_random", None)  # which several parts of an environment may hold
+        own = np.random.default_rng(self._random.integers(2**63))
+        return twin(env, {} if stream is None else {id(stream): own})
 
     def _check(self, made: Any) -> None:
         """Raise where a copy goes elsewhere than its environment, or takes it along."""
