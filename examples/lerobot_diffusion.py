@@ -37,6 +37,7 @@ def loaded() -> tuple[Any, Any, Any]:
     return policy, *make_pre_post_processors(policy.config, pretrained_path=str(FOLDER))
 
 
+@torch.no_grad()
 def decode(observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
     """Return the chunk of actions `[N, C · A]` that noise `[N, horizon · A]` becomes."""
     policy, before, after = loaded()
