@@ -276,7 +276,7 @@ MUTANTS = [
     Mutant("rql/algorithms.py", "q = q + self.objective.omega", "q = q - self.objective.omega", DQN, "sign of the prior beside Q_R"),
     Mutant("rql/algorithms.py", "return q / self.objective.alpha", "return q", DQN, "temperature dropped"),
     Mutant("rql/algorithms.py", "return self.objective.alpha * logits", "return logits", DQN, "soft maximum in the wrong unit"),
-    Mutant("rql/algorithms.py", "(1 - batch.dones) * self.gamma", "self.gamma", f"{DQN} {SAC}", "value after a terminal step"),
+    Mutant("rql/algorithms.py", "(1 - batch.dones) * self.gamma", "self.gamma", DQN, "value after a terminal step"),
     Mutant("rql/algorithms.py", "return super()._sample_action(0,", "return super()._sample_action(learning_starts,", DQN, "random actions at first"),
     Mutant("rql/algorithms.py", "return (distribution.mode() if deterministic else distribution.sample())", "return distribution.mode()", DQN, "a greedy policy"),
     Mutant("rql/algorithms.py", "omega / alpha)", "omega)", DQN, "the file's network without its temperature"),
