@@ -21,6 +21,7 @@ DIAL = (
     "tests/learning/test_conditioned_run.py tests/learning/test_several_run.py"
 )
 SQUASHED = "tests/hosts/test_squashed.py"
+HELD = "tests/hosts/test_limits_in_hosts.py"
 GAITS = "tests/envs/test_gaits.py"
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 CARRYING = "tests/policies/test_carrying.py"
@@ -290,6 +291,8 @@ MUTANTS = [
     Mutant("rql/algorithms.py", " + half.log().sum()", "", SAC, "a prior in the environment's units"),
     Mutant("rql/algorithms.py", "if actions.requires_grad and not found.requires_grad:", "if False:", SAC, "a prior without a gradient"),
     Mutant("hosts/method.py", "before, samples, variance)", "before)", "tests/hosts/test_sb3.py", "a budget without its noise"),
+    Mutant("hosts/method.py", "total - self.steering.held.price", "total + self.steering.held.price", HELD, "a limit in a host that is rewarded for being broken"),
+    Mutant("hosts/method.py", "squares, count) for name", "squares, steps) for name", HELD, "a measurement in a host with the noise of another"),
     Mutant("hosts/measuring.py", "counts & ~finished, row", "~finished, row", "tests/hosts/test_measuring.py", "an episode counts that had begun before"),
     Mutant("hosts/rsl_rl_priors.py", "part * keep", "part", "tests/hosts/test_rsl_rl.py", "a prior that remembers the episode before"),
     Mutant("hosts/method.py", "outputs if torch.is_grad_enabled()", "outputs if False", "tests/hosts/test_method.py", "a critic that learns in another unit"),

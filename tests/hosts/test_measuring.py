@@ -176,7 +176,9 @@ def test_unfamiliar_states_cost_once_an_episode_is_under_way() -> None:
     steps, zeros = SKIPPED + 2, torch.zeros(SKIPPED + 2, 1)
     ended = torch.zeros(steps, 1, dtype=torch.bool)
     ended[0] = True
-    found = method.reward(Seen(zeros, zeros, zeros, zeros, ended, lambda: torch.full((steps, 1, 1), 4.0)))
+    found = method.reward(
+        Seen(zeros, zeros, zeros, zeros, ended, lambda: torch.full((steps, 1, 1), 4.0), zeros[None][:0])
+    )
     assert found.squeeze(-1).tolist() == [0.0] * (SKIPPED + 1) + [-2.0]
     assert method.ages is not None
     assert int(method.ages) == SKIPPED + 1

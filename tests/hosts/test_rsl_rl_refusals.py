@@ -21,7 +21,7 @@ WRONG = [
     ({"objective": {"task": "addon"}}, "an objective was given, and omega, alpha or states too"),
     ({"prior": None}, "omega is 0.3, which weighs a prior's log-probability, and there is no prior"),
     ({"critic_warmup": 0.05}, "critic_warmup is 0.05; here it counts iterations"),
-    ({"kl_budget": -1.0}, "kl_budget is -1.0; it must be a number of nats greater than 0"),
+    ({"kl_budget": -1.0}, "kl_budget is -1.0; it must lie between 1e-09"),
     ({"prior": "nowhere.pt"}, "there is no file nowhere.pt"),
     ({"prior": 3}, "a int cannot be a prior: it has no log_prob"),
     ({"objective": {"task": "both"}, "omega": None, "alpha": None}, "the task 'both' needs two rewards"),
@@ -92,7 +92,7 @@ def test_clipped_actions_with_nothing_to_hold_the_std_are_refused() -> None:
 
 def test_a_missing_entry_of_extras_is_named() -> None:
     ours = runner(algorithm={"class_name": OURS, "omega": 0, "alpha": 0, "addon": "wish"})
-    with pytest.raises(UsageError, match="extras have no 'wish', .* they have addon, log, time_outs"):
+    with pytest.raises(UsageError, match="extras have no 'wish', .* they have addon, basic_reward, log, time_outs"):
         collected(ours)
 
 

@@ -243,7 +243,7 @@ WRONG = [
     ({"omega": 0.0, "prior": None}, "alpha is 0.2 and omega is 0, and Stable-Baselines3 clips actions"),
     ({"critic_warmup": 0.05}, "critic_warmup is 0.05; here it counts iterations"),
     ({"critic_warmup": math.nan}, "critic_warmup is nan; here it counts iterations"),
-    ({"kl_budget": "2"}, "kl_budget is '2'; it must be a number of nats"),
+    ({"kl_budget": "2"}, "'kl_budget' is '2'; it must be a number"),
     *(
         (
             {"objective": objective, "omega": None, "alpha": None},
@@ -251,7 +251,7 @@ WRONG = [
         )
         for name, objective in UNKNOWN.items()
     ),
-    ({"kl_budget": math.inf}, "kl_budget is inf; it must be a number of nats"),
+    ({"kl_budget": math.inf}, "'kl_budget' is inf; it must be a number"),
     ({"kl_budget": 1.0, "omega": 0.0}, "a budget adapts omega, so omega must start above 0"),
     ({"prior": object()}, "a object cannot be a prior: it has no log_prob"),
 ]

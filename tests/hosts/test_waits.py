@@ -18,6 +18,7 @@ from runners import runner
 from sb3_models import residual as sb3
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from repolicy.hosts.method import Seen
 from repolicy.hosts.sb3 import ResidualPPO
 from repolicy.policies.density import fitted
 from repolicy.policies.normalizer import Normalizer
@@ -45,13 +46,13 @@ class Waits(TorchDispatchMode):
 class Calls(TorchFunctionMode):
     """Counts what is asked of tensors in Python."""
 
-    def __init__(self) -> None:
+    def __init__(self, *more: str) -> None:
         super().__init__()
-        self.waits = Counter[str]()
+        self.waits, self.names = Counter[str](), {*FUNCTIONS, *more}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        self.waits[name] += name in FUNCTIONS
+        self.waits[name] += name in self.names
         return func(*args, **(kwargs or {}))
 
 
@@ -125,5 +126,8 @@ def test_a_rollout_of_stable_baselines3_is_copied_once(kind: str) -> None:
     from sb3_models import Drift as Other
 
     model = sb3(env=DummyVecEnv([Other] * 4), prior=PRIORS[kind](), policy_kwargs={}, copy_prior=False)
-    observations, actions, ended = torch.randn(8, 4, 3), torch.randn(8, 4, 2), torch.zeros(8, 4, dtype=torch.bool)
-    assert waits(lambda: model.method.prior.score(observations, actions, ended))[0] == 1
+    ended, task, no_limits = torch.zeros(8, 4, dtype=torch.bool), torch.randn(8, 4), torch.zeros(0, 8, 4)
+    seen = Seen(torch.randn(8, 4, 3), torch.randn(8, 4, 2), task, task, ended, lambda: task, no_limits)
+    with Calls("to") as calls:
+        model.method.reward(seen)
+    assert calls.waits.total() == 1

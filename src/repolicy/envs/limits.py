@@ -63,10 +63,13 @@ class Limit:
         return self.sign * (value - self.bound)
 
 
-def limits(wanted: Sequence[str], env: str) -> tuple[Limit, ...]:
-    """Return several limits of one run; refused where two are of one quantity and exclude or repeat each other."""
+def limits(wanted: Sequence[str], env: str | None = None) -> tuple[Limit, ...]:
+    """Return several limits of one run; refused where two are of one quantity and exclude or repeat each other.
+
+    Without `env`, no name means an add-on.
+    """
     found = tuple(map(Limit.of, wanted))
-    addons.check_env([limit.name for limit in found], env)
+    addons.check_env([limit.name for limit in found] if env else (), env or "")
     for index, one in enumerate(found):
         for other in found[:index]:
             if one.name == other.name and (one.sign == other.sign or one.broken_by(other.bound) > 0):

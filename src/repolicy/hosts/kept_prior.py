@@ -1,6 +1,7 @@
 """What the hosts need of a prior: to open it, to score a rollout by it, and to say where it does not fit."""
 
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -216,23 +217,18 @@ def in_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """Return what `score` makes of a rollout `[T, N, ...]`, some thousand rows at a time, `[T, N]` each."""
     lead = actions.shape[:2]
-    flat, actions = _flat(observations), actions.flatten(0, 1)
+    flat, actions = of_each(observations, lambda part: part.flatten(0, 1)), actions.flatten(0, 1)
     blocks = [slice(start, start + ROWS) for start in range(0, len(actions), ROWS)]
-    found = [score(_block(flat, rows), actions[rows]) for rows in blocks]
+    found = [score(of_each(flat, operator.itemgetter(rows)), actions[rows]) for rows in blocks]
     whole = (None if parts[0] is None else torch.cat(parts).reshape(lead) for parts in zip(*found, strict=True))
     return tuple(whole)  # type: ignore[return-value]
 
 
-def _flat(observations: Any) -> Any:
+def of_each(observations: Any, change: Callable[[Any], Any]) -> Any:
+    """Return what becomes of observations, or of each of several in a dictionary."""
     if isinstance(observations, dict):
-        return {name: part.flatten(0, 1) for name, part in observations.items()}
-    return observations.flatten(0, 1)
-
-
-def _block(observations: Any, rows: slice) -> Any:
-    if isinstance(observations, dict):
-        return {name: part[rows] for name, part in observations.items()}
-    return observations[rows]
+        return {name: change(part) for name, part in observations.items()}
+    return change(observations)
 
 
 def scored(prior: Prior, observations: Any, actions: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -43,6 +43,7 @@ class Paid(NamedTuple):
     basic: Tensor | None  # the environment's own reward, where it tells one beside the add-on's
     addon: Tensor
     ended: Tensor  # bool
+    held: Iterable[Tensor] = ()  # what limits are on, each `[N]`
 
 
 class Envs(Protocol):
@@ -65,6 +66,7 @@ class Episodes(NamedTuple):
     squares: Tensor  # of what the add-on paid in each step
     nats: Tensor
     lengths: Tensor
+    held: Tensor  # what limits are on, `[L, N]`
     states: Tensor
 
 
@@ -78,13 +80,13 @@ def one_each(envs: Envs, prior: Acting, sample: bool) -> Episodes:
     counts = finished = ages = torch.zeros(())
     for step in range(LONGEST if begins else 2 * LONGEST):
         actions, nats = prior.act(observations, sample)
-        observations, basic, addon, ended = envs.step(actions)
+        observations, basic, addon, ended, held = envs.step(actions)
         if step == 0:
             finished, ages = torch.zeros_like(ended), torch.zeros_like(ended, dtype=torch.long)
             counts = torch.full_like(ended, begins)
         unknown = torch.full_like(addon, math.nan)
         nats, one = nats.to(addon.device), torch.ones_like(addon)
-        row = torch.stack([unknown if basic is None else basic, addon, addon.square(), nats, one])
+        row = torch.stack([unknown if basic is None else basic, addon, addon.square(), nats, one, *held])
         total = total + torch.where(counts & ~finished, row.double(), 0.0)
         ages = torch.where(ended, 0, ages + 1)
         if sample:
@@ -96,8 +98,8 @@ def one_each(envs: Envs, prior: Acting, sample: bool) -> Episodes:
         if bool(finished.all()):
             break
     seen = torch.stack(states).transpose(0, 1)[torch.stack(late).T] if sample else torch.empty(0)
-    basic, addon, squares, nats, lengths = total
-    return Episodes(basic, addon, squares, nats, lengths, seen)
+    basic, addon, squares, nats, lengths = total[:5]
+    return Episodes(basic, addon, squares, nats, lengths, total[5:], seen)
 
 
 class Look:
@@ -149,15 +151,17 @@ def density_of_states(states: Tensor) -> Density:
     return fitted(normalizer(states), normalizer)
 
 
-def compared(method: Method, envs: Envs, prior: Acting, policy: Acting) -> str:
+def compared(method: Method, envs: Envs, prior: Acting | None, policy: Acting) -> str:
     """Return a table of some 32 episodes of a prior and of what became of it, and the engine's verdict on them.
 
     The method keeps the episodes, for the report.
     """
+    if prior is None:
+        raise UsageError("there is no prior to compare with")
     pairs, lines, told = list[Pair](), list[str](), list[dict[str, Any]]()
     for sample in (False, True):
         told += [
-            {"who": who, "sampled": sample} | _run(envs, acting, sample)
+            {"who": who, "sampled": sample} | _run(envs, acting, sample, method.steering.held)
             for who, acting in (("prior", prior), ("customized", policy))
         ]
         before, after = map(evaluation, told[-2:])
@@ -170,19 +174,20 @@ def compared(method: Method, envs: Envs, prior: Acting, policy: Acting) -> str:
     return "\n".join([*lines, verdict(pairs)])
 
 
-def _run(envs: Envs, acting: Acting, sample: bool) -> dict[str, list[float | None]]:
+def _run(envs: Envs, acting: Acting, sample: bool, limits: Iterable[str]) -> dict[str, Any]:
     """Return what episodes gave, in plain numbers; None is what the environment does not tell."""
     found = list[Episodes]()
     while sum(len(each.nats) for each in found) < EPISODES:
         found.append(one_each(envs, acting, sample))
     names = ("basic", "addon", "lengths")
+    means = _joined(found, "held") / _joined(found, "lengths")
     return {
         name: [value if math.isfinite(value) else None for value in _joined(found, name).tolist()] for name in names
-    }
+    } | {"limits": dict(zip(limits, means.tolist(), strict=True))}
 
 
 def _joined(episodes: list[Episodes], name: str) -> np.ndarray:
-    found: np.ndarray = torch.cat([getattr(each, name) for each in episodes]).cpu().numpy()
+    found: np.ndarray = torch.cat([getattr(each, name) for each in episodes], -1).cpu().numpy()
     return found
 
 

@@ -4,17 +4,19 @@ All of it is torch on the device of the host's tensors, once an iteration. Only 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from repolicy.envs.limits import limits
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.kept_prior import squashes
-from repolicy.learning.multipliers import FARTHEST, off_budget, steered
+from repolicy.learning.multipliers import FARTHEST, Limits, Measured, off_budget, steered
 from repolicy.learning.ppo import ReturnScale
 from repolicy.learning.worker import LOST, WAITS
 from repolicy.objective import Objective, plain, reformulated
@@ -22,7 +24,7 @@ from repolicy.policies.density import Density
 from repolicy.policies.distributions import log_tanh_slope
 from repolicy.policies.normalizer import sums
 from repolicy.prepare.states import familiarity
-from repolicy.runs.settings import Budget, budget_of
+from repolicy.runs.settings import Budget, Settings, budget_of
 
 WARMUP = 5  # iterations in which a critic that begins with nothing learns alone, where nobody names another number
 EXPLAINS = 0.3  # share of the returns that it must explain by then, or it has up to three times as many
@@ -40,11 +42,14 @@ class Steering:
     kl_budget: float | None = None
     log_prior_budget: float | None = None
     critic_warmup: int | None = 0
+    limits: Sequence[str] | str = ()
     iterations: int = 0
     off_budget: float = -FARTHEST
     explained: float = field(default=0.0, compare=False)  # share of the returns, in the iteration under way
 
     def __post_init__(self) -> None:
+        self.limits = (self.limits,) if isinstance(self.limits, str) else tuple(self.limits)
+        self.held = Limits(limits(self.limits))
         if self.objective.is_set or self.objective.dials:
             plain(self.objective, "ResidualPPO", states=True)
         warmup: Any = self.critic_warmup
@@ -53,12 +58,7 @@ class Steering:
             raise UsageError(
                 f"critic_warmup is {warmup!r}; here it counts iterations, so it must be a whole number, 0 or more"
             )
-        for name in ("kl_budget", "log_prior_budget"):
-            budget: Any = getattr(self, name)
-            if budget is not None and not (isinstance(budget, int | float) and 0 < budget < math.inf):
-                raise UsageError(f"{name} is {budget!r}; it must be a number of nats greater than 0")
-        if self.kl_budget is not None and self.log_prior_budget is not None:
-            raise UsageError("kl_budget and log_prior_budget are two ways to find omega: choose one")
+        Settings(kl_budget=self.kl_budget, log_prior_budget=self.log_prior_budget).resolved()  # checked as the engine's
         if self.budget is not None and not self.objective.reads_prior:
             raise UsageError("a budget adapts omega, so omega must start above 0")
 
@@ -76,7 +76,10 @@ class Steering:
 
     def steer(self, spent: Mapping[str, float], samples: int) -> None:
         """End an iteration over so many steps, in which so many nats a step were spent."""
-        if self.budget is not None and self.fits_actor and self.explained > LOST:
+        moves = self.fits_actor and self.explained > LOST
+        if moves:
+            self.held.steer()
+        if self.budget is not None and moves:
             before, nats = self.off_budget, spent[self.budget.spent]
             alone = self.log_prior_budget is not None
             variance = spent["below_prior_squares"] - nats**2 if alone else None
@@ -87,11 +90,13 @@ class Steering:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold to go on from here; plain numbers and words."""
         names = ("iterations", "off_budget", "kl_budget")
-        return {"objective": asdict(self.objective)} | {name: getattr(self, name) for name in names}
+        told = {"objective": asdict(self.objective), "limits": self.held.state()}
+        return told | {name: getattr(self, name) for name in names}
 
     def resume(self, state: Mapping[str, Any], named: bool) -> None:
         """Go on where `state` was taken. Weights that are named now stay, unless a budget moves them."""
         self.iterations, self.off_budget = int(state["iterations"]), float(state["off_budget"])
+        self.held.restore(state.get("limits", {}))
         if not named:
             self.kl_budget = state.get("kl_budget")
         if self.budget is not None or not named:
@@ -122,6 +127,7 @@ class Seen(NamedTuple):
     task: Tensor
     ended: Tensor  # bool
     states: Callable[[], Tensor]  # returns what the environment showed after each step, in rows of numbers
+    held: Tensor  # what limits are on, `[L, T, N]`
 
 
 class UnitCritic:
@@ -173,7 +179,7 @@ class Method:
 
     @property
     def changes_rewards(self) -> bool:
-        return weighs(self.steering.objective)
+        return weighs(self.steering.objective) or bool(self.steering.held)
 
     def scaled(self, module: nn.Module, last: nn.Linear) -> None:
         """Let the host's critic predict in the unit of its returns; without any weight it stays the host's own."""
@@ -189,13 +195,17 @@ class Method:
         log_prior = None
         if self.prior is not None:
             log_prior, entropy = self.prior.score(seen.observations, seen.actions, seen.ended)
-            below = below if entropy is None else -entropy - log_prior
+            both = torch.stack([log_prior, torch.zeros_like(log_prior) if entropy is None else -entropy - log_prior])
+            log_prior, below = both.to(task.device)  # a host may keep rollouts elsewhere than its networks: one copy
         reward = reformulated(self.steering.objective, task, log_prior, log_policy, self._familiarity(seen))
         away = below if log_prior is None else log_policy - log_prior
         shown = [*(getattr(reward, name) for name in PARTS), away, below, below.square(), torch.ones_like(task)]
-        self._sums = self.add_up(torch.stack([part.double().sum() for part in shown]))
+        held, means, self._length = seen.held.double(), seen.held.double().mean(1), len(task)
+        of_limits = torch.stack([means.sum(-1), means.square().sum(-1), held.square().sum((1, 2))])  # [3, L]
+        sums_of = torch.stack([part.double().sum() for part in shown])
+        self._sums = self.add_up(torch.cat([sums_of, of_limits.flatten()]))
         total: Tensor = reward.total
-        return total
+        return total - self.steering.held.price(seen.held) if self.steering.held else total
 
     def credit(self, returns: Tensor, values: Tensor) -> None:
         """Take in a rollout's returns, and turn both, `[T, N]`, into the critic's unit, in place."""
@@ -211,13 +221,15 @@ class Method:
     def measured(self) -> dict[str, float]:
         """Return the iteration's means, and move the weights by them. Raises where one is not finite."""
         moved = torch.zeros_like(self._sums[:2]) if self.moved is None else self.moved
-        numbers = torch.cat([self._sums, self._moments.flatten(), self.scale.std, moved]).tolist()  # the one wait
-        *numbers, kl, states = numbers
+        told = torch.cat([self._sums, self._moments.flatten(), self.scale.std, moved])
+        *numbers, kl, states = told.tolist()  # the one wait
         self.update_kl = kl / max(states, 1.0)  # KL of the last update
-        *parts, away, below, squares, steps = numbers[: len(self._sums)]
+        *parts, away, below, squares, steps = numbers[: len(PARTS) + 4]
         count, (of_gains, of_returns), (gains, returns) = steps, numbers[-5:-3], numbers[-3:-1]
         means = {name: part / steps for name, part in zip(PARTS, parts, strict=True)}
-        check_finite(means)
+        of_limits = np.reshape(numbers[len(PARTS) + 4 : len(self._sums)], (3, -1)).T.tolist()
+        limits = dict(zip(self.steering.held, of_limits, strict=True))
+        check_finite(means | {name: sum(three) for name, three in limits.items()})
         unexplained, varied = (
             max(0.0, squares / count - (total / count) ** 2)
             for total, squares in ((of_gains, gains), (of_returns, returns))
@@ -231,14 +243,19 @@ class Method:
         spent = {"prior_kl": away / steps, "below_prior": below / steps, "below_prior_squares": squares / steps}
         self.spent = spent, int(steps)
         shown |= {"explained_variance": self.steering.explained, "return_scale": numbers[-1]}
+        count = steps / self._length  # of environments
+        measured = {name: Measured.of(total, squares, count) for name, (total, squares, _) in limits.items()}
+        sizes = {name: math.sqrt(square / steps) for name, (*_, square) in limits.items()}
+        shown |= self.steering.held.told(measured, sizes, objective)
         self._keep(shown, int(steps))
         return shown
 
     def _keep(self, shown: Mapping[str, float], steps: int) -> None:
         """Add an iteration's means to the curves."""
         before = self.curves["steps"]
-        for name, value in {**shown, "steps": (before[-1] if before else 0) + steps}.items():
-            self.curves.setdefault(name, [None] * len(before)).append(value)
+        count, new = len(before), {**shown, "steps": (before[-1] if before else 0) + steps}
+        for name in {**self.curves, **new}:
+            self.curves.setdefault(name, [None] * count).append(new.get(name))
 
     def steer(self) -> None:
         """End an iteration."""
@@ -268,6 +285,24 @@ class Method:
                 self.critic.place()
 
 
+def entry(told: Mapping[str, Any], name: str, told_in: str, why: str) -> Any:
+    """Return an entry of what an environment tells beside its reward."""
+    if name not in told:
+        raise UsageError(
+            f"the environment's {told_in} have no {name!r}, which {why}; they have "
+            f"{', '.join(sorted(told)) or 'nothing'}"
+        )
+    return told[name]
+
+
+def refuse_keep(host: Mapping[str, Any]) -> None:
+    """Raise where a share of the old return is to be kept: a host measures no prior beside the training."""
+    if "keep" in host:
+        raise UsageError(
+            "keep is for `repolicy customize`; here name limits=['basic_reward>=NUMBER'], of the old reward a step"
+        )
+
+
 def ages_of(ended: Tensor, before: Tensor) -> Tensor:
     """Return how many steps into its episode each next observation is, `[T, N]`; 0 where an episode begins with it.
 
@@ -280,8 +315,13 @@ def ages_of(ended: Tensor, before: Tensor) -> Tensor:
 
 def check_finite(parts: Mapping[str, float]) -> None:
     """Raise where a part of the reward stopped being finite, before anything learns from it."""
-    words = {"task": "reward", "prior": "prior's log-probability", "entropy": "policy's log-probability"}
+    words = {
+        "task": "reward",
+        "prior": "prior's log-probability",
+        "entropy": "policy's log-probability",
+        "states": "price on states",
+    }
     for name, value in parts.items():
         if not math.isfinite(value):
-            what = words.get(name, "price on states")
+            what = words.get(name, f"quantity of the limit {name}")
             raise NumericError(f"the {what} is not finite in this iteration; no update was made from it")

@@ -9,7 +9,7 @@
 The environment pays the add-on. Rewards change in the storage, once an iteration, on its device.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from repolicy.hosts.kept_prior import (
     without_gradient,
 )
 from repolicy.hosts.measuring import Look, Paid, Sizes, compared, decide_in
-from repolicy.hosts.method import Method, Seen, Steering, weighs
+from repolicy.hosts.method import Method, Seen, Steering, entry, refuse_keep, weighs
 from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, actions_of, prior_for
 from repolicy.learning.ppo import adapted
@@ -57,6 +57,8 @@ class ResidualPPO(PPO):
     critic_warmup: iterations at the start that fit the critic alone; by default 5, or more for a critic that lags.
     kl_budget: adapt omega and alpha so that the policy stays this far from its prior, in nats a step.
     log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
+    limits: such as `["power<=0.07"]`, each on the mean of an entry `[N]` of `extras`; beside an `addon`, the
+        environment's own reward is `basic_reward`.
     host: everything that rsl_rl's PPO takes; beside a prior the engine's settings where none is named.
     """
 
@@ -79,12 +81,14 @@ class ResidualPPO(PPO):
         critic_warmup: int | None = None,
         kl_budget: float | None = None,
         log_prior_budget: float | None = None,
+        limits: Sequence[str] = (),
         device: str = "cpu",
         **host: Any,
     ) -> None:
         weights = given_objective(objective, omega, alpha, states)
         critic_warmup = 0 if critic_warmup is None and not (copy_prior and prior is not None) else critic_warmup
-        steering = Steering(weights, kl_budget, log_prior_budget, critic_warmup)
+        refuse_keep(host)
+        steering = Steering(weights, kl_budget, log_prior_budget, critic_warmup, limits)
         self.adapts, self.learning_rate = False, 0.0  # whether the learning rate moves once an iteration
         if weighs(weights):
             host = {"entropy_coef": 0.0} | host  # rsl_rl's 0.01 would pay for an entropy that alpha already pays for
@@ -114,6 +118,7 @@ class ResidualPPO(PPO):
         self.method = Method(steering, own, self._add_up)
         self.method.scaled(critic, layers_of(critic)[-1])
         self._paid = torch.zeros_like(storage.rewards.squeeze(-1))  # the task's rewards of the iteration, [T, N]
+        self._held = torch.zeros(len(steering.held), *self._paid.shape, device=self.device)  # what limits are on
         self._left = 0  # iterations until the end, where the settings tell them
 
     @property
@@ -124,6 +129,8 @@ class ResidualPPO(PPO):
         """Record one step with the task's reward; time limits are rsl_rl's own affair."""
         task = self._task(rewards, extras)
         self._paid[self.storage.step].copy_(task)
+        for steps, found in zip(self._held, self.held_in(extras, rewards), strict=True):
+            steps[self.storage.step].copy_(found)
         super().process_env_step(obs, task, dones, extras)
 
     def compute_returns(self, obs: Any) -> None:
@@ -134,7 +141,7 @@ class ResidualPPO(PPO):
         )
         seen = Seen(
             st.observations, st.actions, log_policy, self._paid, dones > 0,
-            lambda: torch.cat([self.rows(st.observations)[1:], self.rows(obs).unsqueeze(0)]),
+            lambda: torch.cat([self.rows(st.observations)[1:], self.rows(obs).unsqueeze(0)]), self._held,
         )  # fmt: skip
         at_limits = rewards - self._paid  # what rsl_rl has added for what would have followed
         rewards.copy_(self.method.reward(seen) + at_limits)
@@ -217,8 +224,6 @@ class ResidualPPO(PPO):
 
     def verdict(self) -> str:
         """Run the prior and the actor as it is now; return their rewards, and whether the actor is better."""
-        if self.prior is None:
-            raise UsageError("there is no prior to compare with")
         actor = self.get_policy()
         acting = RunnersPrior(actor, actor.state_dict(), Path())
         with torch.inference_mode():  # as the runner steps its environments, whose tensors know it
@@ -249,13 +254,18 @@ class ResidualPPO(PPO):
         return task_reward(self.steering.objective, rewards, self.addon_in(extras, rewards))
 
     def addon_in(self, extras: dict[str, Any], rewards: Tensor) -> Tensor:
-        """Return the add-on `[N]` from the environment's extras."""
-        if self.addon not in extras:
-            raise UsageError(
-                f"the environment's extras have no {self.addon!r}, which was to hold the add-on; they have "
-                f"{', '.join(sorted(extras)) or 'nothing'}"
-            )
-        return torch.as_tensor(extras[self.addon], device=rewards.device).to(rewards.dtype).view_as(rewards)
+        """Return the add-on `[N]`."""
+        return self._told(extras, rewards, str(self.addon), "was to hold the add-on")
+
+    def held_in(self, extras: dict[str, Any], rewards: Tensor) -> list[Tensor]:
+        """Return what limits are on, each `[N]`."""
+        limits = self.steering.held.items()
+        return [self._told(extras, rewards, limit.name, f"{text} limits") for text, (limit, _) in limits]
+
+    def _told(self, extras: dict[str, Any], rewards: Tensor, name: str, why: str) -> Tensor:
+        """Return an entry `[N]` of the environment's extras; beside an add-on, its own reward is one, too."""
+        told = entry({"basic_reward": rewards} | extras if self.addon else extras, name, "extras", why)
+        return torch.as_tensor(told, device=rewards.device).to(rewards.dtype).view_as(rewards)
 
     def rows(self, observations: Any) -> Tensor:
         """Return the actor's observation groups side by side, `[..., O]`."""
@@ -289,4 +299,5 @@ class RunnerEnvs:
         observations, rewards, dones, extras = self.env.step(actions.to(self.env.device))
         observations, rewards, dones = (part.to(self.algorithm.device) for part in (observations, rewards, dones))
         addon = self.algorithm.addon_in(extras, rewards) if named else rewards
-        return Paid(observations, rewards if named else None, addon, dones > 0)
+        basic, held = rewards if named else None, self.algorithm.held_in(extras, rewards)
+        return Paid(observations, basic, addon, dones > 0, held)

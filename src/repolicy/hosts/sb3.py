@@ -12,7 +12,7 @@ The environment pays the add-on. Rewards change in the rollout buffer, once a ro
 import copy
 import io
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,14 @@ from repolicy.hosts.kept_prior import (
     check_same_prior,
     check_version,
     fill,
+    of_each,
     path_of,
-    squashes,
     without_gradient,
 )
 from repolicy.hosts.measuring import Look, Sizes, compared, decide_in
-from repolicy.hosts.method import Method, Seen, Steering, weighs
+from repolicy.hosts.method import Method, Seen, Steering, entry, refuse_keep, weighs
 from repolicy.hosts.sb3_policies import actions_of, from_repolicy, like, to_repolicy
-from repolicy.hosts.sb3_priors import FromHost, SameKind, Weights, kept_in, read, stored, tensors_of
+from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
 from repolicy.learning.ppo import adapted
 from repolicy.learning.worker import ALONE
@@ -75,6 +75,7 @@ class ResidualPPO(PPO):
     critic_warmup: iterations at the start that fit the critic alone; by default 5, or more for a critic that lags.
     kl_budget: adapt omega and alpha so that the policy stays this far from its prior, in nats a step.
     log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
+    limits: such as `["power<=0.07"]`, each on the mean of an entry of `info`.
     host: everything that Stable-Baselines3's PPO takes; beside a prior the engine's settings where none is named.
     """
 
@@ -94,6 +95,7 @@ class ResidualPPO(PPO):
         critic_warmup: int | None = None,
         kl_budget: float | None = None,
         log_prior_budget: float | None = None,
+        limits: Sequence[str] = (),
         policy_kwargs: dict[str, Any] | None = None,
         _init_setup_model: bool = True,
         **host: Any,
@@ -103,7 +105,8 @@ class ResidualPPO(PPO):
         self.omega, self.alpha, self.states, self.critic_warmup = omega, alpha, states, critic_warmup
         if critic_warmup is None and not (copy_prior and prior is not None):
             self.critic_warmup = 0
-        self.kl_budget, self.log_prior_budget = kl_budget, log_prior_budget
+        self.kl_budget, self.log_prior_budget, self.limits = kl_budget, log_prior_budget, limits
+        refuse_keep(host)
         self.position: dict[str, Any] | None = None  # the method's state, in a saved model
         self.prior, self.prior_name = read(prior), called(path_of(prior))
         named = self.prior.prior if isinstance(self.prior, Opened) else None
@@ -132,6 +135,7 @@ class ResidualPPO(PPO):
             self.kl_budget,
             self.log_prior_budget,
             self.critic_warmup,
+            self.limits,
         )
         self.prior = read(self.prior)
         check_env(steering.objective, self.env, self.prior)
@@ -142,11 +146,11 @@ class ResidualPPO(PPO):
         self.rollout_buffer_class = given  # a saved model names no class of ours
         self.rollout_buffer.reformulate, self.rollout_buffer.credit = self._reformulated, self._credited
         self.prior = self._fitted(steering.objective, self.prior)
-        self.method = Method(steering, None if self.prior is None else FromHost(self.prior))
-        self.method.squashes = squashes(self.prior)
+        self.method = Method(steering, self.prior)
         self.method.scaled(self.policy.value_net, self.policy.value_net)
         if self.position is not None:
             self.method.resume(self.position)
+        self._held = np.zeros((len(steering.held), self.n_steps, self.n_envs), np.float32)  # what limits are on
 
     @property
     def steering(self) -> Steering:
@@ -206,7 +210,18 @@ class ResidualPPO(PPO):
         return loaded
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "prior", "method"]
+        return [*super()._excluded_save_params(), "prior", "method", "_held"]
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+        """Stable-Baselines3's, once a step; and note what the limits are on."""
+        super()._update_info_buffer(infos, dones)
+        self._held[:, self.rollout_buffer.pos] = self.held_in(infos)
+
+    def held_in(self, infos: Sequence[dict[str, Any]]) -> np.ndarray:
+        """Return what limits are on, `[L, N]`."""
+        limits = self.steering.held.items()
+        each = [[entry(info, limit.name, "infos", f"{text} limits") for info in infos] for text, (limit, _) in limits]
+        return np.array(each, np.float32).reshape(len(limits), len(infos))
 
     def _setup_learn(self, *given: Any, **named: Any) -> Any:
         """Set learning up as Stable-Baselines3 does, after what is not named was measured."""
@@ -220,8 +235,6 @@ class ResidualPPO(PPO):
 
     def verdict(self) -> str:
         """Run the prior and the policy as it is now; return their rewards, and whether the policy is better."""
-        if self.prior is None:
-            raise UsageError("there is no prior to compare with")
         self._last_obs = None  # the episodes that were under way are over
         return compared(self.method, ModelEnvs(self), self.prior, SameKind(self.policy))
 
@@ -233,6 +246,7 @@ class ResidualPPO(PPO):
         seen = Seen(
             self.observed(buffer.observations), self.tensor(buffer.actions), log_policy, task, last,
             lambda: self.rows(np.concatenate([buffer.observations[1:], self._last_obs[None]])),  # type: ignore[index]
+            torch.from_numpy(self._held),
         )  # fmt: skip
         return self.method.reward(seen).numpy()
 
@@ -240,7 +254,8 @@ class ResidualPPO(PPO):
         """Turn a buffer's returns and values into the critic's unit, and log what the rollout paid."""
         self.method.credit(torch.from_numpy(buffer.returns), torch.from_numpy(buffer.values))
         for name, value in self.method.measured().items():
-            self.logger.record(f"residual/{name.removeprefix('reward_')}", value)
+            place = name.replace("_", "/", 1) if name.startswith(("limit_", "multiplier_")) else f"residual/{name}"
+            self.logger.record(place.replace("/reward_", "/"), value)
 
     def rows(self, observations: Any) -> Tensor:
         """Return raw observations `[T, N, ...]` in rows of numbers; of frames in a stack, the newest."""
@@ -255,10 +270,8 @@ class ResidualPPO(PPO):
         normalized = self.get_vec_normalize_env()
         if normalized is not None and normalized.norm_obs and not isinstance(self.prior, SameKind):
             observations = normalized.unnormalize_obs(observations)
-        if isinstance(observations, dict):
-            return {name: self.tensor(part) for name, part in observations.items()}
-        tensor = self.tensor(observations)
-        return tensor.flatten(2) if isinstance(self.prior, Given) and tensor.dim() > 3 else tensor
+        found = of_each(observations, self.tensor)
+        return found.flatten(2) if isinstance(self.prior, Given) and not isinstance(found, dict) else found
 
     def tensor(self, part: np.ndarray) -> Tensor:
         """Return an array on the model's device; numbers in single precision, images as they are."""

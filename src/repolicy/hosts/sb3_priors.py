@@ -58,20 +58,6 @@ class SameKind(nn.Module):
         return distribution.log_prob(actions), distribution.entropy()
 
 
-class FromHost:
-    """A prior on a device, whose scores come back to where rollouts of Stable-Baselines3 lie: one copy a rollout."""
-
-    def __init__(self, prior: Given | SameKind) -> None:
-        self.prior = prior
-
-    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
-        log_prob, entropy = self.prior.score(observations, actions, ended)
-        if entropy is None:
-            return log_prob.cpu(), None
-        log_prob, entropy = torch.stack([log_prob, entropy]).cpu()
-        return log_prob, entropy
-
-
 def read(prior: Any) -> Any:
     """Return a prior of any kind; of a model of Stable-Baselines3, the weights."""
     if prior is None or isinstance(prior, Weights | SameKind | Given | Opened):

@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import unwrap_vec_normalize
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import check_squashed
+from repolicy.hosts.kept_prior import check_squashed, of_each
 from repolicy.hosts.measuring import Paid
 from repolicy.hosts.method import weighs
 from repolicy.objective import Objective
@@ -39,9 +39,7 @@ class ModelEnvs:
         return self._observed(), True
 
     def _observed(self) -> Any:
-        row = {name: part[None] for name, part in self.seen.items()} if isinstance(self.seen, dict) else self.seen[None]
-        found = self.model.observed(row)
-        return {name: part[0] for name, part in found.items()} if isinstance(found, dict) else found[0]
+        return of_each(self.model.observed(of_each(self.seen, lambda part: part[None])), lambda part: part[0])
 
     def step(self, actions: Tensor) -> Paid:
         """Return what followed; an environment may tell its own reward as `basic_reward` in its info."""
@@ -51,7 +49,8 @@ class ModelEnvs:
         self.seen, rewards, ended, infos = self.env.step(taken)
         basic = [info.get("basic_reward", np.nan) for info in infos]
         own, paid = (torch.from_numpy(np.array(part, np.float32)) for part in (basic, rewards))
-        return Paid(self._observed(), own, paid, torch.from_numpy(np.array(ended)))
+        held = torch.from_numpy(self.model.held_in(infos))
+        return Paid(self._observed(), own, paid, torch.from_numpy(np.array(ended)), held)
 
     def states(self, observations: Any) -> Tensor:
         return self.model.rows(self.seen[None])[0]

@@ -11,8 +11,11 @@ is what becomes of a policy, in environments beside those that train.
 """
 
 import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +23,7 @@ import torch
 from torch import Tensor
 
 from repolicy.envs.evaluation import LONGEST, run_episodes
-from repolicy.envs.limits import limits
+from repolicy.envs.limits import Limit, limits
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Rollout
 from repolicy.objective import Objective
@@ -124,6 +127,47 @@ class Weight:
         self.off, self.value = now, max(self.first / WIDEST, min(self.first * WIDEST, value))
 
 
+class Limits(dict[str, tuple[Limit, Weight]]):
+    """Limits by their text, with the weight of each, whoever measures their quantities: the engine or a host."""
+
+    def __init__(self, limits: Iterable[Limit]) -> None:
+        super().__init__({str(limit): (limit, Weight()) for limit in limits})
+        self.measured: dict[str, Measured] = {}
+
+    def price(self, values: Iterable[Any]) -> Any:
+        """Return what all of them take from the reward, from the quantity of each, of whatever shape."""
+        each = [limit.sign * weight.value * one for (limit, weight), one in zip(self.values(), values, strict=True)]
+        return reduce(operator.add, each)
+
+    def told(self, measured: dict[str, Measured], sizes: dict[str, float], objective: Objective) -> dict[str, float]:
+        """Return what the log says of the quantities' means; and begin the weights, where they have not.
+
+        At first a limit's quantity is worth as much as a nat of the prior. `sizes`: how large it is in a usual step.
+        """
+        self.measured, found = measured, dict[str, float]()
+        for name, (limit, weight) in self.items():
+            if not weight.first:
+                weight.first = weight.value = (objective.omega or objective.alpha or 1.0) / max(sizes[name], LEAST)
+                weight.unit = UNIT * (abs(limit.bound) or sizes[name] or 1.0)
+            found |= {f"limit_{name}": measured[name].value, f"multiplier_{name}": weight.value}
+        return found
+
+    def steer(self) -> None:
+        """Move every weight by what was measured."""
+        for name, (limit, weight) in self.items():
+            value, noise = self.measured[name]
+            weight.move(limit.broken_by(value), noise)
+
+    def state(self) -> dict[str, list[float]]:
+        """Return what a checkpoint holds of the weights."""
+        each = {name: astuple(weight) for name, (_, weight) in self.items()}
+        return {name: [number for number in numbers if number is not None] for name, numbers in each.items()}
+
+    def restore(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Go on where `state` was taken; a limit that it does not know begins."""
+        self.update({name: (self[name][0], Weight(*numbers)) for name, numbers in state.items() if name in self})
+
+
 class Multipliers:
     """What a run holds. The weights that a budget moves stand in the run's objective, those of the limits here."""
 
@@ -132,9 +176,8 @@ class Multipliers:
         self.settings, self.size = request.settings, size
         self.keep = request.settings.keep
         self.off_budget: float | None = None if self.keep else -FARTHEST
-        self.limits = {str(limit): (limit, Weight()) for limit in limits(request.limits, request.env)}
+        self.limits = Limits(limits(request.limits, request.env))
         self.prior_earns: Tensor | None = None  # at each age of an episode [L], where a share of it is kept
-        self.measured: dict[str, Measured] = {}
 
     @property
     def measures(self) -> bool:
@@ -145,8 +188,9 @@ class Multipliers:
         """Return what the limits take from the reward of each step, `[T, N]`."""
         if not self.limits:
             return None
-        each = [limit.sign * weight.value * limit.values(rollout, self.size) for limit, weight in self.limits.values()]
-        return torch.from_numpy(np.sum(each, 0))
+        return torch.from_numpy(
+            self.limits.price(limit.values(rollout, self.size) for limit, _ in self.limits.values())
+        )
 
     def sums(self, probed: Rollout | None, rollout: Rollout) -> dict[str, float]:
         """Return what is to be summed over the ranks: of the mean action's steps and, once, how large numbers are."""
@@ -165,39 +209,27 @@ class Multipliers:
         return found
 
     def told(self, totals: dict[str, float], objective: Objective) -> dict[str, float]:
-        """Return what the log says, from the sums; and begin the weights of limits, where they have not.
-
-        At first a limit's quantity is worth as much as a nat of the prior.
-        """
+        """Return what the log says, from the sums; and begin the weights of limits, where they have not."""
         if "probed" not in totals:
             return {}
         found, steps = dict[str, float](), self.settings.iteration_steps
         names = [*self.limits, *["kept"] * (self.keep is not None)]
-        self.measured = {
-            name: Measured.of(totals[name], totals[f"squares of {name}"], totals["probed"]) for name in names
-        }
+        measured = {name: Measured.of(totals[name], totals[f"squares of {name}"], totals["probed"]) for name in names}
         if self.keep:
-            a_step, (more, noise) = max(abs(totals["expected"] / totals["probed"]), 1e-12), self.measured["kept"]
-            self.measured["kept"] = Measured(1.0 + more / a_step, noise / a_step)
-            found["kept"] = self.measured["kept"].value
-        for name, (limit, weight) in self.limits.items():
-            if not weight.first:
-                size = math.sqrt(totals[f"size of {name}"] / steps)
-                weight.first = weight.value = (objective.omega or objective.alpha or 1.0) / max(size, LEAST)
-                weight.unit = UNIT * (abs(limit.bound) or size or 1.0)
-            found |= {f"limit_{name}": self.measured[name].value, f"multiplier_{name}": weight.value}
-        return found
+            a_step, (more, noise) = max(abs(totals["expected"] / totals["probed"]), 1e-12), measured["kept"]
+            measured["kept"] = Measured(1.0 + more / a_step, noise / a_step)
+            found["kept"] = measured["kept"].value
+        sizes = {name: math.sqrt(totals[f"size of {name}"] / steps) for name in self.limits}
+        return found | self.limits.told(measured, sizes, objective)
 
     def steer(self, metrics: dict[str, float], objective: Objective) -> Objective:
         """Move every weight by what was measured; return the objective with those that a budget moves."""
-        for name, (limit, weight) in self.limits.items():
-            value, noise = self.measured[name]
-            weight.move(limit.broken_by(value), noise)
+        self.limits.steer()
         budget, before = self.settings.budget, self.off_budget
         if budget is None:
             return objective
         if self.keep:
-            (value, noise), unit = self.measured["kept"], max(1.0 - self.keep, FINEST)
+            (value, noise), unit = self.limits.measured["kept"], max(1.0 - self.keep, FINEST)
             self.off_budget = now = off_limit((self.keep - value) / unit, noise / unit, before)
             change = near(now) - near(now if before is None else before)
             return replace(objective, omega=raised(objective.omega, now, change))
@@ -209,16 +241,12 @@ class Multipliers:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of it; `prior_earns` is a tensor, and apart."""
-        each = {
-            name: [number for number in astuple(weight) if number is not None]
-            for name, (_, weight) in self.limits.items()
-        }
         off = {} if self.off_budget is None else {"off_budget": self.off_budget}
-        return off | ({"limits": each} if each else {})
+        return off | ({"limits": self.limits.state()} if self.limits else {})
 
     def restore(self, state: dict[str, Any], prior_earns: Tensor | None) -> None:
         self.off_budget, self.prior_earns = state.get("off_budget"), prior_earns
-        self.limits = {name: (limit, Weight(*state["limits"][name])) for name, (limit, _) in self.limits.items()}
+        self.limits.restore(state.get("limits", {}))
 
 
 def earned(prior_earns: Tensor, rollout: Rollout) -> np.ndarray:

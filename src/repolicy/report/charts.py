@@ -280,13 +280,22 @@ def learning(folder: RunFolder, request: dict[str, Any], sampled: dict[str, Eval
             continue  # each value of it has weights of its own
         title = each.title.format(metric=metric[0].upper() + metric[1:])
         drawn.append(curve(title, steps, values, until, each.least, levels.get(each.name)))
-    for limit in map(Limit.of, request.get("limits", ())):
-        values, weights = (columns.get(f"{what}_{limit}", [None] * len(steps)) for what in ("limit", "multiplier"))
-        drawn.append(curve(f"{limit}: with the mean action", steps, values, until, 0.0, {"limit": limit.bound}))
-        drawn.append(curve(f"{limit}: its weight", steps, weights, until))
+    drawn += of_limits(request.get("limits", ()), columns, steps, until, "the mean action")
     if not any(drawn):
         return page.section("While it learned", note="The run logged no metrics.")
     return page.section("While it learned", charts([chart for chart in drawn if chart]), note=f"{NOTE} {OF_AN_EPISODE}")
+
+
+def of_limits(
+    limits: Sequence[str], columns: Mapping[str, list[Any]], steps: list[Any], until: float, how: str
+) -> list[str]:
+    """Return two curves of each limit: its quantity, measured with some kind of action, and its weight."""
+    drawn = []
+    for limit in map(Limit.of, limits):
+        values, weights = (columns.get(f"{what}_{limit}", [None] * len(steps)) for what in ("limit", "multiplier"))
+        drawn.append(curve(f"{limit}: with {how}", steps, values, until, 0.0, {"limit": limit.bound}))
+        drawn.append(curve(f"{limit}: its weight", steps, weights, until))
+    return drawn
 
 
 def lines(request: dict[str, Any], prior: Evaluation | None) -> dict[str, dict[str, float]]:

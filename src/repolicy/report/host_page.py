@@ -25,7 +25,10 @@ def evaluation(told: Mapping[str, Any]) -> Evaluation:
     """Return episodes as the engine's evaluations have them, from how a host keeps them."""
     basic, addon, lengths = (np.array(told[name], np.float64) for name in ("basic", "addon", "lengths"))
     seed = 0 if told["who"] == "prior" else 1  # those of the two began otherwise, so they are no pairs
-    return Evaluation("", "", not told["sampled"], seed, basic, addon, None, lengths, np.zeros(len(basic)), None)
+    limits = {name: np.array(values, np.float64) for name, values in told.get("limits", {}).items()}
+    return Evaluation(
+        "", "", not told["sampled"], seed, basic, addon, None, lengths, np.zeros(len(basic)), None, limits=limits
+    )
 
 
 def checkpoint_in(path: Path) -> Path:
@@ -84,8 +87,9 @@ def _parts(file: Path, told: dict[str, Any]) -> tuple[str, list[str], str]:
 def _drawn(curves: Mapping[str, list[float]]) -> list[str]:
     steps = curves["steps"]
     levels = {"prior_kl": {"prior": 0.0}}
+    limits = [name.removeprefix("limit_") for name in curves if name.startswith("limit_")]
     return [
         charts.curve(each.title, steps, curves[each.name], steps[-1], each.least, levels.get(each.name))
         for each in (*CURVES, *MORE)
         if steps and len(set(curves.get(each.name, ()))) > 1
-    ]
+    ] + charts.of_limits(limits, curves, steps, steps[-1] if steps else 1, "sampled actions")

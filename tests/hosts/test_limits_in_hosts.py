@@ -1,0 +1,176 @@
+"""Limits in hosts: the engine's multipliers, moved by what an environment tells beside its reward."""
+
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("rsl_rl")
+pytest.importorskip("stable_baselines3")
+from runners import residual, runner, small_policy
+from sb3_models import Drift, model
+from small import small_policy as policy
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from repolicy.envs.rollout import Transitions
+from repolicy.errors import NumericError, UsageError
+from repolicy.hosts.method import Method, Seen, Steering
+from repolicy.hosts.sb3 import ResidualPPO, Unclipped
+from repolicy.learning.multipliers import Multipliers
+from repolicy.objective import Objective
+from repolicy.objective import residual as weights
+from repolicy.runs.request import Request
+from repolicy.runs.settings import Settings
+
+STEPS, ENVS = 8, 4
+HELD = ["power<=2", "speed>=0.5"]
+PRIOR = small_policy()
+
+
+class Unlikely:
+    """A prior that finds everything equally likely."""
+
+    def score(self, observations: Tensor, actions: Tensor, ended: Tensor) -> tuple[Tensor, None]:
+        return torch.zeros(ended.shape), None
+
+
+def seen(held: Tensor) -> Seen:
+    still = torch.zeros(held.shape[1:])
+    return Seen(still[..., None], still[..., None], still, still, still.bool(), lambda: still[..., None], held)
+
+
+def followed(method: Method, rollouts: list[Tensor]) -> tuple[list[dict[str, float]], list[Tensor]]:
+    """What a host's log says of limits over some rollouts, and what it pays in each."""
+    told, paid = list[dict[str, float]](), list[Tensor]()
+    for held in rollouts:
+        paid.append(method.reward(seen(held)))
+        method.credit(torch.randn(STEPS, ENVS), torch.zeros(STEPS, ENVS))
+        told.append(method.measured())
+        method.steering.explained = 1.0
+        method.steer()
+    return told, paid
+
+
+def test_multipliers_move_as_the_engines_do() -> None:
+    """The engine measures in environments of its own; here both measure the same steps."""
+    rollouts = [torch.randn(2, STEPS, ENVS).abs() * (3.0 - 0.1 * i) for i in range(25)]
+    settings = Settings(envs=ENVS, n_steps=STEPS, steps=100 * STEPS * ENVS)
+    engine = Multipliers(Request("HalfCheetah-v4", weights(0.5, 0.25), settings, ("height",), limits=tuple(HELD)), 1)
+    method = Method(Steering(weights(0.5, 0.25), limits=HELD), Unlikely())
+    method.scaled(nn.Linear(1, 1), nn.Linear(1, 1))
+    told, paid = followed(method, rollouts)
+    for held, found, got in zip(rollouts, told, paid, strict=True):
+        numbers = held.double().numpy()
+        steps: Any = SimpleNamespace(
+            transitions=Transitions(*(np.zeros((STEPS, ENVS, 1)),) * 3, {"power": numbers[0], "speed": numbers[1]}),
+            of_decisions=lambda values, mean: values,
+            basic=np.zeros((STEPS, ENVS)),
+        )
+        price = engine.price(steps)
+        assert price is not None
+        torch.testing.assert_close(got, -price.float())
+        log = engine.told(engine.sums(steps, steps), weights(0.5, 0.25))
+        assert log == pytest.approx({name: found[name] for name in log}, rel=1e-9)
+        assert len(log) == 4
+        engine.steer({}, weights(0.5, 0.25))
+    assert len({found["multiplier_power<=2"] for found in told}) == 25
+
+
+class Telling(Drift):
+    """Its info tells the old reward, and how far from 0 the state is."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, info | {"basic_reward": reward, "far": abs(self.state[0])}
+
+
+def in_sb3(limits: Any, **more: Any) -> Any:
+    env = DummyVecEnv([lambda: Unclipped(Telling())] * 4)
+    how = {"omega": 0.3, "alpha": 0.2, "critic_warmup": 0, "prior": policy(), "n_steps": 16}
+    return model(ResidualPPO, env, limits=limits, **how | more)
+
+
+def in_rsl_rl(limits: Any, **more: Any) -> Any:
+    return runner(algorithm=residual(PRIOR, limits=limits, addon="addon", **more))
+
+
+def multipliers(method: Method, limit: str) -> list[float]:
+    return [value for value in method.curves[f"multiplier_{limit}"] if value is not None]
+
+
+@pytest.fixture(autouse=True)
+def following(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A critic that has seen four rollouts explains nothing; weights move all the same."""
+    monkeypatch.setattr("repolicy.hosts.method.LOST", -1e9)
+
+
+@pytest.mark.parametrize("host", ["rsl_rl", "sb3"])
+def test_a_multiplier_rises_while_its_limit_is_broken_and_falls_while_it_holds(host: str) -> None:
+    broken, holds = ("basic_reward>=5", "basic_reward<=5")  # it is a cost, so below 0
+    if host == "sb3":
+        started = in_sb3([broken, holds, "far<=0.001"]).learn(16 * 4 * 8)
+        method = started.method
+        assert multipliers(method, "far<=0.001")[-1] > multipliers(method, "far<=0.001")[0]
+    else:
+        trained = in_rsl_rl([broken, holds])
+        trained.learn(8)
+        method = trained.alg.method
+        assert np.mean(method.curves["limit_" + holds]) == pytest.approx(float(torch.stack(trained.env.paid).mean()))
+    rises, falls = multipliers(method, broken), multipliers(method, holds)
+    assert len(rises) == len(falls) == 8
+    assert all(a < b for a, b in pairwise(rises))
+    assert all(a > b for a, b in pairwise(falls))
+
+
+def test_a_resumed_multiplier_is_the_same_to_the_bit(tmp_path: Path) -> None:
+    limit = "basic_reward>=-1.0"
+    saved = in_sb3(limit).learn(16 * 4 * 3)
+    saved.save(tmp_path / "model.zip")
+    loaded = ResidualPPO.load(tmp_path / "model.zip", saved.env)
+    assert loaded.steering.held == saved.steering.held
+    first = in_rsl_rl([limit])
+    first.learn(3)
+    first.save(str(tmp_path / "model_3.pt"))
+    again = in_rsl_rl([limit])
+    again.load(str(tmp_path / "model_3.pt"))
+    for before, after in ((saved.steering, loaded.steering), (first.alg.steering, again.alg.steering)):
+        [(_, weight)] = before.held.values()
+        assert weight.off is not None
+        assert weight.value > 0
+        assert after.held == before.held
+
+
+def test_the_table_at_the_end_says_whether_a_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 30)
+    started = in_rsl_rl(["basic_reward<=5"])
+    assert "with the mean action limit basic_reward<=5 holds (−" in started.alg.verdict()
+    said = in_sb3("far<=0.001").verdict()
+    assert "far<=0.001 " in said
+    assert "limit far<=0.001 is broken by " in said
+
+
+@pytest.mark.parametrize(
+    ("limits", "more", "sentence"),
+    [
+        (["torque<=1"], {}, "have no 'torque', which torque<=1 limits; they have .*basic_reward"),
+        (["power"], {}, "limit 'power' is not of the form NAME<=NUMBER or NAME>=NUMBER"),
+        (["far<=1", "far>=2"], {}, "the limits far<=1 and far>=2 contradict each other"),
+        ([], {"keep": 0.95}, "keep is for `repolicy customize`; here name limits="),
+    ],
+)
+@pytest.mark.parametrize("host", [in_sb3, in_rsl_rl])
+def test_what_cannot_be_held_is_one_sentence(host: Any, limits: list[str], more: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        host(limits, **more).learn(1)
+
+
+def test_a_quantity_that_is_no_number_is_one_sentence() -> None:
+    method = Method(Steering(Objective(), limits=HELD), None)
+    method.scaled(nn.Linear(1, 1), nn.Linear(1, 1))
+    with pytest.raises(NumericError, match="the quantity of the limit speed>=0.5 is not finite"):
+        followed(method, [torch.stack([torch.ones(STEPS, ENVS), torch.full((STEPS, ENVS), torch.nan)])])
