@@ -77,7 +77,7 @@ MUTANTS = [
     Mutant("planning/value.py", "rollout.actions) - prior.log_prob(observations, modes)", "modes) - prior.log_prob(observations, modes)", CHOOSING, "the judge asks nothing for strange actions"),
     Mutant("planning/distilling.py", "if student is None else student", "if True else student", "tests/planning/test_distilling.py", "the student's own states are not labelled"),
     Mutant("planning/live.py", "in own and (not origin or origin in own)", "in own", "tests/planning/test_live.py", "other pages may call the live page"),
-    Mutant("planning/live.py", "max(value, SLIDERS[name][0])", "max(0 * value, SLIDERS[name][0])", "tests/planning/test_live.py", "a slider that does nothing"),
+    Mutant("planning/live.py", "max(value, self._sliders[name][0])", "max(0 * value, self._sliders[name][0])", "tests/planning/test_live.py", "a slider that does nothing"),
     Mutant("planning/pace.py", "* (MORE - FEW) /", "* MORE /", "tests/planning/test_pace.py", "more samples than there is time for"),
     Mutant("planning/tree.py", "(self.score.omega - self.alpha)", "self.score.omega", TREE, "a leaf's steps without the entropy's price"),
     Mutant("planning/tree.py", "value - self._soft(self.score.omega * log_prior)", "value", TREE, "an action not tried yet is worth too much"),

@@ -40,13 +40,15 @@ def test_a_slider_acts_on_the_next_step_and_what_is_kept_is_the_planner_with_it(
     steps = asked(port, "GET", "/steps")
     first = json.loads(steps.readline())
     assert (first["omega"], first["samples"]) == (0.1, 4)
-    assert asked(port, "POST", "/set", json.dumps({"omega": 0.5, "samples": 6})).status == 200
+    assert asked(port, "POST", "/set", json.dumps({"omega": 0.5, "samples": 6, "weight of hind_leg": 20})).status == 200
     seen = [json.loads(steps.readline()) for _ in range(3)]
     assert seen[-1]["omega"] == 0.5
     assert np.ptp([step["parts"][0][0] for step in [first, *seen]]) > 0.0
     kept = asked(port, "POST", "/keep").read().decode()
     planner = acting(kept, Options(), trust=False).agent
-    assert (planner.score.omega, planner.search.samples) == (0.5, 6)
+    assert (planner.score.omega, planner.search.samples, planner.score.addon.weights) == (0.5, 6, (20.0,))
+    assert asked(port, "POST", "/set", '{"weight of hind_leg": 1000}').status == 200
+    assert stage.settings["weight of hind_leg"] == 50.0
 
 
 def test_the_robot_s_limbs_are_where_its_bodies_are(stage):
@@ -92,6 +94,11 @@ def test_in_a_browser_the_robot_moves_a_slider_acts_and_the_button_keeps(port, s
         "const slider = document.getElementById('omega'); slider.value = 0.5; slider.dispatchEvent(new Event('input'))"
     )
     wait(lambda: stage.settings["omega"] == pytest.approx(10**0.5))
+    browser.execute_script(
+        "const slider = document.getElementById('weight of hind_leg');"
+        "slider.value = 25; slider.dispatchEvent(new Event('input'))"
+    )
+    wait(lambda: stage.settings["weight of hind_leg"] == 25.0)
     browser.find_element("id", "keep").click()
     wait(lambda: "kept in" in browser.find_element("id", "kept").text)
     assert json.loads((tmp_path / "plan.json").read_text())["omega"] == pytest.approx(10**0.5)

@@ -28,6 +28,8 @@ from repolicy.runs.ranks import one_thread
 HERE = "127.0.0.1"  # and nowhere else
 SMOOTH = 0.98  # of the rewards that are shown
 CAPSULE = 3  # mjGEOM_CAPSULE; whatever else there is, is drawn as a ball
+WISH = "weight of "  # before a wish, in the name of its slider, which goes to so many times its weight
+FURTHEST = 5.0
 SLIDERS = {"omega": (0.001, 10.0), "states": (0.0, 10.0), "samples": (2, 512), "horizon": (1, 32)}
 
 
@@ -44,11 +46,18 @@ class Stage:
         made.planner.watch(self)
         self._planning = made.planner.actor(1, 1)
         self._means = {"old": 0.0, "wish": 0.0}
+        addon = made.planner.score.addon
+        self._wishes = [f"{WISH}{title}" for title in addon.titles]
+        ends = (FURTHEST * (weight or 1.0) for weight in addon.weights)
+        self._sliders = SLIDERS | {
+            wish: (min(0.0, end), max(0.0, end)) for wish, end in zip(self._wishes, ends, strict=True)
+        }
 
     @property
     def settings(self) -> dict[str, float]:
         planner = self.made.planner
         weights = {"omega": planner.score.omega, "states": planner.score.states}
+        weights |= dict(zip(self._wishes, planner.score.addon.weights, strict=True))
         return weights | {"samples": planner.search.samples, "horizon": planner.search.horizon}
 
     def set(self, wanted: dict[str, Any]) -> None:
@@ -56,14 +65,16 @@ class Stage:
         with self.lock:
             given, planner = self.settings, self.made.planner
             for name, value in wanted.items():
-                if name not in SLIDERS or not isinstance(value, int | float) or not np.isfinite(value):
+                if name not in self._sliders or not isinstance(value, int | float) or not np.isfinite(value):
                     raise UsageError(f"{name!r} is no slider, or {value!r} no number")
-                given[name] = min(max(value, SLIDERS[name][0]), SLIDERS[name][1])
+                given[name] = min(max(value, self._sliders[name][0]), self._sliders[name][1])
             states = given["states"] if planner.score.density is not None else 0.0
-            score = replace(planner.score, omega=given["omega"], states=states)
+            addon = replace(planner.score.addon, weights=tuple(given[wish] for wish in self._wishes))
+            score = replace(planner.score, omega=given["omega"], states=states, addon=addon)
             search = replace(planner.search, samples=int(given["samples"]), horizon=int(given["horizon"]))
             planner = replace(planner, score=score, search=search)
-            self.made = replace(self.made, planner=planner)
+            asked = (f"{name}={weight!r}" for name, weight in zip(addon.names, addon.weights, strict=True))
+            self.made = replace(self.made, planner=planner, addons=tuple(asked))
             self._planning = planner.actor(1, 1)
 
     def keep(self) -> str:
