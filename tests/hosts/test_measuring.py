@@ -184,7 +184,7 @@ def test_unfamiliar_states_cost_once_an_episode_is_under_way() -> None:
     assert int(method.ages) == SKIPPED + 1
 
 
-def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """An actor whose std is a tenth of its prior's pays less for its noise, when it samples."""
     monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 60)
     env = DummyVecEnv([lambda: Unclipped(Resting())] * 32)
@@ -195,6 +195,10 @@ def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "prior with the mean action: total reward" in said
     assert "in total, beside its prior: no better with the mean action" in said
     assert "better with sampled actions" in said
+    for verbose in (0, 1):
+        model.verbose = verbose
+        model.learn(256)
+        assert ("ResidualPPO: " in capsys.readouterr().out) == bool(verbose)
     algorithm = {"class_name": OURS, "addon": "addon", "prior": resting(), "omega": 0.3, "alpha": 0.1}
     runner = OnPolicyRunner(Drift(count=64), settings(algorithm=algorithm), None, "cpu")
     with torch.no_grad():

@@ -94,6 +94,9 @@ def test_a_missing_entry_of_extras_is_named() -> None:
     ours = runner(algorithm={"class_name": OURS, "omega": 0, "alpha": 0, "addon": "wish"})
     with pytest.raises(UsageError, match="extras have no 'wish', .* they have addon, basic_reward, log, time_outs"):
         collected(ours)
+    ours = runner(algorithm={"class_name": OURS, "omega": 0, "alpha": 0, "addon": "log"})
+    with pytest.raises(UsageError, match=r"extras\['log'\], .* is a dict; it must be a tensor of \d+ numbers"):
+        collected(ours)
 
 
 def test_a_reward_that_is_not_finite_is_not_learnt_from() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -126,3 +127,11 @@ def test_a_model_with_a_memory_is_refused_by_its_name(which: str) -> None:
     found = contrib.RecurrentPPO("MlpLstmPolicy", env, n_steps=8, batch_size=16, device="cpu")
     with pytest.raises(UsageError, match=r"the prior is a Recurrent\w+, and this class runs beside"):
         residual(env=env, prior=found if which == "model" else found.policy)
+
+
+def test_a_model_with_masks_is_refused_by_its_name() -> None:
+    contrib = pytest.importorskip("sb3_contrib")
+    env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")])
+    found = contrib.MaskablePPO("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu")
+    with pytest.raises(UsageError, match="the prior is a MaskablePPO, and this class runs beside"):
+        residual(env=env, prior=found)

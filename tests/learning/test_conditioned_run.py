@@ -242,7 +242,7 @@ def test_no_range_is_refused_in_a_sentence(
 
 def test_a_range_goes_with_no_budget_and_no_other_objective(prior: Path, tmp_path: Path) -> None:
     held = Settings(**FEW.as_dict() | {"log_prior_budget": 1.0})
-    with pytest.raises(UsageError, match="a budget or a limit needs one that it can move"):
+    with pytest.raises(UsageError, match="a budget or limit moves one"):
         customized(prior, residual(Range(0.05, 1.6), 0.15, 0.0), tmp_path / "run", held)
     with pytest.raises(UsageError, match="no range: it must begin above 0"):
         residual(Range(0.0, 1.0), 0.15, 0.0)

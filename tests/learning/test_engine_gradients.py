@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from repolicy import objective as objectives
-from repolicy.envs.rollout import Episodes, Rollout
+from repolicy.envs.rollout import Episodes, Rollout, Transitions
 from repolicy.exact import MDP, estimator_gradient
 from repolicy.learning.multipliers import Multipliers
 from repolicy.learning.ppo import Learner
@@ -121,9 +121,9 @@ class Known:
 class Table:
     """The add-on reward of the process, as the engine asks for it."""
 
-    def reward(self, observations: np.ndarray, actions: np.ndarray, *_: Any) -> np.ndarray:
+    def reward(self, steps: Transitions) -> np.ndarray:
         assert MDP_.addon is not None
-        return MDP_.addon.numpy()[observations.argmax(-1), actions[..., 0]]
+        return MDP_.addon.numpy()[steps.observations.argmax(-1), steps.actions[..., 0]]
 
 
 def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tensor]:

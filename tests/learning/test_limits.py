@@ -171,7 +171,7 @@ def test_a_limit_is_an_add_on_an_entry_of_info_or_a_function() -> None:
         ({"keep": 0.9, "objective": greedy(0.1)}, "keep moves omega, from a value above 0 on"),
         ({"keep": 1.2}, "keep is 1.2; it must lie between 0.01 and 1"),
         ({"keep": 0.9, "kl_budget": 1.0}, "kl_budget and keep are two ways to find omega: choose one"),
-        ({"limits": "distance<=1", "objective": residual((0.1, 1.0), 0.1)}, "a limit needs one that it can move"),
+        ({"limits": "distance<=1", "objective": residual((0.1, 1.0), 0.1)}, "a budget or limit moves one"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_held_is_refused_in_one_sentence(

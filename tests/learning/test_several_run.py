@@ -217,7 +217,7 @@ RANGES = [
         (f"--addon {QUIET.removesuffix('quiet')}{name}=0..1 --omega 0.1", f"cannot be called '{name}'")
         for name in ("omega", "alpha", "t", "how", "policy")
     ],
-    (f"--addon {QUIET}=0..1 --kl-budget 1", "a budget or a limit needs one that it can move"),
+    (f"--addon {QUIET}=0..1 --kl-budget 1", "a budget or limit moves one"),
     (f"--addon {QUIET} --omega 0.1 --alpha 0..1", "alpha from 0 to 1 is no range"),
     (f"--addon {QUIET} --omega 0.1 --alpha 1..x", "--alpha is '1..x'; it must be a number, a range"),
     (f"--addon {QUIET} --objective kl --alpha 0.1..1", "one weight for both terms"),

@@ -144,7 +144,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.multipliers, made.probed = Multipliers(made.request, SIZE), None
     made.terms = OneWeight.__new__(OneWeight)
     made.terms.settings, made.terms.size = made.settings, SIZE
-    made.terms.addon = SimpleNamespace(reward=lambda before, actions, after, *_: -np.abs(after[..., 0]))
+    made.terms.addon = SimpleNamespace(reward=lambda steps: -np.abs(steps.next_observations[..., 0]))
     share = ENVS // team.count
     batch, summary = made.prepared(shared_rollout(policy, slice(team.index * share, (team.index + 1) * share)), False)
     made.learner.differentiate(batch, made.settings, bonus=0.0)

@@ -265,7 +265,14 @@ class ResidualPPO(PPO):
     def _told(self, extras: dict[str, Any], rewards: Tensor, name: str, why: str) -> Tensor:
         """Return an entry `[N]` of the environment's extras; beside an add-on, its own reward is one, too."""
         told = entry({"basic_reward": rewards} | extras if self.addon else extras, name, "extras", why)
-        return torch.as_tensor(told, device=rewards.device).to(rewards.dtype).view_as(rewards)
+        found = None if isinstance(told, dict) else torch.as_tensor(told, device=rewards.device)
+        if found is None or found.numel() != rewards.numel():
+            what = "a dict" if found is None else f"of shape {[*found.shape]}"
+            raise UsageError(
+                f"the environment's extras[{name!r}], which {why}, is {what}; it must be a tensor of {rewards.numel()} "
+                "numbers, one an environment"
+            )
+        return found.to(rewards.dtype).view_as(rewards)
 
     def rows(self, observations: Any) -> Tensor:
         """Return the actor's observation groups side by side, `[..., O]`."""

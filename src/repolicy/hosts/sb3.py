@@ -233,6 +233,13 @@ class ResidualPPO(PPO):
             self._last_obs = None  # the episodes that were under way are over
         return super()._setup_learn(*given, **named)
 
+    def learn(self, *given: Any, **named: Any) -> Any:
+        """Learn as Stable-Baselines3 does and, where the model is `verbose`, print the verdict at the end."""
+        super().learn(*given, **named)
+        if self.verbose and self.prior is not None and self.method.changes_rewards:
+            print(f"ResidualPPO: {self.verdict()}")
+        return self
+
     def verdict(self) -> str:
         """Run the prior and the policy as it is now; return their rewards, and whether the policy is better."""
         self._last_obs = None  # the episodes that were under way are over
