@@ -2,13 +2,16 @@
 
     pip install lerobot                                 # with Python 3.12, beside Repolicy
     python -m examples.lerobot_diffusion                # trains a small one: it passes a pillar on either side
-    repolicy customize examples/lerobot_diffusion.py:decode --noise 8 --chunk 4 --steps 1e5 \
-        --env experiments.pillar:Pillar --addon experiments.pillar:left --out runs/lerobot-left
+    repolicy customize examples/lerobot_diffusion.py:decode --noise 8 --chunk 4 --steps 5e4 --ranks 1 \
+        --env experiments.pillar:Pillar --addon experiments.pillar:left --no-report --out runs/lerobot-left
+    python -m examples.lerobot_diffusion measure        # the share that arrives, and that passes on the left
 
 For a policy of your own change `FOLDER`, and in `decode` what the environment's observation becomes in LeRobot's names.
 `--noise` is the horizon times the numbers of an action, and `--chunk` is `n_action_steps`.
 """
 
+import json
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,8 @@ from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
 from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 from lerobot.policies.factory import make_pre_post_processors
 
-from experiments.pillar import CHUNK, record
+from experiments.pillar import CHUNK, EPISODES, WISH, figures, record
+from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 
 FOLDER = Path("runs/lerobot")
 SEEN = ("observation.state", "observation.environment_state")  # of a policy without cameras, LeRobot wants both
@@ -51,7 +55,19 @@ def decode(observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
 # A small policy to try it with ----------------------------------------------------------------------------------------
 
 
-def main() -> None:
+def measure() -> None:
+    """Print what the policy does before and after, in the same 400 episodes of sampled noise."""
+    run = Path("runs/lerobot-left")
+    env = json.loads((run / "run.json").read_text())["request"]["env"]
+    for policy in (run / "prior.safetensors", run / "policy.safetensors"):
+        found = evaluate(policy, env, EPISODES, addon=WISH, deterministic=False, seed=EVALUATION_SEED, trust=True)
+        assert found.addon is not None
+        kl = found.columns.get("kl_a_step")
+        print(policy, figures(found.basic, found.addon, 0.0 if kl is None else kl.mean))
+
+
+def train() -> None:
+    """Fit a diffusion policy to demonstrations that pass the pillar on either side."""
     demonstrations = FOLDER / "demonstrations.npz"
     record(demonstrations)
     arrays = np.load(demonstrations)
@@ -89,4 +105,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measure() if sys.argv[1:] == ["measure"] else train()
