@@ -267,6 +267,8 @@ class Plan(Acts):
 
         name = as_file_name(stem_of(self.prior)) + ("-planned.safetensors" if self.distil else "-plan")
         terminal, out = Terminal(), self.out or Path("runs", name)
+        if self.hz is not None and not self.hz > 0.0:
+            raise UsageError(f"--hz is {self.hz:g}; it must be above 0")
         if self.distil and self.live:
             raise UsageError("--live keeps a planner's folder: take --distil afterwards, with its weights")
         if self.distil:  # before the work, which would be lost

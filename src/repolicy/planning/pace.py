@@ -24,8 +24,6 @@ Clock = Callable[[], float]
 
 def paced(made: Planned, hz: float, clock: Clock = time.perf_counter) -> Planned:
     """Return the planner with what fits so many decisions a second."""
-    if not hz > 0.0:
-        raise UsageError(f"--hz is {hz:g}; it must be above 0")
     with one_thread(), closing(make_envs(made.env, 1, made.planner.search.seed, made.planner.backend)) as envs:
         made.planner.watch(envs)
         return replace(made, planner=within(made.planner, envs.reset(), SHARE / hz, clock))
