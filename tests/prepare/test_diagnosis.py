@@ -12,7 +12,7 @@ from tiny_envs import Endless, tiny
 from typed_commands import typed
 from worth_known import ALPHA, LONG, optimum
 
-from repolicy.cli.trying_commands import Diagnose
+from repolicy.cli.compare_diagnose_plan import Diagnose
 from repolicy.envs.addons import combined
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy

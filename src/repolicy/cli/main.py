@@ -13,12 +13,12 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, NoReturn
 
 from repolicy.cli.about import Addons, Bench, Doctor, Report
+from repolicy.cli.compare_diagnose_plan import NOT_SAFE, Compare, Diagnose, Plan
 from repolicy.cli.dial_commands import Dial, Sweep
 from repolicy.cli.group_commands import LLM, RQL
 from repolicy.cli.options import Command, Positional, complete, options, page, read
 from repolicy.cli.policy_commands import Evaluate, Export, Imitate, Inspect, Push, Render
 from repolicy.cli.run_commands import Customize, Train, speaks
-from repolicy.cli.trying_commands import NOT_SAFE, Compare, Diagnose, Plan
 from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
 from repolicy.errors import RepolicyError, UsageError, described
 from repolicy.loading import nearest, printable

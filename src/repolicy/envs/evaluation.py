@@ -22,7 +22,7 @@ from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError
 from repolicy.policies.modulated import Conditioned
-from repolicy.policies.policy import Agent, Prior, check_scores
+from repolicy.policies.policy import Agent, Prior, Watching, check_scores
 from repolicy.priors.code import acting
 from repolicy.priors.kinds import MeanPrior, Scorer
 from repolicy.readers.reading import Options
@@ -199,7 +199,8 @@ def evaluate(
         addon = combined(wishes) if wishes else None
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
-    backend = getattr(agent, "backend", backend) if backend == "auto" else backend  # a planner may need one
+    if backend == "auto" and isinstance(agent, Watching):
+        backend = agent.backend
     env = observing(env, agent.observation_size, backend)
     with closing(make_envs(env, min(episodes, MOST_ENVS), seed, backend)) as envs:
         check_fit(agent, envs)

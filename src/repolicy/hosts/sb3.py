@@ -213,7 +213,7 @@ class ResidualPPO(PPO):
         return [*super()._excluded_save_params(), "prior", "method", "_held"]
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
-        """Stable-Baselines3's, once a step; and note what the limits are on."""
+        """Note what the limits are on: Stable-Baselines3 calls this once a step."""
         super()._update_info_buffer(infos, dones)
         self._held[:, self.rollout_buffer.pos] = self.held_in(infos)
 

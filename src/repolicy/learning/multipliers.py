@@ -177,6 +177,7 @@ class Multipliers:
         self.keep = request.settings.keep
         self.off_budget: float | None = None if self.keep else -FARTHEST
         self.limits = Limits(limits(request.limits, request.env))
+        self.kept = Measured(1.0, 0.0)  # the share of the prior's return
         self.prior_earns: Tensor | None = None  # at each age of an episode [L], where a share of it is kept
 
     @property
@@ -216,9 +217,9 @@ class Multipliers:
         names = [*self.limits, *["kept"] * (self.keep is not None)]
         measured = {name: Measured.of(totals[name], totals[f"squares of {name}"], totals["probed"]) for name in names}
         if self.keep:
-            a_step, (more, noise) = max(abs(totals["expected"] / totals["probed"]), 1e-12), measured["kept"]
-            measured["kept"] = Measured(1.0 + more / a_step, noise / a_step)
-            found["kept"] = measured["kept"].value
+            a_step, (more, noise) = max(abs(totals["expected"] / totals["probed"]), 1e-12), measured.pop("kept")
+            self.kept = Measured(1.0 + more / a_step, noise / a_step)
+            found["kept"] = self.kept.value
         sizes = {name: math.sqrt(totals[f"size of {name}"] / steps) for name in self.limits}
         return found | self.limits.told(measured, sizes, objective)
 
@@ -229,7 +230,7 @@ class Multipliers:
         if budget is None:
             return objective
         if self.keep:
-            (value, noise), unit = self.limits.measured["kept"], max(1.0 - self.keep, FINEST)
+            (value, noise), unit = self.kept, max(1.0 - self.keep, FINEST)
             self.off_budget = now = off_limit((self.keep - value) / unit, noise / unit, before)
             change = near(now) - near(now if before is None else before)
             return replace(objective, omega=raised(objective.omega, now, change))

@@ -172,7 +172,7 @@ class WithReference(WithObjective):
         raise NotImplementedError
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
-        """Compute what TRL does; nothing where the objective never asks the prior."""
+        """Compute them as TRL does, and none where the objective never asks the prior."""
         if not self.objective.reads_prior:
             return dataset
         return super()._precompute_ref_logps(dataset, name, batch_size)  # type: ignore[misc]  # TRL's

@@ -25,7 +25,7 @@ class Model(Protocol):
     backend: Backend  # whose environments can be planned in
 
     def watch(self, envs: Any) -> None:
-        """Hear of the environments that are acted in."""
+        """Note the environments that are acted in."""
 
     def states(self, observations: np.ndarray) -> np.ndarray:
         """Return the states `[N, S]` that are seen as observations `[N, O]`."""

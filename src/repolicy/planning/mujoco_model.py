@@ -30,7 +30,7 @@ class MujocoModel:
     backend: Backend = "auto"
 
     def watch(self, envs: Any) -> None:
-        """Have no use for them: observations tell it all."""
+        """Do nothing: observations tell the whole state."""
 
     def __init__(self, name: str, threads: int = 1) -> None:
         import mujoco

@@ -59,7 +59,12 @@ class Recalling(Protocol):
 
 @runtime_checkable
 class Watching(Protocol):
-    """An agent that looks into the environments in which it acts, as a planner that copies them."""
+    """An agent that looks into the environments in which it acts, as a planner that copies them.
+
+    backend: whose environments those must be.
+    """
+
+    backend: Any
 
     def watch(self, envs: Any) -> None: ...
 

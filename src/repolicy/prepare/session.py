@@ -302,12 +302,12 @@ class Start:
 
     @property
     def checksums(self) -> tuple[str, str]:
-        """Of the prior's file, and of what the actor begins as where that is another."""
+        """Those of the prior's file, and of what the actor begins as where that is another."""
         prior, init = (hashlib.sha256(each).hexdigest() if each else "" for each in (self.content, self.init))
         return prior, init
 
     def beginning_as(self, file: str | Path) -> "Start":
-        """With another policy to start from, which is of the prior's shape: it scores the actor's actions."""
+        """Return the same with another policy to start from, of the prior's shape: the prior scores its actions."""
         first, prior = read_policy(find_policy(file)), self.saved
         assert prior is not None
         for name in ("observation_size", "actions", "family", "clips"):

@@ -143,7 +143,7 @@ def proper(narrow: Tensor, narrow_c: Tensor) -> tuple[float, float]:
 
 
 def _weights(prior: Policy, customized: Policy, t: float) -> Policy:
-    """Return weights between two networks that started as one: each number lies between its old and its new value."""
+    """Return the policy whose numbers lie between those of two networks that started as one."""
     if differing := _differing(prior, customized):
         raise UsageError(
             f"the prior and the customized policy differ in {differing}, so their weights do not belong together; "

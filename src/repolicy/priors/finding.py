@@ -115,8 +115,10 @@ PRIORS = Path(__file__).parent / "shipped"
 
 
 def find_policy(reference: str | Path) -> Path:
-    """A file as it is; of a run's folder, the policy that it hands out; of a name, the prior that ships under it; of
-    `hf://USER/NAME`, the policy on the hub."""
+    """Return a policy's file: that file itself, what a run's folder hands out, or what a name means.
+
+    A name is that of a prior that ships, or `hf://USER/NAME` of one on the hub.
+    """
     if is_on_hub(reference):
         return downloaded(reference)
     path = Path(reference)

@@ -156,7 +156,7 @@ def _check_code(model: Zip) -> None:
 
 
 def _told(given: Any) -> str:
-    """Return a class that is not the library's: by its name, or whole, as cloudpickle has a script's own."""
+    """Return what to call a class that is not the library's: its name or, where it is pickled whole, whose it is."""
     return given.text if isinstance(given, Name) else "a class or function of the script that trained it"
 
 

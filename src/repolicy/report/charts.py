@@ -44,7 +44,7 @@ class Axes:
         return self.height - self.bottom - (value - self.y0) / (self.y1 - self.y0) * (self.height - TOP - self.bottom)
 
     def widened(self, share: float) -> "Axes":
-        """Return a wider range, with room left and right of the data."""
+        """Widen the range, with room left and right of the data. Returns these axes."""
         room = share * (self.x1 - self.x0)
         self.x0, self.x1 = self.x0 - room, self.x1 + room
         return self

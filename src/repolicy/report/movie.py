@@ -291,7 +291,7 @@ def _why(shot: Shot, error: Exception) -> str:
 
 
 def _need_mujoco() -> None:
-    """Import MuJoCo, which cannot be where the graphics library that it is to use is missing."""
+    """Raise where MuJoCo cannot be imported, as without the graphics library that it is to use."""
     try:
         import mujoco  # noqa: F401
     except Exception as error:

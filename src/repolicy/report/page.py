@@ -12,6 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from repolicy.policies.storage import write_bytes
+
 STYLE = (Path(__file__).parent / "page.css").read_text()
 SCRIPT = (Path(__file__).parent / "page.js").read_text()
 
@@ -30,8 +32,6 @@ def page(title: str, lead: str, parts: Sequence[str], script: str = "") -> str:
 
 def write(path: Path, title: str, lead: str, parts: Sequence[str], script: str = "") -> Path:
     """Write a page, and return its path."""
-    from repolicy.policies.storage import write_bytes
-
     write_bytes(path, page(title, lead, parts, script).encode())
     return path
 

@@ -137,7 +137,7 @@ def card(
 
 
 def _env(env: str, request: dict[str, Any]) -> str:
-    """Return the environment's name but for code, which does not travel with a policy: its user names it again."""
+    """Return ` --env ENV` where the environment is code, which does not travel with a policy, or is not known."""
     return " --env ENV" if ":" in env or not request.get("env") else ""
 
 

@@ -106,7 +106,7 @@ def chance(size: float, freedom: int) -> float:
 
 
 def difference(before: Column, after: Column, paired: bool = False, told: int = 1) -> Difference:
-    """Return the difference of two sets of episodes, apart or in pairs, `told` with how many in one verdict."""
+    """Return how two sets of episodes, apart or in pairs, differ; `told`: how many differences a verdict tells."""
     errors, counts = (before.error, after.error), (len(before.values), len(after.values))
     apart, freedom = math.hypot(*errors), min(counts) - 1
     if paired and before.weights is None:

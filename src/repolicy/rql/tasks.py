@@ -129,7 +129,7 @@ def touches(position: np.ndarray, heading: float, size: np.ndarray, lines: np.nd
     return bool((np.maximum(enter.max(-1), 0) <= np.minimum(leave.min(-1), 1)).any())
 
 
-# One of highway-env's environments, the same to the last bit in a sixth of the time -----------------------------------
+# One of highway-env's environments, the same to the last bit with less work -----------------------------------
 
 
 class GoalObservation(KinematicsGoalObservation):

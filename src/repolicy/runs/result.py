@@ -51,8 +51,11 @@ class Result:
         return load_policy(RunFolder(self.folder).policy)
 
     def at(self, t: float | None = None, how: How = "mixture", **values: float) -> Policy:
-        """The policy between the prior (t = 0) and the run's own (t = 1), without training; of a run with a dial, the
-        policy for that weight, and of several, for weights by their names (docs/dials-and-sweeps.md)."""
+        """Return the policy between the prior (t = 0) and the run's own (t = 1), without training.
+
+        Of a run with a dial, it is the policy for that weight, and of several, for weights by their names
+        (docs/dials-and-sweeps.md).
+        """
         return dial(self.folder, t, how, **values)
 
     def metrics(self) -> dict[str, np.ndarray]:

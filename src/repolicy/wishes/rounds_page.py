@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from repolicy.envs.wish_file import Features, LearntWish
-from repolicy.policies.storage import write_bytes
 from repolicy.report import charts, page
 from repolicy.wishes.record import Record
 
@@ -36,8 +35,7 @@ def write_rounds(
         page.section("What was done", *spreads(features, records), note=DONE),
     ]
     lead = f"{records[0].env}: a wish learnt from take-overs in {len(records)} rounds."
-    write_bytes(place := out / "report.html", page.page("What you wish", lead, parts).encode())
-    return place
+    return page.write(out / "report.html", "What you wish", lead, parts)
 
 
 DONE = "Each feature in the steps in which the prior acted, in yours of all rounds, and in those of the last policy."
