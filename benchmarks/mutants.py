@@ -364,6 +364,7 @@ MUTANTS = [
     Mutant("prepare/spending.py", "(segments + 1)", "segments", "tests/prepare/test_spending.py", "the first evaluation is not counted"),
     Mutant("prepare/spending.py", "states.EACH * states.SKIPPED", "states.EACH", "tests/prepare/test_spending.py", "how episodes begin is not counted"),
     Mutant("prepare/defaults.py", "3e-4 * math.sqrt(64 / widest)", "3e-4 * math.sqrt(widest / 64)", "tests/runs/test_settings.py", "a wide network takes larger steps"),
+    Mutant("envs/noise.py", "self.observation_size], noise.astype(np.float32))", "self.observation_size], 0.95 * noise.astype(np.float32))", GENERATIVE, "noise that is a little smaller than what was chosen"),
     Mutant("envs/noise.py", "counts.append(~ended)", "counts.append(~ended | True)", GENERATIVE, "steps behind an end are paid"),
     Mutant("envs/noise.py", "= self.envs.renew(early, self._current)", "= self._current", GENERATIVE, "an episode begins in the middle"),
     Mutant("envs/rollout.py", "return total / counts.sum(1) if mean", "return total / counts.shape[1] if mean", GENERATIVE, "a mean over steps that were not done"),

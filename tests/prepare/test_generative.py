@@ -121,8 +121,8 @@ def test_the_noise_of_a_linear_decoder_ends_at_its_closed_form(tmp_path: Path) -
     with torch.no_grad():
         ours = found(torch.zeros(1, 2))
     # Of normal distributions with a std for each number, the best one has the diagonal of the precision.
-    np.testing.assert_allclose(ours.mode()[0], mean, atol=0.05)
-    np.testing.assert_allclose(ours.log_std.exp().ravel(), np.diag(precision) ** -0.5, atol=0.02)
+    np.testing.assert_allclose(ours.mode()[0], mean, atol=0.02)
+    np.testing.assert_allclose(ours.log_std.exp().ravel(), np.diag(precision) ** -0.5, atol=0.01)
 
 
 def test_a_chunk_is_its_actions_one_after_the_other_until_the_episode_ends() -> None:
