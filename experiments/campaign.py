@@ -10,6 +10,7 @@ from typing import Any
 
 from experiments.ledger import Ledger, Row
 from experiments.one import Run, machine
+from repolicy.cli.main import caught
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import read_json
 from repolicy.many.pool import Here, Job, on_ray, work
@@ -42,14 +43,11 @@ def parser(
 
 def run_main(main: Callable[[], None]) -> None:
     """Say errors in one sentence, and Ctrl-C too."""
-    try:
-        main()
-    except RepolicyError as error:
-        print(f"repolicy: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on", file=sys.stderr)
-        sys.exit(130)
+    with caught():
+        try:
+            main()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("; the same command goes on") from None
 
 
 def measure(path: Path, wanted: Mapping[str, Callable[[], Row]]) -> None:

@@ -236,6 +236,7 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
         ("sweep halfcheetah --addon hind_leg --omega 0.1 --ranks 2", "ranks is 2; a sweep trains each point on one"),
         ("sweep halfcheetah --addon hind_leg=0..2 --omega 0.1", "hind_leg has a range of weights"),
         ("customize halfcheetah --addon hind_leg height --omega 0.1", "height is too much (an add-on more has its"),
+        ("export halfcheetah mine.onnx", "mine.onnx is too much (the file to write is named by --out)"),
         ("train my_envs.py --alpha 0.1", "to make one of your own, name what makes it: my_envs.py:NAME"),
         ("evaluate hopper --seed -1", "seed is -1; it must lie between 0 and 2147483647"),
         ("render hopper --seed 2147483648", "seed is 2147483648; it must lie between 0 and 2147483647"),

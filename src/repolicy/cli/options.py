@@ -294,9 +294,12 @@ def _too_much(left: Sequence[str], command: type) -> str:
             return f"{alone} stands by itself, without {unknown}"
         names = [f"--{option.name}" for option in options(command) if not option.metavar]
         return f"there is no option {unknown}{nearest(unknown, names)}"
-    hint = "of omega, several values are `repolicy sweep`, and a range is --omega 0.1..0.3"
-    is_number = left[0].replace(".", "").isdecimal()
-    return f"{' '.join(left)} is too much ({hint if is_number else 'an add-on more has its own --addon'})"
+    hints = {"addon": "an add-on more has its own --addon", "out": "the file to write is named by --out"}
+    if left[0].replace(".", "").isdecimal():
+        hints = {"omega": "of omega, several values are `repolicy sweep`, and a range is --omega 0.1..0.3"}
+    known = {option.name for option in options(command)}
+    hint = next((f" ({text})" for name, text in hints.items() if name in known), "")
+    return f"{' '.join(left)} is too much{hint}"
 
 
 # The help of a command: its options in groups, with those at the top that people need first ---------------------------
