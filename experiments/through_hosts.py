@@ -31,6 +31,8 @@ TASKS = {  # by the prior's name
     "playground:go1": ("Go1JoystickFlatTerrain-v1?observe=state", "energy"),
 }
 
+OURS = {"class_name": "repolicy.hosts.rsl_rl:PolicyActor"}  # for a std that depends on the state
+
 
 def paid(prior: str, seed: int) -> Paid:
     """Return the environments of a task, which get actions as the prior sends them."""
@@ -66,14 +68,15 @@ def through_rsl_rl(prior: str, seed: int, steps: int) -> Policy:
     from repolicy.hosts.rsl_rl import to_repolicy
 
     torch.manual_seed(seed)
-    settings, spec = customize_defaults(prior), load_policy(prior).spec
+    settings, start = customize_defaults(prior), load_policy(prior)
+    spec, std = start.spec, start.std
     network = {"class_name": "MLPModel", "obs_normalization": True, "activation": spec.activation}
     network |= {"hidden_dims": [*spec.hidden]}
     config = {
         "num_steps_per_env": settings.n_steps,
         "save_interval": 10**9,
         "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
-        "actor": network | {"distribution_cfg": {"class_name": "GaussianDistribution"}},
+        "actor": network | {"distribution_cfg": {"class_name": "GaussianDistribution"}} if std is not None else OURS,
         "critic": network,
         "algorithm": {"class_name": "repolicy.hosts.rsl_rl:ResidualPPO", "prior": prior},
         "multi_gpu": None,
@@ -81,7 +84,7 @@ def through_rsl_rl(prior: str, seed: int, steps: int) -> Policy:
     with contextlib.redirect_stdout(open(os.devnull, "w")):
         runner = OnPolicyRunner(ForRslRl(paid(prior, seed)), config, None, "cpu")
         runner.learn(-(-steps // settings.iteration_steps))
-    made, start = to_repolicy(runner.alg.get_policy()), load_policy(prior)
+    made = to_repolicy(runner.alg.get_policy())
     return as_squashed(made, start) if start.family.squashes else made
 
 

@@ -19,7 +19,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 
 from repolicy import Policy
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import as_gaussian
+from repolicy.hosts.kept_prior import as_gaussian, as_squashed, with_one_std
 from repolicy.hosts.sb3 import ResidualPPO, Squashed, to_repolicy
 
 OMEGA, ALPHA = 0.3, 0.2
@@ -108,18 +108,87 @@ def test_the_actor_begins_as_the_prior_and_ends_as_a_squashed_policy(tmp_path: P
         again.set_env(DummyVecEnv([Drift] * 4))
 
 
-def test_of_a_std_for_each_state_the_actor_has_the_geometric_mean() -> None:
-    prior = squashed("state_squashed", hidden=(), activation="tanh")
-    with torch.no_grad():  # log std is linear in the inputs, which have mean 0: its mean is the bias
-        prior.network.biases[-1][2:] = torch.tensor([2.0, 3.0])
-        prior.network.weights[-1][2:] *= 0.1
-    found = as_gaussian(prior)
+def test_of_a_std_for_each_state_an_actor_with_one_has_the_nearest_in_kl() -> None:
+    start = squashed("state_squashed", hidden=(), activation="tanh")
+    prior = Policy(replace(start.spec, std="exp", min_std=0.0, initial_std=1.0))
+    with torch.no_grad():
+        prior.network.weights[-1].copy_(0.1 * torch.randn(4, 3))
+        prior.network.biases[-1].copy_(torch.tensor([0.0, 0.0, -1.0, 0.5]))
+    found = with_one_std(as_gaussian(prior))
     observations = torch.randn(50, 3)
     torch.testing.assert_close(found(observations).mode(), prior(observations).mode())
-    assert found.log_std is not None
-    expected = prior.distribution(torch.zeros(1, 3)).log_std[0]  # type: ignore[attr-defined]
-    torch.testing.assert_close(found.log_std.data, expected, atol=0.02, rtol=0.0)
-    assert as_gaussian(found) is found
+    weights, biases = prior.network.weights[-1][2:], prior.network.biases[-1][2:]
+    assert found.log_std is not None  # log σ = b + w·x with x normal, so E[1/σ²] = exp(2|w|² − 2b)
+    torch.testing.assert_close(found.log_std, biases - weights.square().sum(-1), atol=0.01, rtol=0.0)
+    assert with_one_std(found) is found
+
+
+@pytest.mark.parametrize("family", ["squashed", "state_squashed", "state_gaussian"])
+@pytest.mark.parametrize("std", ["softplus", "exp_tanh"])
+def test_stable_baselines3_begins_as_a_policy_whose_std_depends_on_the_state(
+    tmp_path: Path, family: str, std: str
+) -> None:
+    prior = made_of(squashed(family), std)
+    observations, actions = torch.randn(50, 3), torch.randn(50, 2)
+    model = sb3(env=envs() if "squashed" in family else DummyVecEnv([Drift] * 4), prior=prior)
+    torch.testing.assert_close(
+        to_repolicy(model).log_prob(observations, actions), prior.log_prob(observations, actions)
+    )
+    with torch.no_grad():
+        drawn = model.policy.get_distribution(observations).distribution
+        torch.testing.assert_close(drawn.stddev, prior(observations).log_std.exp().expand_as(drawn.mean))  # type: ignore[attr-defined]
+    model.learn(1)
+    model.save(tmp_path / "model.zip")
+    again = ResidualPPO.load(tmp_path / "model.zip", model.env)
+    assert_alike(again.policy.state_dict(), model.policy.state_dict())
+    torch.testing.assert_close(
+        to_repolicy(again).log_prob(observations, actions), to_repolicy(model).log_prob(observations, actions)
+    )
+    assert not torch.equal(to_repolicy(model).log_prob(observations, actions), prior.log_prob(observations, actions))
+
+
+def made_of(start: Policy, std: str) -> Policy:
+    """The same numbers, with a std that is made of them in another way."""
+    bounds = (-2.0, 1.0) if std == "exp_tanh" else (-float("inf"), float("inf"))
+    policy = Policy(replace(start.spec, std=std, std_bounds=bounds, min_std=0.01))
+    policy.load_state_dict(start.state_dict())
+    return policy
+
+
+def assert_alike(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize(
+    "family", ["gaussian", "squashed", "state_squashed", "state_gaussian", "features_gaussian", "features_squashed"]
+)
+def test_an_actor_of_rsl_rl_made_of_our_policy_is_that_policy(tmp_path: Path, family: str) -> None:
+    prior = made_of(squashed(family), "softplus")
+    env = Tanh() if prior.family.squashes else RunnerDrift()
+    runner = OnPolicyRunner(env, made_like(prior), None, "cpu")
+    actor, gaussian = runner.alg.get_policy(), as_gaussian(prior)
+    observations, actions = torch.randn(50, 3), torch.randn(50, 2)
+    with torch.no_grad():
+        actor({"policy": observations}, stochastic_output=True)
+        torch.testing.assert_close(actor.get_output_log_prob(actions), gaussian.log_prob(observations, actions))
+        graph = actor.as_jit()
+        torch.testing.assert_close(graph(observations), prior(observations).mode())
+    runner.learn(1)
+    moved = as_squashed(actor.to_repolicy(), prior) if prior.family.squashes else actor.to_repolicy()
+    assert not torch.equal(moved.log_prob(observations, actions), prior.log_prob(observations, actions))
+    with torch.no_grad():
+        torch.testing.assert_close(moved(observations).mode(), actor({"policy": observations}))
+    runner.save(str(tmp_path / "model.pt"))
+    again = OnPolicyRunner(env, made_like(prior), None, "cpu")
+    again.load(str(tmp_path / "model.pt"))
+    assert_alike(again.alg.get_policy().state_dict(), actor.state_dict())
+
+
+def made_like(prior: Policy) -> dict[str, Any]:
+    how = settings(algorithm=residual(prior))
+    how["actor"]["class_name"] = "repolicy.hosts.rsl_rl:PolicyActor"
+    return how
 
 
 def test_environments_that_take_actions_as_they_are_are_refused() -> None:

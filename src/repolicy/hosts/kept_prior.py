@@ -109,31 +109,40 @@ def check_squashed(prior: Any, env_squashes: bool, remedy: str) -> None:
         )
 
 
-@torch.no_grad()
 def as_gaussian(policy: Policy) -> Policy:
-    """Return the Gaussian before tanh with which a host's actor begins.
-
-    Hosts have one std for all states. Where the policy has several, it is their geometric mean over observations as
-    its normalizer knows them; the means are the policy's own.
-    """
+    """Return the Gaussian before tanh, with which a host's actor begins; any other policy as it is."""
     if not policy.family.squashes:
+        return policy
+    found = Policy(replace(policy.spec, family=policy.spec.family.replace("squashed", "gaussian")))
+    found.load_state_dict(policy.state_dict())
+    return found.requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def with_one_std(policy: Policy) -> Policy:
+    """Return a Gaussian with one std for all states. Of all, it is nearest to the policy, in KL(it ‖ policy).
+
+    The mean is over observations as the policy's normalizer knows them; the means of actions are the policy's own.
+    """
+    if policy.std is not None or policy.actions.kind == "discrete":
         return policy
     spec, width = policy.spec, policy.actions.width
     found = Policy(replace(spec, family="gaussian", std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf)))
-    numbers = {name: part[:width] for name, part in policy.network.state_dict().items()}
+    numbers = policy.network.state_dict()
     for name, part in found.network.state_dict().items():
-        part.copy_(numbers[name] if part.shape == numbers[name].shape else policy.network.state_dict()[name])
+        part.copy_(numbers[name] if part.shape == numbers[name].shape else numbers[name][:width])
     found.normalizer.load_state_dict(policy.normalizer.state_dict())
     inputs = torch.randn(ROWS, spec.observation_size, generator=torch.Generator().manual_seed(0))
     head: Any = policy.distribution(inputs.to(next(policy.parameters()).device))
     assert found.log_std is not None
-    found.log_std.copy_(head.log_std.expand(ROWS, width).mean(0))
+    found.log_std.copy_(-0.5 * (-2.0 * head.log_std).exp().mean(0).log())
     return found.requires_grad_(False).eval()
 
 
 def as_squashed(policy: Policy, prior: Policy) -> Policy:
     """Return a Gaussian that has acted through tanh as the policy that it is, with its prior's bounds."""
-    found = Policy(replace(policy.spec, family="squashed", actions=prior.actions, clips=False))
+    family = policy.spec.family.replace("gaussian", "squashed")
+    found = Policy(replace(policy.spec, family=family, actions=prior.actions, clips=False))
     found.load_state_dict(policy.state_dict())
     return found.requires_grad_(False).eval()
 

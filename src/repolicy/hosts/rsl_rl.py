@@ -28,6 +28,7 @@ from repolicy.hosts.kept_prior import (
 )
 from repolicy.hosts.measuring import Look, Paid, Sizes, compared, decide_in
 from repolicy.hosts.method import Method, Seen, Steering, entry, refuse_keep, weighs
+from repolicy.hosts.rsl_rl_actor import PolicyActor
 from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, actions_of, prior_for
 from repolicy.learning.ppo import adapted
@@ -38,8 +39,9 @@ from repolicy.prepare.defaults import of_shape
 from repolicy.runs.settings import Settings
 
 from rsl_rl.algorithms import PPO  # isort: skip  # after ours, which say what to install where it is missing
+from rsl_rl.utils import resolve_callable  # isort: skip
 
-__all__ = ["ResidualPPO", "from_repolicy", "to_repolicy"]
+__all__ = ["PolicyActor", "ResidualPPO", "from_repolicy", "to_repolicy"]
 
 DESIRED_KL = Settings().desired_kl  # of an update
 
@@ -93,7 +95,7 @@ class ResidualPPO(PPO):
         if weighs(weights):
             host = {"entropy_coef": 0.0} | host  # rsl_rl's 0.01 would pay for an entropy that alpha already pays for
         if prior is not None and weighs(weights):
-            usual = of_shape(max(layer.out_features for layer in layers_of(actor)), int(storage.actions_shape[0]))
+            usual = of_shape(max(map(len, actor.mlp.parameters())), int(storage.actions_shape[0]))
             samples = storage.num_envs * storage.num_transitions_per_env
             self.adapts = "schedule" not in host and not actor.is_recurrent
             host = {
@@ -208,6 +210,8 @@ class ResidualPPO(PPO):
     @staticmethod
     def construct_algorithm(obs: Any, env: Any, cfg: dict[str, Any], device: str) -> Any:
         """Return what the runner calls; here the environment is at hand."""
+        if resolve_callable(cfg["actor"]["class_name"]) is PolicyActor:
+            cfg["actor"] = {"policy": cfg["algorithm"].get("prior")} | cfg["actor"]
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         limit = getattr(env, "clip_actions", None)  # a number, or a tensor with one for each number of an action
         limits = [] if limit is None else sorted({*torch.as_tensor(limit).reshape(-1).tolist()})

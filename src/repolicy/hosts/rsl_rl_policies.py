@@ -8,17 +8,13 @@ import torch
 from torch import nn
 
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import check_same_network, check_version
+from repolicy.hosts.kept_prior import check_same_network
+from repolicy.hosts.rsl_rl_actor import PolicyActor
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import MODULES
 from repolicy.policies.policy import Policy, PolicySpec
 
-check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")  # first: others lack what is imported here
-
-try:
-    from rsl_rl.modules import EmpiricalNormalization, GaussianDistribution
-except ImportError:
-    raise UsageError("this runs inside rsl_rl, which is not installed: pip install 'repolicy[rsl-rl]'") from None
+from rsl_rl.modules import EmpiricalNormalization, GaussianDistribution  # isort: skip
 
 
 @torch.no_grad()
@@ -48,6 +44,8 @@ def from_repolicy(policy: Policy, actor: Any) -> None:
 @torch.no_grad()
 def to_repolicy(actor: Any) -> Policy:
     """Return rsl_rl's actor (an `MLPModel` with a Gaussian of one std) as a policy of ours, with its normalizer."""
+    if isinstance(actor, PolicyActor):
+        return actor.to_repolicy()
     policy = Policy(_spec_of(actor))
     for layer, weight, bias in zip(layers_of(actor), policy.network.weights, policy.network.biases, strict=True):
         weight.copy_(layer.weight)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import FileError, UsageError
-from repolicy.hosts.kept_prior import Given, as_gaussian, fill, in_rows, open_prior, path_of
+from repolicy.hosts.kept_prior import Given, as_gaussian, fill, in_rows, open_prior, path_of, with_one_std
+from repolicy.hosts.rsl_rl_actor import PolicyActor
 from repolicy.hosts.rsl_rl_policies import from_repolicy
 from repolicy.loading import read_bytes
 from repolicy.policies.distributions import ActionSpace
@@ -92,7 +93,7 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
     path = path_of(given)
     if isinstance(path, str | Path) and Path(path).suffix == ".pt":
         weights = _read_checkpoint(Path(path))
-        if weights is not None:
+        if weights is not None and (not isinstance(actor, PolicyActor) or weights.keys() == actor.state_dict().keys()):
             own = RunnersPrior(actor, weights, Path(path))
             if copied:
                 actor.load_state_dict(weights)
@@ -101,8 +102,14 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
     seen = sum(storage.observations[group].shape[-1] for group in actor.obs_groups)
     prior = SideBySide(open_prior(given), seen, actions_of(storage))
     prior.groups = list(actor.obs_groups)
-    if copied and isinstance(prior.prior, Policy):
-        from_repolicy(as_gaussian(prior.prior), actor)
+    if copied and isinstance(prior.prior, Policy) and not isinstance(actor, PolicyActor):
+        begun = as_gaussian(prior.prior)
+        from_repolicy(with_one_std(begun), actor)
+        if begun.std is None:
+            print(
+                f"ResidualPPO: {prior.name} has a std for each state and the actor one for all, so it begins some nats "
+                "away; as the prior it begins with actor={'class_name': 'repolicy.hosts.rsl_rl:PolicyActor'}"
+            )
         _keep_statistics(actor)
     return prior
 

@@ -35,11 +35,12 @@ from repolicy.hosts.kept_prior import (
     fill,
     of_each,
     path_of,
+    with_one_std,
     without_gradient,
 )
 from repolicy.hosts.measuring import Look, Sizes, compared, decide_in
 from repolicy.hosts.method import Method, Seen, Steering, entry, refuse_keep, weighs
-from repolicy.hosts.sb3_policies import actions_of, from_repolicy, like, to_repolicy
+from repolicy.hosts.sb3_policies import HeadPolicy, actions_of, from_repolicy, like, to_repolicy
 from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
 from repolicy.learning.ppo import adapted
@@ -57,7 +58,7 @@ from stable_baselines3.common.vec_env import VecFrameStack, unwrap_vec_wrapper  
 
 check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
 
-__all__ = ["ResidualPPO", "Squashed", "Unclipped", "from_repolicy", "like", "to_repolicy"]
+__all__ = ["HeadPolicy", "ResidualPPO", "Squashed", "Unclipped", "from_repolicy", "like", "to_repolicy"]
 
 DESIRED_KL = Settings().desired_kl  # of an update
 TARGET_KL = 0.02  # Stable-Baselines3 stops an update at one and a half times as much
@@ -111,7 +112,9 @@ class ResidualPPO(PPO):
         self.prior, self.prior_name = read(prior), called(path_of(prior))
         named = self.prior.prior if isinstance(self.prior, Opened) else None
         if copy_prior and policy_kwargs is None and policy == "MlpPolicy" and isinstance(named, Policy):
-            policy_kwargs = like(as_gaussian(named))
+            usual = of_shape(max((64, *named.spec.hidden)), named.actions.width)
+            policy_kwargs = like(_begun(named, True), usual.hidden)
+            policy = HeadPolicy if "head" in policy_kwargs else policy
         customizes = prior is not None and env is not None
         customizes = customizes and weighs(given_objective(self.objective, omega, alpha, states))
         self.adapts = customizes and "learning_rate" not in host  # the learning rate, once an iteration
@@ -123,11 +126,11 @@ class ResidualPPO(PPO):
         if _init_setup_model and copy_prior:
             if isinstance(named, Policy):
                 check_seen_alike(self)
-                from_repolicy(as_gaussian(named), self)
+                from_repolicy(_begun(named, isinstance(self.policy, HeadPolicy)), self)
             elif isinstance(self.prior, SameKind):
                 own, weights = _critics_own(self.policy), self.prior.policy.state_dict()
-                begun = {name: tensor for name, tensor in weights.items() if not name.startswith(own)}
-                self.policy.load_state_dict(begun, strict=False)
+                weights = {name: tensor for name, tensor in weights.items() if not name.startswith(own)}
+                self.policy.load_state_dict(weights, strict=False)
 
     def _setup_model(self) -> None:
         steering = Steering(
@@ -332,6 +335,12 @@ def _usual(env: Any, widest: int, host: Mapping[str, Any]) -> dict[str, Any]:
         "target_kl": TARGET_KL,
         "vf_coef": usual.value_coefficient / 2,  # of the whole squared error, not of half of it
     }
+
+
+def _begun(prior: Policy, heads: bool) -> Policy:
+    """Return what the actor begins as: with `heads`, its std may be made of outputs; else it has one for all states."""
+    gaussian = as_gaussian(prior)
+    return gaussian if heads and gaussian.log_std is None else with_one_std(gaussian)
 
 
 def _critics_own(policy: ActorCriticPolicy) -> tuple[str, ...]:

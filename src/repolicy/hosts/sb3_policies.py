@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import as_squashed, check_same_network, squashes
 from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.families import FAMILIES
 from repolicy.policies.network import MODULES
 from repolicy.policies.normalizer import BOUND, Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
@@ -45,11 +46,43 @@ class Standardized(BaseFeaturesExtractor):
         return self.normalizer(observations.flatten(1).float())
 
 
+class HeadPolicy(ActorCriticPolicy):
+    """Stable-Baselines3's MlpPolicy with a std for each state, which is made of outputs as in a policy of ours.
+
+    head: what a `PolicySpec` says of its std.
+    """
+
+    def __init__(self, *given: Any, head: dict[str, Any], **named: Any) -> None:
+        self.head = head
+        super().__init__(*given, **named)
+
+    def _build(self, lr_schedule: Any) -> None:
+        space = actions_of(self.action_space)
+        self.spec = PolicySpec(1, space, "state_gaussian", clips=False, **self.head)
+        super()._build(lr_schedule)
+        del self.log_std
+        self.action_net = nn.Linear(self.mlp_extractor.latent_dim_pi, 2 * space.width)
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
+
+    def _get_action_dist_from_latent(self, latent_pi: Tensor) -> Any:
+        found: Any = FAMILIES["state_gaussian"].distribution(self.action_net(latent_pi), self.spec, None)
+        return self.action_dist.proba_distribution(found.mean, found.log_std)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return super()._get_constructor_parameters() | {"head": self.head}
+
+
+HEAD = ("std", "min_std", "std_bounds", "initial_std", "mean_clip")  # what a `PolicySpec` says of it
+
+
 def like(policy: Policy, critic: tuple[int, ...] = (64, 64)) -> dict[str, Any]:
-    """Return `policy_kwargs` that build Stable-Baselines3's MlpPolicy like this policy, with its normalizer."""
+    """Return `policy_kwargs` that build Stable-Baselines3's MlpPolicy like this policy, with its normalizer.
+
+    Where its std depends on the state, they are a `HeadPolicy`'s.
+    """
     spec, normalizer = policy.spec, policy.normalizer
-    if policy.family.squashes or (policy.std is None and policy.actions.kind == "continuous"):
-        raise UsageError(f"the policy is {spec.family}, and Stable-Baselines3's PPO has one std for all states")
+    if spec.family not in ("gaussian", "state_gaussian", "categorical"):
+        raise UsageError(f"the policy is {spec.family}, and Stable-Baselines3's PPO has normal numbers or choices")
     if spec.activation not in MODULES:
         raise UsageError(f"the policy's activation is {spec.activation}, none of {', '.join(MODULES)}")
     numbers = {name: getattr(normalizer, name).tolist() for name in ("mean", "var", "count")}
@@ -58,7 +91,7 @@ def like(policy: Policy, critic: tuple[int, ...] = (64, 64)) -> dict[str, Any]:
         "activation_fn": MODULES[spec.activation],
         "features_extractor_class": Standardized,
         "features_extractor_kwargs": numbers | {"bound": spec.observation_bound},
-    }
+    } | ({"head": {name: getattr(spec, name) for name in HEAD}} if spec.family == "state_gaussian" else {})
 
 
 @torch.no_grad()
@@ -126,7 +159,9 @@ def _spec_of(model: PPO) -> PolicySpec:
     if not activation:
         raise UsageError(f"the model's activation is {policy.activation_fn.__name__}; Repolicy's are tanh, relu, elu")
     space = actions_of(model.action_space)
-    family: Any = "gaussian" if space.kind == "continuous" else "categorical"
+    head = policy.head if isinstance(policy, HeadPolicy) else {"min_std": 0.0}
+    gaussian = "state_gaussian" if isinstance(policy, HeadPolicy) else "gaussian"
+    family: Any = gaussian if space.kind == "continuous" else "categorical"
     hidden, extractor = tuple(layer.out_features for layer in layers[:-1]), policy.features_extractor
     normalized, bound = model.get_vec_normalize_env(), math.inf
     if isinstance(extractor, Standardized):
@@ -134,6 +169,6 @@ def _spec_of(model: PPO) -> PolicySpec:
     elif normalized is not None and normalized.norm_obs:
         bound = normalized.clip_obs
     return PolicySpec(
-        layers[0].in_features, space, family, hidden, activation[0], min_std=0.0,
-        observation_bound=None if math.isinf(bound) else bound, clips=space.kind == "continuous",
+        layers[0].in_features, space, family, hidden, activation[0],
+        observation_bound=None if math.isinf(bound) else bound, clips=space.kind == "continuous", **head,
     )  # fmt: skip

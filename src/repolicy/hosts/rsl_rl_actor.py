@@ -1,0 +1,82 @@
+"""A policy of ours as rsl_rl's actor: its own network, normalizer and distribution, whatever their shape.
+
+actor = {"class_name": "repolicy.hosts.rsl_rl:PolicyActor"}    # beside a `prior` that Repolicy can copy
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repolicy.errors import UsageError
+from repolicy.hosts.kept_prior import as_gaussian, check_sizes, check_version, open_prior
+from repolicy.policies.families import FAMILIES
+from repolicy.policies.policy import Policy, PolicySpec, frozen
+
+check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")  # first: others lack what is imported here
+
+try:
+    from rsl_rl.models import MLPModel
+    from rsl_rl.modules import Distribution, GaussianDistribution
+except ImportError:
+    raise UsageError("this runs inside rsl_rl, which is not installed: pip install 'repolicy[rsl-rl]'") from None
+
+
+class PolicyActor(MLPModel):
+    """What an `MLPModel` is, made of the parts of a policy. A policy whose actions pass through tanh acts before it.
+
+    policy: as a `prior` is named; the algorithm's, where nothing is named.
+    """
+
+    def __init__(
+        self, obs: Any, obs_groups: Any, obs_set: str, output_dim: int, policy: Any = None, **others: Any
+    ) -> None:
+        nn.Module.__init__(self)
+        given = open_prior(policy).prior
+        if not isinstance(given, Policy):
+            raise UsageError(f"the prior is a {type(given).__name__}, which cannot be copied: name another actor")
+        self.obs_groups, self.obs_dim = self._get_obs_dim(obs, obs_groups, obs_set)
+        check_sizes(given, self.obs_dim, f"{output_dim} numbers", "continuous", (output_dim,))
+        own = copy.deepcopy(as_gaussian(given)).requires_grad_(True)
+        self.spec, self.mlp, self.obs_normalizer, self.obs_normalization = own.spec, own.network, own.normalizer, False
+        self.distribution = OfFamily(own.spec, own.log_std)
+
+    def to_repolicy(self) -> Policy:
+        """Return it as the policy that it is now."""
+        found = Policy(self.spec)
+        found.network.load_state_dict(self.mlp.state_dict())
+        found.normalizer.load_state_dict(self.obs_normalizer.state_dict())
+        if found.log_std is not None:
+            found.log_std = self.distribution.log_std
+        return frozen(found)
+
+
+class OfFamily(GaussianDistribution):
+    """The normal distribution that a network's outputs `[..., outputs]` stand for in a policy of ours."""
+
+    def __init__(self, spec: PolicySpec, log_std: nn.Parameter | None) -> None:
+        Distribution.__init__(self, spec.actions.width)
+        self.spec, self.log_std = spec, log_std
+
+    def update(self, mlp_output: Tensor) -> None:
+        found: Any = FAMILIES[self.spec.family].distribution(mlp_output, self.spec, self.log_std)
+        std = found.log_std.exp().expand_as(found.mean)
+        self._distribution = torch.distributions.Normal(found.mean, std, validate_args=False)
+
+    def deterministic_output(self, mlp_output: Tensor) -> Tensor:
+        return FAMILIES[self.spec.family].mode(mlp_output, self.spec)
+
+    def as_deterministic_output_module(self) -> nn.Module:
+        return Means(self.output_dim, self.spec.mean_clip or float("inf"))
+
+
+class Means(nn.Module):
+    """The means of a network's outputs, for a graph."""
+
+    def __init__(self, width: int, most: float) -> None:
+        super().__init__()
+        self.width, self.most = width, most
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        return outputs[..., : self.width].clip(-self.most, self.most)
