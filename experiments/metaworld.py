@@ -1,0 +1,275 @@
+"""A robot arm that is customized through the noise of a flow, in three tasks of MetaWorld. Needs EnvPool.
+
+    python -m experiments.metaworld [--only push]
+
+A scripted arm records demonstrations: it reaches past the left or the right of the straight line, faster or slower, and
+then picks and places, pushes, or opens a drawer. A flow is fitted to them, and customized without success being told:
+
+- `left`: reach on the left of the straight line (a wish between ways that were demonstrated)
+- `gentle`: move with smaller actions (a wish of degree)
+
+A line of the ledger an agent, in the same 100 episodes of 150 steps: the share that succeeds at any step, the share
+that reaches on the left, and the mean square of the three numbers that move the hand.
+"""
+
+import math
+import shlex
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from experiments import campaign
+from experiments.ledger import Row
+from experiments.pages import markdown
+from repolicy.cli.main import main as command_line
+from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.making import make_envs
+from repolicy.envs.step import Info
+from repolicy.policies.policy import Policy
+from repolicy.prepare.generative import noise_prior, scaled
+from repolicy.priors.decoders import decoder_of
+from repolicy.runs.ranks import one_thread
+
+LENGTH, CHUNK, NOISE, EPISODES = 150, 8, 32, 100
+STEPS = 20_000  # decisions
+DEMONSTRATIONS, FEW, TOGETHER = 200, 25, 25
+HAND, THING, GOAL = slice(0, 3), slice(4, 7), slice(36, 39)  # where they stand in an observation
+BEGIN, ASIDE, NEAR = np.array([0.005, 0.6]), 0.1, 0.04  # metres
+TASKS = {"pickplace": "PickPlace", "push": "Push", "drawer": "DrawerOpen"}
+WISHES = {name: f"experiments.metaworld:{name}" for name in ("left", "gentle", "success")}
+
+
+def env_of(task: str) -> str:
+    return f"MetaWorld/{TASKS[task]}-v3?partially_observable=false&max_episode_steps={LENGTH}"
+
+
+# Wishes ---------------------------------------------------------------------------------------------------------------
+
+
+def sides(observations: np.ndarray) -> np.ndarray:
+    """Return 1 where the hand reaches on the left of its straight line, −1 on the right, 0 beside the thing."""
+    hand, thing = observations[..., HAND][..., :2], observations[..., THING][..., :2]
+    (x, y), (along_x, along_y) = np.moveaxis(hand - BEGIN, -1, 0), np.moveaxis(thing - BEGIN, -1, 0)
+    return np.sign(along_x * y - along_y * x) * (np.linalg.norm(thing - hand, axis=-1) > NEAR)
+
+
+def left(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> np.ndarray:
+    """Pay for each step on which the hand reaches on the left, and take as much for one on the right."""
+    return 0.05 * sides(next_observations)
+
+
+def gentle(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> np.ndarray:
+    """Take the square of what moves the hand."""
+    return -np.square(actions[:, :3].clip(-1.0, 1.0)).sum(1)
+
+
+def success(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> np.ndarray:
+    """Pay for each step in which the task is solved."""
+    return 0.05 * info["success"]
+
+
+# Demonstrations -------------------------------------------------------------------------------------------------------
+
+
+class Arm:
+    """The scripted arm: legs of a way, one after the other, each to a place and with the fingers open (-1) or shut."""
+
+    def __init__(self, task: str, observations: np.ndarray, generator: np.random.Generator) -> None:
+        self.task, self.begun, self.generator, count = task, observations, generator, len(observations)
+        self.side, self.speed = generator.choice([-1.0, 1.0], count), generator.uniform(0.5, 1.0, (count, 1))
+        self.leg, self.waited = np.zeros(count, int), np.zeros(count, int)
+
+    def legs(self, observations: np.ndarray) -> list[tuple[np.ndarray, float, float]]:
+        """Return of each leg where it leads, what the fingers do, how near it ends; 0 waits until they are shut."""
+        thing, goal = observations[:, THING], observations[:, GOAL].copy()
+        aside = (self.begun[:, HAND] + self.begun[:, THING]) / 2
+        aside[:, 0] += ASIDE * self.side
+        aside[:, 2] = 0.15
+        if self.task == "drawer":
+            handle = thing - [0.0, 0.0, 0.02]
+            above = handle + np.array([0.0, 0.0, 0.15])
+            return [(aside, -1, 0.03), (above, -1, 0.03), (handle, -1, 0.02), (handle - [0.0, 0.1, 0.0], -1, -1)]
+        goal[:, 2] = np.maximum(goal[:, 2], 0.02)
+        above = thing + np.array([0.0, 0.0, 0.1])
+        return [(aside, -1, 0.03), (above, -1, 0.02), (thing, -1, 0.03), (thing, 1, 0), (goal, 1, -1)]
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        legs, rows = self.legs(observations), np.arange(len(observations))
+        places, fingers, near = (np.array([leg[part] for leg in legs]) for part in range(3))
+        far = places[self.leg, rows] - observations[:, HAND]
+        move, distance = 10.0 * far, np.linalg.norm(far, axis=1)
+        move *= np.minimum(1.0, self.speed / np.maximum(np.linalg.norm(move, axis=1, keepdims=True), 1e-9))
+        move += self.generator.normal(0.0, 0.1, move.shape) * (self.leg < 2)[:, None]
+        actions = np.column_stack([move, fingers[self.leg]]).clip(-1.0, 1.0).astype(np.float32)
+        shutting = near[self.leg] == 0
+        self.waited += shutting
+        self.leg += np.where(shutting, self.waited >= 8, distance < near[self.leg])
+        return actions
+
+
+def record(task: str, file: Path, count: int) -> None:
+    """Write that many demonstrations, of which about half reach on the left."""
+    generator, found = np.random.default_rng(0), list[tuple[np.ndarray, ...]]()
+    with closing(make_envs(env_of(task), TOGETHER, 0)) as envs:
+        observations = envs.reset()
+        for _ in range(count // TOGETHER):
+            arm = Arm(task, observations, generator)
+            for _ in range(LENGTH):
+                actions = arm(observations)
+                step = envs.step(actions)
+                found.append((observations, actions, step.truncated))
+                observations = step.observations
+    file.parent.mkdir(parents=True, exist_ok=True)
+    arrays = [np.stack(part).reshape(-1, LENGTH, *part[0].shape).swapaxes(1, 2) for part in zip(*found, strict=True)]
+    each = [array.reshape(-1, *array.shape[3:]) for array in arrays]  # episode after episode
+    np.savez(file, **dict(zip(("observations", "actions", "ended"), each, strict=True)))
+
+
+def flow_of(task: str, runs: Path, count: int = DEMONSTRATIONS) -> Path:
+    """Return a flow that is fitted to that many demonstrations; they are recorded where they are missing."""
+    data, flow = runs / f"{task}-{count}.npz", runs / f"{task}-{count}.onnx"
+    if not flow.exists():
+        record(task, data, count)
+        asked = ["imitate", str(data), "--flow", "--chunk", str(CHUNK), "--env", env_of(task), "--out", str(flow)]
+        command_line(asked)
+    return flow
+
+
+# Measuring ------------------------------------------------------------------------------------------------------------
+
+
+def figures(found: Evaluation) -> Row:
+    """Return a line's numbers. `found` has paid all three wishes."""
+    row: Row = {
+        "success": round(float((found.wishes["success"] > 0.0).mean()), 4),
+        "left": round(float((found.wishes["left"] > 0.0).mean()), 4),
+        "square": round(float(-found.wishes["gentle"].mean() / LENGTH), 4),
+    }
+    return row if found.deterministic else row | {"nats_an_episode": round(found.columns["kl_an_episode"].mean, 3)}
+
+
+def measured(agent: Policy | Path, env: str, deterministic: bool, prior: Policy | None = None) -> Row:
+    with one_thread():
+        return figures(
+            evaluate(
+                agent, env, EPISODES, addon=list(WISHES.values()), prior=prior, deterministic=deterministic,
+                seed=EVALUATION_SEED, trust=True,
+            )
+        )  # fmt: skip
+
+
+def at_scale(task: str, runs: Path, count: int, scale: float) -> Row:
+    """Return what the flow does with noise of this scale."""
+    prior, env = noise_prior(str(flow_of(task, runs, count)), NOISE, CHUNK, env_of(task))
+    return {"noise": scale} | measured(scaled(prior, scale) if scale else prior, env, not scale, prior)
+
+
+def customized(task: str, runs: Path, count: int, told: str, folder: Path) -> Row:
+    """Return what a run ends in, by sampled noise and by its mean."""
+    flow, env = flow_of(task, runs, count), env_of(task)
+    asked = ["customize", str(flow), "--noise", str(NOISE), "--chunk", str(CHUNK), "--env", env, *shlex.split(told)]
+    command_line([*asked, "--ranks", "1", "--no-report", "--resume", "--out", str(folder)])
+    _, name = noise_prior(str(flow), NOISE, CHUNK, env)
+    policy = folder / "policy.safetensors"
+    row = {"command": shlex.join(["repolicy", *asked, "--ranks", "1"])} | measured(policy, name, False)
+    return row | {"mean": measured(policy, name, True)}
+
+
+def best_of(task: str, runs: Path, wish: str, count: int) -> Row:
+    """Return what comes of drawing so many chunks and taking the one that the wish is going to pay most.
+
+    For `left` the hand is taken to go where it is told, a hundredth of a metre a step for each 1 of an action.
+    """
+    decoder, generator = decoder_of(str(flow_of(task, runs)), NOISE, CHUNK), np.random.default_rng(EVALUATION_SEED)
+    with closing(make_envs(env_of(task), EPISODES, EVALUATION_SEED)) as envs:
+        seen, rows = envs.reset(), np.arange(EPISODES)
+        sums = np.zeros((3, EPISODES))
+        for decision in range(math.ceil(LENGTH / CHUNK)):
+            noise = generator.standard_normal((EPISODES * count, NOISE)).astype(np.float32)
+            chunks = decoder(seen.repeat(count, 0), noise).reshape(EPISODES, count, CHUNK, 4).clip(-1.0, 1.0)
+            if wish == "gentle":
+                worth = -np.square(chunks[..., :3]).sum((2, 3))
+            else:
+                ahead = np.broadcast_to(seen[:, None, None], (*chunks.shape[:3], seen.shape[1])).copy()
+                ahead[..., HAND] += 0.01 * chunks[..., :3].cumsum(2)
+                away = np.linalg.norm(seen[:, THING][:, :2] - seen[:, HAND][:, :2], axis=1) > NEAR
+                worth = sides(ahead).sum(2) - away[:, None] * ahead[:, :, -1, 0]  # where all are alike, further left
+            for taken in chunks[rows, worth.argmax(1)].swapaxes(0, 1)[: LENGTH - CHUNK * decision]:
+                step = envs.step(taken)
+                for row, pays in enumerate((left, gentle, success)):
+                    sums[row] += pays(seen, taken, step.final, step.info)
+                seen = step.observations
+    solved, aside, moved = sums[2] > 0.0, sums[0] > 0.0, -sums[1].mean() / LENGTH
+    nats = math.ceil(LENGTH / CHUNK) * (math.log(count) - (count - 1) / count)
+    return {
+        "success": round(float(solved.mean()), 4),
+        "left": round(float(aside.mean()), 4),
+        "square": round(float(moved), 4),
+        "nats_an_episode": round(nats, 3),
+    }
+
+
+# The lines ------------------------------------------------------------------------------------------------------------
+
+
+def lines(runs: Path) -> dict[str, Callable[[], Row]]:
+    """Return what is measured, by its key: the first seed of each run first."""
+    found: dict[str, Callable[[], Row]] = {}
+
+    def run(key: str, told: str, count: int = DEMONSTRATIONS) -> None:
+        folder, seed = runs / key.replace("/", "-").replace(" ", "-"), key.rpartition("/")[2]
+        task = key.partition("/")[0]
+        found[key] = partial(customized, task, runs, count, f"{told} --steps {STEPS} --seed {seed}", folder)
+
+    for seed in range(3):
+        for task in TASKS:
+            for wish in ("left", "gentle"):
+                run(f"{task}/{wish}/{seed}", f"--addon {WISHES[wish]}")
+        if seed > 0:
+            continue
+        for task in TASKS:
+            for scale in (1.0, 0.5, 0.0):
+                found[f"{task}/noise {scale:g}/0"] = partial(at_scale, task, runs, DEMONSTRATIONS, scale)
+            for wish in ("left", "gentle"):
+                found[f"{task}/{wish}, best of 16/0"] = partial(best_of, task, runs, wish, 16)
+        for task in TASKS:
+            run(f"{task}/left, greedy/0", f"--addon {WISHES['left']} --objective greedy")
+    return found
+
+
+def table(rows: dict[str, Row]) -> str:
+    """Return a row for each kind of agent: the mean of its seeds."""
+    kinds: dict[str, list[Row]] = {}
+    for key in sorted(rows, key=lambda key: (list(TASKS).index(key.partition("/")[0]), key)):
+        kinds.setdefault(key.rpartition("/")[0], []).append(rows[key])
+    headings = ["agent", "seeds", "succeeds", "on the left", "square of an action", "nats an episode"]
+    return markdown(headings, [[kind, str(len(found)), *_cells(found)] for kind, found in kinds.items()])
+
+
+def _cells(found: list[Row]) -> list[str]:
+    """Return the means by sampled noise and, in brackets, by its mean."""
+    cells = []
+    for name, form in (("success", "{:.0%}"), ("left", "{:.0%}"), ("square", "{:.3f}"), ("nats_an_episode", "{:.2g}")):
+        sampled, by_mean = (
+            [row[name] for row in rows if name in row] for rows in (found, [r.get("mean", {}) for r in found])
+        )
+        cells.append(form.format(np.mean(sampled)) if sampled else "")
+        cells[-1] += f" ({form.format(np.mean(by_mean))})" if by_mean else ""
+    return cells
+
+
+def main() -> None:
+    parser = campaign.parser("metaworld", __doc__, ("runs",))
+    parser.add_argument("--only", default="", help="how the keys of those lines begin")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    wanted = {key: measured for key, measured in lines(options.runs).items() if key.startswith(options.only)}
+    campaign.measure(options.ledger, wanted)
+
+
+if __name__ == "__main__":
+    campaign.run_main(main)
