@@ -124,9 +124,9 @@ def record(task: str, file: Path, count: int) -> None:
                 found.append((observations, actions, step.truncated))
                 observations = step.observations
     file.parent.mkdir(parents=True, exist_ok=True)
-    arrays = [np.stack(part).reshape(-1, LENGTH, *part[0].shape).swapaxes(1, 2) for part in zip(*found, strict=True)]
-    each = [array.reshape(-1, *array.shape[3:]) for array in arrays]  # episode after episode
-    np.savez(file, **dict(zip(("observations", "actions", "ended"), each, strict=True)))
+    arrays = (np.stack(part).reshape(-1, LENGTH, *part[0].shape).swapaxes(1, 2) for part in zip(*found, strict=True))
+    seen, done, ended = (array.reshape(-1, *array.shape[3:]) for array in arrays)  # episode after episode
+    np.savez(file, observations=seen, actions=done, ended=ended)
 
 
 def flow_of(task: str, runs: Path, count: int = DEMONSTRATIONS) -> Path:
