@@ -132,7 +132,7 @@ def test_an_actor_is_copied_whatever_its_critic_is(layout: str, kind: str, tmp_p
     ("model", "kind", "sentence"),
     [
         ({"memory_a.rnn.weight_ih_l0": torch.ones(4, 5), "std": torch.ones(2)}, CannotCopyError, "has a memory"),
-        ({"backbone.0.weight": torch.ones(4, 5)}, FileError, r"holds no actor: backbone.0.weight; known are actor"),
+        ({"backbone.0.weight": torch.ones(4, 5)}, FileError, "holds no actor of rsl_rl"),
         ({"actor.0.weight": torch.ones(4, 5), "std": torch.ones(3)}, FileError, "3 stds do not fit 4 actions"),
         (
             {"actor.0.weight": torch.ones(4, 5), "actor.2.weight": torch.ones(2, 3), "std": torch.ones(2)},

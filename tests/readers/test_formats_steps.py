@@ -75,7 +75,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     ([*FIRST_LAYER, node("Relu", "a", "b", domain="mine"), node("Gemm", "b v", "out")], {}, "it holds Relu"),
 ]
 DAMAGED: list[tuple[list[Any], dict[str, Any], str]] = [
-    ([*BODY[:2], node("Gemm", "b w", "out")], {}, "7 numbers go into a layer that takes 5"),
+    ([*BODY[:2], node("Gemm", "b w", "out")], {}, "a layer of 7 units goes into one that takes 5"),
     ([node("Sub", "obs m", "x"), node("Gemm", "x w", "out")], {"m": random(4)}, "is damaged"),
     ([*BODY[:2], node("Gemm", "b nan", "out")], {"nan": random(7, 3) * np.nan}, "weights are not finite"),
     ([*BODY[:2], node("Gemm", "b v inf", "out")], {"inf": random(3) + np.inf}, "weights are not finite"),

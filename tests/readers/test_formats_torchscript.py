@@ -163,4 +163,4 @@ def test_layer_norms_of_two_epsilons_run_as_they_are(tmp_path: Path) -> None:
 
 def test_biases_that_do_not_fit_their_layer_are_refused() -> None:
     with pytest.raises(ValueError, match=r"a layer of 2 units has biases of shape \[1\]"):
-        recognize((Step("linear", np.ones((2, 3)), np.ones(1)),), 3, "a file")
+        recognize((Step("linear", np.ones((2, 3)), np.ones(1)),), 3)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.errors import FileError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.readers.described import (
     CannotCopyError,
@@ -48,7 +47,6 @@ def recognized(parts: Any) -> bool:
 
 
 def read(path: Path, parts: Any, options: Options) -> Described:
-    where = str(path)
     module = _module(parts[1])
     assert module is not None
     kind = "PPO" if len(parts) > 2 else "PPO or SAC"
@@ -56,9 +54,9 @@ def read(path: Path, parts: Any, options: Options) -> Described:
     activation = "gelu_tanh" if activation == "gelu" else activation  # what Flax calls gelu
     if notes and kind != "PPO":
         notes.append(OR_SAC)
-    actor, std, squashed = _policy(module, activation, where)
-    inside, groups = _normalizer(parts[0], actor.width, where)
-    statistics, more = chosen_statistics(options, actor.width, where, lambda: inside)
+    actor, std, squashed = _policy(module, activation)
+    inside, groups = _normalizer(parts[0], actor.width)
+    statistics, more = chosen_statistics(options, actor.width, inside)
     if statistics is not None and statistics is inside:
         more.append(OR_RAW)
     size = len(actor.output.bias)
@@ -77,59 +75,55 @@ def _module(parameters: Any) -> dict[str, Any] | None:
     return parameters if "hidden_0" in parameters or "MLP_0" in parameters else None
 
 
-def _policy(module: dict[str, Any], activation: str, where: str) -> tuple[Perceptron, Std, bool]:
+def _policy(module: dict[str, Any], activation: str) -> tuple[Perceptron, Std, bool]:
     if "MLP_0" in module:
-        return *_plain_gaussian(module, activation, where), False
-    *hidden, last = _hidden(module, where)
+        return *_plain_gaussian(module, activation), False
+    *hidden, last = _hidden(module)
     output, size = last.linear, len(last.linear.bias) // 2
     if len(output.bias) % 2:
-        raise CannotCopyError(
-            f"{where} cannot be copied: its last layer has {len(output.bias)} outputs, not means and stds"
-        )
-    mean, head = Linear(output.weight[:size], output.bias[:size]), Linear(output.weight[size:], output.bias[size:])
-    return perceptron(hidden, mean, activation), Std("head", head, "softplus", floor=MIN_STD), True
+        raise CannotCopyError(f"its last layer has {len(output.bias)} outputs, not means and stds")
+    std = Std("head", output.outputs(size), "softplus", floor=MIN_STD)
+    return perceptron(hidden, output.outputs(0, size), activation), std, True
 
 
-def _plain_gaussian(module: dict[str, Any], activation: str, where: str) -> tuple[Perceptron, Std]:
+def _plain_gaussian(module: dict[str, Any], activation: str) -> tuple[Perceptron, Std]:
     """Read Brax's newer `normal` distribution, which has neither tanh nor softplus."""
-    hidden = _hidden(module["MLP_0"], where)
+    hidden = _hidden(module["MLP_0"])
     dense = [name for name in ("Dense_0", "Dense_1") if name in module]
     if not dense:
-        raise CannotCopyError(f"{where} cannot be copied: its policy holds {some(module)}")
-    actor = perceptron(hidden, _dense(module[dense[0]], dense[0], where), activation)
+        raise CannotCopyError(f"its policy holds {some(module)}")
+    actor = perceptron(hidden, _dense(module[dense[0]], dense[0]), activation)
     for name, link in (("std_logparam", "exp"), ("std_param", "identity")):
         if name in module:
             (raw,) = module[name].values() if isinstance(module[name], dict) else (module[name],)
-            return actor, Std("vector", numbers(raw.reshape(-1), name, where), link)
-    raise CannotCopyError(
-        f"{where} cannot be copied: its std depends on the state in a way that the file does not tell"
-    )
+            return actor, Std("vector", numbers(raw.reshape(-1), name), link)
+    raise CannotCopyError("its std depends on the state in a way that the file does not tell")
 
 
-def _hidden(module: dict[str, Any], where: str) -> list[Hidden]:
+def _hidden(module: dict[str, Any]) -> list[Hidden]:
     """Return dense layers in their order; a LayerNorm comes after the activation."""
     count = sum(name.startswith("hidden_") for name in module)
     layers = []
     for index in range(count):
-        layer = _dense(module[f"hidden_{index}"], f"hidden_{index}", where)
+        layer = _dense(module[f"hidden_{index}"], f"hidden_{index}")
         norm = module.get(f"LayerNorm_{index}")
-        layers.append(Hidden(layer, None if norm is None else _norm(norm, where)))
+        layers.append(Hidden(layer, None if norm is None else _norm(norm)))
     if not all(name.startswith(("hidden_", "LayerNorm_")) for name in module):
-        raise CannotCopyError(f"{where} cannot be copied: its network holds {some(module)}")
+        raise CannotCopyError(f"its network holds {some(module)}")
     return layers
 
 
-def _dense(layer: dict[str, Any], name: str, where: str) -> Linear:
-    kernel = numbers(layer["kernel"], name, where)
-    return Linear(kernel.T, numbers(layer.get("bias", np.zeros(kernel.shape[1])), name, where))
+def _dense(layer: dict[str, Any], name: str) -> Linear:
+    kernel = numbers(layer["kernel"], name)
+    return Linear(kernel.T, numbers(layer.get("bias", np.zeros(kernel.shape[1])), name))
 
 
-def _norm(layer: Any, where: str) -> LayerNorm:
-    weight, bias = (numbers(layer[part], "LayerNorm", where) for part in ("scale", "bias"))
+def _norm(layer: Any) -> LayerNorm:
+    weight, bias = (numbers(layer[part], "LayerNorm") for part in ("scale", "bias"))
     return LayerNorm(weight, bias, 1e-6, "after")
 
 
-def _normalizer(statistics: Any, width: int, where: str) -> tuple[Normalizer | None, tuple[tuple[str, int], ...]]:
+def _normalizer(statistics: Any, width: int) -> tuple[Normalizer | None, tuple[tuple[str, int], ...]]:
     """Return the statistics of one array, or of the Dict's array that has the size that the policy takes."""
     if not isinstance(statistics, Shell) or "mean" not in statistics.state or "std" not in statistics.state:
         return None, ()
@@ -138,11 +132,9 @@ def _normalizer(statistics: Any, width: int, where: str) -> tuple[Normalizer | N
     if isinstance(mean, dict):
         keys = sorted((key for key in mean if array(mean[key]).size == width), key=lambda key: (key != "state", key))
         if not keys:
-            raise FileError(
-                f"{where} is damaged: the policy takes {width} numbers, and none of {some(mean)} has so many"
-            )
+            raise ValueError(f"the policy takes {width} numbers, and none of {some(mean)} has so many")
         mean, std, groups = mean[keys[0]], std[keys[0]], ((str(keys[0]), width),)
-    return normalizer(mean, std, None, where, _count(statistics.state.get("count"))), groups
+    return normalizer(mean, std, None, _count(statistics.state.get("count"))), groups
 
 
 def _count(count: Any) -> float:

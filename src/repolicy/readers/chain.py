@@ -6,11 +6,10 @@ perceptron with a normalizer in front and a tanh behind, or refused with the ste
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from repolicy.errors import FileError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import ACTIVATIONS
 from repolicy.readers.described import (
@@ -25,7 +24,8 @@ from repolicy.readers.described import (
     Place,
     Std,
 )
-from repolicy.readers.given_by_user import check_no_other, chosen_statistics
+from repolicy.readers.given_by_user import check_no_other, chosen_statistics, given_std
+from repolicy.readers.perceptrons import perceptron
 from repolicy.readers.reading import Options
 
 
@@ -47,34 +47,6 @@ class Step:
 Chain = tuple[Step, ...]
 
 
-@dataclass(frozen=True)
-class Recognized:
-    """A chain as a policy's parts. `unused` is the half of the last layer that the chain drops."""
-
-    network: Perceptron
-    normalizer: Normalizer | None
-    unused: Linear | None
-    mean_clip: float | None
-    squashed: bool
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    argmax: bool
-
-    def described(
-        self, library: str, version: str, std: Std | None, notes: Iterable[str], options: Options, where: str
-    ) -> Described:
-        """Return it as a policy with this std. Its own normalizer is a part of the network, and takes no other."""
-        if self.normalizer is not None:
-            check_no_other(options, where)
-        normalizer, more = chosen_statistics(options, self.network.width, where, lambda: self.normalizer)
-        size = (len(self.network.output.bias),)
-        actions = ActionSpace("discrete", size) if self.argmax else ActionSpace("continuous", size, self.low, self.high)
-        return Described(
-            library, version, "perceptron", self.network, actions, self.squashed, std, normalizer, self.mean_clip,
-            notes=(*notes, *more),
-        )  # fmt: skip
-
-
 def joined(first: Chain, second: Chain) -> Chain | None:
     """Return the chain whose value is the product of two chains' values, where that is swish or gelu; else None."""
     shared = 0
@@ -94,72 +66,74 @@ def joined(first: Chain, second: Chain) -> Chain | None:
     return None
 
 
-def recognize(chain: Chain, width: int, where: str) -> Recognized:
-    """Return the chain as a policy of `width` observations."""
+def recognize(chain: Chain, width: int) -> tuple[Described, Linear | None]:
+    """Return the chain as a policy of `width` observations, and the half of its last layer that it drops."""
     if not all(np.all(np.isfinite(np.asarray(numbers, np.float64))) for s in chain for numbers in (s.scale, s.shift)):
-        raise FileError(f"{where} cannot be used: its weights are not finite")
+        raise ValueError("its weights are not finite")
     steps = [step for step in _merged(chain) if not _is_identity(step)]
     shift, scale, clip = _front(steps, width)
-    hidden: list[Hidden] = []
-    activation: Step | None = None
-    output = _take_linear(steps, where)
-    while _next(steps) in ("norm", *ACTIVATIONS) and any(step.name == "linear" for step in steps):
-        before = _take_norm(steps, "before")
-        if _next(steps) not in ACTIVATIONS:
-            raise CannotCopyError(f"{where} cannot be copied: {_next(steps)} stands where an activation belongs")
-        step = steps.pop(0)
-        if activation is not None and (step.name, step.high) != (activation.name, activation.high):
-            raise CannotCopyError(f"{where} cannot be copied: its layers have different activations")
-        activation = step
-        norm = before or _take_norm(steps, "after")
-        hidden.append(Hidden(output, norm))
-        output = _take_linear(steps, where)
-    if len({layer.norm.epsilon for layer in hidden if layer.norm}) > 1:
-        raise CannotCopyError(f"{where} cannot be copied: its LayerNorms have different epsilons")
-    _check_sizes(width, hidden, output)
     normalizer = Normalizer(shift, scale, clip) if clip is not None or np.any(shift) or np.any(scale != 1.0) else None
-    slope = activation.high if activation is not None and math.isfinite(activation.high) else 0.01
-    return _behind(steps, hidden, output, activation.name if activation else "tanh", slope, normalizer, where)
-
-
-def _check_sizes(width: int, hidden: list[Hidden], output: Linear) -> None:
-    for layer in (*(each.linear for each in hidden), output):
-        if layer.weight.shape[1] != width:
-            raise ValueError(f"{width} numbers go into a layer that takes {layer.weight.shape[1]}")
-        width = layer.weight.shape[0]
-        if layer.bias.shape != (width,):
-            raise ValueError(f"a layer of {width} units has biases of shape {[*layer.bias.shape]}")
-
-
-def _behind(
-    steps: list[Step],
-    hidden: list[Hidden],
-    output: Linear,
-    activation: str,
-    slope: float,
-    normalizer: Normalizer | None,
-    where: str,
-) -> Recognized:
-    """Return what follows the last layer: a slice, a clip, a tanh and its scaling, or the choice of the largest."""
+    network = _take_network(steps)
+    if network.width != width:
+        raise ValueError(f"{width} numbers go into a layer that takes {network.width}")
     unused = None
     if _next(steps) == "slice":
-        output, unused = _sliced(output, steps.pop(0), where)
+        output, unused = _sliced(network.output, steps.pop(0))
+        network = replace(network, output=output)
     mean_clip = _take_clip(steps)
-    rows = len(output.bias)
+    rows = len(network.output.bias)
     low, high = np.full(rows, -1.0), np.full(rows, 1.0)
     squashed, argmax = _next(steps) == "tanh", _next(steps) == "argmax"
     if argmax and mean_clip is not None:
-        raise CannotCopyError(f"{where} cannot be copied: its outputs are clipped before the largest is chosen")
+        raise CannotCopyError("its outputs are clipped before the largest is chosen")
     if squashed or argmax:
         steps.pop(0)
     if squashed and _next(steps) == "affine":
         scale, shift = _rows(steps.pop(0), rows)
         low, high = shift - scale, shift + scale
     if steps or np.any(low >= high):
-        raise CannotCopyError(f"{where} cannot be copied: {_next(steps) or 'a negative scale'} follows its last layer")
+        raise CannotCopyError(f"{_next(steps) or 'a negative scale'} follows its last layer")
     bounds = [tuple(float(number) for number in bound) if squashed else () for bound in (low, high)]
-    network = Perceptron(tuple(hidden), output, activation, slope)
-    return Recognized(network, normalizer, unused, mean_clip, squashed, bounds[0], bounds[1], argmax)
+    actions = ActionSpace("discrete" if argmax else "continuous", (rows,), *bounds)
+    return Described("", "", "perceptron", network, actions, squashed, None, normalizer, mean_clip), unused
+
+
+def finished(
+    found: Described, library: str, version: str, options: Options, std: Std | None = None, notes: Iterable[str] = ()
+) -> Described:
+    """Return the policy with this std or the user's. A normalizer in its network takes no other beside it."""
+    if found.normalizer is not None:
+        check_no_other(options)
+    more: list[str] = []
+    if found.actions.kind == "discrete":
+        more.append("the largest of the outputs is chosen: they are taken as logits")
+    elif std is None:
+        std, more = given_std(options, len(found.actor.output.bias))
+    normalizer, others = chosen_statistics(options, found.actor.width, found.normalizer)
+    return replace(
+        found, library=library, version=version, std=std, normalizer=normalizer, notes=(*more, *notes, *others)
+    )
+
+
+def _take_network(steps: list[Step]) -> Perceptron:
+    """Return the layers up to the last linear one."""
+    hidden: list[Hidden] = []
+    activation: Step | None = None
+    output = _take_linear(steps)
+    while _next(steps) in ("norm", *ACTIVATIONS) and any(step.name == "linear" for step in steps):
+        before = _take_norm(steps, "before")
+        if _next(steps) not in ACTIVATIONS:
+            raise CannotCopyError(f"{_next(steps)} stands where an activation belongs")
+        step = steps.pop(0)
+        if activation is not None and (step.name, step.high) != (activation.name, activation.high):
+            raise CannotCopyError("its layers have different activations")
+        activation = step
+        hidden.append(Hidden(output, before or _take_norm(steps, "after")))
+        output = _take_linear(steps)
+    if len({layer.norm.epsilon for layer in hidden if layer.norm}) > 1:
+        raise CannotCopyError("its LayerNorms have different epsilons")
+    network = perceptron(hidden, output, activation.name if activation else "tanh")
+    return replace(network, slope=activation.high) if activation and math.isfinite(activation.high) else network
 
 
 def _front(steps: list[Step], width: int) -> tuple[Array, Array, float | None]:
@@ -173,13 +147,11 @@ def _front(steps: list[Step], width: int) -> tuple[Array, Array, float | None]:
     return -offset / scale, scale, _take_clip(steps)
 
 
-def _take_linear(steps: list[Step], where: str) -> Linear:
+def _take_linear(steps: list[Step]) -> Linear:
     """Return the next layer, with the elementwise factors and shifts on both of its sides taken into it."""
     before = steps.pop(0) if _next(steps) == "affine" else Step("affine")
     if _next(steps) != "linear":
-        raise CannotCopyError(
-            f"{where} cannot be copied: {_next(steps) or 'nothing'} stands where a linear layer belongs"
-        )
+        raise CannotCopyError(f"{_next(steps) or 'nothing'} stands where a linear layer belongs")
     step = steps.pop(0)
     weight, bias = np.asarray(step.scale, np.float64), np.asarray(step.shift, np.float64)
     if not _is_identity(before):
@@ -205,12 +177,11 @@ def _take_norm(steps: list[Step], place: Place) -> LayerNorm | None:
     return LayerNorm(weight, bias, step.high, place)
 
 
-def _sliced(output: Linear, step: Step, where: str) -> tuple[Linear, Linear | None]:
+def _sliced(output: Linear, step: Step) -> tuple[Linear, Linear | None]:
     start, end = int(step.low), int(min(step.high, len(output.bias)))
     if not 0 <= start < end:
-        raise CannotCopyError(f"{where} cannot be copied: a slice leaves nothing of its last layer")
-    rest = Linear(output.weight[end:], output.bias[end:]) if start == 0 and 2 * end == len(output.bias) else None
-    return Linear(output.weight[start:end], output.bias[start:end]), rest
+        raise CannotCopyError("a slice leaves nothing of its last layer")
+    return output.outputs(start, end), output.outputs(end) if start == 0 and 2 * end == len(output.bias) else None
 
 
 def _merged(chain: Chain) -> list[Step]:

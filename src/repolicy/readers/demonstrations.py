@@ -51,7 +51,7 @@ def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise FileError(f"{path} is a single array; save {', '.join(needed)} with np.savez")
             assert file.zip is not None  # it is, until the file is closed
-            check_unpacked(file.zip, path.stat().st_size, str(path))
+            check_unpacked(file.zip, path.stat().st_size)
             arrays: dict[str, np.ndarray] = {
                 str(name): file[name] for name in (*needed, *optional) if name in file.files
             }

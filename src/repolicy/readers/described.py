@@ -20,7 +20,10 @@ Place = Literal["before", "after"]
 
 
 class CannotCopyError(FileError):
-    """The file is whole and its format is known, but its network is none of ours. It may still be run as it is."""
+    """The file is whole and its format is known, but its network is none of ours. It may still be run as it is.
+
+    Readers say the reason alone, and `PolicyFile` of which file. What is damaged is a ValueError of theirs.
+    """
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,10 @@ class Linear:
 
     weight: Array
     bias: Array
+
+    def outputs(self, start: int, end: int | None = None) -> "Linear":
+        """Return the layer with these of its outputs."""
+        return Linear(self.weight[start:end], self.bias[start:end])
 
 
 @dataclass(frozen=True)

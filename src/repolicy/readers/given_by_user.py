@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +23,11 @@ class NoTemperatureError(UsageError):
     """A file of values needs one, from the user."""
 
 
-def tempered(network: Perceptron, options: Options, where: str) -> Perceptron:
+def tempered(network: Perceptron, options: Options) -> Perceptron:
     """Return values of actions as logits: a Boltzmann policy at the user's temperature."""
     if options.temperature is None:
         raise NoTemperatureError(
-            f"{where} holds values of actions and no probabilities: give the temperature of its Boltzmann policy with "
+            "the policy has values of actions and no probabilities: give the temperature of its Boltzmann policy with "
             "--temperature, in units of the return"
         )
     factor = np.float32(1.0 / options.temperature)
@@ -46,23 +45,20 @@ def given_std(options: Options, width: int) -> tuple[Std | None, list[str]]:
     return std, [f"the std {options.std} is yours; the file has none"]
 
 
-def check_no_other(options: Options, where: str) -> None:
+def check_no_other(options: Options) -> None:
     """Refuse statistics, or none, for a network that normalizes observations inside."""
     if options.vecnormalize is not None:
         raise UsageError(
-            f"{where} normalizes observations itself, by a normalizer that is part of the network; leave "
-            "--vecnormalize out"
+            "the policy normalizes observations itself, by a part of its network: leave --vecnormalize out"
         )
 
 
-def chosen_statistics(
-    options: Options, width: int, where: str, inside: Callable[[], Normalizer | None]
-) -> tuple[Normalizer | None, list[str]]:
+def chosen_statistics(options: Options, width: int, inside: Normalizer | None) -> tuple[Normalizer | None, list[str]]:
     """Return the normalizer `inside` a file, unless the user names another file or none, and what is to be said."""
     if options.vecnormalize == "none":
         return None, ["observations are not normalized, as you asked for"]
-    normalizer = vecnormalize.read(Path(options.vecnormalize)) if options.vecnormalize else inside()
-    check_width(width, normalizer, where)
+    normalizer = vecnormalize.read(Path(options.vecnormalize)) if options.vecnormalize else inside
+    check_width(width, normalizer)
     said = normalizer is None and options.vecnormalize is None
     return normalizer, ["observations are not normalized (the file has no statistics)"] * said
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.readers.described import (
     Array,
@@ -143,14 +143,14 @@ def recognized(saved: Any) -> bool:
 
 def read(path: Path, saved: Any, options: Options) -> Described:
     """Return the policy, by the user's layout where one is given, or by a library's own."""
-    where, tensors = str(path), tensors_in(saved)
+    tensors = tensors_in(saved)
     if options.layout is None:
         known = _known(tensors)
         assert known is not None
         layout, root = known
     else:
         layout, root = of_text(options.layout), ""
-    return _described(tensors, layout, root, options, where)
+    return _described(tensors, layout, root, options)
 
 
 def of_text(text: str) -> Layout:
@@ -181,7 +181,7 @@ def tensors_in(saved: Any) -> dict[str, Array]:
     for name, value in _named(saved, "", DEEPEST, set()):
         found[name] = value
         if len(found) > MOST:
-            raise FileError(f"it holds more than {MOST:,} values, and is no policy")
+            raise ValueError(f"it holds more than {MOST:,} values, and is no policy")
     return found
 
 
@@ -223,28 +223,28 @@ def _is_there(tensors: Tensors, name: str) -> bool:
     return name in tensors or bool(below(tensors, name))
 
 
-def _described(tensors: Tensors, layout: Layout, root: str, options: Options, where: str) -> Described:
+def _described(tensors: Tensors, layout: Layout, root: str, options: Options) -> Described:
     memory = next((name for name in tensors if {*name.removeprefix(root).split(".")[:-1]} & {*MEMORIES}), None)
     if memory is not None and layout.library:
-        raise CannotCopyError(f"{where} cannot be copied: the policy has a memory ({memory})")
+        raise CannotCopyError(f"the policy has a memory ({memory})")
     if not layout.library:
         options = replace(options, file_activation=options.file_activation or layout.activation or None)
         if options.file_activation is None:
             raise UsageError('--layout names no activation, and no file does: add "activation=elu", or another')
     recorded = layout.activation if layout.certain else None
     activation, notes = chosen_activation(options, layout.activation, layout.library, recorded)
-    layers = [each for name in layout.actor.split("+") for each in _layers(tensors, f"{root}{name.strip()}", where)]
+    layers = [each for name in layout.actor.split("+") for each in _layers(tensors, f"{root}{name.strip()}")]
     actor = perceptron(layers, None, activation)
     width = len(actor.output.bias)
     std = None
     if layout.values:
-        actor = tempered(actor, options, where)
+        actor = tempered(actor, options)
     elif layout.log_std or layout.std:
-        std = _std(tensors, layout, root, width, where)
+        std = _std(tensors, layout, root, width)
     elif not layout.discrete:
         std, more = given_std(options, width)
         notes += more
-    statistics, more = chosen_statistics(options, actor.width, where, lambda: _normalizer(tensors, layout, root, where))
+    statistics, more = chosen_statistics(options, actor.width, _normalizer(tensors, layout, root))
     if layout.unseen and statistics is None:
         more.append(layout.unseen)
     bounds = _bounds(tensors, f"{root}{layout.scale}", width) if layout.scale else ()
@@ -261,42 +261,42 @@ def _bounds(tensors: Tensors, name: str, width: int) -> tuple[tuple[float, ...],
     return tuple(map(float, shift - scale)), tuple(map(float, shift + scale))
 
 
-def _layers(tensors: Tensors, name: str, where: str) -> list[Hidden]:
-    return [Hidden(linear(tensors, name, where))] if f"{name}.weight" in tensors else sequence(tensors, name, where)
+def _layers(tensors: Tensors, name: str) -> list[Hidden]:
+    return [Hidden(linear(tensors, name))] if f"{name}.weight" in tensors else sequence(tensors, name)
 
 
-def _std(tensors: Tensors, layout: Layout, root: str, width: int, where: str) -> Std:
+def _std(tensors: Tensors, layout: Layout, root: str, width: int) -> Std:
     """Return one for all states, or a layer of its own."""
     name, link = f"{root}{layout.log_std or layout.std}", layout.link if layout.log_std else "identity"
     raw: Array | Linear
     if name in tensors:
-        raw = numbers(tensors[name].reshape(-1), name, where)
+        raw = numbers(tensors[name].reshape(-1), name)
         raw, size = np.broadcast_to(raw, width) if len(raw) == 1 else raw, len(raw)
     else:
-        layers = _layers(tensors, name, where)
+        layers = _layers(tensors, name)
         if len(layers) != 1:
-            raise CannotCopyError(f"{where} cannot be copied: its std has a network of its own, {name}")
+            raise CannotCopyError(f"its std has a network of its own, {name}")
         raw, size = layers[0].linear, len(layers[0].linear.bias)
     if size not in (1, width) or (size != width and isinstance(raw, Linear)):
-        raise FileError(f"{where} does not fit: {name} is of {size} stds, and an action has {width} numbers")
+        raise ValueError(f"{name} is of {size} stds, and an action has {width} numbers")
     return Std("head" if isinstance(raw, Linear) else "vector", raw, link, layout.low, layout.high)
 
 
-def _normalizer(tensors: Tensors, layout: Layout, root: str, where: str) -> Normalizer | None:
+def _normalizer(tensors: Tensors, layout: Layout, root: str) -> Normalizer | None:
     """Return the statistics beside the network, or beside the state dict that holds it."""
     places = [f"{root}{layout.normalizer}", layout.normalizer]
     inside = next((found for place in places if layout.normalizer and (found := below(tensors, place))), None)
     if inside is None:
         if layout.normalizer and not layout.library:
-            raise FileError(f"{where} has no {layout.normalizer}: it holds {some(tensors)}")
+            raise ValueError(f"it has no {layout.normalizer}: it holds {some(tensors)}")
         return None
     mean, variance, deviation, count = (_first(inside, names) for names in (MEANS, VARIANCES, DEVIATIONS, COUNTS))
     if mean is None or (variance is None and deviation is None):
-        raise FileError(f"{where} has no mean and var, or std, in {layout.normalizer}: it holds {some(inside)}")
+        raise ValueError(f"it has no mean and var, or std, in {layout.normalizer}: it holds {some(inside)}")
     scale = np.sqrt(variance.astype(np.float64) + layout.epsilon) if variance is not None else deviation
     assert scale is not None
     clip = None if math.isinf(layout.clip) else layout.clip
-    return normalizer(mean, scale, clip, where, 0.0 if count is None else float(count))
+    return normalizer(mean, scale, clip, 0.0 if count is None else float(count))
 
 
 def _first(inside: Tensors, names: tuple[str, ...]) -> Array | None:

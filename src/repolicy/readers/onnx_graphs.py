@@ -12,9 +12,8 @@ import numpy as np
 
 from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import read_bytes
-from repolicy.readers.chain import Chain, Recognized, recognize
+from repolicy.readers.chain import Chain, finished, recognize
 from repolicy.readers.described import Array, CannotCopyError, Described, Std
-from repolicy.readers.given_by_user import given_std
 from repolicy.readers.operations import OPERATIONS, Moving, rows_of, split
 from repolicy.readers.perceptrons import some
 from repolicy.readers.reading import Options
@@ -28,31 +27,19 @@ PRECISE = (1, 11)  # types that keep what a cast gets: single and double precisi
 
 def read(path: Path, model: Any, options: Options) -> Described:
     """Return the perceptron in a graph; CannotCopyError where the graph is something else."""
-    where = str(path)
     graph = model.graph
-    width, source = _input_of(graph, where)
-    reader = _Graph(graph, where, source, width)
-    name, chain = reader.result()
-    recognized = recognize(chain, width, where)
-    if recognized.argmax:
-        std, notes = None, ["the largest of the graph's outputs is chosen: they are taken as logits"]
-    else:
-        std, notes = _std(recognized, len(graph.output) == 1, options)
-        notes += left_out((output.name for output in graph.output), name)
-    producer = f"{model.producer_name} {model.producer_version}".strip()
-    return recognized.described("ONNX", producer, std, notes, options, where)
-
-
-def _std(recognized: Recognized, alone: bool, options: Options) -> tuple[Std | None, list[str]]:
-    """Return the user's; or, of a graph with this output `alone`, the half of the last layer that it drops."""
-    if options.std is None and recognized.unused is not None and recognized.squashed and alone:
-        return Std("head", recognized.unused, "softplus", floor=BRAX_MIN_STD), [
-            "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh"
-        ]
-    std, notes = given_std(options, len(recognized.network.output.bias))
-    if recognized.unused is not None:
-        notes.append("half of the last layer is dropped by the graph, which does not tell what it is for")
-    return std, notes
+    width, source = _input_of(graph)
+    name, chain = _Graph(graph, source, width).result()
+    found, unused = recognize(chain, width)
+    std, notes = None, left_out((output.name for output in graph.output), name)
+    if unused is not None and options.std is None and found.squashed and len(graph.output) == 1:
+        std = Std("head", unused, "softplus", floor=BRAX_MIN_STD)
+        notes += (
+            "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh",
+        )
+    elif unused is not None:
+        notes += ("half of the last layer is dropped by the graph, which does not tell what it is for",)
+    return finished(found, "ONNX", f"{model.producer_name} {model.producer_version}".strip(), options, std, notes)
 
 
 # The graph ------------------------------------------------------------------------------------------------------------
@@ -61,9 +48,9 @@ def _std(recognized: Recognized, alone: bool, options: Options) -> tuple[Std | N
 class _Graph:
     """What a graph computes, by name: constants are arrays, and what comes of the observations is `Moving`."""
 
-    def __init__(self, graph: Any, where: str, source: str, width: int) -> None:
+    def __init__(self, graph: Any, source: str, width: int) -> None:
         self.outputs = sorted((output.name for output in graph.output), key=unlike_an_action)
-        self.where, self.width = where, width
+        self.width = width
         tensors = {tensor.name: _array(tensor) for tensor in graph.initializer}
         self.values: dict[str, Any] = {name: array for name, array in tensors.items() if array is not None}
         self.values[source] = Moving(())
@@ -77,10 +64,8 @@ class _Graph:
             if isinstance(found := self.values.get(name), Moving):
                 return name, found.chain
             if name in self.refused:
-                raise CannotCopyError(f"{self.where} cannot be copied: {self.refused[name]}")
-        raise CannotCopyError(
-            f"{self.where} cannot be copied: its outputs ({some(self.outputs)}) do not depend on its input"
-        )
+                raise CannotCopyError(self.refused[name])
+        raise CannotCopyError(f"its outputs ({some(self.outputs)}) do not depend on its input")
 
     def visit(self, node: Any) -> None:
         """Note what the node's outputs are, or, for an error that comes later, why it was not understood."""
@@ -305,19 +290,15 @@ def _external(tensor: Any, path: Path, beside: dict[PurePosixPath, bytes]) -> by
     return beside[location][offset : offset + length]
 
 
-def _input_of(graph: Any, where: str) -> tuple[int, str]:
+def _input_of(graph: Any) -> tuple[int, str]:
     """Return how many numbers the graph takes, and its input's name."""
     known = {tensor.name for tensor in graph.initializer}
     inputs = [entry for entry in graph.input if entry.name not in known]
     if len(inputs) != 1:
-        raise CannotCopyError(
-            f"{where} cannot be copied: it takes {len(inputs)} inputs ({some(entry.name for entry in inputs)}), not one"
-        )
+        raise CannotCopyError(f"it takes {len(inputs)} inputs ({some(entry.name for entry in inputs)}), not one")
     sizes = [dimension.dim_value for dimension in inputs[0].type.tensor_type.shape.dim]
     if len(sizes) not in (1, 2) or sizes[-1] < 1:
-        raise CannotCopyError(
-            f"{where} cannot be copied: its input {inputs[0].name} has the shape {sizes}, no row of numbers"
-        )
+        raise CannotCopyError(f"its input {inputs[0].name} has the shape {sizes}, no row of numbers")
     return int(sizes[-1]), str(inputs[0].name)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import UsageError
 from repolicy.policies.network import ACTIVATIONS
 from repolicy.readers.described import (
     Array,
@@ -36,23 +36,23 @@ def below(tensors: Tensors, prefix: str) -> dict[str, Array]:
     }
 
 
-def linear(tensors: Tensors, name: str, where: str) -> Linear:
+def linear(tensors: Tensors, name: str) -> Linear:
     """Return one layer; a missing bias is zero."""
     weight = tensors.get(f"{name}.weight")
     if weight is None or weight.ndim != 2:
-        raise FileError(f"{where} has no layer {name}: it holds {some(tensors)}")
+        raise ValueError(f"it has no layer {name}: it holds {some(tensors)}")
     bias = tensors.get(f"{name}.bias", np.zeros(len(weight), np.float32))
-    return Linear(numbers(weight, name, where), numbers(bias, name, where))
+    return Linear(numbers(weight, name), numbers(bias, name))
 
 
-def numbers(values: Array, name: str, where: str) -> Array:
+def numbers(values: Array, name: str) -> Array:
     """Return them in single precision, checked to be finite."""
     if not np.all(np.isfinite(array(values))):
-        raise FileError(f"{where} cannot be used: {name} is not finite")
+        raise ValueError(f"{name} is not finite")
     return np.array(values, np.float32, order="C")
 
 
-def sequence(tensors: Tensors, prefix: str, where: str) -> list[Hidden]:
+def sequence(tensors: Tensors, prefix: str) -> list[Hidden]:
     """Return the layers of a `torch.nn.Sequential` under a name, the last one among them.
 
     Its modules are told apart by their numbers and shapes: between two linear ones there must be room for exactly one
@@ -60,18 +60,18 @@ def sequence(tensors: Tensors, prefix: str, where: str) -> list[Hidden]:
     """
     modules = sorted({name.split(".")[0] for name in below(tensors, prefix)}, key=_number)
     if not modules:
-        raise FileError(f"{where} has no layers {prefix}.*: it holds {some(tensors)}")
+        raise ValueError(f"it has no layers {prefix}.*: it holds {some(tensors)}")
     layers: list[tuple[int, Hidden]] = []
     for module in modules:
         index, name = _number(module), f"{prefix}.{module}"
         weight = tensors.get(f"{name}.weight")
         if index < 0 or weight is None or f"{name}.running_mean" in tensors or weight.ndim > 2:
-            raise CannotCopyError(f"{where} cannot be copied: {name} is neither a linear layer nor a LayerNorm")
+            raise CannotCopyError(f"{name} is neither a linear layer nor a LayerNorm")
         if weight.ndim == 2:
-            layers.append((index, Hidden(linear(tensors, name, where))))
+            layers.append((index, Hidden(linear(tensors, name))))
         else:
-            layers = _with_norm(layers, tensors, name, index, where)
-    _check_gaps(layers, prefix, where)
+            layers = _with_norm(layers, tensors, name, index)
+    _check_gaps(layers, prefix)
     return [hidden for _, hidden in layers]
 
 
@@ -79,24 +79,20 @@ def _number(module: str) -> int:
     return int(module) if module.isdigit() else -1
 
 
-def _with_norm(
-    layers: list[tuple[int, Hidden]], tensors: Tensors, name: str, index: int, where: str
-) -> list[tuple[int, Hidden]]:
+def _with_norm(layers: list[tuple[int, Hidden]], tensors: Tensors, name: str, index: int) -> list[tuple[int, Hidden]]:
     """Return the layers, the last with its LayerNorm. PyTorch's files do not hold its epsilon, 1e-5 by default."""
     if not layers or layers[-1][1].norm is not None or index - layers[-1][0] > 2 or f"{name}.bias" not in tensors:
-        raise CannotCopyError(f"{where} cannot be copied: {name} normalizes where Repolicy's networks do not")
+        raise CannotCopyError(f"{name} normalizes where Repolicy's networks do not")
     before, hidden = layers[-1]
-    weight, bias = (numbers(tensors[f"{name}.{part}"], name, where) for part in ("weight", "bias"))
+    weight, bias = (numbers(tensors[f"{name}.{part}"], name) for part in ("weight", "bias"))
     norm = LayerNorm(weight, bias, 1e-5, "before" if index - before == 1 else "after")
     return [*layers[:-1], (before, Hidden(hidden.linear, norm))]
 
 
-def _check_gaps(layers: list[tuple[int, Hidden]], prefix: str, where: str) -> None:
+def _check_gaps(layers: list[tuple[int, Hidden]], prefix: str) -> None:
     for (before, hidden), (after, _) in itertools.pairwise(layers):
         if after - before != (2 if hidden.norm is None else 3):
-            raise CannotCopyError(
-                f"{where} cannot be copied: between {prefix}.{before} and {prefix}.{after} there is not one activation"
-            )
+            raise CannotCopyError(f"between {prefix}.{before} and {prefix}.{after} there is not one activation")
 
 
 def perceptron(layers: Iterable[Hidden], output: Linear | None, activation: str) -> Perceptron:
@@ -114,16 +110,16 @@ def perceptron(layers: Iterable[Hidden], output: Linear | None, activation: str)
     return network
 
 
-def perceptron_under(tensors: Tensors, prefix: str, activation: str, where: str) -> Perceptron:
+def perceptron_under(tensors: Tensors, prefix: str, activation: str) -> Perceptron:
     """Return all layers of a `torch.nn.Sequential` under a name."""
-    return perceptron(sequence(tensors, prefix, where), None, activation)
+    return perceptron(sequence(tensors, prefix), None, activation)
 
 
-def activation_named(name: str, where: str) -> str:
+def activation_named(name: str) -> str:
     """Return one of our activations, by any of its customary names."""
     plain = OTHER_NAMES.get(name.lower(), name.lower())
     if plain not in ACTIVATIONS:
-        raise CannotCopyError(f"{where} cannot be copied: its activation is {name}; {', '.join(ACTIVATIONS)} are known")
+        raise CannotCopyError(f"its activation is {name}; {', '.join(ACTIVATIONS)} are known")
     return plain
 
 
@@ -131,35 +127,29 @@ def chosen_activation(
     options: Options, default: str, library: str, recorded: str | None = None
 ) -> tuple[str, list[str]]:
     """Return the activation of a file that holds only weights, and a sentence about it where it was assumed."""
-    if options.file_activation is not None:
-        try:
-            return activation_named(options.file_activation, library), []
-        except CannotCopyError:
-            raise UsageError(
-                f"there is no activation {options.file_activation!r}; choose from {', '.join(ACTIVATIONS)}"
-            ) from None
-    if recorded is not None:
-        return activation_named(recorded, library), []
+    named = options.file_activation
+    if named is not None and OTHER_NAMES.get(named.lower(), named.lower()) not in ACTIVATIONS:
+        raise UsageError(f"there is no activation {named!r}; choose from {', '.join(ACTIVATIONS)}")
+    if named or recorded:
+        return activation_named(named or str(recorded)), []
     return default, [
         f"the file does not say which activation its network has: {library}'s default, {default}, is assumed "
         "(--file-activation says otherwise)"
     ]
 
 
-def normalizer(mean: Array, deviation: Array, clip: float | None, where: str, count: float = 0.0) -> Normalizer:
+def normalizer(mean: Array, deviation: Array, clip: float | None, count: float = 0.0) -> Normalizer:
     """Return `(x − mean) / deviation`, clipped; the deviation is what the library divides by, with its epsilon."""
     mean, deviation = (array(values).astype(np.float64).reshape(-1) for values in (mean, deviation))
     if mean.shape != deviation.shape or not np.all(np.isfinite(mean)) or not np.all(deviation > 0.0):
-        raise FileError(f"{where} cannot be used: its observations' statistics are damaged")
+        raise ValueError("its observations' statistics are damaged")
     return Normalizer(mean, 1.0 / deviation, clip, count)
 
 
-def check_width(width: int, normalizer: Normalizer | None, where: str) -> None:
+def check_width(width: int, normalizer: Normalizer | None) -> None:
     """Raise unless a normalizer is of as many numbers as the network takes."""
     if normalizer is not None and len(normalizer.shift) != width:
-        raise FileError(
-            f"{where} does not fit: its statistics are of {len(normalizer.shift)} numbers, the policy takes {width}"
-        )
+        raise ValueError(f"its statistics are of {len(normalizer.shift)} numbers, the policy takes {width}")
 
 
 def some(tensors: Iterable[str], count: int = 6) -> str:

@@ -11,25 +11,23 @@ from repolicy.readers.described import CannotCopyError
 MOST_SWITCHES = 100_000
 
 
-def observations_of(space: Any, where: str) -> tuple[tuple[str, int], ...]:
+def observations_of(space: Any) -> tuple[tuple[str, int], ...]:
     """Return how many numbers an observation has: one group without a name, or those of a Dict."""
     if space.last != "Dict":
-        return (("", _size(space, where)),)
-    return tuple((str(key), _size(part, where)) for key, part in space.state["spaces"].items())
+        return (("", _size(space)),)
+    return tuple((str(key), _size(part)) for key, part in space.state["spaces"].items())
 
 
-def _size(space: Any, where: str) -> int:
+def _size(space: Any) -> int:
     if space.last != "Box":
-        raise CannotCopyError(f"{where} cannot be copied: its observations are a {space.last}, and no numbers")
+        raise CannotCopyError(f"its observations are a {space.last}, and no numbers")
     shape = space.state.get("_shape", space.state.get("shape"))
     if len(shape) == 3 and getattr(space.state.get("dtype"), "name", "") == "uint8":
-        raise CannotCopyError(
-            f"{where} cannot be copied: its observations are images, which Stable-Baselines3 turns and divides by 255"
-        )
+        raise CannotCopyError("its observations are images, which Stable-Baselines3 turns and divides by 255")
     return math.prod(map(int, shape))  # a text or a tuple times a number could be as large as a file wishes
 
 
-def actions_of(space: Any, where: str) -> tuple[ActionSpace, bool]:
+def actions_of(space: Any) -> tuple[ActionSpace, bool]:
     """Return the action space, and whether it is one of switches."""
     if space.last == "Box":
         low, high = (tuple(float(x) for x in space.state[name].reshape(-1)) for name in ("low", "high"))
@@ -46,4 +44,4 @@ def actions_of(space: Any, where: str) -> tuple[ActionSpace, bool]:
         if count > MOST_SWITCHES:
             raise ValueError(f"{count:,} switches")
         return ActionSpace("discrete", (2,) * count), True
-    raise CannotCopyError(f"{where} cannot be copied: its actions are a {space.last}")
+    raise CannotCopyError(f"its actions are a {space.last}")

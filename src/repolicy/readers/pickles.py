@@ -82,7 +82,7 @@ def read_pickle(content: bytes, where: str) -> Any:
 def load(content: bytes, where: str) -> Any:
     """Return what `torch.save` or pickle wrote: arrays for tensors, and shells for what is neither plain nor one."""
     if content[:4] == ZIP:
-        return read_entry(open_zip(content, where), "data", where)
+        return read_entry(open_zip(content, where), "data")
     return _load_legacy(content, where) if LEGACY_START in content[:32] else read_pickle(content, where)
 
 
@@ -102,55 +102,63 @@ def array(found: Any) -> np.ndarray:
 
 
 def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
-    """Open a zip that begins where the file does: the end of one that was cut may be that of a zip inside of it."""
+    """Open a zip that begins where the file does: the end of one that was cut may be that of a zip inside of it.
+
+    Its `filename` is what sentences about it call it.
+    """
     try:
         archive = zipfile.ZipFile(io.BytesIO(content))
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
         raise FileError(f"{where} is no whole zip: {error}") from None
     if not archive.infolist() or min(info.header_offset for info in archive.infolist()):
         raise FileError(f"{where} is no whole zip: its table of contents does not begin where the file does")
-    check_unpacked(archive, len(content), where)
+    archive.filename = where
+    check_unpacked(archive, len(content))
     return archive
 
 
-def check_unpacked(archive: zipfile.ZipFile, size: int, where: str) -> None:
+def check_unpacked(archive: zipfile.ZipFile, size: int) -> None:
     """Raise where a zip of this size says that its entries unpack to bytes out of all proportion."""
     unpacked = _unpacked(archive)
     if unpacked > BLOAT * size + SMALL:
-        raise FileError(f"{where} is refused: its {size:,} bytes would unpack to {unpacked:,}, out of all proportion")
+        raise FileError(
+            f"{archive.filename} is refused: its {size:,} bytes would unpack to {unpacked:,}, out of all proportion"
+        )
 
 
-def entry(archive: zipfile.ZipFile, name: str, where: str) -> bytes:
+def entry(archive: zipfile.ZipFile, name: str) -> bytes:
     """Return an entry's bytes, unless the entry is missing or damaged."""
     if name not in archive.NameToInfo:
-        raise FileError(f"{where} is not whole: {name} is missing in it")
+        raise FileError(f"{archive.filename} is not whole: {name} is missing in it")
     try:
         return archive.read(name)
     except Exception as error:  # zipfile's, zlib's, lzma's and bz2's, of many classes
-        raise FileError(f"{where} is damaged: {name} cannot be unpacked ({error})") from None
+        raise FileError(f"{archive.filename} is damaged: {name} cannot be unpacked ({error})") from None
 
 
-def find_root(archive: zipfile.ZipFile, where: str) -> str:
+def find_root(archive: zipfile.ZipFile) -> str:
     """Return the folder in the zip in which PyTorch's `data.pkl` is."""
     roots = [name.removesuffix("data.pkl") for name in archive.namelist() if name.endswith("data.pkl")]
     if not roots:
-        raise FileError(f"{where} is a zip, but none that PyTorch wrote: it holds {', '.join(archive.namelist()[:6])}")
+        names = ", ".join(archive.namelist()[:6])
+        raise FileError(f"{archive.filename} is a zip, but none that PyTorch wrote: it holds {names}")
     return min(roots, key=len)
 
 
-def read_entry(archive: zipfile.ZipFile, name: str, where: str) -> Any:
+def read_entry(archive: zipfile.ZipFile, name: str) -> Any:
     """Return what the pickle `name`.pkl in PyTorch's zip holds; the bytes of its tensors are in the folder `name`."""
-    root = find_root(archive, where)
-    big = f"{root}byteorder" in archive.namelist() and entry(archive, f"{root}byteorder", where) == b"big"
+    root = find_root(archive)
+    big = f"{root}byteorder" in archive.namelist() and entry(archive, f"{root}byteorder") == b"big"
     known: dict[str, np.ndarray] = {}
 
     def storage(key: Any) -> np.ndarray:
         _, kind, number, *_ = key
         if _text(number) not in known:
-            known[number] = _numbers(entry(archive, f"{root}{name}/{number}", where), kind, big)
+            known[number] = _numbers(entry(archive, f"{root}{name}/{number}"), kind, big)
         return known[number]
 
-    return _unpickled(io.BytesIO(entry(archive, f"{root}{name}.pkl", where)), where, _unpacked(archive), storage)
+    content = io.BytesIO(entry(archive, f"{root}{name}.pkl"))
+    return _unpickled(content, str(archive.filename), _unpacked(archive), storage)
 
 
 def _unpacked(archive: zipfile.ZipFile) -> int:

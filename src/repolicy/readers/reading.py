@@ -1,7 +1,6 @@
 """What somebody else's policy file may not say, and its user can. (Without torch, so that `--help` is quick.)"""
 
 import contextlib
-import os
 import re
 import reprlib
 from collections.abc import Iterator
@@ -35,12 +34,11 @@ class Options:
     activation=elu, normalizer=obs_rms"."""
 
     def __post_init__(self) -> None:
-        """Refuse what a file would be blamed for later; what is kept can be written as JSON."""
+        """Refuse numbers that a file would be blamed for later; what is kept can be written as JSON."""
         for name, value in vars(self).items():
-            if value is None or (name == "std" and isinstance(value, str) and value == "fit"):
-                continue
-            checked = _number(name, value) if name in ("std", "temperature") else _text(name, value)
-            object.__setattr__(self, name, checked)
+            number = name in ("std", "temperature") and not (name == "std" and value == "fit")
+            if value is not None:
+                object.__setattr__(self, name, _number(name, value) if number else str(value))
 
 
 OPTION = re.compile(
@@ -70,13 +68,7 @@ def told_in_python(where: str = "") -> Iterator[None]:
 
 
 def _number(name: str, value: Any) -> float:
-    real, least = isinstance(value, Real) and not isinstance(value, bool), LEAST_STD if name == "std" else LEAST
-    if not real or not least <= value <= MOST:
+    least = LEAST_STD if name == "std" else LEAST
+    if not isinstance(value, Real) or not least <= float(value) <= MOST:
         raise UsageError(f"--{name} is {reprlib.repr(value)}; it must be above 0, a number from {least:g} to {MOST:g}")
     return float(value)
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str | os.PathLike):
-        raise UsageError(f"--{name.replace('_', '-')} is {reprlib.repr(value)}; it must be a text")
-    return str(value)

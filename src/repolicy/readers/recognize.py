@@ -111,7 +111,8 @@ class PolicyFile:
             changed = self.carried is not None and not self.carried.is_as_exported
             return replace(found, notes=(*found.notes, CHANGED)) if changed else found
         except CannotCopyError as error:
-            raise error if name in RUNNABLE else CannotCopyError(f"{error}; {EXPORT}{self._to_try()}") from None
+            hint = "" if name in RUNNABLE else f"; {EXPORT}{self._to_try()}"
+            raise CannotCopyError(f"{self.path} cannot be copied: {error}{hint}") from None
         except DAMAGE as error:
             raise FileError(f"{self.path} is damaged, or of another layout: {first_line(error)}") from None
 

@@ -6,18 +6,17 @@ checkpoints, has them.
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from repolicy.errors import FileError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.readers.described import (
     Array,
     CannotCopyError,
     Described,
-    Linear,
     Normalizer,
     Perceptron,
     Std,
@@ -69,15 +68,12 @@ def recognized(checkpoint: Any) -> bool:
 
 
 def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
-    where = str(path)
-    layout, tensors = _layout(checkpoint, where)
+    layout, tensors = _layout(checkpoint)
     agent = agent_settings(path)
     activation, notes = chosen_activation(options, "elu", LIBRARY, agent.get("activation"))
-    actor = perceptron_under(tensors, layout.actor, activation, where)
-    std, actor, more = _std(tensors, layout, actor, agent, where)
-    statistics, others = chosen_statistics(
-        options, actor.width, where, lambda: _normalizer(checkpoint, tensors, layout, where)
-    )
+    actor = perceptron_under(tensors, layout.actor, activation)
+    std, actor, more = _std(tensors, layout, actor, agent)
+    statistics, others = chosen_statistics(options, actor.width, _normalizer(checkpoint, tensors, layout))
     return Described(
         LIBRARY, layout.version, "PPO", actor, ActionSpace("continuous", (len(actor.output.bias),)),
         std=std, normalizer=statistics,
@@ -85,7 +81,7 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
     )  # fmt: skip
 
 
-def _layout(checkpoint: dict[str, Any], where: str) -> tuple[Layout, dict[str, Array]]:
+def _layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
     names: list[str] = []
     for layout in LAYOUTS:
         if not isinstance(checkpoint.get(layout.state), dict):
@@ -93,49 +89,45 @@ def _layout(checkpoint: dict[str, Any], where: str) -> tuple[Layout, dict[str, A
         tensors = tensors_of(checkpoint[layout.state])
         names = list(tensors)
         if any(name.startswith(("memory", "rnn")) for name in tensors):
-            raise CannotCopyError(f"{where} cannot be copied: the policy has a memory (a recurrent layer)")
+            raise CannotCopyError("the policy has a memory (a recurrent layer)")
         if any(name.startswith(("cnn", "actor_cnn")) for name in tensors):
-            raise CannotCopyError(f"{where} cannot be copied: the policy looks at images")
+            raise CannotCopyError("the policy looks at images")
         if below(tensors, layout.actor):
-            _check_whole(tensors, layout, where)
+            _check_whole(tensors, layout)
             return layout, tensors
-    raise FileError(
-        f"{where} looks like a checkpoint of rsl_rl, but holds no actor: {some(names)}; known are actor.*, student.* "
-        "and mlp.*"
-    )
+    raise ValueError(f"it holds no actor of rsl_rl, actor.*, student.* or mlp.*: {some(names)}")
 
 
-def _check_whole(tensors: dict[str, Array], layout: Layout, where: str) -> None:
+def _check_whole(tensors: dict[str, Array], layout: Layout) -> None:
     """Refuse a policy with modules of its own, through which the observations may go before the actor sees them."""
     known = (f"{layout.actor}.", f"{layout.normalizer}.", "critic", "teacher")
     others = [name for name in tensors if not name.startswith(known) and name not in layout.stds]
     if others:
-        raise CannotCopyError(f"{where} cannot be copied: it has {some(others)}, which no policy of rsl_rl's own has")
+        raise CannotCopyError(f"it has {some(others)}, which no policy of rsl_rl's own has")
 
 
 def _std(
-    tensors: dict[str, Array], layout: Layout, actor: Perceptron, agent: dict[str, str], where: str
+    tensors: dict[str, Array], layout: Layout, actor: Perceptron, agent: dict[str, str]
 ) -> tuple[Std, Perceptron, list[str]]:
     """Return one for all states, or the second half of the last layer."""
     notes = [ASSUMED] if layout.version.startswith("4") and not agent else []
     for name, link in layout.stds.items():
         if name in tensors:
-            raw = numbers(tensors[name].reshape(-1), name, where)
+            raw = numbers(tensors[name].reshape(-1), name)
             if len(raw) != len(actor.output.bias):
-                raise FileError(f"{where} is damaged: {len(raw)} stds do not fit {len(actor.output.bias)} actions")
+                raise ValueError(f"{len(raw)} stds do not fit {len(actor.output.bias)} actions")
             return Std("vector", raw, link, *_limits(link, agent)), actor, notes
     if "Beta" in agent.get("class_names", "") or len(actor.output.bias) % 2:
-        raise CannotCopyError(f"{where} cannot be copied: its distribution is no Gaussian, or it has no std")
-    half = len(actor.output.bias) // 2
+        raise CannotCopyError("its distribution is no Gaussian, or it has no std")
+    output, half = actor.output, len(actor.output.bias) // 2
     std_type = agent.get("std_type", agent.get("noise_std_type"))
     link = "exp" if std_type == "log" else "identity"
-    head = Linear(actor.output.weight[half:], actor.output.bias[half:])
-    mean = Linear(actor.output.weight[:half], actor.output.bias[:half])
     if not std_type:
         notes.append("the std is taken from the second half of the last layer as it is (std_type: scalar)")
     if not agent:
         notes.append("without params/agent.yaml a Beta policy looks the same, and its copy would be wrong")
-    return Std("head", head, link, *_limits(link, agent)), Perceptron(actor.hidden, mean, actor.activation), notes
+    std = Std("head", output.outputs(half), link, *_limits(link, agent))
+    return std, replace(actor, output=output.outputs(0, half)), notes
 
 
 def _limits(link: str, agent: dict[str, str]) -> tuple[float, float]:
@@ -145,11 +137,11 @@ def _limits(link: str, agent: dict[str, str]) -> tuple[float, float]:
     return (low, high) if link == "identity" else (math.log(low), math.log(high))
 
 
-def _normalizer(checkpoint: dict[str, Any], tensors: dict[str, Array], layout: Layout, where: str) -> Normalizer | None:
+def _normalizer(checkpoint: dict[str, Any], tensors: dict[str, Array], layout: Layout) -> Normalizer | None:
     """Return the normalizer: in the model since 3.0, beside it before; rsl_rl does not clip."""
     inside = below(tensors, layout.normalizer)
     statistics = inside or tensors_of(checkpoint.get("obs_norm_state_dict") or {})
     if not statistics:
         return None
     count = float(statistics["count"]) if "count" in statistics else 0.0
-    return normalizer(statistics["_mean"], statistics["_std"].astype(np.float64) + EPSILON, None, where, count)
+    return normalizer(statistics["_mean"], statistics["_std"].astype(np.float64) + EPSILON, None, count)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.readers import vecnormalize
 from repolicy.readers.described import (
@@ -74,7 +74,6 @@ MARKS = {  # an algorithm by a setting that only it has, the first that fits
 class Zip:
     """A zip's contents, as its readers need them."""
 
-    where: str
     tensors: dict[str, Array]
     data: dict[str, Any]
     settings: dict[str, Any]  # policy_kwargs
@@ -108,7 +107,7 @@ class Zip:
         if activation is None:
             return default
         known = isinstance(activation, Name) and activation.text.startswith("torch.nn.")
-        return activation_named(activation.last if known else _told(activation), self.where)
+        return activation_named(activation.last if known else _told(activation))
 
 
 class Parts(NamedTuple):
@@ -132,7 +131,7 @@ def read(path: Path, model: Zip, options: Options) -> Described:
     parts = _kind(model)(model, options)
     normalizer, notes = _normalizer(path, model, options)
     notes += (HINDSIGHT,) * model.hindsight + time_is_seen(path)
-    check_width(model.width, normalizer, str(path))
+    check_width(model.width, normalizer)
     _check_shapes(model, parts)
     algorithm = next((algorithm for mark, algorithm in MARKS.items() if mark in model.data), "policy")
     return Described(
@@ -149,10 +148,7 @@ def _check_code(model: Zip) -> None:
         ours = part == "features extractor" and model.standardizes
         theirs = isinstance(given, Name) and given.text.startswith(HOSTS) and OWN.fullmatch(given.last)
         if given is not None and not (ours or theirs):
-            raise CannotCopyError(
-                f"{model.where} cannot be copied: its {part} is {_told(given)}, and what that computes is not in the "
-                "file"
-            )
+            raise CannotCopyError(f"its {part} is {_told(given)}, and what that computes is not in the file")
 
 
 def _told(given: Any) -> str:
@@ -169,24 +165,22 @@ def _kind(model: Zip) -> Callable[[Zip, Options], Parts]:
     if model.standardizes:
         foreign = [name for name in foreign if "features_extractor.normalizer." not in name]
     if any(name.startswith("lstm_") for name in names):
-        raise CannotCopyError(f"{model.where} cannot be copied: the policy has a memory (an LSTM)")
+        raise CannotCopyError("the policy has a memory (an LSTM)")
     if foreign:
-        raise CannotCopyError(
-            f"{model.where} cannot be copied: the policy has layers of its own kind, such as {foreign[0]}"
-        )
+        raise CannotCopyError(f"the policy has layers of its own kind, such as {foreign[0]}")
     for mark, reader in KINDS.items():
         if any(name.startswith(mark) for name in names):
             return reader
-    raise FileError(
-        f"{model.where} holds a policy of an unknown kind ({_class_name(model) or 'no class'}, tensors {some(names)}); "
+    raise ValueError(
+        f"it holds a policy of an unknown kind ({_class_name(model) or 'no class'}, tensors {some(names)}); "
         "known are PPO, A2C, SAC, TD3, DDPG, DQN, and sb3-contrib's TRPO, TQC, QR-DQN and ARS"
     )
 
 
 def _on_policy(model: Zip, _: Options) -> Parts:
-    where, names, activation = model.where, model.tensors, model.activation("tanh")
+    names, activation = model.tensors, model.activation("tanh")
     hidden = [*_maybe(model, "mlp_extractor.shared_net"), *_maybe(model, "mlp_extractor.policy_net")]
-    output = linear(names, "action_net", where)
+    output = linear(names, "action_net")
     std = None
     if model.binary:  # on or off is a choice of two, with a logit of 0 for off
         width = len(output.bias)
@@ -196,7 +190,7 @@ def _on_policy(model: Zip, _: Options) -> Parts:
         )
     elif model.actions.kind == "continuous":
         raw = names["log_std"]
-        std = _noise(model, raw) if raw.ndim == 2 else Std("vector", numbers(raw, "log_std", where))
+        std = _noise(model, raw) if raw.ndim == 2 else Std("vector", numbers(raw, "log_std"))
     actor = perceptron(hidden, output, activation)
     notes = (MASKED,) if _class_name(model).startswith("Maskable") else ()
     return Parts(actor, std, bool(model.settings.get("squash_output", False)), notes=notes)
@@ -204,17 +198,17 @@ def _on_policy(model: Zip, _: Options) -> Parts:
 
 def _soft(model: Zip, _: Options) -> Parts:
     """Read SAC and TQC: squashed, with a std that depends on the state."""
-    where, names = model.where, model.tensors
+    names = model.tensors
     if any("running_mean" in name for name in names if name.startswith("actor.")):
-        raise CannotCopyError(f"{where} cannot be copied: the policy has batch normalization (CrossQ)")
+        raise CannotCopyError("the policy has batch normalization (CrossQ)")
     hidden = _maybe(model, "actor.latent_pi")
     noisy = "actor.log_std" in names
     clip = float(model.settings.get("clip_mean", 2.0)) if noisy else 0.0
-    output = linear(names, "actor.mu.0" if "actor.mu.0.weight" in names else "actor.mu", where)
+    output = linear(names, "actor.mu.0" if "actor.mu.0.weight" in names else "actor.mu")
     if noisy:
         std = _noise(model, names["actor.log_std"])
     else:
-        std = Std("head", linear(names, "actor.log_std", where), low=-20.0, high=2.0)
+        std = Std("head", linear(names, "actor.log_std"), low=-20.0, high=2.0)
     actor = perceptron(hidden, output, model.activation("relu"))
     return Parts(actor, std, True, clip if clip > 0.0 else None)
 
@@ -230,18 +224,18 @@ def _searched(model: Zip, options: Options) -> Parts:
     """Read ARS: no std either; a linear policy has no hidden layer, and sb3-contrib 1.x gave its layer no number."""
     squashed = bool(model.settings.get("squash_output", _class_name(model) != "ARSLinearPolicy"))
     alone = "action_net.weight" in model.tensors
-    output = linear(model.tensors, "action_net", model.where) if alone else None
-    hidden = [] if alone else sequence(model.tensors, "action_net", model.where)
+    output = linear(model.tensors, "action_net") if alone else None
+    hidden = [] if alone else sequence(model.tensors, "action_net")
     actor = perceptron(hidden, output, model.activation("relu"))
     if model.actions.kind == "discrete":
-        return Parts(tempered(actor, options, model.where))
+        return Parts(tempered(actor, options))
     std, notes = given_std(options, model.actions.width)
     return Parts(actor, std, squashed, notes=tuple(notes))
 
 
 def _values(model: Zip, options: Options) -> Parts:
     network = perceptron(_maybe(model, "q_net.q_net"), None, model.activation("relu"))
-    return Parts(tempered(network, options, model.where))
+    return Parts(tempered(network, options))
 
 
 def _quantiles(model: Zip, options: Options) -> Parts:
@@ -249,11 +243,11 @@ def _quantiles(model: Zip, options: Options) -> Parts:
     network = perceptron(_maybe(model, "quantile_net.quantile_net"), None, model.activation("relu"))
     choices = sum(model.actions.sizes)
     if len(network.output.bias) % choices:
-        raise FileError(f"{model.where} is damaged: {len(network.output.bias)} quantiles do not fit {choices} actions")
+        raise ValueError(f"{len(network.output.bias)} quantiles do not fit {choices} actions")
     weight = network.output.weight.reshape(-1, choices, network.output.weight.shape[1]).mean(0, np.float64)
     bias = network.output.bias.reshape(-1, choices).mean(0, np.float64)
     output = Linear(weight.astype(np.float32), bias.astype(np.float32))
-    return Parts(tempered(Perceptron(network.hidden, output, network.activation), options, model.where))
+    return Parts(tempered(Perceptron(network.hidden, output, network.activation), options))
 
 
 KINDS: dict[str, Callable[[Zip, Options], Parts]] = {  # by how the names of tensors begin; the order matters
@@ -270,21 +264,20 @@ KINDS: dict[str, Callable[[Zip, Options], Parts]] = {  # by how the names of ten
 def _noise(model: Zip, raw: Array) -> Std:
     """Read gSDE's std: the features' squares times a matrix of variances, and 1e-6."""
     width = model.actions.width
-    matrix = numbers(np.broadcast_to(raw, (len(raw), width)), "log_std", model.where)
+    matrix = numbers(np.broadcast_to(raw, (len(raw), width)), "log_std")
     return Std("features", matrix, "expln" if model.settings.get("use_expln", False) else "exp", floor=1e-3)
 
 
 def _maybe(model: Zip, prefix: str) -> list[Hidden]:
     """Return the layers under a name, none where there are none: a policy may have no hidden layer of its own."""
-    return sequence(model.tensors, prefix, model.where) if below(model.tensors, prefix) else []
+    return sequence(model.tensors, prefix) if below(model.tensors, prefix) else []
 
 
 def _check_shapes(model: Zip, parts: Parts) -> None:
     inputs, outputs, wanted = parts.actor.width, len(parts.actor.output.bias), sum(model.actions.sizes)
     if inputs != model.width or outputs != wanted:
-        raise FileError(
-            f"{model.where} is damaged: its network takes {inputs} numbers and gives {outputs}, its spaces have "
-            f"{model.width} and {wanted}"
+        raise ValueError(
+            f"its network takes {inputs} numbers and gives {outputs}, its spaces have {model.width} and {wanted}"
         )
 
 
@@ -294,19 +287,18 @@ def _check_shapes(model: Zip, parts: Parts) -> None:
 def opened(content: bytes, where: str) -> Zip:
     """Read a zip's contents, whatever the options, and return them."""
     archive = open_zip(content, where)
-    data = json.loads(entry(archive, "data", where))
+    data = json.loads(entry(archive, "data"))
     if "_stable_baselines3_version" in archive.namelist():
-        data["version"] = entry(archive, "_stable_baselines3_version", where)[:40].decode("ascii", "replace").strip()
+        data["version"] = entry(archive, "_stable_baselines3_version")[:40].decode("ascii", "replace").strip()
     settings = _value(data, "policy_kwargs", where)
     settings = settings if isinstance(settings, dict) else {}
-    space, binary = actions_of(_value(data, "action_space", where), where)
+    space, binary = actions_of(_value(data, "action_space", where))
     return Zip(
-        where,
-        tensors_of(load(entry(archive, "policy.pth", where), f"policy.pth in {where}")),
+        tensors_of(load(entry(archive, "policy.pth"), f"policy.pth in {where}")),
         data,
         settings,
         _value(data, "policy_class", where),
-        observations_of(_value(data, "observation_space", where), where),
+        observations_of(_value(data, "observation_space", where)),
         space,
         binary,
     )
@@ -330,7 +322,7 @@ def _class_name(model: Zip) -> str:
 def _normalizer(path: Path, model: Zip, options: Options) -> tuple[Normalizer | None, tuple[str, ...]]:
     """Return the normalizer of the file that the user names, or where VecNormalize's files lie."""
     if model.standardizes:
-        check_no_other(options, str(path))
+        check_no_other(options)
         return _inside(model), ()
     needed = _was_normalized(model)
     if options.vecnormalize == "none":

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.errors import FileError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.readers.described import CannotCopyError, Described, Hidden, Normalizer, Std
 from repolicy.readers.given_by_user import (
@@ -49,32 +48,29 @@ def recognized(saved: Any) -> bool:
 
 
 def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
-    where = str(path)
     tensors = tensors_of(checkpoint["policy"])
     names = [name.removesuffix(".weight") for name, values in tensors.items() if name.endswith(".weight")]
     names = [name for name in names if not name.split(".")[0].startswith("value")]
     if any(tensors[f"{name}.weight"].ndim != 2 for name in names) or any("_ih_l" in name for name in tensors):
-        raise CannotCopyError(
-            f"{where} cannot be copied: its policy has other layers than linear ones ({some(tensors)})"
-        )
+        raise CannotCopyError(f"its policy has other layers than linear ones ({some(tensors)})")
     deterministic = "target_policy" in checkpoint  # TD3 and DDPG
     if len(names) < 1 or (LOG_STD not in tensors and not deterministic):
-        raise FileError(f"{where} holds no Gaussian policy with {LOG_STD}: it holds {some(tensors)}")
+        raise ValueError(f"it holds no Gaussian policy with {LOG_STD}: it holds {some(tensors)}")
     agent = agent_settings(path)
-    activation, notes = chosen_activation(options, "elu", LIBRARY, _activation(agent, where))
-    actor = perceptron([Hidden(linear(tensors, name, where)) for name in names], None, activation)
+    activation, notes = chosen_activation(options, "elu", LIBRARY, _activation(agent))
+    actor = perceptron([Hidden(linear(tensors, name)) for name in names], None, activation)
     width = len(actor.output.bias)
     if deterministic:
         std, more = given_std(options, width)
         notes += more
     else:
-        raw = numbers(tensors[LOG_STD].reshape(-1), LOG_STD, where)
+        raw = numbers(tensors[LOG_STD].reshape(-1), LOG_STD)
         std = Std("vector", raw, "exp", *_limits(agent))
-    statistics, more = chosen_statistics(options, actor.width, where, lambda: _normalizer(checkpoint, where))
+    statistics, more = chosen_statistics(options, actor.width, _normalizer(checkpoint))
     if "output" not in agent:
         more.append(UNSAID)
     elif agent["output"] != "ACTIONS":
-        raise CannotCopyError(f"{where} cannot be copied: params/agent.yaml says that its output is {agent['output']}")
+        raise CannotCopyError(f"params/agent.yaml says that its output is {agent['output']}")
     version = "2" if "observation_preprocessor" in checkpoint else ""
     kind = "TD3 or DDPG" if deterministic else "Gaussian policy"
     return Described(
@@ -83,13 +79,13 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
     )  # fmt: skip
 
 
-def _activation(agent: dict[str, str], where: str) -> str | None:
+def _activation(agent: dict[str, str]) -> str | None:
     """Return the one activation in a run's settings, of which each hidden layer may have its own."""
     if "activations" not in agent:
         return None
     names = {*listed(agent["activations"])}
     if len(names) > 1:
-        raise CannotCopyError(f"{where} cannot be copied: its layers have different activations")
+        raise CannotCopyError("its layers have different activations")
     return names.pop()
 
 
@@ -101,11 +97,11 @@ def _limits(agent: dict[str, str]) -> tuple[float, float]:
     return low, high
 
 
-def _normalizer(checkpoint: dict[str, Any], where: str) -> Normalizer | None:
+def _normalizer(checkpoint: dict[str, Any]) -> Normalizer | None:
     for name in PREPROCESSORS:
         statistics = tensors_of(checkpoint.get(name) or {})
         if "running_mean" in statistics and "running_variance" in statistics:
             deviation = np.sqrt(statistics["running_variance"].astype(np.float32)).astype(np.float64) + EPSILON
             count = float(statistics.get("current_count", np.float64(0.0)))
-            return normalizer(statistics["running_mean"].astype(np.float32), deviation, CLIP, where, count)
+            return normalizer(statistics["running_mean"].astype(np.float32), deviation, CLIP, count)
     return None

@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.errors import FileError
-from repolicy.readers.chain import Chain, recognize
+from repolicy.readers.chain import Chain, finished, recognize
 from repolicy.readers.described import CannotCopyError, Described
-from repolicy.readers.given_by_user import given_std
 from repolicy.readers.operations import OPERATIONS, Moving, is_part
 from repolicy.readers.pickles import Name, Shell, entry, find_root, read_entry
 from repolicy.readers.reading import Options
@@ -32,31 +30,26 @@ def recognized(names: list[str]) -> bool:
 
 def read(path: Path, archive: zipfile.ZipFile, options: Options) -> Described:
     """Return the perceptron in a TorchScript file; CannotCopyError where it is something else."""
-    where = str(path)
-    module = read_entry(archive, "data", where)
+    module = read_entry(archive, "data")
     memory = _memory(module)
     if memory:
-        raise CannotCopyError(f"{where} cannot be copied: the policy has a memory ({memory})")
-    code = _Code(archive, find_root(archive, where), where, read_entry(archive, "constants", where))
-    result = _followed(code, module, where)
-    recognized = recognize(result.chain, _width(result.chain, where), where)
-    if recognized.argmax:
-        std, notes = None, ["the largest of the outputs is chosen: they are taken as logits"]
-    else:
-        std, notes = given_std(options, len(recognized.network.output.bias))
-    return recognized.described("TorchScript", "", std, notes, options, where)
+        raise CannotCopyError(f"the policy has a memory ({memory})")
+    code = _Code(archive, find_root(archive), read_entry(archive, "constants"))
+    chain = _followed(code, module).chain
+    found, _ = recognize(chain, _width(chain))
+    return finished(found, "TorchScript", "", options)
 
 
-def _followed(code: "_Code", module: Any, where: str) -> Moving:
+def _followed(code: "_Code", module: Any) -> Moving:
     try:
         code.check_no_hooks(module)
         result = code.method(module, "forward", [Moving(())])
     except RecursionError:
-        raise CannotCopyError(f"{where} cannot be copied: its code calls itself") from None
+        raise CannotCopyError("its code calls itself") from None
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, SyntaxError, ArithmeticError) as error:
-        raise CannotCopyError(f"{where} cannot be copied: its code is none of a perceptron ({error!r:.80})") from None
+        raise CannotCopyError(f"its code is none of a perceptron ({error!r:.80})") from None
     if not isinstance(result, Moving):
-        raise CannotCopyError(f"{where} cannot be copied: its code does not return one array of actions")
+        raise CannotCopyError("its code does not return one array of actions")
     return result
 
 
@@ -73,10 +66,10 @@ def _memory(module: Any) -> str:
     return ""
 
 
-def _width(chain: Chain, where: str) -> int:
+def _width(chain: Chain) -> int:
     first = next((step for step in chain if step.name == "linear"), None)
     if first is None:
-        raise CannotCopyError(f"{where} cannot be copied: it has no linear layer")
+        raise CannotCopyError("it has no linear layer")
     return int(np.asarray(first.scale).shape[1])
 
 
@@ -86,18 +79,18 @@ def _width(chain: Chain, where: str) -> int:
 class _Code:
     """The functions in a TorchScript file, followed as text."""
 
-    def __init__(self, archive: zipfile.ZipFile, root: str, where: str, constants: Any) -> None:
-        self.archive, self.root, self.where, self.constants = archive, root, where, constants
+    def __init__(self, archive: zipfile.ZipFile, root: str, constants: Any) -> None:
+        self.archive, self.root, self.constants = archive, root, constants
         self.files: dict[str, ast.Module] = {}
         self.left = BUDGET
 
     def refuse(self, what: str) -> CannotCopyError:
-        return CannotCopyError(f"{self.where} cannot be copied: its code has {what}, which no perceptron of ours has")
+        return CannotCopyError(f"its code has {what}, which no perceptron of ours has")
 
     def tree(self, module: str) -> ast.Module:
         """Return a file of code; `__torch__.a.b` is in code/__torch__/a/b.py."""
         if module not in self.files:
-            text = entry(self.archive, f"{self.root}code/{module.replace('.', '/')}.py", self.where)
+            text = entry(self.archive, f"{self.root}code/{module.replace('.', '/')}.py")
             try:
                 self.files[module] = ast.parse(text.decode("utf-8", "replace"))
             except (MemoryError, RecursionError):  # of Python's parser
@@ -112,7 +105,7 @@ class _Code:
         for node in self.tree(module).body:
             if isinstance(node, ast.ClassDef) and node.name == class_name:
                 return node.body
-        raise FileError(f"{self.where} is not whole: the code of {class_name} is missing in it")
+        raise ValueError(f"the code of {class_name} is missing in it")
 
     def check_no_hooks(self, shell: Any) -> None:
         """Refuse hooks of the whole module: PyTorch itself calls them. (Those of its parts are called in the code.)"""

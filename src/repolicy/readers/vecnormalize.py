@@ -48,7 +48,7 @@ def _read_pickle(content: bytes, keys: tuple[str, ...], path: Path) -> Normalize
     statistics = shell.state["obs_rms"]
     if not isinstance(statistics, dict):
         mean, var, count = _moments(statistics)
-        return normalizer(mean, _deviation(var, epsilon), clip, str(path), count)
+        return normalizer(mean, _deviation(var, epsilon), clip, count)
     return _of_keys(statistics, shell.state.get("norm_obs_keys"), keys, clip, epsilon, path)
 
 
@@ -91,13 +91,13 @@ def _of_keys(
         raise UsageError(f"{path} does not normalize all of the policy's observations: {', '.join(missing)}")
     means, variances, counts = zip(*[_moments(statistics[key]) for key in keys], strict=True)
     deviation = _deviation(np.concatenate(variances), epsilon)
-    return normalizer(np.concatenate(means), deviation, clip, str(path), counts[0])
+    return normalizer(np.concatenate(means), deviation, clip, counts[0])
 
 
 def _read_arrays(content: bytes, where: str) -> Normalizer:
     archive = open_zip(content, where)
-    mean, var = (_array(entry(archive, f"{name}.npy", where)) for name in ("mean", "var"))
-    return normalizer(mean, _deviation(var, 1e-8), 10.0, where)
+    mean, var = (_array(entry(archive, f"{name}.npy")) for name in ("mean", "var"))
+    return normalizer(mean, _deviation(var, 1e-8), 10.0)
 
 
 def _array(content: bytes) -> np.ndarray:

@@ -43,9 +43,9 @@ def checkpoint_in(path: Path) -> Path:
 
 def kept(path: Path) -> dict[str, Any]:
     """Return what `ResidualPPO` has kept in a checkpoint; no code of it runs."""
-    file, where = PolicyFile(path), str(path)
+    file = PolicyFile(path)
     is_sb3 = "policy.pth" in file.names
-    loaded = json.loads(entry(open_zip(file.content, where), "data", where)) if is_sb3 else file.pickled
+    loaded = json.loads(entry(open_zip(file.content, str(path)), "data")) if is_sb3 else file.pickled
     found = loaded.get("position" if is_sb3 else "residual") if isinstance(loaded, dict) else None
     if not isinstance(found, dict) or not isinstance(found.get("curves"), dict):
         raise FileError(f"{path} has no curves of ResidualPPO in it; name {FORMS}, of a run with that class")
