@@ -40,7 +40,10 @@ LLM["mixing"] = "tests/llm/test_dial.py"
 MUTANTS = [
     Mutant("hosts/method.py", "log_policy = log_policy - slope", "log_policy = log_policy + slope", SQUASHED, "sign of the slope of tanh in a host"),
     Mutant("hosts/method.py", "self.squashes = squashes(prior)", "self.squashes = False", SQUASHED, "a density before tanh beside one behind it"),
-    Mutant("hosts/kept_prior.py", "head.log_std.expand(ROWS, width).mean(0)", "head.log_std.expand(ROWS, width).exp().mean(0)", SQUASHED, "a std for its logarithm"),
+    Mutant("hosts/kept_prior.py", "(-2.0 * head.log_std).exp()", "(-head.log_std).exp()", SQUASHED, "the mean of 1/σ for that of 1/σ²"),
+    Mutant("hosts/rsl_rl_actor.py", "self.spec, self.log_std)", "self.spec, None)", SQUASHED, "an actor of ours that loses its std"),
+    Mutant("hosts/sb3_policies.py", "proba_distribution(found.mean, found.log_std)", "proba_distribution(found.mean, found.log_std.exp())", SQUASHED, "a std for its logarithm"),
+    Mutant("learning/ppo.py", "(returns - self.mean.to(returns))", "(returns - self.mean.to(returns.dtype))", "tests/hosts/test_waits.py", "the unit of returns on another device than they"),
     Mutant("wishes/inference.py", "return (person - policy) / alpha", "return (policy - person) / alpha", INFERENCE, "a wish away from the person"),
     Mutant("wishes/inference.py", "return (person - policy) / alpha", "return person - policy", INFERENCE, "the gradient without the temperature"),
     Mutant("wishes/inference.py", "features @ step / alpha + np.log(chances)", "features @ step / alpha", INFERENCE, "trajectories weighed without their chances"),

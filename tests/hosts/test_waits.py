@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
-from runner_envs import OURS, Drift
+from rsl_rl.runners import OnPolicyRunner
+from runner_envs import OURS, Drift, settings
 from runners import runner
 from sb3_models import residual as sb3
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -114,6 +115,42 @@ def test_a_step_of_rsl_rl_waits_for_nothing_and_an_iteration_once(kind: str, tmp
         assert mine[1] <= theirs[1] + 10
     assert found["ours"][1][0] == found["theirs"][1][0] == 0
     assert found["ours"][2][0] <= found["theirs"][2][0] + 1
+
+
+@pytest.mark.parametrize("kind", PRIORS)
+@pytest.mark.filterwarnings("ignore:.*no-op")  # so says torch of a copy to meta
+@pytest.mark.parametrize("actor", ["MLPModel", "repolicy.hosts.rsl_rl:PolicyActor"])
+def test_a_rollout_stays_on_its_device_up_to_the_one_wait(kind: str, actor: str, tmp_path: Any) -> None:
+    """On `meta` there are shapes alone, and a tensor of another device is an error."""
+    prior: Any = PRIORS[kind]()
+    if actor != "MLPModel" and kind != "a file of ours":
+        pytest.skip("it is made of a file of ours")
+    network = prior if isinstance(prior, str) else "mlp"
+    if isinstance(prior, str):
+        runner(network).save(tmp_path / "prior.pt")
+        prior = str(tmp_path / "prior.pt")
+    named = {"class_name": OURS, "prior": prior, "critic_warmup": 0, "omega": 0.3 if prior is not None else 0}
+    config = settings(network, named | {"alpha": 0.2, "limits": ["addon>=-1"]})
+    config["actor"] |= {"class_name": actor} if network == "mlp" else {}
+    env = Drift()
+    started = OnPolicyRunner(env, config, None, "meta").alg
+    if prior is not None:
+        started.method.density = fitted(torch.randn(500, 3), Normalizer(3)).to("meta")
+        started.method.steering.objective = started.steering.objective.__class__("addon", 0.3, 0.2, states=0.1)
+    with torch.inference_mode():
+        seen = env.get_observations().to("meta")
+        for _ in range(6):
+            started.act(seen)
+            seen, rewards, ended, extras = env.step(torch.zeros(8, 2))
+            told = {name: extras[name].to("meta") for name in ("time_outs", "addon")}
+            started.process_env_step(seen.to("meta"), rewards.to("meta"), ended.to("meta"), told)
+            seen = seen.to("meta")
+        started.compute_returns(seen)
+    storage = started.storage
+    assert storage.returns.shape == storage.rewards.shape == storage.advantages.shape == (6, 8, 1)
+    assert {part.device.type for part in (storage.returns, storage.rewards, started.method.scale.mean)} == {"meta"}
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):  # here it would wait
+        started.method.measured()
 
 
 def test_a_step_of_stable_baselines3_is_its_own(tmp_path: Any) -> None:

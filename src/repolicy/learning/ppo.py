@@ -51,11 +51,11 @@ class ReturnScale:
 
     def apply(self, returns: Tensor) -> Tensor:
         """Return returns `[..., H]` in this unit."""
-        return (returns - self.mean.to(returns.dtype)) / self.std.to(returns.dtype)
+        return (returns - self.mean.to(returns)) / self.std.to(returns)
 
     def undo(self, outputs: Tensor) -> Tensor:
         """Return the returns that outputs `[..., H]` stand for."""
-        return outputs * self.std.to(outputs.dtype) + self.mean.to(outputs.dtype)
+        return outputs * self.std.to(outputs) + self.mean.to(outputs)
 
 
 Sum = Callable[[Tensor], Tensor]  # adds a tensor up over all ranks, in place

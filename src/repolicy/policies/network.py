@@ -85,6 +85,11 @@ class Mlp(nn.Module):
         for weight in self.weights:
             nn.init.orthogonal_(weight, last_gain if weight is self.weights[-1] else math.sqrt(2.0))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Mlp":
+        super()._apply(fn, recurse)
+        self._pairs = [*zip(self.weights, self.biases, strict=True)]  # on some devices the parameters are new ones
+        return self
+
     def forward(self, inputs: Tensor) -> Tensor:
         activate = ACTIVATIONS[self.activation][0]
         *hidden, (last_weight, last_bias) = self._pairs
