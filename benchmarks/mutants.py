@@ -378,4 +378,6 @@ MUTANTS = [
     Mutant("priors/composed.py", "+ self.std * noise", "+ noise", "tests/prepare/test_flows.py", "the noise of an exported policy has no std"),
     Mutant("envs/evaluation.py", "- math.log(2.0 * math.pi)", "- 0.0", GENERATIVE, "the square of noise with a constant in it"),
     Mutant("priors/decoders.py", "if not np.allclose(decoded, self._run", "if False and not np.allclose(decoded, self._run", GENERATIVE, "a decoder draws numbers of its own"),
+    Mutant("priors/decoders.py", "and sum_of(reference) == sha256)", "and True)", GENERATIVE, "another decoder of the same name is taken"),
+    Mutant("learning/segments.py", "held(decoder(worker.request.env))", 'b""', GENERATIVE, "a policy's file without its decoder"),
 ]  # fmt: skip

@@ -10,17 +10,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from repolicy.cli.main import main as command_line
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.envs.trust import confirm
-from repolicy.errors import NumericError, UsageError
+from repolicy.errors import FileError, NumericError, UsageError
 from repolicy.learning.training import customize
 from repolicy.objective import residual
+from repolicy.policies.export import onnx_graph, onnx_reader
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.prepare.generative import noise_prior, scaled, standard_normal
 from repolicy.prepare.weights import decide
+from repolicy.priors import decoders
 from repolicy.priors.decoders import decoder_of
 from repolicy.runs.settings import Settings
 
@@ -200,6 +203,58 @@ def test_a_graph_and_torchscript_decode_as_the_module_does(tmp_path: Path) -> No
         decoder_of(tmp_path / "flow.pt", 6, 1, trust=False)
     with pytest.raises(UsageError, match=r"5 numbers of noise \(seen \[4\], noise \[2, 3\]\)"):
         decoder_of(tmp_path / "flow.onnx", 5, 1)
+
+
+class Shifted(nn.Module):
+    def __init__(self, sign: float) -> None:
+        super().__init__()
+        self.sign = sign
+
+    def forward(self, seen: Tensor, noise: Tensor) -> Tensor:
+        return self.sign * noise - 0.1 * seen
+
+
+def written(file: Path, sign: float) -> None:
+    """Write a graph whose actions are the noise, of this sign, beside a share of what is seen."""
+    file.write_bytes(onnx_graph(Shifted(sign).eval(), (torch.zeros(2, 2), torch.zeros(2, 2))))
+
+
+def test_a_policys_file_needs_no_other_to_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where its decoder is gone, nor where another has its name."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    flow, moved, out = tmp_path / "flow_noise.onnx", tmp_path / "moved.safetensors", tmp_path / "run"
+    written(flow, 1.0)
+    result = customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, env=WALK, noise=2)
+    before = evaluate(result.folder, episodes=20, trust=True).basic
+    moved.write_bytes((out / "policy.safetensors").read_bytes())
+    written(flow, -1.0)
+    with pytest.raises(UsageError, match="another file than when this run began"):
+        customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, noise=2, resume=True, trust=True)
+    np.testing.assert_array_equal(evaluate(moved, episodes=20, trust=True).basic, before)
+    flow.unlink()
+    np.testing.assert_array_equal(evaluate(moved, episodes=20, trust=True).basic, before)
+    command_line(["export", str(moved), "--trust", "--out", str(tmp_path / "whole.onnx")])
+    seen, noise = np.random.default_rng(0).standard_normal((2, 5, 2)).astype(np.float32)
+    with torch.no_grad():
+        found = result.policy(torch.from_numpy(seen))
+        chosen = found.mode() + found.log_std.exp() * torch.from_numpy(noise)
+    decoded = onnx_reader((tmp_path / "whole.onnx").read_bytes())(seen, noise)
+    np.testing.assert_allclose(decoded, chosen.numpy() - 0.1 * seen, atol=1e-5)
+
+
+def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(decoders, "LARGEST", 10)
+    flow, out = tmp_path / "flow_noise.onnx", tmp_path / "run"
+    written(flow, 1.0)
+    customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, env=WALK, noise=2)
+    evaluate(out, episodes=2, trust=True)
+    written(flow, -1.0)
+    with pytest.raises(FileError, match="is another file now"):
+        evaluate(out, episodes=2, trust=True)
+    flow.unlink()
+    with pytest.raises(FileError, match="is not there"):
+        evaluate(out, episodes=2, trust=True)
 
 
 def test_what_is_no_function_of_its_inputs_is_refused() -> None:

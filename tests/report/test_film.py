@@ -251,6 +251,26 @@ def test_a_film_shows_what_was_done_to_the_end_of_the_episode_and_no_more(tmp_pa
     assert ImageChops.difference(whole.convert("RGB"), pushed.convert("RGB")).getbbox()  # the policy does otherwise
 
 
+@pytest.mark.usefixtures("_renderer")
+def test_a_film_through_noise_shows_each_step_of_its_chunks(tmp_path: Path) -> None:
+    """One picture a step of the environment, and none of what an episode's end leaves of a chunk."""
+    (tmp_path / "flow.py").write_text("def decode(observations, noise):\n    return noise.repeat(3, 1)\n")
+    env, path = f"InvertedPendulum-v4?decoder={tmp_path}/flow.py:decode&noise=1&chunk=3", tmp_path / "p.safetensors"
+    policy = Policy(PolicySpec(4, ActionSpace("continuous", (1,))))
+    policy.network.biases[-1].data.fill_(1.0)
+    save_policy(path, policy, {})
+    found = evaluate(policy, env, 3, seed=EVALUATION_SEED, backend="gymnasium")
+    places = range(3)
+    steps = [int(found.basic[place]) for place in places]  # each is paid 1
+    assert any(steps[place] % 3 for place in places)
+    ones = [episode(found, place) for place in places]
+    shots = [
+        Shot(str(path), env, seed=one.seed, width=96, height=64, format="gif", actions=one.sent.tolist())
+        for one in ones
+    ]
+    assert [Image.open(io.BytesIO(content)).n_frames for content in films(shots)] == steps
+
+
 def test_choices_that_are_done_again_are_counted_as_policies_count_them() -> None:
     """`sent` has the environment's own numbers, which an environment may count from elsewhere than 0."""
     shot = Shot("", "", actions=[[2], [4]])

@@ -167,6 +167,7 @@ class Export(OfPolicy):
         from repolicy.envs.trust import env_of
         from repolicy.policies.export import BY_SUFFIX, SUFFIXES, export
         from repolicy.priors.composed import export_composed
+        from repolicy.priors.decoders import found_file
         from repolicy.priors.finding import find_policy
         from repolicy.priors.opening import read_policy
 
@@ -185,7 +186,8 @@ class Export(OfPolicy):
             if self.env is None:
                 env_of(saved.card, path, self.trust)  # which refuses a path that nobody typed or trusts
             noise, chunk = through["noise"], through["chunk"]
-            difference = export_composed(saved.policy, Path(through["decoder"]), noise, chunk, out)
+            file = found_file(through["decoder"], through["sha256"]).path
+            difference = export_composed(saved.policy, file, noise, chunk, out)
             say(f"exported: {out}, onnx, observations and noise to actions, equal within {difference:.1g}")
             return {"file": str(out), "format": format, "difference": difference}
         told: dict[str, Any] = {}

@@ -5,6 +5,8 @@ observations = envs.reset()
 step = envs.step(actions)
 """
 
+from collections.abc import Callable
+
 from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.gymnasium import GymnasiumEnvs
 from repolicy.envs.names import decoder, envpool_names, observed, observed_by_critic, of_reset, parsed, with_observed
@@ -40,10 +42,10 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
     return through_noise(kind(name, count, seed, critic=critic), name)
 
 
-def through_noise(envs: Envs, name: str) -> Envs:
+def through_noise(envs: Envs, name: str, seen: Callable[[bool], None] | None = None) -> Envs:
     """Return environments of this name as they are or, where it has a decoder, acted in through its noise."""
     through = decoder(name)
-    return envs if through is None else NoiseEnvs(envs, decoder_of(*through.values()), name)
+    return envs if through is None else NoiseEnvs(envs, decoder_of(*through.values()), name, seen)
 
 
 def probed(name: str, backend: Backend = "auto", *, critic: bool = False) -> HasSpaces:

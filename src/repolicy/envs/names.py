@@ -11,7 +11,8 @@ from repolicy.errors import UsageError
 from repolicy.loading import load_object, nearest, reference_to
 
 OBSERVE = ("observe", "observe_critic")  # options of any environment, which name parts of an observation
-DECODER = ("decoder", "noise", "chunk")  # options of an environment whose actions are a generative policy's noise
+DECODER = ("decoder", "noise", "chunk", "sha256")  # options where actions are a generative policy's noise
+TEXT = ("sha256",)  # options that are no JSON: 12e4567 is no number there
 RESET = "reset."  # before options that are given to each reset, not when the environment is made
 
 EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
@@ -42,14 +43,18 @@ def of_reset(name: str) -> dict[str, Any]:
 
 
 def decoder(name: str) -> dict[str, Any] | None:
-    """Return the options of `NAME?decoder=FILE&noise=8&chunk=4`; None where the environment takes plain actions."""
+    """Return the options of `NAME?decoder=FILE&noise=8&chunk=4`; None where the environment takes plain actions.
+
+    `sha256`, which may be there, is how the sum of the decoder's file begins.
+    """
     _, options = _read(name)
     return {key: options.get(key) for key in DECODER} if "decoder" in options else None
 
 
-def with_decoder(name: str, file: str, noise: int, chunk: int) -> str:
+def with_decoder(name: str, file: str, noise: int, chunk: int, sha256: str = "") -> str:
     """Return the name of the environment whose actions are a generative policy's noise."""
-    return f"{name}{'&' if '?' in name else '?'}decoder={file}&noise={noise}&chunk={chunk}"
+    known = f"&sha256={sha256}" if sha256 else ""
+    return f"{name}{'&' if '?' in name else '?'}decoder={file}&noise={noise}&chunk={chunk}{known}"
 
 
 def observed(name: str) -> tuple[str, ...]:
@@ -93,7 +98,7 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
                 f"environment {name!r}: {part!r} is no option; write them as NAME?option=value&option=value"
             )
         try:
-            options[key] = json.loads(value)
+            options[key] = value if key in TEXT else json.loads(value)
         except (ValueError, RecursionError):
             options[key] = value
     return plain, options

@@ -4,6 +4,7 @@ Such a policy, a diffusion or a flow, turns an observation and noise z ~ N(0, I)
 is z, and a step is the whole chunk. So the prior over actions is exactly N(0, I), whatever the decoder does.
 """
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -17,14 +18,16 @@ from repolicy.priors.decoders import Decoder
 class NoiseEnvs:
     """The environments `envs`, in which each action is the noise that a decoder starts from.
 
-    What an episode's end leaves of a chunk is not done: its environment begins anew with the next decision.
+    What an episode's end leaves of a chunk is not done: its environment begins anew with the next decision. Who films
+    the first one is told after each of its steps whether its episode is over: `seen`.
     """
 
-    def __init__(self, envs: Envs, decoder: Decoder, name: str) -> None:
+    def __init__(self, envs: Envs, decoder: Decoder, name: str, seen: Callable[[bool], None] | None = None) -> None:
         self.envs, self.decoder, self.name, self.count, self.backend = envs, decoder, name, envs.count, envs.backend
         if envs.actions.kind != "continuous":
             raise UsageError(f"{decoder.name} gives numbers as actions, and {envs.name!r} takes {envs.actions}")
         self.actions = ActionSpace("continuous", (decoder.noise,))
+        self._seen = seen
 
     @property
     def observation_size(self) -> int:
@@ -54,6 +57,8 @@ class NoiseEnvs:
             before.append(steps[-1].observations)
             counts.append(~ended)
             ended = ended | steps[-1].terminated | steps[-1].truncated
+            if self._seen is not None and counts[-1][0]:
+                self._seen(bool(ended[0]))
         chunk = Chunk(
             np.stack(before[:-1]), decoded, np.stack([step.final for step in steps]),
             stacked([step.info for step in steps]), np.stack(counts),

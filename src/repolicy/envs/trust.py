@@ -14,6 +14,7 @@ from repolicy.envs import addons as wishes
 from repolicy.envs import names
 from repolicy.errors import UsageError
 from repolicy.loading import printable
+from repolicy.priors.decoders import take_out
 
 # The package's own environments and add-on, which policies of Residual Q-learning name in their files.
 OWN = frozenset(f"repolicy.rql.tasks:{name}" for name in ("CartPole", "MountainCar", "Highway", "Parking", "addon"))
@@ -55,6 +56,7 @@ def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
             return published.env
         raise UsageError(f"{path} does not say which environment it is for; name one with --env")
     confirm(path, trust, env=env)
+    take_out(path, names.decoder(env))
     return str(env)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from repolicy.envs.dialed import Dialed
 from repolicy.envs.evaluation import check_fit, run_episodes
 from repolicy.envs.making import make_envs
+from repolicy.envs.names import decoder
 from repolicy.envs.rollout import Collector, staggered
 from repolicy.envs.step import Envs
 from repolicy.errors import FileError, NumericError
@@ -29,6 +30,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, frozen
 from repolicy.policies.storage import write
 from repolicy.prepare.states import density_of
+from repolicy.priors.decoders import held
 from repolicy.priors.kinds import Exact, MeanPrior
 from repolicy.priors.opening import read_policy
 from repolicy.runs import ranks
@@ -200,7 +202,7 @@ class Segments:
             self.folder.check_there()
             card = {"request": worker.request.as_dict(), "steps": which.steps, "evaluation": which.evaluation}
             card |= {"versions": versions(), "which": called} | ({"prior_is": self.clone_of} if self.clone_of else {})
-            save_policy(path, which.policy, card, worker.prior, worker.density)
+            save_policy(path, which.policy, card, worker.prior, worker.density, held(decoder(worker.request.env)))
 
     def standing(self, metrics: dict[str, float]) -> Standing:
         return Standing(metrics[self.compared], metrics["evaluation_error"])

@@ -25,6 +25,7 @@ from repolicy.policies.storage import (
 from repolicy.ranges import MOST_DIALS, Dial
 
 PROBES = 64
+DECODER = "decoder"  # the name of the tensor that is the bytes of a decoder's file
 
 # What readers rely on in the header that a policy's file tells, and in the spec of a policy.
 CARD = {
@@ -83,7 +84,12 @@ class SavedPolicy(NamedTuple):
 
 
 def save_policy(
-    path: str | Path, policy: Policy, card: dict[str, Any], prior: Policy | None = None, density: Density | None = None
+    path: str | Path,
+    policy: Policy,
+    card: dict[str, Any],
+    prior: Policy | None = None,
+    density: Density | None = None,
+    decoder: bytes = b"",
 ) -> None:
     """Write one self-contained file: weights, normalizer, and probes to recognize the policy by.
 
@@ -93,8 +99,10 @@ def save_policy(
         card: what is said of it, such as `{"request": {"env": "Pendulum-v1"}}`.
         prior: the policy that it was customized from, which the file then holds, too.
         density: how likely the prior's states are.
+        decoder: of a generative policy, the file that turns its noise into actions.
     """
-    write_bytes(Path(path), policy_bytes(policy, card, prior, density))
+    extra = {DECODER: torch.frombuffer(bytearray(decoder), dtype=torch.uint8)} if decoder else {}
+    write_bytes(Path(path), policy_bytes(policy, card, prior, density, extra))
 
 
 def policy_bytes(
@@ -142,6 +150,12 @@ def read_card(path: Path) -> dict[str, Any]:
     if not is_own(path):
         return {}
     return _card(path, read(path, "policy")[1])
+
+
+def decoder_in(path: Path) -> bytes:
+    """Return the file of the decoder that a policy's file holds; nothing where it holds none."""
+    found = read(path, "policy")[0].get(DECODER) if is_own(path) else None
+    return b"" if found is None else found.numpy().tobytes()
 
 
 def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
 from repolicy.prepare.session import Start, called, open_prior
 from repolicy.prepare.weights import trial
-from repolicy.priors.decoders import decoder_of
+from repolicy.priors.decoders import decoder_of, sum_of
 from repolicy.runs.settings import Settings
 
 HIDDEN, LEAST = (128, 128), 1e-3  # layers, and what is added to a std so that it is never 0
@@ -37,7 +37,14 @@ def begun_through_noise(
     if env is None:
         raise UsageError(f"{called(given)} does not say which environment it is for; name one with --env")
     if resumed is not None:
-        return open_prior(resumed), env if decoder(env) else with_decoder(env, referred(given), noise, chunk)
+        reference, through = referred(given), decoder(env)
+        if through is None:
+            return open_prior(resumed), with_decoder(env, reference, noise, chunk, sum_of(reference))
+        if Path(reference).is_file() and through["sha256"] not in (None, sum_of(reference)):
+            raise UsageError(
+                f"{reference} is another file than when this run began: put that back, or name another --out"
+            )
+        return open_prior(resumed), env
     policy, name = noise_prior(given, noise, chunk, env, settings, trust)
     return replace(open_prior(policy), name=called(given)), name
 
@@ -50,8 +57,8 @@ def noise_prior(
     Its normalizer has the statistics of the observations in its own trial steps.
     """
     settings, reference = settings or Settings(), referred(given)
-    decoder_of(reference, noise, chunk, trust)
-    name = with_decoder(env, reference, noise, chunk)
+    decoder_of(reference, noise, chunk, trust=trust)
+    name = with_decoder(env, reference, noise, chunk, sum_of(reference))
     policy = standard_normal(probed(name, settings.backend).observation_size, noise, settings.seed)
     rollout = trial(policy, name, settings)
     policy.normalizer.update(sums(rollout.observations[..., : policy.observation_size]))

@@ -15,6 +15,7 @@ from torch import Tensor
 from repolicy.envs import addons
 from repolicy.envs.limits import Limit
 from repolicy.envs.making import placed, probed, with_roles
+from repolicy.envs.names import decoder
 from repolicy.envs.step import Backend
 from repolicy.envs.trust import confirm, env_of
 from repolicy.errors import RepolicyError, UsageError
@@ -28,6 +29,7 @@ from repolicy.prepare.cloning import clone, spec_of
 from repolicy.prepare.defaults import STEPS, customize_defaults
 from repolicy.prepare.weights import trial
 from repolicy.priors.code import Source, opened, source_of
+from repolicy.priors.decoders import take_out
 from repolicy.priors.finding import find_policy
 from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior
 from repolicy.priors.kinds import name_of as called_prior
@@ -119,6 +121,7 @@ def earlier(
         *([] if limits else [Limit.of(each).name for each in kept.get("limits", ())]),
     ]
     confirm(folder.path / "run.json", trust, env=named, addons=code)
+    take_out(folder.policy, decoder(kept["env"]))
     return folder.kind_of(kept).from_dict(kept)
 
 

@@ -1,18 +1,24 @@
 """Decoders of generative policies: observations and noise to actions. `file.py:name`, an ONNX graph, or TorchScript."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from repolicy.errors import NumericError, UsageError, in_one_sentence
+from repolicy.errors import FileError, NumericError, UsageError, in_one_sentence
 from repolicy.loading import load_object
+from repolicy.policies.file import decoder_in
+from repolicy.policies.storage import write_bytes
 from repolicy.priors.code import is_code
+from repolicy.priors.finding import cache
 from repolicy.priors.running import Session, check_trusted, scripted
 from repolicy.readers.recognize import PolicyFile
 
+LARGEST = 64 * 2**20  # bytes of a decoder that a policy's file holds
+KNOWN_BY = 16  # digits of a sum
 Function = Callable[[np.ndarray, np.ndarray], Any]  # observations [N, O] and noise [N, Z], to actions [N, C · A]
 
 
@@ -43,8 +49,10 @@ class Decoder:
         return decoded
 
 
-def decoder_of(reference: Any, noise: Any, chunk: Any, trust: bool = True) -> Decoder:
+def decoder_of(reference: Any, noise: Any, chunk: Any, sha256: Any = None, trust: bool = True) -> Decoder:
     """Return the decoder that a user named, for so many numbers of noise and actions a chunk.
+
+    Where it is known how its file's sum begins, no other file is taken for it.
 
     Who takes a name out of a file has asked `envs/trust.py` before; TorchScript is a program, and needs `trust`.
     """
@@ -55,7 +63,7 @@ def decoder_of(reference: Any, noise: Any, chunk: Any, trust: bool = True) -> De
         thing = load_object(reference, "decoder")
         thing = thing() if isinstance(thing, type) else thing
         return Decoder(getattr(thing, "decode", thing), reference, noise, chunk)
-    file = PolicyFile(Path(str(reference)))
+    file = found_file(str(reference), sha256)
     if file.format == "torchscript":
         check_trusted(file, trust)
         module = scripted(file)
@@ -73,6 +81,48 @@ def decoder_of(reference: Any, noise: Any, chunk: Any, trust: bool = True) -> De
         return session.run({other: observations, source: given.reshape(len(given), *shape)})[0]
 
     return Decoder(run, str(file.path), noise, chunk)
+
+
+# Its file -------------------------------------------------------------------------------------------------------------
+
+
+def sum_of(reference: str) -> str:
+    """Return how the sum of a decoder's file begins, by which it is known again; nothing for code."""
+    return "" if is_code(reference) else PolicyFile(reference).sha256[:KNOWN_BY]
+
+
+def found_file(reference: str, sha256: str | None) -> PolicyFile:
+    """Return a decoder's file: where it is named, or else where `take_out` has put it."""
+    named, taken = Path(reference), cache("decoders") / str(sha256)
+    if sha256 is None or (named.is_file() and sum_of(reference) == sha256):
+        return PolicyFile(named)
+    if taken.is_file() and sum_of(str(taken)) == sha256:
+        return PolicyFile(taken)
+    what = "is another file now" if named.is_file() else "is not there"
+    raise FileError(f"{reference} {what}, and the decoder that is meant has a sha256 of {sha256}...: put it back")
+
+
+def held(through: Mapping[str, Any] | None) -> bytes:
+    """Return the decoder's file as a policy's file holds it: nothing for code, and where it is too large."""
+    if through is None or not through["sha256"]:
+        return b""
+    content = found_file(through["decoder"], through["sha256"]).content
+    return content if len(content) <= LARGEST else b""
+
+
+def take_out(path: Path, through: Mapping[str, Any] | None) -> None:
+    """Put the decoder that a policy's file holds where `found_file` looks, unless it is there."""
+    if through is None or not through["sha256"]:
+        return
+    try:
+        found_file(through["decoder"], through["sha256"])
+    except FileError:
+        content = decoder_in(path) if path.is_file() else b""
+        if hashlib.sha256(content).hexdigest()[:KNOWN_BY] == through["sha256"]:
+            write_bytes(cache("decoders") / through["sha256"], content)
+
+
+# Its inputs -----------------------------------------------------------------------------------------------------------
 
 
 def noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tuple[str, list[int]]:

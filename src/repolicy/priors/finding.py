@@ -69,9 +69,9 @@ SHELF = {
 }  # fmt: skip
 
 
-def cache() -> Path:
-    """Return where this user's programs keep what can be fetched again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repolicy" / "shelf"
+def cache(what: str = "shelf") -> Path:
+    """Return where this user's programs keep what can be had again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repolicy" / what
 
 
 def place(name: str) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from repolicy.envs import addons
+from repolicy.envs.names import decoder
 from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, file_sum, read_json
 from repolicy.many.tradeoff import Found, Point, episodes_of
@@ -20,6 +21,7 @@ from repolicy.policies.file import SavedPolicy, read_card, save_policy
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import FORMAT, check_shape, finite, is_own, write_json
+from repolicy.priors.decoders import held
 from repolicy.priors.dials import How, beyond, prior_of, turned
 from repolicy.priors.finding import beside
 from repolicy.ranges import Dial
@@ -135,7 +137,8 @@ class Turning:
             raise UsageError(f"--out is {path}; a policy's file is called NAME.safetensors")
         if path.exists() and not (is_own(path) and "dial" in read_card(path)):
             raise UsageError(f"{path} is there already, and not a position of a dial: choose another --out")
-        save_policy(path, self.at(position), self.card(position), self.saved.prior)
+        env = self.saved.card.get("request", {}).get("env", "")
+        save_policy(path, self.at(position), self.card(position), self.saved.prior, decoder=held(decoder(env)))
 
     def card(self, position: Sequence[float]) -> dict[str, Any]:
         """Return the run's request at that position, and where it is on the dials; the scores were another's."""

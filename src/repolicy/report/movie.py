@@ -191,31 +191,41 @@ def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np
     found = acting(shot.policy, Options(), shot.trust)
     policy = found.prior if shot.which == "prior" else found.agent
     assert policy is not None
-    env, batch, native = _stage(replace(shot, env=observing(shot.env, policy.observation_size)))
+    shot = replace(shot, env=observing(shot.env, policy.observation_size))
+    pictures, steps, generates = list[np.ndarray](), 0, decoder(shot.env) is not None
+
+    def look(over: bool) -> None:
+        """See what a step of the environment led to."""
+        nonlocal steps
+        steps += 1
+        if pictures and steps % stride == 0 and len(pictures) < most and not (over and shot.actions):
+            pictures.append(_picture(env, shot))  # (where it is over, the environment has begun anew)
+            seen()
+
+    env, batch, native, chunk = _stage(shot, look)
     check_fit(policy, batch)
     stride = max(1, round(native / FRAMES_A_SECOND))
     rate = native / stride
+    most = max(2, round(shot.seconds * rate))
     if isinstance(policy, Watching):
         policy.watch(batch)
     act, observations, given = policy.actor(1, 1), batch.reset(), choices(shot, policy.actions)
 
-    def go(steps: int) -> None:
+    def go() -> None:
         nonlocal observations, given
-        for _ in range(steps):
-            now, given = given[:1], given[1:]
-            step = batch.step(now if len(now) else policy.to_environment(act(observations)))
-            observations, ended = step.observations, step.terminated | step.truncated
-            if ended.any() and isinstance(act, Recalling):
-                act.begin_anew(ended)
+        now, given = given[:1], given[1:]
+        step = batch.step(now if len(now) else policy.to_environment(act(observations)))
+        observations, ended = step.observations, step.terminated | step.truncated
+        if ended.any() and isinstance(act, Recalling):
+            act.begin_anew(ended)
+        if not generates:
+            look(bool(ended[0]))
 
-    go(max(0, shot.around - round(shot.seconds * native / 2)))
-    pictures = [_picture(env, shot)]
-    while len(pictures) < max(2, round(shot.seconds * rate)):
-        if shot.actions and len(given) <= stride:  # with the last step the environment begins anew
-            break
-        go(stride)
-        pictures.append(_picture(env, shot))
-        seen()
+    for _ in range(shot.around - round(shot.seconds * native / (2 * chunk))):
+        go()
+    pictures, steps = [_picture(env, shot)], 0
+    while len(pictures) < most and (len(given) or not shot.actions):
+        go()
     batch.close()
     if all(picture.min() == picture.max() for picture in pictures):
         raise _NoRendererError
@@ -229,26 +239,27 @@ def choices(shot: Shot, space: ActionSpace) -> np.ndarray:
 
 
 class Stage(NamedTuple):
-    """Who renders, the same one behind the contract that policies act in, and its steps a second."""
+    """Who renders, the same one behind the contract that policies act in, its steps a second, and in a decision."""
 
     camera: Any
     batch: Envs
     rate: float
+    chunk: int
 
 
-def _stage(shot: Shot) -> Stage:
-    chunk = (decoder(shot.env) or {}).get("chunk", 1)  # of actions, between two pictures
+def _stage(shot: Shot, look: Callable[[bool], None]) -> Stage:
+    chunk = (decoder(shot.env) or {}).get("chunk", 1)
     if not in_gymnasium(shot.env):
         _need_context(shot)
         pool = EnvPoolEnvs(shot.env, 1, shot.seed, filmed=(shot.width, shot.height))
-        return Stage(pool, through_noise(pool, shot.env), pool.steps_a_second / chunk)
+        return Stage(pool, through_noise(pool, shot.env, look), pool.steps_a_second, chunk)
     env = _made(maker(shot.env), shot)
     if getattr(env, "render_mode", None) != "rgb_array":
         raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
     if getattr(env.unwrapped, "mujoco_renderer", None) is not None:
         _prepare(env.unwrapped, shot.fine)
-    batch = through_noise(GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), shot.env)
-    return Stage(env, batch, float(env.metadata.get("render_fps") or 30) / chunk)
+    batch = through_noise(GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), shot.env, look)
+    return Stage(env, batch, float(env.metadata.get("render_fps") or 30), chunk)
 
 
 _CONTEXTS: list[Any] = []  # kept, so that they live as long as this process

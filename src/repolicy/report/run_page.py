@@ -21,6 +21,7 @@ from repolicy.loading import file_sum
 from repolicy.objective import Objective, name_of
 from repolicy.policies.file import SavedPolicy, read_card
 from repolicy.prepare.defaults import train_defaults, usual_for
+from repolicy.priors.decoders import take_out
 from repolicy.priors.opening import read_policy
 from repolicy.report import charts, page
 from repolicy.report.charts import learning
@@ -91,6 +92,7 @@ def write_report(
     confirm(folder.path, trust, env=request["env"], addons=[*request["addons"], *limits], remedy=remedy)
     if not folder.policy.exists():
         raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
+    take_out(folder.policy, decoder(request["env"]))
     saved = read_policy(folder.policy)
     addon = combined(at(request["addons"])) if request["addons"] else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
