@@ -1,15 +1,17 @@
-"""Wishes learnt from a person who is a program: answers to pairs of clips, and take-overs, on HalfCheetah.
+"""Wishes learnt from a person who is a program: answers to pairs of clips, and take-overs.
 
     python -m experiments.wishes                    # all rows that are not there yet
     python -m experiments.wishes --only prefer      # those whose key begins so
 
-The person's hidden wish is to spare the hind leg, `hind_leg`. Who answers is wrong in one answer of ten. Who takes over
-acts as the policy that was customized to the hidden wish does, when the leg has bent too far on average over the last
-steps, and hands back when it bends little (hysteresis). A row says what the program was never told: the rank
-correlation of the learnt wish with the hidden one, and what the customized policies have of the hidden wish's gain.
+The person's hidden wish is to spare HalfCheetah's hind leg, or that Hopper stays high. Who answers is wrong in one
+answer of ten. Who takes over acts as the policy that was customized to the hidden wish does, when the wish was met too
+badly on average over the last steps, and hands back when it is met well (hysteresis). A row says what the program was
+never told: the rank correlation of the learnt wish with the hidden one, and what the customized policies have of the
+hidden wish's gain.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +21,7 @@ import torch
 from experiments import campaign
 from experiments.ledger import Row
 from experiments.pages import markdown
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import Addon, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.step import own_numbers
@@ -37,19 +39,41 @@ from repolicy.wishes.learning_loop import Taught, Teaching, record
 from repolicy.wishes.pairs import Pairs, asked, candidates, fingerprint
 from repolicy.wishes.record import Labels, Record
 
-ENV, PRIOR, HIDDEN, WEIGHT = "HalfCheetah-v4", "halfcheetah", "hind_leg", 10.0
-OMEGA, ALPHA, STATES = 0.17, 0.13472, 0.348
+
+@dataclass(frozen=True)
+class Task:
+    """A prior, a wish that nobody tells, and with which weights the prior is customized to it."""
+
+    prior: str
+    env: str
+    hidden: str
+    weight: float
+    omega: float
+    alpha: float
+    states: float
+    features: str
+    last: int  # over so many steps a person looks at how the wish is met
+
+    @property
+    def wish(self) -> Addon:
+        return combined([self.hidden])
+
+
+CHEETAH = Task("halfcheetah", "HalfCheetah-v4", "hind_leg", 10.0, 0.17, 0.13472, 0.348, "next[2:8]^1", 20)
+HOPPER = Task("hopper", "Hopper-v4", "height", 3.0, 0.33, 0.001, 0.33, "next[0:5]", 60)
+TAKEOVERS = {"takeover": CHEETAH, "hopper": HOPPER}  # with which word the keys of their rows begin
 TRAINING = {"steps": 300_000, "ranks": 1}
 ANSWERS, WRONG, STEPS, LATEST, NOISE, POOL = 100, 0.1, 40, 40, 2.0, 300
-FEATURES = {"joints": "next[2:8]^1", "all": "next^1", "networks": ""}
+FEATURES = {"joints": CHEETAH.features, "all": "next^1", "networks": ""}
 EPISODES = 20
-LEG, LAST = 2, 20  # the leg's place in the observation; over so many steps its angle is averaged
 ROUNDS, WATCHED, RATE = 3, 2000, 0.05
+BAD = Labels(before=20)  # steps before a take-over do not count
+# How steps are labelled, and whether the prior counts.
 ARMS = {
-    "mereq": (Labels(before=LAST), OMEGA, STATES),
-    "no-pseudo-expert": (Labels(before=LAST, passed=0.0), OMEGA, STATES),
-    "no-prior": (Labels(before=LAST), 0.0, 0.0),
-    "cloning": (Labels(before=LAST), OMEGA, STATES),
+    "mereq": (BAD, True),
+    "no-pseudo-expert": (replace(BAD, passed=0.0), True),
+    "no-prior": (BAD, False),
+    "cloning": (BAD, True),
 }
 
 
@@ -59,7 +83,7 @@ def who(reference: str | Path) -> Acting:
 
 def hidden(pairs: Pairs) -> np.ndarray:
     """Return what the person finds each clip worth `[P, 2]`."""
-    return combined([HIDDEN]).reward(Transitions(pairs.observations, pairs.actions, pairs.after, {})).sum(2)
+    return CHEETAH.wish.reward(Transitions(pairs.observations, pairs.actions, pairs.after, {})).sum(2)
 
 
 def answers_of(pairs: Pairs, random: np.random.Generator) -> np.ndarray:
@@ -81,32 +105,32 @@ def correlation(wish: LearntWish, fresh: Pairs) -> float:
     return round(float(np.corrcoef(ranks[0], ranks[1])[0][1]), 4)
 
 
-def measured(reference: str | Path) -> dict[str, float]:
-    """Return a policy's old reward and the hidden wish a step, with the mean action."""
+def measured(reference: str | Path, task: Task = CHEETAH) -> dict[str, float]:
+    """Return a policy's old reward and the hidden wish an episode, with the mean action."""
     with one_thread():
-        found = evaluate(who(reference).agent, ENV, EPISODES, addon=HIDDEN, seed=EVALUATION_SEED)
+        found = evaluate(who(reference).agent, task.env, EPISODES, addon=task.hidden, seed=EVALUATION_SEED)
     assert found.addon is not None
     return {"basic": round(float(found.basic.mean()), 1), "hidden": round(float(found.addon.mean()), 2)}
 
 
-def customized(addon: str, folder: Path, seed: int, omega: float = OMEGA) -> Path:
+def customized(addon: str, folder: Path, seed: int, task: Task = CHEETAH) -> Path:
     """Customize the prior, or take what lies there."""
-    objective = residual(omega, ALPHA, STATES if omega else 0.0)
-    customize(PRIOR, addon, objective, folder, TRAINING | {"seed": seed}, resume=True, progress=False)
+    objective = residual(task.omega, task.alpha, task.states)
+    customize(task.prior, addon, objective, folder, TRAINING | {"seed": seed}, resume=True, progress=False)
     return folder
 
 
-def true_one(runs: Path, seed: int) -> Path:
-    return customized(f"{HIDDEN}={WEIGHT:g}", runs / f"true-{seed}", seed)
+def true_one(runs: Path, seed: int, task: Task = CHEETAH) -> Path:
+    return customized(f"{task.hidden}={task.weight:g}", runs / f"true-{task.prior}-{seed}", seed, task)
 
 
 def prefer(runs: Path, features: str, seed: int) -> Row:
     """Random and chosen pairs: what the learnt wishes are like, and what they make of the prior."""
     random = np.random.default_rng(seed)
-    prior = who(PRIOR)
+    prior = who(CHEETAH.prior)
     with one_thread():
-        pool = candidates(prior.agent, fingerprint(prior.path), ENV, POOL, STEPS, NOISE, LATEST, 10_000 * seed)
-        fresh = candidates(prior.agent, fingerprint(prior.path), ENV, 200, STEPS, NOISE, LATEST, 900_000 + seed)
+        pool = candidates(prior.agent, fingerprint(prior.path), CHEETAH.env, POOL, STEPS, NOISE, LATEST, 10_000 * seed)
+        fresh = candidates(prior.agent, fingerprint(prior.path), CHEETAH.env, 200, STEPS, NOISE, LATEST, 900_000 + seed)
         told = answers_of(pool, random)
         by_chance = pool.some([*range(ANSWERS)])
         curve: dict[str, list[float]] = {"random": [], "chosen": []}
@@ -124,9 +148,9 @@ def prefer(runs: Path, features: str, seed: int) -> Row:
             left = [place for place in left if place not in places]
             shown.append(chosen)
             known.append(told[places])
-        scale = WEIGHT * float(hidden_steps(pool).std())
+        scale = CHEETAH.weight * float(hidden_steps(pool).std())
     row: Row = {"features": FEATURES[features], "versions": versions(), "answers": ANSWERS, "wrong": WRONG}
-    row |= {"correlation": curve, "prior": measured(PRIOR), "true": measured(true_one(runs, seed))}
+    row |= {"correlation": curve, "prior": measured(CHEETAH.prior), "true": measured(true_one(runs, seed))}
     path = runs / f"wish-{features}-{seed}.safetensors"
     at_random.write(path)
     weight = scale / spread_a_step([pool], at_random)
@@ -135,7 +159,7 @@ def prefer(runs: Path, features: str, seed: int) -> Row:
 
 
 def hidden_steps(pairs: Pairs) -> np.ndarray:
-    return combined([HIDDEN]).reward(Transitions(*pairs.steps, {}))
+    return CHEETAH.wish.reward(Transitions(*pairs.steps, {}))
 
 
 def shares(found: dict[str, float], row: Row) -> Row:
@@ -145,10 +169,10 @@ def shares(found: dict[str, float], row: Row) -> Row:
 
 
 class Person:
-    """Acts as a policy does, while the leg bends too far."""
+    """Acts as a policy does while the hidden wish is met worse than `low`, until it is met better than `high`."""
 
-    def __init__(self, policy: Policy, high: float, low: float, seed: int) -> None:
-        self.policy, self.high, self.low, self.angles = policy, high, low, list[float]()
+    def __init__(self, policy: Policy, task: Task, low: float, high: float, seed: int) -> None:
+        self.policy, self.task, self.low, self.high, self.met = policy, task, low, high, list[float]()
         self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, observation: np.ndarray, proposed: np.ndarray) -> np.ndarray:
@@ -157,14 +181,15 @@ class Person:
         return own_numbers(sent, self.policy.actions)[0]
 
     def wants(self, observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
-        self.angles = [*self.angles[1 - LAST :], abs(float(observation[LEG]))]
-        mean = float(np.mean(self.angles))
-        return len(self.angles) == LAST and mean > (self.low if acts else self.high)
+        now, nothing = observation[None], proposed[None]
+        self.met = [*self.met, float(self.task.wish.reward(Transitions(now, nothing, now, {}))[0])][-self.task.last :]
+        mean = float(np.mean(self.met))
+        return len(self.met) == self.task.last and mean < (self.high if acts else self.low)
 
 
-def cloned(records: list[Record], path: Path, seed: int) -> Path:
+def cloned(records: list[Record], path: Path, seed: int, task: Task) -> Path:
     """Go on from the prior by the likelihood of the person's actions, and write that policy."""
-    prior = who(PRIOR).agent
+    prior = who(task.prior).agent
     assert isinstance(prior, Policy)
     policy = prior.alike()
     policy.load_state_dict(prior.state_dict())
@@ -179,44 +204,47 @@ def cloned(records: list[Record], path: Path, seed: int) -> Path:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    save_policy(path, policy.requires_grad_(False), {"request": {"env": ENV}})
+    save_policy(path, policy.requires_grad_(False), {"request": {"env": task.env}})
     return path
 
 
-def take_over(runs: Path, arm: str, seed: int) -> Row:
+def take_over(runs: Path, arm: str, seed: int, task: Task) -> Row:
     """Rounds of watching and learning: the rate of take-overs, and what came of it."""
-    labels, omega, states = ARMS[arm]
-    row: Row = {"features": FEATURES["joints"], "versions": versions(), "prior": measured(PRIOR)}
-    expert = true_one(runs, seed)
-    row["true"] = measured(expert)
-    before, after = (-row[name]["hidden"] / 1000 for name in ("prior", "true"))
-    high, low = after + 0.5 * (before - after), after + 0.25 * (before - after)
+    labels, with_prior = ARMS[arm]
+    row: Row = {"features": task.features, "versions": versions(), "prior": measured(task.prior, task)}
+    expert = true_one(runs, seed, task)
+    row["true"] = measured(expert, task)
+    before, after = (row[name]["hidden"] / 1000 for name in ("prior", "true"))
+    low, high = (before + share * (after - before) for share in (0.5, 0.75))
     policy = who(expert).agent
     assert isinstance(policy, Policy)
-    folder, now, records = runs / f"{arm}-{seed}", Taught(PRIOR, None, ALPHA), list[Record]()
+    folder, now, records = runs / f"{arm}-{task.prior}-{seed}", Taught(task.prior, None, max(task.omega, task.alpha)), list[Record]()
+    omega, states = (task.omega, task.states) if with_prior else (0.0, 0.0)
     teaching = Teaching(
-        PRIOR, ENV, FEATURES["joints"], omega, ALPHA, states, labels, settings=TRAINING | {"seed": seed}, seed=seed
-    )
-    row["rates"], row["person_steps"], row["theta"] = [], [], []
+        task.prior, task.env, task.features, omega, task.alpha, states, labels, settings=TRAINING | {"seed": seed},
+        seed=seed,
+    )  # fmt: skip
+    row["updates"], row["rates"], row["person_steps"], row["theta"] = teaching.updates, [], [], []
     for number in range(ROUNDS + 1):
-        person = Person(policy, high, low, seed)
+        person = Person(policy, task, low, high, seed)
         with one_thread():
             kept = folder / f"record-{number}.jsonl"
             kept.unlink(missing_ok=True)
             seeded = 100 * seed + number
-            records.append(record(who(now.policy), ENV, kept, WATCHED, person, person.wants, seed=seeded))
+            records.append(record(who(now.policy), task.env, kept, WATCHED, person, person.wants, seed=seeded))
         row["rates"].append(round(records[-1].rate, 4))
         row["person_steps"].append(int(records[-1].person.sum()))
         print(arm, seed, row["rates"], row["theta"][-1:], now.unit, flush=True)
         if records[-1].rate < RATE or number == ROUNDS:
             break
         if arm == "cloning":
-            now = Taught(str(cloned(records, folder / f"cloned-{number}.safetensors", seed)), None, ALPHA)
+            path = cloned(records, folder / f"cloned-{number}.safetensors", seed, task)
+            now = Taught(str(path), None, task.alpha)
             continue
         now = teaching.taught(records, now, folder / f"round-{number}", print)
         assert now.wish is not None
         row["theta"].append([round(float(each), 3) for each in now.wish.theta])
-    row["result"] = measured(now.policy)
+    row["result"] = measured(now.policy, task)
     return row | shares(row["result"], row)
 
 
@@ -245,6 +273,7 @@ def preferences_table(rows: dict[str, Row]) -> str:
 def takeover_table(rows: dict[str, Row]) -> str:
     """Return a row for each way and seed."""
     headings = [
+        "prior",
         "way",
         "seed",
         "the person's share, by rounds",
@@ -253,12 +282,12 @@ def takeover_table(rows: dict[str, Row]) -> str:
         "of the old reward",
     ]
     lines = []
-    for key, row in rows.items():
-        if key.startswith("takeover/"):
-            _, arm, seed = key.split("/")
+    for key, row in sorted(rows.items()):
+        kind, arm, seed = key.split("/")
+        if kind in TAKEOVERS:
             rates = ", ".join(f"{rate:.0%}" for rate in row["rates"])
             shares = (f"{row[name]:.0%}" for name in ("gain", "kept"))
-            lines.append([arm, seed, rates, f"{sum(row['person_steps']):,}", *shares])
+            lines.append([TAKEOVERS[kind].prior, arm, seed, rates, f"{sum(row['person_steps']):,}", *shares])
     return markdown(headings, lines)
 
 
@@ -270,7 +299,8 @@ def main() -> None:
     wanted: dict[str, Callable[[], Row]] = {}
     for seed in range(options.seeds):
         wanted |= {f"prefer/{name}/{seed}": partial(prefer, options.runs, name, seed) for name in FEATURES}
-        wanted |= {f"takeover/{arm}/{seed}": partial(take_over, options.runs, arm, seed) for arm in ARMS}
+        for kind, task in TAKEOVERS.items():
+            wanted |= {f"{kind}/{arm}/{seed}": partial(take_over, options.runs, arm, seed, task) for arm in ARMS}
     campaign.measure(options.ledger, {key: each for key, each in wanted.items() if key.startswith(options.only)})
 
 

@@ -28,7 +28,7 @@ from repolicy.wishes.rounds_page import write_rounds
 from repolicy.wishes.takeover import Act, Keys, Takeover, Wants
 
 ENVS, STEPS = 16, 1000  # of the policy alone, beside what a person did
-LEAST, MOST = 0.1, 2.0  # how far one update may be from what was foretold, for the next one
+LEAST, MOST = 0.25, 2.0  # how far one update may be from what was foretold, for the next one
 
 Say = Callable[[str], None]
 
