@@ -41,6 +41,7 @@ class Plan:
     omega: float | None = None
     states: float | None = None
     value: bool = False
+    learned: bool = False
     search: dict[str, Any] = field(default_factory=dict)
     episodes: int = 4
     steps: int = 1000
@@ -73,6 +74,9 @@ PLANS = {
     "wish/ant": Plan("ant", "mppi_sideways", episodes=2),
     **{f"halfcheetah/32/{seed}": Plan(*CHEETAH, seed=seed) for seed in (1, 2)},
     **{f"ant/32/{seed}": Plan(*ANT, episodes=3, seed=seed) for seed in (1, 2)},
+    "learned/halfcheetah": Plan(*CHEETAH, learned=True),
+    "learned/ant": Plan(*ANT, learned=True, episodes=2),
+    "learned/hopper": Plan(*HOPPER, learned=True),
     "tree/cartpole": Plan(CARTPOLE, f"{TASKS}:addon", 0.5, 0.0, episodes=4, steps=500, env=f"{TASKS}:CartPole"),
 }  # fmt: skip
 
@@ -86,7 +90,7 @@ BEGUN = {"init/halfcheetah/300000": ("kept/halfcheetah/20000", 300_000)}  # cust
 def measured(plan: Plan) -> Row:
     """Return what a planner earns, beside its prior by the same seeds."""
     search, began = Search(seed=plan.seed, **plan.search), time.process_time()
-    made = planned(plan.prior, plan.addon, plan.env, plan.omega, plan.states, plan.value, search)
+    made = planned(plan.prior, plan.addon, plan.env, plan.omega, plan.states, plan.value, search, plan.learned)
     to_begin, planner, score = time.process_time() - began, made.planner, made.planner.score
     row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "env": made.env, "seed": plan.seed}
     row |= {"omega": score.omega, "states": score.states, "value": score.value is not None, "search": plan.search}
@@ -169,14 +173,16 @@ def table(rows: dict[str, Row]) -> str:
             continue
         tree = key.startswith("tree/")
         how = "as published, " if "closed" in row["search"] else "tree, " * tree
+        how += "learned model, " * key.startswith("learned/")
         how += f"K {row['search'].get('samples', 150 if tree else 32):,}"
         weights = f"{row['omega']:.3g}, {row['states']:.3g}" + ", value" * row["value"]
         totals = [with_error(row[when]["total_reward"]) for when in ("before", "after")]
         after = row["after"]
         episodes = f"{after['episodes']}" + f" of {row['steps']} steps" * (row["steps"] < WHOLE)
+        speed = f"{row['real_time']:.2g}" if row["real_time"] else f"{row['decisions_a_second']:.0f} a second"
         lines.append(
             [f"{Path(row['prior']).stem}, {row['addon'].rpartition(':')[2]}", how, weights, totals[0],
-             f"**{totals[1]}**", episodes, f"{after['ended_early']}", f"{row['real_time']:.2g}"]
+             f"**{totals[1]}**", episodes, f"{after['ended_early']}", speed]
         )  # fmt: skip
     return markdown(headings, lines)
 

@@ -218,12 +218,17 @@ def take_over(runs: Path, arm: str, seed: int, task: Task) -> Row:
     low, high = (before + share * (after - before) for share in (0.5, 0.75))
     policy = who(expert).agent
     assert isinstance(policy, Policy)
-    folder, now, records = runs / f"{arm}-{task.prior}-{seed}", Taught(task.prior, None, max(task.omega, task.alpha)), list[Record]()
+    folder, now, records = (
+        runs / f"{arm}-{task.prior}-{seed}",
+        Taught(task.prior, None, max(task.omega, task.alpha)),
+        list[Record](),
+    )
     omega, states = (task.omega, task.states) if with_prior else (0.0, 0.0)
     teaching = Teaching(
         task.prior, task.env, task.features, omega, task.alpha, states, labels, settings=TRAINING | {"seed": seed},
         seed=seed,
     )  # fmt: skip
+    now = teaching.untaught
     row["updates"], row["rates"], row["person_steps"], row["theta"] = teaching.updates, [], [], []
     for number in range(ROUNDS + 1):
         person = Person(policy, task, low, high, seed)

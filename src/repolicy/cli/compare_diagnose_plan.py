@@ -230,6 +230,8 @@ class Plan(Acts):
     """The price on states that the prior does not visit; beside --omega or --value, what a nat is worth."""
     value: bool = False
     """Count what is still to come after a plan's end, by a value that is fitted to the prior's episodes."""
+    learned: bool = False
+    """Simulate with a model that is learnt from the prior's own steps: where the environment has none."""
     samples: int = 0
     """How many candidates are simulated before each action; by default 32, or 150 for a tree where actions are
     choices."""
@@ -277,8 +279,8 @@ class Plan(Acts):
             check_place(out / PLAN)
         search = Search(samples=self.samples, horizon=self.horizon, seed=self.seed)
         made = planned(
-            self.prior, self.addon, self.env, self.omega, self.states, self.value, search, self.reading, self.trust,
-            terminal.say,
+            self.prior, self.addon, self.env, self.omega, self.states, self.value, search, self.learned, self.reading,
+            self.trust, terminal.say,
         )  # fmt: skip
         for note in made.notes:
             terminal.say(note)
@@ -317,7 +319,9 @@ class Plan(Acts):
         if not choices:
             told["effective_samples"] = tally.effective / tally.decisions
         terminal.say(
-            f"{told['decisions_a_second']:.3g} decisions a second, {told['real_time']:.2g} times real time; "
+            f"{told['decisions_a_second']:.3g} decisions a second"
+            + f", {told['real_time']:.2g} times real time" * (planner.model.seconds > 0)
+            + "; "
             + (
                 f"in {told['prior_kept']:.1%} of the decisions it chose what the prior would"
                 if choices

@@ -12,6 +12,7 @@ from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.planning.choosing import chosen
 from repolicy.planning.copies import CopyModel
+from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.model import Model
 from repolicy.planning.mujoco_model import CannotBatchError, MujocoModel
 from repolicy.planning.planner import Planner, Search
@@ -52,6 +53,7 @@ def plan(
     states: float | None = None,
     value: bool = False,
     search: Search | None = None,
+    learned: bool = False,
     options: Options | None = None,
     trust: bool = False,
 ) -> Planner:
@@ -66,10 +68,11 @@ def plan(
         states: the price on states that the prior does not visit; the same holds.
         value: count what is still to come after a plan's end, by a value that is fitted to the prior's episodes.
         search: how plans are looked for: samples, horizon and so on.
+        learned: simulate with a model that is learnt from the prior's own steps, in place of the environment's.
         options: how the prior's file is read, where that is another library's.
         trust: run code that the prior's file names.
     """
-    return planned(prior, addon, env, omega, states, value, search or Search(), options, trust).planner
+    return planned(prior, addon, env, omega, states, value, search or Search(), learned, options, trust).planner
 
 
 def planned(
@@ -80,6 +83,7 @@ def planned(
     states: float | None,
     value: bool,
     search: Search,
+    learned: bool = False,
     options: Options | None = None,
     trust: bool = False,
     say: Say = lambda sentence: None,
@@ -90,9 +94,11 @@ def planned(
         raise UsageError(f"{start.name} cannot be copied, and a planner asks its prior in every simulated step")
     policy = start.saved.policy
     choices = policy.actions.kind == "discrete"
-    if choices and (len(policy.actions.sizes) > 1 or value):
+    if choices and (len(policy.actions.sizes) > 1 or value or learned):
         what = "makes several choices at once" if len(policy.actions.sizes) > 1 else "makes choices"
-        raise UsageError(f"{start.name} {what}: a tree is for one choice a step, and has no use for --value")
+        raise UsageError(
+            f"{start.name} {what}: a tree is for one choice a step, in copies, and has no use for --value or --learned"
+        )
     place, wishes = start.env(trust) if env is None else env_name(env), names(addon)
     if not wishes:
         raise UsageError("a planner needs a wish: name an add-on")
@@ -114,21 +120,26 @@ def planned(
         omega = weights.omega if omega is None else omega
         states = weights.states if states is None else states
         notes.append(f"omega is {omega:.3g} and states {states:.3g}, by what a nat of the prior is worth of {reward}")
-    model = model_of(place, choices, search.seed, notes)
+    model = model_of(policy, place, learned, search.seed, notes, say)
     score = Score(wish, omega, states, search.discount, density_of(policy, place) if states else None, None)
     with one_thread():
         if tries:
             say("trying weights of the prior in a plan, which takes up to a minute (--omega goes without)")
             score, told = chosen(policy, place, model, score, search)
-            notes = [told]
+            notes[0] = told
         elif value:
             score = replace(score, value=fitted_value(policy, place, score, search.seed))
     return Planned(Planner(policy, model, score, search), start.saved, place, wishes, tuple(notes))
 
 
-def model_of(env: str, choices: bool, seed: int, notes: list[str]) -> Model:
-    """Return what simulates an environment: MuJoCo in batches where that can be, else copies."""
-    if not choices:
+def model_of(prior: Policy, env: str, learned: bool, seed: int, notes: list[str], say: Say) -> Model:
+    """Return what simulates an environment: a learned model where that is asked for, MuJoCo in batches, or copies."""
+    if learned:
+        say("learning a model from the prior's steps, which takes up to a minute")
+        model = LearnedModel(prior, env, seed)
+        notes.append(model.note)
+        return model
+    if prior.actions.kind == "continuous":
         try:
             return MujocoModel(env)
         except CannotBatchError as error:

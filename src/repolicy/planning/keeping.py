@@ -7,6 +7,7 @@ from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import lives_here_alone, read_json
 from repolicy.planning.asking import Planned, planned
+from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Search
 from repolicy.policies.storage import check_shape, write_bytes, write_json
 from repolicy.priors.code import PLAN, Acting
@@ -19,7 +20,7 @@ SEARCH = {
 }  # fmt: skip
 SHAPE = {
     "format": int, "request": {"env": str, "addons": [str]}, "omega": float, "states": float, "value": bool,
-    "search": SEARCH,
+    "learned?": bool, "search": SEARCH,
 }  # fmt: skip
 
 
@@ -34,6 +35,7 @@ def keep(made: Planned, folder: Path) -> None:
         {
             "format": FORMAT, "request": {"env": made.env, "addons": list(made.addons)}, "omega": score.omega,
             "states": score.states, "value": score.value is not None,
+            "learned": isinstance(made.planner.model, LearnedModel),
             "search": {name: value for name, value in search.items() if value is not None},
         },
     )  # fmt: skip
@@ -48,5 +50,6 @@ def opened(folder: Path, trust: bool) -> Acting:
         raise FileError(f"{path} has format {values['format']}; this version reads up to {FORMAT}: upgrade repolicy")
     env, addons = env_of(values, path, trust), addons_of(values, path, trust)
     search = Search(**{name.removesuffix("?"): values["search"].get(name.removesuffix("?")) for name in SEARCH})
-    made = planned(folder / PRIOR, addons, env, values["omega"], values["states"], values["value"], search)
+    weights = values["omega"], values["states"], values["value"]
+    made = planned(folder / PRIOR, addons, env, *weights, search, values.get("learned", False))
     return Acting(folder, made.planner, read_policy(folder / PRIOR).policy, values, made.notes)

@@ -21,7 +21,7 @@ class Model(Protocol):
     """A simulator."""
 
     name: str
-    seconds: float  # that a step lasts
+    seconds: float  # that a step lasts, or 0 where that is not known
     backend: Backend  # whose environments can be planned in
 
     def watch(self, envs: Any) -> None:

@@ -8,13 +8,13 @@ import torch
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import UsageError
+from repolicy.planning.regression import regression
 from repolicy.planning.scoring import Score, Value, step_rewards
-from repolicy.policies.network import Mlp
 from repolicy.policies.policy import Policy
 
 ENVS, STEPS, BLOCK = 64, 400, 50
 AHEAD = 100  # steps that must be known behind one whose value is learned
-HIDDEN, EPOCHS, MINIBATCH, LEARNING_RATE = (64, 64), 30, 512, 1e-3
+HIDDEN, EPOCHS = (64, 64), 30
 
 
 def fitted_value(prior: Policy, env: str, score: Score, seed: int = 0) -> Value:
@@ -29,7 +29,9 @@ def fitted_value(prior: Policy, env: str, score: Score, seed: int = 0) -> Value:
     observations = np.concatenate([rollout.observations[:-1] for rollout in rollouts])[known]
     if not len(observations):
         raise UsageError(f"the prior's episodes in {env} are shorter than {AHEAD} steps: plan without a value")
-    return regression(prior, observations, sums[known], seed)
+    inputs = prior.normalizer(torch.from_numpy(observations))
+    fitted, normalize = regression(inputs, sums[known][:, None], HIDDEN, EPOCHS, seed), prior.normalizer.snapshot()
+    return lambda seen: fitted(normalize(seen))[:, 0]
 
 
 def rewards_of(prior: Policy, rollout: Rollout, score: Score) -> np.ndarray:
@@ -51,27 +53,3 @@ def to_come(
         steps = np.where(terminated[t], np.inf, np.where(ended[t], 0.0, steps) + 1.0)
         sums[t], ahead[t] = following, steps
     return sums, ahead >= AHEAD
-
-
-def regression(prior: Policy, observations: np.ndarray, sums: np.ndarray, seed: int) -> Value:
-    """Return a network's fit of sums `[M]` at observations `[M, O]`."""
-    middle, width = float(sums.mean()), float(sums.std()) or 1.0
-    inputs = prior.normalizer(torch.from_numpy(observations))
-    targets = torch.from_numpy((sums - middle) / width).float()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = Mlp(observations.shape[1], HIDDEN, 1)
-        optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
-        for _ in range(EPOCHS):
-            for rows in torch.randperm(len(inputs)).split(MINIBATCH):
-                loss = (network(inputs[rows])[:, 0] - targets[rows]).square().mean()
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-    normalize, net = prior.normalizer.snapshot(), network.snapshot()
-
-    def value(seen: np.ndarray) -> np.ndarray:
-        found: np.ndarray = middle + width * net(normalize(seen))[:, 0].astype(np.float64)
-        return found
-
-    return value

@@ -165,6 +165,11 @@ class Teaching:
     trust: bool = False
     updates: int = 2
 
+    @property
+    def untaught(self) -> "Taught":
+        """The prior. It is as wide as its log-likelihood at ω′ makes it, so that is how far a wish moves it."""
+        return Taught(self.prior, None, max(self.omega, self.alpha))
+
     def taught(self, records: Sequence[Record], now: "Taught", folder: Path, say: Say) -> "Taught":
         """Return the policy after the updates, each of which lies in the folder."""
         for number in range(self.updates):
@@ -234,7 +239,7 @@ def learn_wish(
         rate: the share of the person's steps below which all is well.
         say: hears how far it is.
     """
-    now, done, records = Taught(teaching.prior, None, teaching.alpha), list[Round](), list[Record]()
+    now, done, records = teaching.untaught, list[Round](), list[Record]()
     wishes = list[LearntWish | None]()
     for number in range(rounds):
         folder, seed = out / f"round-{number}", teaching.seed + 1000 * number
