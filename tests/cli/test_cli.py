@@ -2,13 +2,11 @@
 
 import importlib
 import json
-import re
 import signal
 import tomllib
 from pathlib import Path
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 from tiny_envs import tiny
@@ -162,15 +160,6 @@ def test_the_doctor_names_the_extra_to_install(
     monkeypatch.setenv("COLUMNS", "120")
     about.doctor()
     assert "pip install 'repolicy[sb3]'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("build", "gpu", "said"), [("13.0", False, True), ("13.0", True, False), (None, False, False)])
-def test_the_doctor_says_what_a_cuda_build_takes_where_nobody_needs_it(
-    build: str | None, gpu: bool, said: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.version, "cuda", build)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    assert bool(re.search(r"CUDA build, \d+\.\d GB", about.idle_cuda())) == said
 
 
 def test_what_people_read_is_printed_letter_for_letter(capsys: pytest.CaptureFixture[str]) -> None:

@@ -250,12 +250,3 @@ def test_what_fails_in_an_addon_is_told_with_its_place_and_what_there_is() -> No
     line = next(n for n, text in enumerate(here.read_text().splitlines(), 1) if "1 // 0 for" in text)
     with pytest.raises(UsageError, match=rf"failed: ZeroDivisionError: .* \({here.name}, line {line}\)$"):
         combined([f"{here}:divides"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))
-
-
-def turns(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
-    return 1j * observations[:, 0]
-
-
-def test_complex_numbers_are_no_rewards() -> None:
-    with pytest.raises(UsageError, match="turns' returned complex numbers; a reward is a real one"):
-        combined([f"{__file__}:turns"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))

@@ -338,7 +338,7 @@ class OddReward(Endless):
 
     def __init__(self, reward: str) -> None:
         self._reward = {
-            "string": "1.0", "complex": 1.0 + 2.0j, "masked": np.ma.masked, "none": None, "array": np.array(2.0)
+            "string": "1.0", "complex": 1.0 + 2.0j, "many": np.ones(2), "none": None, "array": np.array(2.0)
         }[reward]  # fmt: skip
 
     def step(self, action: Any) -> Any:

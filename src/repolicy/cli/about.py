@@ -1,10 +1,8 @@
 """The commands about what is here: the add-ons that ship, a run's page, the speed, the installation."""
 
 import os
-import re
 import subprocess
 from dataclasses import dataclass, field, replace
-from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -157,7 +155,6 @@ EXTRAS = {
 def doctor() -> dict[str, Any]:
     """Print and return versions, backends, rendering and cores."""
     facts: dict[str, Any] = dict(versions())
-    facts["torch"] += idle_cuda()
     facts["cores"] = physical_cores()
     facts["environments"] = _environments()
     library = renderer()
@@ -178,22 +175,6 @@ def _environments() -> str:
 
     names = envpool_names()
     return f"EnvPool's {len(names):,}, and Gymnasium's" if names else "Gymnasium's only (no EnvPool here: slower)"
-
-
-def idle_cuda() -> str:
-    """Return what torch's CUDA build takes on the disk, or nothing where torch has none or finds a GPU to use it on."""
-    import torch
-
-    if torch.version.cuda is None or torch.cuda.is_available():
-        return ""
-    files = (
-        path.locate()
-        for found in distributions()
-        if re.match(r"(torch|triton|(nvidia|cuda)-.*)$", found.name or "")
-        for path in found.files or ()
-    )
-    size = sum(Path(path).stat().st_size for path in files if Path(path).is_file())
-    return f", CUDA build, {size / 1e9:.1f} GB: no GPU here needs it, and the quickstart page has the smaller build"
 
 
 def renderer() -> str:

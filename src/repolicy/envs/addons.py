@@ -104,8 +104,6 @@ def _called(what: str, function: Function | WithPast, rows: Transitions) -> np.n
                 found = past.paid(function, copies)
             if found is None:
                 raise UsageError(f"{what} returned None: it has no `return`, or one without a value")
-            if np.iscomplexobj(found):
-                raise UsageError(f"{what} returned complex numbers; a reward is a real one")
             rewards = np.asarray(found, np.float64)
         except KeyError as error:
             told = ", ".join(sorted(info)) or "nothing"

@@ -7,24 +7,15 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs.names import parsed
-from repolicy.envs.step import (
-    Step,
-    action_space,
-    check_last,
-    flat,
-    group_sizes,
-    native,
-    numeric,
-    shown,
-)
+from repolicy.envs.step import Batch, Step, native
 from repolicy.envs.watchdog import NOTE
-from repolicy.errors import RepolicyError, UsageError, described, in_one_sentence
+from repolicy.errors import UsageError, in_one_sentence
 from repolicy.loading import nearest
 
 OWN = ("num_envs", "num_threads", "seed", "env_type", "batch_size", "max_num_players")  # options that a run sets itself
 
 
-class EnvPoolEnvs:
+class EnvPoolEnvs(Batch):
     """EnvPool: physics batches in C++, one thread. `filmed` at a width and a height, it has a picture to give."""
 
     backend = "envpool"
@@ -57,38 +48,19 @@ class EnvPoolEnvs:
                     else f"environment {plain!r} does not take {options}: a value is of the wrong kind"
                 ) from None
         with warnings.catch_warnings(action="ignore"):  # EnvPool rounds the bounds of its spaces to float32, loudly
-            space = self._pool.observation_space
-            self.groups = group_sizes(space, name)
-            self._keys, self.observation_size = shown(space, name, critic)
-            self._own = self._pool.action_space
-            self.actions = action_space(self._own, name)
+            self.seen(self._pool.observation_space, self._pool.action_space, critic)
 
     def reset(self) -> np.ndarray:
-        return flat(self._call(self._pool.reset)[0], self.count, self._keys)
+        return self.flat(self._call(self._pool.reset)[0])
 
     def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
         fresh, info = self._call(self._pool.reset, np.flatnonzero(which).astype(np.int32))
         observations = observations.copy()
-        observations[info["env_id"]] = flat(fresh, int(which.sum()), self._keys)
+        observations[info["env_id"]] = self.flat(fresh, int(which.sum()))
         return observations
 
     def step(self, actions: np.ndarray) -> Step:
-        sent = native(actions, self.actions, self._own)
-        observations, rewards, terminated, truncated, info = self._call(self._pool.step, sent)
-        final = observations = flat(observations, self.count, self._keys)
-        ended = terminated | truncated
-        if ended.any():
-            check_last(final, ended, self.name)
-            # Without this, EnvPool would spend the environment's next step on resetting it.
-            observations = self.renew(ended, final)
-        return Step(
-            observations,
-            rewards.astype(np.float64),
-            terminated,
-            truncated & ~terminated,
-            final,
-            numeric(info, self.count),
-        )
+        return self.answered(*self._call(self._pool.step, native(actions, self.actions, self._own)))
 
     @property
     def limit(self) -> int | None:
@@ -107,10 +79,5 @@ class EnvPoolEnvs:
         self._pool.close()
 
     def _call(self, function: Callable[..., Any], *arguments: np.ndarray) -> Any:
-        NOTE.begin(self.name)
-        try:
+        with NOTE.calling(self.name):
             return function(*arguments)
-        except Exception as error:
-            raise RepolicyError(f"environment {self.name!r} failed: {described(error)}") from error
-        finally:
-            NOTE.end()

@@ -12,23 +12,12 @@ import numpy as np
 from gymnasium import spaces
 
 from repolicy.envs.names import maker
-from repolicy.envs.step import (
-    Step,
-    action_space,
-    check_last,
-    flat,
-    group_sizes,
-    native,
-    numeric,
-    shapes,
-    shown,
-    space_shapes,
-)
+from repolicy.envs.step import Batch, Step, native, shapes, space_shapes
 from repolicy.envs.watchdog import NOTE
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 
 
-class GymnasiumEnvs:
+class GymnasiumEnvs(Batch):
     """Gymnasium's vector environments: any id, or the user's own."""
 
     backend = "gymnasium"
@@ -51,10 +40,7 @@ class GymnasiumEnvs:
         ):
             self._envs = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
         space = self._envs.single_observation_space
-        self.groups = group_sizes(space, name)
-        self._keys, self.observation_size = shown(space, name, critic)
-        self._own = self._envs.single_action_space
-        self.actions = action_space(self._own, name)
+        self.seen(space, self._envs.single_action_space, critic)
         self._check_one_step(space)
 
     @property
@@ -71,24 +57,15 @@ class GymnasiumEnvs:
 
     def reset(self) -> np.ndarray:
         seeds: list[int | None] = [self._seed + index for index in range(self.count)]
-        return flat(self._call(lambda: self._envs.reset(seed=seeds))[0], self.count, self._keys)
+        return self.flat(self._call(lambda: self._envs.reset(seed=seeds))[0])
 
     def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
         # A reset of some environments hands back the observations of all.
-        everyone, _ = self._call(lambda: self._envs.reset(options={"reset_mask": which}))
-        return flat(everyone, self.count, self._keys)
+        return self.flat(self._call(lambda: self._envs.reset(options={"reset_mask": which}))[0])
 
     def step(self, actions: np.ndarray) -> Step:
         sent = native(actions, self.actions, self._own)
-        observations, rewards, terminated, truncated, info = self._call(lambda: self._envs.step(sent))
-        final = current = flat(observations, self.count, self._keys)
-        ended = terminated | truncated
-        if ended.any():
-            check_last(final, ended, self.name)
-            current = self.renew(ended, final)
-        return Step(
-            current, rewards.astype(np.float64), terminated, truncated & ~terminated, final, numeric(info, self.count)
-        )
+        return self.answered(*self._call(lambda: self._envs.step(sent)))
 
     def close(self) -> None:
         failed = sys.exception()
@@ -99,12 +76,8 @@ class GymnasiumEnvs:
                 raise
 
     def _call(self, function: Callable[[], Any]) -> Any:
-        NOTE.begin(self.name)
-        try:
-            with in_one_sentence(f"environment {self.name!r} failed"):
-                return function()
-        finally:
-            NOTE.end()
+        with NOTE.calling(self.name):
+            return function()
 
     def _check_one_step(self, space: spaces.Space[Any]) -> None:
         """Look at one observation: a vector environment would broadcast one of the wrong shape."""
@@ -165,9 +138,7 @@ def _as_floats(info: dict[str, Any]) -> dict[str, Any]:
 
 def _check_reward(reward: Any, name: str) -> None:
     """Raise unless it is one real number."""
-    if np.shape(reward) != ():
-        raise RepolicyError(f"environment {name!r} returns a reward of shape {np.shape(reward)}, not one number")
-    if np.ma.is_masked(reward) or np.asarray(reward).dtype.kind not in "fiub":
+    if np.shape(reward) != () or np.asarray(reward).dtype.kind not in "fiub":
         raise RepolicyError(f"environment {name!r} returns the reward {reward!r}, which is no real number")
 
 

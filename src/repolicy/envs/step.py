@@ -15,6 +15,38 @@ from repolicy.loading import nearest
 from repolicy.policies.distributions import ActionSpace
 
 
+class Batch:
+    """What EnvPool's and Gymnasium's environments have: their spaces as a policy sees them, and how they answer."""
+
+    name: str
+    count: int
+
+    def seen(self, space: Any, actions: Any, critic: bool) -> None:
+        """Note what is observed, and what is acted with."""
+        self.groups = group_sizes(space, self.name)
+        self._keys, self.observation_size = shown(space, self.name, critic)
+        self._own, self.actions = actions, action_space(actions, self.name)
+
+    def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def flat(self, observations: Any, count: int | None = None) -> np.ndarray:
+        return flat(observations, self.count if count is None else count, self._keys)
+
+    def answered(
+        self, observations: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: Any
+    ) -> "Step":
+        """Return an answer of Gymnasium's form as a step; what ended is reset, so that no later step is spent on it."""
+        final = current = self.flat(observations)
+        ended = terminated | truncated
+        if ended.any():
+            check_last(final, ended, self.name)
+            current = self.renew(ended, final)
+        return Step(
+            current, rewards.astype(np.float64), terminated, truncated & ~terminated, final, numeric(info, self.count)
+        )
+
+
 def shown(space: Any, name: str, critic: bool) -> tuple[tuple[str, ...], int]:
     """Return the parts of an observation to lay side by side, and how many numbers the policy sees.
 

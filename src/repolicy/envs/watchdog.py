@@ -8,7 +8,11 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
+
+from repolicy.errors import in_one_sentence
 
 LONG = 60.0  # seconds after which a call is reported
 
@@ -20,11 +24,15 @@ class Note:
     index: int | None = None  # which environment of the batch, where they are called one by one
     began = 0.0  # 0: no call is under way
 
-    def begin(self, envs: str) -> None:
+    @contextmanager
+    def calling(self, envs: str) -> Iterator[None]:
+        """Note a call, and make one sentence of whatever it raises."""
         self.envs, self.index, self.began = envs, None, time.monotonic()
-
-    def end(self) -> None:
-        self.began = 0.0
+        try:
+            with in_one_sentence(f"environment {envs!r} failed"):
+                yield
+        finally:
+            self.began = 0.0
 
 
 NOTE = Note()

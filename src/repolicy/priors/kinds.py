@@ -60,7 +60,7 @@ class MeanPrior(nn.Module):
         self.notes: tuple[str, ...] = ()  # what is to be known of it, a sentence each
         self.program = mean if isinstance(mean, Program) else None
         self.remembers = self.program is not None
-        self.register_buffer("std", _numbers(std))
+        self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32))
         if self.std.dim() > 1 or not bool((torch.isfinite(self.std) & (self.std >= LEAST_STD * (1.0 - 1e-6))).all()):
             raise UsageError(f"the std of {self.name} is {std}; it must be above 0, {LEAST_STD:g} or more")
 
@@ -165,17 +165,6 @@ def _mixed(rows: Tensor, these: Any, others: Any) -> Any:
     """Return these rows of the first tensor or array `[N, ...]`, and the others of the second."""
     where = torch.where if isinstance(others, Tensor) else np.where
     return where(rows.reshape(-1, *[1] * (np.ndim(others) - 1)), these, others)  # type: ignore[operator]
-
-
-def _numbers(std: Any) -> Tensor:
-    """Return a std in single precision; NaN where it is no number, such as a text or True."""
-    try:
-        given = torch.as_tensor(std)
-        if given.dtype != torch.bool and not given.is_complex():
-            return given.to(torch.float32)
-    except (TypeError, ValueError, RuntimeError):
-        pass
-    return torch.tensor(math.nan)
 
 
 class MeanActor:

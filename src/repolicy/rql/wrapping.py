@@ -1,8 +1,6 @@
 """What both algorithms need: the task's reward, the scale of observations, and a prior that may be used as one."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +15,7 @@ from repolicy.envs.evaluation import check_fit
 from repolicy.envs.rollout import Past, Transitions
 from repolicy.envs.step import action_space, observation_size
 from repolicy.envs.watchdog import NOTE
-from repolicy.errors import NumericError, UsageError, in_one_sentence
+from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, plain, task_reward
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.normalizer import Normalizer
@@ -64,13 +62,13 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.objective, self._name = objective, type(env.unwrapped).__name__
 
     def reset(self, **options: Any) -> Any:
-        with self._called():
+        with NOTE.calling(self._name):
             observation, info = self.env.reset(**options)
         self._check("an observation", observation)
         return observation, info
 
     def step(self, action: Any) -> Any:
-        with self._called():
+        with NOTE.calling(self._name):
             observation, basic, terminated, truncated, info = self.env.step(action)
         if self.objective.reads_addon and "addon_reward" not in info:
             raise UsageError(
@@ -86,16 +84,6 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Raise where an array has what is no number: it would stay in the replay buffer."""
         if isinstance(value, np.ndarray) and not np.isfinite(value).all():
             raise NumericError(f"environment {self._name} returned {what} that is not finite")
-
-    @contextmanager
-    def _called(self) -> Iterator[None]:
-        """Watch a call into the environment: one that hangs is noticed, and whatever it raises becomes a sentence."""
-        NOTE.begin(self._name)
-        try:
-            with in_one_sentence("the environment failed"):
-                yield
-        finally:
-            NOTE.end()
 
 
 class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
