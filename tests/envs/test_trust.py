@@ -19,7 +19,6 @@ from repolicy.envs.trust import OWN, confirm
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON, load_object
 from repolicy.many.sweep import _program
-from repolicy.many.tradeoff import Point
 from repolicy.policies.file import save_policy
 from repolicy.report import movie as film
 from repolicy.rql.hyperparameters import TASKS
@@ -144,7 +143,7 @@ def test_other_processes_take_no_file_of_this_folder_for_a_library(
     film._in_its_own_process("nowhere", "egl", lambda _: None)
     assert not Path("owned").exists()
     request = {"env": "Hopper-v4", "addons": ["height"], "alpha": 0.1, "states": 0.0, "settings": {}, "sparse": False}
-    assert _program(Point(0.1, Path("a")), Path("b"), request)[:2] == PYTHON
+    assert _program(0.1, Path("b"), request)[:2] == PYTHON
 
 
 def test_what_the_package_names_is_not_looked_for_in_this_folder(

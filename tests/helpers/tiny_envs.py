@@ -248,11 +248,6 @@ class WrongShapeLater(Endless):
         return np.zeros(2, np.float32), 1.0, False, False, {}
 
 
-class RewardOfMany(Endless):
-    def step(self, action: Any) -> Any:
-        return self._look(), np.ones(2), False, False, {}
-
-
 class Raises(Endless):
     """Fails in the 11th step of an episode."""
 

@@ -78,10 +78,3 @@ def test_literal_monte_carlo_advantages(terminated: Any, ended: Any, expected: A
 def test_literal_one_step_advantages() -> None:
     found = advantages(column(1, 2), column(8, 16), column(16, 32), flags(0, 1), flags(0, 1), 0.5, 0.0)
     assert found[:, 0].tolist() == [1 + 8 - 8, 2 - 16]
-
-
-def test_arrays_of_other_shapes_are_refused() -> None:
-    """`[T, N]` beside `[N]` would broadcast in silence."""
-    rewards, flags = torch.zeros(5, 3), torch.zeros(5, 3, dtype=torch.bool)
-    with pytest.raises(ValueError, match=r"one shape \[T, N\].*'values': \(3,\)"):
-        advantages(rewards, torch.zeros(3), rewards, flags, flags, 0.9, 0.9)

@@ -54,36 +54,9 @@ def hind_leg(joint: str = "bthigh") -> Function:
     return lambda observations, actions, next_observations, info: -np.abs(next_observations[:, CHEETAH_JOINTS[joint]])
 
 
-def height() -> Function:
-    """The height z of the torso: jump higher (the paper's add-on for Hopper)."""
-    return lambda observations, actions, next_observations, info: next_observations[:, 0]
-
-
 def sideways() -> Function:
     """The velocity along y, Δy/Δt: walk to the left as well (the paper's add-on for Ant)."""
     return lambda observations, actions, next_observations, info: _info(info, "y_velocity")
-
-
-def mppi_front_foot() -> Function:
-    """−10·|angle of HalfCheetah's front foot|: the task of Residual-MPPI."""
-    return lambda observations, actions, next_observations, info: (
-        -10.0 * np.abs(next_observations[:, CHEETAH_JOINTS["ffoot"]])
-    )
-
-
-def mppi_height() -> Function:
-    """10·(z − 1) of Hopper's torso: the task of Residual-MPPI."""
-    return lambda observations, actions, next_observations, info: 10.0 * (next_observations[:, 0] - 1.0)
-
-
-def mppi_sideways() -> Function:
-    """Ant's velocity toward −y, from its observation: the task of Residual-MPPI."""
-    return lambda observations, actions, next_observations, info: -next_observations[:, 14]
-
-
-def mppi_joint() -> Function:
-    """−|angle of Swimmer's first joint|: the task of Residual-MPPI."""
-    return lambda observations, actions, next_observations, info: -np.abs(next_observations[:, 1])
 
 
 def on_command() -> Function:
@@ -94,6 +67,27 @@ def on_command() -> Function:
         return -np.square(velocity - observations[:, 45:48]).sum(axis=1)  # type: ignore[no-any-return]
 
     return missed
+
+
+def _of(what: str, reward: Callable[[np.ndarray], np.ndarray]) -> Callable[[], Function]:
+    """Return what makes an add-on of the observations `[B, O]` that steps led to."""
+
+    def make() -> Function:
+        return lambda observations, actions, next_observations, info: reward(next_observations)
+
+    make.__doc__ = what
+    return make
+
+
+HEIGHT = _of("The height z of the torso: jump higher (the paper's add-on for Hopper).", lambda after: after[:, 0])
+# The tasks of Residual-MPPI.
+FRONT_FOOT = _of(
+    "−10·|angle of HalfCheetah's front foot|: the task of Residual-MPPI.",
+    lambda after: -10.0 * np.abs(after[:, CHEETAH_JOINTS["ffoot"]]),
+)
+HIGHER = _of("10·(z − 1) of Hopper's torso: the task of Residual-MPPI.", lambda after: 10.0 * (after[:, 0] - 1.0))
+ASIDE = _of("Ant's velocity toward −y, from its observation: the task of Residual-MPPI.", lambda after: -after[:, 14])
+JOINT = _of("−|angle of Swimmer's first joint|: the task of Residual-MPPI.", lambda after: -np.abs(after[:, 1]))
 
 
 def _told(term: str, what: str) -> Callable[[], Function]:
@@ -141,12 +135,12 @@ REGISTERED = {
     "jerk": Registered(jerk, (), "mean squared jerk", lambda reward: -reward),
     "symmetry": Registered(symmetry, ("Walker2d",), "mean squared gap", lambda reward: -reward),
     "hind_leg": Registered(hind_leg, ("HalfCheetah",), "mean |θ|", lambda reward: -reward),
-    "height": Registered(height, ("Hopper", "Walker2d"), "mean z", lambda reward: reward),
+    "height": Registered(HEIGHT, ("Hopper", "Walker2d"), "mean z", lambda reward: reward),
     "sideways": Registered(sideways, ("Ant", "Humanoid"), "mean v_y", lambda reward: reward, reads="info"),
-    "mppi_front_foot": Registered(mppi_front_foot, ("HalfCheetah",), "mean |θ|", lambda reward: -reward / 10.0),
-    "mppi_height": Registered(mppi_height, ("Hopper",), "mean z", lambda reward: reward / 10.0 + 1.0),
-    "mppi_sideways": Registered(mppi_sideways, ("Ant",), "mean v_y", lambda reward: -reward),
-    "mppi_joint": Registered(mppi_joint, ("Swimmer",), "mean |θ|", lambda reward: -reward),
+    "mppi_front_foot": Registered(FRONT_FOOT, ("HalfCheetah",), "mean |θ|", lambda reward: -reward / 10.0),
+    "mppi_height": Registered(HIGHER, ("Hopper",), "mean z", lambda reward: reward / 10.0 + 1.0),
+    "mppi_sideways": Registered(ASIDE, ("Ant",), "mean v_y", lambda reward: -reward),
+    "mppi_joint": Registered(JOINT, ("Swimmer",), "mean |θ|", lambda reward: -reward),
     "on_command": Registered(
         on_command, ("Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain"), "missed velocity²", lambda reward: -reward
     ),

@@ -71,9 +71,6 @@ def advantages(
     ended: the episode ended, by termination or by a time limit; the sum over later steps stops there. At a time limit
     `next_values` must hold the value of the observation that the episode ended in.
     """
-    shapes = {name: tuple(array.shape) for name, array in locals().items() if isinstance(array, Tensor)}
-    if len(set(shapes.values())) > 1 or rewards.dim() != 2:
-        raise ValueError(f"advantages are of arrays of one shape [T, N], not of {shapes}")
     discounts = gamma * (~terminated).to(rewards.dtype)  # γ_t: 0 where nothing follows
     errors = rewards + discounts * next_values - values  # δ_t = r_t + γ_t V(s_{t+1}) − V(s_t)
     decays = gamma * lam * (~ended).to(rewards.dtype)

@@ -1,6 +1,6 @@
 """A run, and the two ways into it: `train()` from nothing and `customize()` from a prior."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,6 @@ from repolicy.prepare.session import (
     INITS,
     called,
     called_objective,
-    check_objective,
     continued,
     earlier,
     folder_for,
@@ -79,11 +78,10 @@ def train(
             `policy`, else what the policy sees.
         trust: run code that the resumed run names as its add-on.
     """
-    check_given(settings, callbacks)
+    check_given(settings, callbacks, objective=objective)
     name, wishes = env_name(env), addons.names(addon)
     callbacks = [*callbacks, *shown(progress)]
     wanted = objective or soft()
-    check_objective(wanted)
     folder = RunFolder(folder_for(out, name, called_objective(wanted), settings, resume))
     folder.check_new(resume)  # before anything that takes a while
     before = earlier(folder, resume, trust, env=name, addon=wishes)
@@ -165,10 +163,9 @@ def customize(
         limits: what must hold for the mean action, such as "energy<=0.09"; a name is an add-on, an entry of `info`, or
             file.py:function. A share of the old return is kept by the setting `keep`.
     """
-    check_given(settings, callbacks)
+    check_given(settings, callbacks, objective=objective)
     callbacks = [*callbacks, *shown(progress)]
     wanted = objective or residual()
-    check_objective(wanted)
     folder = RunFolder(folder_for(out, named_as(prior), called_objective(wanted), settings, resume))
     reading = reading if std is None else replace(reading or Options(), std=std)
     folder.check_new(resume)  # before anything that takes a while
@@ -244,12 +241,14 @@ def unused(settings: Settings) -> list[str]:
     return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
 
 
-def check_given(settings: object, callbacks: object = (), kind: type = Settings) -> None:
+def check_given(
+    settings: object, callbacks: Iterable[object] = (), kind: type = Settings, objective: object = None
+) -> None:
     """Raise where these are of another kind, before a folder is made."""
     if settings is not None and not isinstance(settings, kind | Mapping):
         raise UsageError(f"settings is {type(settings).__name__}; give a mapping, such as {{'steps': 100_000}}")
-    if not isinstance(callbacks, list | tuple):
-        raise UsageError(f"callbacks is {type(callbacks).__name__}; give a list of callbacks")
+    if not isinstance(objective, Objective | None):
+        raise UsageError(f"the objective is {objective!r}; make one, such as repolicy.residual(0.17, 0.13)")
     for each in callbacks:
         if not isinstance(each, Callback):
             raise UsageError(

@@ -6,7 +6,7 @@ Each point is a run of its own, on one core, in `OUT/omega-VALUE`. A sweep that 
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -139,16 +139,14 @@ def sweep(
     starter = pool.on_ray() if on_ray else Here
     with RunFolder(folder).locked():
         omegas = _claim(folder, request, omegas, start.content, resume)
-        points = [Point(omega, folder / f"omega-{_written(omega)}") for omega in omegas]
-        count = jobs or (len(points) if on_ray else physical_cores())
-        errors = _train(points, folder, request, starter, count, say, progress)
-        trained = [point for point in points if not errors[point.omega]]
-        failed = [replace(point, error=errors[point.omega]) for point in points if errors[point.omega]]
-        for point in failed:
-            say(f"ω′ {point.omega:g} failed: {point.error}")
-        if not trained:
-            raise RepolicyError(f"no point of the sweep could be trained: {failed[0].error}")
-        swept = _evaluated(folder, request, saved.policy, trained, failed, episodes, say)
+        count = jobs or (len(omegas) if on_ray else physical_cores())
+        errors = _train(omegas, folder, request, starter, count, say, progress)
+        failed = {omega: errors[omega] for omega in omegas if errors[omega]}
+        for omega, error in failed.items():
+            say(f"ω′ {omega:g} failed: {error}")
+        if len(failed) == len(omegas):
+            raise RepolicyError(f"no point of the sweep could be trained: {failed[omegas[0]]}")
+        swept = _evaluated(folder, request, saved.policy, omegas, failed, episodes, say)
         write_json(folder / "sweep.json", {"format": FORMAT} | as_dict(swept))
     return swept
 
@@ -167,15 +165,14 @@ def _check_importable(names: Sequence[str]) -> None:
         )
 
 
-def in_order(omegas: Iterable[float]) -> list[float]:
+def in_order(omegas: Collection[float]) -> list[float]:
     """Return the values in order; refused where one is no weight or comes twice."""
-    values = [*omegas] if isinstance(omegas, Iterable) else []
-    if not values:
+    if not omegas:
         raise UsageError("a sweep needs values: --omega 0 0.05 0.1 0.2 0.4")
-    for omega in values:
+    for omega in omegas:
         if not isinstance(omega, Real) or not math.isfinite(omega) or omega < 0:
             raise UsageError(f"omega is {omega!r}; it must be a finite number, 0 or greater")
-    values = [float(omega) + 0.0 for omega in values]  # which makes 0 of -0
+    values = [float(omega) + 0.0 for omega in omegas]  # which makes 0 of -0
     written = [_written(omega) for omega in values]
     twice = sorted({omega for omega in written if written.count(omega) > 1}, key=float)
     if twice:
@@ -184,8 +181,12 @@ def in_order(omegas: Iterable[float]) -> list[float]:
 
 
 def _written(omega: float) -> str:
-    """Return how a point's folder is called."""
     return f"{omega:.12g}"
+
+
+def _place(folder: Path, omega: float) -> Path:
+    """Return the folder of a point."""
+    return folder / f"omega-{_written(omega)}"
 
 
 def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes, resume: bool) -> list[float]:
@@ -237,7 +238,7 @@ def claimed(folder: Path) -> dict[str, Any] | None:
 
 
 def _train(
-    points: Sequence[Point],
+    omegas: Sequence[float],
     folder: Path,
     request: dict[str, Any],
     start: Start,
@@ -245,38 +246,37 @@ def _train(
     say: Callable[[str], None],
     progress: Callable[[dict[float, float]], None],
 ) -> dict[float, str]:
-    """Return all points, `jobs` at a time. Returns what went wrong with each, in a sentence, or nothing."""
-    jobs = {Job(f"ω′ {point.omega:g}", _program(point, folder, request), _log(point)): point for point in points}
+    """Train all points, so many at a time. Returns what went wrong with each, in a sentence, or nothing."""
+    jobs = {
+        Job(f"ω′ {omega:g}", _program(omega, folder, request), folder / f"omega-{_written(omega)}.log"): omega
+        for omega in omegas
+    }
     errors: dict[float, str] = {}
 
     def ended(job: Job, error: str) -> None:
-        errors[jobs[job].omega] = error
+        errors[jobs[job]] = error
         if not error:
             say(f"{job.name} is trained")
 
     def watch(_: list[Job]) -> None:
-        progress({point.omega: _share(point, request) for point in points})
+        progress({omega: _share(_place(folder, omega), request) for omega in omegas})
 
     work(list(jobs), start, at_once, ended=ended, watch=watch)
     return errors
 
 
-def _program(point: Point, folder: Path, request: dict[str, Any]) -> tuple[str, ...]:
+def _program(omega: float, folder: Path, request: dict[str, Any]) -> tuple[str, ...]:
     return (
-        *PYTHON, "-m", "repolicy", *point_words(request, point.omega, folder.resolve()),
-        "--out", str(point.folder.resolve()), "--resume", "--no-report",
+        *PYTHON, "-m", "repolicy", *point_words(request, omega, folder.resolve()),
+        "--out", str(_place(folder, omega).resolve()), "--resume", "--no-report",
     )  # fmt: skip
 
 
-def _log(point: Point) -> Path:
-    return point.folder.with_name(point.folder.name + ".log")
-
-
-def _share(point: Point, request: dict[str, Any]) -> float:
+def _share(place: Path, request: dict[str, Any]) -> float:
     """Return how much of a point is done, from the last line that it logged."""
     settings = Settings(**request["settings"])
     try:
-        with open(RunFolder(point.folder).metrics, "rb") as file:
+        with open(RunFolder(place).metrics, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
             last = file.read().splitlines()[-1]
         return float(json.loads(last)["iteration"]) / settings.iterations
@@ -291,18 +291,20 @@ def _evaluated(
     folder: Path,
     request: dict[str, Any],
     prior: Policy,
-    trained: Sequence[Point],
-    failed: list[Point],
+    omegas: Sequence[float],
+    failed: dict[float, str],
     episodes: int,
     say: Callable[[str], None],
 ) -> Found:
     addon = combined(request["addons"])
-    points = []
-    for point in [Point(math.inf, folder / "prior.safetensors"), *trained]:
-        name = "the prior" if math.isinf(point.omega) else f"ω′ {point.omega:g}"
+
+    def point(name: str, omega: float, place: Path, policy: Policy) -> Point:
         say(f"evaluating {name}: {episodes} episodes with the mean action, {episodes} sampled")
-        policy = prior if math.isinf(point.omega) else read_policy(point.policy).policy
         with ranks.one_thread():
-            mean, sampled = episodes_of(policy, prior, request["env"], addon, episodes, request["settings"]["backend"])
-        points.append(replace(point, mean=mean, sampled=sampled))
-    return Found(request, folder, points[0], points[1:], failed, addon.metric_name)
+            both = episodes_of(policy, prior, request["env"], addon, episodes, request["settings"]["backend"])
+        return Point(omega, place, *both)
+
+    first = point("the prior", math.inf, folder / "prior.safetensors", prior)
+    trained = [(omega, _place(folder, omega)) for omega in omegas if omega not in failed]
+    points = [point(f"ω′ {w:g}", w, place, read_policy(RunFolder(place).policy).policy) for w, place in trained]
+    return Found(request, folder, first, points, failed, addon.metric_name)

@@ -13,7 +13,6 @@ import numpy as np
 from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.envs.step import Backend
-from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import finite
@@ -31,46 +30,32 @@ class Point:
 
     omega: float
     folder: Path
-    error: str = ""
-    mean: Evaluation | None = None  # mean action
-    sampled: Evaluation | None = None
+    mean: Evaluation  # with the mean action
+    sampled: Evaluation
     label: str = ""  # where one number does not tell it
 
     def column(self, name: str) -> Column | None:
         """Return a quantity of each episode: with the mean action, the KL with sampled ones."""
-        evaluation = self.sampled if name == "kl_a_step" else self.mean
-        return evaluation.columns.get(name) if evaluation is not None else None
-
-    @property
-    def by_mean(self) -> Evaluation:
-        """With the mean action, of a point that was evaluated."""
-        assert self.mean is not None
-        return self.mean
-
-    @property
-    def by_samples(self) -> Evaluation:
-        """The same with sampled actions."""
-        assert self.sampled is not None
-        return self.sampled
+        return (self.sampled if name == "kl_a_step" else self.mean).columns.get(name)
 
     @property
     def kl(self) -> float:
         """KL(policy ‖ prior), nats a step, over the states that the policy itself visits."""
-        return self.by_samples.columns["kl_a_step"].mean
+        return self.sampled.columns["kl_a_step"].mean
 
     @property
     def log_prior(self) -> float:
         """The prior's log-probability of the policy's sampled actions, a step."""
-        return self.by_samples.columns["log_prior_a_step"].mean
+        return self.sampled.columns["log_prior_a_step"].mean
 
     @property
     def addon(self) -> float:
-        return self.by_mean.columns["addon_reward"].mean
+        return self.mean.columns["addon_reward"].mean
 
     @property
     def basic(self) -> float | None:
         """None where the environment does not tell its basic reward."""
-        column = self.by_mean.columns.get("basic_reward")
+        column = self.mean.columns.get("basic_reward")
         return None if column is None else column.mean
 
     @property
@@ -86,7 +71,7 @@ class Found:
     folder: Path
     prior: Point
     points: list[Point]
-    failed: list[Point]
+    failed: dict[float, str]  # why, of each ω′
     metric_name: str
     letter: str = "ω′"  # what the points are values of
     in_a_row: bool = True  # whether the points lie on one curve
@@ -98,7 +83,7 @@ class Found:
     @property
     def wishes(self) -> list[str]:
         """Of several add-ons, the names of the columns of each."""
-        return [name for name in self.prior.by_mean.columns if name.startswith("addon_reward_")]
+        return [name for name in self.prior.mean.columns if name.startswith("addon_reward_")]
 
     @property
     def basic_known(self) -> bool:
@@ -140,7 +125,7 @@ class Found:
     @cached_property
     def _certain(self) -> bool:
         """Whether the bend stays where it is when each point's episodes are drawn again, with replacement."""
-        if any(len(point.by_mean.basic) < 2 for point in [self.prior, *self.points]):
+        if any(len(point.mean.basic) < 2 for point in [self.prior, *self.points]):
             return False  # one episode says nothing of its own error
         return bool(np.mean(self._bends(np.random.default_rng(0)) == self._bend) >= CERTAIN)
 
@@ -200,8 +185,6 @@ def knee(costs: Sequence[float], gains: Sequence[float]) -> int:
 
     Both are scaled to [0, 1] first, so the distance is gain − cost up to a factor (the "kneedle" of Satopää et al.).
     """
-    if len(costs) != len(gains) or not costs:
-        raise UsageError(f"a knee needs as many costs as gains, and at least one; got {len(costs)} and {len(gains)}")
     return int(np.argmax(_scaled(gains) - _scaled(costs)))
 
 
@@ -237,17 +220,17 @@ def as_dict(swept: Found) -> dict[str, Any]:
             "policy": str(point.policy if math.isfinite(point.omega) else point.folder),
             "kl": point.kl,
             "log_prior": point.log_prior,
-            "mean_action": point.by_mean.as_dict(),
-            "sampled_action": point.by_samples.as_dict(),
+            "mean_action": point.mean.as_dict(),
+            "sampled_action": point.sampled.as_dict(),
         }
 
     index = swept.knee
     content = {
         "request": swept.request,
-        "omegas": sorted(point.omega for point in [*swept.points, *swept.failed]),
+        "omegas": sorted([*(point.omega for point in swept.points), *swept.failed]),
         "prior": described(swept.prior),
         "points": [described(point) for point in swept.points],
-        "failed": [{"omega": point.omega, "error": point.error} for point in swept.failed],
+        "failed": [{"omega": omega, "error": error} for omega, error in swept.failed.items()],
         "knee": None if index is None else swept.points[index].omega,
     }
     return dict(finite(content))

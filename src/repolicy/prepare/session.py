@@ -84,11 +84,6 @@ def called_objective(objective: Objective) -> str:
     return "custom" if named is None else named[0]
 
 
-def check_objective(objective: object) -> None:
-    if not isinstance(objective, Objective):
-        raise UsageError(f"the objective is {objective!r}; make one, such as repolicy.residual(0.17, 0.13)")
-
-
 def called(thing: object) -> str:
     """Return what to call an environment, or a prior in whatever form."""
     return str(thing.folder) if isinstance(thing, Result) else "policy" if isinstance(thing, Policy) else str(thing)

@@ -90,14 +90,8 @@ def measured(
 ) -> Worth | None:
     """Measure it by episodes, in the environment's reward and the add-ons', or in theirs alone."""
     both = _episodes(policy, env, episodes, EVALUATION_SEED, addons, backend)
-    return worth_of(*(Sums(_returns(each, addon_alone), nats_of(each)) for each in both))
-
-
-def _returns(found: Evaluation, addon_alone: bool) -> np.ndarray:
-    if not addon_alone:
-        return found.total
-    assert found.addon is not None
-    return found.addon
+    reward = "addon" if addon_alone else "total"
+    return worth_of(*(Sums(getattr(each, reward), nats_of(each)) for each in both))
 
 
 @dataclass(frozen=True)
@@ -146,14 +140,11 @@ def _together(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
     def in_reward(name: Literal["basic", "addon"]) -> Worth | None:
         if getattr(rounds[0][0], name) is None:
             return None
-        return worth_of(
-            *(
-                Sums(
-                    np.concatenate([getattr(one, name) for one in each]), np.concatenate([nats_of(one) for one in each])
-                )
-                for each in zip(*rounds, strict=True)
-            )
-        )
+        kinds = [
+            Sums(np.concatenate([getattr(one, name) for one in each]), np.concatenate([nats_of(one) for one in each]))
+            for each in zip(*rounds, strict=True)
+        ]
+        return worth_of(*kinds)
 
     length = float(np.mean([sampled.lengths for _, sampled in rounds]))
     taken = int(sum(one.lengths.sum() for each in rounds for one in each))

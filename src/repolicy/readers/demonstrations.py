@@ -100,10 +100,8 @@ def _checked(
 ) -> Demonstrations:
     """Return them as tensors, with everything checked that would otherwise be a surprise later."""
     for what, values in (("observations", observations), ("actions", actions)):
-        if values.dtype.kind not in "fiub":
-            raise FileError(f"{name}: {what} are {values.dtype}, and not numbers")
-        if values.ndim == 0:
-            raise FileError(f"{name}: {what} are one number, and no rows")
+        if values.dtype.kind not in "fiub" or values.ndim == 0 or not values.size:
+            raise FileError(f"{name}: {what} are no rows of numbers, but {values.dtype} of shape {list(values.shape)}")
     if len(observations) != len(actions):
         more = "; leave out the last observation of each episode, after which nobody acted" * (
             len(observations) > len(actions)
@@ -114,9 +112,7 @@ def _checked(
     discrete = actions.dtype.kind in "iub"
     rows = observations.reshape(len(observations), -1).astype(np.float32)
     taken = actions.reshape(len(actions), -1).astype(np.int64 if discrete else np.float32)
-    for what, array, given in (("observations", rows, observations), ("actions", taken, actions)):
-        if not array.shape[1]:
-            raise FileError(f"{name}: {what} have no numbers (their shape is {list(given.shape)})")
+    for what, array in (("observations", rows), ("actions", taken)):
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):
             raise FileError(
@@ -130,11 +126,8 @@ def _checked(
 
 def _ends(name: str, ended: np.ndarray, steps: int) -> Tensor:
     """Return after which steps an episode ended; each is a truth value, or a number that is 0 or not."""
-    remedy = "save a 1 for each step after which an episode ended, and else a 0"
-    if ended.dtype.kind not in "biuf":
-        raise FileError(f"{name}: ended is {ended.dtype}, and not numbers; {remedy}")
-    if not np.isfinite(ended).all():
-        raise FileError(f"{name}: ended has numbers that are not finite; {remedy}")
+    if ended.dtype.kind not in "biuf" or not np.isfinite(ended).all():
+        raise FileError(f"{name}: ended are no numbers; save a 1 for each step after which an episode ended, else a 0")
     if ended.size != steps:
         raise FileError(f"{name}: ended has {ended.size:,} entries for {steps:,} steps")
     return torch.from_numpy(ended.reshape(-1).astype(bool))

@@ -184,7 +184,7 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
 
     def point(policy: Policy, value: float, label: str = "") -> Point:
         mean, sampled = episodes_of(policy, prior, dial.env, addon, episodes)
-        return Point(value, dial.path, mean=mean, sampled=sampled, label=label)
+        return Point(value, dial.path, mean, sampled, label)
 
     with ranks.one_thread():
         if dial.trained:
@@ -200,7 +200,7 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
     if dial.trained:
         letter = meaning(dial.trained[0]).letter if len(dial.trained) == 1 else "position"
     return Found(
-        {"env": dial.env, "addons": list(once)}, dial.out, points[0], points[1:] if dial.trained else points, [],
+        {"env": dial.env, "addons": list(once)}, dial.out, points[0], points[1:] if dial.trained else points, {},
         addon.metric_name, letter, in_a_row=len(dial.trained) < 2,
     )  # fmt: skip
 
@@ -217,7 +217,7 @@ def as_dict(dial: Turning, swept: Found) -> dict[str, Any]:
 
     def described(point: Point, at: Any) -> dict[str, Any]:
         distance = {"at": at, "kl": point.kl, "log_prior": point.log_prior}
-        return distance | {"mean_action": point.by_mean.as_dict(), "sampled_action": point.by_samples.as_dict()}
+        return distance | {"mean_action": point.mean.as_dict(), "sampled_action": point.sampled.as_dict()}
 
     whose: dict[str, Any] = {"format": FORMAT, "of": str(dial.path), "sha256": dial.checksum, "how": dial.how}
     whose |= {"prior": described(swept.prior, swept.prior.omega)} if dial.trained else {}

@@ -64,7 +64,7 @@ def write_sweep_report(swept: Found, say: Callable[[str], None] = lambda _: None
         page.section(
             "Every point",
             every_point(swept),
-            *(f'<p class="complaint">ω′ {p.omega:g} failed: {escape(p.error)}</p>' for p in swept.failed),
+            *(f'<p class="complaint">ω′ {omega:g} failed: {escape(why)}</p>' for omega, why in swept.failed.items()),
             note=over(swept),
         ),
         page.section(
@@ -86,7 +86,7 @@ def figures(swept: Found, pictures: Sequence[bytes | None]) -> list[str]:
     """Return the films of the prior and of each point, of which the slider shows one."""
     drawn = []
     for position, (point, picture) in enumerate(zip([swept.prior, *swept.points], pictures, strict=True)):
-        words = caption("prior" if position == 0 else swept.name(point), point.by_mean)
+        words = caption("prior" if position == 0 else swept.name(point), point.mean)
         shown = "" if position == 0 else f'data-shown="{position - 1}"'
         drawn.append(page.film(picture, words, "prior" if position == 0 else "customized", shown))
     return drawn
@@ -94,9 +94,9 @@ def figures(swept: Found, pictures: Sequence[bytes | None]) -> list[str]:
 
 def verdicts(swept: Found) -> list[str]:
     """Return the verdict on each point, and its numbers beside the prior's."""
-    drawn, before = [], swept.prior.by_mean
+    drawn, before = [], swept.prior.mean
     for index, point in enumerate(swept.points):
-        after, pairs = point.by_mean, [(before, point.by_mean), (swept.prior.by_samples, point.by_samples)]
+        after, pairs = point.mean, [(before, point.mean), (swept.prior.sampled, point.sampled)]
         sentence = page.verdict(f"{swept.name(point)}: {verdict(pairs)}", basis([each for _, each in pairs]))
         shown = page.tiles(tiles({"prior": before, "customized": after}))
         drawn.append(f'<div class="beneath" data-shown="{index}">{sentence}{shown}</div>')
@@ -122,8 +122,8 @@ def tables(swept: Found) -> list[str]:
     """Return prior and one point, as in the paper's Table 2, for each point."""
     drawn = []
     for index, point in enumerate(swept.points):
-        mean = {"prior": swept.prior.by_mean, swept.name(point): point.by_mean}
-        sampled = {"prior": swept.prior.by_samples, swept.name(point): point.by_samples}
+        mean = {"prior": swept.prior.mean, swept.name(point): point.mean}
+        sampled = {"prior": swept.prior.sampled, swept.name(point): point.sampled}
         table = page.table(*rewards(by_action(mean, sampled)))
         drawn.append(f'<div class="beneath" data-shown="{index}">{table}</div>')
     return drawn
@@ -135,7 +135,7 @@ def every_point(swept: Found) -> str:
 
 def over(swept: Found) -> str:
     """Return what the numbers of every point are."""
-    count = len(swept.prior.by_mean.basic)
+    count = len(swept.prior.mean.basic)
     return (
         f"Mean ± std over {counted(count, 'episode')} with the mean action; log prior and KL(policy ‖ prior) "
         "over as many with sampled ones, at the states that the policy itself visits."
@@ -229,7 +229,7 @@ def _with_bar(value: float, bar: float) -> str:
 def headings(swept: Found) -> list[str]:
     basic = ["basic reward", *(["kept"] if _has_shares(swept) else [])] if swept.basic_known else []
     metric = [swept.metric_name] if swept.metric_name else []
-    wishes = [swept.prior.by_mean.columns[name].title for name in swept.wishes]
+    wishes = [swept.prior.mean.columns[name].title for name in swept.wishes]
     total = ["total"] if swept.basic_known else []
     return [swept.letter, *basic, *metric, "add-on reward", "gained", *wishes, *total, "log prior a step", "KL a step"]
 
@@ -242,12 +242,10 @@ def _has_shares(swept: Found) -> bool:
 def rows(swept: Found, with_std: bool = True) -> list[list[str]]:
     """Return the trade-off, the prior first: what is kept of the basic reward, what the add-on gains, how far it is."""
     everyone, lines = [swept.prior, *swept.points], []
-    sizes = {
-        name: max(abs(point.by_mean.columns[name].mean) for point in everyone) for name in swept.prior.by_mean.columns
-    }
+    sizes = {name: max(abs(point.mean.columns[name].mean) for point in everyone) for name in swept.prior.mean.columns}
     priors, kls = ([getattr(point, name) for point in everyone] for name in ("log_prior", "kl"))
     for index, point in enumerate(everyone):
-        columns = point.by_mean.columns
+        columns = point.mean.columns
 
         def shown(name: str, columns: dict[str, Column] = columns) -> str:
             column = columns[name]

@@ -31,7 +31,7 @@ from repolicy.objective import Objective
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, seeded
 from repolicy.prepare.cloning import fitted, spec_of
-from repolicy.prepare.session import check_objective, earlier, settings_of
+from repolicy.prepare.session import earlier, settings_of
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import own_bytes, read_policy
 from repolicy.readers.reading import Options
@@ -122,8 +122,7 @@ def train(
 
     An alpha that is not set is the task's own. The other parameters are as in `repolicy.train`.
     """
-    check_given(settings, callbacks, Settings)
-    check_objective(objective)
+    check_given(settings, callbacks, Settings, objective)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
     before = earlier(RunFolder(out, Request), resume, trust, env=env, addon=names(addon))
@@ -153,12 +152,11 @@ def customize(
     An alpha that is not set is the one that the prior was trained with. `options` are for another library's file. The
     other parameters are as in `repolicy.customize`.
     """
-    check_given(settings, callbacks, Settings)
+    check_given(settings, callbacks, Settings, objective)
     path, folder = find_policy(prior), RunFolder(out, Request)
     saved = read_policy(path, options)
     before = earlier(folder, resume, trust, env=env, addon=names(addon), customizes=True)
     env = env or (env_of(saved.card, path, trust) if before is None else before.env)
-    check_objective(objective)
     if objective.reads_basic:
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
     if before is not None:
