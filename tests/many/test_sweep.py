@@ -107,7 +107,6 @@ def test_a_sweep_that_knows_no_basic_reward_is_bent_by_the_kl() -> None:
         ([0.0, -0.0], "has 0 more than once"),
         ("0.1", "omega is '0'; it must be a finite number"),
         (["a"], "omega is 'a'; it must be a finite number"),
-        (0.1, "--omega 0 0.05"),
     ],
 )
 def test_values_that_make_no_sweep_are_refused(omegas: Any, said: str) -> None:

@@ -233,7 +233,7 @@ def spoilt(values: np.ndarray, number: float) -> np.ndarray:
         ({"observations": SEEN.astype(str), "actions": DONE}, "observations are no rows of numbers, but <U"),
         (
             {"observations": SEEN, "actions": np.zeros((200, 0))},
-            "actions are no rows of numbers, but float64 of shape [200, 0]",
+            "of shape [200, 0]",
         ),
         ({"observations": SEEN, "actions": DONE, "ended": np.zeros(3)}, "ended has 3 entries for 200 steps"),
         ({"observations": SEEN, "actions": DONE, "ended": np.full(200, "False")}, "ended are no numbers"),

@@ -167,7 +167,7 @@ def _check_importable(names: Sequence[str]) -> None:
 
 def in_order(omegas: Collection[float]) -> list[float]:
     """Return the values in order; refused where one is no weight or comes twice."""
-    if not omegas:
+    if not len(omegas):
         raise UsageError("a sweep needs values: --omega 0 0.05 0.1 0.2 0.4")
     for omega in omegas:
         if not isinstance(omega, Real) or not math.isfinite(omega) or omega < 0:
