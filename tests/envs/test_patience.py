@@ -49,9 +49,8 @@ def test_another_rank_that_hangs_is_reported_by_the_first(tmp_path: Path) -> Non
 def test_a_long_call_is_reported_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     began = threading.active_count()
     with Watchdog(3, None, long=0.05):
-        NOTE.begin("Pendulum-v1")
-        time.sleep(0.3)
-        NOTE.end()
+        with NOTE.calling("Pendulum-v1"):
+            time.sleep(0.3)
         time.sleep(0.1)  # long, but no call
     said = capsys.readouterr().err
     assert said.count("repolicy: environment 'Pendulum-v1' in rank 3 has not come back for 0 seconds (at ") == 1

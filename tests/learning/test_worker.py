@@ -103,8 +103,8 @@ def test_without_a_prior_the_statistics_follow_what_was_seen(tmp_path: Path) -> 
 @pytest.mark.parametrize(("prior", "size"), [(False, 1), (True, 0)])
 def test_observations_are_summed_where_statistics_follow_them(tmp_path: Path, prior: bool, size: int) -> None:
     made = worker(tmp_path, "LinearQuadratic", kl(0.5) if prior else soft(0.1), prior)
-    _, summary = made.prepared(made.collector.collect(made.learner.policy), stop=False)
-    assert summary.observations.shape == (3, size)
+    _, _, observed = made.prepared(made.collector.collect(made.learner.policy), stop=False)
+    assert observed.shape == (3, size)
 
 
 def test_the_lowest_tenth_of_more_numbers_than_torch_takes() -> None:
@@ -162,7 +162,7 @@ def test_a_time_limit_is_followed_by_a_value_and_an_end_by_nothing(tmp_path: Pat
     rollout = made.collector.collect(made.learner.policy)
     log_prior, _, next_values = made.score(rollout, seen_by(made, rollout))
     reward = made.reward(rollout, log_prior).total
-    batch, _ = made.prepared(rollout, stop=False)
+    batch, _, _ = made.prepared(rollout, stop=False)
     returns = made.learner.return_scale.undo(batch.returns).view(13, 4)
     for mask, worth in ((rollout.terminated, 0.0), (rollout.truncated, made.settings.gamma * next_values.squeeze(-1))):
         assert mask.any()
@@ -314,9 +314,9 @@ def test_the_weights_of_a_budget_stay_where_the_critic_cannot_follow(
     prepared = made.prepared
 
     def told(rollout: Rollout, stop: bool) -> tuple[ppo.Batch, object]:
-        batch, summary = prepared(rollout, stop)
-        summary.metrics["explained_variance"] = explained
-        return batch, summary
+        batch, metrics, observed = prepared(rollout, stop)
+        metrics["explained_variance"] = explained
+        return batch, metrics, observed
 
     monkeypatch.setattr(made, "prepared", told)
     made.iterate(stop=False)

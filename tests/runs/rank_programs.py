@@ -145,14 +145,15 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.terms = OneWeight.__new__(OneWeight)
     made.terms.settings, made.terms.size = made.settings, SIZE
     made.terms.addon = SimpleNamespace(reward=lambda steps: -np.abs(steps.next_observations[..., 0]))
-    share = ENVS // team.count
-    batch, summary = made.prepared(shared_rollout(policy, slice(team.index * share, (team.index + 1) * share)), False)
+    count = ENVS // team.count
+    share = slice(team.index * count, (team.index + 1) * count)
+    batch, metrics, _ = made.prepared(shared_rollout(policy, share), False)
     made.learner.differentiate(batch, made.settings, bonus=0.0)
     made.learner.step(1e9, team.sum, team.count, fit_actor=True)
     prints = torch.zeros(team.count, dtype=torch.float64)
     prints[team.index] = fingerprint(list(made.density.tensors().values()))[0]
     return {
         "gradient": made.learner.gradient[: len(made.learner.parameters)].clone(),
-        "reward": summary.metrics["reward_states"],
+        "reward": metrics["reward_states"],
         "densities": team.sum(prints).tolist(),
     }

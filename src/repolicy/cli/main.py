@@ -198,7 +198,8 @@ def caught() -> Iterator[None]:
     except KeyboardInterrupt as stop:
         _fail(f"stopped{stop}", STOPPED)
     except BrokenPipeError:
-        _silence()
+        with contextlib.suppress(OSError, ValueError):  # Python would write again when it ends, and nobody reads it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
         if error.strerror is None:
@@ -251,9 +252,3 @@ def _fail(text: str, code: int = 1) -> NoReturn:
         with contextlib.suppress(OSError):
             print(f"repolicy: {whose}{sentence(text)}", file=sys.stderr, flush=True)
     sys.exit(code)
-
-
-def _silence() -> None:
-    """Keep Python from writing to stdout again when it ends: nobody reads it any more."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -123,23 +123,13 @@ class _One:
                 "(observation, reward, terminated, truncated, info): old environments do; "
                 "wrap it in shimmy.GymV21CompatibilityV0, or return all five"
             )
-        if not isinstance(answer[1], float | int | np.floating | np.integer):
-            _check_reward(answer[1], self.name)
-        *others, info = answer
-        return *others, _as_floats(info) if isinstance(info, dict) else info
-
-
-def _as_floats(info: dict[str, Any]) -> dict[str, Any]:
-    """Return whole numbers as floats: Gymnasium keeps the kind of number that its first environment tells."""
-    return {
-        key: float(each) if type(each) is int or isinstance(each, np.integer) else each for key, each in info.items()
-    }
-
-
-def _check_reward(reward: Any, name: str) -> None:
-    """Raise unless it is one real number."""
-    if np.shape(reward) != () or np.asarray(reward).dtype.kind not in "fiub":
-        raise RepolicyError(f"environment {name!r} returns the reward {reward!r}, which is no real number")
+        observation, reward, terminated, truncated, info = answer
+        is_number = isinstance(reward, float | int | np.floating | np.integer)
+        if not is_number and (np.shape(reward) != () or np.asarray(reward).dtype.kind not in "fiub"):
+            raise RepolicyError(f"environment {self.name!r} returns the reward {reward!r}, which is no real number")
+        if isinstance(info, dict):  # whole numbers as floats: Gymnasium keeps the kind that its first environment tells
+            info = {key: float(n) if type(n) is int or isinstance(n, np.integer) else n for key, n in info.items()}
+        return observation, reward, terminated, truncated, info
 
 
 def _kind(answer: Any) -> str:

@@ -177,11 +177,11 @@ def _opened(path: Path, features: str, changed: int) -> LearntWish:
     check_shape(header, HEADER, str(path))
     where = (header["env"], header["policy"], header["from"], tuple(header["sizes"]))
     wanted = set(PARTS) if not header["features"] else {"theta", "covariance"}
-    if (
-        {*tensors} != wanted
-        or len(header["sizes"]) != 2
-        or not all(torch.isfinite(tensor).all() for tensor in tensors.values())
-    ):
+    fit = {*tensors} == wanted and len(header["sizes"]) == 2 and all(each.isfinite().all() for each in tensors.values())
+    if fit and header["features"]:
+        count = len(tensors["theta"])
+        fit = tensors["covariance"].shape == (count, count) and len(header["names"]) == count
+    if not fit:
         raise FileError(f"{path} is no wish that can be used: its numbers are not those of one")
     if not header["features"]:
         return LearntWish(*where, None, networks=Networks(*(tensors[name] for name in PARTS)))
@@ -193,11 +193,8 @@ def _opened(path: Path, features: str, changed: int) -> LearntWish:
             f"{path} names code that would be run: {printable(theirs, 200)}; if you trust it, type that yourself: "
             f"'{path}(features={printable(theirs, 200)})'"
         )
-    theta, names = tensors["theta"].double().numpy(), tuple(header["names"])
-    if tensors["covariance"].shape != (len(theta),) * 2 or len(names) != len(theta):
-        raise FileError(f"{path} is no wish that can be used: its numbers are not those of one")
-    covariance = tensors["covariance"].double().numpy()
-    return LearntWish(*where, Features.of(features or theirs), names, theta, covariance)
+    theta, covariance = (tensors[name].double().numpy() for name in ("theta", "covariance"))
+    return LearntWish(*where, Features.of(features or theirs), tuple(header["names"]), theta, covariance)
 
 
 def is_wish_file(called: str) -> bool:

@@ -27,7 +27,6 @@ from repolicy.prepare.session import (
     continued,
     earlier,
     folder_for,
-    named_as,
     open_prior,
     ranks_for,
     settings_of,
@@ -166,7 +165,7 @@ def customize(
     check_given(settings, callbacks, objective=objective)
     callbacks = [*callbacks, *shown(progress)]
     wanted = objective or residual()
-    folder = RunFolder(folder_for(out, named_as(prior), called_objective(wanted), settings, resume))
+    folder = RunFolder(folder_for(out, prior, called_objective(wanted), settings, resume))
     reading = reading if std is None else replace(reading or Options(), std=std)
     folder.check_new(resume)  # before anything that takes a while
     wishes, name = addons.names(addon), None if env is None else env_name(env)
@@ -196,7 +195,7 @@ def customize(
         name = start.with_roles(name, how.backend)
         addons.combined(addons.at(wishes))  # what is wrong there is said before what takes a while
         addons.check_env(wishes, name)
-        saying = f"customizing {called(named_as(prior))} in {name} to {' + '.join(wishes)}, into {folder.path}"
+        saying = f"customizing {called(prior)} in {name} to {' + '.join(wishes)}, into {folder.path}"
         notes = [saying, *notes, *start.notes, *unused(how)]
 
         def say(note: str) -> None:

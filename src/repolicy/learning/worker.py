@@ -1,7 +1,7 @@
 """One rank's share of a run: collect, score, reward, update."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TypeVar
 
 import numpy as np
@@ -109,19 +109,19 @@ class Worker:
         self.iteration += 1
         fresh = self.begin_critic_normalizer(rollout)
         # Score, reward, advantages: what happened becomes what the update learns from.
-        batch, summary = self.prepared(rollout, stop)
-        explained = summary.metrics["explained_variance"]
+        batch, metrics, observed = self.prepared(rollout, stop)
+        explained = metrics["explained_variance"]
         # Budgets and limits move the weights of the next iteration, once the actor moves and its critic can follow.
         moves, weights = self.actor_moves(explained), self.weights_in_force
         if moves and explained > LOST:
-            self.objective = self.multipliers.steer(summary.metrics, self.objective)
-        summary.metrics.pop("below_prior_squares", None)
+            self.objective = self.multipliers.steer(metrics, self.objective)
+        metrics.pop("below_prior_squares", None)
         # Update: the critic always, the actor where it moves.
         report = self.update(batch, moves)
-        self.fit_normalizers(summary.observations, fresh)
+        self.fit_normalizers(observed, fresh)
         now = time.perf_counter()
         return (
-            summary.metrics
+            metrics
             | {
                 "iteration": self.iteration,
                 "steps": self.steps,
@@ -181,8 +181,8 @@ class Worker:
         enough = self.settings.critic_explains is None or explained >= self.settings.critic_explains
         return self.iteration > alone and (enough or self.iteration > WAITS * alone)
 
-    def prepared(self, rollout: Rollout, stop: bool) -> tuple[ppo.Batch, "Summary"]:
-        """Return what the update learns from, and what all ranks saw. What it came from is kept, in case it fails."""
+    def prepared(self, rollout: Rollout, stop: bool) -> tuple[ppo.Batch, dict[str, float], Tensor]:
+        """Return what the update learns from, and what `exchange` gave. What it came from is kept, in case it fails."""
         self.evidence = {
             "observations": torch.from_numpy(rollout.observations),
             "actions": rollout.actions,
@@ -198,13 +198,13 @@ class Worker:
         self.evidence["rewards"] = reward.total
         terminated = torch.from_numpy(rollout.terminated)
         ended = terminated | torch.from_numpy(rollout.truncated)
-        summary = self.exchange(rollout, reward, log_prior, stop)
+        metrics, observed = self.exchange(rollout, reward, log_prior, stop)
         # Advantages, and targets in the scale that the critic predicts in.
         gains, targets = self.terms.credit(reward, values, next_values, terminated, ended)
         normalized, returned, explained = self.terms.normalized(gains, targets, self.team)
         scale = self.learner.return_scale
         scale.update(returned, self.learner.critic)
-        summary.metrics.update(explained_variance=explained, return_scale=float(scale.std.mean()))
+        metrics.update(explained_variance=explained, return_scale=float(scale.std.mean()))
         batch = ppo.Batch(
             inputs[:-1].flatten(0, 1),
             rollout.actions.flatten(0, 1),
@@ -213,7 +213,7 @@ class Worker:
             scale.apply(targets).flatten(0, 1),
             critic_inputs[:-1].flatten(0, 1) if self.critic_size else None,
         )
-        return batch, summary
+        return batch, metrics, observed
 
     @torch.no_grad()
     def width(self, inputs: Tensor) -> dict[str, float]:
@@ -290,36 +290,34 @@ class Worker:
         nats = own - log_prior.double()
         return {"below_prior": nats.sum(), "below_prior_squares": nats.square().sum()}
 
-    def exchange(self, rollout: Rollout, reward: Reward, log_prior: Tensor | None, stop: bool) -> "Summary":
-        """Return one sum over the ranks of all that they need to know of each other's rollouts."""
+    def exchange(
+        self, rollout: Rollout, reward: Reward, log_prior: Tensor | None, stop: bool
+    ) -> tuple[dict[str, float], Tensor]:
+        """Return what all ranks together saw, by one sum over them: the metrics, and sums for the normalizers.
+
+        The sums are `[3, O]`, and `[3, 0]` where none is fitted.
+        """
         measured = self.multipliers.sums(self.probed, rollout)
-        values = {
-            "reward_task": reward.task.sum(),
-            "reward_prior": reward.prior.sum(),
-            "reward_entropy": reward.entropy.sum(),
-            **({"reward_states": reward.states.sum()} if self.objective.reads_states else {}),
-            **(
-                {"reward_limits": (reward.total - sum(reward[:3]) - reward.states).sum()}
-                if self.multipliers.limits
-                else {}
-            ),
-            "reward_total": reward.total.sum(),
-            "log_policy": rollout.log_probs.double().sum(),
-            "log_prior": log_prior.double().sum() if log_prior is not None else 0.0,
-            "log_prior_low": lowest_tenth(log_prior) * log_prior.numel() if log_prior is not None else 0.0,
-            **self.below_prior(rollout, log_prior),
+        values = {"reward_task": reward.task, "reward_prior": reward.prior, "reward_entropy": reward.entropy}
+        values |= {"reward_states": reward.states} if self.objective.reads_states else {}
+        limits = {"reward_limits": reward.total - sum(reward[:3]) - reward.states} if self.multipliers.limits else {}
+        values |= limits | {"reward_total": reward.total, "log_policy": rollout.log_probs.double()}
+        if log_prior is not None:
+            low = lowest_tenth(log_prior) * log_prior.numel()
+            values |= {"log_prior": log_prior.double(), "log_prior_low": low, **self.below_prior(rollout, log_prior)}
+        totals = {name: value.sum() for name, value in values.items()} | {
             "basic_return": sum(rollout.episodes.returns),
             "episode_length": sum(rollout.episodes.lengths),
             "episodes": len(rollout.episodes.lengths),
             "stop": float(stop),
             **measured,
         }
-        numbers = torch.tensor([float(value) for value in values.values()], dtype=torch.float64)
+        numbers = torch.tensor([float(value) for value in totals.values()], dtype=torch.float64)
         fits = self.fits_normalizer or self.fits_critic_normalizer
         observed = sums(rollout.observations[:-1]) if fits else numbers.new_empty(3, 0)
         self.team.sum(packed := torch.cat([numbers, observed.flatten()]))
         numbers, observed = packed.split([len(numbers), observed.numel()])
-        totals = dict(zip(values, numbers.tolist(), strict=True))
+        totals = dict(zip(totals, numbers.tolist(), strict=True))
         episodes, samples = totals["episodes"], self.settings.iteration_steps
         metrics = (
             {
@@ -332,21 +330,11 @@ class Worker:
         )
         if not episodes:
             del metrics["basic_return"], metrics["episode_length"]
-        if log_prior is None:
-            del metrics["log_prior"], metrics["log_prior_low"]
-        else:
+        if log_prior is not None:
             metrics["prior_kl"] = metrics["log_policy"] - metrics["log_prior"]  # KL(policy ‖ prior), from samples
-        return Summary(metrics, observed.reshape(3, -1))
+        return metrics, observed.reshape(3, -1)
 
 
 def lowest_tenth(values: Tensor) -> Tensor:
     """Return the number below which a tenth lies; of more than torch sorts, every second or so is looked at."""
     return values.flatten()[:: 1 + values.numel() // QUANTILE].quantile(0.1)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What all ranks together saw in an iteration."""
-
-    metrics: dict[str, float]
-    observations: Tensor  # [3, O] sums for the normalizer, [3, 0] where none is fitted

@@ -95,7 +95,7 @@ def sweep(
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
     given = prior.folder if isinstance(prior, Result) else prior
-    folder = Path(out) if out is not None else folder_of(given)
+    folder = Path(out or Path("runs", f"{as_file_name(stem_of(given))}-sweep"))
     before = claimed(folder) if resume else None
     omegas = in_order(omegas or (before["omegas"] if before else ()))
     start = open_prior(prior, reading, trust=trust, file=folder / "prior.safetensors")
@@ -149,11 +149,6 @@ def sweep(
         swept = _evaluated(folder, request, saved.policy, omegas, failed, episodes, say)
         write_json(folder / "sweep.json", {"format": FORMAT} | as_dict(swept))
     return swept
-
-
-def folder_of(prior: str | Path) -> Path:
-    """Return where a sweep is kept unless another folder is named."""
-    return Path("runs") / f"{as_file_name(stem_of(prior))}-sweep"
 
 
 def _check_importable(names: Sequence[str]) -> None:

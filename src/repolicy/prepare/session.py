@@ -85,8 +85,10 @@ def called_objective(objective: Objective) -> str:
 
 
 def called(thing: object) -> str:
-    """Return what to call an environment, or a prior in whatever form."""
-    return str(thing.folder) if isinstance(thing, Result) else "policy" if isinstance(thing, Policy) else str(thing)
+    """Return what to call an environment, or a prior in whatever form; a run's folder is named after it."""
+    if isinstance(thing, str | Path | Policy):
+        return "policy" if isinstance(thing, Policy) else str(thing)
+    return str(thing.folder) if isinstance(thing, Result) else called_prior(thing)
 
 
 def earlier(
@@ -349,8 +351,3 @@ def open_prior(
     if init != "clone":
         return Start(given, name, saved, content)
     return Start(given, name, saved, content, saved.policy, source_of(reference, saved.policy, reading, trust))
-
-
-def named_as(given: Any) -> Any:
-    """Return what a run's folder is named after."""
-    return given if isinstance(given, str | Path | Policy | Result) else called_prior(given)

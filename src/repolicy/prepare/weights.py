@@ -72,7 +72,8 @@ def decide(
     task = Weighing(prior, env, wishes, settings, say)
     if prior is None:
         alpha, why = task.alpha_of_training(objective)
-        return Decision(with_alpha(objective, alpha), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
+        unset: dict[str, Any] = {name: alpha for name in ("alpha", "bonus") if getattr(objective, name) is None}
+        return Decision(replace(objective, **unset), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
     return decided(objective, task)
 
 
@@ -134,12 +135,6 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
     return Decision(replace(objective, omega=omega, alpha=alpha, states=states or 0.0), settings, notes, taken)
 
 
-def with_alpha(objective: Objective, alpha: float) -> Objective:
-    """Return the objective with this alpha, in the reward and in the loss, wherever it has one that is not set."""
-    unset: dict[str, Any] = {name: alpha for name in ("alpha", "bonus") if getattr(objective, name) is None}
-    return replace(objective, **unset)
-
-
 def usual_budget(prior: Policy) -> float:
     """Return the nats a step that a policy may drift, where nobody can tell what a nat is worth."""
     if prior.actions.kind == "continuous":
@@ -177,7 +172,7 @@ class Weighing:
         )
         found = self.worths()
         weights = weights_found(found, policy.observation_size)
-        in_wish = weights is not None and wish_counts_more(found)
+        in_wish = weights is not None and max(found.known, key=lambda worth: worth.value) is found.addon
         return weights, found.most, self.wish if in_wish else "the environment's reward", found.steps
 
     @property
@@ -318,11 +313,6 @@ def weights_found(worths: Worths, numbers: int) -> Weights | None:
     states = worths.basic.value if worths.basic in worths.known else 0.0
     omega = max(worth.value for worth in worths.known)
     return Weights(two_digits(omega), of_states(two_digits(states), worths.length, numbers))
-
-
-def wish_counts_more(worths: Worths) -> bool:
-    """Return whether that ω′ was measured in the add-on."""
-    return max(worths.known, key=lambda worth: worth.value) is worths.addon
 
 
 def two_digits(value: float) -> float:

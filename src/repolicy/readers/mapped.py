@@ -211,16 +211,13 @@ def _known(tensors: Tensors) -> tuple[Layout, str] | None:
 def _fits(tensors: Tensors, layout: Layout, root: str) -> bool:
     own = {name.removeprefix(root).partition(".")[0] for name in tensors if name.startswith(root)}
     everywhere = {module for name in tensors for module in name.split(".")}
+    std = f"{root}{layout.log_std}"
     return (
-        (not layout.log_std or _is_there(tensors, f"{root}{layout.log_std}"))
+        (not layout.log_std or std in tensors or bool(below(tensors, std)))
         and (not layout.beside or not everywhere.isdisjoint(layout.beside))
         and (not layout.modules or own <= {*layout.modules})
         and (not layout.roots or {*root.split(".")} <= {*layout.roots, ""})
     )
-
-
-def _is_there(tensors: Tensors, name: str) -> bool:
-    return name in tensors or bool(below(tensors, name))
 
 
 def _described(tensors: Tensors, layout: Layout, root: str, options: Options) -> Described:

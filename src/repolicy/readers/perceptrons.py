@@ -152,7 +152,7 @@ def check_width(width: int, normalizer: Normalizer | None) -> None:
         raise ValueError(f"its statistics are of {len(normalizer.shift)} numbers, the policy takes {width}")
 
 
-def some(tensors: Iterable[str], count: int = 6) -> str:
+def some(tensors: Iterable[str]) -> str:
     """Return the first few names, for a sentence."""
     names = list(tensors)
-    return (", ".join(names[:count]) + (f" and {len(names) - count} more" if names[count:] else "")) or "nothing"
+    return (", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")) or "nothing"

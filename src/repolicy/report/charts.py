@@ -186,11 +186,11 @@ def text(css_class: str, x: float, y: float, words: str, anchor: str = "start") 
 # Numbers on axes ------------------------------------------------------------------------------------------------------
 
 
-def ticks(low: float, high: float, count: int = 4) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """Return round numbers from `low` to `high`."""
     if not high > low:
         return [low]
-    rough = (high - low) / count
+    rough = (high - low) / 4
     magnitude = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
