@@ -113,7 +113,6 @@ def _run(arguments: list[str]) -> None:
 
 
 def _in_group(group: str, *arguments: str) -> Any:
-    """Return a command of a group."""
     what, commands = GROUPS[group]
     if not arguments or arguments[0] in HELP:
         lines = [f"usage: repolicy {group} COMMAND ...", "", what, "", *_listed(commands), ""]

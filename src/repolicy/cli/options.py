@@ -323,7 +323,6 @@ INDENT, WIDEST = 26, 110
 
 
 def page(command: type, prog: str) -> str:
-    """Return the help of a command."""
     unused = {name.replace("_", "-") for name in getattr(command, "UNUSED", ())}
     every = [option for option in options(command) if option.name not in unused]
     named = [option for option in every if not option.metavar]

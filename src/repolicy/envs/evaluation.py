@@ -357,7 +357,6 @@ class EpisodeSums:
                     values[ended] = 0.0
 
     def _end(self, n: int, terminated: bool) -> None:
-        """End the episode of one environment."""
         place = self._begun[n] * len(self._quota) + n
         sums = {name: float(values[n]) for name, values in self._running.items()}
         self._done.append(sums | {"terminated": terminated, "place": place})

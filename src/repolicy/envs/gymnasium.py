@@ -45,7 +45,6 @@ class GymnasiumEnvs(Batch):
 
     @property
     def each(self) -> list[Any]:
-        """The environments themselves."""
         return [one.env for one in self._envs.envs]  # type: ignore[attr-defined]
 
     @property

@@ -22,7 +22,6 @@ class Batch:
     count: int
 
     def seen(self, space: Any, actions: Any, critic: bool) -> None:
-        """Note what is observed, and what is acted with."""
         self.groups = group_sizes(space, self.name)
         self._keys, self.observation_size = shown(space, self.name, critic)
         self._own, self.actions = actions, action_space(actions, self.name)

@@ -160,7 +160,6 @@ class LearntWish:
         return values @ self.theta
 
     def write(self, path: Path) -> None:
-        """Write it as a file."""
         header = {
             "env": self.env, "policy": self.policy, "from": self.source, "sizes": list(self.sizes),
             "names": list(self.names), "features": self.features.reference if self.features else "",
@@ -198,7 +197,6 @@ def _opened(path: Path, features: str, changed: int) -> LearntWish:
 
 
 def is_wish_file(called: str) -> bool:
-    """Return whether an add-on's name is that of a file."""
     return REQUEST.fullmatch(called) is not None
 
 

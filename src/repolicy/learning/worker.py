@@ -94,7 +94,6 @@ class Worker:
             self.scorer.begin()
 
     def close(self) -> None:
-        """Close the environments."""
         for collector in (self.collector, self.probes):
             if collector is not None:
                 collector.envs.close()

@@ -109,7 +109,6 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
 
     @property
     def omega(self) -> float:
-        """Return the present omega."""
         return self.memory.values["omega"]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:

@@ -57,7 +57,6 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
         return args
 
     def check_rows(self, dataset: Any) -> None:
-        """Raise where the rows are no pairs."""
         require_columns(dataset, ("chosen", "rejected"), "Decomposed-DPO")
 
     def look_before_the_first_step(self) -> None:

@@ -60,7 +60,6 @@ class Remembered(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.fixed, self.values = fixed or {}, values or {}
 
     def state(self) -> dict[str, Any]:
-        """Return what transformers saves."""
         return {"args": {"fixed": dict(self.fixed), "values": dict(self.values)}, "attributes": {}}
 
     def resume(self, state: Any) -> None:

@@ -180,7 +180,6 @@ def _written(omega: float) -> str:
 
 
 def _place(folder: Path, omega: float) -> Path:
-    """Return the folder of a point."""
     return folder / f"omega-{_written(omega)}"
 
 

@@ -72,7 +72,6 @@ PLANNER = "repolicy.planning.keeping:opened"  # what opens one; its room comes a
 
 
 def is_plan(reference: object) -> bool:
-    """Return whether it is a planner's folder."""
     return isinstance(reference, str | Path) and os.path.isfile(Path(reference, PLAN))  # False for a name too long
 
 

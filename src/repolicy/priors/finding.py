@@ -75,7 +75,6 @@ def cache(what: str = "shelf") -> Path:
 
 
 def place(name: str) -> Path:
-    """Return where the policy of this name is, or will be."""
     return cache() / name.replace(":", "-") / next(iter(SHELF[name].files))
 
 
@@ -176,5 +175,4 @@ def check_reachable(path: Path) -> None:
 
 
 def shipped() -> list[str]:
-    """Return the names of the priors that ship."""
     return sorted(path.stem for path in PRIORS.glob("*.safetensors"))

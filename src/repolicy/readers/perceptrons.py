@@ -153,6 +153,5 @@ def check_width(width: int, normalizer: Normalizer | None) -> None:
 
 
 def some(tensors: Iterable[str]) -> str:
-    """Return the first few names, for a sentence."""
     names = list(tensors)
     return (", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")) or "nothing"

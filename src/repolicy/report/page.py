@@ -31,7 +31,6 @@ def page(title: str, lead: str, parts: Sequence[str], script: str = "") -> str:
 
 
 def write(path: Path, title: str, lead: str, parts: Sequence[str], script: str = "") -> Path:
-    """Write a page, and return its path."""
     write_bytes(path, page(title, lead, parts, script).encode())
     return path
 

@@ -18,7 +18,7 @@ from repolicy.envs.step import Backend
 from repolicy.envs.trust import confirm
 from repolicy.errors import FileError, RepolicyError
 from repolicy.loading import file_sum
-from repolicy.objective import Objective, name_of
+from repolicy.objective import Objective
 from repolicy.policies.file import SavedPolicy, read_card
 from repolicy.prepare.defaults import train_defaults, usual_for
 from repolicy.priors.decoders import take_out
@@ -41,9 +41,9 @@ from repolicy.report.verdict import (
     verdict,
 )
 from repolicy.runs import ranks
+from repolicy.runs.callbacks import recipe
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request, options, words
-from repolicy.runs.settings import budget_of
 from repolicy.runs.terminal import laid_out
 
 FILM_SECONDS = 6.0
@@ -188,7 +188,8 @@ def _lead(report: Report) -> str:
     steps = report.saved.card.get("steps", 0)
     shown = "last policy" if report.folder.last_policy == report.folder.policy else "policy"
     beside = f", beside {name_of_prior(report.saved.card)}" if report.prior else ""
-    lead = f"{escape(_recipe(report.request))}. Shown is the {shown}, after {steps:,} environment steps{beside}."
+    asked = escape(recipe(Request.from_dict(report.request)))
+    lead = f"{asked}. Shown is the {shown}, after {steps:,} environment steps{beside}."
     if shown == "policy":
         lead += " By the run's own objective it was clearly better than the last one."
     warning = report.folder.unfinished(report.request)
@@ -308,18 +309,7 @@ def distribution(evaluations: dict[str, Evaluation]) -> str:
     )
 
 
-# Recipe and command ---------------------------------------------------------------------------------------------------
-
-
-def _recipe(request: dict[str, Any]) -> str:
-    objective = Objective(**request["objective"])
-    budget = budget_of(request["settings"])
-    if budget is not None:
-        return f"Residual PPO: {budget.words}"
-    name, coefficients = name_of(objective) or ("unnamed", {"omega": objective.omega, "alpha": objective.alpha})
-    letters = {"states": "states", "omega": "ω′", "alpha": "α̂" if request["prior"] else "α"}
-    numbers = ", ".join(f"{letters[key]} {value:g}" for key, value in coefficients.items())
-    return f"The {name.replace('_', '-')} objective{f' ({numbers})' if numbers else ''}"
+# The command ----------------------------------------------------------------------------------------------------------
 
 
 def repeat(folder: RunFolder, request: dict[str, Any]) -> str:

@@ -344,7 +344,6 @@ def state(model: Any) -> dict[str, Tensor]:
 
 
 def restore(model: Any, tensors: dict[str, Tensor]) -> None:
-    """Take up what `state` returned."""
     buffer, parts = model.replay_buffer, model.get_parameters()
     for name in BUFFER:
         values = tensors[f"buffer/{name}"].numpy()

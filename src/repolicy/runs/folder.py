@@ -70,7 +70,6 @@ class RunFolder:
             raise FileError(f"{path} cannot be used: {error}") from None
 
     def kind_of(self, request: dict[str, Any]) -> "type[Request]":
-        """Return the class of a request."""
         return self._kinds[request.get("method", "")]
 
     def begin(
@@ -231,7 +230,6 @@ class RunFolder:
         return None
 
     def log(self, metrics: dict[str, float]) -> None:
-        """Add a line to the metrics."""
         self.check_there()
         try:
             with open(self.metrics, "a") as file:
