@@ -7,17 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from known_optimum import (
-    ALPHA,
-    EXACT,
-    SETTINGS,
-    WISH,
-    WISH_CONTROL_COST,
-    WISH_STATE_COST,
-    Log,
-    as_policy,
-    optimum,
-)
+from known_optimum import ALPHA, EXACT, SETTINGS, WISH, WISH_CONTROL_COST, WISH_STATE_COST, Log, as_policy, optimum
 from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
 from repolicy.errors import UsageError

@@ -9,16 +9,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import NumericError, UsageError
-from repolicy.learning.ppo import (
-    Batch,
-    Learner,
-    Losses,
-    Sum,
-    adapted,
-    check_first_minibatch,
-    losses,
-    update,
-)
+from repolicy.learning.ppo import Batch, Learner, Losses, Sum, adapted, check_first_minibatch, losses, update
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import sums

@@ -22,16 +22,7 @@ from repolicy.policies.file import add_to_card, read_card, save_policy
 from repolicy.policies.policy import PolicySpec, seeded
 from repolicy.prepare.states import MOST_NUMBERS
 from repolicy.prepare.weights import weights_found, weights_of
-from repolicy.prepare.worth import (
-    EPISODES,
-    Entropy,
-    Sums,
-    Worth,
-    Worths,
-    measured,
-    sought,
-    worth_of,
-)
+from repolicy.prepare.worth import EPISODES, Entropy, Sums, Worth, Worths, measured, sought, worth_of
 from repolicy.priors.finding import find_policy, shipped
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder

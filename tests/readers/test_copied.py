@@ -20,15 +20,7 @@ from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.opening import load_policy, read_policy
 from repolicy.readers.copying import policy_from
-from repolicy.readers.described import (
-    Described,
-    Hidden,
-    LayerNorm,
-    Linear,
-    Normalizer,
-    Perceptron,
-    Std,
-)
+from repolicy.readers.described import Described, Hidden, LayerNorm, Linear, Normalizer, Perceptron, Std
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 

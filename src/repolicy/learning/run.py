@@ -16,10 +16,7 @@ from repolicy.learning.multipliers import broken
 from repolicy.learning.segments import Segments
 from repolicy.learning.terms import collapsed
 from repolicy.policies.file import add_to_card
-from repolicy.prepare.session import (
-    Start,
-    begun,
-)
+from repolicy.prepare.session import Start, begun
 from repolicy.prepare.worth import measured
 from repolicy.priors.code import from_source
 from repolicy.priors.kinds import Exact

@@ -14,14 +14,7 @@ from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.storage import (
-    check_shape,
-    is_own,
-    packed,
-    read,
-    write,
-    write_bytes,
-)
+from repolicy.policies.storage import check_shape, is_own, packed, read, write, write_bytes
 from repolicy.ranges import MOST_DIALS, Dial
 
 PROBES = 64

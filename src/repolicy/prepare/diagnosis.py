@@ -18,14 +18,7 @@ from repolicy.errors import UsageError
 from repolicy.policies.policy import Policy, seeded
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.weights import Weights, usual_budget, weights_found
-from repolicy.prepare.worth import (
-    Entropy,
-    Sums,
-    Worth,
-    Worths,
-    nats_of,
-    worth_of,
-)
+from repolicy.prepare.worth import Entropy, Sums, Worth, Worths, nats_of, worth_of
 from repolicy.runs.request import spec_for
 from repolicy.runs.settings import Settings
 

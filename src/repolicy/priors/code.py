@@ -19,14 +19,7 @@ from repolicy.policies.policy import Agent, Policy
 from repolicy.priors.finding import SHELF, find_policy
 from repolicy.priors.fitting import fitted_to, wants_fit
 from repolicy.priors.hub import is_on_hub
-from repolicy.priors.kinds import (
-    Exact,
-    MeanPrior,
-    ScoredPrior,
-    Std,
-    name_of,
-    prior_of,
-)
+from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior, Std, name_of, prior_of
 from repolicy.priors.opening import check_own, read_file
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options

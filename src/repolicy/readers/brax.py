@@ -22,13 +22,7 @@ from repolicy.readers.described import (
     Std,
 )
 from repolicy.readers.given_by_user import chosen_statistics
-from repolicy.readers.perceptrons import (
-    chosen_activation,
-    normalizer,
-    numbers,
-    perceptron,
-    some,
-)
+from repolicy.readers.perceptrons import chosen_activation, normalizer, numbers, perceptron, some
 from repolicy.readers.pickles import Shell, array
 from repolicy.readers.reading import Options
 

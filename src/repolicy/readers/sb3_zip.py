@@ -18,16 +18,7 @@ import numpy as np
 from repolicy.errors import UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.readers import vecnormalize
-from repolicy.readers.described import (
-    Array,
-    CannotCopyError,
-    Described,
-    Hidden,
-    Linear,
-    Normalizer,
-    Perceptron,
-    Std,
-)
+from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Linear, Normalizer, Perceptron, Std
 from repolicy.readers.given_by_user import check_no_other, given_std, tempered, time_is_seen
 from repolicy.readers.perceptrons import (
     activation_named,
