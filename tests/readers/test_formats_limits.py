@@ -17,9 +17,9 @@ from repolicy.errors import FileError
 from repolicy.readers import vecnormalize
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.operations import OPERATIONS, Moving
-from repolicy.readers.pickled_spaces import actions_of, observations_of
 from repolicy.readers.pickles import LEGACY_MAGIC, Name, Shell, load, read_pickle
 from repolicy.readers.recognize import describe
+from repolicy.readers.sb3_zip import actions_of, observations_of
 from repolicy.readers.torchscript import _memory
 
 DEEP = b")" + b"2\x86" * 20  # nested tuples that hold 2^20 of them

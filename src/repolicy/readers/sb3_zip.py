@@ -7,6 +7,7 @@ which are read through shells.
 
 import base64
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +32,6 @@ from repolicy.readers.perceptrons import (
     some,
     tensors_of,
 )
-from repolicy.readers.pickled_spaces import actions_of, observations_of
 from repolicy.readers.pickles import Name, entry, load, open_zip, read_pickle
 from repolicy.readers.reading import Options
 
@@ -42,6 +42,7 @@ OWN = re.compile(  # their classes; one of another name in their modules is a fo
     r"(Cnn|MultiInput)Policy|(Flatten|Combined)Extractor|NatureCNN"
 )
 STANDARDIZED = "repolicy.hosts.sb3_policies.Standardized"  # the features extractor of what our adapter builds
+MOST_SWITCHES = 100_000
 MASKED = "it was trained with action masks, which this copy does not apply"
 HER = ("observation", "desired_goal")  # whose numbers HER put side by side, before 1.1
 HINDSIGHT = (
@@ -305,6 +306,45 @@ def _value(data: dict[str, Any], name: str, where: str) -> Any:
 
 def _class_name(model: Zip) -> str:
     return model.policy_class.last if isinstance(model.policy_class, Name) else ""
+
+
+# Gymnasium's spaces, and those of gym before it, as a pickle holds them -----------------------------------------------
+
+
+def observations_of(space: Any) -> tuple[tuple[str, int], ...]:
+    """Return how many numbers an observation has: one group without a name, or those of a Dict."""
+    if space.last != "Dict":
+        return (("", _size(space)),)
+    return tuple((str(key), _size(part)) for key, part in space.state["spaces"].items())
+
+
+def _size(space: Any) -> int:
+    if space.last != "Box":
+        raise CannotCopyError(f"its observations are a {space.last}, and no numbers")
+    shape = space.state.get("_shape", space.state.get("shape"))
+    if len(shape) == 3 and getattr(space.state.get("dtype"), "name", "") == "uint8":
+        raise CannotCopyError("its observations are images, which Stable-Baselines3 turns and divides by 255")
+    return math.prod(map(int, shape))  # a text or a tuple times a number could be as large as a file wishes
+
+
+def actions_of(space: Any) -> tuple[ActionSpace, bool]:
+    """Return the action space, and whether it is one of switches."""
+    if space.last == "Box":
+        low, high = (tuple(float(x) for x in space.state[name].reshape(-1)) for name in ("low", "high"))
+        if len(low) != len(high):
+            raise ValueError(f"{len(low)} lower bounds and {len(high)} upper ones")
+        return ActionSpace("continuous", (len(low),), low, high), False
+    if space.last == "Discrete":
+        return ActionSpace("discrete", (int(space.state["n"]),)), False
+    if space.last == "MultiDiscrete":
+        return ActionSpace("discrete", tuple(int(size) for size in space.state["nvec"].reshape(-1))), False
+    if space.last == "MultiBinary":
+        sizes = space.state["n"]
+        count = math.prod(map(int, sizes)) if np.iterable(sizes) else int(sizes)
+        if count > MOST_SWITCHES:
+            raise ValueError(f"{count:,} switches")
+        return ActionSpace("discrete", (2,) * count), True
+    raise CannotCopyError(f"its actions are a {space.last}")
 
 
 # The normalizer -------------------------------------------------------------------------------------------------------
