@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from repolicy.cli.options import Acts, OfPolicy, Positional, Repeated
-from repolicy.cli.policy_commands import policy_and_env
 from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, counted, stem_of
 from repolicy.readers.reading import Options
@@ -128,6 +127,7 @@ class Diagnose(OfPolicy):
     def run(self) -> dict[str, Any]:
         from repolicy.envs.addons import at_one, at_one_in_words, check_env, combined
         from repolicy.envs.making import with_roles
+        from repolicy.envs.trust import env_of
         from repolicy.policies.file import notes_of
         from repolicy.prepare.diagnosis import ENVS, STEPS, check_addon, diagnose
         from repolicy.prepare.weights import worth_in
@@ -137,9 +137,9 @@ class Diagnose(OfPolicy):
 
         if not self.addon:
             raise UsageError("a diagnosis needs the add-on that you wish for: --addon NAME, as for customize")
-        find_policy(self.prior)  # which code has none of
-        path, env = policy_and_env(self.prior, self.env, self.trust)
-        saved, terminal = read_policy(path, self.reading), Terminal()
+        path, terminal = find_policy(self.prior), Terminal()
+        saved = read_policy(path, self.reading)
+        env = self.env or env_of(saved.card, path, self.trust)
         check_env(self.addon, env)
         env = with_roles(env, saved.policy.observation_size, self.backend)
         worth = worth_in(saved.card)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from repolicy.cli.options import Acts, Command, OfPolicy, Positional, Repeated
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import as_file_name, counted
+from repolicy.loading import as_file_name, counted, read_json
 from repolicy.readers.reading import Options
 from repolicy.runs.terminal import Terminal
 
@@ -110,13 +110,19 @@ class Render(Acts):
     another library's."""
 
     def run(self) -> dict[str, Any]:
+        from repolicy.envs.trust import env_of
+        from repolicy.policies.file import read_card
         from repolicy.policies.storage import is_own, write_bytes
-        from repolicy.priors.code import is_plan
+        from repolicy.priors.code import PLAN, is_plan
+        from repolicy.priors.finding import find_policy
         from repolicy.priors.opening import check_own, own_bytes, read_policy
         from repolicy.report.movie import FORMATS, Shot, films
 
         warn_of_unfinished(self.policy)
-        path, env = policy_and_env(self.policy, self.env, self.trust)
+        planned = is_plan(self.policy)
+        path = Path(self.policy) if planned else find_policy(self.policy)
+        card = read_json(path / PLAN) if planned else read_card(path)
+        env = self.env or env_of(card, path, self.trust)
         suffix = ".mp4" if self.out is None else self.out.suffix.lower()
         if (format := suffix.removeprefix(".")) not in FORMATS:
             raise UsageError(f"--out {self.out} does not end in .mp4 or .gif")
@@ -126,7 +132,7 @@ class Render(Acts):
             height=round(self.width * 2 / 3), format=format, fine=True, trust=self.trust,
         )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="repolicy-render-") as folder:
-            if is_own(path) or is_plan(path):
+            if planned or is_own(path):
                 check_own(path, self.reading)
             else:  # the process that renders reads only files of ours
                 own = Path(folder, "policy.safetensors")
@@ -226,23 +232,6 @@ def warn_of_unfinished(reference: str | Path) -> None:
         request = folder.request()
         if request is not None and (sentence := folder.unfinished(request)):
             Terminal().say(f"{folder.path}: {sentence[0].lower()}{sentence[1:]}")
-
-
-def policy_and_env(reference: str, env: str | None, trust: bool) -> tuple[Path, str]:
-    """Return a policy's file, and the environment that is named or else the one that it was made for."""
-    from repolicy.envs.trust import env_of
-    from repolicy.loading import read_json
-    from repolicy.policies.file import read_card
-    from repolicy.priors.code import PLAN, is_code, is_plan
-    from repolicy.priors.finding import find_policy
-
-    if is_plan(reference):
-        card = read_json(Path(reference, PLAN))
-        return Path(reference), env or env_of(card, Path(reference, PLAN), trust)
-    if is_code(reference):  # which has no card
-        return Path(reference), env or env_of({}, Path(reference))
-    path = find_policy(reference)
-    return path, env or env_of(read_card(path), path, trust)
 
 
 def _out(named: Path | None, path: Path, suffix: str) -> Path:
