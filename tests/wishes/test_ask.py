@@ -14,7 +14,7 @@ from repolicy.envs.rollout import Transitions
 from repolicy.envs.wish_file import open_wish
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
-from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.policy import PolicySpec, seeded
 from repolicy.priors.code import acting
 from repolicy.readers.reading import Options
 from repolicy.report.movie import encoded
@@ -28,9 +28,8 @@ PENDULUM = "Pendulum-v1"
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("policy") / "p.safetensors"
-    save_policy(
-        path, Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)))), {"request": {"env": PENDULUM}}
-    )
+    spec = PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)))
+    save_policy(path, seeded(spec, 0), {"request": {"env": PENDULUM}})
     return path
 
 
