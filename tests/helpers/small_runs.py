@@ -1,6 +1,7 @@
 """Runs of a second, and how two of them are compared."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tiny_envs import tiny
@@ -36,3 +37,17 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def small(out: Path, settings: Settings = SMALL, env: str = "LinearQuadratic", resume: bool = False) -> Result:
     return train(tiny(env), soft(0.1), out, settings, resume=resume)
+
+
+class Listening:
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.said = list[str]()
+
+    def begin(self, request: Any, start: int, total: int) -> None: ...
+    def write(self, metrics: dict[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)

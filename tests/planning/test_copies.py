@@ -8,8 +8,8 @@ import pytest
 from linear_world import nothing
 
 import repolicy
-from repolicy.envs.gymnasium import GymnasiumEnvs
-from repolicy.planning.copies import CopyModel, twin
+from repolicy.envs.gymnasium import GymnasiumEnvs, twin
+from repolicy.planning.copies import CopyModel
 from repolicy.planning.mujoco_model import MujocoModel
 from repolicy.planning.planner import Search
 from repolicy.policies.distributions import ActionSpace

@@ -2,25 +2,29 @@
 
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from small_runs import Listening
 from torch import Tensor, nn
 
 from repolicy.cli.main import main as command_line
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Collector
+from repolicy.envs.noise import NoiseEnvs
+from repolicy.envs.rollout import Collector, Transitions
 from repolicy.envs.trust import confirm
 from repolicy.errors import FileError, NumericError, UsageError
 from repolicy.learning.training import customize
 from repolicy.objective import residual
 from repolicy.policies.export import onnx_graph, onnx_reader
 from repolicy.policies.file import SavedPolicy, save_policy
+from repolicy.prepare.best_of import BestOf, check_copies
 from repolicy.prepare.generative import noise_prior, scaled, standard_normal
 from repolicy.prepare.weights import decide
 from repolicy.priors import decoders
@@ -269,6 +273,67 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
         decoder_of(f"{HERE}:same", 0, 1)
     with pytest.raises(UsageError, match="--trust"):
         confirm("card", False, env="HalfCheetah-v4?decoder=flow.onnx&noise=2&chunk=1")
+
+
+def first(observations, actions, next_observations, info):
+    return actions[:, 0]
+
+
+def test_the_best_of_some_draws_is_as_good_as_the_largest_of_them() -> None:
+    """Each step of `Spot` is an episode. The mean of the largest of sixteen normal numbers is 1.766."""
+    env, wish = f"{HERE}:Spot?decoder={HERE}:same&noise=2&chunk=1", f"{HERE}:first"
+    found = evaluate(BestOf(standard_normal(2, 2), combined([wish]), 16), env, 1000, addon=wish)
+    assert found.columns["addon_reward"].mean == pytest.approx(1.766, abs=0.08)
+
+
+def test_the_best_of_some_draws_is_that_of_a_whole_chunk_and_looking_changes_nothing() -> None:
+    """Beside each draw in an environment of its own that begins alike."""
+    addon, envs, tried = combined([RIGHT]), make_envs(named("three", chunk=3), 1, 0), []
+    agent, seen = BestOf(standard_normal(2, 2), addon, 8), envs.reset()
+
+    class Heard:
+        def copies(self, *given):
+            copies = envs.copies(*given)
+            step = copies.step
+            copies.step = lambda noise: tried.append(noise) or step(noise)
+            return copies
+
+    agent.watch(Heard())
+    [chosen], [before] = agent(seen), [env.unwrapped.place.copy() for env in envs.envs.each]
+    paid = []
+    for draw in tried[0]:
+        other = make_envs(envs.name, 1, 0)
+        np.testing.assert_array_equal(other.reset(), seen)
+        chunk = other.step(draw[None]).chunk
+        paid.append(addon.reward(Transitions(*chunk[:4]))[chunk.counts].sum())
+    assert len(paid) == 8
+    np.testing.assert_array_equal(chosen, tried[0][np.argmax(paid)])
+    np.testing.assert_array_equal(before, envs.envs.each[0].unwrapped.place)
+    np.testing.assert_array_equal(before.astype(np.float32), seen[0])
+
+
+def test_what_cannot_be_copied_is_a_sentence() -> None:
+    with pytest.raises(UsageError, match="EnvPool's alone"):
+        check_copies("MetaWorld/Push-v3?decoder=flow.onnx&noise=2&chunk=1", combined([RIGHT]))
+    with pytest.raises(UsageError, match="action_rate has a past"):
+        check_copies(named("same"), combined(["action_rate"]))
+
+
+def test_every_decision_before_training_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By how often environments and their copies were stepped."""
+    taken, heard, step = [], Listening(), NoiseEnvs.step
+
+    def counted(self, actions):
+        taken.append(self.count)
+        return step(self, actions)
+
+    monkeypatch.setattr(NoiseEnvs, "step", counted)
+    settings = replace(FEW, evaluation_episodes=0)
+    asked = {"env": WALK, "noise": 2, "chunk": 3, "callbacks": [heard]}
+    customize(f"{HERE}:three", RIGHT, residual(), tmp_path / "run", settings, **asked)
+    [sentence] = [each for each in heard.said if "in all" in each]
+    assert sentence.startswith(f"{sum(taken):,} decisions, of 3 steps of the environment each, in all: ")
+    assert any("best of 16 by the wish: basic reward" in each for each in heard.said)
 
 
 def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:

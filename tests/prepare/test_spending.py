@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_runs import Listening
 from tiny_envs import tiny
 
 from repolicy.envs.gymnasium import GymnasiumEnvs
@@ -16,20 +17,6 @@ from repolicy.prepare import states
 from repolicy.prepare.spending import spending
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
-
-
-class Listening:
-    """Keeps what a run says."""
-
-    def __init__(self) -> None:
-        self.said = list[str]()
-
-    def begin(self, request: Any, start: int, total: int) -> None: ...
-    def write(self, metrics: dict[str, float]) -> None: ...
-    def close(self) -> None: ...
-
-    def say(self, sentence: str) -> None:
-        self.said.append(sentence)
 
 
 @pytest.mark.parametrize(("evaluated", "price"), [(2, 0.5), (2, 0.0), (0, 0.5)])

@@ -1,5 +1,6 @@
 """Gymnasium's vector environments behind the `Step` contract."""
 
+import copy
 import math
 import sys
 import warnings
@@ -15,6 +16,9 @@ from repolicy.envs.names import maker
 from repolicy.envs.step import Batch, Step, native, shapes, space_shapes
 from repolicy.envs.watchdog import NOTE
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
+
+TRIED = 10  # steps by which a copy is compared with its environment
+SHARED = ("MjModel", "EnvSpec")  # what no step changes, and is large
 
 
 class GymnasiumEnvs(Batch):
@@ -46,6 +50,15 @@ class GymnasiumEnvs(Batch):
     @property
     def each(self) -> list[Any]:
         return [one.env for one in self._envs.envs]  # type: ignore[attr-defined]
+
+    def copies(self, times: int, random: np.random.Generator) -> "GymnasiumEnvs":
+        """Return so many copies of each environment, side by side: each stands where it stands, with other luck."""
+        other = copy.copy(self)
+        other.count = self.count * times
+        each = [partial(_One, self.name, n, partial(copied, one, random)) for n, one in enumerate(self.each)]
+        makers: list[Callable[[], Any]] = [make for make in each for _ in range(times)]
+        other._envs = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
+        return other
 
     @property
     def limit(self) -> int | None:
@@ -133,3 +146,51 @@ class _One:
 
 def _kind(answer: Any) -> str:
     return f"{len(answer)} things" if isinstance(answer, tuple) else f"one {type(answer).__name__}"
+
+
+# Copies ---------------------------------------------------------------------------------------------------------------
+
+
+def copied(env: Any, random: np.random.Generator) -> Any:
+    """Return a copy of an environment, with a random stream of its own, so that luck is not foreseen."""
+    stream = getattr(env.unwrapped, "np_random", None)  # which several parts of an environment may hold
+    return twin(env, {} if stream is None else {id(stream): np.random.default_rng(random.integers(2**63))})
+
+
+def check_copied(made: Any, name: str) -> None:
+    """Raise where a copy goes elsewhere than its environment, or takes it along."""
+    made.action_space.seed(0)
+    made.reset(seed=0)
+    for _ in range(TRIED):
+        action, elsewhere = made.action_space.sample(), made.action_space.sample()
+        one, other = twin(made, {}), twin(made, {})
+        one.step(elsewhere)
+        (found, *_), (wanted, _, terminated, truncated, _) = other.step(action), made.step(action)
+        if not np.array_equal(flat(batched(found), 1), flat(batched(wanted), 1), equal_nan=True):
+            raise UsageError(f"environment {name!r} cannot be copied: a copy goes elsewhere than it does")
+        if terminated or truncated:
+            made.reset()
+
+
+def twin(env: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy that stands where an environment stands. (Many classes would begin anew where they are copied.)"""
+    other = memo[id(env)] = object.__new__(type(env))
+    for name, value in vars(env).items():
+        if isinstance(value, gymnasium.Env):
+            part = memo[id(value)] if id(value) in memo else twin(value, memo)
+        elif isinstance(value, gymnasium.Space) or type(value).__name__ in SHARED:
+            part = value
+        else:
+            try:
+                part = copy.deepcopy(value, memo)
+            except Exception:  # such as a window: the check finds out whether it matters
+                part = value
+        vars(other)[name] = part
+    return other
+
+
+def batched(observation: Any) -> Any:
+    """Return one observation as a row, a Dict part by part."""
+    if isinstance(observation, dict):
+        return {key: batched(part) for key, part in observation.items()}
+    return np.asarray(observation)[None]

@@ -6,6 +6,7 @@ is z, and a step is the whole chunk. So the prior over actions is exactly N(0, I
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -74,6 +75,13 @@ class NoiseEnvs:
         if (early := last < len(steps) - 1).any():  # those have gone on, and not by a decision of their own
             self._current = self.envs.renew(early, self._current)
         return Step(self._current, rewards, terminated, truncated, final, {}, chunk)
+
+    def copies(self, times: int, random: np.random.Generator) -> "NoiseEnvs":
+        """Return so many copies of each environment, where its envs can be copied; they stand where it stands."""
+        inner: Any = self.envs
+        other = NoiseEnvs(inner.copies(times, random), self.decoder, self.name)
+        other._current = self._current.repeat(times, 0)
+        return other
 
     def close(self) -> None:
         self.envs.close()

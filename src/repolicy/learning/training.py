@@ -211,8 +211,10 @@ def customize(
         saved = start.saved
         assert saved is not None
         notes += try_addon(saved.policy, name, wishes, how, sparse, limits_of(held, name))
+        without, taken = list[str](), 0
         if decoder(name) is not None and before is None:
-            notes += free(saved.policy, name, wishes, how)
+            without, taken = free(saved.policy, name, wishes, how)
+        notes += without
         wanted, how, chosen, measured = decide(wanted, saved, name, wishes, how, say)
         if not wanted.reads_addon:
             raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
@@ -223,7 +225,7 @@ def customize(
             check_learnable(saved.policy)
         if before is None:
             length = float(saved.card.get("evaluation", {}).get("evaluation_length", LONGEST))
-            chosen = [*chosen, spending(request, measured, length).sentence]
+            chosen = [*chosen, spending(request, measured, length, taken, 1 + bool(noise)).sentence]
         return run(request, folder, resume, callbacks, [*notes, *chosen], env_timeout, start)
 
 

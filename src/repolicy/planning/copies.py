@@ -3,20 +3,16 @@
 A copy is made of the very environment that is acted in. Its random stream is its own, so that luck is not foreseen.
 """
 
-import copy
 import warnings
 from typing import Any
 
-import gymnasium
 import numpy as np
 
+from repolicy.envs.gymnasium import batched, check_copied, copied
 from repolicy.envs.names import maker
 from repolicy.envs.step import Backend, Info, action_space, flat, native, shown
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.planning.model import Simulated
-
-TRIED = 10  # steps by which a copy is compared with its environment
-SHARED = ("MjModel", "EnvSpec")  # what no step changes, and is large
 
 
 class CopyModel:
@@ -36,7 +32,7 @@ class CopyModel:
         self._keys, _ = shown(made.observation_space, name, False)
         self.seconds = float(getattr(made.unwrapped, "dt", 1.0 / made.metadata.get("render_fps", 1.0)))
         with in_one_sentence(f"environment {name!r} cannot be copied", UsageError):
-            self._check(made)
+            check_copied(made, name)
 
     def watch(self, envs: Any) -> None:
         """Copy these environments from now on."""
@@ -78,47 +74,7 @@ class CopyModel:
 
     def copied(self, env: Any) -> Any:
         """Return a copy of an environment, with a random stream of its own."""
-        stream = getattr(env.unwrapped, "np_random", None)  # which several parts of an environment may hold
-        own = np.random.default_rng(self._random.integers(2**63))
-        return twin(env, {} if stream is None else {id(stream): own})
-
-    def _check(self, made: Any) -> None:
-        """Raise where a copy goes elsewhere than its environment, or takes it along."""
-        made.action_space.seed(0)
-        made.reset(seed=0)
-        for _ in range(TRIED):
-            action, elsewhere = made.action_space.sample(), made.action_space.sample()
-            one, other = twin(made, {}), twin(made, {})
-            self._stepped(one, elsewhere)
-            found, wanted = self._stepped(other, action), self._stepped(made, action)
-            if not np.array_equal(found.observations, wanted.observations, equal_nan=True):
-                raise UsageError(f"environment {self.name!r} cannot be copied: a copy goes elsewhere than it does")
-            if wanted.ended[0]:
-                made.reset()
-
-
-def twin(env: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy that stands where an environment stands. (Many classes would begin anew where they are copied.)"""
-    other = memo[id(env)] = object.__new__(type(env))
-    for name, value in vars(env).items():
-        if isinstance(value, gymnasium.Env):
-            part = memo[id(value)] if id(value) in memo else twin(value, memo)
-        elif isinstance(value, gymnasium.Space) or type(value).__name__ in SHARED:
-            part = value
-        else:
-            try:
-                part = copy.deepcopy(value, memo)
-            except Exception:  # such as a window: the check finds out whether it matters
-                part = value
-        vars(other)[name] = part
-    return other
-
-
-def batched(observation: Any) -> Any:
-    """Return one observation as a row, a Dict part by part."""
-    if isinstance(observation, dict):
-        return {key: batched(part) for key, part in observation.items()}
-    return np.asarray(observation)[None]
+        return copied(env, self._random)
 
 
 def as_array(things: list[Any]) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from repolicy.envs import addons
 from repolicy.envs.evaluation import Evaluation, evaluate
 from repolicy.envs.making import make_envs, probed
 from repolicy.envs.names import decoder, with_decoder
@@ -16,6 +17,7 @@ from repolicy.loading import lives_here_alone, reference_to
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
+from repolicy.prepare.best_of import BestOf, check_copies
 from repolicy.prepare.session import Start, called, open_prior
 from repolicy.prepare.weights import trial
 from repolicy.priors.decoders import decoder_of, sum_of
@@ -24,6 +26,7 @@ from repolicy.runs.settings import Settings
 HIDDEN, LEAST = (128, 128), 1e-3  # layers, and what is added to a std so that it is never 0
 SCALES = (1.0, 0.5, 0.0)  # of the noise, which cost no training
 EPISODES, ROWS = 16, 64
+BEST, SIMULATED = 16, 40_000  # draws, and the most steps of copies that they may take
 MOVES = 0.01  # of what the strongest direction of the noise does to the actions
 
 
@@ -91,16 +94,39 @@ def scaled(policy: Policy, scale: float) -> Policy:
     return other
 
 
-def free(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -> list[str]:
-    """Return sentences about what the decoder gives without training: at smaller noise, and how its noise moves it."""
-    notes = []
+def free(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -> tuple[list[str], int]:
+    """Return sentences about what the decoder gives without training, and how many decisions it took to tell.
+
+    At smaller noise, as the best of some draws by the wish, and how its noise moves it.
+    """
+    asked, notes, taken, length = addons.at(wishes), list[str](), 0, 1.0
     for scale in SCALES:
         agent = scaled(prior, scale) if scale else prior
         found = evaluate(
-            agent, env, EPISODES, addon=wishes, deterministic=not scale, seed=settings.seed, backend=settings.backend
+            agent, env, EPISODES, addon=asked, deterministic=not scale, seed=settings.seed, backend=settings.backend
         )
         notes.append(f"without training, noise of scale {scale:g}: {_told(found)}")
-    return [*notes, _moved(env, settings)]
+        taken += _taken(found)
+        length = float(found.lengths.mean()) if scale == 1.0 else length
+    best = f"best of {BEST} by the wish"
+    try:
+        addon, simulated = addons.combined(asked), int(BEST * length * (decoder(env) or {})["chunk"])
+        check_copies(env, addon)
+        if simulated > SIMULATED:
+            raise UsageError(f"an episode of it would take {simulated:,} steps of copies")
+        episodes = min(EPISODES, SIMULATED // simulated)
+        found = evaluate(BestOf(prior, addon, BEST), env, episodes, addon=asked, seed=settings.seed)
+        notes.append(f"without training, the {best}: {_told(found)}")
+        taken += (BEST + 1) * _taken(found)
+    except UsageError as error:
+        notes.append(f"without training, the {best} is not known: {error}")
+    return [*notes, _moved(env, settings)], taken
+
+
+def _taken(found: Evaluation) -> int:
+    """Return how many decisions an evaluation took of all its environments."""
+    assert found.steps is not None  # which are all, where each environment has one episode
+    return found.steps.rewards.size
 
 
 def _told(found: Evaluation) -> str:

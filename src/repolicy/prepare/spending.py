@@ -6,32 +6,41 @@ from typing import NamedTuple
 
 from repolicy.envs.evaluation import LONGEST
 from repolicy.envs.making import make_envs
+from repolicy.envs.names import decoder
 from repolicy.prepare import states, weights
 from repolicy.prepare.session import KEPT
 from repolicy.runs.request import Request
 
 
 class Spending(NamedTuple):
-    """Steps of the environment until a run ends, by what they are for; episodes that end early take fewer."""
+    """Steps until a run ends, by what they are for; episodes that end early take fewer.
+
+    They are the environment's or, of a generative policy, decisions of `chunk` steps each.
+    """
 
     trials: int  # of the wish, and by which the run is known again
-    worth: int  # to measure what a nat is worth
+    weights: int  # to find them, mostly by what a nat is worth
+    free: int  # to tell what a generative policy gives without training
     states: int  # to learn the prior's states
     training: int
     evaluations: int  # while it trains
+    chunk: int = 1
 
     @property
     def sentence(self) -> str:
         """`22,752 steps of the environment in all: 2,304 to try the wish, ...`."""
-        whats = ("to try the wish", "to measure a nat", "for the prior's states", "to train", "for evaluations")
-        parts = [f"{count:,} {what}" for count, what in zip(self, whats, strict=True) if count]
-        return f"{sum(self):,} steps of the environment in all: {', '.join(parts)}"
+        *counts, chunk = self
+        whats = ("to try the wish", "to find the weights", "without training", "for the prior's states", "to train")
+        parts = [f"{count:,} {what}" for count, what in zip(counts, (*whats, "for evaluations"), strict=True) if count]
+        what = "steps of the environment" if chunk == 1 else f"decisions, of {chunk} steps of the environment each,"
+        return f"{sum(counts):,} {what} in all: {', '.join(parts)}"
 
 
-def spending(request: Request, worth: int = 0, length: float = LONGEST) -> Spending:
+def spending(request: Request, found: int = 0, length: float = LONGEST, free: int = 0, trials: int = 1) -> Spending:
     """Return what a run is going to take.
 
-    `worth` are the steps that were taken for that, `length` those of an episode whose time limit is not told.
+    `found` and `free` are the steps that were taken for the weights and without training, `trials` how often some
+    steps of the prior were, and `length` those of an episode whose time limit is not told.
     """
     settings = request.settings
     with closing(make_envs(request.env, 1, 0, settings.backend)) as envs:
@@ -40,9 +49,11 @@ def spending(request: Request, worth: int = 0, length: float = LONGEST) -> Spend
     episodes = settings.evaluation_episodes and max(1, settings.evaluation_episodes // settings.ranks) * settings.ranks
     observations = states.wanted(settings.steps) if request.objective.reads_states else 0
     return Spending(
-        trials=weights.ENVS * (weights.STEPS + KEPT),
-        worth=worth,
+        trials=weights.ENVS * (trials * weights.STEPS + KEPT),
+        weights=found,
+        free=free,
         states=observations + observations // states.EACH * states.SKIPPED,
         training=settings.iterations * settings.iteration_steps,
         evaluations=(segments + 1) * episodes * longest,
+        chunk=(decoder(request.env) or {}).get("chunk", 1),
     )

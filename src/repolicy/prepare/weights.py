@@ -49,7 +49,7 @@ class Decision(NamedTuple):
     objective: Objective
     settings: Settings
     notes: list[str]
-    steps: int = 0  # of the environment, that it took to measure what a nat is worth
+    steps: int = 0  # of the environment, that it took to find them
 
 
 def decide(
@@ -132,6 +132,7 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
         if isinstance(alpha, Range) or not 0.0 < alpha < math.inf:
             raise UsageError(f"alpha is {alpha}; where a budget moves omega and alpha it must be one number above 0")
         omega = alpha
+    taken += ENVS * STEPS * ("tried" in vars(task))
     return Decision(replace(objective, omega=omega, alpha=alpha, states=states or 0.0), settings, notes, taken)
 
 
