@@ -27,13 +27,17 @@ class Spending(NamedTuple):
     chunk: int = 1
 
     @property
+    def total(self) -> int:
+        return sum(self) - self.chunk
+
+    @property
     def sentence(self) -> str:
         """`22,752 steps of the environment in all: 2,304 to try the wish, ...`."""
         *counts, chunk = self
         whats = ("to try the wish", "to find the weights", "without training", "for the prior's states", "to train")
         parts = [f"{count:,} {what}" for count, what in zip(counts, (*whats, "for evaluations"), strict=True) if count]
         what = "steps of the environment" if chunk == 1 else f"decisions, of {chunk} steps of the environment each,"
-        return f"{sum(counts):,} {what} in all: {', '.join(parts)}"
+        return f"{self.total:,} {what} in all: {', '.join(parts)}"
 
 
 def spending(request: Request, found: int = 0, length: float = LONGEST, free: int = 0, trials: int = 1) -> Spending:
