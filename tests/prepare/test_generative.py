@@ -28,7 +28,7 @@ from repolicy.prepare.best_of import BestOf, check_copies
 from repolicy.prepare.generative import noise_prior, scaled, standard_normal
 from repolicy.prepare.weights import decide
 from repolicy.priors import decoders
-from repolicy.priors.decoders import decoder_of
+from repolicy.priors.decoders import decoder_of, noise_input
 from repolicy.runs.settings import Settings
 
 HERE = "tests.prepare.test_generative"
@@ -261,11 +261,33 @@ def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(tmp_path: Path, m
         evaluate(out, episodes=2, trust=True)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "found"),
+    [
+        ({"seen": 2, "noise": 6}, "noise"),
+        ({"x": 6, "y": 2}, "x"),
+        ({"observation": 6, "noise": 6}, "noise"),
+        ({"observation": 2, "command": 6}, ""),  # whose numbers are as many, and mean something else
+        ({"observation": 2, "history": 6}, ""),
+        ({"observation": 6, "history": 2}, ""),
+        ({"x": 6, "y": 6}, ""),
+        ({"observation": 2, "noise": "width"}, ""),
+    ],
+)
+def test_which_input_is_the_noise_is_asked_where_it_is_not_told(inputs: dict, found: str) -> None:
+    shapes = {name: ["rows", size] for name, size in inputs.items()}
+    if found:
+        assert noise_input(shapes, 6, Path("flow.onnx")) == (found, [6])
+    else:
+        with pytest.raises(UsageError, match="does not tell which of its inputs"):
+            noise_input(shapes, 6, Path("flow.onnx"))
+
+
 def test_what_is_no_function_of_its_inputs_is_refused() -> None:
     for decoder, chunk, error, words in (
         ("at_random", 1, UsageError, "draws numbers of its own"),
         ("broken", 1, NumericError, "not finite"),
-        ("same", 2, UsageError, "gives 2 numbers, and 2 actions .* are 4"),
+        ("same", 2, UsageError, "gives 2 numbers at a time, .* 4 for --chunk 2"),
     ):
         with pytest.raises(error, match=words):
             noise_prior(f"{HERE}:{decoder}", 2, chunk, WALK, FEW)

@@ -92,7 +92,7 @@ class NoiseEnvs:
         decoded = self.decoder(self._current[:, : self.observation_size], noise.astype(np.float32))
         if decoded.shape[1] != chunk * width:
             raise UsageError(
-                f"{self.decoder.name} gives {decoded.shape[1]} numbers, and {chunk} actions of {self.envs.name!r} are "
-                f"{chunk * width}: --chunk says how many actions there are"
+                f"{self.decoder.name} gives {decoded.shape[1]} numbers at a time, and {self.envs.name.partition('?')[0]} "
+                f"takes {width} an action, {chunk * width} for --chunk {chunk}: --chunk says how many actions there are"
             )
         return decoded.reshape(self.count, chunk, width).swapaxes(0, 1)

@@ -135,7 +135,8 @@ def noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tuple[st
     rows = {name: list(shape[1:]) for name, shape in inputs.items()}
     fitting = [name for name, row in rows.items() if all(isinstance(n, int) for n in row) and np.prod(row) == size]
     named = [name for name in fitting if any(word in name.lower() for word in NOISE)]
-    found = fitting if len(fitting) == 1 else named
+    others = [name for name in fitting if any(word in name.lower() for word in NO_NOISE)]
+    found = named or [name for name in fitting if name not in others]
     if len(found) != 1:
         shapes = ", ".join(f"{name} {row}" for name, row in rows.items())
         raise UsageError(
@@ -145,4 +146,5 @@ def noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tuple[st
     return found[0], rows[found[0]]
 
 
-NOISE = ("noise", "latent", "eps", "z")  # in the name of an input, where the shapes fit both
+NOISE = ("noise", "latent", "eps", "z")  # in the name of an input
+NO_NOISE = ("obs", "state", "hist", "prev", "command", "goal", "task", "h_", "hidden", "memory", "mask", "time")
