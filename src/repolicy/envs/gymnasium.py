@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from repolicy.envs.names import maker
-from repolicy.envs.step import Batch, Step, native, shapes, space_shapes
+from repolicy.envs.step import Batch, Step, flat, native, shapes, space_shapes
 from repolicy.envs.watchdog import NOTE
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 
