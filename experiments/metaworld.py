@@ -253,7 +253,7 @@ def table(rows: dict[str, Row]) -> str:
 def _cells(found: list[Row]) -> list[str]:
     """Return the means by sampled noise and, in brackets, by its mean."""
     cells = []
-    for name, form in (("success", "{:.0%}"), ("left", "{:.0%}"), ("square", "{:.3f}"), ("nats_an_episode", "{:.2g}")):
+    for name, form in (("success", "{:.0%}"), ("left", "{:.0%}"), ("square", "{:.3f}"), ("nats_an_episode", "{:.1f}")):
         sampled, by_mean = (
             [row[name] for row in rows if name in row] for rows in (found, [r.get("mean", {}) for r in found])
         )

@@ -15,7 +15,19 @@ from statistics import mean
 
 import numpy as np
 
-from experiments import dial, few_steps, handed_out, heavy, limits, pillar, planning, real_robot, rql_report, wishes
+from experiments import (
+    dial,
+    few_steps,
+    handed_out,
+    heavy,
+    limits,
+    metaworld,
+    pillar,
+    planning,
+    real_robot,
+    rql_report,
+    wishes,
+)
 from experiments import found as found_settings
 from experiments.campaign import finished
 from experiments.curves import smooth
@@ -342,6 +354,7 @@ TABLES: Tables = {
     "prior": prior,
     "sweeps": sweeps,
     "limits": lambda: limits.table(ledger("limits.jsonl")),
+    "metaworld": lambda: metaworld.table(ledger("metaworld.jsonl")),
     "wishes_compared": lambda: wishes.preferences_table(ledger("wishes.jsonl")),
     "wishes_taken_over": lambda: wishes.takeover_table(ledger("wishes.jsonl")),
     "pillar": lambda: pillar.table(ledger("pillar.jsonl")),
