@@ -14,6 +14,7 @@ The functions below use only `*`, `+` and `-`, so they work alike on NumPy array
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -104,6 +105,9 @@ def _weight(name: str, value: Weight) -> Weight:
     """Return a weight as `Objective` keeps it."""
     if value is None or (value, name) in (("auto", "omega"), ("alpha", "omega"), ("alpha", "bonus")):
         return value
+    if name in DIALED and isinstance(value, str):  # as YAML has it
+        with suppress(ValueError):
+            value = Range.of(value)
     if name in DIALED and isinstance(value, list | tuple) and len(value) == 2:
         ends = Range(*map(float, value))
         Dial(name, *ends).checked()
@@ -177,14 +181,14 @@ def given_objective(
         raise UsageError(f"the objective {objective!r} must have the fields task, omega, alpha, bonus") from None
 
 
-def plain(objective: Objective, host: str, states: bool = False) -> Objective:
+def plain(objective: Objective, host: str, states: bool = False, ranges: bool = False) -> Objective:
     """Refuse the parts that only Repolicy's own PPO has: the host would leave them out without a word.
 
-    `states`: whether the host knows a price on them.
+    `states`: whether the host knows a price on them; `ranges`: whether it knows a weight that is a range.
     """
-    for dial in objective.dials:
+    for dial in () if ranges else objective.dials:
         raise UsageError(f"{dial.name} is a range, and {host} takes one number: ranges are for `repolicy customize`")
-    if not objective.is_set:
+    if not objective.is_set and not ranges:
         raise UsageError(f"{host} sets no weight by itself: name omega and alpha")
     unknown = {"bonus": "entropy in the loss"} | ({} if states else {"states": "price on unfamiliar states"})
     for name, what in unknown.items():

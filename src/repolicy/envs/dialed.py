@@ -14,14 +14,26 @@ from repolicy.policies.distributions import ActionSpace
 ENDS = 0.1  # share of the strata at each end of the dial, exactly on it
 
 
+class Places:
+    """Draws positions for the environments from `first` on, `count` of `total`."""
+
+    def __init__(self, count: int, seed: int, first: int = 0, total: int | None = None, dials: int = 1) -> None:
+        self.count, self.dials, self._total = count, dials, total or count
+        random = np.random.default_rng(seed)
+        self._strata = np.stack([random.permutation(self._total)[first : first + count] for _ in range(dials)])
+        self._rng = np.random.default_rng([seed, first])
+
+    def drawn(self) -> np.ndarray:
+        """Draw positions `[N, dials]`."""
+        return placed((self._strata + self._rng.random((self.dials, self.count))).T / self._total)
+
+
 class Dialed:
     """The environments `envs`, which are those from `first` on of `total`."""
 
     def __init__(self, envs: Envs, seed: int, first: int = 0, total: int | None = None, dials: int = 1) -> None:
         self.envs, self.backend, self.count, self.dials = envs, envs.backend, envs.count, dials
-        total, random = total or envs.count, np.random.default_rng(seed)
-        self._strata = np.stack([random.permutation(total)[first : first + envs.count] for _ in range(dials)])
-        self._total, self._rng = total, np.random.default_rng([seed, first])
+        self._drawn = Places(envs.count, seed, first, total, dials).drawn
 
     @property
     def name(self) -> str:
@@ -62,10 +74,6 @@ class Dialed:
 
     def close(self) -> None:
         self.envs.close()
-
-    def _drawn(self) -> np.ndarray:
-        """Draw positions `[N, dials]`."""
-        return placed((self._strata + self._rng.random((self.dials, self.count))).T / self._total)
 
     def _behind(self, observations: np.ndarray) -> np.ndarray:
         own = self.envs.observation_size  # the critic's own numbers, where there are any, stay last

@@ -142,7 +142,8 @@ def with_one_std(policy: Policy) -> Policy:
 def as_squashed(policy: Policy, prior: Policy) -> Policy:
     """Return a Gaussian that has acted through tanh as the policy that it is, with its prior's bounds."""
     family = policy.spec.family.replace("gaussian", "squashed")
-    found = Policy(replace(policy.spec, family=family, actions=prior.actions, clips=False))
+    spec = replace(policy.spec, family=family, actions=prior.actions, clips=False)
+    found = Conditioned(spec, policy.dials) if isinstance(policy, Conditioned) else Policy(spec)
     found.load_state_dict(policy.state_dict())
     return found.requires_grad_(False).eval()
 

@@ -5,7 +5,7 @@ All of it is torch on the device of the host's tensors, once an iteration. Only 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
@@ -19,9 +19,10 @@ from repolicy.hosts.kept_prior import squashes
 from repolicy.learning.multipliers import FARTHEST, Limits, Measured, off_budget, steered
 from repolicy.learning.ppo import ReturnScale
 from repolicy.learning.worker import LOST, WAITS
-from repolicy.objective import Objective, plain, reformulated
+from repolicy.objective import DIALED, Objective, Reward, given_objective, plain, reformulated
 from repolicy.policies.density import Density
 from repolicy.policies.distributions import log_tanh_slope
+from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import sums
 from repolicy.prepare.states import familiarity
 from repolicy.runs.settings import Budget, Settings, budget_of
@@ -43,6 +44,7 @@ class Steering:
     log_prior_budget: float | None = None
     critic_warmup: int | None = 0
     limits: Sequence[str] | str = ()
+    ranges: bool = False  # whether the host knows a weight that is a range
     iterations: int = 0
     off_budget: float = -FARTHEST
     explained: float = field(default=0.0, compare=False)  # share of the returns, in the iteration under way
@@ -51,7 +53,7 @@ class Steering:
         self.limits = (self.limits,) if isinstance(self.limits, str) else tuple(self.limits)
         self.held = Limits(limits(self.limits))
         if self.objective.is_set or self.objective.dials:
-            plain(self.objective, "ResidualPPO", states=True)
+            plain(self.objective, "this host", states=True, ranges=self.ranges)
         warmup: Any = self.critic_warmup
         real = isinstance(warmup, Real) and not isinstance(warmup, bool)
         if warmup is not None and not (real and float(warmup).is_integer() and float(warmup) >= 0):
@@ -61,6 +63,8 @@ class Steering:
         Settings(kl_budget=self.kl_budget, log_prior_budget=self.log_prior_budget).resolved()  # checked as the engine's
         if self.budget is not None and not self.objective.reads_prior:
             raise UsageError("a budget adapts omega, so omega must start above 0")
+        if self.objective.dials and (self.budget is not None or self.held):
+            raise UsageError("a range trains for many weights at once, and a budget or a limit moves one: leave it out")
 
     @property
     def budget(self) -> Budget | None:
@@ -90,7 +94,7 @@ class Steering:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold to go on from here; plain numbers and words."""
         names = ("iterations", "off_budget", "kl_budget")
-        told = {"objective": asdict(self.objective), "limits": self.held.state()}
+        told = {"objective": self.objective.as_dict(), "limits": self.held.state()}
         return told | {name: getattr(self, name) for name in names}
 
     def resume(self, state: Mapping[str, Any], named: bool) -> None:
@@ -101,6 +105,12 @@ class Steering:
             self.kl_budget = state.get("kl_budget")
         if self.budget is not None or not named:
             self.objective = Objective(**state["objective"])
+
+
+def weights_named(objective: Any, omega: Any, alpha: Any, states: Any) -> Objective:
+    """Return the objective that settings name; beside a range, states have no price where none is named."""
+    found = given_objective(objective, omega, alpha, states)
+    return replace(found, states=0.0) if found.dials and found.states is None else found
 
 
 def weighs(objective: Objective) -> bool:
@@ -136,7 +146,7 @@ class UnitCritic:
     Hosts take a gradient where they learn, and take none where they act, so a hook on the module tells which it is.
     """
 
-    def __init__(self, module: nn.Module, last: nn.Linear, scale: ReturnScale) -> None:
+    def __init__(self, module: nn.Module, last: nn.Linear | Mlp, scale: ReturnScale) -> None:
         self.last, self.scale = last, scale
         self.place()
         module.register_forward_hook(
@@ -145,14 +155,18 @@ class UnitCritic:
 
     def place(self) -> None:
         """Take the unit to the critic's device, once an iteration, for all the steps that ask for it."""
-        self.mean, self.std = self.scale.mean.to(self.last.weight), self.scale.std.to(self.last.weight)
+        place = next(self.last.parameters())
+        self.mean, self.std = self.scale.mean.to(place), self.scale.std.to(place)
 
     @torch.no_grad()
     def rescale(self, factor: Tensor, offset: Tensor) -> None:
         """Change the outputs to factor · what they were + offset."""
         self.moved = factor, offset
         self.place()
-        factor, offset = factor.to(self.last.weight), offset.to(self.last.weight)
+        factor, offset = factor.to(self.mean), offset.to(self.mean)
+        if isinstance(self.last, Mlp):
+            self.last.rescale(factor, offset)
+            return
         self.last.weight.mul_(factor.unsqueeze(-1))
         self.last.bias.mul_(factor).add_(offset)
 
@@ -163,6 +177,8 @@ class Method:
     critic: UnitCritic  # of a host whose rewards are changed
     moved: Tensor | None = None  # by the last update: KL(before ‖ after) summed over some states, and their number
     spent: tuple[dict[str, float], int]  # nats a step by each way to count them, and over how many steps
+    rewarded: Reward  # the last rollout's
+    explained: float | None = None  # of the returns, where who gives the credit tells it
 
     def __init__(
         self, steering: Steering, prior: Scoring | None, add_up: Callable[[Tensor], Any] = lambda tensor: tensor
@@ -181,13 +197,17 @@ class Method:
     def changes_rewards(self) -> bool:
         return weighs(self.steering.objective) or bool(self.steering.held)
 
-    def scaled(self, module: nn.Module, last: nn.Linear) -> None:
+    def scaled(self, module: nn.Module, last: nn.Linear | Mlp) -> None:
         """Let the host's critic predict in the unit of its returns; without any weight it stays the host's own."""
         if self.changes_rewards:
+            self.scale = ReturnScale(len(last.biases[-1] if isinstance(last, Mlp) else last.bias))
             self.critic = UnitCritic(module, last, self.scale)
 
-    def reward(self, seen: Seen) -> Tensor:
-        """Return the reformulated rewards `[T, N]` of a rollout; their sums are kept for `measured`."""
+    def reward(self, seen: Seen, **weights: Tensor) -> Tensor:
+        """Return the reformulated rewards `[T, N]` of a rollout; their sums are kept for `measured`.
+
+        `weights`: each step's own omega or alpha, where that is a range.
+        """
         task, log_policy, below = seen.task, seen.log_policy, torch.zeros_like(seen.task)
         if self.squashes:
             slope = log_tanh_slope(seen.actions).sum(-1)
@@ -197,7 +217,9 @@ class Method:
             log_prior, entropy = self.prior.score(seen.observations, seen.actions, seen.ended)
             both = torch.stack([log_prior, torch.zeros_like(log_prior) if entropy is None else -entropy - log_prior])
             log_prior, below = both.to(task.device)  # a host may keep rollouts elsewhere than its networks: one copy
-        reward = reformulated(self.steering.objective, task, log_prior, log_policy, self._familiarity(seen))
+        familiar = self._familiarity(seen)
+        reward = reformulated(self.steering.objective, task, log_prior, log_policy, familiar, **weights)
+        self.rewarded = reward
         away = below if log_prior is None else log_policy - log_prior
         shown = [*(getattr(reward, name) for name in PARTS), away, below, below.square(), torch.ones_like(task)]
         held, means, self._length = seen.held.double(), seen.held.double().mean(1), len(task)
@@ -207,21 +229,21 @@ class Method:
         total: Tensor = reward.total
         return total - self.steering.held.price(seen.held) if self.steering.held else total
 
-    def credit(self, returns: Tensor, values: Tensor) -> None:
-        """Take in a rollout's returns, and turn both, `[T, N]`, into the critic's unit, in place."""
-        self._moments = self.add_up(sums(torch.stack([returns - values, returns], -1)))
+    def credit(self, returns: Tensor, values: Tensor, explained: float | None = None) -> None:
+        """Take in a rollout's returns, and turn both into the critic's unit, in place: `[T, N]`, or `[T, N, H]`."""
+        self.explained, self._moments = explained, self.add_up(sums(torch.stack([returns - values, returns], -1)))
         if not self.changes_rewards:
             return
         outputs = self.scale.apply(values)
-        self.scale.update(self._moments[:, 1:], self.critic)
+        self.scale.update(self._moments[:, 1:] if returns.dim() == 2 else self.add_up(sums(returns)), self.critic)
         factor, offset = self.critic.moved
         returns.copy_(self.scale.apply(returns))
         values.copy_(outputs * factor.to(outputs.dtype) + offset.to(outputs.dtype))
 
     def measured(self) -> dict[str, float]:
         """Return the iteration's means, and move the weights by them. Raises where one is not finite."""
-        moved = torch.zeros_like(self._sums[:2]) if self.moved is None else self.moved
-        told = torch.cat([self._sums, self._moments.flatten(), self.scale.std, moved])
+        moved = torch.zeros_like(self._sums[:2]) if self.moved is None else self.moved.to(self._sums.device)
+        told = torch.cat([self._sums, self._moments.flatten(), self.scale.std.mean().reshape(1), moved])
         *numbers, kl, states = told.tolist()  # the one wait
         self.update_kl = kl / max(states, 1.0)  # KL of the last update
         *parts, away, below, squares, steps = numbers[: len(PARTS) + 4]
@@ -234,10 +256,11 @@ class Method:
             max(0.0, squares / count - (total / count) ** 2)
             for total, squares in ((of_gains, gains), (of_returns, returns))
         )
-        self.steering.explained = 1.0 - unexplained / max(varied, 1e-12)
+        self.steering.explained = 1.0 - unexplained / max(varied, 1e-12) if self.explained is None else self.explained
         objective = self.steering.objective
         shown = {f"reward_{name}": mean for name, mean in means.items() if name != "states" or objective.states}
-        shown |= {"omega": objective.omega, "alpha": objective.alpha}  # that were in force
+        dialed = {dial.name for dial in objective.dials}
+        shown |= {name: getattr(objective, name) for name in DIALED if name not in dialed}  # that were in force
         if self.prior is not None:
             shown["prior_kl"] = away / steps  # KL(policy ‖ prior), from samples
         spent = {"prior_kl": away / steps, "below_prior": below / steps, "below_prior_squares": squares / steps}
@@ -273,12 +296,15 @@ class Method:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold beside the networks, in plain numbers, and the density's tensors."""
         told = {"curves": {name: [*values] for name, values in self.curves.items()}, "compared": self.compared}
-        return self.steering.state() | {"returns": self.scale.statistics.flatten().tolist()} | told
+        moved = None if self.moved is None else self.moved.tolist()
+        return self.steering.state() | {"returns": self.scale.statistics.flatten().tolist(), "moved": moved} | told
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken."""
         self.steering.resume(state, self.named)
         self.curves = {name: [*values] for name, values in state.get("curves", self.curves).items()}
+        if state.get("moved"):
+            self.moved = torch.tensor(state["moved"], dtype=torch.float64)
         if "returns" in state:
             self.scale.statistics = torch.tensor(state["returns"], dtype=torch.float64).reshape(3, -1)
             if self.changes_rewards:

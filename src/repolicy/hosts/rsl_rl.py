@@ -27,14 +27,15 @@ from repolicy.hosts.kept_prior import (
     without_gradient,
 )
 from repolicy.hosts.measuring import Look, Paid, Sizes, compared, decide_in
-from repolicy.hosts.method import Method, Seen, Steering, entry, refuse_keep, weighs
+from repolicy.hosts.method import Method, Seen, Steering, entry, refuse_keep, weighs, weights_named
 from repolicy.hosts.rsl_rl_actor import PolicyActor
 from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, actions_of, prior_for
 from repolicy.learning.ppo import adapted
 from repolicy.learning.worker import ALONE
-from repolicy.objective import Objective, given_objective, task_reward
+from repolicy.objective import Objective, task_reward
 from repolicy.policies.density import Density
+from repolicy.policies.network import Mlp
 from repolicy.prepare.defaults import of_shape
 from repolicy.runs.settings import Settings
 
@@ -66,6 +67,7 @@ class ResidualPPO(PPO):
 
     schedule: str
     envs: "RunnerEnvs"
+    ranges = False  # whether a weight may be one
 
     def __init__(
         self,
@@ -87,10 +89,10 @@ class ResidualPPO(PPO):
         device: str = "cpu",
         **host: Any,
     ) -> None:
-        weights = given_objective(objective, omega, alpha, states)
+        weights = weights_named(objective, omega, alpha, states)
         critic_warmup = 0 if critic_warmup is None and not (copy_prior and prior is not None) else critic_warmup
         refuse_keep(host)
-        steering = Steering(weights, kl_budget, log_prior_budget, critic_warmup, limits)
+        steering = Steering(weights, kl_budget, log_prior_budget, critic_warmup, limits, self.ranges)
         self.adapts, self.learning_rate = False, 0.0  # whether the learning rate moves once an iteration
         if weighs(weights):
             host = {"entropy_coef": 0.0} | host  # rsl_rl's 0.01 would pay for an entropy that alpha already pays for
@@ -118,7 +120,7 @@ class ResidualPPO(PPO):
         own = None if prior is None else prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)
         self.prior, self._prior_name = own, called(path_of(prior))
         self.method = Method(steering, own, self._add_up)
-        self.method.scaled(critic, layers_of(critic)[-1])
+        self.method.scaled(critic, critic.mlp if isinstance(critic.mlp, Mlp) else layers_of(critic)[-1])
         self._paid = torch.zeros_like(storage.rewards.squeeze(-1))  # the task's rewards of the iteration, [T, N]
         self._held = torch.zeros(len(steering.held), *self._paid.shape, device=self.device)  # what limits are on
         self._left = 0  # iterations until the end, where the settings tell them
@@ -137,18 +139,21 @@ class ResidualPPO(PPO):
 
     def compute_returns(self, obs: Any) -> None:
         """Compute rsl_rl's returns of the reformulated rewards."""
-        st = self.storage
-        rewards, returns, values, log_policy, dones = (
-            part.squeeze(-1) for part in (st.rewards, st.returns, st.values, st.actions_log_prob, st.dones)
+        rewards, returns, values = (
+            part.squeeze(-1) for part in (self.storage.rewards, self.storage.returns, self.storage.values)
         )
-        seen = Seen(
-            st.observations, st.actions, log_policy, self._paid, dones > 0,
-            lambda: torch.cat([self.rows(st.observations)[1:], self.rows(obs).unsqueeze(0)]), self._held,
-        )  # fmt: skip
         at_limits = rewards - self._paid  # what rsl_rl has added for what would have followed
-        rewards.copy_(self.method.reward(seen) + at_limits)
+        rewards.copy_(self.method.reward(self.seen(obs)) + at_limits)
         super().compute_returns(obs)
         self.method.credit(returns, values)
+
+    def seen(self, obs: Any) -> Seen:
+        """Return the rollout in the storage, which ended with these observations."""
+        st = self.storage
+        return Seen(
+            st.observations, st.actions, st.actions_log_prob.squeeze(-1), self._paid, st.dones.squeeze(-1) > 0,
+            lambda: torch.cat([self.rows(st.observations)[1:], self.rows(obs).unsqueeze(0)]), self._held,
+        )  # fmt: skip
 
     def update(self) -> dict[str, float]:
         """Do rsl_rl's update, of the critic alone while that warms up; then the budget steers."""
@@ -212,6 +217,9 @@ class ResidualPPO(PPO):
         """Return what the runner calls; here the environment is at hand."""
         if resolve_callable(cfg["actor"]["class_name"]) is PolicyActor:
             cfg["actor"] = {"policy": cfg["algorithm"].get("prior")} | cfg["actor"]
+        weights = weights_named(*map(cfg["algorithm"].get, ("objective", "omega", "alpha", "states")))
+        if weights.dials:
+            obs, cfg = resolve_callable("repolicy.hosts.rsl_rl_dial:dialed")(weights, obs, cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         limit = getattr(env, "clip_actions", None)  # a number, or a tensor with one for each number of an action
         limits = [] if limit is None else sorted({*torch.as_tensor(limit).reshape(-1).tolist()})

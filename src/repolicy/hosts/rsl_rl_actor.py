@@ -4,6 +4,7 @@ actor = {"class_name": "repolicy.hosts.rsl_rl:PolicyActor"}    # beside a `prior
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import as_gaussian, check_sizes, check_version, open_prior
 from repolicy.policies.families import FAMILIES
+from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 
 check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")  # first: others lack what is imported here
@@ -22,15 +24,18 @@ try:
 except ImportError:
     raise UsageError("this runs inside rsl_rl, which is not installed: pip install 'repolicy[rsl-rl]'") from None
 
+GROUP = "dial"  # of observations: where on the dials an episode stands
+
 
 class PolicyActor(MLPModel):
     """What an `MLPModel` is, made of the parts of a policy. A policy whose actions pass through tanh acts before it.
 
     policy: as a `prior` is named; the algorithm's, where nothing is named.
+    dials: of a range, whose positions it sees as the group `dial`, and else stands in the middle.
     """
 
     def __init__(
-        self, obs: Any, obs_groups: Any, obs_set: str, output_dim: int, policy: Any = None, **others: Any
+        self, obs: Any, obs_groups: Any, obs_set: str, output_dim: int, policy: Any = None, dials: Any = (), **_: Any
     ) -> None:
         nn.Module.__init__(self)
         given = open_prior(policy).prior
@@ -38,13 +43,26 @@ class PolicyActor(MLPModel):
             raise UsageError(f"the prior is a {type(given).__name__}, which cannot be copied: name another actor")
         self.obs_groups, self.obs_dim = self._get_obs_dim(obs, obs_groups, obs_set)
         check_sizes(given, self.obs_dim, f"{output_dim} numbers", "continuous", (output_dim,))
-        own = copy.deepcopy(as_gaussian(given)).requires_grad_(True)
-        self.spec, self.mlp, self.obs_normalizer, self.obs_normalization = own.spec, own.network, own.normalizer, False
+        own = as_gaussian(given)
+        own = (Conditioned.begun(own, dials) if dials else copy.deepcopy(own)).requires_grad_(True)
+        self.spec, self.dials = own.spec, dials
+        self.mlp, self.obs_normalizer, self.obs_normalization = own.network, own.normalizer, False
         self.distribution = OfFamily(own.spec, own.log_std)
+
+    def get_latent(self, obs: Any, *memory: Any) -> Tensor:
+        latent = torch.cat([obs[group] for group in self.obs_groups], -1)
+        if self.dials:
+            middle = latent.new_zeros(*latent.shape[:-1], len(self.dials))
+            latent = torch.cat([latent, obs.get(GROUP, middle)], -1)
+        return self.obs_normalizer(latent)  # type: ignore[no-any-return]
+
+    def has(self, weights: Mapping[str, Tensor]) -> bool:
+        """Return whether these are the weights of an actor like this one."""
+        return not self.dials and weights.keys() == self.state_dict().keys()
 
     def to_repolicy(self) -> Policy:
         """Return it as the policy that it is now."""
-        found = Policy(self.spec)
+        found = Conditioned(self.spec, self.dials) if self.dials else Policy(self.spec)
         found.network.load_state_dict(self.mlp.state_dict())
         found.normalizer.load_state_dict(self.obs_normalizer.state_dict())
         if found.log_std is not None:

@@ -93,7 +93,7 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
     path = path_of(given)
     if isinstance(path, str | Path) and Path(path).suffix == ".pt":
         weights = _read_checkpoint(Path(path))
-        if weights is not None and (not isinstance(actor, PolicyActor) or weights.keys() == actor.state_dict().keys()):
+        if weights is not None and (not isinstance(actor, PolicyActor) or actor.has(weights)):
             own = RunnersPrior(actor, weights, Path(path))
             if copied:
                 actor.load_state_dict(weights)

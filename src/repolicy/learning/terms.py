@@ -6,6 +6,7 @@ linear in reward and value, so those of the parts, each times its weight in that
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,8 +21,10 @@ from repolicy.policies.modulated import Conditioned, FilmMlp
 from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy
+from repolicy.ranges import Dial
 from repolicy.runs.ranks import Ranks
 from repolicy.runs.request import Request
+from repolicy.runs.settings import Settings
 
 
 class OneWeight:
@@ -103,22 +106,110 @@ def collapsed(metrics: dict[str, float]) -> list[str]:
     ]
 
 
-class RangeOfWeights:
+class Parts:
+    """The parts of a return whose weights differ from episode to episode, wherever the episodes run.
+
+    Set in each iteration: `places`, where on the dials each step's episode stands `[T, N, dials]`; and `tasks`, what
+    is paid beside the terms, each `[T, N]`: by what has one weight, where something has, and by each dialed wish.
+    """
+
+    places: Tensor
+    tasks: list[Tensor]
+
+    def __init__(
+        self,
+        settings: Settings,
+        objective: Objective,
+        dials: Sequence[Dial],
+        wished: Sequence[str] = (),
+        fixed: bool = True,
+    ) -> None:
+        """`wished` names the dials over wishes; `fixed` tells whether something is paid that has one weight."""
+        self.settings, self.objective, self.dials, self.wished = settings, objective, tuple(dials), tuple(wished)
+        self.has_fixed = fixed
+        self.terms = [part for part, weight in TERMS.items() if getattr(objective, weight)]
+        self.heads = fixed + len(self.wished) + len(self.terms)
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """Each dial's value in each step, `[T, N]`, of the rollout that was rewarded last."""
+        places = self.places.double().unbind(-1)
+        return {dial.name: dial.value(place) for dial, place in zip(self.dials, places, strict=True)}
+
+    @property
+    def own_weights(self) -> dict[str, Tensor]:
+        """Each step's own omega or alpha `[T, N]`, where it is not the objective's."""
+        return {name: value for name, value in self.values.items() if name not in self.wished}
+
+    def weights(self) -> Tensor:
+        """Return the weights of the parts in each step's reward, `[T, N, H]`."""
+        values, own = self.values, self.own_weights
+        fixed = [1.0] * self.has_fixed
+        terms = [own.get(TERMS[part], getattr(self.objective, TERMS[part])) for part in self.terms]
+        each = [*fixed, *(values[name] for name in self.wished), *terms]
+        known = (torch.as_tensor(one, device=self.places.device) for one in each)
+        return torch.stack([one.expand(self.places.shape[:2]).double() for one in known], -1)
+
+    def parts(self, reward: Reward) -> Tensor:
+        """Return the parts without their weights, `[T, N, H]`. A wish may weigh 0; a term never does."""
+        terms, weights = [getattr(reward, part) for part in self.terms], self.weights().unbind(-1)
+        apart = [term / weight for term, weight in zip(terms, weights[len(self.tasks) :], strict=True)]
+        return torch.stack([*self.tasks, *apart], -1)
+
+    def credit(
+        self, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return advantages of the whole `[T, N]`, and what each head is to predict `[T, N, H]`."""
+        gamma, gae_lambda = self.settings.gamma, self.settings.gae_lambda
+        rewards = self.parts(reward).to(values.dtype)
+        gains = torch.stack(
+            [
+                ppo.advantages(*each, terminated, ended, gamma, gae_lambda)
+                for each in zip(rewards.unbind(-1), values.unbind(-1), next_values.unbind(-1), strict=True)
+            ],
+            -1,
+        )
+        return (gains * self.weights()).sum(-1).to(values.dtype), gains + values
+
+    def normalized(self, gains: Tensor, targets: Tensor, team: Ranks) -> tuple[Tensor, Tensor, float]:
+        """Return the same as `OneWeight`, with mean 0 and variance 1 in each stratum of the dials.
+
+        So a large omega does not rule over the others.
+        """
+        side = max(2, round(STRATA ** (1 / len(self.dials))))  # of each dial
+        cells = side ** torch.arange(len(self.dials), device=self.places.device)
+        stratum = (((self.places + 1.0) * (side / 2)).long().clamp(0, side - 1) * cells).sum(-1)
+        returns = (targets * self.weights()).sum(-1)
+        both = torch.stack([gains.double(), returns], -1)
+        of_stratum = torch.stack([sums(both[stratum == index]) for index in range(side ** len(self.dials))], 1)
+        packed = team.sum(torch.cat([of_stratum.reshape(3, -1), sums(targets)], 1))
+        parts, returned = packed.tensor_split([of_stratum[0].numel()], 1)
+        count, total, squares = parts.reshape(of_stratum.shape)
+        means = total / count.clamp_min(1.0)
+        variances = (squares / count.clamp_min(1.0) - means.square()).clamp_min(0.0)
+        unexplained, varied = (count * variances).sum(0).tolist()
+        explained = 1.0 - unexplained / max(varied, 1e-12)
+        if not self.settings.normalize_advantages:
+            return gains, returned, explained
+        shifted = both[..., 0] - means[stratum, 0]
+        return (shifted / (variances[stratum, 0].sqrt() + 1e-8)).float(), returned, explained
+
+
+class RangeOfWeights(Parts):
     """The environments are `Dialed`: each step's observation ends with where its episode stands on the dials."""
 
     def __init__(self, request: Request) -> None:
         objective, wishes = request.objective, [addons.dials([each]) for each in request.addons]
         fixed = [name for name, dials in zip(request.addons, wishes, strict=True) if not dials]
-        self.settings, self.objective, self.dials = request.settings, objective, request.dials
+        wished, has_fixed = [dial.name for each in wishes for dial in each], bool(fixed) or objective.reads_basic
+        super().__init__(request.settings, objective, request.dials, wished, has_fixed)
         self.addon = addons.combined(addons.at(request.addons))
-        self.fixed = addons.combined(fixed) if fixed or objective.reads_basic else None
+        self.fixed = addons.combined(fixed) if has_fixed else None
         self.wishes = {  # each by itself
             dial.name: addons.combined(addons.at([name], {dial.name: 1.0}))
             for name, dials in zip(request.addons, wishes, strict=True)
             for dial in dials
         }
-        self.terms = [part for part, weight in TERMS.items() if getattr(objective, weight)]
-        self.heads = (self.fixed is not None) + len(self.wishes) + len(self.terms)
 
     def networks(self, policy: Policy, critic_size: int) -> tuple[Policy, FilmMlp]:
         """Return policy and critic as they begin: at every position the policy is the prior."""
@@ -155,69 +246,6 @@ class RangeOfWeights:
     def asked(self, rollout: Rollout) -> Tensor:
         """Return where on the dials each step's episode stands, `[T, N, dials]`."""
         return torch.from_numpy(rollout.observations[:-1, :, self.size : self.size + len(self.dials)])
-
-    @property
-    def values(self) -> dict[str, Tensor]:
-        """Each dial's value in each step, `[T, N]`, of the rollout that was rewarded last."""
-        places = self.places.double().unbind(-1)
-        return {dial.name: dial.value(place) for dial, place in zip(self.dials, places, strict=True)}
-
-    @property
-    def own_weights(self) -> dict[str, Tensor]:
-        """Each step's own omega or alpha `[T, N]`, where it is not the objective's."""
-        return {name: value for name, value in self.values.items() if name not in self.wishes}
-
-    def weights(self) -> Tensor:
-        """Return the weights of the parts in each step's reward, `[T, N, H]`."""
-        values, own = self.values, self.own_weights
-        fixed = [1.0] * (self.fixed is not None)
-        terms = [own.get(TERMS[part], getattr(self.objective, TERMS[part])) for part in self.terms]
-        each = [*fixed, *(values[name] for name in self.wishes), *terms]
-        return torch.stack([torch.as_tensor(one).expand(self.places.shape[:2]).double() for one in each], -1)
-
-    def parts(self, reward: Reward) -> Tensor:
-        """Return the parts without their weights, `[T, N, H]`. A wish may weigh 0; a term never does."""
-        terms, weights = [getattr(reward, part) for part in self.terms], self.weights().unbind(-1)
-        apart = [term / weight for term, weight in zip(terms, weights[len(self.tasks) :], strict=True)]
-        return torch.stack([*self.tasks, *apart], -1)
-
-    def credit(
-        self, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return advantages of the whole `[T, N]`, and what each head is to predict `[T, N, H]`."""
-        gamma, gae_lambda = self.settings.gamma, self.settings.gae_lambda
-        rewards = self.parts(reward).to(values.dtype)
-        gains = torch.stack(
-            [
-                ppo.advantages(*each, terminated, ended, gamma, gae_lambda)
-                for each in zip(rewards.unbind(-1), values.unbind(-1), next_values.unbind(-1), strict=True)
-            ],
-            -1,
-        )
-        return (gains * self.weights()).sum(-1).to(values.dtype), gains + values
-
-    def normalized(self, gains: Tensor, targets: Tensor, team: Ranks) -> tuple[Tensor, Tensor, float]:
-        """Return the same as `OneWeight`, with mean 0 and variance 1 in each stratum of the dials.
-
-        So a large omega does not rule over the others.
-        """
-        side = max(2, round(STRATA ** (1 / len(self.dials))))  # of each dial
-        cells = side ** torch.arange(len(self.dials))
-        stratum = (((self.places + 1.0) * (side / 2)).long().clamp(0, side - 1) * cells).sum(-1)
-        returns = (targets * self.weights()).sum(-1)
-        both = torch.stack([gains.double(), returns], -1)
-        of_stratum = torch.stack([sums(both[stratum == index]) for index in range(side ** len(self.dials))], 1)
-        packed = team.sum(torch.cat([of_stratum.reshape(3, -1), sums(targets)], 1))
-        parts, returned = packed.tensor_split([of_stratum[0].numel()], 1)
-        count, total, squares = parts.reshape(of_stratum.shape)
-        means = total / count.clamp_min(1.0)
-        variances = (squares / count.clamp_min(1.0) - means.square()).clamp_min(0.0)
-        unexplained, varied = (count * variances).sum(0).tolist()
-        explained = 1.0 - unexplained / max(varied, 1e-12)
-        if not self.settings.normalize_advantages:
-            return gains, returned, explained
-        shifted = both[..., 0] - means[stratum, 0]
-        return (shifted / (variances[stratum, 0].sqrt() + 1e-8)).float(), returned, explained
 
     @torch.no_grad()
     def metrics(self, policy: Policy, inputs: Tensor) -> dict[str, float]:

@@ -34,7 +34,7 @@ def polynomials(places: Tensor) -> Tensor:
 
     Of one position they are those of degrees 1 to `DEGREE`. Beyond ±1 they are those of ±1.
     """
-    degrees = torch.arange(1, DEGREE + 1, dtype=places.dtype)
+    degrees = torch.arange(1, DEGREE + 1, dtype=places.dtype, device=places.device)
     powers = torch.cos(torch.arccos(places.clamp(-1.0, 1.0)).unsqueeze(-1) * degrees).unbind(-2)
     if len(powers) == 1:
         return powers[0]

@@ -1,0 +1,110 @@
+"""A range of weights inside rsl_rl: each episode stands somewhere on the dials, and actor and critic see where.
+
+`ResidualPPO` becomes this class by itself where `omega` or `alpha` is a range. The networks, the parts of the return
+with their advantages, and the draws are the engine's own.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repolicy.envs.dialed import Places
+from repolicy.errors import UsageError
+from repolicy.hosts.rsl_rl import ResidualPPO
+from repolicy.hosts.rsl_rl_actor import GROUP, PolicyActor
+from repolicy.learning.terms import TERMS, Parts
+from repolicy.objective import Objective
+from repolicy.policies.modulated import FilmMlp
+from repolicy.policies.network import ACTIVATIONS
+from repolicy.runs.settings import Settings
+
+from rsl_rl.models import MLPModel  # isort: skip
+from rsl_rl.utils import resolve_callable  # isort: skip
+
+
+def dialed(weights: Objective, obs: Any, cfg: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the first observations and the settings of a run with a range."""
+    actor, critic, algorithm = cfg["actor"], cfg["critic"], cfg["algorithm"]
+    for who, network, wanted in (("actor", actor, PolicyActor), ("critic", critic, MLPModel)):
+        if resolve_callable(network["class_name"]) is not wanted:
+            name = "repolicy.hosts.rsl_rl:PolicyActor" if wanted is PolicyActor else "MLPModel"
+            raise UsageError(f"omega or alpha is a range, and then the {who}'s class_name must be {name}")
+    if critic.get("activation", "elu") not in ACTIVATIONS:
+        raise UsageError(f"with a range the critic's activation must be one of {', '.join(ACTIVATIONS)}")
+    heads = 1 + sum(getattr(weights, name) != 0 for name in TERMS.values())
+    critic = critic | {"class_name": "repolicy.hosts.rsl_rl_dial:HeadsCritic", "heads": heads}
+    algorithm = algorithm | {"class_name": "repolicy.hosts.rsl_rl_dial:DialedPPO"}
+    seen, dials = obs.clone(recurse=False), weights.dials
+    seen[GROUP] = torch.zeros(*obs.batch_size, len(dials), device=obs.device)
+    networks = {"actor": actor | {"dials": dials}, "critic": critic | {"dials": dials}}
+    return seen, cfg | networks | {"algorithm": algorithm}
+
+
+class HeadsCritic(MLPModel):
+    """An `MLPModel` with a head for each part of the return. Its layers see the positions as the policy's do."""
+
+    def __init__(self, *given: Any, heads: int, dials: Any, **network: Any) -> None:
+        super().__init__(*given, **network)
+        hidden, activation = tuple(network.get("hidden_dims", (256, 256, 256))), network.get("activation", "elu")
+        self.mlp = FilmMlp(self.obs_dim, hidden, heads, activation, dials=len(dials))
+
+    def get_latent(self, obs: Any, *memory: Any) -> Tensor:
+        return torch.cat([super().get_latent(obs, *memory), obs[GROUP]], -1)
+
+
+class DialedPPO(ResidualPPO):
+    """`ResidualPPO` for every weight of a range at once."""
+
+    ranges = True
+
+    def __init__(self, actor: Any, critic: Any, storage: Any, **named: Any) -> None:
+        super().__init__(actor, critic, storage, **named)
+        self.dials, heads = self.steering.objective.dials, len(critic.mlp.biases[-1])
+        self.drawn = Places(storage.num_envs, torch.initial_seed(), dials=len(self.dials)).drawn
+        self.places = self._draw(1)[0]  # [N, dials]
+        storage.values, storage.returns = (part.repeat(1, 1, heads) for part in (storage.values, storage.returns))
+        self.value_loss_coef *= heads  # of a mean over heads, where the engine has a sum
+        self._cut = torch.zeros_like(storage.dones.squeeze(-1), dtype=torch.bool)  # by a time limit, [T, N]
+
+    def _draw(self, count: int) -> Tensor:
+        return torch.stack([torch.from_numpy(self.drawn()).float() for _ in range(count)]).to(self.device)
+
+    def shown(self, obs: Any) -> Any:
+        """Return the observations with where on the dials each episode stands."""
+        found = obs.clone(recurse=False)
+        found[GROUP] = self.places
+        return found
+
+    def act(self, obs: Any) -> Tensor:
+        if not self.storage.step:
+            self._next = self._draw(self.storage.num_transitions_per_env)  # for the episodes that begin meanwhile
+        acted: Tensor = super().act(self.shown(obs))
+        return acted
+
+    def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
+        step = self.storage.step
+        self._cut[step].copy_(extras.get("time_outs", torch.zeros_like(dones)))
+        others = {name: part for name, part in extras.items() if name != "time_outs"}  # of which one head would know
+        super().process_env_step(obs, rewards, dones, others)
+        self.places = torch.where((dones > 0).unsqueeze(-1), self._next[step], self.places)
+
+    def compute_returns(self, obs: Any) -> None:
+        """Compute the engine's advantages of the parts, each times its weight in the episode."""
+        st, settings = self.storage, replace(Settings(), gamma=self.gamma, gae_lambda=self.lam)
+        parts = Parts(settings, self.steering.objective, self.dials)
+        parts.places, parts.tasks = st.observations[GROUP], [self._paid]
+        self.method.reward(self.seen(obs), **parts.own_weights)
+        following = torch.cat([st.values[1:], self.critic(self.shown(obs)).unsqueeze(0)])
+        following = torch.where(self._cut.unsqueeze(-1), st.values, following)  # as rsl_rl takes a time limit
+        ended = st.dones.squeeze(-1) > 0
+        gains, targets = parts.credit(self.method.rewarded, st.values, following, ended & ~self._cut, ended)
+        normalized, _, explained = parts.normalized(gains, targets, self)
+        st.returns.copy_(targets)
+        st.advantages = normalized.unsqueeze(-1).to(st.rewards.dtype)
+        self.method.credit(st.returns, st.values, explained)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add a tensor up over all GPUs, in place: what the parts ask of a team."""
+        return self._add_up(tensor)

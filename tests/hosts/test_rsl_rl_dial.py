@@ -1,0 +1,138 @@
+"""A range of weights inside rsl_rl: the engine's network, parts and draws, on the runner's rollouts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import small_policy
+
+pytest.importorskip("rsl_rl")
+from rsl_rl.runners import OnPolicyRunner
+from runner_envs import OURS, Drift, settings
+from runners import collected
+
+from repolicy import Policy
+from repolicy.errors import UsageError
+from repolicy.hosts.prior_reward import prior_reward
+from repolicy.hosts.rsl_rl import to_repolicy
+from repolicy.hosts.rsl_rl_dial import DialedPPO
+from repolicy.policies.modulated import Conditioned
+from repolicy.ranges import Range
+
+RANGE = Range(0.1, 3.0)
+
+
+def prior() -> Policy:
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return small_policy(hidden=(16, 16))
+
+
+def runner(omega: Any = RANGE, seed: int = 0, steps: int = 6, **algorithm: Any) -> OnPolicyRunner:
+    torch.manual_seed(seed)
+    named = {"class_name": OURS, "prior": prior(), "omega": omega, "alpha": 0.2, "critic_warmup": 0}
+    how = settings(algorithm=named | algorithm)
+    how["actor"]["class_name"], how["num_steps_per_env"] = "repolicy.hosts.rsl_rl:PolicyActor", steps
+    return OnPolicyRunner(Drift(), how, None, "cpu")
+
+
+def standardized(advantages: torch.Tensor) -> torch.Tensor:
+    return (advantages - advantages.mean()) / advantages.std()
+
+
+@pytest.mark.parametrize("place", [-1.0, 0.3])
+def test_where_all_episodes_stand_at_one_place_its_weight_is_a_number_as_any(place: float) -> None:
+    """The critics know nothing: their last layers are 0. A time limit is worth what they say, so nothing."""
+    dialed, number = runner(), runner(dialed_value(place))
+    for each in (dialed, number):
+        assert isinstance(each.alg, DialedPPO) == (each is dialed)
+        last = each.alg.critic.mlp[-1].weight if each is number else each.alg.critic.mlp.weights[-1]
+        last.data.zero_()
+    number.alg.critic.mlp[-1].bias.data.zero_()
+    dialed.alg.places = torch.full((8, 1), place)
+    dialed.alg._draw = lambda count: torch.full((count, 8, 1), place)
+    storages = []
+    for each in (dialed, number):
+        torch.manual_seed(1)
+        storages.append(collected(each))
+    one, other = storages
+    assert torch.equal(one.actions, other.actions)
+    torch.testing.assert_close(standardized(one.advantages), standardized(other.advantages), rtol=1e-4, atol=1e-4)
+    told, plain = dialed.alg.method.measured(), number.alg.method.measured()
+    assert "omega" not in told
+    for name in ("reward_task", "reward_prior", "reward_entropy"):
+        assert told[name] == pytest.approx(plain[name], rel=1e-5)
+
+
+def dialed_value(place: float) -> float:
+    (dial,) = runner().alg.dials
+    return float(dial.value(place))
+
+
+def test_each_episode_stands_at_one_place_and_the_places_are_spread() -> None:
+    started = runner(steps=40)
+    storage, places = collected(started), started.alg.storage.observations["dial"].squeeze(-1)
+    before, after, ended = places[:-1], places[1:], storage.dones.squeeze(-1)[:-1] > 0
+    assert torch.equal(before[~ended], after[~ended])
+    assert bool((before[ended] != after[ended]).any())
+    assert len(torch.unique(((places[0] + 1.0) * 1.25).long().clamp(max=1))) == 2  # of eight strata, both halves
+
+
+def test_it_begins_as_the_prior_everywhere_and_learns_to_differ() -> None:
+    started, start = runner(steps=24), prior()
+    observations, actions = torch.randn(50, 3), torch.randn(50, 2)
+    begun = to_repolicy(started.alg.get_policy())
+    assert isinstance(begun, Conditioned)
+    for omega in RANGE:
+        torch.testing.assert_close(
+            begun.at(omega).log_prob(observations, actions), start.log_prob(observations, actions)
+        )
+    started.learn(40)
+    actor: Any = started.alg.get_policy()
+    made = to_repolicy(actor)
+    assert isinstance(made, Conditioned)
+    with torch.no_grad():  # where nothing else is paid, the optimum is the prior to the power of omega / alpha
+        widths = [float(made.at(omega)(observations).log_std.mean()) for omega in (0.1, 0.5, 3.0)]
+    assert widths[0] - 0.1 > widths[1] > widths[2] + 0.05
+    with torch.no_grad():  # who asks without a place stands in the middle
+        middle = made.at(dialed_value(0.0))(observations).mode()
+        torch.testing.assert_close(actor({"policy": observations}), middle, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("omega", [RANGE, 0.5])
+def test_a_checkpoint_goes_on_to_the_bit(tmp_path: Path, omega: Any) -> None:
+    whole = runner(omega)
+    whole.learn(2)
+    whole.save(str(tmp_path / "model.pt"))
+    parted = runner(omega, seed=5)
+    parted.load(str(tmp_path / "model.pt"))
+    for each in (whole, parted):
+        each.env, each.alg.places = Drift(seed=3), torch.linspace(-1, 1, 8).unsqueeze(-1)
+        each.alg._draw = lambda count: torch.zeros(count, 8, 1)
+        torch.manual_seed(2)
+        each.learn(2)
+    for one, other in ((whole.alg.actor, parted.alg.actor), (whole.alg.critic, parted.alg.critic)):
+        assert all(torch.equal(one.state_dict()[name], part) for name, part in other.state_dict().items())
+
+
+def test_yaml_writes_a_range_as_a_word_and_alpha_is_a_third_of_its_low_end(capsys: Any) -> None:
+    started = runner("0.3..3", alpha=None)
+    assert started.alg.steering.objective.omega == Range(0.3, 3.0)
+    assert started.alg.steering.objective.alpha == pytest.approx(0.1)
+    assert started.alg.steering.objective.states == 0.0
+    assert "alpha is 0.1, a third of omega 0.3" in capsys.readouterr().out
+    started.learn(1)
+
+
+def test_what_a_range_cannot_have_is_a_sentence() -> None:
+    torch.manual_seed(0)
+    how = settings(algorithm={"class_name": OURS, "prior": prior(), "omega": RANGE})
+    with pytest.raises(UsageError, match=r"the actor's class_name must be repolicy.hosts.rsl_rl:PolicyActor"):
+        OnPolicyRunner(Drift(), how, None, "cpu")
+    with pytest.raises(UsageError, match="a budget or a limit moves one"):
+        runner(kl_budget=1.0)
+    with pytest.raises(UsageError, match="omega is '3..x'; it must be a finite number"):
+        runner("3..x")
+    with pytest.raises(UsageError, match=r"omega is a range, and this host takes one number"):
+        prior_reward(prior(), RANGE, 0.1)  # type: ignore[arg-type]
