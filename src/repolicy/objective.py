@@ -105,7 +105,7 @@ def _weight(name: str, value: Weight) -> Weight:
     """Return a weight as `Objective` keeps it."""
     if value is None or (value, name) in (("auto", "omega"), ("alpha", "omega"), ("alpha", "bonus")):
         return value
-    if name in DIALED and isinstance(value, str):  # as YAML has it
+    if name in DIALED and isinstance(value, str) and ".." in value:  # as YAML has it
         with suppress(ValueError):
             value = Range.of(value)
     if name in DIALED and isinstance(value, list | tuple) and len(value) == 2:

@@ -99,5 +99,5 @@ def test_a_budget_of_log_prior_moves_omega_alone() -> None:
 
 @pytest.mark.parametrize("weights", [{"omega": [0.03, 3]}, {"omega": 0.1, "alpha": Range(0.01, 0.3)}])
 def test_a_range_is_refused_before_anything_is_measured(weights: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="is a range, and ResidualPPO takes one number: ranges are for"):
+    with pytest.raises(UsageError, match="is a range, and this host takes one number: ranges are for"):
         Steering(given_objective(None, weights["omega"], weights.get("alpha")))

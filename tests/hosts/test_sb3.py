@@ -247,7 +247,7 @@ WRONG = [
     *(
         (
             {"objective": objective, "omega": None, "alpha": None},
-            rf"{name} is (1|a range), and ResidualPPO (knows no|takes one number)",
+            rf"{name} is (1|a range), and this host (knows no|takes one number)",
         )
         for name, objective in UNKNOWN.items()
     ),

@@ -1,4 +1,4 @@
 """Do it: PPO, one iteration, segments, `train` and `customize`."""
 
 # The door: other rooms may import these, and nothing else of this folder.
-__all__ = ["bench", "multipliers", "ppo", "run", "training", "worker"]
+__all__ = ["bench", "multipliers", "ppo", "run", "terms", "training", "worker"]
