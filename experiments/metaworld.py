@@ -7,6 +7,7 @@ then picks and places, pushes, or opens a drawer. A flow is fitted to them, and 
 
 - `left`: reach on the left of the straight line (a wish between ways that were demonstrated)
 - `gentle`: move with smaller actions (a wish of degree)
+- `success`: told as a wish, for a *weak* flow that was fitted to an eighth of the demonstrations
 
 A line of the ledger an agent, in the same 100 episodes of 150 steps: the share that succeeds at any step, the share
 that reaches on the left, and the mean square of the three numbers that move the hand.
@@ -37,6 +38,7 @@ from repolicy.runs.ranks import one_thread
 LENGTH, CHUNK, NOISE, EPISODES = 150, 8, 32, 100
 STEPS = 20_000  # decisions
 DEMONSTRATIONS, FEW, TOGETHER = 200, 25, 25
+OMEGAS = (0.1, 0.3, 1.0, 3.0, 10.0)
 HAND, THING, GOAL = slice(0, 3), slice(4, 7), slice(36, 39)  # where they stand in an observation
 BEGIN, ASIDE, NEAR = np.array([0.005, 0.6]), 0.1, 0.04  # metres
 TASKS = {"pickplace": "PickPlace", "push": "Push", "drawer": "DrawerOpen"}
@@ -238,6 +240,13 @@ def lines(runs: Path) -> dict[str, Callable[[], Row]]:
                 found[f"{task}/{wish}, best of 16/0"] = partial(best_of, task, runs, wish, 16)
         for task in TASKS:
             run(f"{task}/left, greedy/0", f"--addon {WISHES['left']} --objective greedy")
+        for omega in OMEGAS:
+            run(f"push/left, omega {omega:g}/0", f"--addon {WISHES['left']} --omega {omega:g}")
+    for task in TASKS:
+        for scale in (1.0, 0.5, 0.0):
+            found[f"{task}/weak, noise {scale:g}/0"] = partial(at_scale, task, runs, FEW, scale)
+        for seed in range(3):
+            run(f"{task}/weak, success/{seed}", f"--addon {WISHES['success']}", FEW)
     return found
 
 
