@@ -53,14 +53,15 @@ class Task:
     states: float
     features: str
     last: int  # over so many steps a person looks at how the wish is met
+    length: int  # of the windows whose features are compared
 
     @property
     def wish(self) -> Addon:
         return combined([self.hidden])
 
 
-CHEETAH = Task("halfcheetah", "HalfCheetah-v4", "hind_leg", 10.0, 0.17, 0.13472, 0.348, "next[2:8]^1", 20)
-HOPPER = Task("hopper", "Hopper-v4", "height", 3.0, 0.33, 0.001, 0.33, "next[0:5]", 60)
+CHEETAH = Task("halfcheetah", "HalfCheetah-v4", "hind_leg", 10.0, 0.17, 0.13472, 0.348, "next[2:8]^1", 20, 10)
+HOPPER = Task("hopper", "Hopper-v4", "height", 3.0, 0.33, 0.001, 0.33, "next[0:5]", 60, 60)
 TAKEOVERS = {"takeover": CHEETAH, "hopper": HOPPER}  # with which word the keys of their rows begin
 TRAINING = {"steps": 300_000, "ranks": 1}
 ANSWERS, WRONG, STEPS, LATEST, NOISE, POOL = 100, 0.1, 40, 40, 2.0, 300
@@ -225,8 +226,8 @@ def take_over(runs: Path, arm: str, seed: int, task: Task) -> Row:
     )
     omega, states = (task.omega, task.states) if with_prior else (0.0, 0.0)
     teaching = Teaching(
-        task.prior, task.env, task.features, omega, task.alpha, states, labels, settings=TRAINING | {"seed": seed},
-        seed=seed,
+        task.prior, task.env, task.features, omega, task.alpha, states, labels, task.length,
+        TRAINING | {"seed": seed}, seed,
     )  # fmt: skip
     now = teaching.untaught
     row["updates"], row["rates"], row["person_steps"], row["theta"] = teaching.updates, [], [], []
