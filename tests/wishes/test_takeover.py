@@ -255,6 +255,12 @@ def test_the_commands(
     told = json.loads(capsys.readouterr().out)
     assert told["theta"]["action[0]"] > 0
     assert open_wish("wish.safetensors").theta[0] == told["theta"]["action[0]"]
+    words = ["--features", "action[0]", "--omega", "0.1", "--alpha", "0.1", "--record-steps", "50", "--rounds", "1"]
+    main(["learn-wish", str(policy), "--person", "me.py:act", *words, "--out", "w", "--json"])
+    said = capsys.readouterr()
+    told = json.loads(said.out)
+    assert (told["policy"], told["reached"]) == (str(policy), False)
+    assert f"came nearest: {told['rates'][0]:.1%} of its steps were yours" in said.err
 
 
 def test_keys_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

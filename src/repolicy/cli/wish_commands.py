@@ -274,9 +274,14 @@ class LearnWish(Beside, Command):
             )  # fmt: skip
         told = [each.rate for each in rounds]
         reached = bool(told) and told[-1] < self.rate
-        if reached:
-            Terminal().say(f"{rounds[-1].policy} does as you wish")
+        best = min(rounds, key=lambda each: each.rate, default=None)
+        if best is not None:
+            how = "does as you wish" if reached else f"came nearest: {best.rate:.1%} of its steps were yours"
+            Terminal().say(f"{best.policy} {how}")
         report = str(out / "report.html") if told else None
         if report:
             Terminal().say(f"the rounds are in {report}")
-        return {"folder": str(out), "env": env, "rates": told, "reached": reached, "report": report}
+        return {
+            "folder": str(out), "env": env, "rates": told, "reached": reached, "report": report,
+            "policy": None if best is None else best.policy,
+        }  # fmt: skip
