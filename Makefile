@@ -21,8 +21,8 @@ lint: .venv/full
 	$(BIN)/mypy
 
 bench: .venv/full  ## the speed, beside the physics and beside peers
-	$(BIN)/python benchmarks/speed.py --out results/speed.jsonl
-	$(BIN)/python benchmarks/peers.py --out results/peers.jsonl
+	$(BIN)/python -m benchmarks.speed --out results/speed.jsonl
+	$(BIN)/python -m benchmarks.peers --out results/peers.jsonl
 
 mutate: .venv/full  ## break the mathematics and the checks on purpose: each break must be noticed by a test
 	$(BIN)/python -m benchmarks.mutate

@@ -1,6 +1,6 @@
 """What waiting for the other ranks costs, on a machine that is busy with other programs too.
 
-    python benchmarks/barrier.py --work 4 --busy 3
+    python -m benchmarks.barrier --work 4 --busy 3
 
 Two ranks work and add up in turns, as in the minibatches of an update, in slices: with the barrier as it is, with one
 that only spins (as it was before), and one rank alone that does the work of both. `--work` is how much they do in a

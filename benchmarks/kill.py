@@ -1,6 +1,6 @@
 """Kill or stop a run at random instants, resume it each time, and compare its end with an uninterrupted run's.
 
-python benchmarks/kill.py --kills 30 --ranks 2 --out results/kill.jsonl
+python -m benchmarks.kill --kills 30 --ranks 2 --out results/kill.jsonl
 
 A third of the instants lie in the first seconds of a process, a third in the last ones of a run. In turns the whole
 run is killed, one of its processes alone, or it is told to stop by Ctrl-C, SIGTERM or a terminal that goes away.

@@ -1,6 +1,6 @@
 """How near customizing a prior of 512-256-128 comes to what physics and the networks' passes alone allow.
 
-    python benchmarks/large_prior.py --out results/large_prior.jsonl
+    python -m benchmarks.large_prior --out results/large_prior.jsonl
 
 Contenders take turns, an iteration each: the worker as it customizes; and its parts alone, which are the steps of the
 environments with random actions, the actor's forward pass for each of them, one pass of prior and critic over the

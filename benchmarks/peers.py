@@ -1,6 +1,6 @@
 """Training speed beside Stable-Baselines3 and rsl_rl: same machine, same minutes, in turns of two seconds.
 
-    python benchmarks/peers.py --out results/peers.jsonl
+    python -m benchmarks.peers --out results/peers.jsonl
 
 Every contender trains HalfCheetah-v4 with tanh 64-64 networks in a process of its own, which stays alive: it works for
 two seconds, to the end of an iteration, and is then stopped (SIGSTOP) while the others have their turns. So the speed
@@ -161,7 +161,7 @@ class Contender:
     """A contender's process, with all that it started, as it is seen from here: stopped unless it has its turn."""
 
     def __init__(self, name: str) -> None:
-        words = [sys.executable, __file__, "--contender", name]
+        words = [sys.executable, "-m", "benchmarks.peers", "--contender", name]
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

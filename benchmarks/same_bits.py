@@ -1,7 +1,7 @@
 """Eight short runs and the sha256 of the weights that each ends in: did a change of the code change its results?
 
-    python benchmarks/same_bits.py                  # compare with results/same_bits.jsonl, line by line
-    python benchmarks/same_bits.py --write          # write that file anew
+    python -m benchmarks.same_bits                  # compare with results/same_bits.jsonl, line by line
+    python -m benchmarks.same_bits --write          # write that file anew
 
 The bits belong to a processor and to the versions of torch, NumPy and EnvPool, so compare on one machine: write the
 file at the old commit, and compare at the new one.

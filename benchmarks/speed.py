@@ -1,7 +1,7 @@
 """How much of the time of training is physics: `repolicy bench` over environments and ranks, a JSON line each.
 
-python benchmarks/speed.py --out results/speed.jsonl                        # all of them
-python benchmarks/speed.py --out results/speed.jsonl --envs Ant-v4 --ranks 1  # one again
+python -m benchmarks.speed --out results/speed.jsonl                        # all of them
+python -m benchmarks.speed --out results/speed.jsonl --envs Ant-v4 --ranks 1  # one again
 """
 
 import argparse

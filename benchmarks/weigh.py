@@ -1,6 +1,6 @@
 """What an installation weighs on the disk: its largest packages, and what each extra adds. Run it in a full one.
 
-python benchmarks/weigh.py
+python -m benchmarks.weigh
 """
 
 from importlib.metadata import PackageNotFoundError, distribution

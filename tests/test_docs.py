@@ -1,5 +1,6 @@
 """The pages' code does what the pages say."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -42,15 +43,15 @@ def test_a_policy_of_stable_baselines3_is_copied_whole(tmp_path: Path, monkeypat
     torch.testing.assert_close(ours.log_prob(observations, actions), expected, rtol=1e-4, atol=1e-4)
 
 
-PROGRAMS = re.compile(r"python -m (experiments\.\w+)|python (benchmarks/\w+\.py)")
+PROGRAMS = re.compile(r"python(?: -m)? ((?:experiments|benchmarks)[./]\w+)")
 PAGES = [*DOCS.glob("*.md"), *(DOCS.parent / name for name in ("README.md", "CONTRIBUTING.md", "Makefile"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_programs_that_pages_name_are_there(page: Path) -> None:
-    for module, file in PROGRAMS.findall(page.read_text()):
-        path = DOCS.parent / (file or module.replace(".", "/"))
-        assert path.exists() or path.with_suffix(".py").exists() or module == "experiments.NAME", f"{page.name}: {path}"
+def test_programs_that_pages_name_can_be_started(page: Path) -> None:
+    """As modules: a script does not find the other folders."""
+    for module in {*PROGRAMS.findall(page.read_text())} - {"experiments.NAME"}:
+        importlib.import_module(module)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
