@@ -5,7 +5,8 @@
 
 The first rows are simulated: the new policy's returns lie exactly at the margin, so each *not worse* is wrong, and so
 is each *worse*. The others draw from episodes that were run, those of HalfCheetah's prior against itself, and against
-itself with a share of its actions replaced at random; or those of two policies' files.
+itself with a share of its actions replaced at random; or those of two policies' files. In the ledger `runs/cheetah` was
+made by `repolicy customize halfcheetah --addon hind_leg=10 --out runs/cheetah`.
 """
 
 import argparse

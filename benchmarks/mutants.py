@@ -22,6 +22,8 @@ DIAL = (
 )
 SQUASHED = "tests/hosts/test_squashed.py"
 HELD = "tests/hosts/test_limits_in_hosts.py"
+HOST_DIAL = "tests/hosts/test_rsl_rl_dial.py"
+LEARNED = "tests/planning/test_learned_model.py"
 GAITS = "tests/envs/test_gaits.py"
 DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 CARRYING = "tests/policies/test_carrying.py"
@@ -41,7 +43,14 @@ MUTANTS = [
     Mutant("hosts/method.py", "log_policy = log_policy - slope", "log_policy = log_policy + slope", SQUASHED, "sign of the slope of tanh in a host"),
     Mutant("hosts/method.py", "self.squashes = squashes(prior)", "self.squashes = False", SQUASHED, "a density before tanh beside one behind it"),
     Mutant("hosts/kept_prior.py", "(-2.0 * head.log_std).exp()", "(-head.log_std).exp()", SQUASHED, "the mean of 1/σ for that of 1/σ²"),
-    Mutant("hosts/rsl_rl_actor.py", "self.spec, self.log_std)", "self.spec, None)", SQUASHED, "an actor of ours that loses its std"),
+    Mutant("hosts/rsl_rl_networks.py", "self.spec, self.log_std)", "self.spec, None)", SQUASHED, "an actor of ours that loses its std"),
+    Mutant("hosts/rsl_rl_networks.py", "heads = 1 + sum(", "heads = 2 + sum(", HOST_DIAL, "a head that predicts nothing"),
+    Mutant("hosts/rsl_rl_dial.py", "(dones > 0).unsqueeze(-1), self._next[step], self.places", "(dones > 1).unsqueeze(-1), self._next[step], self.places", HOST_DIAL, "an episode stands where the one before stood"),
+    Mutant("hosts/rsl_rl_dial.py", "self.method.reward(self.seen(obs), **parts.own_weights)", "self.method.reward(self.seen(obs))", HOST_DIAL, "every place pays by the same weights"),
+    Mutant("hosts/rsl_rl_dial.py", "torch.where(self._cut.unsqueeze(-1), st.values, following)", "following", HOST_DIAL, "a time limit is followed by the next episode"),
+    Mutant("planning/learned_model.py", "after = states + found", "after = found", LEARNED, "a change of the observation for the observation"),
+    Mutant("planning/learned_model.py", "left[key] <= (1.0 - TOLD)", "left[key] <= 100.0", LEARNED, "an entry of info that the model cannot tell"),
+    Mutant("prepare/best_of.py", "np.where(step.chunk.counts, self.addon.reward(tried), 0.0)", "self.addon.reward(tried)", GENERATIVE, "steps behind an end count for a draw"),
     Mutant("hosts/sb3_policies.py", "proba_distribution(found.mean, found.log_std)", "proba_distribution(found.mean, found.log_std.exp())", SQUASHED, "a std for its logarithm"),
     Mutant("learning/ppo.py", "(returns - self.mean.to(returns))", "(returns - self.mean.to(returns.dtype))", "tests/hosts/test_waits.py", "the unit of returns on another device than they"),
     Mutant("wishes/inference.py", "return (person - policy) / alpha", "return (policy - person) / alpha", INFERENCE, "a wish away from the person"),
@@ -377,7 +386,7 @@ MUTANTS = [
     Mutant("priors/composed.py", "+ self.std * noise", "+ noise", "tests/prepare/test_flows.py", "the noise of an exported policy has no std"),
     Mutant("envs/evaluation.py", "- math.log(2.0 * math.pi)", "- 0.0", GENERATIVE, "the square of noise with a constant in it"),
     Mutant("prepare/best_of.py", "paid.argmax(1)", "paid.argmin(1)", GENERATIVE, "the worst of some draws is taken"),
-    Mutant("prepare/generative.py", "taken += (BEST + 1) * _taken(found)", "taken += _taken(found)", GENERATIVE, "steps of copies are not counted"),
+    Mutant("prepare/generative.py", "taken += (BEST + 1) * _taken(of_copies)", "taken += _taken(of_copies)", GENERATIVE, "steps of copies are not counted"),
     Mutant("priors/decoders.py", "if not np.allclose(decoded, self._run", "if False and not np.allclose(decoded, self._run", GENERATIVE, "a decoder draws numbers of its own"),
     Mutant("priors/decoders.py", "and sum_of(reference) == sha256)", "and True)", GENERATIVE, "another decoder of the same name is taken"),
     Mutant("learning/segments.py", "held(decoder(worker.request.env))", 'b""', GENERATIVE, "a policy's file without its decoder"),

@@ -6,6 +6,7 @@
 Each mutant is a copy of the package with one piece of text replaced; the tests named beside it run against that copy.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -20,8 +21,10 @@ ROOT = Path(__file__).parent.parent
 
 
 def main() -> None:
-    """All mutants, or those whose file or description holds one of the words on the command line."""
-    words = sys.argv[1:] or [""]
+    """Break all, or what the words on the command line name."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("words", nargs="*", default=[""], help="parts of a file's name or of a description")
+    words = parser.parse_args().words
     chosen = [mutant for mutant in MUTANTS if any(word in f"{mutant.file} {mutant.what}" for word in words)]
     for mutant in chosen:
         check(mutant)

@@ -89,7 +89,7 @@ def both(runs: list[Row]) -> str:
 
 def in_all(row: Row) -> int:
     """Return the steps of the environment that such a run takes."""
-    return spending(Request.from_dict(row["request"])).total
+    return sum(spending(Request.from_dict(row["request"])))
 
 
 def picture(found: dict[str, Row], path: Path) -> None:

@@ -5,8 +5,13 @@
 A run that is in the ledger is not repeated; one that was interrupted goes on where its last checkpoint stands.
 """
 
+import re
+from statistics import mean
+
 from experiments import campaign
+from experiments.ledger import Row
 from experiments.one import Run
+from experiments.pages import markdown
 
 VARIED = "HalfCheetah-v4?reset_noise_scale=0.3"  # from varied starts, for a prior that knows how to get up
 WALKER = "--objective soft --alpha 0.001 --steps 3e6"
@@ -37,6 +42,21 @@ def run(name: str, seed: int) -> Run:
     env = name.partition("/")[0]
     words = ("train", env, *RUNS[name].split(), "--seed", str(seed), "--ranks", "1")
     return Run(f"{name}/{seed}", words, env.partition("?")[0])
+
+
+def table(runs_by_key: dict[str, Row]) -> str:
+    """Return a line for each environment: the mean over seeds, and each seed."""
+    lines, found = list[list[str]](), dict[str, list[Row]]()
+    for key, row in sorted(runs_by_key.items(), key=lambda item: item[0].rpartition("/")[2]):
+        found.setdefault(key.rpartition("/")[0], []).append(row)
+    for env, runs in found.items():
+        cells = []
+        for which, action in (("last", "mean"), ("best", "mean"), ("last", "sampled")):
+            scores = [run[which][action]["basic_reward"][0] for run in runs]
+            cells.append(f"**{mean(scores):,.0f}** ({', '.join(f'{score:,.0f}' for score in scores)})")
+        options = re.sub(r"^repolicy train \S+ | --seed \d+| --ranks 1", "", runs[0]["command"])
+        lines.append([env, str(len(runs)), *cells, f"`{options}`"])
+    return markdown(["environment", "seeds", "mean action, last", "best", "sampled, last", "options"], lines)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from experiments import (
     few_steps,
     handed_out,
     heavy,
+    learning,
     limits,
     metaworld,
     pillar,
@@ -49,20 +50,6 @@ def rows(name: str) -> list[Row]:
 def ledger(name: str, of: str = "") -> dict[str, Row]:
     """Return the rows that ended well, by their keys; of those that end in `of`, so that other lengths stay out."""
     return {key: row for key, row in finished(Ledger(RESULTS / name)).items() if key.endswith(of)}
-
-
-def learning() -> str:
-    lines, found = list[list[str]](), dict[str, list[Row]]()
-    for key, row in sorted(ledger("learning.jsonl").items(), key=lambda item: item[0].rpartition("/")[2]):
-        found.setdefault(key.rpartition("/")[0], []).append(row)
-    for env, runs in found.items():
-        cells = []
-        for which, action in (("last", "mean"), ("best", "mean"), ("last", "sampled")):
-            scores = [run[which][action]["basic_reward"][0] for run in runs]
-            cells.append(f"**{mean(scores):,.0f}** ({', '.join(f'{score:,.0f}' for score in scores)})")
-        options = re.sub(r"^repolicy train \S+ | --seed \d+| --ranks 1", "", runs[0]["command"])
-        lines.append([env, str(len(runs)), *cells, f"`{options}`"])
-    return markdown(["environment", "seeds", "mean action, last", "best", "sampled, last", "options"], lines)
 
 
 def speed() -> str:
@@ -344,7 +331,7 @@ def written(name: str) -> Callable[[], str]:
 
 
 TABLES: Tables = {
-    "learning": learning,
+    "learning": lambda: learning.table(ledger("learning.jsonl")),
     "speed": speed,
     "peers": peers,
     "heavy": lambda: heavy.table(ledger("heavy.jsonl")),

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from repolicy.prepare import imitation
 from repolicy.prepare.weights import weights_of
 from repolicy.prepare.worth import Worth
 from repolicy.priors.finding import beside, find_policy
+from repolicy.runs.callbacks import TensorBoard
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.terminal import Terminal
@@ -267,3 +269,21 @@ def test_a_card_may_tell_more_of_what_a_nat_is_worth(
     save_policy("mine", repolicy.Policy(PolicySpec(11, SPACE)), card)
     assert weights_of(read_card(Path("mine")), 11) == (0.5, 0.0)
     assert "it is worth 0.5 ± 0.125 by 9 episodes" in refused(capsys, 2, "diagnose", "mine", "--addon", "height")
+
+
+def test_a_full_disk_under_tensorboard_does_not_end_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = TensorBoard(RunFolder(tmp_path))
+    callback.begin(Request("Hopper-v4", soft(0.1), SMALL), 0, 4)
+    [file] = tmp_path.glob("events.*")
+    callback._writer.flush()
+    real = callback._writer.file_writer.event_writer._async_writer._writer._writer
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr(real, "write", full.write)
+        for step in range(3):
+            callback.write({"steps": step, "kl": 0.5})
+            time.sleep(0.1)
+        callback.close()
+    assert capsys.readouterr().err.count("TensorBoard's files cannot be written: No space left on device") == 1
+    assert file.exists()

@@ -65,6 +65,31 @@ def test_where_all_episodes_stand_at_one_place_its_weight_is_a_number_as_any(pla
         assert told[name] == pytest.approx(plain[name], rel=1e-5)
 
 
+def test_a_time_limit_is_worth_what_the_critic_says_of_its_last_step_and_an_end_is_worth_nothing() -> None:
+    """So what is left without the critic's part is paid, and does not depend on the critic."""
+    left = []
+    for size in (0.0, 1.0):
+        started = runner(steps=40)
+        step = started.env.step
+
+        def half_are_ends(actions: torch.Tensor, step: Any = step) -> Any:
+            *found, extras = step(actions)
+            return *found, extras | {"time_outs": extras["time_outs"] & (torch.arange(8) < 4)}
+
+        started.env.step = half_are_ends
+        started.alg.method.credit = lambda *given: None  # which measures returns in a unit of their own
+        for part in started.alg.critic.mlp.parameters():
+            part.data *= size
+        torch.manual_seed(1)
+        storage, cut = collected(started), started.alg._cut
+        ended = (storage.dones.squeeze(-1) > 0) & ~cut
+        assert cut.any() and ended.any()
+        assert bool(storage.values[cut].any()) == bool(size)
+        paid = storage.returns - started.alg.gamma * storage.values
+        left.append(torch.cat([paid[cut], storage.returns[ended]]))
+    torch.testing.assert_close(*left, rtol=1e-4, atol=1e-4)
+
+
 def dialed_value(place: float) -> float:
     (dial,) = runner().alg.dials
     return float(dial.value(place))

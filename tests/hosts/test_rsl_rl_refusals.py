@@ -124,7 +124,7 @@ def test_an_rsl_rl_that_lacks_what_is_imported_is_named_by_its_version(monkeypat
     import rsl_rl.modules
 
     monkeypatch.delattr(rsl_rl.modules, "GaussianDistribution")
-    for name in ("rsl_rl", "rsl_rl_actor", "rsl_rl_policies"):
+    for name in ("rsl_rl", "rsl_rl_networks", "rsl_rl_policies"):
         monkeypatch.delitem(sys.modules, f"repolicy.hosts.{name}")
     monkeypatch.setattr(common, "version", lambda package: "3.1.2")
     with pytest.raises(UsageError, match=r"rsl-rl-lib 3.1.2 is installed, and .* works with rsl-rl-lib>=5.0,<6.0"):

@@ -24,7 +24,7 @@ from repolicy.learning.training import customize
 from repolicy.objective import residual
 from repolicy.policies.export import onnx_graph, onnx_reader
 from repolicy.policies.file import SavedPolicy, save_policy
-from repolicy.prepare.best_of import BestOf, check_copies
+from repolicy.prepare.best_of import BestOf, check_possible
 from repolicy.prepare.generative import noise_prior, scaled, standard_normal
 from repolicy.prepare.weights import decide
 from repolicy.priors import decoders
@@ -309,9 +309,9 @@ def test_the_best_of_some_draws_is_as_good_as_the_largest_of_them() -> None:
 
 
 def test_the_best_of_some_draws_is_that_of_a_whole_chunk_and_looking_changes_nothing() -> None:
-    """Beside each draw in an environment of its own that begins alike."""
-    addon, envs, tried = combined([RIGHT]), make_envs(named("three", chunk=3), 1, 0), []
-    agent, seen = BestOf(standard_normal(2, 2), addon, 8), envs.reset()
+    """Beside each draw in an environment of its own that begins alike, so near to the end that many draws end early."""
+    addon, envs, tried = combined([RIGHT]), make_envs(named("three", chunk=3), 1, 13), []
+    agent, seen = BestOf(standard_normal(2, 2), addon, 64), envs.reset()
 
     class Heard:
         def copies(self, *given):
@@ -324,11 +324,11 @@ def test_the_best_of_some_draws_is_that_of_a_whole_chunk_and_looking_changes_not
     [chosen], [before] = agent(seen), [env.unwrapped.place.copy() for env in envs.envs.each]
     paid = []
     for draw in tried[0]:
-        other = make_envs(envs.name, 1, 0)
+        other = make_envs(envs.name, 1, 13)
         np.testing.assert_array_equal(other.reset(), seen)
         chunk = other.step(draw[None]).chunk
         paid.append(addon.reward(Transitions(*chunk[:4]))[chunk.counts].sum())
-    assert len(paid) == 8
+    assert len(paid) == 64
     np.testing.assert_array_equal(chosen, tried[0][np.argmax(paid)])
     np.testing.assert_array_equal(before, envs.envs.each[0].unwrapped.place)
     np.testing.assert_array_equal(before.astype(np.float32), seen[0])
@@ -336,9 +336,9 @@ def test_the_best_of_some_draws_is_that_of_a_whole_chunk_and_looking_changes_not
 
 def test_what_cannot_be_copied_is_a_sentence() -> None:
     with pytest.raises(UsageError, match="EnvPool's alone"):
-        check_copies("MetaWorld/Push-v3?decoder=flow.onnx&noise=2&chunk=1", combined([RIGHT]))
+        check_possible("MetaWorld/Push-v3?decoder=flow.onnx&noise=2&chunk=1", combined([RIGHT]))
     with pytest.raises(UsageError, match="action_rate has a past"):
-        check_copies(named("same"), combined(["action_rate"]))
+        check_possible(named("same"), combined(["action_rate"]))
 
 
 def test_every_decision_before_training_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

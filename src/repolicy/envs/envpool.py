@@ -48,7 +48,7 @@ class EnvPoolEnvs(Batch):
                     else f"environment {plain!r} does not take {options}: a value is of the wrong kind"
                 ) from None
         with warnings.catch_warnings(action="ignore"):  # EnvPool rounds the bounds of its spaces to float32, loudly
-            self.seen(self._pool.observation_space, self._pool.action_space, critic)
+            self.note_spaces(self._pool.observation_space, self._pool.action_space, critic)
 
     def reset(self) -> np.ndarray:
         return self.flat(self._call(self._pool.reset)[0])

@@ -44,7 +44,7 @@ class GymnasiumEnvs(Batch):
         ):
             self._envs = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
         space = self._envs.single_observation_space
-        self.seen(space, self._envs.single_action_space, critic)
+        self.note_spaces(space, self._envs.single_action_space, critic)
         self._check_one_step(space)
 
     @property

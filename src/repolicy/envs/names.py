@@ -51,6 +51,11 @@ def decoder(name: str) -> dict[str, Any] | None:
     return {key: options.get(key) for key in DECODER} if "decoder" in options else None
 
 
+def chunk_of(name: str) -> int:
+    """Return how many steps of the environment one action takes: as many as a decoder gives actions, else 1."""
+    return int((decoder(name) or {"chunk": 1})["chunk"])
+
+
 def with_decoder(name: str, file: str, noise: int, chunk: int, sha256: str = "") -> str:
     """Return the name of the environment whose actions are a generative policy's noise."""
     known = f"&sha256={sha256}" if sha256 else ""

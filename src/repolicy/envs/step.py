@@ -21,7 +21,8 @@ class Batch:
     name: str
     count: int
 
-    def seen(self, space: Any, actions: Any, critic: bool) -> None:
+    def note_spaces(self, space: Any, actions: Any, critic: bool) -> None:
+        """Keep what a policy sees of these spaces, or a critic too."""
         self.groups = group_sizes(space, self.name)
         self._keys, self.observation_size = shown(space, self.name, critic)
         self._own, self.actions = actions, action_space(actions, self.name)

@@ -191,7 +191,7 @@ def _joined(episodes: list[Episodes], name: str) -> np.ndarray:
     return found
 
 
-@dataclass(frozen=True)
+@dataclass
 class InHost(Weighing):
     """What weights are found for in a host, whose own environments run the episodes."""
 

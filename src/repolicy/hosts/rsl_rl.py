@@ -28,7 +28,7 @@ from repolicy.hosts.kept_prior import (
 )
 from repolicy.hosts.measuring import Look, Paid, Sizes, compared, decide_in
 from repolicy.hosts.method import Method, Seen, Steering, entry, refuse_keep, weighs, weights_named
-from repolicy.hosts.rsl_rl_actor import PolicyActor
+from repolicy.hosts.rsl_rl_networks import PolicyActor, dialed
 from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, actions_of, prior_for
 from repolicy.learning.ppo import adapted
@@ -219,7 +219,7 @@ class ResidualPPO(PPO):
             cfg["actor"] = {"policy": cfg["algorithm"].get("prior")} | cfg["actor"]
         weights = weights_named(*map(cfg["algorithm"].get, ("objective", "omega", "alpha", "states")))
         if weights.dials:
-            obs, cfg = resolve_callable("repolicy.hosts.rsl_rl_dial:dialed")(weights, obs, cfg)
+            obs, cfg = dialed(weights, obs, cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         limit = getattr(env, "clip_actions", None)  # a number, or a tensor with one for each number of an action
         limits = [] if limit is None else sorted({*torch.as_tensor(limit).reshape(-1).tolist()})

@@ -11,47 +11,10 @@ import torch
 from torch import Tensor
 
 from repolicy.envs.dialed import Places
-from repolicy.errors import UsageError
 from repolicy.hosts.rsl_rl import ResidualPPO
-from repolicy.hosts.rsl_rl_actor import GROUP, PolicyActor
-from repolicy.learning.terms import TERMS, Parts
-from repolicy.objective import Objective
-from repolicy.policies.modulated import FilmMlp
-from repolicy.policies.network import ACTIVATIONS
+from repolicy.hosts.rsl_rl_networks import GROUP
+from repolicy.learning.terms import Parts
 from repolicy.runs.settings import Settings
-
-from rsl_rl.models import MLPModel  # isort: skip
-from rsl_rl.utils import resolve_callable  # isort: skip
-
-
-def dialed(weights: Objective, obs: Any, cfg: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the first observations and the settings of a run with a range."""
-    actor, critic, algorithm = cfg["actor"], cfg["critic"], cfg["algorithm"]
-    for who, network, wanted in (("actor", actor, PolicyActor), ("critic", critic, MLPModel)):
-        if resolve_callable(network["class_name"]) is not wanted:
-            name = "repolicy.hosts.rsl_rl:PolicyActor" if wanted is PolicyActor else "MLPModel"
-            raise UsageError(f"omega or alpha is a range, and then the {who}'s class_name must be {name}")
-    if critic.get("activation", "elu") not in ACTIVATIONS:
-        raise UsageError(f"with a range the critic's activation must be one of {', '.join(ACTIVATIONS)}")
-    heads = 1 + sum(getattr(weights, name) != 0 for name in TERMS.values())
-    critic = critic | {"class_name": "repolicy.hosts.rsl_rl_dial:HeadsCritic", "heads": heads}
-    algorithm = algorithm | {"class_name": "repolicy.hosts.rsl_rl_dial:DialedPPO"}
-    seen, dials = obs.clone(recurse=False), weights.dials
-    seen[GROUP] = torch.zeros(*obs.batch_size, len(dials), device=obs.device)
-    networks = {"actor": actor | {"dials": dials}, "critic": critic | {"dials": dials}}
-    return seen, cfg | networks | {"algorithm": algorithm}
-
-
-class HeadsCritic(MLPModel):
-    """An `MLPModel` with a head for each part of the return. Its layers see the positions as the policy's do."""
-
-    def __init__(self, *given: Any, heads: int, dials: Any, **network: Any) -> None:
-        super().__init__(*given, **network)
-        hidden, activation = tuple(network.get("hidden_dims", (256, 256, 256))), network.get("activation", "elu")
-        self.mlp = FilmMlp(self.obs_dim, hidden, heads, activation, dials=len(dials))
-
-    def get_latent(self, obs: Any, *memory: Any) -> Tensor:
-        return torch.cat([super().get_latent(obs, *memory), obs[GROUP]], -1)
 
 
 class DialedPPO(ResidualPPO):

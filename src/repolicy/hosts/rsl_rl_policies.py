@@ -9,7 +9,7 @@ from torch import nn
 
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import check_same_network
-from repolicy.hosts.rsl_rl_actor import PolicyActor
+from repolicy.hosts.rsl_rl_networks import PolicyActor
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import MODULES
 from repolicy.policies.policy import Policy, PolicySpec

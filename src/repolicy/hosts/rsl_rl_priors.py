@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from repolicy.errors import FileError, UsageError
 from repolicy.hosts.kept_prior import Given, as_gaussian, fill, in_rows, open_prior, path_of, with_one_std
-from repolicy.hosts.rsl_rl_actor import PolicyActor
+from repolicy.hosts.rsl_rl_networks import PolicyActor
 from repolicy.hosts.rsl_rl_policies import from_repolicy
 from repolicy.loading import read_bytes
 from repolicy.policies.distributions import ActionSpace

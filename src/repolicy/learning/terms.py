@@ -122,13 +122,13 @@ class Parts:
         objective: Objective,
         dials: Sequence[Dial],
         wished: Sequence[str] = (),
-        fixed: bool = True,
+        has_fixed: bool = True,
     ) -> None:
-        """`wished` names the dials over wishes; `fixed` tells whether something is paid that has one weight."""
+        """Keep them. `wished` names the dials over wishes; `has_fixed` is whether something with one weight is paid."""
         self.settings, self.objective, self.dials, self.wished = settings, objective, tuple(dials), tuple(wished)
-        self.has_fixed = fixed
+        self.has_fixed = has_fixed
         self.terms = [part for part, weight in TERMS.items() if getattr(objective, weight)]
-        self.heads = fixed + len(self.wished) + len(self.terms)
+        self.heads = has_fixed + len(self.wished) + len(self.terms)
 
     @property
     def values(self) -> dict[str, Tensor]:

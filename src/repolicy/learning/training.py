@@ -1,6 +1,6 @@
 """A run, and the two ways into it: `train()` from nothing and `customize()` from a prior."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from repolicy.envs.evaluation import LONGEST
 from repolicy.envs.limits import Limit
 from repolicy.envs.limits import limits as limits_of
 from repolicy.envs.making import probed, with_roles
-from repolicy.envs.names import EnvLike, decoder, env_name, with_observed, with_observed_of
+from repolicy.envs.names import EnvLike, chunk_of, decoder, env_name, with_observed, with_observed_of
 from repolicy.envs.watchdog import Watchdog
 from repolicy.errors import UsageError
 from repolicy.learning.run import Callback, run, tell
@@ -211,10 +211,10 @@ def customize(
         saved = start.saved
         assert saved is not None
         notes += try_addon(saved.policy, name, wishes, how, sparse, limits_of(held, name))
-        without, taken = list[str](), 0
+        untrained = 0
         if decoder(name) is not None and before is None:
-            without, taken = free(saved.policy, name, wishes, how)
-        notes += without
+            told, untrained = free(saved.policy, name, wishes, how)
+            notes += told
         wanted, how, chosen, measured = decide(wanted, saved, name, wishes, how, say)
         if not wanted.reads_addon:
             raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
@@ -225,7 +225,10 @@ def customize(
             check_learnable(saved.policy)
         if before is None:
             length = float(saved.card.get("evaluation", {}).get("evaluation_length", LONGEST))
-            chosen = [*chosen, spending(request, measured, length, taken, 1 + bool(noise)).sentence]
+            chosen = [
+                *chosen,
+                spending(request, measured, length, untrained, trials=2 if noise else 1).sentence(chunk_of(name)),
+            ]
         return run(request, folder, resume, callbacks, [*notes, *chosen], env_timeout, start)
 
 
@@ -242,14 +245,14 @@ def unused(settings: Settings) -> list[str]:
     return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
 
 
-def check_given(
-    settings: object, callbacks: Iterable[object] = (), kind: type = Settings, objective: object = None
-) -> None:
+def check_given(settings: object, callbacks: object = (), kind: type = Settings, objective: object = None) -> None:
     """Raise where these are of another kind, before a folder is made."""
     if settings is not None and not isinstance(settings, kind | Mapping):
         raise UsageError(f"settings is {type(settings).__name__}; give a mapping, such as {{'steps': 100_000}}")
     if not isinstance(objective, Objective | None):
         raise UsageError(f"the objective is {objective!r}; make one, such as repolicy.residual(0.17, 0.13)")
+    if not isinstance(callbacks, list | tuple):
+        raise UsageError(f"callbacks is {type(callbacks).__name__}; give a list of callbacks")
     for each in callbacks:
         if not isinstance(each, Callback):
             raise UsageError(

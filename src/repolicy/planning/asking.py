@@ -109,42 +109,45 @@ def planned(
             f"add-on {wish.with_past[0]!r} has a past, and a planner's simulations begin without one: customize with it"
         )
     check_fit(policy, probed(place), "the prior")
-    notes, settings, search = list[str](), Settings(), search.filled(choices)
+    by_weights, settings, search = "", Settings(), search.filled(choices)
     tries = omega is None and states is None and not value and not choices
     if omega is None or states is None:
-        weights, _, reward, _ = Weighing(start.saved, place, wishes, settings, say).weights("--omega and --states")
+        weights, _, reward = Weighing(start.saved, place, wishes, settings, say).weights("--omega and --states")
         if weights is None:
             raise UsageError(
                 "what a nat of the prior is worth cannot be told from its episodes: name --omega and --states"
             )
         omega = weights.omega if omega is None else omega
         states = weights.states if states is None else states
-        notes.append(f"omega is {omega:.3g} and states {states:.3g}, by what a nat of the prior is worth of {reward}")
-    model = model_of(policy, place, learned, search.seed, notes, say)
+        by_weights = f"omega is {omega:.3g} and states {states:.3g}, by what a nat of the prior is worth of {reward}"
+    model, of_model = model_of(policy, place, learned, search.seed, say)
     score = Score(wish, omega, states, search.discount, density_of(policy, place) if states else None, None)
     with one_thread():
         if tries:
             say("trying weights of the prior in a plan, which takes up to a minute (--omega goes without)")
-            score, told = chosen(policy, place, model, score, search)
-            notes[0] = told
+            score, by_weights = chosen(policy, place, model, score, search)
         elif value:
             score = replace(score, value=fitted_value(policy, place, score, search.seed))
-    return Planned(Planner(policy, model, score, search), start.saved, place, wishes, tuple(notes))
+    notes = tuple(note for note in (by_weights, of_model) if note)
+    return Planned(Planner(policy, model, score, search), start.saved, place, wishes, notes)
 
 
-def model_of(prior: Policy, env: str, learned: bool, seed: int, notes: list[str], say: Say) -> Model:
-    """Return what simulates an environment: a learned model where that is asked for, MuJoCo in batches, or copies."""
+def model_of(prior: Policy, env: str, learned: bool, seed: int, say: Say) -> tuple[Model, str]:
+    """Return what simulates an environment, and what there is to say of it.
+
+    It is a learned model where that is asked for, else MuJoCo in batches, else copies.
+    """
+    note = ""
     if learned:
         say("learning a model from the prior's steps, which takes up to a minute")
         model = LearnedModel(prior, env, seed)
-        notes.append(model.note)
-        return model
+        return model, model.note
     if prior.actions.kind == "continuous":
         try:
-            return MujocoModel(env)
+            return MujocoModel(env), note
         except CannotBatchError as error:
-            notes.append(f"{error}: copies of it are simulated, which is slow")
-    return CopyModel(env, seed)
+            note = f"{error}: copies of it are simulated, which is slow"
+    return CopyModel(env, seed), note
 
 
 def density_of(prior: Policy | MeanPrior, env: str) -> Density:

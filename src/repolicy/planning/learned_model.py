@@ -43,7 +43,8 @@ class LearnedModel:
     def note(self) -> str:
         """What is to be said of it."""
         one, more = self.errors
-        return f"the model is learnt from {ENVS * STEPS:,} steps of the prior; it is off by {one:.2g} stds of an " + (
+        return (
+            f"the model is learnt from {ENVS * STEPS:,} steps of the prior; it is off by {one:.2g} stds of an "
             f"observation after a step, and by {more:.2g} after {AHEAD}"
         )
 

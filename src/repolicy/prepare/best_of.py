@@ -2,7 +2,6 @@
 
 import warnings
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,27 +14,17 @@ from repolicy.envs.names import in_gymnasium, maker, parsed
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.step import Backend
 from repolicy.errors import UsageError, in_one_sentence
-from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy
 
 
-@dataclass
 class BestOf:
     """An agent that draws noise so many times, and takes the draw whose chunk the wish pays most in copies."""
 
-    prior: Policy
-    addon: Addon
-    count: int
     backend: Backend = "gymnasium"
-    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
-    @property
-    def observation_size(self) -> int:
-        return self.prior.observation_size
-
-    @property
-    def actions(self) -> ActionSpace:
-        return self.prior.actions
+    def __init__(self, prior: Policy, addon: Addon, count: int, seed: int = 0) -> None:
+        self.observation_size, self.actions = prior.observation_size, prior.actions
+        self.addon, self.count, self.random = addon, count, np.random.default_rng(seed)
 
     def watch(self, envs: Any) -> None:
         """Copy these environments from now on."""
@@ -54,7 +43,7 @@ class BestOf:
         return best
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        """Return nothing that tells: who takes the best of several draws has no density in closed form."""
+        """Return zeros: who takes the best of several draws has no density in closed form."""
         return torch.zeros(actions.shape[:-1])
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
@@ -64,8 +53,8 @@ class BestOf:
         return actions
 
 
-def check_copies(env: str, addon: Addon) -> None:
-    """Raise where an environment cannot be copied, or where a wish needs more than a chunk."""
+def check_possible(env: str, addon: Addon) -> None:
+    """Raise where an environment cannot be copied, or where a wish has a past."""
     plain, _ = parsed(env)
     if addon.with_past:
         raise UsageError(f"{addon.with_past[0]} has a past, which a copy does not know")

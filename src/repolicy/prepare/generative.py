@@ -11,13 +11,13 @@ import torch
 from repolicy.envs import addons
 from repolicy.envs.evaluation import Evaluation, evaluate
 from repolicy.envs.making import make_envs, probed
-from repolicy.envs.names import decoder, with_decoder
+from repolicy.envs.names import chunk_of, decoder, with_decoder
 from repolicy.errors import UsageError
 from repolicy.loading import lives_here_alone, reference_to
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
-from repolicy.prepare.best_of import BestOf, check_copies
+from repolicy.prepare.best_of import BestOf, check_possible
 from repolicy.prepare.session import Start, called, open_prior
 from repolicy.prepare.weights import trial
 from repolicy.priors.decoders import decoder_of, sum_of
@@ -99,28 +99,33 @@ def free(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -
 
     At smaller noise, as the best of some draws by the wish, and how its noise moves it.
     """
-    asked, notes, taken, length = addons.at(wishes), list[str](), 0, 1.0
-    for scale in SCALES:
-        agent = scaled(prior, scale) if scale else prior
-        found = evaluate(
-            agent, env, EPISODES, addon=asked, deterministic=not scale, seed=settings.seed, backend=settings.backend
+    asked, seed = addons.at(wishes), settings.seed
+    found = [
+        evaluate(
+            scaled(prior, scale) if scale else prior,
+            env,
+            EPISODES,
+            addon=asked,
+            deterministic=not scale,
+            seed=seed,
+            backend=settings.backend,
         )
-        notes.append(f"without training, noise of scale {scale:g}: {_told(found)}")
-        taken += _taken(found)
-        length = float(found.lengths.mean()) if scale == 1.0 else length
-    best = f"best of {BEST} by the wish"
+        for scale in SCALES
+    ]
+    notes = [f"noise of scale {scale:g}: {_told(each)}" for scale, each in zip(SCALES, found, strict=True)]
+    taken, best = sum(_taken(each) for each in found), f"the best of {BEST} by the wish"
     try:
-        addon, simulated = addons.combined(asked), int(BEST * length * (decoder(env) or {})["chunk"])
-        check_copies(env, addon)
+        addon, simulated = addons.combined(asked), int(BEST * found[0].lengths.mean() * chunk_of(env))
+        check_possible(env, addon)
         if simulated > SIMULATED:
             raise UsageError(f"an episode of it would take {simulated:,} steps of copies")
         episodes = min(EPISODES, SIMULATED // simulated)
-        found = evaluate(BestOf(prior, addon, BEST), env, episodes, addon=asked, seed=settings.seed)
-        notes.append(f"without training, the {best}: {_told(found)}")
-        taken += (BEST + 1) * _taken(found)
+        of_copies = evaluate(BestOf(prior, addon, BEST), env, episodes, addon=asked, seed=seed)
+        notes.append(f"{best}: {_told(of_copies)}")
+        taken += (BEST + 1) * _taken(of_copies)
     except UsageError as error:
-        notes.append(f"without training, the {best} is not known: {error}")
-    return [*notes, _moved(env, settings)], taken
+        notes.append(f"{best} is not known: {error}")
+    return [*(f"without training, {note}" for note in notes), _moved(env, settings)], taken
 
 
 def _taken(found: Evaluation) -> int:

@@ -6,17 +6,13 @@ from typing import NamedTuple
 
 from repolicy.envs.evaluation import LONGEST
 from repolicy.envs.making import make_envs
-from repolicy.envs.names import decoder
 from repolicy.prepare import states, weights
 from repolicy.prepare.session import KEPT
 from repolicy.runs.request import Request
 
 
 class Spending(NamedTuple):
-    """Steps until a run ends, by what they are for; episodes that end early take fewer.
-
-    They are the environment's or, of a generative policy, decisions of `chunk` steps each.
-    """
+    """Steps until a run ends, by what they are for, or decisions of a generative policy; episodes may take fewer."""
 
     trials: int  # of the wish, and by which the run is known again
     weights: int  # to find them, mostly by what a nat is worth
@@ -24,20 +20,13 @@ class Spending(NamedTuple):
     states: int  # to learn the prior's states
     training: int
     evaluations: int  # while it trains
-    chunk: int = 1
 
-    @property
-    def total(self) -> int:
-        return sum(self) - self.chunk
-
-    @property
-    def sentence(self) -> str:
-        """`22,752 steps of the environment in all: 2,304 to try the wish, ...`."""
-        *counts, chunk = self
+    def sentence(self, chunk: int = 1) -> str:
+        """Return `22,752 steps of the environment in all: 2,304 to try the wish, ...`."""
         whats = ("to try the wish", "to find the weights", "without training", "for the prior's states", "to train")
-        parts = [f"{count:,} {what}" for count, what in zip(counts, (*whats, "for evaluations"), strict=True) if count]
+        parts = [f"{count:,} {what}" for count, what in zip(self, (*whats, "for evaluations"), strict=True) if count]
         what = "steps of the environment" if chunk == 1 else f"decisions, of {chunk} steps of the environment each,"
-        return f"{self.total:,} {what} in all: {', '.join(parts)}"
+        return f"{sum(self):,} {what} in all: {', '.join(parts)}"
 
 
 def spending(request: Request, found: int = 0, length: float = LONGEST, free: int = 0, trials: int = 1) -> Spending:
@@ -59,5 +48,4 @@ def spending(request: Request, found: int = 0, length: float = LONGEST, free: in
         states=observations + observations // states.EACH * states.SKIPPED,
         training=settings.iterations * settings.iteration_steps,
         evaluations=(segments + 1) * episodes * longest,
-        chunk=(decoder(request.env) or {}).get("chunk", 1),
     )

@@ -81,7 +81,7 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
     """Return the same for a policy that is customized, wherever its episodes run."""
     prior, wishes, settings = task.prior, task.wishes, task.settings
     assert prior is not None
-    omega, states, notes, most, taken = objective.omega, objective.states, list[str](), 0.0, 0
+    omega, states, notes, most = objective.omega, objective.states, list[str](), 0.0
     if settings.budget is not None and settings.keep is None:
         if omega not in (None, "auto"):
             option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
@@ -90,7 +90,7 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
     elif omega is None and task.acts_by_noise:
         omega = "auto"
     elif omega is None:
-        known, most, reward, taken = task.weights("--omega or --kl-budget")
+        known, most, reward = task.weights("--omega or --kl-budget")
         if known is None and (isinstance(objective.alpha, Range) or addons.dials(wishes)):
             raise UsageError(
                 "what the prior's log-probability is worth cannot be told, and beside a dial no budget can find it: "
@@ -109,7 +109,7 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
                 "weight of its states; --omega and --states set others"
             )
     elif omega != "auto" and states is None:  # small values of omega alone would stand still
-        known, _, _, taken = task.weights("--states")
+        known, _, _ = task.weights("--states")
         states = 0.0 if known is None else known.states
         notes.append(
             "what a nat of the prior is worth cannot be told, so new states have no price; --states names one"
@@ -132,8 +132,7 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
         if isinstance(alpha, Range) or not 0.0 < alpha < math.inf:
             raise UsageError(f"alpha is {alpha}; where a budget moves omega and alpha it must be one number above 0")
         omega = alpha
-    taken += ENVS * STEPS * ("tried" in vars(task))
-    return Decision(replace(objective, omega=omega, alpha=alpha, states=states or 0.0), settings, notes, taken)
+    return Decision(replace(objective, omega=omega, alpha=alpha, states=states or 0.0), settings, notes, task.taken)
 
 
 def usual_budget(prior: Policy) -> float:
@@ -143,7 +142,7 @@ def usual_budget(prior: Policy) -> float:
     return two_digits(SHARE_OF_CHOICES * float(np.log(prior.actions.sizes).sum()))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Weighing:
     """What weights are found for. `prior` is None where a policy is trained from nothing."""
 
@@ -152,13 +151,13 @@ class Weighing:
     wishes: tuple[str, ...]
     settings: Settings
     say: Say
+    taken: int = 0  # steps of the environment until now
 
-    def weights(self, unless: str) -> "tuple[Weights | None, float, str, int]":
+    def weights(self, unless: str) -> "tuple[Weights | None, float, str]":
         """Return the weights by the prior's card or, where that does not tell, by its episodes.
 
-        And the most that a nat can be worth by these, of which reward, and how many steps they took. A wish is measured
-        at weight 1, so that ten times its weight is ten times more beside the prior. `unless` names the option that
-        goes without measuring.
+        And the most that a nat can be worth by these, and of which reward. A wish is measured at weight 1, so that ten
+        times its weight is ten times more beside the prior. `unless` names the option that goes without measuring.
         """
         assert self.prior is not None
         card, policy = self.prior.card, self.prior.policy
@@ -166,15 +165,16 @@ class Weighing:
         if known is not None:
             trained_with = card.get("request", {}).get("addons")
             whose = "the reward that it was trained with" if trained_with else "the environment's reward"
-            return known, known.omega, whose, 0
+            return known, known.omega, whose
         self.say(
             "measuring what a nat of the prior is worth, by episodes of its mean action and of sampled ones "
             f"({unless} goes without)"
         )
         found = self.worths()
+        self.taken += found.steps
         weights = weights_found(found, policy.observation_size)
         in_wish = weights is not None and max(found.known, key=lambda worth: worth.value) is found.addon
-        return weights, found.most, self.wish if in_wish else "the environment's reward", found.steps
+        return weights, found.most, self.wish if in_wish else "the environment's reward"
 
     @property
     def wish(self) -> str:
@@ -199,6 +199,7 @@ class Weighing:
     def tried(self) -> Rollout:
         """Some steps of the prior."""
         assert self.prior is not None
+        self.taken += ENVS * STEPS
         return trial(self.prior.policy, self.env, self.settings)
 
     def alpha_of_customizing(self, omega: Any, most: float) -> tuple[float, str]:

@@ -10,4 +10,5 @@ __all__ = [
     "pickles",
     "reading",
     "recognize",
+    "zips",
 ]

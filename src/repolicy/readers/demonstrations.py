@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError, described, in_one_sentence
-from repolicy.readers.pickles import check_unpacked
+from repolicy.readers.zips import check_unpacked
 
 LEAST = 100  # steps
 SOME = np.zeros(1)

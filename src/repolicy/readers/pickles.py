@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from repolicy.errors import FileError, first_line
+from repolicy.readers.zips import entry, open_zip, unpacked
 
 Storages = Callable[[Any], np.ndarray]  # from the key of a tensor's storage to its numbers
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -32,7 +33,6 @@ MOST = 500_000  # steps of a pickle, of which the costliest makes some hundred b
 ROOM, FACTOR = 2**24, 8  # so many bytes, and so many times those of the file, may be made by calls
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"  # how a zip begins, and a pickle since protocol 2
 TOO_MUCH = "it would unpack to far more than it holds"
-BLOAT, SMALL = 200, 2**20  # how many times larger a zip may become, and bytes that any may unpack to
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_START = bytes.fromhex("6cfc9c46f9206aa85019")  # the same, as it stands in a file
 STORAGES = {  # BFloat16 is the upper half of a float
@@ -98,42 +98,7 @@ def array(found: Any) -> np.ndarray:
     return np.asarray(found)
 
 
-# Zips -----------------------------------------------------------------------------------------------------------------
-
-
-def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
-    """Open a zip that begins where the file does: the end of one that was cut may be that of a zip inside of it.
-
-    Its `filename` is what sentences about it call it.
-    """
-    try:
-        archive = zipfile.ZipFile(io.BytesIO(content))
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
-        raise FileError(f"{where} is no whole zip: {error}") from None
-    if not archive.infolist() or min(info.header_offset for info in archive.infolist()):
-        raise FileError(f"{where} is no whole zip: its table of contents does not begin where the file does")
-    archive.filename = where
-    check_unpacked(archive, len(content))
-    return archive
-
-
-def check_unpacked(archive: zipfile.ZipFile, size: int) -> None:
-    """Raise where a zip of this size says that its entries unpack to bytes out of all proportion."""
-    unpacked = _unpacked(archive)
-    if unpacked > BLOAT * size + SMALL:
-        raise FileError(
-            f"{archive.filename} is refused: its {size:,} bytes would unpack to {unpacked:,}, out of all proportion"
-        )
-
-
-def entry(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Return an entry's bytes, unless the entry is missing or damaged."""
-    if name not in archive.NameToInfo:
-        raise FileError(f"{archive.filename} is not whole: {name} is missing in it")
-    try:
-        return archive.read(name)
-    except Exception as error:  # zipfile's, zlib's, lzma's and bz2's, of many classes
-        raise FileError(f"{archive.filename} is damaged: {name} cannot be unpacked ({error})") from None
+# PyTorch's zips -------------------------------------------------------------------------------------------------------
 
 
 def find_root(archive: zipfile.ZipFile) -> str:
@@ -158,11 +123,7 @@ def read_entry(archive: zipfile.ZipFile, name: str) -> Any:
         return known[number]
 
     content = io.BytesIO(entry(archive, f"{root}{name}.pkl"))
-    return _unpickled(content, str(archive.filename), _unpacked(archive), storage)
-
-
-def _unpacked(archive: zipfile.ZipFile) -> int:
-    return sum(info.file_size for info in archive.infolist())
+    return _unpickled(content, str(archive.filename), unpacked(archive), storage)
 
 
 def _load_legacy(content: bytes, where: str) -> Any:

@@ -16,8 +16,9 @@ from repolicy.readers import rsl_rl_checkpoint as rsl_rl
 from repolicy.readers import sb3_zip as sb3
 from repolicy.readers.described import CannotCopyError, Described
 from repolicy.readers.perceptrons import some
-from repolicy.readers.pickles import DAMAGE, PICKLE, ZIP, Shell, load, open_zip, shortened
+from repolicy.readers.pickles import DAMAGE, PICKLE, ZIP, Shell, load, shortened
 from repolicy.readers.reading import Options
+from repolicy.readers.zips import open_zip
 
 KNOWN = (
     "Stable-Baselines3's and sb3-contrib's zips, checkpoints of rsl_rl, skrl, CleanRL, rl_games and tianshou, Brax's "

@@ -32,8 +32,9 @@ from repolicy.readers.perceptrons import (
     some,
     tensors_of,
 )
-from repolicy.readers.pickles import Name, entry, load, open_zip, read_pickle
+from repolicy.readers.pickles import Name, load, read_pickle
 from repolicy.readers.reading import Options
+from repolicy.readers.zips import entry, open_zip
 
 LIBRARY = "Stable-Baselines3"
 HOSTS = ("stable_baselines3.", "sb3_contrib.")  # whose code is known

@@ -15,8 +15,9 @@ import numpy as np
 from repolicy.readers.chain import Chain, finished, recognize
 from repolicy.readers.described import CannotCopyError, Described
 from repolicy.readers.operations import OPERATIONS, Moving, is_part
-from repolicy.readers.pickles import Name, Shell, entry, find_root, read_entry
+from repolicy.readers.pickles import Name, Shell, find_root, read_entry
 from repolicy.readers.reading import Options
+from repolicy.readers.zips import entry
 
 MEMORIES = ("LSTM", "GRU", "RNN")
 HOOKS = ("__forward_hooks__", "__forward_pre_hooks__")

@@ -12,7 +12,8 @@ from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import read_bytes
 from repolicy.readers.described import Normalizer
 from repolicy.readers.perceptrons import normalizer, some
-from repolicy.readers.pickles import DAMAGE, PLAIN, Shell, array, entry, open_zip, read_pickle, shortened
+from repolicy.readers.pickles import DAMAGE, PLAIN, Shell, array, read_pickle, shortened
+from repolicy.readers.zips import entry, open_zip
 
 
 def read(path: Path, keys: tuple[str, ...] = ()) -> Normalizer | None:

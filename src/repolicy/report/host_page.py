@@ -10,8 +10,9 @@ import numpy as np
 
 from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import FileError, first_line
-from repolicy.readers.pickles import DAMAGE, entry, open_zip
+from repolicy.readers.pickles import DAMAGE
 from repolicy.readers.recognize import PolicyFile
+from repolicy.readers.zips import entry, open_zip
 from repolicy.report import charts, page
 from repolicy.report.charts import CURVES, NOTE, Curve
 from repolicy.report.run_page import by_action, distribution, pairs_of, rewards, tiles

@@ -4,9 +4,12 @@ A callback is any object with `begin`, `write`, `say` and `close`. The display i
 then elsewhere, all of it on stderr.
 """
 
+import contextlib
 import secrets
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Group
@@ -204,19 +207,42 @@ class TensorBoard:
         except ImportError:
             print("no files for TensorBoard: pip install 'repolicy[engine]'", file=sys.stderr)
             return
+        threading.excepthook = _without_full_disks(threading.excepthook)
         first = start * request.settings.iteration_steps + 1
-        self._writer = SummaryWriter(str(self._path), purge_step=first if start else None)
+        with self._optional():
+            self._writer = SummaryWriter(str(self._path), purge_step=first if start else None)
 
     def write(self, metrics: dict[str, float]) -> None:
-        if self._writer is not None:
+        with self._optional():
             for name, value in metrics.items():
-                self._writer.add_scalar(_grouped(name), value, int(metrics["steps"]))
+                if self._writer is not None:
+                    self._writer.add_scalar(_grouped(name), value, int(metrics["steps"]))
 
     def say(self, sentence: str) -> None: ...
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        with self._optional():
+            if self._writer is not None:
+                self._writer.close()
+
+    @contextlib.contextmanager
+    def _optional(self) -> Iterator[None]:
+        """Let a full disk, or files that cannot be written, not end a run: its metrics are in its folder."""
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            print(f"TensorBoard's files cannot be written: {error.strerror}; going on without them", file=sys.stderr)
+
+
+def _without_full_disks(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Notice a full disk: TensorBoard writes in a thread, and what stops that comes back with the next number."""
+
+    def call(failure: threading.ExceptHookArgs) -> None:
+        if not (isinstance(failure.exc_value, OSError) and type(failure.thread).__module__.startswith("tensorboard.")):
+            hook(failure)
+
+    return call
 
 
 class Wandb:

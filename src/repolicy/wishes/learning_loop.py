@@ -167,7 +167,7 @@ class Teaching:
 
     @property
     def untaught(self) -> "Taught":
-        """The prior. It is as wide as its log-likelihood at ω′ makes it, so that is how far a wish moves it."""
+        """Return the prior. Its unit is ω′: a prior is as wide as its log-likelihood at ω′ makes it."""
         return Taught(self.prior, None, max(self.omega, self.alpha))
 
     def taught(self, records: Sequence[Record], now: "Taught", folder: Path, say: Say) -> "Taught":

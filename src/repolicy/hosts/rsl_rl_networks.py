@@ -1,4 +1,4 @@
-"""A policy of ours as rsl_rl's actor: its own network, normalizer and distribution, whatever their shape.
+"""Networks of ours inside rsl_rl: a policy as its actor, whatever its shape, and the critic of a range of weights.
 
 actor = {"class_name": "repolicy.hosts.rsl_rl:PolicyActor"}    # beside a `prior` that Repolicy can copy
 """
@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import as_gaussian, check_sizes, check_version, open_prior
+from repolicy.learning.terms import TERMS
+from repolicy.objective import Objective
 from repolicy.policies.families import FAMILIES
-from repolicy.policies.modulated import Conditioned
+from repolicy.policies.modulated import Conditioned, FilmMlp
+from repolicy.policies.network import ACTIVATIONS
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 
 check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")  # first: others lack what is imported here
@@ -21,6 +24,7 @@ check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")  # first: others lack what
 try:
     from rsl_rl.models import MLPModel
     from rsl_rl.modules import Distribution, GaussianDistribution
+    from rsl_rl.utils import resolve_callable
 except ImportError:
     raise UsageError("this runs inside rsl_rl, which is not installed: pip install 'repolicy[rsl-rl]'") from None
 
@@ -98,3 +102,33 @@ class Means(nn.Module):
 
     def forward(self, outputs: Tensor) -> Tensor:
         return outputs[..., : self.width].clip(-self.most, self.most)
+
+
+class HeadsCritic(MLPModel):
+    """An `MLPModel` with a head for each part of the return. Its layers see the positions as the policy's do."""
+
+    def __init__(self, *given: Any, heads: int, dials: Any, **network: Any) -> None:
+        super().__init__(*given, **network)
+        hidden, activation = tuple(network.get("hidden_dims", (256, 256, 256))), network.get("activation", "elu")
+        self.mlp = FilmMlp(self.obs_dim, hidden, heads, activation, dials=len(dials))
+
+    def get_latent(self, obs: Any, *memory: Any) -> Tensor:
+        return torch.cat([super().get_latent(obs, *memory), obs[GROUP]], -1)
+
+
+def dialed(weights: Objective, obs: Any, cfg: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the first observations and the settings of a run with a range."""
+    actor, critic, algorithm = cfg["actor"], cfg["critic"], cfg["algorithm"]
+    for who, network, wanted in (("actor", actor, PolicyActor), ("critic", critic, MLPModel)):
+        if resolve_callable(network["class_name"]) is not wanted:
+            name = "repolicy.hosts.rsl_rl:PolicyActor" if wanted is PolicyActor else "MLPModel"
+            raise UsageError(f"omega or alpha is a range, and then the {who}'s class_name must be {name}")
+    if critic.get("activation", "elu") not in ACTIVATIONS:
+        raise UsageError(f"with a range the critic's activation must be one of {', '.join(ACTIVATIONS)}")
+    heads = 1 + sum(getattr(weights, name) != 0 for name in TERMS.values())
+    critic = critic | {"class_name": "repolicy.hosts.rsl_rl_networks:HeadsCritic", "heads": heads}
+    algorithm = algorithm | {"class_name": "repolicy.hosts.rsl_rl_dial:DialedPPO"}
+    seen, dials = obs.clone(recurse=False), weights.dials
+    seen[GROUP] = torch.zeros(*obs.batch_size, len(dials), device=obs.device)
+    networks = {"actor": actor | {"dials": dials}, "critic": critic | {"dials": dials}}
+    return seen, cfg | networks | {"algorithm": algorithm}
