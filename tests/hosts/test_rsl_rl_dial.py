@@ -83,7 +83,8 @@ def test_a_time_limit_is_worth_what_the_critic_says_of_its_last_step_and_an_end_
         torch.manual_seed(1)
         storage, cut = collected(started), started.alg._cut
         ended = (storage.dones.squeeze(-1) > 0) & ~cut
-        assert cut.any() and ended.any()
+        assert cut.any()
+        assert ended.any()
         assert bool(storage.values[cut].any()) == bool(size)
         paid = storage.returns - started.alg.gamma * storage.values
         left.append(torch.cat([paid[cut], storage.returns[ended]]))
