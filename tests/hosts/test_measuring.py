@@ -193,7 +193,7 @@ def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         model.policy.log_std.sub_(np.log(10.0))
     said = model.verdict()
     assert "prior with the mean action: total reward" in said
-    assert "in total, beside its prior: no better with the mean action" in said
+    assert "in total, beside its prior: cannot tell with the mean action" in said
     assert "better with sampled actions" in said
     for verbose in (0, 1):
         model.verbose = verbose

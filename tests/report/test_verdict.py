@@ -50,10 +50,10 @@ def test_episodes_that_began_alike_are_compared_one_by_one() -> None:
         "better than its prior in total: by 10.000 ± 0.020"
     )
     assert verdict(prior, evaluated(before[1], after, seed=6)).startswith(
-        "no better than its prior in total: a difference"
+        "cannot tell it from its prior in total: a difference"
     )
     fewer = evaluated(before[1][:40], after[:40], seed=5)
-    assert verdict(prior, fewer).startswith("no better than its prior")
+    assert verdict(prior, fewer).startswith("cannot tell it from its prior")
 
 
 def test_better_at_a_price() -> None:
@@ -81,7 +81,7 @@ def test_a_difference_within_its_error_is_none() -> None:
     for shift, better in ((40.0, False), (41.0, True)):  # twice √(2 · 100² / 49) is 40.4
         said = verdict(prior, evaluated(100 * HALF + shift, 0 * HALF))
         assert ("; better than its prior in total: by 41 ± 20" in said) == better
-        assert said.startswith("no better than its prior in total: ") != better
+        assert said.startswith("cannot tell it from its prior in total: ") != better
     assert "a difference of 40 ± 20 may be chance" in verdict(prior, evaluated(100 * HALF + 40, 0 * HALF))
     assert "it showed no certain change of the old return (40 ± 20)" in verdict(
         prior, evaluated(100 * HALF + 40, 0 * HALF)
@@ -109,14 +109,14 @@ def test_a_share_is_not_nothing() -> None:
     assert said == "better than its prior in the basic reward: by 20.00 ± 0.20 (under 1 %)"
 
 
-def test_the_same_policy_is_no_better() -> None:
+def test_the_same_policy_cannot_be_told_apart() -> None:
     same = evaluated(0 * HALF + 3, 0 * HALF)
-    assert verdict(same, same).startswith("no better than its prior")
+    assert verdict(same, same).startswith("cannot tell it from its prior")
 
 
 def test_one_episode_proves_nothing() -> None:
     one, two = evaluated(np.array([1.0]), np.array([0.0])), evaluated(np.array([1000.0]), np.array([0.0]))
-    assert verdict(one, two).startswith("not known to be better than its prior in total: one episode each, +999.0")
+    assert verdict(one, two).startswith("cannot tell it from its prior in total: one episode each, +999.0")
 
 
 def test_of_a_negative_reward_no_share_is_gained() -> None:
@@ -179,7 +179,7 @@ def test_one_sentence_covers_both_kinds_of_action() -> None:
     said = judged(both(0.1, 40.0))
     assert said.startswith("with sampled actions it has 140.0 % of the old return")
     assert said.endswith(
-        "in total, beside its prior: no better with the mean action (a difference of 0.10 ± 0.20 may be chance), "
+        "in total, beside its prior: cannot tell with the mean action (a difference of 0.10 ± 0.20 may be chance), "
         "better with sampled actions (by 40.00 ± 0.20 (40 %))"
     )
 

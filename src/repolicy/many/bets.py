@@ -7,7 +7,12 @@ number is seen and no number takes more than all. So it ever reaches 1/error wit
 "Estimating means of bounded random variables by betting" (2024).
 """
 
+from typing import Literal, get_args
+
 import numpy as np
+
+Verdict = Literal["worse", "cannot tell", "not worse", "better"]  # on a new policy, by whatever test
+ORDER: tuple[Verdict, ...] = get_args(Verdict)
 
 WATCHED = 10  # numbers before the first bet: they show how large a loss can be
 BOLDEST = 0.75  # share of the wealth that one number may take

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from repolicy.envs.rollout import Collector
 from repolicy.envs.step import Backend
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError
-from repolicy.many.bets import lower, shown
+from repolicy.many.bets import ORDER, Verdict, lower, shown
 from repolicy.policies.policy import Agent
 from repolicy.priors.code import acting
 from repolicy.priors.finding import on_shelf
@@ -32,8 +32,6 @@ from repolicy.readers.reading import Options
 
 USUAL = "5%"  # by how much the new policy may be worse
 ROUND = 25  # episodes of each policy between two looks
-Verdict = Literal["worse", "cannot tell", "not worse", "better"]
-ORDER: tuple[Verdict, ...] = ("worse", "cannot tell", "not worse", "better")
 TITLES = {"basic_reward": "return", "addon_reward": "add-on", "length": "length", "ended_early": "ended early"}
 SHOWN = ("length", "ended_early")  # these decide nothing: in some tasks an early end is a success
 

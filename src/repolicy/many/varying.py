@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from repolicy.envs.names import RESET, EnvLike, of_reset, parsed
 from repolicy.errors import UsageError
-from repolicy.many.comparing import ORDER, Compared, Comparison, Verdict, compare, env_of_both
+from repolicy.many.bets import ORDER, Verdict
+from repolicy.many.comparing import Compared, Comparison, compare, env_of_both
 from repolicy.policies.policy import Agent
 from repolicy.ranges import Range
 

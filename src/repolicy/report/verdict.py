@@ -13,6 +13,7 @@ from typing import Any
 
 from repolicy.envs.evaluation import Column, Evaluation
 from repolicy.envs.limits import Limit
+from repolicy.many.bets import Verdict
 
 
 def number(value: float, like: float | None = None, plus: bool = False) -> str:
@@ -233,16 +234,18 @@ def _judged(changes: Sequence[Difference], actions: Sequence[str], name: str, th
             f"{detail} with {how}" if len(words) > 1 else detail
             for (_, detail), how in zip(words, actions, strict=True)
         ]
-        return f"{words[0][0]} than {than} {what}: {', '.join(each)}"
+        beside = f"{words[0][0]} than {than}" if words[0][0] in ("better", "worse") else f"cannot tell it from {than}"
+        return f"{beside} {what}: {', '.join(each)}"
     each = [f"{word} with {how} ({detail})" for (word, detail), how in zip(words, actions, strict=True)]
     return f"{what}, beside {than}: {', '.join(each)}"
 
 
-def _one_judged(change: Difference) -> tuple[str, str]:
+def _one_judged(change: Difference) -> tuple[Verdict, str]:
+    """Return the word of a comparison, and the number behind it."""
     if math.isnan(change.error):
-        return "not known to be better", f"one episode each, {number(change.value, plus=True)}"
+        return "cannot tell", f"one episode each, {number(change.value, plus=True)}"
     if not change.is_real:
-        return "no better", f"a difference of {change} may be chance"
+        return "cannot tell", f"a difference of {change} may be chance"
     return "better" if change.value > 0 else "worse", f"by {change.size}{change.share}"
 
 
