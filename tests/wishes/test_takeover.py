@@ -25,7 +25,7 @@ from repolicy.priors.code import acting
 from repolicy.readers.reading import Options
 from repolicy.report.verdict import number
 from repolicy.wishes.keys import TerminalKeys, WindowKeys
-from repolicy.wishes.learning_loop import Teaching, alone, infer, learn_wish, record, response
+from repolicy.wishes.learning_loop import Taught, Teaching, alone, infer, learn_wish, record, response
 from repolicy.wishes.record import Labels, Record, RecordFile, Step, windows
 from repolicy.wishes.takeover import Takeover, by_keys
 
@@ -44,6 +44,9 @@ class Typed:
 
     def held(self) -> set[str]:
         return {"q"}
+
+    def axes(self) -> dict[int, float]:
+        return {}
 
     def show(self, picture: Any, words: str) -> None:
         self.shown.append(words)
@@ -226,6 +229,31 @@ def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> Non
     assert [(each.rate, each.policy) for each in calm] == [(0.0, str(policy))]
 
 
+def test_the_loop_goes_on_from_the_best_round_and_ends(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The person wants to act in more steps by each round, but for round 1."""
+    asked, said = list[tuple[list[float], str]](), list[str]()
+
+    def taught(self: Teaching, records: list[Record], now: Taught, folder: Path, say: Any) -> Taught:
+        asked.append(([record.rate for record in records], now.policy))
+        copy = folder / "policy.safetensors"
+        shutil.copy(policy, copy)
+        return Taught(str(copy), None, 1.0)
+
+    monkeypatch.setattr(Teaching, "taught", taught)
+    shares = iter(each for count in (5, 2, 7, 9, 1) for each in [True] * count + [False] * (10 - count))
+    done = learn_wish(
+        Teaching(str(policy), PENDULUM, "action[0]", 0.1, 0.1), tmp_path, push,
+        wants=lambda o, a, acts: next(shares), steps=10, rounds=9, say=said.append,
+    )  # fmt: skip
+    assert [each.rate for each in done] == [0.5, 0.2, 0.7, 0.9]
+    first, second = str(policy), str(tmp_path / "round-0" / "policy.safetensors")
+    assert asked == [([0.5], first), ([0.5, 0.2], second), ([0.5, 0.7, 0.2], second)]
+    assert "round 2 was no better than round 1, from which it goes on" in said
+    assert said[-1] == "2 rounds needed the person no less: this is the end"
+
+
 def test_how_far_a_policy_follows_its_wish() -> None:
     """exp(θ·f/α) moves a Gaussian of variance 4 by 4·θ/α; the policy has gone a quarter of that way."""
     random = np.random.default_rng(0)
@@ -306,6 +334,41 @@ def test_a_window_gets_the_keys_of_a_keyboard() -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == [["enter", "backspace", "escape", "q"], ["q"]], done.stderr
 
 
+def test_a_window_gets_a_gamepad(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SDL's own virtual joystick, whose third axis rests at its lowest, as triggers do."""
+    pygame = pytest.importorskip("pygame")
+    libraries = [*Path(pygame.__file__).parents[1].glob("pygame*.libs/libSDL2-2*")]
+    if not libraries:
+        pytest.skip("needs pygame's wheel, which has SDL in a file")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    keys, sdl = WindowKeys(rate=1000), ctypes.CDLL(str(libraries[0]))
+    sdl.SDL_JoystickOpen.restype = ctypes.c_void_p
+    place = sdl.SDL_JoystickAttachVirtual(1, 3, 8, 0)
+    pad = ctypes.c_void_p(sdl.SDL_JoystickOpen(place))
+
+    def lies(*axes: float) -> None:
+        for axis, value in enumerate(axes):
+            sdl.SDL_JoystickSetVirtualAxis(pad, axis, ctypes.c_int16(int(value * 32768)))
+
+    lies(0, 0, -1)
+    sdl.SDL_JoystickUpdate()
+    assert keys.pressed() == []
+    assert keys.axes() == {}
+    lies(-1, 0.5, -1)
+    for button in range(6):
+        sdl.SDL_JoystickSetVirtualButton(pad, button, ctypes.c_uint8(1))
+    assert keys.pressed() == ["space", "enter", "backspace", "escape"]
+    assert keys.held() == {"0", "1"}
+    assert keys.axes() == {0: -1.0, 1: 0.5}
+    box = gymnasium.spaces.Box(np.full(3, -2.0), np.full(3, 2.0), dtype=np.float64)
+    assert by_keys(keys, box)(np.zeros(1), np.full(3, 0.25)).tolist() == [-2.0, 1.0, 0.25]
+    assert by_keys(keys, gymnasium.spaces.Discrete(2))(np.zeros(1), np.array(0)) in (0, 1)
+    sdl.SDL_JoystickDetachVirtual(place)
+    assert keys.pressed() == []
+    assert (keys.axes(), keys.held()) == ({}, set())
+    keys.close()
+
+
 def test_without_a_display_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     game = pytest.importorskip("pygame")
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
@@ -320,6 +383,9 @@ def test_a_person_acts_by_keys() -> None:
     box = gymnasium.spaces.Box(np.array([-1.0, -2.0]), np.array([1.0, 3.0]), dtype=np.float64)
     assert by_keys(Typed(), box)(np.zeros(1), np.array([0.5, 0.5])).tolist() == [1.0, 0.5]
     keys = Typed()
+    for space in (gymnasium.spaces.Box(-np.inf, 1.0, (1,)), gymnasium.spaces.MultiBinary(2)):
+        with pytest.raises(RepolicyError, match="cannot be given by keys"):
+            by_keys(Typed(), space)
     keys.held = lambda: {"s", "2"}  # type: ignore[method-assign]
     assert by_keys(keys, box)(np.zeros(1), np.array([0.5, 0.5])).tolist() == [0.5, -2.0]
     choices = gymnasium.spaces.Discrete(3)

@@ -74,6 +74,8 @@ class Beside:
     """What a step that the person let pass weighs beside one of their own."""
     length: int = 10
     """Over how many steps features are summed."""
+    alone: int = 16_000
+    """How many steps of the policy alone yours are compared with: fewer where the simulator is slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,7 @@ class Infer(Beside, Acts):
         found = acting(self.policy, self.reading, self.trust)
         earlier, labels = open_wish(self.wish) if self.wish else None, Labels(self.before, self.settle, self.passed)
         assert self.alpha is not None
-        wish = infer(records, found, self.features, self.alpha, earlier, labels, self.length, self.seed)
+        wish = infer(records, found, self.features, self.alpha, earlier, labels, self.length, self.seed, self.alone)
         return wish, {"rate": records[-1].rate}
 
 
@@ -266,6 +268,7 @@ class LearnWish(Beside, Command):
             self.prior, env, self.features, self.omega, self.alpha, self.states,
             Labels(self.before, self.settle, self.passed), self.length,
             {"steps": self.customize_steps, "seed": self.seed}, self.seed, self.trust, self.updates,
+            self.alone,
         )  # fmt: skip
         with who(self.person, self.keys, env) as (act, wants, keys):
             rounds = learn_wish(

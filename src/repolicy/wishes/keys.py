@@ -1,4 +1,4 @@
-"""Where a person's keys come from: a terminal, or a window of pygame's."""
+"""Where a person's keys come from: a terminal, or a window of pygame's, which takes gamepads as well."""
 
 import os
 import select
@@ -9,6 +9,8 @@ from typing import Any
 from repolicy.errors import UsageError
 
 NAMED = {" ": "space", "\n": "enter", "\r": "enter", "\x7f": "backspace", "\b": "backspace", "\x1b": "escape"}
+BUTTONS = ("space", "enter", "backspace", "escape")  # the first ones of a gamepad; those behind them are digits
+STILL = 0.1  # so far from where it rests, an axis counts as untouched
 HELD = 0.25  # seconds for which a key of a terminal, which tells no release, counts as held
 
 
@@ -36,6 +38,9 @@ class TerminalKeys:
     def held(self) -> set[str]:
         return {key for key, when in self._times.items() if time.monotonic() - when < HELD}
 
+    def axes(self) -> dict[int, float]:
+        return {}
+
     def show(self, picture: Any, words: str) -> None:
         sys.stderr.write(f"\r{words:60s}")
         sys.stderr.flush()
@@ -48,7 +53,7 @@ class TerminalKeys:
 
 
 class WindowKeys:
-    """A window that shows the environment and takes its keys."""
+    """A window that shows the environment and takes its keys, and those of gamepads."""
 
     def __init__(self, rate: float = 30.0) -> None:
         try:
@@ -59,6 +64,7 @@ class WindowKeys:
         try:
             pygame.display.init()
             pygame.font.init()
+            pygame.joystick.init()
         except pygame.error as error:
             raise UsageError(f"no window can be opened ({error}): add --keys terminal") from None
         if pygame.display.get_driver() == "offscreen" and not os.environ.get("SDL_VIDEODRIVER"):
@@ -66,6 +72,7 @@ class WindowKeys:
         self._screen = pygame.display.set_mode((480, 360), pygame.RESIZABLE)
         pygame.display.set_caption("Space: take over, hand back. Enter: ends well. Backspace: drop. Escape: leave.")
         self._clock = pygame.time.Clock()
+        self._pads = list[tuple[Any, list[float]]]()  # each with where its axes rest
 
     def pressed(self) -> list[str]:
         game, found = self._game, []
@@ -75,12 +82,33 @@ class WindowKeys:
             elif event.type == game.KEYDOWN:
                 name = game.key.name(event.key)
                 found.append("enter" if name in ("return", "enter") else name)
+            elif event.type == game.JOYBUTTONDOWN and event.button < len(BUTTONS):
+                found.append(BUTTONS[event.button])
+            elif event.type == game.JOYDEVICEADDED:
+                pad = game.joystick.Joystick(event.device_index)
+                self._pads.append((pad, [pad.get_axis(axis) for axis in range(pad.get_numaxes())]))
+            elif event.type == game.JOYDEVICEREMOVED:
+                self._pads = [each for each in self._pads if each[0].get_instance_id() != event.instance_id]
         return found
 
     def held(self) -> set[str]:
         down = self._game.key.get_pressed()
         letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-        return {letter for letter in letters if down[self._game.key.key_code(letter)]}
+        digits = {
+            str(button - len(BUTTONS))
+            for pad, _ in self._pads
+            for button in range(len(BUTTONS), pad.get_numbuttons())
+            if pad.get_button(button)
+        }
+        return digits | {letter for letter in letters if down[self._game.key.key_code(letter)]}
+
+    def axes(self) -> dict[int, float]:
+        return {
+            axis: pad.get_axis(axis)
+            for pad, rests in self._pads
+            for axis, rest in enumerate(rests)
+            if abs(pad.get_axis(axis) - rest) > STILL
+        }
 
     def show(self, picture: Any, words: str) -> None:
         game, screen = self._game, self._screen
@@ -92,4 +120,5 @@ class WindowKeys:
         self._clock.tick(self._rate)
 
     def close(self) -> None:
+        self._game.joystick.quit()
         self._game.display.quit()

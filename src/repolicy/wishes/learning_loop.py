@@ -27,8 +27,9 @@ from repolicy.wishes.record import Labels, Record, RecordFile, windows
 from repolicy.wishes.rounds_page import write_rounds
 from repolicy.wishes.takeover import Act, Keys, Takeover, Wants
 
-ENVS, STEPS = 16, 1000  # of the policy alone, beside what a person did
+ENVS, ALONE = 16, 16_000  # how many environments, and steps in all, of the policy alone
 LEAST, MOST = 0.25, 2.0  # how far one update may be from what was foretold, for the next one
+PATIENCE = 2  # so many rounds in which the person is needed no less end the loop
 
 Say = Callable[[str], None]
 
@@ -74,15 +75,16 @@ def _run(agent: Agent, beside: Takeover, file: RecordFile, steps: int, seed: int
                 break
 
 
-def alone(found: Acting, env: str, seed: int = 0) -> Record:
+def alone(found: Acting, env: str, seed: int = 0, steps: int = ALONE) -> Record:
     """Return what a policy does with no person beside it, by sampled actions."""
+    each = max(steps // ENVS, 1)
     with closing(make_envs(env, ENVS, seed)) as envs:
         generator = torch.Generator().manual_seed(seed)
-        rollout = Collector(envs, STEPS, generator, keep_transitions=True).collect(found.agent)
+        rollout = Collector(envs, each, generator, keep_transitions=True).collect(found.agent)
     before, actions, after, *_ = rollout.transitions
     ended = (rollout.terminated | rollout.truncated).T
     episode = np.cumsum(np.concatenate([np.ones((ENVS, 1), int), ended[:, :-1]], 1).ravel()) - 1
-    flat = [each.swapaxes(0, 1).reshape(ENVS * STEPS, -1) for each in (before, actions, after)]
+    flat = [part.swapaxes(0, 1).reshape(ENVS * each, -1) for part in (before, actions, after)]
     time = rollout.ages.T.ravel().astype(float)
     nobody = np.zeros(len(time), bool)
     return Record(env, fingerprint(found.path), episode, time, flat[0], flat[1], flat[1], flat[2], nobody)
@@ -97,6 +99,8 @@ def infer(
     labels: Labels | None = None,
     length: int = 10,
     seed: int = 0,
+    steps: int = ALONE,
+    usual: Record | None = None,
 ) -> LearntWish:
     """Return the wish that makes likeliest what a person did and let pass, beside what the policy does alone.
 
@@ -109,6 +113,8 @@ def infer(
         labels: the rule by which steps count.
         length: of the windows in which features are summed, in steps.
         seed: of the policy's own steps.
+        steps: how many steps of the policy alone they are compared with.
+        usual: these steps, where they are known already.
     """
     joined = Record.joined([*records])
     mine = fingerprint(found.path)
@@ -116,7 +122,7 @@ def infer(
         raise UsageError(f"the record was made beside another policy than {found.path}: name that one")
     if alpha <= 0:
         raise UsageError(f"alpha is {alpha}; a temperature must be above 0")
-    described, usual = Features.of(features), alone(found, joined.env, seed)
+    described, usual = Features.of(features), usual or alone(found, joined.env, seed, steps)
     if usual.observation.shape[1] != joined.observation.shape[1] or usual.action.shape[1] != joined.action.shape[1]:
         raise UsageError(
             f"the record has other observations or actions than {joined.env}: it is of another environment"
@@ -164,6 +170,7 @@ class Teaching:
     seed: int = 0
     trust: bool = False
     updates: int = 2
+    alone_steps: int = ALONE
 
     @property
     def untaught(self) -> "Taught":
@@ -174,8 +181,9 @@ class Teaching:
         """Return the policy after the updates, each of which lies in the folder."""
         for number in range(self.updates):
             found = acting(now.policy, Options(), self.trust)
+            usual = now.alone or alone(found, self.env, self.seed, self.alone_steps)
             told = records if number == 0 else [*records[:-1], replace(records[-1], policy=fingerprint(found.path))]
-            wish = infer(told, found, self.features, now.unit, now.wish, self.labels, self.length, self.seed)
+            wish = infer(told, found, self.features, now.unit, now.wish, self.labels, self.length, usual=usual)
             path, run = folder / f"wish-{number}.safetensors", folder / f"run-{number}"
             wish.write(path)
             customize(
@@ -183,11 +191,10 @@ class Teaching:
                 env=self.env, resume=True, trust=self.trust, progress=False,
             )  # fmt: skip
             step = wish.theta - (0.0 if now.wish is None else now.wish.theta)
-            before = alone(found, self.env, self.seed)
-            after = alone(acting(str(run), Options(), self.trust), self.env, self.seed)
-            followed = response(before, after, step, Features.of(self.features), now.unit, self.length)
+            after = alone(acting(str(run), Options(), self.trust), self.env, self.seed, self.alone_steps)
+            followed = response(usual, after, step, Features.of(self.features), now.unit, self.length)
             say(f"{run}: the policy followed {followed:.0%} of what was foretold")
-            now = Taught(str(run), wish, now.unit / float(np.clip(followed, LEAST, MOST)))
+            now = Taught(str(run), wish, now.unit / float(np.clip(followed, LEAST, MOST)), after)
         return now
 
 
@@ -198,6 +205,7 @@ class Taught:
     policy: str
     wish: LearntWish | None
     unit: float
+    alone: Record | None = None
 
 
 @dataclass(frozen=True)
@@ -210,6 +218,12 @@ class Round:
     """How many these were, in this round."""
     policy: str
     """Who acted beside them."""
+
+
+def basis(shares: Sequence[float]) -> int | None:
+    """Return the round of the person's smallest share, from which to go on; none once two rounds were no better."""
+    best = int(np.argmin(shares))
+    return best if len(shares) - 1 - best < PATIENCE else None
 
 
 def learn_wish(
@@ -226,7 +240,8 @@ def learn_wish(
 ) -> list[Round]:
     """Record, infer and customize until the person takes over in less than this share of the steps; or go on so.
 
-    What lies in the folder is not done again. Each customizing begins from the prior, with the wish as it is by then.
+    What lies in the folder is not done again. Each customizing begins from the prior, with the wish as it is by then:
+    that of the round in which the person was needed least. Two rounds that are no better end it.
 
     Args:
         teaching: the prior, and how it learns.
@@ -239,8 +254,7 @@ def learn_wish(
         rate: the share of the person's steps below which all is well.
         say: hears how far it is.
     """
-    now, done, records = teaching.untaught, list[Round](), list[Record]()
-    wishes = list[LearntWish | None]()
+    now, done, records, policies = teaching.untaught, list[Round](), list[Record](), list[Taught]()
     for number in range(rounds):
         folder, seed = out / f"round-{number}", teaching.seed + 1000 * number
         found = acting(now.policy, Options(), teaching.trust)
@@ -252,9 +266,16 @@ def learn_wish(
             break
         say(f"round {number}: the person acted in {last.rate:.1%} of {len(last.person):,} steps")
         done.append(Round(last.rate, int(last.person.sum()), now.policy))
-        wishes.append(now.wish)
-        write_rounds(out, teaching.features, records, wishes, rate)
+        policies.append(now)
+        write_rounds(out, teaching.features, records, [each.wish for each in policies], rate)
         if last.rate < rate or number == rounds - 1:
             break
-        now = teaching.taught(records, now, folder, say)
+        best = basis([each.rate for each in done])
+        if best is None:
+            say(f"{PATIENCE} rounds needed the person no less: this is the end")
+            break
+        if best != number:
+            say(f"round {number} was no better than round {best}, from which it goes on")
+        others = [record for place, record in enumerate(records) if place != best]
+        now = teaching.taught([*others, records[best]], policies[best], folder, say)
     return done

@@ -25,6 +25,9 @@ class Keys(Protocol):
     def held(self) -> set[str]:
         """Return those that are down now."""
 
+    def axes(self) -> dict[int, float]:
+        """Return where a gamepad's axes are, from −1 to 1, without those that nobody touches."""
+
     def show(self, picture: Any, words: str) -> None:
         """Show the environment, and who acts."""
 
@@ -101,8 +104,11 @@ PAIRS = [*zip("qwertyuio", "asdfghjkl", strict=True)]  # more and less of each n
 def by_keys(keys: Keys, space: gymnasium.Space[Any]) -> Act:
     """Return a person who acts by keys: a digit chooses; of numbers, q and a are more and less of the first, and so on.
 
-    What is not held stays as the policy proposes it.
+    A gamepad's axes set the numbers in their order. What is not held stays as the policy proposes it.
     """
+    bounded = isinstance(space, gymnasium.spaces.Box) and space.is_bounded()
+    if not (bounded or isinstance(space, gymnasium.spaces.Discrete)):
+        raise UsageError(f"actions of {space} cannot be given by keys: add --person CODE")
 
     def act(observation: np.ndarray, proposed: np.ndarray) -> np.ndarray:
         held, action = keys.held(), np.array(proposed)
@@ -111,6 +117,9 @@ def by_keys(keys: Keys, space: gymnasium.Space[Any]) -> Act:
             return np.array(int(space.start) + digits[0]) if digits else action
         assert isinstance(space, gymnasium.spaces.Box)
         flat, low, high = action.reshape(-1), space.low.ravel(), space.high.ravel()
+        for place, value in keys.axes().items():
+            if place < len(flat):
+                flat[place] = low[place] + (value + 1) / 2 * (high[place] - low[place])
         for place, (more, less) in enumerate(PAIRS[: len(flat)]):
             if (more in held) != (less in held):
                 flat[place] = (high if more in held else low)[place]
