@@ -3,17 +3,18 @@
     python -m experiments.wishes                    # all rows that are not there yet
     python -m experiments.wishes --only prefer      # those whose key begins so
 
-The person's hidden wish is to spare HalfCheetah's hind leg, or that Hopper stays high. Who answers is wrong in one
-answer of ten. Who takes over acts as the policy that was customized to the hidden wish does, when the wish was met too
-badly on average over the last steps, and hands back when it is met well (hysteresis). A row says what the program was
-never told: the rank correlation of the learnt wish with the hidden one, and what the customized policies have of the
-hidden wish's gain.
+The person's hidden wish is to spare HalfCheetah's hind leg, that Hopper stays high, or that a car on the highway keeps
+to the right. Who answers is wrong in one answer of ten. Who takes over acts as the policy that was customized to the
+hidden wish does, when the wish was met too badly on average over the last steps, and hands back when it is met well
+(hysteresis). A row says what the program was never told: the rank correlation of the learnt wish with the hidden one,
+and what the customized policies have of the hidden wish's gain.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +25,10 @@ from experiments.pages import markdown
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.rollout import Transitions
-from repolicy.envs.step import own_numbers
+from repolicy.envs.step import Info, own_numbers
 from repolicy.envs.wish_file import LearntWish
 from repolicy.learning.training import customize
-from repolicy.objective import residual
+from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
 from repolicy.priors.code import Acting, acting
@@ -35,7 +36,7 @@ from repolicy.readers.reading import Options
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
 from repolicy.wishes.answers import learnt, spread_a_step
-from repolicy.wishes.learning_loop import Taught, Teaching, record
+from repolicy.wishes.learning_loop import ALONE, Taught, Teaching, basis, record
 from repolicy.wishes.pairs import Pairs, asked, candidates, fingerprint
 from repolicy.wishes.record import Labels, Record
 
@@ -54,27 +55,60 @@ class Task:
     features: str
     last: int  # over so many steps a person looks at how the wish is met
     length: int  # of the windows whose features are compared
+    bad: int = 20  # steps before a take-over do not count
+    watched: int = 2000  # steps in a round
+    alone: int = ALONE  # steps of the policy alone
+    updates: int = 2
+    rql: bool = False  # customized by Residual Q-learning, because each step is dear
 
     @property
     def wish(self) -> Addon:
         return combined([self.hidden])
 
+    @property
+    def customizing(self) -> Callable[..., Any]:
+        return by_rql if self.rql else customize
+
+    @property
+    def training(self) -> dict[str, Any]:
+        return {} if self.rql else TRAINING
+
+
+def by_rql(
+    prior: str, addon: str, objective: Objective, out: Path, settings: dict[str, Any], *,
+    env: str, resume: bool, trust: bool = False, progress: bool = False,
+) -> Any:  # fmt: skip
+    """Customize as Residual Q-learning does, which needs Stable-Baselines3."""
+    from repolicy.rql.customizing import customize
+
+    return customize(prior, objective, out, settings, addon=addon, env=env, resume=resume, trust=trust)
+
+
+def right_lane(observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:
+    """Return the add-on of `repolicy.rql.tasks:Highway` by where the car is: y is a number of the observation."""
+    wanted: np.ndarray = 0.75 * after[:, 2]
+    return wanted
+
 
 CHEETAH = Task("halfcheetah", "HalfCheetah-v4", "hind_leg", 10.0, 0.17, 0.13472, 0.348, "next[2:8]^1", 20, 10)
 HOPPER = Task("hopper", "Hopper-v4", "height", 3.0, 0.33, 0.001, 0.33, "next[0:5]", 60, 60)
-TAKEOVERS = {"takeover": CHEETAH, "hopper": HOPPER}  # with which word the keys of their rows begin
+HIGHWAY = Task(
+    "runs/wishes/prior-highway", "repolicy.rql.tasks:Highway", "experiments.wishes:right_lane", 1.0, 0.1, 0.1, 0.0,
+    "next[2],next[3]", 5, 5, bad=3, watched=500, alone=1000, updates=1, rql=True,
+)  # fmt: skip
+TAKEOVERS = {"takeover": CHEETAH, "hopper": HOPPER, "highway": HIGHWAY}  # with which word the keys of their rows begin
 TRAINING = {"steps": 300_000, "ranks": 1}
 ANSWERS, WRONG, STEPS, LATEST, NOISE, POOL = 100, 0.1, 40, 40, 2.0, 300
 FEATURES = {"joints": CHEETAH.features, "all": "next^1", "networks": ""}
 EPISODES = 20
-ROUNDS, WATCHED, RATE = 3, 2000, 0.05
-BAD = Labels(before=20)  # steps before a take-over do not count
-# How steps are labelled, and whether the prior counts.
+ROUNDS, RATE = 3, 0.05
+# What the steps weigh that were let pass, and whether the prior counts. `true-wish` watches the person's own policy.
 ARMS = {
-    "mereq": (BAD, True),
-    "no-pseudo-expert": (replace(BAD, passed=0.0), True),
-    "no-prior": (BAD, False),
-    "cloning": (BAD, True),
+    "mereq": (1.0, True),
+    "no-pseudo-expert": (0.0, True),
+    "no-prior": (1.0, False),
+    "cloning": (1.0, True),
+    "true-wish": (1.0, True),
 }
 
 
@@ -106,23 +140,32 @@ def correlation(wish: LearntWish, fresh: Pairs) -> float:
     return round(float(np.corrcoef(ranks[0], ranks[1])[0][1]), 4)
 
 
+@cache
 def measured(reference: str | Path, task: Task = CHEETAH) -> dict[str, float]:
-    """Return a policy's old reward and the hidden wish an episode, with the mean action."""
+    """Return a policy's old reward, the hidden wish and the steps of an episode, with the mean action."""
     with one_thread():
         found = evaluate(who(reference).agent, task.env, EPISODES, addon=task.hidden, seed=EVALUATION_SEED)
     assert found.addon is not None
-    return {"basic": round(float(found.basic.mean()), 1), "hidden": round(float(found.addon.mean()), 2)}
+    return {
+        "basic": round(float(found.basic.mean()), 1),
+        "hidden": round(float(found.addon.mean()), 2),
+        "length": float(found.lengths.mean()),
+    }
 
 
 def customized(addon: str, folder: Path, seed: int, task: Task = CHEETAH) -> Path:
     """Customize the prior, or take what lies there."""
     objective = residual(task.omega, task.alpha, task.states)
-    customize(task.prior, addon, objective, folder, TRAINING | {"seed": seed}, resume=True, progress=False)
+    task.customizing(
+        task.prior, addon, objective, folder, task.training | {"seed": seed}, env=task.env, resume=True, progress=False
+    )
     return folder
 
 
 def true_one(runs: Path, seed: int, task: Task = CHEETAH) -> Path:
-    return customized(f"{task.hidden}={task.weight:g}", runs / f"true-{task.prior}-{seed}", seed, task)
+    """Customize the prior to the true wish; one on the highway, where seeds differ more than ways do, is for all."""
+    seed = 0 if task.rql else seed
+    return customized(f"{task.hidden}={task.weight:g}", runs / f"true-{Path(task.prior).name}-{seed}", seed, task)
 
 
 def prefer(runs: Path, features: str, seed: int) -> Row:
@@ -211,46 +254,50 @@ def cloned(records: list[Record], path: Path, seed: int, task: Task) -> Path:
 
 def take_over(runs: Path, arm: str, seed: int, task: Task) -> Row:
     """Rounds of watching and learning: the rate of take-overs, and what came of it."""
-    labels, with_prior = ARMS[arm]
+    passed, with_prior = ARMS[arm]
+    if task.rql:
+        from repolicy.rql.customizing import train
+
+        train(task.env, soft(task.alpha), task.prior, {"seed": 0}, resume=True)
     row: Row = {"features": task.features, "versions": versions(), "prior": measured(task.prior, task)}
     expert = true_one(runs, seed, task)
     row["true"] = measured(expert, task)
-    before, after = (row[name]["hidden"] / 1000 for name in ("prior", "true"))
+    before, after = (row[name]["hidden"] / row[name]["length"] for name in ("prior", "true"))
     low, high = (before + share * (after - before) for share in (0.5, 0.75))
     policy = who(expert).agent
     assert isinstance(policy, Policy)
-    folder, now, records = (
-        runs / f"{arm}-{task.prior}-{seed}",
-        Taught(task.prior, None, max(task.omega, task.alpha)),
-        list[Record](),
-    )
+    folder, records = runs / f"{arm}-{Path(task.prior).name}-{seed}", list[Record]()
     omega, states = (task.omega, task.states) if with_prior else (0.0, 0.0)
     teaching = Teaching(
-        task.prior, task.env, task.features, omega, task.alpha, states, labels, task.length,
-        TRAINING | {"seed": seed}, seed,
+        task.prior, task.env, task.features, omega, task.alpha, states, Labels(task.bad, passed=passed), task.length,
+        task.training | {"seed": seed}, seed, updates=task.updates, alone_steps=task.alone,
+        customizing=task.customizing,
     )  # fmt: skip
-    now = teaching.untaught
+    policies = [teaching.untaught if arm != "true-wish" else Taught(str(expert), None, task.alpha)]
     row["updates"], row["rates"], row["person_steps"], row["theta"] = teaching.updates, [], [], []
     for number in range(ROUNDS + 1):
         person = Person(policy, task, low, high, seed)
         with one_thread():
             kept = folder / f"record-{number}.jsonl"
             kept.unlink(missing_ok=True)
-            seeded = 100 * seed + number
-            records.append(record(who(now.policy), task.env, kept, WATCHED, person, person.wants, seed=seeded))
+            seeded, now = 100 * seed + number, policies[-1]
+            records.append(record(who(now.policy), task.env, kept, task.watched, person, person.wants, seed=seeded))
         row["rates"].append(round(records[-1].rate, 4))
         row["person_steps"].append(int(records[-1].person.sum()))
         print(arm, seed, row["rates"], row["theta"][-1:], now.unit, flush=True)
-        if records[-1].rate < RATE or number == ROUNDS:
+        best = basis(row["rates"])
+        if records[-1].rate < RATE or number == ROUNDS or best is None or arm == "true-wish":
             break
         if arm == "cloning":
             path = cloned(records, folder / f"cloned-{number}.safetensors", seed, task)
-            now = Taught(str(path), None, task.alpha)
+            policies.append(Taught(str(path), None, task.alpha))
             continue
-        now = teaching.taught(records, now, folder / f"round-{number}", print)
-        assert now.wish is not None
-        row["theta"].append([round(float(each), 3) for each in now.wish.theta])
-    row["result"] = measured(now.policy, task)
+        others = [each for place, each in enumerate(records) if place != best]
+        policies.append(teaching.taught([*others, records[best]], policies[best], folder / f"round-{number}", print))
+        wish = policies[-1].wish
+        assert wish is not None
+        row["theta"].append([round(float(each), 3) for each in wish.theta])
+    row["result"] = measured(policies[int(np.argmin(row["rates"]))].policy, task)
     return row | shares(row["result"], row)
 
 
@@ -293,7 +340,7 @@ def takeover_table(rows: dict[str, Row]) -> str:
         if kind in TAKEOVERS:
             rates = ", ".join(f"{rate:.0%}" for rate in row["rates"])
             shares = (f"{row[name]:.0%}" for name in ("gain", "kept"))
-            lines.append([TAKEOVERS[kind].prior, arm, seed, rates, f"{sum(row['person_steps']):,}", *shares])
+            lines.append([Path(TAKEOVERS[kind].prior).name, arm, seed, rates, f"{sum(row['person_steps']):,}", *shares])
     return markdown(headings, lines)
 
 

@@ -207,7 +207,7 @@ def wants(observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
 
 
 def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> None:
-    teaching = Teaching(str(policy), PENDULUM, "action[0]", 0.1, 0.1, 0.0, Labels(before=1), 2, SMALL)
+    teaching = Teaching(str(policy), PENDULUM, "action[0]", 0.1, 0.1, 0.0, Labels(before=1), 2, SMALL, alone_steps=1600)
     told: dict[str, Any] = {"wants": wants, "steps": 120}
     first = learn_wish(teaching, tmp_path, push, rounds=2, **told)
     assert [each.policy for each in first] == [str(policy), str(tmp_path / "round-0" / "run-1")]
@@ -415,9 +415,8 @@ def test_what_cannot_be_inferred_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     record(acting(policy, Options(), False), PENDULUM, Path("r.jsonl"), 20, push)
     text = Path("r.jsonl").read_text()
-    Path("other.jsonl").write_text(
-        text.replace('"policy": "', '"policy": "x').replace('"person": false', '"person": true')
-    )
+    Path("all.jsonl").write_text(all_mine := text.replace('"person": false', '"person": true'))
+    Path("other.jsonl").write_text(all_mine.replace('"policy": "', '"policy": "x'))
     mine = ["--policy", str(policy), "--features", "action[0]", "--alpha", "0.1"]
     for words, why in (
         (["r.jsonl", *mine], "nobody took over"),
@@ -425,6 +424,10 @@ def test_what_cannot_be_inferred_is_one_sentence(
         (["other.jsonl", *mine[:4]], "name --alpha"),
         (["other.jsonl", *mine[2:]], "name --policy"),
         (["other.jsonl", *mine[:2]], "name --features"),
+        (["all.jsonl", *mine, "--length", "0"], "a length of 0 are too few"),
+        (["all.jsonl", *mine, "--alone", "300"], "300 steps of the policy alone"),
+        (["all.jsonl", *mine, "--before", "-3"], "before is -3; it must be 0 or more"),
+        (["all.jsonl", *mine[:-1], "nan"], "alpha is nan"),
     ):
         with pytest.raises(SystemExit):
             main(["infer", *words])

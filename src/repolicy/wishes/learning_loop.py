@@ -49,6 +49,8 @@ def record(
 
     The policy samples its actions. With `resume`, the steps that are recorded already count.
     """
+    if steps < 1:
+        raise UsageError(f"{steps} steps cannot be recorded: name 1 or more")
     made = one_env(env, **({"render_mode": "rgb_array"} if keys else {}))
     with closing(made):
         spaces = probed(env, "gymnasium")
@@ -120,8 +122,11 @@ def infer(
     mine = fingerprint(found.path)
     if records[-1].policy not in ("", mine):
         raise UsageError(f"the record was made beside another policy than {found.path}: name that one")
-    if alpha <= 0:
+    if not 0 < alpha < np.inf:
         raise UsageError(f"alpha is {alpha}; a temperature must be above 0")
+    if length < 1 or steps < 2 * ENVS * length:
+        enough = f"a length of 1 or more, and {2 * ENVS} times as many steps of the policy alone"
+        raise UsageError(f"{steps} steps of the policy alone and a length of {length} are too few: it takes {enough}")
     described, usual = Features.of(features), usual or alone(found, joined.env, seed, steps)
     if usual.observation.shape[1] != joined.observation.shape[1] or usual.action.shape[1] != joined.action.shape[1]:
         raise UsageError(
@@ -131,7 +136,7 @@ def infer(
     policy, _, theirs = windows(usual, described, length, np.ones(len(usual.person)))
     if len(person) < 2:
         few = f"the record has {counted(len(person), 'window')} of {length} steps that count"
-        raise UsageError(f"{few}: record more, or name a smaller --length or --settle")
+        raise UsageError(f"{few}: record more, or name a smaller --length, --before or --settle")
     if earlier is not None and earlier.theta.shape != (person.shape[1],):
         raise UsageError("the earlier wish has other features")
     chances = (counts / counts.sum(), np.full(len(policy), 1 / len(policy)))
@@ -171,6 +176,7 @@ class Teaching:
     trust: bool = False
     updates: int = 2
     alone_steps: int = ALONE
+    customizing: Callable[..., Any] = customize
 
     @property
     def untaught(self) -> "Taught":
@@ -186,7 +192,7 @@ class Teaching:
             wish = infer(told, found, self.features, now.unit, now.wish, self.labels, self.length, usual=usual)
             path, run = folder / f"wish-{number}.safetensors", folder / f"run-{number}"
             wish.write(path)
-            customize(
+            self.customizing(
                 self.prior, str(path), residual(self.omega, self.alpha, self.states), run, dict(self.settings or {}),
                 env=self.env, resume=True, trust=self.trust, progress=False,
             )  # fmt: skip

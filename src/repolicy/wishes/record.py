@@ -219,6 +219,11 @@ class Labels:
     passed: float = 1.0
     """What a step that the person let pass weighs beside one of their own."""
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value < np.inf:
+                raise UsageError(f"{name} is {value}; it must be 0 or more")
+
     def weights(self, record: Record) -> np.ndarray:
         """Return what each step weighs `[N]`: 1 the person's, `passed` the policy's own, 0 bad or settling."""
         found = np.where(record.person, 1.0, self.passed)
