@@ -115,6 +115,9 @@ def test_a_person_is_not_to_blame_for_where_they_take_over() -> None:
     found = inferred(mine, left, ALPHA)
     assert found.value == pytest.approx(theta, abs=3 * found.error[0])
     assert left.std() == pytest.approx(1.0, abs=0.1)
+    high, higher = beyond_start((person + 500.0, theirs), (policy + 500.0, starts))  # a height of which all have much
+    assert high == pytest.approx(mine, abs=1e-9)
+    assert higher == pytest.approx(left, abs=1e-9)
 
 
 def test_a_person_who_lets_all_pass_leaves_theta_within_its_error() -> None:

@@ -36,8 +36,10 @@ SMALL = {"steps": 256, "envs": 4, "n_steps": 32, "minibatch": 64, "ranks": 1, "e
 class Typed:
     """Keys as a test types them, a list for each step."""
 
+    shows = False
+
     def __init__(self, *steps: list[str]) -> None:
-        self.steps, self.shown = [*steps], list[str]()
+        self.steps, self.shown, self.pictures = [*steps], list[str](), list[Any]()
 
     def pressed(self) -> list[str]:
         return self.steps.pop(0) if self.steps else []
@@ -50,6 +52,7 @@ class Typed:
 
     def show(self, picture: Any, words: str) -> None:
         self.shown.append(words)
+        self.pictures.append(picture)
 
     def close(self) -> None: ...
 
@@ -91,6 +94,17 @@ def test_space_takes_over_and_hands_back_enter_ends_and_backspace_drops(tmp_path
     assert np.array_equal(found.next[:4], found.observation[1:5])
 
 
+def test_a_person_whose_action_is_none_is_one_sentence() -> None:
+    for action, why in ((np.ones(3), "takes 1 number"), (np.array([np.nan]), "is .nan.")):
+        env = Takeover(gymnasium.make(PENDULUM), lambda o, a, action=action: action, wants=lambda o, a, acts: True)  # type: ignore[misc]
+        env.reset(seed=0)
+        with pytest.raises(RepolicyError, match=why):
+            env.step(np.zeros(1, np.float32))
+    env.person = lambda o, a: o[9]
+    with pytest.raises(RepolicyError, match="the person failed: IndexError"):
+        env.step(np.zeros(1, np.float32))
+
+
 def test_a_dict_is_not_recorded() -> None:
     class Dicts(gymnasium.ObservationWrapper):  # type: ignore[type-arg]
         observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(-1, 1, (3,))})
@@ -125,6 +139,34 @@ def test_dropped_episodes_do_not_count_and_who_leaves_can_go_on(policy: Path, tm
     again = learn_wish(teaching, tmp_path, push, wants=lambda o, a, acts: False, steps=10)
     assert [each.rate for each in again] == [0.0]
     assert Record.read(tmp_path / "round-0" / "record.jsonl").episode.tolist() == [0] * 3 + [1] * 7
+
+
+def test_only_a_window_asks_for_a_picture(policy: Path, tmp_path: Path) -> None:
+    """MuJoCo cannot draw without a display, and a terminal is what serves there."""
+    pytest.importorskip("pygame")
+    found = acting(policy, Options(), False)
+    for shows in (False, True):
+        keys = Typed()
+        keys.shows = shows
+        record(found, PENDULUM, tmp_path / f"{shows}.jsonl", 2, push, keys=keys)
+        assert [picture is not None for picture in keys.pictures] == [shows] * 2
+
+
+def test_choices_can_be_taken_over_and_customized(tmp_path: Path) -> None:
+    path = tmp_path / "p.safetensors"
+    spec = PolicySpec(4, ActionSpace("discrete", (2,)), "categorical")
+    save_policy(path, Policy(spec), {"request": {"env": "CartPole-v1"}})
+    teaching = Teaching(
+        str(path), "CartPole-v1", "action", 0.1, 0.1, 0.0, Labels(0), 1, SMALL, updates=1, alone_steps=320
+    )
+    done = learn_wish(
+        teaching, tmp_path, lambda o, a: np.array(1), wants=lambda o, a, acts: bool(a == 0), steps=200, rounds=2
+    )
+    assert len(done) == 2
+    theta, covariance = (
+        getattr(open_wish(str(tmp_path / "round-0" / "wish-0.safetensors")), name) for name in ("theta", "covariance")
+    )
+    assert theta[0] > 3 * covariance[0, 0] ** 0.5
 
 
 def made(person: list[int], episode: list[int] | None = None) -> Record:
@@ -190,6 +232,14 @@ def test_a_person_who_never_takes_over_leaves_theta_within_its_error(policy: Pat
     passed = alone(found, PENDULUM, seed=5)
     wish = infer([passed], found, "action[0]^1,next[2]", 0.1)
     assert (np.abs(wish.theta) < 3 * wish.covariance.diagonal() ** 0.5).all()
+
+
+def test_a_feature_that_never_changes_is_one_sentence(policy: Path, tmp_path: Path) -> None:
+    """It is not taken for a wish because the policy's own mean was fitted badly."""
+    (tmp_path / "my.py").write_text("def same(o, a, n, i): return n[:, :1] * 0 + 3.3\n")
+    found = acting(policy, Options(), False)
+    with pytest.raises(RepolicyError, match="feature 0 is the same everywhere"):
+        infer([alone(found, PENDULUM, 5, 1600)], found, f"{tmp_path / 'my.py'}:same", 0.1, steps=1600)
 
 
 def test_a_person_who_pushes_is_found_to_like_pushing(policy: Path, tmp_path: Path) -> None:
@@ -416,6 +466,7 @@ def test_what_cannot_be_inferred_is_one_sentence(
     record(acting(policy, Options(), False), PENDULUM, Path("r.jsonl"), 20, push)
     text = Path("r.jsonl").read_text()
     Path("all.jsonl").write_text(all_mine := text.replace('"person": false', '"person": true'))
+    Path("cart.jsonl").write_text(all_mine.replace(PENDULUM, "CartPole-v1"))
     Path("other.jsonl").write_text(all_mine.replace('"policy": "', '"policy": "x'))
     mine = ["--policy", str(policy), "--features", "action[0]", "--alpha", "0.1"]
     for words, why in (
@@ -428,6 +479,8 @@ def test_what_cannot_be_inferred_is_one_sentence(
         (["all.jsonl", *mine, "--alone", "300"], "300 steps of the policy alone"),
         (["all.jsonl", *mine, "--before", "-3"], "before is -3; it must be 0 or more"),
         (["all.jsonl", *mine[:-1], "nan"], "alpha is nan"),
+        (["all.jsonl", *mine, "--env", "X-v0"], "a record of Pendulum-v1, not of X-v0"),
+        (["cart.jsonl", *mine], "'CartPole-v1' gives 4"),
     ):
         with pytest.raises(SystemExit):
             main(["infer", *words])

@@ -253,6 +253,7 @@ class LearnWish(Beside, Command):
     def run(self) -> dict[str, Any]:
         from repolicy.envs.trust import env_of
         from repolicy.priors.code import acting
+        from repolicy.runs.settings import Settings
         from repolicy.wishes.learning_loop import Teaching, learn_wish
         from repolicy.wishes.record import Labels
 
@@ -264,10 +265,12 @@ class LearnWish(Beside, Command):
         found = acting(self.prior, Options(), self.trust)
         env = self.env or env_of(found.card, found.path, self.trust)
         out = self.out or Path("runs", f"{as_file_name(stem_of(self.prior))}-wish-{self.seed}")
+        settings: dict[str, Any] = {"steps": self.customize_steps, "seed": self.seed}
+        Settings(**settings)  # which says before anything is recorded what it does not take
         teaching = Teaching(
             self.prior, env, self.features, self.omega, self.alpha, self.states,
             Labels(self.before, self.settle, self.passed), self.length,
-            {"steps": self.customize_steps, "seed": self.seed}, self.seed, self.trust, self.updates,
+            settings, self.seed, self.trust, self.updates,
             self.alone,
         )  # fmt: skip
         with who(self.person, self.keys, env) as (act, wants, keys):

@@ -64,12 +64,8 @@ def inferred(
         least: stop where less than this share of the policy's trajectories counts, and go on from a policy for the θ
             that was reached.
     """
-    check(person, "the person")
-    check(policy, "the policy")
+    scale = spreads(person, policy)
     ours, theirs = (np.full(len(each), 1 / len(each)) for each in (person, policy)) if chances is None else chances
-    scale = np.maximum(policy.std(0), person.std(0))
-    if (constant := np.flatnonzero(scale <= 1e-12 * np.abs(policy).max(0))).size:
-        raise UsageError(f"feature {constant[0]} is the same everywhere, so nothing can be inferred: leave it out")
     mine, other = person / scale, policy / scale
     goal, step = ours @ mine, np.zeros(len(scale))
     for _ in range(ROUNDS):
@@ -110,7 +106,8 @@ def beyond_start(
         near = np.clip((rows - mean) / scale, -FAR, FAR)
         return np.concatenate([np.ones((len(near), 1)), near, np.tanh(near @ inner + shift)], 1)
 
-    rows, half = known(starts), np.arange(len(starts)) % 2 == 0
+    rows, half, level = known(starts), np.arange(len(starts)) % 2 == 0, sums.mean(0)
+    sums = sums - level  # else the ridge would shrink it
 
     def fitted(some: np.ndarray) -> np.ndarray:
         ridge = SHRINKS * len(rows[some]) * np.eye(rows.shape[1])
@@ -119,7 +116,7 @@ def beyond_start(
 
     one, other = fitted(half), fitted(~half)
     left = np.where(half[:, None], sums - rows @ other, sums - rows @ one)
-    return person[0] - known(person[1]) @ (one + other) / 2, left
+    return person[0] - level - known(person[1]) @ (one + other) / 2, left
 
 
 def moments(features: np.ndarray, chances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -147,10 +144,17 @@ def damped(curvature: np.ndarray) -> np.ndarray:
     return damping
 
 
-def check(features: np.ndarray, whose: str) -> None:
-    """Raise where features are no numbers, or there are none."""
-    if len(features) < 2:
-        raise UsageError(f"{whose} has {len(features)} trajectories, and an inference needs two or more: record more")
-    if not np.isfinite(features).all():
-        row, column = np.argwhere(~np.isfinite(features))[0]
-        raise NumericError(f"feature {column} of {whose} is {features[row, column]} in trajectory {row}")
+def spreads(person: np.ndarray, policy: np.ndarray) -> np.ndarray:
+    """Return how far each feature varies `[K]`, or raise where they are too few, no numbers, or always the same."""
+    for features, whose in ((person, "the person"), (policy, "the policy")):
+        if len(features) < 2:
+            raise UsageError(
+                f"{whose} has {len(features)} trajectories, and an inference needs two or more: record more"
+            )
+        if not np.isfinite(features).all():
+            row, column = np.argwhere(~np.isfinite(features))[0]
+            raise NumericError(f"feature {column} of {whose} is {features[row, column]} in trajectory {row}")
+    scale: np.ndarray = np.maximum(policy.std(0), person.std(0))
+    if (constant := np.flatnonzero(scale <= 1e-12 * np.abs(policy).max(0))).size:
+        raise UsageError(f"feature {constant[0]} is the same everywhere, so nothing can be inferred: leave it out")
+    return scale

@@ -11,13 +11,16 @@ from repolicy.errors import UsageError
 NAMED = {" ": "space", "\n": "enter", "\r": "enter", "\x7f": "backspace", "\b": "backspace", "\x1b": "escape"}
 BUTTONS = ("space", "enter", "backspace", "escape")  # the first ones of a gamepad; those behind them are digits
 STILL = 0.1  # so far from where it rests, an axis counts as untouched
+RATE = 30.0  # steps a second that a person can follow
 HELD = 0.25  # seconds for which a key of a terminal, which tells no release, counts as held
 
 
 class TerminalKeys:
     """Keys of a terminal, without waiting for Enter."""
 
-    def __init__(self) -> None:
+    shows = False
+
+    def __init__(self, rate: float = RATE) -> None:
         import termios
         import tty
 
@@ -26,6 +29,7 @@ class TerminalKeys:
         self._file = sys.stdin.fileno()
         self._before = termios.tcgetattr(self._file)
         self._times: dict[str, float] = {}
+        self._pause = 1 / rate
         tty.setcbreak(self._file)
 
     def pressed(self) -> list[str]:
@@ -44,6 +48,7 @@ class TerminalKeys:
     def show(self, picture: Any, words: str) -> None:
         sys.stderr.write(f"\r{words:60s}")
         sys.stderr.flush()
+        time.sleep(self._pause)
 
     def close(self) -> None:
         import termios
@@ -55,7 +60,9 @@ class TerminalKeys:
 class WindowKeys:
     """A window that shows the environment and takes its keys, and those of gamepads."""
 
-    def __init__(self, rate: float = 30.0) -> None:
+    shows = True
+
+    def __init__(self, rate: float = RATE) -> None:
         try:
             import pygame
         except ImportError:

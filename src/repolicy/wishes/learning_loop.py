@@ -21,7 +21,7 @@ from repolicy.objective import residual
 from repolicy.policies.policy import Agent
 from repolicy.priors.code import Acting, acting
 from repolicy.readers.reading import Options
-from repolicy.wishes.inference import beyond_start, inferred, weights
+from repolicy.wishes.inference import beyond_start, inferred, spreads, weights
 from repolicy.wishes.pairs import fingerprint, one_env
 from repolicy.wishes.record import Labels, Record, RecordFile, windows
 from repolicy.wishes.rounds_page import write_rounds
@@ -51,7 +51,7 @@ def record(
     """
     if steps < 1:
         raise UsageError(f"{steps} steps cannot be recorded: name 1 or more")
-    made = one_env(env, **({"render_mode": "rgb_array"} if keys else {}))
+    made = one_env(env, **({"render_mode": "rgb_array"} if keys and keys.shows else {}))
     with closing(made):
         spaces = probed(env, "gymnasium")
         check_fit(found.agent, spaces)
@@ -127,11 +127,13 @@ def infer(
     if length < 1 or steps < 2 * ENVS * length:
         enough = f"a length of 1 or more, and {2 * ENVS} times as many steps of the policy alone"
         raise UsageError(f"{steps} steps of the policy alone and a length of {length} are too few: it takes {enough}")
-    described, usual = Features.of(features), usual or alone(found, joined.env, seed, steps)
-    if usual.observation.shape[1] != joined.observation.shape[1] or usual.action.shape[1] != joined.action.shape[1]:
+    sizes = (joined.observation.shape[1], joined.action.shape[1])
+    check_fit(found.agent, probed(joined.env))
+    if sizes != (found.agent.observation_size, found.agent.actions.width):
         raise UsageError(
             f"the record has other observations or actions than {joined.env}: it is of another environment"
         )
+    described, usual = Features.of(features), usual or alone(found, joined.env, seed, steps)
     person, counts, ours = windows(joined, described, length, (labels or Labels()).weights(joined))
     policy, _, theirs = windows(usual, described, length, np.ones(len(usual.person)))
     if len(person) < 2:
@@ -139,10 +141,10 @@ def infer(
         raise UsageError(f"{few}: record more, or name a smaller --length, --before or --settle")
     if earlier is not None and earlier.theta.shape != (person.shape[1],):
         raise UsageError("the earlier wish has other features")
+    spreads(person, policy)
     chances = (counts / counts.sum(), np.full(len(policy), 1 / len(policy)))
     person, policy = beyond_start((person, joined.observation[ours]), (policy, usual.observation[theirs]))
     theta = inferred(person, policy, alpha, None if earlier is None else earlier.theta, chances)
-    sizes = (joined.observation.shape[1], joined.action.shape[1])
     names = described.names(len(theta.value), sizes)
     source = f"{int(joined.person.sum())} steps of a person in {len(joined.person)}"
     return LearntWish(joined.env, mine, source, sizes, described, names, theta.value, theta.covariance)
@@ -177,6 +179,10 @@ class Teaching:
     updates: int = 2
     alone_steps: int = ALONE
     customizing: Callable[..., Any] = customize
+
+    def __post_init__(self) -> None:
+        if self.updates < 1:
+            raise UsageError(f"updates is {self.updates}; it must be 1 or more")
 
     @property
     def untaught(self) -> "Taught":
@@ -260,6 +266,8 @@ def learn_wish(
         rate: the share of the person's steps below which all is well.
         say: hears how far it is.
     """
+    if rounds < 1:
+        raise UsageError(f"rounds is {rounds}; it must be 1 or more")
     now, done, records, policies = teaching.untaught, list[Round](), list[Record](), list[Taught]()
     for number in range(rounds):
         folder, seed = out / f"round-{number}", teaching.seed + 1000 * number

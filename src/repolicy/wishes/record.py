@@ -77,6 +77,8 @@ class Record:
             raise FileError(
                 f"{path} has format {header['record']}; this version reads up to {FORMAT}: upgrade repolicy"
             )
+        if env not in ("", header["env"]):
+            raise UsageError(f"{path} is a record of {header['env']}, not of {env}")
         for number, text in enumerate(lines[1:], 2):
             if number == len(lines) and not text.endswith("}"):
                 break  # the machine stopped while it was written

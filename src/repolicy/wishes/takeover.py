@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
-from repolicy.errors import UsageError
+from repolicy.errors import UsageError, in_one_sentence
+from repolicy.loading import counted
 from repolicy.wishes.record import RecordFile, Step
 
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (observation, proposed action) to an action
@@ -18,6 +19,8 @@ Wants = Callable[[np.ndarray, np.ndarray, bool], bool]
 
 class Keys(Protocol):
     """Where keys come from: a terminal, or a window that also shows the environment."""
+
+    shows: bool
 
     def pressed(self) -> list[str]:
         """Return the keys since the last call: space, enter, backspace, escape, or a letter or digit."""
@@ -76,8 +79,9 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
         if pressed.count("space") % 2:
             self.acts = not self.acts
         if self.wants is not None:
-            self.acts = self.wants(self._now, np.asarray(proposed), self.acts)
-        action = self.person(self._now, np.asarray(proposed)) if self.acts else proposed
+            with in_one_sentence("wants, which tells whether the person acts, failed", UsageError):
+                self.acts = bool(self.wants(self._now, np.asarray(proposed), self.acts))
+        action = self._of_person(np.asarray(proposed)) if self.acts else proposed
         action = np.asarray(action, self.env.action_space.dtype).reshape(self.env.action_space.shape)
         observation, reward, terminated, truncated, info = self.env.step(action)
         after = np.ravel(observation)
@@ -93,6 +97,13 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
             self.keys.show(self.env.render() if self.env.render_mode == "rgb_array" else None, self._words())
         cut = truncated or bool(ended) or self.left
         return observation, reward, terminated, cut, info | {"person": self.acts, "ended": ended}
+
+    def _of_person(self, proposed: np.ndarray) -> np.ndarray:
+        with in_one_sentence("the person failed", UsageError):
+            action = np.asarray(self.person(self._now, proposed), np.float64)
+        if action.size != proposed.size or not np.isfinite(action).all():
+            raise UsageError(f"the person's action is {action.tolist()}; it takes {counted(proposed.size, 'number')}")
+        return action
 
     def _words(self) -> str:
         return f"episode {self._episode}, step {self._steps}: {'YOU act' if self.acts else 'the policy acts'}"
