@@ -214,6 +214,8 @@ def test_answers_that_cannot_be_are_one_sentence(
     ("words", "why"),
     [
         (["ask", "hopper", "--pairs", "0"], "0 pairs"),
+        (["ask", "hopper", "--seconds", "-1"], "a clip of -1.0 seconds"),
+        (["ask", "hopper", "--noise", "nan"], "with noise nan"),
         (["ask", "hopper", "--wish", "none.safetensors"], "there is no file none.safetensors"),
         (["ask", "hopper", "--seconds", "60", "--pairs", "2", "--env", PENDULUM], "observes|observation|numbers"),
         (["infer", "none.jsonl", "--asked", "nowhere"], "there is no file"),

@@ -1,12 +1,14 @@
 """One HTML file that asks which of two clips is better, by keys. It needs no server and nothing from a network."""
 
 import base64
+import math
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
 from repolicy.envs.names import in_gymnasium
 from repolicy.envs.wish_file import LearntWish, check_same_env, open_wish
+from repolicy.errors import UsageError
 from repolicy.loading import counted
 from repolicy.policies.storage import write_bytes
 from repolicy.priors.code import Acting
@@ -62,6 +64,8 @@ def ask(
     if wish:
         check_same_env(wish, env)
         known = open_wish(wish)
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"a clip of {seconds} seconds cannot be shown: name more than 0")
     rate = steps_a_second(env)
     steps = max(2, round(seconds * rate))
     many = count if known is None else CANDIDATES * count

@@ -107,8 +107,11 @@ def candidates(
     Each way adds to the mean action one sample's distance from it, times `noise`, all along the clip. A policy that
     makes choices samples each of them.
     """
-    if count < 1 or steps < 2:
-        raise UsageError(f"{count} pairs of {steps} steps cannot be asked about: name 1 or more, of 2 steps or more")
+    if count < 1 or steps < 2 or not 0 < noise < np.inf:
+        raise UsageError(
+            f"{count} pairs of {steps} steps with noise {noise} cannot be asked about: name 1 or more, of 2 steps or "
+            "more, and noise above 0"
+        )
     env = observing(env, agent.observation_size)
     backend = "gymnasium" if in_gymnasium(env) else "envpool"  # the one that films
     found = list[Pairs]()
