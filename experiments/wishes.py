@@ -93,7 +93,7 @@ def right_lane(observations: np.ndarray, actions: np.ndarray, after: np.ndarray,
 CHEETAH = Task("halfcheetah", "HalfCheetah-v4", "hind_leg", 10.0, 0.17, 0.13472, 0.348, "next[2:8]^1", 20, 10)
 HOPPER = Task("hopper", "Hopper-v4", "height", 3.0, 0.33, 0.001, 0.33, "next[0:5]", 60, 60)
 HIGHWAY = Task(
-    "runs/wishes/prior-highway", "repolicy.rql.tasks:Highway", "experiments.wishes:right_lane", 1.0, 0.1, 0.1, 0.0,
+    "runs/wishes/highway", "repolicy.rql.tasks:Highway", "experiments.wishes:right_lane", 1.0, 0.1, 0.1, 0.0,
     "next[2],next[3]", 5, 5, bad=3, watched=500, alone=1000, updates=1, rql=True,
 )  # fmt: skip
 TAKEOVERS = {"takeover": CHEETAH, "hopper": HOPPER, "highway": HIGHWAY}  # with which word the keys of their rows begin
