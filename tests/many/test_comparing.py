@@ -17,7 +17,7 @@ from repolicy.cli import main as cli
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.many.bets import BOLDEST, WATCHED, lower, shown, wealth
-from repolicy.many.comparing import ROUND, Compared, Margin, compare, judged, overall
+from repolicy.many.comparing import ROUND, Compared, Margin, compare, env_of_both, judged, overall
 from repolicy.many.varying import Around, Place, Varied, compare_around
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
@@ -247,6 +247,12 @@ def test_what_cannot_be_compared_is_one_sentence(
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert re.search(said, err)
+
+
+def test_a_file_that_names_its_part_of_an_observation_is_for_the_same_environment(tmp_path: Path) -> None:
+    whole, part = a_file(tmp_path / "whole", "Pendulum-v1"), a_file(tmp_path / "part", "Pendulum-v1?observe=state")
+    for files in ((whole, part), (part, whole)):
+        assert env_of_both(*files, None, {}) == "Pendulum-v1?observe=state"
 
 
 def test_two_objects_need_an_environment() -> None:

@@ -18,7 +18,7 @@ import torch
 from repolicy.envs.addons import Addon, Wish, check_env, combined, names
 from repolicy.envs.evaluation import BLOCK, Evaluation, check_fit, run_episodes
 from repolicy.envs.making import make_envs, observing, placed, probed
-from repolicy.envs.names import EnvLike, env_name
+from repolicy.envs.names import EnvLike, env_name, with_observed_of
 from repolicy.envs.rollout import Collector
 from repolicy.envs.step import Backend
 from repolicy.envs.trust import addons_of, env_of
@@ -276,10 +276,11 @@ def _env(sides: list[Side], trust: bool) -> str:
     if not known and sides[0].path == sides[1].path == Path():
         raise UsageError("two policies alone do not say for which environment; name one: compare(old, new, ENV)")
     named = [env_of(side.card, side.path, trust) for side in known or sides[:1]]
-    if len({*named}) > 1:
+    seen = {with_observed_of(name, other) for name, other in zip(named, reversed(named), strict=True)}
+    if len(seen) > 1:
         made = f"the old policy was made for {named[0]} and the new one for {named[1]}"
         raise UsageError(f"{made}; name the environment to compare them in with --env")
-    return named[0]
+    return seen.pop()
 
 
 def _placed(side: Side, env: str, backend: Backend) -> tuple[Agent, str]:
