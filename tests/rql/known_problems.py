@@ -59,6 +59,11 @@ def add_on(observations: Any, actions: Any, next_observations: Any, info: Any) -
     return Walk.addon[at]
 
 
+def upright(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
+    """A wish for `Pendulum-v1`."""
+    return next_observations[..., 0]
+
+
 class WithoutReward(Walk):
     """The same, its basic reward being nobody's business."""
 

@@ -23,7 +23,7 @@ from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import full, repeat_entropy, residual, soft
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
-from repolicy.policies.policy import Policy
+from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Range
 from repolicy.rql import ResidualDQN, ResidualSAC, Settings, customize, train
@@ -97,6 +97,33 @@ def test_a_run_that_was_stopped_ends_in_the_bits_of_one_that_was_not(env: str, t
     assert all(one[name] == two[name] for name in one if not name.startswith(("seconds", "steps_per")))
     assert one["iteration"] == [1, 2, 3, 4]
     assert not equal(whole.policy, train(env, full(0.2), tmp_path / "2", replace(settings, seed=6)).policy)
+
+
+def test_weights_are_found_as_elsewhere_and_what_they_price_is_resumed_to_the_bit(tmp_path: Path) -> None:
+    """A nat of this prior is worth .3. Interrupted after the first checkpoint, while the actor still waits."""
+    told = {"request": {"env": "Pendulum-v1"}, "nat_worth": {"value": 0.3, "error": 0.01, "episodes": 50}}
+    space = ActionSpace("continuous", (1,), (-2.0,), (2.0,))
+    save_policy(
+        tmp_path / "prior.safetensors",
+        Policy(PolicySpec(3, space, hidden=(8,))),
+        told | {"evaluation": {"evaluation_length": 200}},
+    )
+    settings = replace(
+        QUICK, steps=200, checkpoint_every=80, critic_warmup=0.5, actor_learning_rate=1e-2, minibatch=8, train_every=4
+    )
+    addon, ways = f"{Path(__file__).parent / 'known_problems.py'}:upright", []
+    for name, callbacks in (("whole", []), ("stopped", [Interrupts(100)]), ("stopped", [])):
+        ways.append(
+            customize(
+                tmp_path / "prior.safetensors", residual(), tmp_path / name, settings, addon=addon,
+                resume=name == "stopped", callbacks=callbacks, trust=True,
+            )
+        )  # fmt: skip
+    assert [way.finished for way in ways] == [True, False, True]
+    assert equal(ways[0].policy, ways[2].policy)
+    assert RunFolder(tmp_path / "whole", Request).request()["objective"] == {
+        "task": "addon", "omega": 0.3, "alpha": 0.1, "bonus": 0.0, "states": 0.3,
+    }  # fmt: skip
 
 
 class Interrupts:
@@ -175,7 +202,7 @@ def test_bad_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtur
         (2, "alpha is 0; soft", [*customized, "--alpha", 0]),
         (2, "omega is -1.0; it must be a finite number, 0 or greater", ["customize", prior, "--omega", -1, "--trust"]),
         (2, "steps is 0; it must lie between 1 and", ["train", "cartpole", "--steps", 0]),
-        (2, "unknown field 'learning_rat'; did you mean learning_rate?", ["train", "cartpole", "--settings", odd]),
+        (2, "unknown field 'learning_rat'; did you mean learning_rate or", ["train", "cartpole", "--settings", odd]),
         (2, "does not tell the alpha that it was trained with", ["customize", box, "--omega", 1, "--trust"]),
         (2, "observations of 3 numbers, but 'CartPoleEnv' gives 4", [*customized, "--env", "cartpole"]),
         (1, "there is no file", ["customize", tmp_path / "nothing.safetensors", "--omega", 1]),

@@ -1,11 +1,12 @@
-"""ResidualSAC against a problem whose optimum is known: one step, quadratic before tanh, beside a Gaussian prior.
+"""ResidualSAC against a problem whose optimum is known: one step, quadratic, beside a Gaussian prior, with tanh or not.
 
 The optimum is proportional to (prior^ω · e^Q)^(1/α). With Q = −c·(u − goal)² + (ω − α)·log tanh′(u), whose last term
-makes up for the Jacobians that do not cancel where ω and α differ, it is Gaussian before tanh; and then
-Q + ω·log prior − α·log policy is one number, the soft value, whatever the action.
+makes up for the Jacobians that do not cancel where ω and α differ, it is Gaussian before tanh. Without tanh there is no
+such term. Then Q + ω·log prior − α·log policy is one number, the soft value, whatever the action.
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,30 +23,35 @@ from torch import Tensor, nn
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.objective import Objective, greedy, kl, residual, soft
+from repolicy.policies.density import fitted
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.prepare import cloning
+from repolicy.prepare.states import SKIPPED
 from repolicy.priors.opening import read_policy
-from repolicy.rql import ResidualSAC, Settings, customize
+from repolicy.rql import ResidualSAC, Settings
 from repolicy.rql.algorithms import _noise
-from repolicy.rql.wrapping import WithAddon, normalizer_for
+from repolicy.rql.wrapping import TaskReward, WithAddon, normalizer_for
 
 MEAN, STD = 0.3, 0.5  # of the prior, before tanh
 CURVATURE, GOAL = 0.7, 0.9
+FAMILIES = ("state_squashed", "state_gaussian")
 OBJECTIVES = [kl(0.4), residual(0.5, 0.3), residual(0.2, 0.6)]
 
 
 class Quadratic(nn.Module):
     """Two critics, the second of which is above the first: only the smaller one counts."""
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective: Objective, squashes: bool) -> None:
         super().__init__()
-        self.excess = objective.omega - objective.alpha
+        self.excess, self.squashes = objective.omega - objective.alpha, squashes
 
     def forward(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        q = -CURVATURE * (torch.atanh(actions) - GOAL).square() + self.excess * torch.log1p(-actions.square())
+        if self.squashes:
+            q = -CURVATURE * (torch.atanh(actions) - GOAL).square() + self.excess * torch.log1p(-actions.square())
+        else:
+            q = -CURVATURE * (2.0 + 4.0 * actions - GOAL).square()
         return q, q + 1.0
 
 
@@ -59,19 +65,20 @@ def optimum(objective: Objective) -> tuple[float, float, float]:
     return mean, precision**-0.5, objective.alpha * log_z
 
 
-def solved(objective: Objective, actor: Policy | None = None) -> Any:
+def solved(objective: Objective, actor: Policy | None = None, family: str = "state_squashed") -> Any:
     """A model with the true Q, whose actor is the optimum or the one given."""
     mean, std, _ = optimum(objective)
-    model = ResidualSAC(Bounded(), objective, constant(MEAN, STD))
-    model.critic = model.critic_target = Quadratic(objective)
-    model.actor.policy = actor or constant(mean, std)
+    model = ResidualSAC(Bounded(), objective, constant(MEAN, STD, family))
+    model.critic = model.critic_target = Quadratic(objective, squashes=family == "state_squashed")
+    model.actor.policy = actor or constant(mean, std, family)
     return model
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_at_the_optimum_target_and_loss_are_the_soft_value(objective: Objective) -> None:
+def test_at_the_optimum_target_and_loss_are_the_soft_value(objective: Objective, family: str) -> None:
     """Exactly, for every action that was drawn: there is no noise left."""
-    model, (_, _, value) = solved(objective), optimum(objective)
+    model, (_, _, value) = solved(objective, family=family), optimum(objective)
     seen = torch.rand(500, 1)
     batch = SimpleNamespace(next_observations=seen, rewards=torch.full((500, 1), 2.0), dones=torch.zeros(500, 1))
     targets = model.targets(batch)
@@ -85,11 +92,13 @@ def test_nothing_follows_a_terminal_step() -> None:
     assert torch.equal(model.targets(batch), batch.rewards)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_the_actor_finds_the_optimum(objective: Objective) -> None:
+@pytest.mark.parametrize(
+    ("objective", "family"), [*((each, FAMILIES[0]) for each in OBJECTIVES), (OBJECTIVES[1], FAMILIES[1])]
+)
+def test_the_actor_finds_the_optimum(objective: Objective, family: str) -> None:
     """Which it would not if the gradient stopped at the action that the prior is asked about."""
-    actor = constant(-0.5, 1.0)
-    model = solved(objective, actor)
+    actor = constant(-0.5, 0.6, family)
+    model = solved(objective, actor, family)
     optimizer = torch.optim.Adam(actor.parameters(), 0.02)
     for step in range(500):
         optimizer.param_groups[0]["lr"] = 0.02 * (1 - step / 500)
@@ -102,47 +111,36 @@ def test_the_actor_finds_the_optimum(objective: Objective) -> None:
     np.testing.assert_allclose([found.mean.item(), found.log_std.exp().item()], [mean, std], atol=0.02)
 
 
-def test_the_first_actor_acts_as_a_prior_that_does_not_squash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its mean action in each state, cut to the bounds: before the first gradient step."""
-    for name, value in (("ENVS", 16), ("ROUNDS", 1), ("FIT_EPOCHS", 12)):  # a small fit is enough for one number
-        monkeypatch.setattr(cloning, name, value)
-    low, high = ACTIONS.low[0], ACTIONS.high[0]
-    prior = Policy(PolicySpec(1, ACTIONS, "gaussian", (8,), initial_std=0.4))
-    with torch.no_grad():
-        prior.network.weights[0].copy_(torch.linspace(-2.0, 2.0, 8).unsqueeze(1))
-        prior.network.weights[1][0] = 0.5 * torch.linspace(-1.0, 1.0, 8)
-        prior.network.biases[1][0] = 5.0
-    save_policy(tmp_path / "prior.safetensors", prior, {})
-    settings, env = Settings(steps=64, warmup=999), f"{Path(__file__).parent / 'known_problems.py'}:Bounded"
-    customize(tmp_path / "prior.safetensors", residual(0.5, 0.3), tmp_path / "out", settings, env=env)
-    actor = read_policy(tmp_path / "out" / "policy.safetensors").policy
-    seen = torch.linspace(-0.9, 0.9, 50).unsqueeze(1)
-    wanted = prior(seen).mode().clamp(low, high).detach()
-    assert float(wanted.max() - wanted.min()) > 2.0
-    found = torch.as_tensor(actor.to_environment(actor(seen).mode().numpy()))
-    torch.testing.assert_close(found, wanted, atol=0.05 * (high - low), rtol=0.0)
-
-
-def test_a_gaussian_before_tanh_has_its_mean_action_and_its_width_there() -> None:
-    """A narrow one is as much wider as atanh is steep there; at a bound it has a width of its own."""
-    mean, spread = torch.tensor([[2.0], [4.0], [9.0]]), torch.full((3, 1), 0.3)
-    found, wide = cloning.before_tanh(mean, spread, ACTIONS)
-    torch.testing.assert_close(2.0 + 4.0 * torch.tanh(found), torch.tensor([[2.0], [4.0], [2.0 + 4.0 * cloning.EDGE]]))
-    steep = 1.0 / (4.0 * (1.0 - torch.tanh(found[:2]).square()))
-    torch.testing.assert_close(wide[:2], 0.3 * steep, rtol=0.1, atol=0.0)
-    assert wide[2] == torch.tensor(cloning.AT_BOUND)
-
-
-def test_an_actor_that_would_begin_at_random_beside_a_prior_is_refused() -> None:
-    with pytest.raises(UsageError, match="the prior is state_gaussian, and the actor, .* cannot begin as its copy"):
-        ResidualSAC(Bounded(), kl(0.4), constant(1.0, 0.5, "state_gaussian"))
-
-
-def test_a_prior_with_one_std_before_tanh_is_what_the_actor_begins_as() -> None:
-    prior = Policy(PolicySpec(1, ACTIONS, "squashed", (8,), initial_std=0.4))
+@pytest.mark.parametrize("family", ["gaussian", "state_gaussian", "squashed"])
+def test_the_actor_begins_as_its_prior(family: str) -> None:
+    prior = Policy(PolicySpec(1, ACTIONS, family, (8,), initial_std=0.4))
     begun = ResidualSAC(Bounded(), kl(0.4), prior).as_policy()
     seen, actions = torch.rand(20, 1), torch.randn(20, 1)
     assert torch.equal(begun.log_prob(seen, actions), prior.log_prob(seen, actions))
+
+
+def test_a_prior_that_is_no_policy_needs_an_actor() -> None:
+    class Mine:
+        def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+            return -actions.square().sum(-1)
+
+    with pytest.raises(UsageError, match="the prior is a Mine, which the actor cannot begin as a copy of"):
+        ResidualSAC(Bounded(), kl(0.4), Mine())
+    assert ResidualSAC(Bounded(), kl(0.4), Mine(), actor=constant(MEAN, STD)).actor.policy.spec.observation_size == 1
+
+
+def test_actions_are_within_one_where_the_bounds_are() -> None:
+    """Those of a Gaussian are cut; what is beyond a bound has no gradient from the critics."""
+    env = Bounded()
+    env.action_space = gymnasium.spaces.Box(np.array([[-2.0], [0.0]]), np.array([[6.0], [1.0]]), dtype=np.float64)
+    space = ActionSpace("continuous", (2,), (-2.0, 0.0), (6.0, 1.0))
+    model = ResidualSAC(env, kl(0.4), constant(1.0, 0.5, "state_gaussian", space))
+    actions = torch.tensor([[2.0, 0.75], [6.0, 0.0], [7.0, -0.5]], requires_grad=True)
+    within = model.actor.within(actions)
+    torch.testing.assert_close(within, torch.tensor([[0.0, 0.5], [1.0, -1.0], [1.0, -1.0]]))
+    within.sum().backward()
+    assert actions.grad is not None
+    torch.testing.assert_close(actions.grad[[0, 2]], torch.tensor([[0.25, 2.0], [0.0, 0.0]]))
 
 
 def test_far_out_nothing_blows_up() -> None:
@@ -154,20 +152,6 @@ def test_far_out_nothing_blows_up() -> None:
     assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in model.actor.parameters())
     seen, far = torch.rand(100, 1), torch.full((100, 1), 12.3)
     assert torch.equal(model.log_prior(seen, far), model.actor.policy.log_prob(seen, far))
-
-
-def test_a_prior_that_is_not_squashed_is_a_density_in_the_units_of_the_policy() -> None:
-    """N(1, 0.5²) in the environment is another Gaussian in [−1, 1]: for each pair of bounds, its mean and its std."""
-    env, space = Bounded(), ActionSpace("continuous", (2,), (-2.0, 0.0), (6.0, 1.0))
-    env.action_space = gymnasium.spaces.Box(np.array([[-2.0], [0.0]]), np.array([[6.0], [1.0]]), dtype=np.float64)
-    prior, actor = (constant(1.0, 0.5, family, space) for family in ("state_gaussian", "state_squashed"))
-    model = ResidualSAC(env, kl(0.4), prior, actor=actor)
-    actions = torch.randn(9, 2, requires_grad=True)
-    there = torch.distributions.Normal(torch.tensor([-0.25, 1.0]), torch.tensor([0.125, 1.0]))
-    log_prior = model.log_prior(torch.rand(9, 1), actions)
-    torch.testing.assert_close(log_prior, there.log_prob(torch.tanh(actions)).sum(-1))
-    log_prior.sum().backward()
-    assert bool((actions.grad != 0).all())
 
 
 def test_a_prior_of_ones_own_must_have_a_gradient_in_the_actions() -> None:
@@ -193,6 +177,40 @@ def test_a_prior_of_ones_own_must_have_a_gradient_in_the_actions() -> None:
     model.targets(SimpleNamespace(next_observations=seen, rewards=torch.ones(64, 1), dones=torch.ones(64, 1)))
     with pytest.raises(UsageError, match=r"the prior's log_prob has no gradient in the actions, .* without no_grad"):
         model.actor_loss(seen)
+
+
+def test_the_actor_waits_for_its_critics_and_its_steps_fall_to_nothing() -> None:
+    prior = constant(MEAN, STD)
+    settings = Settings(steps=100, warmup=20, minibatch=16, critic_warmup=0.6, actor_learning_rate=1e-2)
+    model = ResidualSAC(Bounded(), residual(0.5, 0.3), prior, settings)
+    before = [parameter.clone() for parameter in model.critic.parameters()]
+    model.learn(60)
+    assert all(torch.equal(value, prior.state_dict()[name]) for name, value in model.as_policy().state_dict().items())
+    assert not all(torch.equal(*pair) for pair in zip(before, model.critic.parameters(), strict=True))
+    model.learn(20, reset_num_timesteps=False)
+    assert model.actor.optimizer.param_groups[0]["lr"] == pytest.approx(2e-3)
+    model.learn(20, reset_num_timesteps=False)
+    assert model.actor.optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
+    assert not torch.equal(model.actor.policy.network.biases[-1], prior.network.biases[-1])
+
+
+def test_states_that_the_prior_does_not_know_have_their_price_unless_an_episode_begins_there() -> None:
+    """The prior's lie within some hundredths of 0; what `Bounded` shows lies between −1 and 1."""
+    normalizer = Policy(PolicySpec(1, ACTIONS)).normalizer
+    density, objective = fitted(0.01 * torch.randn(5000, 1), normalizer), residual(0.5, 0.3, states=2.0)
+    envs = TaskReward(Bounded(), replace(objective, states=0.0)), TaskReward(Bounded(), objective, density)
+    for env in envs:
+        env.reset(seed=0)
+    prices = []
+    for age in range(1, 3 * SKIPPED):
+        (seen, free, *_), (other, paid, *_) = (env.step(np.ones(1)) for env in envs)
+        assert seen == other
+        price = 2.0 * float(density.familiarity(density.normalized(torch.from_numpy(seen)[None])))
+        assert paid - free == pytest.approx(price if age > SKIPPED else 0.0, abs=1e-5)
+        prices.append(price)
+    assert min(prices) < -1.0
+    with pytest.raises(UsageError, match="soft Q-learning knows no price on unfamiliar states"):
+        ResidualSAC(Bounded(), objective, constant(MEAN, STD))
 
 
 @pytest.mark.parametrize(("broken", "said"), [("targets", "Q_R"), ("actor_loss", "the actor")])

@@ -158,9 +158,12 @@ class Customize(Run):
     prior: Annotated[str, Positional("PRIOR")]
     """The trained policy: a policy's file, a run's folder, or a name that ships."""
     omega: float | None = None
-    """ω′, the reward that a nat of the prior's log-likelihood is worth; it must be named."""
+    """ω′, the reward that a nat of the prior's log-likelihood is worth; by default as in `repolicy customize`, if an
+    --addon is named."""
     alpha: float | None = None
     """α̂, the reward that a nat of entropy is worth; by default the prior's own α, if its file tells it."""
+    states: float | None = None
+    """Price on states that the prior does not visit, as in `repolicy customize`; of choices it is 0."""
     addon: Repeated = ()
     """Add-on reward, as in `repolicy customize`; by default what the environment's info tells as addon_reward."""
     env: str | None = None
@@ -179,7 +182,7 @@ class Customize(Run):
         folder = folder_for(self.out, self.prior, "residual", self.settings, self.resume, ROOT)
         return ended(
             customize(
-                self.prior, named("residual", omega=self.omega, alpha=self.alpha, states=0.0), folder,
+                self.prior, named("residual", omega=self.omega, alpha=self.alpha, states=self.states), folder,
                 overrides(self, Settings), addon=self.addon, env=self.env, options=self.reading, resume=self.resume,
                 callbacks=callbacks_of(folder, self.wandb), env_timeout=self.env_timeout, trust=self.trust,
             )

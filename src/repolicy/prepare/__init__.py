@@ -2,7 +2,6 @@
 
 # The door: other rooms may import these files, and no others of this folder.
 __all__ = [
-    "cloning",
     "defaults",
     "diagnosis",
     "flows",

@@ -22,7 +22,7 @@ from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import HasSpaces
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import figures
-from repolicy.policies.distributions import ActionSpace, Gaussian, SquashedGaussian
+from repolicy.policies.distributions import Gaussian
 from repolicy.policies.file import SavedPolicy, policy_bytes
 from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
 from repolicy.policies.storage import read
@@ -39,8 +39,6 @@ STEPS = 32_768  # environment steps in a round, unless the whole run is shorter
 FIT_EPOCHS = 30  # at most, in a round of regression
 ENVS, BLOCK = 32, 64
 EPISODES = 8  # in which prior and clone are compared, where a run has no evaluation
-EDGE, LIKELY, NARROWEST = 0.99, 15, 0.05  # before tanh: the largest share of a bound, drawn actions, the least std
-AT_BOUND = 0.3  # the least std at a bound, where all draws are cut: narrower, these would outweigh all else in the fit
 DRAWS, MINIBATCH, EPOCHS = 16, 128, 4  # when there are only log-probabilities to fit to
 SCORED_STATES = 8_192  # states in such a round
 TOO_FAR = 1e6  # nats a step: no density of actions is that low where a policy was fitted to it
@@ -81,9 +79,9 @@ def name_of(prior: Exact) -> str:
     return "the prior" if isinstance(prior, Policy) else prior.name
 
 
-def spec_of(prior: Exact, env: str, squashes: bool = False) -> PolicySpec:
-    """Return a clone's shape; with `squashes`, of one whose actions go through tanh and whose std is a state's own."""
-    return _spec(prior, probed(env), squashes)
+def spec_of(prior: Exact, env: str) -> PolicySpec:
+    """Return a clone's shape."""
+    return _spec(prior, probed(env))
 
 
 def acts(prior: Exact) -> bool:
@@ -93,22 +91,20 @@ def acts(prior: Exact) -> bool:
 # Fitting --------------------------------------------------------------------------------------------------------------
 
 
-def fitted(prior: Exact, env: str, settings: Settings, squashes: bool = False) -> tuple[Policy, int]:
-    """Return a clone of the shape `spec_of`, and how many steps its rollouts had. All from the run's seed."""
+def fitted(prior: Exact, env: str, settings: Settings) -> tuple[Policy, int]:
+    """Return a clone of the prior, and how many steps its rollouts had. All from the run's seed."""
     seed = derived_seed(settings.seed, 0, 3000)
     blocks = max(1, round(min(STEPS, settings.steps) / (ENVS * BLOCK)))
     fit_to, rounds = (_to_means, ROUNDS) if acts(prior) else (_to_scores, SCORED_ROUNDS)
     with closing(make_envs(env, ENVS, seed, settings.backend)) as envs:
-        policy = seeded(_spec(prior, envs, squashes), seed)
+        policy = seeded(_spec(prior, envs), seed)
         fit_to(prior, policy, Collector(envs, BLOCK, torch.Generator().manual_seed(seed)), blocks)
     return policy, rounds * blocks * ENVS * BLOCK
 
 
-def _spec(prior: Exact, spaces: HasSpaces, squashes: bool = False) -> PolicySpec:
+def _spec(prior: Exact, spaces: HasSpaces) -> PolicySpec:
     width = min(256, max(64, 2 ** math.ceil(math.log2(8 * spaces.observation_size))))
     hidden = (width, width)
-    if squashes:
-        return PolicySpec(spaces.observation_size, spaces.actions, "state_squashed", hidden, "elu", min_std=0.0)
     if isinstance(prior, Policy):
         spec = prior.spec
         if spec.family.startswith("features"):
@@ -168,28 +164,7 @@ class _Labels:
             actions, spread = distribution.mean, distribution.log_std.exp().expand_as(distribution.mean).flatten(0, 1)
         else:
             actions, spread = distribution.sample(self.generator), None
-        if spread is not None and self.policy.family.squashes and not isinstance(distribution, SquashedGaussian):
-            actions, spread = before_tanh(actions.flatten(0, 1), spread, self.policy.actions)
-            return Samples(observations.flatten(0, 1), actions, spread)
         return Samples(observations.flatten(0, 1), actions.flatten(0, 1), spread)
-
-
-def before_tanh(mean: Tensor, spread: Tensor, actions: ActionSpace) -> tuple[Tensor, Tensor]:
-    """Return what a squashed policy is to do `[M, A]` where a prior's actions are Gaussian and cut to their bounds.
-
-    The mean action stays the same, but for the last hundredth before a bound, where tanh has no end; the std is that of
-    what the drawn actions are before tanh, over as many equally likely ones.
-    """
-    low, high = torch.tensor(actions.low), torch.tensor(actions.high)
-
-    def unsquashed(given: Tensor) -> Tensor:
-        return torch.atanh((2.0 * (given - low) / (high - low) - 1.0).clamp(-EDGE, EDGE))
-
-    shares = (torch.arange(LIKELY) + 0.5) / LIKELY
-    drawn = mean + spread * torch.special.ndtri(shares).view(-1, 1, 1)
-    steep = 1.0 - torch.tanh(unsquashed(mean)).square()
-    least = (2.0 * spread / (high - low) / steep).clamp(NARROWEST, AT_BOUND)
-    return unsquashed(mean), torch.maximum(unsquashed(drawn).std(0, correction=0), least)
 
 
 def _to_scores(prior: Exact, policy: Policy, collector: Collector, blocks: int) -> None:

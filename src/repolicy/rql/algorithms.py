@@ -6,8 +6,9 @@
     Q_R ← task + γ · (min Q_R′(s′, a′) + ω · log prior(a′|s′) − α · log policy(a′|s′)),      a′ ~ policy        # SAC
     policy ← argmin E[α · log policy(a|s) − min Q_R(s, a) − ω · log prior(a|s)],             a ~ policy
 
-SAC's actions are scored before tanh, by policy and prior alike: nothing passes through atanh. With omega 0 and no prior
-these are soft Q-learning and SAC at a fixed temperature, which train priors and full policies.
+SAC's actions are scored as they were sampled, by policy and prior alike: before tanh, or before they are cut to the
+bounds. The critics see them afterwards. With omega 0 and no prior these are soft Q-learning and SAC at a fixed
+temperature, which train priors and full policies.
 """
 
 import math
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated
+from repolicy.policies.density import Density
 from repolicy.policies.distributions import Categorical
 from repolicy.policies.file import save_policy
 from repolicy.policies.network import MODULES, layers_of, load_layers, scaled, side_by_side
@@ -195,9 +197,9 @@ class SoftQPolicy(DQNPolicy):  # type: ignore[misc]
 
 
 class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
-    """SAC beside a frozen prior, whose copy the actor starts as; of one that does not squash, `actor` is the copy.
+    """SAC beside a frozen prior, whose copy the actor starts as. A prior that is no `Policy` needs an `actor`.
 
-    Raises where the prior does not squash its actions and no actor is given, which would begin at random.
+    `density`, of the prior's states, is what an objective with a price on states needs.
     """
 
     def __init__(
@@ -207,24 +209,25 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
         prior: Prior | None = None,
         settings: Settings | None = None,
         actor: Policy | None = None,
+        density: Density | None = None,
     ) -> None:
         settings = settings or Settings()
         env_spaces = spaces_of(env)
-        self.objective, self.prior, actions = objective, usable(env_spaces, objective, prior), env_spaces.actions
+        self.objective, self.prior = objective, usable(env_spaces, objective, prior, density)
+        self.settings, self.density, actions = settings, density, env_spaces.actions
         if actions.kind != "continuous":
             raise UsageError(f"ResidualSAC acts with numbers, and the environment takes {actions}: use ResidualDQN")
         self._normalizer = normalizer_for(env.observation_space, self.prior)
         super().__init__(
             "MlpPolicy",
-            TaskReward(env, objective),
+            TaskReward(env, objective, density),
             **replay_options(settings),
             action_noise=_noise(settings.noise, actions.width) if settings.noise else None,
             ent_coef=objective.alpha,
             policy_kwargs=network_options(settings, self._normalizer),
         )
-        self.actor = self.policy.actor = Actor(
-            actor or self._first_policy(settings, env_spaces), settings.learning_rate
-        )
+        first = actor or self._first_policy(settings, env_spaces)
+        self.actor = self.policy.actor = Actor(first, self._actor_rate(0), env.action_space)
 
     def next_value(self, observations: Tensor) -> Tensor:
         return self.soft_value(self.critic_target, observations).unsqueeze(-1)
@@ -238,31 +241,23 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
         observations = flat(observations)
         distribution = self.actor.policy(observations)
         actions = distribution.sample()
-        q = torch.cat(critic(observations, torch.tanh(actions)), dim=1).min(dim=1).values
+        q = torch.cat(critic(observations, self.actor.within(actions)), dim=1).min(dim=1).values
         log_prior = self.log_prior(observations, actions) if self.objective.reads_prior else None
-        return reformulated(self.objective, q, log_prior, distribution.log_prob(actions)).total
+        of_actions = replace(self.objective, states=0.0)  # the price on states is in what the environment paid
+        return reformulated(of_actions, q, log_prior, distribution.log_prob(actions)).total
 
     def log_prior(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return log prior(a|s) of actions before tanh `[B, A]`, with its gradient through them, `[B]`.
-
-        It is the density of tanh(actions) in the box [−1, 1], as the policy's own is.
-        """
-        if not isinstance(self.prior, Policy):
-            assert self.prior is not None
-            found = self.prior.log_prob(observations, actions)
-            if actions.requires_grad and not found.requires_grad:
-                raise UsageError(
-                    "the prior's log_prob has no gradient in the actions, and ResidualSAC's actor needs it: compute it "
-                    "in torch, without no_grad"
-                )
-            return found
-        distribution = self.prior(observations)  # its method log_prob would stop the gradient
-        if self.prior.family.squashes:
-            return distribution.log_prob(actions)
-        bounds = self.action_space.low, self.action_space.high  # such a prior scores what the environment gets
-        low, high = (torch.as_tensor(bound, dtype=torch.float32).flatten() for bound in bounds)
-        half = (high - low) / 2
-        return distribution.log_prob(low + (torch.tanh(actions) + 1) * half) + half.log().sum()
+        """Return log prior(a|s) of actions as they were sampled `[B, A]`, with its gradient through them, `[B]`."""
+        if isinstance(self.prior, Policy):
+            return self.prior(observations).log_prob(actions)  # its method log_prob would stop the gradient
+        assert self.prior is not None
+        found = self.prior.log_prob(observations, actions)
+        if actions.requires_grad and not found.requires_grad:
+            raise UsageError(
+                "the prior's log_prob has no gradient in the actions, and ResidualSAC's actor needs it: compute it "
+                "in torch, without no_grad"
+            )
+        return found
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """Train as Stable-Baselines3 does, with other losses."""
@@ -276,30 +271,38 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
             critic_loss.backward()
             self.critic.optimizer.step()
 
-            self.critic.requires_grad_(False)
-            actor_loss = self.actor_loss(batch.observations)
-            check_loss("the actor", actor_loss)
-            self.actor.optimizer.zero_grad()
-            actor_loss.backward()
-            self.actor.optimizer.step()
-            self.critic.requires_grad_(True)
+            if self.num_timesteps > self.settings.critic_warmup * self.settings.steps:
+                self._train_actor(batch.observations)
             polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
         self._n_updates += gradient_steps
         self.logger.record("train/critic_loss", critic_loss.item())
-        self.logger.record("train/actor_loss", actor_loss.item())
+
+    def _train_actor(self, observations: Tensor) -> None:
+        self.critic.requires_grad_(False)
+        loss = self.actor_loss(observations)
+        check_loss("the actor", loss)
+        self.actor.optimizer.zero_grad()
+        loss.backward()
+        self.actor.optimizer.param_groups[0]["lr"] = self._actor_rate(self.num_timesteps)
+        self.actor.optimizer.step()
+        self.critic.requires_grad_(True)
+        self.logger.record("train/actor_loss", loss.item())
+
+    def _actor_rate(self, steps: int) -> float:
+        first = self.settings.actor_learning_rate
+        return first * max(0.0, 1.0 - steps / self.settings.steps) if first else self.settings.learning_rate
 
     def as_policy(self) -> Policy:
-        """Return the policy as a `repolicy.Policy` whose actions pass through tanh."""
+        """Return the policy as a `repolicy.Policy`."""
         return frozen(self.actor.policy)
 
     def _first_policy(self, settings: Settings, env_spaces: Spaces) -> Policy:
-        if isinstance(self.prior, Policy) and self.prior.family.squashes:
+        if isinstance(self.prior, Policy):
             return frozen(self.prior).requires_grad_(True)
         if self.prior is not None:
-            what = self.prior.spec.family if isinstance(self.prior, Policy) else f"a {type(self.prior).__name__}"
             raise UsageError(
-                f"the prior is {what}, and the actor, whose actions pass through tanh, cannot begin as its copy: give "
-                "the policy to begin as, actor=, or use repolicy.rql.customize, which fits one to the prior"
+                f"the prior is a {type(self.prior).__name__}, which the actor cannot begin as a copy of: give the "
+                "policy to begin as, actor="
             )
         policy = Policy(
             PolicySpec(env_spaces.observation_size, env_spaces.actions, "state_squashed", settings.hidden, "relu")
@@ -321,15 +324,22 @@ def _noise(std: float, size: int) -> OrnsteinUhlenbeckActionNoise:
 class Actor(nn.Module):
     """A policy in the place of Stable-Baselines3's actor."""
 
-    def __init__(self, policy: Policy, learning_rate: float) -> None:
+    def __init__(self, policy: Policy, learning_rate: float, space: Any) -> None:
         super().__init__()
         self.policy = policy
+        self.low, self.high = (torch.as_tensor(bound).float().flatten() for bound in (space.low, space.high))
         self.optimizer = torch.optim.Adam(policy.parameters(), learning_rate, fused=True)
 
     def forward(self, observations: Tensor, deterministic: bool = False) -> Tensor:
         """Return actions within ±1, `[B, A]`."""
         distribution = self.policy(flat(observations))
-        return torch.tanh(distribution.mode() if deterministic else distribution.sample())
+        return self.within(distribution.mode() if deterministic else distribution.sample())
+
+    def within(self, actions: Tensor) -> Tensor:
+        """Return sampled actions within ±1, where these are the bounds: through tanh, or cut to them."""
+        if self.policy.family.squashes:
+            return torch.tanh(actions)
+        return (2.0 * (actions - self.low) / (self.high - self.low) - 1.0).clamp(-1.0, 1.0)
 
     def set_training_mode(self, mode: bool) -> None:
         self.train(mode)

@@ -28,10 +28,12 @@ from repolicy.learning.run import Callback, tell
 from repolicy.learning.training import check_given, watchdog
 from repolicy.loading import nearest
 from repolicy.objective import Objective
+from repolicy.policies.density import fitted
 from repolicy.policies.file import SavedPolicy
-from repolicy.policies.policy import Policy, seeded
-from repolicy.prepare.cloning import fitted, spec_of
+from repolicy.policies.policy import Policy
 from repolicy.prepare.session import earlier, settings_of
+from repolicy.prepare.states import check_learnable, visited
+from repolicy.prepare.weights import decide
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import own_bytes, read_policy
 from repolicy.readers.reading import Options
@@ -149,8 +151,9 @@ def customize(
     """Give the policy in a file a new requirement, without the reward that trained it.
 
     The requirement is `addon`, or what the environment itself tells in `info["addon_reward"]`, as the four tasks do.
-    An alpha that is not set is the one that the prior was trained with. `options` are for another library's file. The
-    other parameters are as in `repolicy.customize`.
+    Weights that are not set are found as by `repolicy.customize`, from which the other parameters are, too; without a
+    wish of its own, omega is named, and alpha is the one that the prior was trained with. `options` are for another
+    library's file.
     """
     check_given(settings, callbacks, Settings, objective)
     path, folder = find_policy(prior), RunFolder(out, Request)
@@ -159,17 +162,40 @@ def customize(
     env = env or (env_of(saved.card, path, trust) if before is None else before.env)
     if objective.reads_basic:
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
+    choices, notes = saved.policy.actions.kind == "discrete", list[str]()
+    if choices and objective.states is None:
+        objective = replace(objective, states=0.0)
     if before is not None:
-        unset = [name for name in ("omega", "alpha") if getattr(objective, name) is None]
+        unset = [name for name in ("omega", "alpha", "states") if getattr(objective, name) is None]
         objective = replace(objective, **{name: getattr(before.objective, name) for name in unset})
-    if objective.alpha is None:
-        objective = replace(objective, alpha=_alpha_of_prior(saved, path))
-    if objective.omega is None:
-        raise UsageError("objective residual needs omega; name one with --omega")
-    content = own_bytes(saved, folder.prior)
-    how = settings_of(settings, customize_defaults(env) if before is None else cast(Settings, before.settings))
+    usual = customize_defaults(env, choices) if before is None else cast(Settings, before.settings)
+    how, content = settings_of(settings, usual), own_bytes(saved, folder.prior)
+    if not objective.is_set:
+        objective, notes = _weighed(objective, saved, path, env, names(addon), how, callbacks)
     request = _request(env, objective, how, addon, before, content)
-    return _run(request, out, (saved.policy, content), resume, callbacks, env_timeout)
+    return _run(request, out, (saved.policy, content), resume, callbacks, env_timeout, notes)
+
+
+def _weighed(
+    objective: Objective,
+    saved: SavedPolicy,
+    path: Path,
+    env: str,
+    wishes: tuple[str, ...],
+    settings: Settings,
+    callbacks: Sequence[Callback],
+) -> tuple[Objective, list[str]]:
+    """Return the objective with all its weights, and a sentence for each choice."""
+    if not wishes:  # only the environment knows it, and the engine's episodes do not tell
+        if objective.omega is None:
+            raise UsageError("objective residual needs omega; name one with --omega")
+        known = _alpha_of_prior(saved, path) if objective.alpha is None else objective.alpha
+        return replace(objective, alpha=known, states=objective.states or 0.0), []
+    engines = EngineSettings(steps=settings.steps, seed=settings.seed)
+    found = decide(objective, saved, env, wishes, engines, lambda sentence: tell(callbacks, [sentence]))
+    if found.settings.budget is not None:
+        raise UsageError("what a nat of the prior is worth cannot be told from its episodes: name --omega")
+    return found.objective, found.notes
 
 
 def _alpha_of_task(env: str) -> float:
@@ -225,10 +251,12 @@ def _run(
     resume: bool,
     callbacks: Sequence[Callback],
     env_timeout: float | None,
+    notes: Sequence[str] = (),
 ) -> Result:
     folder = RunFolder(out, Request)
     with watchdog(env_timeout), one_thread():  # layers this small are slower on several threads
         model = _algorithm(request, prior[0] if prior else None)
+        tell(callbacks, notes)
         made_with = versions() | {"stable_baselines3": version("stable_baselines3")}
         with folder.locked():
             tell(callbacks, folder.begin(request.as_dict(), made_with, resume, prior[1] if prior else None))
@@ -247,7 +275,7 @@ def _work(
     """Return all segments that are still to do."""
     settings, log = request.settings, Log(request, folder, callbacks, interrupted)
     segment, complaints = _restored(model, folder)
-    log.begin(model.num_timesteps, [*complaints, *([] if segment else _begun_as_prior(model, request))])
+    log.begin(model.num_timesteps, complaints)
     try:
         while model.num_timesteps < settings.steps and not interrupted.is_set():
             if segment:  # the first one begins as the model was made
@@ -276,10 +304,14 @@ def _algorithm(request: Request, prior: Policy | None) -> Any:
     check_memory(request.settings.buffer, made)
     if isinstance(made.action_space, gymnasium.spaces.Discrete):
         return ResidualDQN(made, request.objective, prior, request.settings)
-    actor = None
-    if prior is not None and prior.actions.kind == "continuous" and not prior.family.squashes:
-        actor = seeded(spec_of(prior, request.env, squashes=True), request.settings.seed)
-    return ResidualSAC(made, request.objective, prior, request.settings, actor)
+    density = None
+    if request.objective.reads_states:
+        assert prior is not None
+        check_learnable(prior)
+        engines = EngineSettings(steps=request.settings.steps, seed=request.settings.seed)
+        asked = engine.Request(request.env, request.objective, engines)
+        density = fitted(prior.normalizer(visited(prior, asked)), prior.normalizer)
+    return ResidualSAC(made, request.objective, prior, request.settings, density=density)
 
 
 def check_memory(transitions: int, env: gymnasium.Env[Any, Any]) -> None:
@@ -292,17 +324,6 @@ def check_memory(transitions: int, env: gymnasium.Env[Any, Any]) -> None:
             f"a buffer of {transitions:,} transitions takes {needed / 1e9:,.0f} GB, and this machine has "
             f"{there / 1e9:,.0f} GB of memory: name fewer with --buffer"
         )
-
-
-def _begun_as_prior(model: Any, request: Request) -> list[str]:
-    """Fit the actor to a prior that it is no copy of. Returns what is to be said of it."""
-    prior = model.prior
-    if prior is None or prior.actions.kind == "discrete" or prior.family.squashes:
-        return []
-    settings = EngineSettings(steps=request.settings.steps, seed=request.settings.seed, backend="gymnasium")
-    policy, steps = fitted(prior, request.env, settings, squashes=True)
-    model.actor.policy.load_state_dict(policy.state_dict())
-    return [f"the prior is {prior.spec.family}: a squashed actor was fitted to it over {steps:,} steps, to begin as it"]
 
 
 def _environment(request: Request) -> gymnasium.Env[Any, Any]:
@@ -319,7 +340,7 @@ def _renew(model: Any, request: Request, segment: int) -> None:
     model.env.close()
     if model.ep_info_buffer is not None:
         model.ep_info_buffer.clear()
-    model.set_env(TaskReward(_environment(request), request.objective))
+    model.set_env(TaskReward(_environment(request), request.objective, getattr(model, "density", None)))
     model.set_random_seed(engine.derived_seed(request.settings.seed, segment, 0))
 
 

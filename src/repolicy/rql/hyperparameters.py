@@ -34,6 +34,10 @@ class Settings(AnySettings):
     """How far the target networks follow in a gradient step."""
     hidden: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers."""
+    critic_warmup: Annotated[float, Within(0, 0.9)] = 0.0
+    """Share of the steps in which the critics of ResidualSAC learn alone, while the actor stays its prior."""
+    actor_learning_rate: Annotated[float, Within(0, 10)] = 0.0
+    """Adam's first step size for the actor of ResidualSAC, which falls to 0 at the end; at 0 as for the critics."""
     noise: Annotated[float, Within(0, 10)] = 0.0
     """Std of noise that is added to continuous actions while training, correlated in time (Ornstein–Uhlenbeck)."""
 
@@ -50,6 +54,17 @@ class Task:
 
 CARTPOLE = Settings(steps=25_000, learning_rate=1e-3, minibatch=128, train_every=8, gradient_steps=4)
 MOUNTAIN_CAR = Settings(steps=16_000, learning_rate=1e-3, noise=0.5, train_every=16, gradient_steps=4)
+# Beside a prior that acts with numbers. A good policy is easily broken, so the actor waits and takes small steps.
+CUSTOMIZING = Settings(
+    steps=30_000,
+    gamma=0.93,
+    warmup=256,
+    train_every=2,
+    tau=0.005,
+    hidden=(256, 256),
+    critic_warmup=0.2,
+    actor_learning_rate=5e-5,
+)
 # The simulators of these two are slow: the steps are what an afternoon allows for all methods and seeds.
 HIGHWAY = Settings(steps=5_000, gamma=0.8, learning_rate=5e-4, warmup=200)
 PARKING = Settings(steps=10_000, gamma=0.95, learning_rate=1e-3, hidden=(256, 256))
@@ -75,7 +90,7 @@ def train_defaults(env: str) -> Settings:
     return Settings() if task is None else task.training
 
 
-def customize_defaults(env: str) -> Settings:
-    """Return how to customize a policy of that environment."""
+def customize_defaults(env: str, choices: bool = False) -> Settings:
+    """Return how to customize a policy of that environment, which makes choices or acts with numbers."""
     task = task_of(env)
-    return Settings() if task is None else task.customizing
+    return task.customizing if task is not None else Settings() if choices else CUSTOMIZING

@@ -17,9 +17,11 @@ from repolicy.envs.step import action_space, observation_size
 from repolicy.envs.watchdog import NOTE
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, plain, task_reward
+from repolicy.policies.density import Density
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, Prior, check_scores
+from repolicy.prepare.states import familiarity
 from repolicy.rql.hyperparameters import Settings
 
 try:
@@ -55,16 +57,21 @@ def network_options(settings: Settings, normalizer: Normalizer) -> dict[str, Any
 
 
 class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """The environment, paying what the objective's task pays; the add-on's reward is `info["addon_reward"]`."""
+    """The environment, paying what the objective's task pays; the add-on's reward is `info["addon_reward"]`.
 
-    def __init__(self, env: gymnasium.Env[Any, Any], objective: Objective) -> None:
+    Beside a density of the prior's states, it takes their price.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], objective: Objective, density: Density | None = None) -> None:
         super().__init__(env)
-        self.objective, self._name = objective, type(env.unwrapped).__name__
+        self.objective, self.density, self._name = objective, density, type(env.unwrapped).__name__
+        self._age = torch.zeros(1)  # steps since the episode began
 
     def reset(self, **options: Any) -> Any:
         with NOTE.calling(self._name):
             observation, info = self.env.reset(**options)
         self._check("an observation", observation)
+        self._age.zero_()
         return observation, info
 
     def step(self, action: Any) -> Any:
@@ -77,6 +84,10 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
             )
         reward = float(task_reward(self.objective, basic, info.get("addon_reward")))  # type: ignore[arg-type]
         self._check("an observation", observation)
+        self._age += 1
+        if self.density is not None:
+            seen = torch.from_numpy(_row(observation))
+            reward += self.objective.states * float(familiarity(self.density, self.density.normalized, seen, self._age))
         self._check("a reward", np.array(reward))
         return observation, reward, terminated, truncated, info
 
@@ -176,11 +187,13 @@ def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
     return Spaces(name, observation_size(seen, name), actions)
 
 
-def usable(env_spaces: Spaces, objective: Objective, prior: Prior | None) -> Prior | None:
+def usable(
+    env_spaces: Spaces, objective: Objective, prior: Prior | None, density: Density | None = None
+) -> Prior | None:
     """Return the prior, frozen; refuse what cannot work."""
     if objective.alpha == 0:
         raise UsageError("alpha is 0; soft Q-learning needs a temperature above 0")
-    plain(objective, "soft Q-learning")
+    plain(objective, "soft Q-learning", states=density is not None)
     if objective.reads_prior and prior is None:
         raise UsageError(f"omega is {objective.omega}, which weighs a prior's log-probability, and there is no prior")
     if prior is None:
