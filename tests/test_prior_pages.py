@@ -16,7 +16,7 @@ from known_optimum import FEW
 from typed_commands import SMALL, typed
 
 import repolicy
-from repolicy.prepare import cloning, flows
+from repolicy.prepare import cloning, flows, generative
 
 DOCS = Path(__file__).parents[1] / "docs"
 pytestmark = pytest.mark.usefixtures("_elsewhere")
@@ -71,6 +71,7 @@ def test_a_generative_policy(capsys: pytest.CaptureFixture[str], monkeypatch: py
     text = section("your-policy.md", "A generative policy")
     Path("flow.py").write_text(code(text)[0])
     text, _, fitted = text.partition("`imitate` fits")
+    monkeypatch.setattr(generative, "SIMULATED", 2_000)  # steps of copies
     trained, evaluated = run_all(capsys, text.replace("--stochastic", "--stochastic --episodes 2"), monkeypatch)
     assert "noise of scale 0.5: basic reward" in trained
     assert "4 of 4 directions of the noise change the actions" in trained

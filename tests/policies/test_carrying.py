@@ -31,6 +31,16 @@ FORMATS = {"onnx": "policy.onnx", "torchscript": "policy.pt"}
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")
 
 
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the policy of `dialed()` and a plain one, exported once in each format."""
+    folder = tmp_path_factory.mktemp("graphs")
+    for format, name in FORMATS.items():
+        export(dialed(), folder / name, format)  # type: ignore[arg-type]
+        export(seeded(SPECS[0], 5), folder / f"plain-{name}", format)  # type: ignore[arg-type]
+    return folder
+
+
 def dialed() -> Conditioned:
     torch.manual_seed(3)
     policy = Conditioned.begun(seeded(PolicySpec(5, BOX, hidden=(8,)), 1), DIALS)
@@ -55,9 +65,8 @@ def test_an_exported_graph_is_read_back_to_the_bit(spec: PolicySpec, format: Any
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_dials_travel(format: Any, tmp_path: Path) -> None:
-    policy, path = dialed(), tmp_path / FORMATS[format]
-    export(policy, path, format)
+def test_dials_travel(format: Any, graphs: Path) -> None:
+    policy, path = dialed(), graphs / FORMATS[format]
     again = load_policy(path)
     assert isinstance(again, Conditioned)
     assert again.dials == policy.dials
@@ -74,9 +83,8 @@ def acted(path: Path, seen: np.ndarray, dials: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_dials_that_are_off_their_range_are_kept_within_it(format: Any, tmp_path: Path) -> None:
-    policy, path = dialed(), tmp_path / FORMATS[format]
-    export(policy, path, format)
+def test_dials_that_are_off_their_range_are_kept_within_it(format: Any, graphs: Path) -> None:
+    policy, path = dialed(), graphs / FORMATS[format]
     inf, nan = float("inf"), float("nan")
     sent = [(0.1, 0.0), (10.0, 2.0), (0.01, -1.0), (11.0, 3.0), (-inf, -inf), (inf, inf), (0.0, -0.0), (nan, nan)]
     meant = [(0.1, 0.0), (10.0, 2.0), (0.1, 0.0), (10.0, 2.0), (0.1, 0.0), (10.0, 2.0), (0.1, 0.0), (10.0, 0.0)]
@@ -146,11 +154,10 @@ def test_names_of_another_environment_are_refused() -> None:
         about(policy, None, {}, {"env": "Hopper-v4", "observations": {"names": ["z"] * 11}})
 
 
-def test_a_graph_that_was_changed_is_read_as_it_is_now(tmp_path: Path) -> None:
+def test_a_graph_that_was_changed_is_read_as_it_is_now(graphs: Path, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     policy, path = seeded(SPECS[0], 5), tmp_path / "policy.onnx"
-    export(policy, path, "onnx")
-    model = onnx.load(path)
+    model = onnx.load(graphs / "plain-policy.onnx")
     weights = next(each for each in model.graph.initializer if list(each.dims) == [8, 5])
     weights.CopyFrom(onnx.numpy_helper.from_array(2.0 * onnx.numpy_helper.to_array(weights), weights.name))
     onnx.save(model, path)
@@ -168,25 +175,23 @@ def test_a_graph_that_was_changed_is_read_as_it_is_now(tmp_path: Path) -> None:
         (POLICY, "µ", "its policy.safetensors is damaged"),
     ],
 )
-def test_damage_is_one_sentence(key: str, text: str, sentence: str, tmp_path: Path) -> None:
+def test_damage_is_one_sentence(key: str, text: str, sentence: str, graphs: Path, tmp_path: Path) -> None:
     onnx, path = pytest.importorskip("onnx"), tmp_path / "policy.onnx"
-    export(seeded(SPECS[0], 5), path, "onnx")
-    model = onnx.load(path)
+    model = onnx.load(graphs / "plain-policy.onnx")
     next(entry for entry in model.metadata_props if entry.key == key).value = text
     onnx.save(model, path)
     with pytest.raises(FileError, match=sentence):
         load_policy(path)
 
 
-def test_a_file_that_was_cut_is_told_once(tmp_path: Path) -> None:
-    export(seeded(SPECS[0], 5), path := tmp_path / "policy.onnx", "onnx")
-    path.write_bytes(path.read_bytes()[:-1000])
+def test_a_file_that_was_cut_is_told_once(graphs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "policy.onnx"
+    path.write_bytes((graphs / "plain-policy.onnx").read_bytes()[:-1000])
     with pytest.raises(FileError) as told:
         load_policy(path)
     assert str(told.value).count(str(path)) == 1
 
 
-def test_no_path_of_this_machine_is_in_the_file(tmp_path: Path) -> None:
-    for format in FORMATS:
-        export(seeded(SPECS[0], 5), tmp_path / FORMATS[format], format)  # type: ignore[arg-type]
-        assert str(Path(__file__).parents[2]).encode() not in (tmp_path / FORMATS[format]).read_bytes()
+def test_no_path_of_this_machine_is_in_the_file(graphs: Path) -> None:
+    for name in FORMATS.values():
+        assert str(Path(__file__).parents[2]).encode() not in (graphs / f"plain-{name}").read_bytes()

@@ -46,6 +46,7 @@ def test_a_clone_under_torchrun_ends_in_the_bits_of_two_ranks(tmp_path: Path) ->
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
     def run(name: str, threads: str, *more: str) -> RunFolder:
+        """Two numbers added by gloo or in shared memory are the same sum."""
         done = subprocess.run(
             [sys.executable, *more, "--json", "--out", name],
             capture_output=True, text=True, check=False, cwd=tmp_path,
@@ -62,3 +63,7 @@ def test_a_clone_under_torchrun_ends_in_the_bits_of_two_ranks(tmp_path: Path) ->
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one), file
         assert header["card"].get("clone_of") or header["card"]["prior_is"]
+    with pytest.raises(AssertionError) as refused:
+        run("torchrun", "1", *torchrun, *words)
+    assert str(refused.value).count("holds a run already") == 1
+    assert "RuntimeError" not in str(refused.value)  # the second rank is told, and does not wait for the first
