@@ -31,18 +31,7 @@ def test_a_clone_under_torchrun_ends_in_the_bits_of_two_ranks(tmp_path: Path) ->
     (tmp_path / "mine.py").write_text(PROGRAM)
     words = ["-m", "repolicy", "customize", "mine.py:steer", "--std", "0.3", "--addon", "mine.py:wish"]
     words += ["--env", tiny("LinearQuadratic"), "--omega", "0.3", "--alpha", "0.1", "--no-report"]
-    words += [
-        "--steps",
-        "1024",
-        "--envs",
-        "16",
-        "--n-steps",
-        "16",
-        "--checkpoint-every",
-        "2",
-        "--evaluation-episodes",
-        "2",
-    ]
+    words += ["--steps=1024", "--envs=16", "--n-steps=16", "--checkpoint-every=2", "--evaluation-episodes=2"]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
     def run(name: str, threads: str, *more: str) -> RunFolder:
