@@ -15,6 +15,7 @@ that reaches on the left, and the mean square of the three numbers that move the
 
 import math
 import shlex
+import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -27,6 +28,7 @@ from experiments import campaign
 from experiments.ledger import Row
 from experiments.pages import markdown
 from repolicy.cli.main import main as command_line
+from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Info
@@ -36,9 +38,11 @@ from repolicy.priors.decoders import decoder_of
 from repolicy.runs.ranks import one_thread
 
 LENGTH, CHUNK, NOISE, EPISODES = 150, 8, 32, 100
-STEPS = 20_000  # decisions
+STEPS, SECONDS = 20_000, 100.0  # decisions, and about what they take of a core
 DEMONSTRATIONS, FEW, TOGETHER = 200, 25, 25
 OMEGAS = (0.1, 0.3, 1.0, 3.0, 10.0)
+DSRL = {"seconds": (20, SECONDS), "decisions": (4, math.inf)}  # gradient steps for four decisions
+BUDGETS = (1.0, 3.0)  # nats a decision, of which an episode has 19; by default a quarter of one
 HAND, THING, GOAL = slice(0, 3), slice(4, 7), slice(36, 39)  # where they stand in an observation
 BEGIN, ASIDE, NEAR = np.array([0.005, 0.6]), 0.1, 0.04  # metres
 TASKS = {"pickplace": "PickPlace", "push": "Push", "drawer": "DrawerOpen"}
@@ -144,13 +148,17 @@ def flow_of(task: str, runs: Path, count: int = DEMONSTRATIONS) -> Path:
 # Measuring ------------------------------------------------------------------------------------------------------------
 
 
-def figures(found: Evaluation) -> Row:
-    """Return a line's numbers. `found` has paid all three wishes."""
-    row: Row = {
-        "success": round(float((found.wishes["success"] > 0.0).mean()), 4),
-        "left": round(float((found.wishes["left"] > 0.0).mean()), 4),
-        "square": round(float(-found.wishes["gentle"].mean() / LENGTH), 4),
+def shares(left: np.ndarray, gentle: np.ndarray, success: np.ndarray) -> Row:
+    """Return a line's numbers, from what each wish paid in each episode."""
+    return {
+        "success": round(float((success > 0.0).mean()), 4),
+        "left": round(float((left > 0.0).mean()), 4),
+        "square": round(float(-gentle.mean() / LENGTH), 4),
     }
+
+
+def figures(found: Evaluation) -> Row:
+    row = shares(**{name: found.wishes[name] for name in WISHES})
     return row if found.deterministic else row | {"nats_an_episode": round(found.columns["kl_an_episode"].mean, 3)}
 
 
@@ -205,14 +213,40 @@ def best_of(task: str, runs: Path, wish: str, count: int) -> Row:
                 for row, pays in enumerate((left, gentle, success)):
                     sums[row] += pays(seen, taken, step.final, step.info)
                 seen = step.observations
-    solved, aside, moved = sums[2] > 0.0, sums[0] > 0.0, -sums[1].mean() / LENGTH
     nats = math.ceil(LENGTH / CHUNK) * (math.log(count) - (count - 1) / count)
-    return {
-        "success": round(float(solved.mean()), 4),
-        "left": round(float(aside.mean()), 4),
-        "square": round(float(moved), 4),
-        "nats_an_episode": round(nats, 3),
-    }
+    return shares(*sums) | {"nats_an_episode": round(nats, 3)}
+
+
+def by_dsrl(task: str, runs: Path, wish: str, seed: int, gradients: int, seconds: float) -> Row:
+    """Return what SAC over the noise ends in, after as many decisions or, if that is sooner, so many seconds."""
+    from experiments.steered import WITHIN, ByNoise, dsrl, played  # needs Stable-Baselines3
+
+    _, name = noise_prior(str(flow_of(task, runs)), NOISE, CHUNK, env_of(task))
+    began = time.process_time()
+    model, taken = dsrl(make_envs(name, WITHIN, seed), combined([WISHES[wish]]), seed, STEPS, gradients, seconds)
+    took, rows = time.process_time() - began, list[Row]()
+    for by_mean in (False, True):
+        act = ByNoise(model, by_mean)
+        with closing(make_envs(name, EPISODES, EVALUATION_SEED)) as envs:
+            rows.append(shares(*played(envs, act, combined([*WISHES.values()]))))
+        rows[-1] |= {} if by_mean else {"nats_an_episode": round(act.nats, 3)}
+    return {"decisions": taken, "training_seconds": round(took, 1)} | rows[0] | {"mean": rows[1]}
+
+
+def by_residual(task: str, runs: Path, wish: str, seed: int, scale: float) -> Row:
+    """Return what adding to the flow's actions ends in, after the steps of as many decisions."""
+    from experiments.steered import SIDE_BY_SIDE, Corrected, corrections, played, residual
+
+    decoder, began = decoder_of(str(flow_of(task, runs)), NOISE, CHUNK), time.process_time()
+    envs = Corrected(make_envs(env_of(task), SIDE_BY_SIDE, seed), decoder, seed)
+    model, rows = residual(envs, combined([WISHES[wish]]), seed, STEPS * CHUNK, scale), list[Row]()
+    took = time.process_time() - began
+    for by_mean in (False, True):
+        inner = make_envs(env_of(task), EPISODES, EVALUATION_SEED)
+        with closing(Corrected(inner, decoder, EVALUATION_SEED)) as envs:
+            act = partial(corrections, model, by_mean)
+            rows.append(shares(*played(envs, act, combined([*WISHES.values()]))))
+    return {"training_seconds": round(took, 1)} | rows[0] | {"mean": rows[1]}
 
 
 # The lines ------------------------------------------------------------------------------------------------------------
@@ -240,8 +274,15 @@ def lines(runs: Path) -> dict[str, Callable[[], Row]]:
                 found[f"{task}/{wish}, best of 16/0"] = partial(best_of, task, runs, wish, 16)
         for task in TASKS:
             run(f"{task}/left, greedy/0", f"--addon {WISHES['left']} --objective greedy")
+        for budget in BUDGETS:
+            run(f"pickplace/gentle, {budget:g} nats a decision/0", f"--addon {WISHES['gentle']} --kl-budget {budget:g}")
         for omega in OMEGAS:
             run(f"push/left, omega {omega:g}/0", f"--addon {WISHES['left']} --omega {omega:g}")
+    for seed in range(2):
+        for name, how in DSRL.items():
+            found[f"push/left, DSRL, equal {name}/{seed}"] = partial(by_dsrl, "push", runs, "left", seed, *how)
+        for scale in (0.1, 0.5):
+            found[f"push/left, residual {scale:g}/{seed}"] = partial(by_residual, "push", runs, "left", seed, scale)
     for task in TASKS:
         for scale in (1.0, 0.5, 0.0):
             found[f"{task}/weak, noise {scale:g}/0"] = partial(at_scale, task, runs, FEW, scale)
