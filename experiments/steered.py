@@ -1,9 +1,9 @@
 """Other ways to steer the same flow: SAC over its noise (DSRL), and a residual that is added to its actions.
 
 DSRL is Wagenmaker et al., 2025, as its program sets it: noise within 1.5, no prior, target entropy 0, 20 gradient steps
-for four decisions (or fewer, where told), a buffer that begins with the flow's own noise; but networks of 3 x 256 in place of
-3 x 2,048, without layer norm. The residual is customary, too: PPO whose policy sees the observation and the flow's
-action, and adds to it. Both train by Stable-Baselines3, and are paid the wish alone.
+for four decisions, a buffer that begins with the flow's own noise; but networks of 3 x 256 in place of 3 x 2,048, and
+no layer norm. The residual is customary, too: PPO whose policy sees observation and flow action, and adds to it.
+Both train by Stable-Baselines3, and are paid the wish alone.
 """
 
 import math
