@@ -217,6 +217,7 @@ MUTANTS = [
     Mutant("many/comparing.py", "seed + done, backend", "seed, backend", "tests/many/test_comparing.py", "every round from the same starts"),
     Mutant("report/verdict.py", "math.hypot(*errors)", "after.error", "tests/report/test_verdict.py", "a difference with the error of one side"),
     Mutant("many/varying.py", "error / STEPS ** len(axes)", "error", "tests/many/test_comparing.py", "each place with the error of all"),
+    Mutant("envs/names.py", "failed is not None", "failed is None", "tests/envs/test_env_names.py", "EnvPool's failed import keeps the stack of whoever asks first"),
     Mutant("envs/names.py", "options=self._given | (options or {})", "options=options", "tests/many/test_comparing.py", "an option of resets that no reset gets"),
     Mutant("many/varying.py", "return min(self.places", "return max(self.places", "tests/many/test_comparing.py", "the best place taken for the worst"),
     Mutant("report/verdict.py", "< ERROR / self.told", "< ERROR", "tests/report/test_verdict.py", "two chances to be wrong, each of 5 %"),

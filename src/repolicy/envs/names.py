@@ -1,6 +1,7 @@
 """Environments by name: an id of EnvPool's or Gymnasium's, or the user's own, with options behind a `?`."""
 
 import json
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, cast
@@ -126,6 +127,9 @@ def envpool_names() -> frozenset[str]:
         import envpool
     except ImportError:
         return frozenset()
+    failed = getattr(sys.modules.get("envpool.procgen"), "_PROCGEN_IMPORT_ERROR", None)
+    if failed is not None:  # EnvPool keeps it, and so all that stood on the stack, such as gigabytes of environments
+        failed.__traceback__ = None
     return frozenset(envpool.list_all_envs())
 
 
