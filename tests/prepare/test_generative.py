@@ -4,6 +4,7 @@ import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -25,7 +26,7 @@ from repolicy.objective import residual
 from repolicy.policies.export import onnx_graph, onnx_reader
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.prepare.best_of import BestOf, check_possible
-from repolicy.prepare.generative import noise_prior, scaled, standard_normal
+from repolicy.prepare.generative import noise_prior, referred, scaled, standard_normal
 from repolicy.prepare.weights import decide
 from repolicy.priors import decoders
 from repolicy.priors.decoders import decoder_of, noise_input
@@ -291,6 +292,8 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
     ):
         with pytest.raises(error, match=words):
             noise_prior(f"{HERE}:{decoder}", 2, chunk, WALK, FEW)
+    with pytest.raises(UsageError, match=r"write it into a file and name file\.py:decode"):
+        referred(SimpleNamespace(decode=same))
     with pytest.raises(UsageError, match="--noise is 0"):
         decoder_of(f"{HERE}:same", 0, 1)
     with pytest.raises(UsageError, match="--trust"):

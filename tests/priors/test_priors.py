@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -238,6 +239,8 @@ class Needy(Wide):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
+        (lambda: prior_of(lambda observations, noise: noise, name="flow"), "flow takes noise.*--noise.*--chunk"),
+        (lambda: prior_of(SimpleNamespace(decode=twice), name="flow"), "flow takes noise.*--noise.*--chunk"),
         (lambda: prior_of(twice), r"twice gives a mean and no std.*--std \(in Python, std=\)"),
         (lambda: prior_of(twice, 0.0), "the std of twice is 0.0; it must be above 0"),
         (lambda: prior_of(twice, [0.1, float("nan")]), "must be above 0"),

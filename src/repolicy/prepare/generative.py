@@ -70,7 +70,7 @@ def noise_prior(
 
 def referred(given: Any) -> str:
     """Return the name by which every process finds a decoder."""
-    reference = reference_to(given) if callable(given) else str(given)
+    reference = str(given) if isinstance(given, str | Path) else reference_to(given)
     if lives_here_alone(reference):
         raise UsageError("a decoder is found by other processes, too: write it into a file and name file.py:decode")
     return reference

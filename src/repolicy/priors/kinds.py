@@ -8,6 +8,7 @@ There are three depths of prior. *Copied*: its network is one of ours, and the a
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
+from inspect import isfunction, signature
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -250,6 +251,11 @@ def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | 
         if std is not None:
             raise UsageError(f"{name} has log_prob, which knows its own std: leave the std out")
         return thing if isinstance(thing, MeanPrior | ScoredPrior) else ScoredPrior(thing, name)
+    if _decodes(thing):
+        raise UsageError(
+            f"{name} takes noise beside observations, as a generative policy does: tell with --noise how many numbers, "
+            "and with --chunk how many actions it gives at a time"
+        )
     if not callable(thing) and not isinstance(thing, Program):
         raise UsageError(
             f"the prior {name} is {type(thing).__name__}; it must be a policy, an object with "
@@ -262,6 +268,15 @@ def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | 
             "(in Python, std=), such as 0.2"
         )
     return MeanPrior(thing, std, name)
+
+
+def _decodes(thing: Any) -> bool:
+    """Return whether this has `decode`, or is a function of two inputs."""
+    if callable(getattr(thing, "decode", None)):
+        return True
+    given = signature(thing).parameters.values() if isfunction(thing) else ()
+    plain = [each for each in given if each.default is each.empty]
+    return len(plain) == 2 and all(each.kind is each.POSITIONAL_OR_KEYWORD for each in plain)
 
 
 def name_of(thing: Any) -> str:
