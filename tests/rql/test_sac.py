@@ -209,6 +209,10 @@ def test_states_that_the_prior_does_not_know_have_their_price_unless_an_episode_
         assert paid - free == pytest.approx(price if age > SKIPPED else 0.0, abs=1e-5)
         prices.append(price)
     assert min(prices) < -1.0
+    for env in envs:
+        env.reset(seed=1)
+    for _ in range(SKIPPED):
+        assert len({env.step(np.ones(1))[1] for env in envs}) == 1
     with pytest.raises(UsageError, match="soft Q-learning knows no price on unfamiliar states"):
         ResidualSAC(Bounded(), objective, constant(MEAN, STD))
 
