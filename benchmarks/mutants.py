@@ -32,7 +32,8 @@ BEGINNING, TREE = "tests/learning/test_beginning.py", "tests/planning/test_tree.
 CHOOSING = "tests/planning/test_choosing.py"
 SAMPLING, PLANNER = "tests/planning/test_sampling.py", "tests/planning/test_planner.py"
 INFERENCE, PREFERENCES = "tests/wishes/test_inference.py", "tests/wishes/test_preferences.py"
-TAKEOVER, ASK, WISH_FILE = "tests/wishes/test_takeover.py", "tests/wishes/test_ask.py", "tests/envs/test_wish_file.py"
+TAKEOVER, KEYS = "tests/wishes/test_takeover.py", "tests/wishes/test_keys.py"
+ASK, WISH_FILE = "tests/wishes/test_ask.py", "tests/envs/test_wish_file.py"
 DOORS = "tests/cli/test_doors_files.py tests/cli/test_doors_output.py"
 LLM = {
     name: f"tests/llm/test_{name}.py"
@@ -108,7 +109,7 @@ MUTANTS = [
     Mutant("wishes/learning_loop.py", "None if earlier is None else earlier.theta, chances", "None, chances", TAKEOVER, "a round forgets the wish before it"),
     Mutant("wishes/learning_loop.py", "records[best]], policies[best]", "records[best]], policies[-1]", TAKEOVER, "the loop goes on from a round that was worse"),
     Mutant("wishes/learning_loop.py", "- 1 - best < PATIENCE", "- 1 - best <= PATIENCE", TAKEOVER, "the loop ends a round later"),
-    Mutant("wishes/keys.py", "pad.get_axis(axis) - rest) > STILL", "pad.get_axis(axis)) > STILL", TAKEOVER, "a trigger at rest acts"),
+    Mutant("wishes/keys.py", "pad.get_axis(axis) - rest) > STILL", "pad.get_axis(axis)) > STILL", KEYS, "a trigger at rest acts"),
     Mutant("wishes/learning_loop.py", "if keys and keys.shows else", "if keys else", TAKEOVER, "a terminal asks for pictures"),
     Mutant("wishes/learning_loop.py", "@ one - one.mean(0)", "@ one", TAKEOVER, "where a policy began is foretold, too"),
     Mutant("wishes/pairs.py", "mode + held, mode)", "mode + away, mode)", ASK, "a clip's deviation is not held"),
@@ -384,7 +385,7 @@ MUTANTS = [
     Mutant("prepare/defaults.py", "max(steps, UPDATES) / UPDATES", "steps", "tests/runs/test_settings.py", "few steps have few updates"),
     Mutant("prepare/states.py", "max(FEWEST, SHARE * steps)", "SHARE * steps", STATES, "a short run knows hardly a state"),
     Mutant("prepare/spending.py", "(segments + 1)", "segments", "tests/prepare/test_spending.py", "the first evaluation is not counted"),
-    Mutant("prepare/spending.py", "states.EACH * states.SKIPPED", "states.EACH", "tests/prepare/test_spending.py", "how episodes begin is not counted"),
+    Mutant("prepare/states.py", "// EACH * SKIPPED", "// EACH", "tests/prepare/test_spending.py", "how episodes begin is not counted"),
     Mutant("prepare/defaults.py", "3e-4 * math.sqrt(64 / widest)", "3e-4 * math.sqrt(widest / 64)", "tests/runs/test_settings.py", "a wide network takes larger steps"),
     Mutant("envs/noise.py", "self.observation_size], noise.astype(np.float32))", "self.observation_size], 0.95 * noise.astype(np.float32))", GENERATIVE, "noise that is a little smaller than what was chosen"),
     Mutant("envs/noise.py", "counts.append(~ended)", "counts.append(~ended | True)", GENERATIVE, "steps behind an end are paid"),

@@ -95,7 +95,7 @@ def in_all(row: Row) -> int:
     """Return the steps of the environment that such a run takes."""
     if row["request"].get("method") == "Residual Q-learning":  # the weights stand in the priors' files
         steps = int(row["request"]["settings"]["steps"])
-        return steps + states.wanted(steps) + states.wanted(steps) // states.EACH * states.SKIPPED
+        return steps + states.steps_for(steps)
     return sum(spending(Request.from_dict(row["request"])))
 
 

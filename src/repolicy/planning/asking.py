@@ -18,15 +18,15 @@ from repolicy.planning.mujoco_model import CannotBatchError, MujocoModel
 from repolicy.planning.planner import Planner, Search
 from repolicy.planning.scoring import Score
 from repolicy.planning.value import fitted_value
-from repolicy.policies.density import Density, fitted
+from repolicy.policies.density import Density
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy
 from repolicy.prepare.session import open_prior
-from repolicy.prepare.states import check_learnable, visited
+from repolicy.prepare.states import check_learnable, density_of
 from repolicy.prepare.weights import Weighing
 from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.reading import Options
-from repolicy.runs.ranks import one_thread
+from repolicy.runs.ranks import Alone, one_thread
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
@@ -121,7 +121,7 @@ def planned(
         states = weights.states if states is None else states
         by_weights = f"omega is {omega:.3g} and states {states:.3g}, by what a nat of the prior is worth of {reward}"
     model, of_model = model_of(policy, place, learned, search.seed, say)
-    score = Score(wish, omega, states, search.discount, density_of(policy, place) if states else None, None)
+    score = Score(wish, omega, states, search.discount, prior_states(policy, place) if states else None, None)
     with one_thread():
         if tries:
             say("trying weights of the prior in a plan, which takes up to a minute (--omega goes without)")
@@ -150,10 +150,10 @@ def model_of(prior: Policy, env: str, learned: bool, seed: int, say: Say) -> tup
     return CopyModel(env, seed), note
 
 
-def density_of(prior: Policy | MeanPrior, env: str) -> Density:
+def prior_states(prior: Policy | MeanPrior, env: str) -> Density:
     """Return how likely the prior's states are, from its own episodes."""
     assert isinstance(prior, Policy)
     check_learnable(prior)
     with one_thread():
         request = Request(env, residual(), Settings())
-        return fitted(prior.normalizer(visited(prior, request)), prior.normalizer)
+        return density_of(prior, request, Alone())

@@ -40,12 +40,11 @@ def spending(request: Request, found: int = 0, length: float = LONGEST, free: in
         longest = envs.limit or math.ceil(length)
     segments = math.ceil(settings.iterations / settings.checkpoint_every)
     episodes = settings.evaluation_episodes and max(1, settings.evaluation_episodes // settings.ranks) * settings.ranks
-    observations = states.wanted(settings.steps) if request.objective.reads_states else 0
     return Spending(
         trials=weights.ENVS * (trials * weights.STEPS + KEPT),
         weights=found,
         free=free,
-        states=observations + observations // states.EACH * states.SKIPPED,
+        states=states.steps_for(settings.steps) if request.objective.reads_states else 0,
         training=settings.iterations * settings.iteration_steps,
         evaluations=(segments + 1) * episodes * longest,
     )

@@ -39,6 +39,11 @@ def wanted(steps: int) -> int:
     return int(min(WANTED, max(FEWEST, SHARE * steps)))
 
 
+def steps_for(steps: int) -> int:
+    """Return how many steps it takes to collect them, with those that begin an episode and are left out."""
+    return wanted(steps) + wanted(steps) // EACH * SKIPPED
+
+
 def density_of(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
     """Return the density of the prior's states: fitted by the first rank, the same bits on every rank."""
     size = prior.observation_size

@@ -234,8 +234,8 @@ def _judged(changes: Sequence[Difference], actions: Sequence[str], name: str, th
             f"{detail} with {how}" if len(words) > 1 else detail
             for (_, detail), how in zip(words, actions, strict=True)
         ]
-        beside = f"{words[0][0]} than {than}" if words[0][0] in ("better", "worse") else f"cannot tell it from {than}"
-        return f"{beside} {what}: {', '.join(each)}"
+        word = words[0][0]
+        return f"{word} {'it from' if word == 'cannot tell' else 'than'} {than} {what}: {', '.join(each)}"
     each = [f"{word} with {how} ({detail})" for (word, detail), how in zip(words, actions, strict=True)]
     return f"{what}, beside {than}: {', '.join(each)}"
 

@@ -56,6 +56,7 @@ class ResidualQ:
 
     objective: Objective
     prior: Prior | None
+    density: Density | None = None  # of the prior's states, where they have a price
     gamma: float
 
     def targets(self, batch: Any) -> Tensor:

@@ -28,11 +28,10 @@ from repolicy.learning.run import Callback, tell
 from repolicy.learning.training import check_given, watchdog
 from repolicy.loading import nearest
 from repolicy.objective import Objective
-from repolicy.policies.density import fitted
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy
 from repolicy.prepare.session import earlier, settings_of
-from repolicy.prepare.states import check_learnable, visited
+from repolicy.prepare.states import check_learnable, density_of
 from repolicy.prepare.weights import decide
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import own_bytes, read_policy
@@ -41,7 +40,7 @@ from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, ta
 from repolicy.runs import request as engine
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import polite_interrupt, versions
-from repolicy.runs.ranks import one_thread
+from repolicy.runs.ranks import Alone, one_thread
 from repolicy.runs.result import Result
 from repolicy.runs.settings import AnySettings
 from repolicy.runs.settings import Settings as EngineSettings
@@ -309,8 +308,7 @@ def _algorithm(request: Request, prior: Policy | None) -> Any:
         assert prior is not None
         check_learnable(prior)
         engines = EngineSettings(steps=request.settings.steps, seed=request.settings.seed)
-        asked = engine.Request(request.env, request.objective, engines)
-        density = fitted(prior.normalizer(visited(prior, asked)), prior.normalizer)
+        density = density_of(prior, engine.Request(request.env, request.objective, engines), Alone())
     return ResidualSAC(made, request.objective, prior, request.settings, density=density)
 
 
@@ -340,7 +338,7 @@ def _renew(model: Any, request: Request, segment: int) -> None:
     model.env.close()
     if model.ep_info_buffer is not None:
         model.ep_info_buffer.clear()
-    model.set_env(TaskReward(_environment(request), request.objective, getattr(model, "density", None)))
+    model.set_env(TaskReward(_environment(request), request.objective, model.density))
     model.set_random_seed(engine.derived_seed(request.settings.seed, segment, 0))
 
 
