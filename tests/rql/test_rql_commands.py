@@ -16,6 +16,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from known_problems import Bounded, Table, Walk, constant, wild_prior
+from small_runs import Listening
 
 import repolicy
 from repolicy.cli.main import main
@@ -111,8 +112,8 @@ def test_weights_are_found_as_elsewhere_and_what_they_price_is_resumed_to_the_bi
     settings = replace(
         QUICK, steps=200, checkpoint_every=80, critic_warmup=0.5, actor_learning_rate=1e-2, minibatch=8, train_every=4
     )
-    addon, ways = f"{Path(__file__).parent / 'known_problems.py'}:upright", []
-    for name, callbacks in (("whole", []), ("stopped", [Interrupts(100)]), ("stopped", [])):
+    addon, ways, heard = f"{Path(__file__).parent / 'known_problems.py'}:upright", [], Listening()
+    for name, callbacks in (("whole", [heard]), ("stopped", [Interrupts(100)]), ("stopped", [])):
         ways.append(
             customize(
                 tmp_path / "prior.safetensors", residual(), tmp_path / name, settings, addon=addon,
@@ -124,6 +125,7 @@ def test_weights_are_found_as_elsewhere_and_what_they_price_is_resumed_to_the_bi
     assert RunFolder(tmp_path / "whole", Request).request()["objective"] == {
         "task": "addon", "omega": 0.3, "alpha": 0.1, "bonus": 0.0, "states": 0.3,
     }  # fmt: skip
+    assert "8,600 steps of the environment in all: 8,400 for the prior's states, 200 to train" in heard.said
 
 
 class Interrupts:

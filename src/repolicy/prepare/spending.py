@@ -14,12 +14,12 @@ from repolicy.runs.request import Request
 class Spending(NamedTuple):
     """Steps until a run ends, by what they are for, or decisions of a generative policy; episodes may take fewer."""
 
-    trials: int  # of the wish, and by which the run is known again
-    weights: int  # to find them, mostly by what a nat is worth
-    free: int  # to tell what a generative policy gives without training
-    states: int  # to learn the prior's states
-    training: int
-    evaluations: int  # while it trains
+    trials: int = 0  # of the wish, and by which the run is known again
+    weights: int = 0  # to find them, mostly by what a nat is worth
+    free: int = 0  # to tell what a generative policy gives without training
+    states: int = 0  # to learn the prior's states
+    training: int = 0
+    evaluations: int = 0  # while it trains
 
     def sentence(self, chunk: int = 1) -> str:
         """Return `22,752 steps of the environment in all: 2,304 to try the wish, ...`."""

@@ -31,7 +31,8 @@ from repolicy.objective import Objective
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy
 from repolicy.prepare.session import earlier, settings_of
-from repolicy.prepare.states import check_learnable, density_of
+from repolicy.prepare.spending import Spending
+from repolicy.prepare.states import check_learnable, density_of, steps_for
 from repolicy.prepare.weights import decide
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import own_bytes, read_policy
@@ -161,7 +162,7 @@ def customize(
     env = env or (env_of(saved.card, path, trust) if before is None else before.env)
     if objective.reads_basic:
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
-    choices, notes = saved.policy.actions.kind == "discrete", list[str]()
+    choices, notes, measured = saved.policy.actions.kind == "discrete", list[str](), 0
     if choices and objective.states is None:
         objective = replace(objective, states=0.0)
     if before is not None:
@@ -170,7 +171,10 @@ def customize(
     usual = customize_defaults(env, choices) if before is None else cast(Settings, before.settings)
     how, content = settings_of(settings, usual), own_bytes(saved, folder.prior)
     if not objective.is_set:
-        objective, notes = _weighed(objective, saved, path, env, names(addon), how, callbacks)
+        objective, notes, measured = _weighed(objective, saved, path, env, names(addon), how, callbacks)
+    if before is None:
+        learnt = steps_for(how.steps) if objective.reads_states else 0
+        notes.append(Spending(weights=measured, states=learnt, training=how.steps).sentence())
     request = _request(env, objective, how, addon, before, content)
     return _run(request, out, (saved.policy, content), resume, callbacks, env_timeout, notes)
 
@@ -183,18 +187,18 @@ def _weighed(
     wishes: tuple[str, ...],
     settings: Settings,
     callbacks: Sequence[Callback],
-) -> tuple[Objective, list[str]]:
-    """Return the objective with all its weights, and a sentence for each choice."""
+) -> tuple[Objective, list[str], int]:
+    """Return the objective with all its weights, a sentence for each choice, and the steps that it took."""
     if not wishes:  # only the environment knows it, and the engine's episodes do not tell
         if objective.omega is None:
             raise UsageError("objective residual needs omega; name one with --omega")
         known = _alpha_of_prior(saved, path) if objective.alpha is None else objective.alpha
-        return replace(objective, alpha=known, states=objective.states or 0.0), []
+        return replace(objective, alpha=known, states=objective.states or 0.0), [], 0
     engines = EngineSettings(steps=settings.steps, seed=settings.seed)
     found = decide(objective, saved, env, wishes, engines, lambda sentence: tell(callbacks, [sentence]))
     if found.settings.budget is not None:
         raise UsageError("what a nat of the prior is worth cannot be told from its episodes: name --omega")
-    return found.objective, found.notes
+    return found.objective, found.notes, found.steps
 
 
 def _alpha_of_task(env: str) -> float:
