@@ -52,7 +52,7 @@ def followed(method: Method, rollouts: list[Tensor]) -> tuple[list[dict[str, flo
         method.credit(torch.randn(STEPS, ENVS), torch.zeros(STEPS, ENVS))
         told.append(method.measured())
         method.steering.explained = 1.0
-        method.steer()
+        method.steering.steer(*method.spent)
     return told, paid
 
 

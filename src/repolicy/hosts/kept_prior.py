@@ -1,11 +1,8 @@
 """What the hosts need of a prior: to open it, to score a rollout by it, and to say where it does not fit."""
 
-import math
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,12 +12,13 @@ from torch import Tensor, nn
 
 from repolicy.envs.evaluation import untold
 from repolicy.errors import UsageError
+from repolicy.hosts.begun import check_sizes
 from repolicy.loading import printable
 from repolicy.objective import Objective
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy, notes_of
 from repolicy.policies.modulated import Conditioned
-from repolicy.policies.policy import Policy, PolicySpec, Prior, check_scores, frozen
+from repolicy.policies.policy import Policy, Prior, check_scores, frozen
 from repolicy.priors.code import opened
 from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.reading import Options, as_in_python, told_in_python
@@ -109,45 +107,6 @@ def check_squashed(prior: Any, env_squashes: bool, remedy: str) -> None:
         )
 
 
-def as_gaussian(policy: Policy) -> Policy:
-    """Return the Gaussian before tanh, with which a host's actor begins; any other policy as it is."""
-    if not policy.family.squashes:
-        return policy
-    found = Policy(replace(policy.spec, family=policy.spec.family.replace("squashed", "gaussian")))
-    found.load_state_dict(policy.state_dict())
-    return found.requires_grad_(False).eval()
-
-
-@torch.no_grad()
-def with_one_std(policy: Policy) -> Policy:
-    """Return a Gaussian with one std for all states. Of all, it is nearest to the policy, in KL(it ‖ policy).
-
-    The mean is over observations as the policy's normalizer knows them; the means of actions are the policy's own.
-    """
-    if policy.std is not None or policy.actions.kind == "discrete":
-        return policy
-    spec, width = policy.spec, policy.actions.width
-    found = Policy(replace(spec, family="gaussian", std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf)))
-    numbers = policy.network.state_dict()
-    for name, part in found.network.state_dict().items():
-        part.copy_(numbers[name] if part.shape == numbers[name].shape else numbers[name][:width])
-    found.normalizer.load_state_dict(policy.normalizer.state_dict())
-    inputs = torch.randn(ROWS, spec.observation_size, generator=torch.Generator().manual_seed(0))
-    head: Any = policy.distribution(inputs.to(next(policy.parameters()).device))
-    assert found.log_std is not None
-    found.log_std.copy_(-0.5 * (-2.0 * head.log_std).exp().mean(0).log())
-    return found.requires_grad_(False).eval()
-
-
-def as_squashed(policy: Policy, prior: Policy) -> Policy:
-    """Return a Gaussian that has acted through tanh as the policy that it is, with its prior's bounds."""
-    family = policy.spec.family.replace("gaussian", "squashed")
-    spec = replace(policy.spec, family=family, actions=prior.actions, clips=False)
-    found = Conditioned(spec, policy.dials) if isinstance(policy, Conditioned) else Policy(spec)
-    found.load_state_dict(policy.state_dict())
-    return found.requires_grad_(False).eval()
-
-
 def called(prior: object) -> str:
     """Return what to call a prior that was given, in a sentence and in a checkpoint."""
     return str(prior) if isinstance(prior, str | Path) else f"a {type(prior).__name__}"
@@ -166,51 +125,91 @@ def check_same_prior(given: Mapping[str, Tensor], kept: Mapping[str, Tensor], na
 ROWS = 4096  # of a rollout that a prior scores at once
 
 
-class Given(nn.Module):
+class ByDistribution(nn.Module):
+    """A prior in the form that hosts ask, by its distribution of actions: `log_prob`, `entropy`, `mode` and `sample`.
+
+    card: what its file tells of its training; a host's own files tell nothing.
+    """
+
+    def __init__(self, card: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.card = dict(card or {})
+
+    def distribution(self, observations: Any) -> Any:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return log prior and, where it is known, the prior's entropy, both `[T, N]`, of a rollout `[T, N, ...]`.
+
+        ended `[T, N]`: after which steps an episode ended, and with it what the prior remembers of it.
+        """
+        return in_rows(self.score_rows, observations, actions)
+
+    def score_rows(self, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return both `[B]` of rows."""
+        distribution = self.distribution(observations)
+        return distribution.log_prob(actions), distribution.entropy()
+
+    @torch.no_grad()
+    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
+        """Return actions, and their nats `[N]`: the entropy of sampled ones, log π of the likeliest."""
+        return nats_of(self.distribution(observations), sample)
+
+    def forget(self, ended: Tensor | None = None) -> None:
+        """Begin anew where an episode ended `[N]`, without `ended` everywhere; most have no memory."""
+
+
+class Given(ByDistribution):
     """A prior of any kind, which takes observations as rows of numbers. One with a memory runs along with episodes."""
 
     def __init__(self, opened: Opened, observations: int, actions: ActionSpace) -> None:
-        super().__init__()
-        prior, self.name, self.card = opened
-        self.prior = prior.placed(observations, actions) if isinstance(prior, MeanPrior) else prior
+        prior, self.name, card = opened
+        super().__init__(card)
+        self.prior: Any = prior.placed(observations, actions) if isinstance(prior, MeanPrior) else prior
         if isinstance(prior, Policy):
-            check_sizes(prior, observations, str(actions), actions.kind, actions.sizes)
+            check_sizes(prior, observations, actions)
         self.memory: Any = None
+
+    def distribution(self, observations: Tensor) -> Any:
+        if isinstance(self.prior, MeanPrior):
+            return self.prior.distribution(observations)
+        if isinstance(self.prior, Policy):
+            return self.prior(observations)
+        raise UsageError(
+            f"{self.name} scores actions and chooses none, so nothing can be measured: name omega and alpha, and "
+            "leave states out"
+        )
+
+    @property
+    def remembers(self) -> bool:
+        return isinstance(self.prior, MeanPrior) and self.prior.remembers
 
     @torch.no_grad()
     def score(self, observations: Tensor, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return log prior and, where it is known, the prior's entropy, both `[T, N]`."""
-        if isinstance(self.prior, MeanPrior) and self.prior.remembers:
-            distribution, self.memory = self.prior.follow(observations, ended, self.memory)
-            return distribution.log_prob(actions), distribution.entropy()
-        return in_rows(self._score, observations, actions)
+        if not self.remembers:
+            return super().score(observations, actions, ended)
+        distribution, self.memory = self.prior.follow(observations, ended, self.memory)
+        return distribution.log_prob(actions), distribution.entropy()
+
+    def score_rows(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor | None]:
+        if isinstance(self.prior, Policy | MeanPrior):
+            return super().score_rows(observations, actions)
+        return scored(self.prior, observations, actions), None
 
     def act(self, observations: Tensor, sample: bool) -> tuple[Tensor, Tensor]:
-        """Return actions, and their nats `[N]`: the entropy of sampled ones, log π of the likeliest."""
-        if isinstance(self.prior, Policy):
-            return nats_of(self.prior(observations), sample)
-        if not isinstance(self.prior, MeanPrior):
-            raise UsageError(
-                f"{self.name} scores actions and chooses none, so nothing can be measured: name omega and alpha, and "
-                "leave states out"
-            )
+        if not self.remembers:
+            return super().act(observations, sample)
         ended = torch.zeros(1, len(observations), dtype=torch.bool, device=observations.device)
         distribution, self.memory = self.prior.follow(observations.unsqueeze(0), ended, self.memory)
         actions, nats = nats_of(distribution, sample)
         return actions[0], nats[0]
 
     def forget(self, ended: Tensor | None = None) -> None:
-        """Begin anew where an episode ended `[N]`; without `ended` everywhere."""
-        if ended is None or not isinstance(self.prior, MeanPrior):
+        if ended is None:
             self.memory = None
         elif self.memory:
             self.memory = self.prior.forgotten(self.memory, ended)
-
-    def _score(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor | None]:
-        if not isinstance(self.prior, Policy | MeanPrior):
-            return scored(self.prior, observations, actions), None
-        distribution = (self.prior if isinstance(self.prior, Policy) else self.prior.distribution)(observations)
-        return distribution.log_prob(actions), distribution.entropy()
 
 
 def nats_of(distribution: Any, sample: bool) -> tuple[Tensor, Tensor]:
@@ -250,31 +249,6 @@ def scored(prior: Prior, observations: Any, actions: Tensor) -> Tensor:
     return found
 
 
-def check_sizes(prior: Policy, observations: int, actions: str, kind: str, sizes: tuple[int, ...]) -> None:
-    """Raise unless the policy takes so many observations and acts so, with both sizes named."""
-    spec = prior.spec
-    if spec.observation_size != observations:
-        raise UsageError(
-            f"the prior takes observations of {spec.observation_size} numbers, but the environment gives {observations}"
-        )
-    if (spec.actions.kind, spec.actions.sizes) != (kind, sizes):
-        raise UsageError(f"the prior acts with {spec.actions}, but the environment takes {actions}")
-
-
-def check_same_network(prior: PolicySpec, host: PolicySpec, what: str, remedy: str) -> None:
-    """Raise unless a prior's network is one of the host's, before its weights are copied."""
-    for part, mine, theirs in (
-        ("observations", prior.observation_size, host.observation_size),
-        ("actions", str(prior.actions.sizes), str(host.actions.sizes)),
-        ("hidden layers", list(prior.hidden), list(host.hidden)),
-        ("activation", prior.activation, host.activation),
-        ("LayerNorms", sum(map(bool, prior.norms)), sum(map(bool, host.norms))),
-        ("means cut at", prior.mean_clip, host.mean_clip),
-    ):
-        if mine != theirs:
-            raise UsageError(f"the prior has {part} {mine}, and the {what} has {theirs}: {remedy}")
-
-
 def check_needs(objective: Objective, has_prior: bool, clips: str = "") -> None:
     """Raise where the objective cannot be had: no prior to weigh, or an entropy that nothing bounds."""
     if not objective.is_set and not has_prior:
@@ -286,39 +260,3 @@ def check_needs(objective: Objective, has_prior: bool, clips: str = "") -> None:
             f"alpha is {objective.alpha:g} and omega is 0, and {clips}: the entropy is that of the unclipped actions, "
             "so nothing bounds the std; widen the bounds, or set omega above 0"
         )
-
-
-ALIKE = (
-    "they must be the same, so give the actor the settings that the prior's had (Stable-Baselines3's policy_kwargs, "
-    "rsl_rl's `actor`), in the environment that it was trained for"
-)
-
-
-def fill(module: nn.Module, weights: Mapping[str, Tensor], what: str) -> None:
-    """Load the weights, or say which does not fit, and both sizes."""
-    wanted = module.state_dict()
-    for name in wanted:
-        if name not in weights:
-            raise UsageError(f"{what} has no {name}, which the actor has: {ALIKE}")
-        if weights[name].shape != wanted[name].shape:
-            raise UsageError(
-                f"{what} has {name} of {list(weights[name].shape)}, and the actor of "
-                f"{list(wanted[name].shape)}: {ALIKE}"
-            )
-    for name in weights:
-        if name not in wanted:
-            raise UsageError(f"{what} has {name}, which the actor has not: {ALIKE}")
-    module.load_state_dict(dict(weights))
-
-
-@contextmanager
-def without_gradient(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let the parameters take no gradient meanwhile, so that an optimizer passes them by."""
-    moving = [parameter for parameter in parameters if parameter.requires_grad]
-    for parameter in moving:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in moving:
-            parameter.requires_grad_(True)

@@ -26,14 +26,11 @@ from repolicy.runs.settings import Settings
 LOOKED_AT = 64  # environments whose states are kept, at most
 
 
-class Acting(Protocol):
-    """A prior at work in a host's environments."""
+class Sizes(NamedTuple):
+    """What weights depend on of a policy."""
 
-    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
-        """Return actions, and their nats `[N]`: the entropy of sampled ones, log π of the likeliest."""
-
-    def forget(self, ended: Tensor | None = None) -> None:
-        """Begin anew where an episode ended `[N]`; without `ended` everywhere."""
+    observation_size: int
+    actions: ActionSpace
 
 
 class Paid(NamedTuple):
@@ -48,6 +45,9 @@ class Paid(NamedTuple):
 
 class Envs(Protocol):
     """A host's environments."""
+
+    @property
+    def sizes(self) -> Sizes: ...
 
     def begin(self) -> tuple[Any, bool]:
         """Return observations, and whether episodes begin with them."""
@@ -71,7 +71,7 @@ class Episodes(NamedTuple):
 
 
 @torch.no_grad()
-def one_each(envs: Envs, prior: Acting, sample: bool) -> Episodes:
+def one_each(envs: Envs, prior: Any, sample: bool) -> Episodes:
     """Run one episode of the prior in each environment. States are kept of sampled ones, in the order of time."""
     observations, begins = envs.begin()
     prior.forget()
@@ -105,7 +105,7 @@ def one_each(envs: Envs, prior: Acting, sample: bool) -> Episodes:
 class Look:
     """Episodes by the mean action and sampled ones, run when somebody asks for what they tell."""
 
-    def __init__(self, envs: Envs, prior: Acting) -> None:
+    def __init__(self, envs: Envs, prior: Any) -> None:
         self.envs, self.prior = envs, prior
         self.sampled = list[Episodes]()
 
@@ -151,18 +151,18 @@ def density_of_states(states: Tensor) -> Density:
     return fitted(normalizer(states), normalizer)
 
 
-def compared(method: Method, envs: Envs, prior: Acting | None, policy: Acting) -> str:
-    """Return a table of some 32 episodes of a prior and of what became of it, and the engine's verdict on them.
+def compared(method: Method, envs: Envs, policy: Any) -> str:
+    """Return a table of some 32 episodes of the prior and of what became of it, and the engine's verdict on them.
 
     The method keeps the episodes, for the report.
     """
-    if prior is None:
+    if method.prior is None:
         raise UsageError("there is no prior to compare with")
     pairs, lines, told = list[Pair](), list[str](), list[dict[str, Any]]()
     for sample in (False, True):
         told += [
             {"who": who, "sampled": sample} | _run(envs, acting, sample, method.steering.held)
-            for who, acting in (("prior", prior), ("customized", policy))
+            for who, acting in (("prior", method.prior), ("customized", policy))
         ]
         before, after = map(evaluation, told[-2:])
         for who, found in (("prior", before), ("customized", after)):
@@ -174,7 +174,7 @@ def compared(method: Method, envs: Envs, prior: Acting | None, policy: Acting) -
     return "\n".join([*lines, verdict(pairs)])
 
 
-def _run(envs: Envs, acting: Acting, sample: bool, limits: Iterable[str]) -> dict[str, Any]:
+def _run(envs: Envs, acting: Any, sample: bool, limits: Iterable[str]) -> dict[str, Any]:
     """Return what episodes gave, in plain numbers; None is what the environment does not tell."""
     found = list[Episodes]()
     while sum(len(each.nats) for each in found) < EPISODES:
@@ -193,29 +193,33 @@ def _joined(episodes: list[Episodes], name: str) -> np.ndarray:
 
 @dataclass
 class InHost(Weighing):
-    """What weights are found for in a host, whose own environments run the episodes."""
+    """What weights are found for in a host, whose own environments run the episodes; a function has none."""
 
-    look: Look = field(kw_only=True)
+    look: Look | None = field(kw_only=True)
 
     @property
     def wish(self) -> str:
         return "the add-on"
 
+    @property
+    def episodes(self) -> Look:
+        if self.look is None:
+            raise UsageError(
+                "the prior's file does not tell what a nat of it is worth, and a function has no environment to "
+                "measure it in: name omega and alpha"
+            )
+        return self.look
+
     def worths(self) -> Worths:
-        return self.look.worths()
+        return self.episodes.worths()
 
     def paid(self) -> np.ndarray:
-        return self.look.paid()
+        return self.episodes.paid()
 
 
-class Sizes(NamedTuple):
-    """What weights depend on of a policy that is none of ours."""
-
-    observation_size: int
-    actions: ActionSpace
-
-
-def weighed(steering: Steering, look: Any, card: dict[str, Any], sizes: Sizes, say: Callable[[str], None]) -> Steering:
+def weighed(
+    steering: Steering, card: dict[str, Any], sizes: Any, look: Look | None, say: Callable[[str], None]
+) -> Steering:
     """Return the same with all weights that are not named: by the prior's card, else by what `look` measures.
 
     `say` hears each choice in a sentence.
@@ -223,21 +227,22 @@ def weighed(steering: Steering, look: Any, card: dict[str, Any], sizes: Sizes, s
     if steering.objective.is_set:
         return steering
     settings = Settings(kl_budget=steering.kl_budget, log_prior_budget=steering.log_prior_budget)
-    prior = SavedPolicy(sizes, None, card)  # type: ignore[arg-type]
 
     def told(sentence: str) -> None:
         say(re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), sentence))
 
-    found = decided(steering.objective, InHost(prior, "", (), settings, told, look=look))
+    task = InHost(SavedPolicy(sizes, None, card), "", (), settings, told, look=look)
+    found = decided(steering.objective, task)
     for note in found.notes:
         told(note)
     return replace(steering, objective=found.objective, kl_budget=found.settings.kl_budget)
 
 
-def decide_in(method: Method, look: Look, sizes: Sizes) -> None:
+def decide_in(method: Method, envs: Envs) -> None:
     """Set all weights of a method that are not named, saying each choice; learn states where they have a price."""
-    card = getattr(look.prior, "card", {})
-    method.steering = weighed(method.steering, look, card, sizes, lambda said: print(f"ResidualPPO: {said}"))
+    look = Look(envs, method.prior)
+    say = lambda said: print(f"ResidualPPO: {said}")  # noqa: E731
+    method.steering = weighed(method.steering, method.prior.card, envs.sizes, look, say)
     if method.steering.objective.states and method.density is None:
         method.density = look.density()
-    look.envs.begin()
+    envs.begin()

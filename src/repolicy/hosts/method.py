@@ -4,10 +4,12 @@ All of it is torch on the device of the host's tensors, once an iteration. Only 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from numbers import Real
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +19,8 @@ from repolicy.envs.limits import limits
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.kept_prior import squashes
 from repolicy.learning.multipliers import FARTHEST, Limits, Measured, off_budget, steered
-from repolicy.learning.ppo import ReturnScale
-from repolicy.learning.worker import LOST, WAITS
+from repolicy.learning.ppo import ReturnScale, adapted
+from repolicy.learning.worker import ALONE, LOST, WAITS
 from repolicy.objective import DIALED, Objective, Reward, given_objective, plain, reformulated
 from repolicy.policies.density import Density
 from repolicy.policies.distributions import log_tanh_slope
@@ -29,6 +31,7 @@ from repolicy.runs.settings import Budget, Settings, budget_of
 
 WARMUP = 5  # iterations in which a critic that begins with nothing learns alone, where nobody names another number
 EXPLAINS = 0.3  # share of the returns that it must explain by then, or it has up to three times as many
+DESIRED_KL = Settings().desired_kl  # of an update
 PARTS = ("task", "prior", "entropy", "states")
 
 
@@ -113,19 +116,14 @@ def weights_named(objective: Any, omega: Any, alpha: Any, states: Any) -> Object
     return replace(found, states=0.0) if found.dials and found.states is None else found
 
 
+def usual_warmup(named: int | None, begins_as_prior: bool) -> int | None:
+    """Return how long the critic learns alone: where nobody names it, only beside an actor that begins as the prior."""
+    return named if named is not None or begins_as_prior else 0
+
+
 def weighs(objective: Objective) -> bool:
     """Say whether there is a weight, perhaps one that is not measured yet; without any, a class is its host's own."""
     return any(weight != 0 for weight in (objective.omega, objective.alpha, objective.states))
-
-
-class Scoring(Protocol):
-    """A prior in the form that a host's rollouts ask."""
-
-    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return log prior and, where it is known, the prior's entropy, both `[T, N]`, of a rollout `[T, N, ...]`.
-
-        ended `[T, N]`: after which steps an episode ended, and with it what the prior remembers of it.
-        """
 
 
 class Seen(NamedTuple):
@@ -172,7 +170,7 @@ class UnitCritic:
 
 
 class Method:
-    """What a host's class asks in every iteration: `reward`, `credit`, `measured`, in this order."""
+    """What a host's class asks in every iteration: `reward`, `credit`, `measured`, `updating`, in this order."""
 
     critic: UnitCritic  # of a host whose rewards are changed
     moved: Tensor | None = None  # by the last update: KL(before ‖ after) summed over some states, and their number
@@ -180,10 +178,8 @@ class Method:
     rewarded: Reward  # the last rollout's
     explained: float | None = None  # of the returns, where who gives the credit tells it
 
-    def __init__(
-        self, steering: Steering, prior: Scoring | None, add_up: Callable[[Tensor], Any] = lambda tensor: tensor
-    ) -> None:
-        """`add_up` adds a tensor up over all GPUs, in place."""
+    def __init__(self, steering: Steering, prior: Any, add_up: Callable[[Tensor], Any] = lambda tensor: tensor) -> None:
+        """`prior`: a `ByDistribution`, or None. `add_up` adds a tensor up over all GPUs, in place."""
         self.steering, self.prior, self.add_up = steering, prior, add_up
         self.named = steering.objective.is_set  # or the weights are measured
         self.scale = ReturnScale()
@@ -196,6 +192,12 @@ class Method:
     @property
     def changes_rewards(self) -> bool:
         return weighs(self.steering.objective) or bool(self.steering.held)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing is left to be measured by episodes of the prior."""
+        weights = self.steering.objective
+        return self.prior is None or (weights.is_set and (not weights.states or self.density is not None))
 
     def scaled(self, module: nn.Module, last: nn.Linear | Mlp) -> None:
         """Let the host's critic predict in the unit of its returns; without any weight it stays the host's own."""
@@ -218,14 +220,13 @@ class Method:
             both = torch.stack([log_prior, torch.zeros_like(log_prior) if entropy is None else -entropy - log_prior])
             log_prior, below = both.to(task.device)  # a host may keep rollouts elsewhere than its networks: one copy
         familiar = self._familiarity(seen)
-        reward = reformulated(self.steering.objective, task, log_prior, log_policy, familiar, **weights)
-        self.rewarded = reward
+        self.rewarded = reward = reformulated(self.steering.objective, task, log_prior, log_policy, familiar, **weights)
         away = below if log_prior is None else log_policy - log_prior
-        shown = [*(getattr(reward, name) for name in PARTS), away, below, below.square(), torch.ones_like(task)]
+        each = [*(getattr(reward, name) for name in PARTS), away, below, below.square(), torch.ones_like(task)]
         held, means, self._length = seen.held.double(), seen.held.double().mean(1), len(task)
         of_limits = torch.stack([means.sum(-1), means.square().sum(-1), held.square().sum((1, 2))])  # [3, L]
-        sums_of = torch.stack([part.double().sum() for part in shown])
-        self._sums = self.add_up(torch.cat([sums_of, of_limits.flatten()]))
+        self._sums = self.add_up(torch.stack([part.double().sum() for part in each]))
+        self._of_limits = self.add_up(of_limits)
         total: Tensor = reward.total
         return total - self.steering.held.price(seen.held) if self.steering.held else total
 
@@ -241,37 +242,52 @@ class Method:
         values.copy_(outputs * factor.to(outputs.dtype) + offset.to(outputs.dtype))
 
     def measured(self) -> dict[str, float]:
-        """Return the iteration's means, and move the weights by them. Raises where one is not finite."""
-        moved = torch.zeros_like(self._sums[:2]) if self.moved is None else self.moved.to(self._sums.device)
-        told = torch.cat([self._sums, self._moments.flatten(), self.scale.std.mean().reshape(1), moved])
-        *numbers, kl, states = told.tolist()  # the one wait
+        """Return the iteration's means. Raises where one is not finite."""
+        unit, moved = self.scale.std.mean(), torch.zeros(2) if self.moved is None else self.moved
+        numbers = numbers_of(self._sums, self._of_limits, self._moments, unit, moved)  # the one wait
+        (*sums_of, steps), of_limits, (_, _, *of_gains_and_returns), (unit_of_returns,), (kl, states) = numbers
         self.update_kl = kl / max(states, 1.0)  # KL of the last update
-        *parts, away, below, squares, steps = numbers[: len(PARTS) + 4]
-        count, (of_gains, of_returns), (gains, returns) = steps, numbers[-5:-3], numbers[-3:-1]
-        means = {name: part / steps for name, part in zip(PARTS, parts, strict=True)}
-        of_limits = np.reshape(numbers[len(PARTS) + 4 : len(self._sums)], (3, -1)).T.tolist()
-        limits = dict(zip(self.steering.held, of_limits, strict=True))
-        check_finite(means | {name: sum(three) for name, three in limits.items()})
+        *means, away, below, squares = (total / steps for total in sums_of)
+        paid, objective, held = dict(zip(PARTS, means, strict=True)), self.steering.objective, self.steering.held
+        limits = dict(zip(held, np.reshape(of_limits, (3, -1)).T.tolist(), strict=True))
+        check_finite(paid | {name: sum(three) for name, three in limits.items()})
+        totals, of_squares = of_gains_and_returns[:2], of_gains_and_returns[2:]
         unexplained, varied = (
-            max(0.0, squares / count - (total / count) ** 2)
-            for total, squares in ((of_gains, gains), (of_returns, returns))
+            max(0.0, square / steps - (total / steps) ** 2) for total, square in zip(totals, of_squares, strict=True)
         )
         self.steering.explained = 1.0 - unexplained / max(varied, 1e-12) if self.explained is None else self.explained
-        objective = self.steering.objective
-        shown = {f"reward_{name}": mean for name, mean in means.items() if name != "states" or objective.states}
+        shown = {f"reward_{name}": mean for name, mean in paid.items() if name != "states" or objective.states}
         dialed = {dial.name for dial in objective.dials}
         shown |= {name: getattr(objective, name) for name in DIALED if name not in dialed}  # that were in force
         if self.prior is not None:
-            shown["prior_kl"] = away / steps  # KL(policy ‖ prior), from samples
-        spent = {"prior_kl": away / steps, "below_prior": below / steps, "below_prior_squares": squares / steps}
-        self.spent = spent, int(steps)
-        shown |= {"explained_variance": self.steering.explained, "return_scale": numbers[-1]}
+            shown["prior_kl"] = away  # KL(policy ‖ prior), from samples
+        self.spent = {"prior_kl": away, "below_prior": below, "below_prior_squares": squares}, int(steps)
+        shown |= {"explained_variance": self.steering.explained, "return_scale": unit_of_returns}
         count = steps / self._length  # of environments
-        measured = {name: Measured.of(total, squares, count) for name, (total, squares, _) in limits.items()}
+        measured = {name: Measured.of(total, square, count) for name, (total, square, _) in limits.items()}
         sizes = {name: math.sqrt(square / steps) for name, (*_, square) in limits.items()}
-        shown |= self.steering.held.told(measured, sizes, objective)
+        shown |= held.told(measured, sizes, objective)
         self._keep(shown, int(steps))
         return shown
+
+    @contextmanager
+    def updating(
+        self, actor: Iterable[nn.Parameter], rate: float | None, take: Callable[[float], None]
+    ) -> Iterator[bool]:
+        """Stand around a host's update, which is told whether it is the critic's alone; then the weights move.
+
+        rate: the learning rate, where that moves once an iteration, by how far the last update moved the actor.
+        """
+        alone = not self.steering.fits_actor
+        if rate is not None:
+            rate = adapted(rate, self.update_kl, DESIRED_KL)
+            take(max(rate, ALONE) if alone else rate)
+        with without_gradient(actor if alone else ()):
+            yield alone
+        if rate is not None:
+            take(rate)  # which a checkpoint keeps
+        self.moved = None
+        self.steering.steer(*self.spent)
 
     def _keep(self, shown: Mapping[str, float], steps: int) -> None:
         """Add an iteration's means to the curves."""
@@ -279,10 +295,6 @@ class Method:
         count, new = len(before), {**shown, "steps": (before[-1] if before else 0) + steps}
         for name in {**self.curves, **new}:
             self.curves.setdefault(name, [None] * count).append(new.get(name))
-
-    def steer(self) -> None:
-        """End an iteration."""
-        self.steering.steer(*self.spent)
 
     def _familiarity(self, seen: Seen) -> Tensor | None:
         """Return how familiar the states are that the steps led to, `[T, N]`; how an episode begins does not count."""
@@ -311,6 +323,19 @@ class Method:
                 self.critic.place()
 
 
+@contextmanager
+def without_gradient(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let the parameters take no gradient meanwhile, so that an optimizer passes them by."""
+    moving = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in moving:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in moving:
+            parameter.requires_grad_(True)
+
+
 def entry(told: Mapping[str, Any], name: str, told_in: str, why: str) -> Any:
     """Return an entry of what an environment tells beside its reward."""
     if name not in told:
@@ -319,6 +344,12 @@ def entry(told: Mapping[str, Any], name: str, told_in: str, why: str) -> Any:
             f"{', '.join(sorted(told)) or 'nothing'}"
         )
     return told[name]
+
+
+def numbers_of(*tensors: Tensor) -> list[list[float]]:
+    """Return the numbers of each tensor, with one wait for the device of the first."""
+    told = iter(torch.cat([tensor.to(tensors[0]).flatten() for tensor in tensors]).tolist())
+    return [list(islice(told, tensor.numel())) for tensor in tensors]
 
 
 def refuse_keep(host: Mapping[str, Any]) -> None:

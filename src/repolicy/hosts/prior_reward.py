@@ -43,27 +43,12 @@ def prior_reward(
     """
     source = open_prior(prior)
     steering = Steering(residual(omega, alpha, states), kl_budget)
-    own = source.prior
-    sizes = (
-        Sizes(own.observation_size, own.actions) if isinstance(own, Policy) else Sizes(0, ActionSpace("discrete", ()))
-    )
-    steering = weighed(steering, Unseen(), source.card, sizes, lambda said: print(f"prior_reward: {said}"))
+    sizes = source.prior if isinstance(source.prior, Policy) else Sizes(0, ActionSpace("discrete", ()))
+    steering = weighed(steering, source.card, sizes, None, lambda said: print(f"prior_reward: {said}"))
     if states and visited is None:
         raise UsageError("states has a price and visited is missing: observations of the prior's own, [M, O]")
     density = density_of_states(torch.as_tensor(visited).float()) if states else None
     return PriorReward(source, steering, density)
-
-
-class Unseen:
-    """In the place of an environment to measure in: a function has none."""
-
-    def worths(self) -> Any:
-        raise UsageError(
-            "the prior's file does not tell what a nat of it is worth, and a function has no environment to measure it "
-            "in: name omega and alpha"
-        )
-
-    paid = worths
 
 
 class PriorReward:

@@ -17,34 +17,22 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import (
-    ROWS,
-    called,
-    check_needs,
-    check_same_prior,
-    check_squashed,
-    path_of,
-    without_gradient,
-)
-from repolicy.hosts.measuring import Look, Paid, Sizes, compared, decide_in
-from repolicy.hosts.method import Method, Seen, Steering, entry, refuse_keep, weighs, weights_named
+from repolicy.hosts.begun import unbounded
+from repolicy.hosts.kept_prior import ROWS, called, check_needs, check_same_prior, check_squashed, path_of
+from repolicy.hosts.measuring import Paid, Sizes, compared, decide_in
+from repolicy.hosts.method import Method, Seen, Steering, entry, refuse_keep, usual_warmup, weighs, weights_named
 from repolicy.hosts.rsl_rl_networks import PolicyActor, dialed
 from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
-from repolicy.hosts.rsl_rl_priors import RunnersPrior, actions_of, prior_for
-from repolicy.learning.ppo import adapted
-from repolicy.learning.worker import ALONE
+from repolicy.hosts.rsl_rl_priors import RunnersPrior, prior_for
 from repolicy.objective import Objective, task_reward
 from repolicy.policies.density import Density
 from repolicy.policies.network import Mlp
 from repolicy.prepare.defaults import of_shape
-from repolicy.runs.settings import Settings
 
 from rsl_rl.algorithms import PPO  # isort: skip  # after ours, which say what to install where it is missing
 from rsl_rl.utils import resolve_callable  # isort: skip
 
 __all__ = ["PolicyActor", "ResidualPPO", "from_repolicy", "to_repolicy"]
-
-DESIRED_KL = Settings().desired_kl  # of an update
 
 
 class ResidualPPO(PPO):
@@ -90,26 +78,15 @@ class ResidualPPO(PPO):
         **host: Any,
     ) -> None:
         weights = weights_named(objective, omega, alpha, states)
-        critic_warmup = 0 if critic_warmup is None and not (copy_prior and prior is not None) else critic_warmup
+        critic_warmup = usual_warmup(critic_warmup, copy_prior and prior is not None)
         refuse_keep(host)
         steering = Steering(weights, kl_budget, log_prior_budget, critic_warmup, limits, self.ranges)
         self.adapts, self.learning_rate = False, 0.0  # whether the learning rate moves once an iteration
         if weighs(weights):
             host = {"entropy_coef": 0.0} | host  # rsl_rl's 0.01 would pay for an entropy that alpha already pays for
         if prior is not None and weighs(weights):
-            usual = of_shape(max(map(len, actor.mlp.parameters())), int(storage.actions_shape[0]))
-            samples = storage.num_envs * storage.num_transitions_per_env
             self.adapts = "schedule" not in host and not actor.is_recurrent
-            host = {
-                "num_learning_epochs": usual.epochs,
-                "num_mini_batches": max(1, round(samples / usual.minibatch)),
-                "gamma": usual.gamma,
-                "learning_rate": usual.learning_rate,
-                "schedule": "fixed",
-                "max_grad_norm": usual.max_gradient_norm,
-                "value_loss_coef": usual.value_coefficient / 2,  # of the whole squared error, not of half of it
-                "use_clipped_value_loss": False,
-            } | host
+            host = _usual(actor, storage) | host
         super().__init__(actor, critic, storage, device=device, **host)
         self.addon = addon
         check_needs(steering.objective, has_prior=prior is not None)
@@ -157,27 +134,21 @@ class ResidualPPO(PPO):
 
     def update(self) -> dict[str, float]:
         """Do rsl_rl's update, of the critic alone while that warms up; then the budget steers."""
-        shown = self.method.measured()
-        if self.adapts:
-            self.learning_rate = adapted(self.learning_rate, self.method.update_kl, DESIRED_KL)
-            self._take(self.learning_rate if self.steering.fits_actor else max(self.learning_rate, ALONE))
-        if self.steering.fits_actor:
+        shown, schedule = self.method.measured(), self.schedule
+        rate = self.learning_rate if self.adapts else None
+        with self.method.updating(self.get_policy().parameters(), rate, self._take) as alone:
+            self.schedule = "fixed" if alone else schedule  # a policy that stands still would speed up its learning
             losses = super().update()
-            self.method.moved = self._moved() if self.adapts else None
-        else:
-            schedule, self.schedule = self.schedule, "fixed"  # a policy that stands still would speed up its learning
-            with without_gradient(self.get_policy().parameters()):
-                losses = super().update()
             self.schedule = schedule
-        if self.adapts:
-            self._take(self.learning_rate)  # which a checkpoint keeps
-        self.method.steer()
+        if self.adapts and not alone:
+            self.method.moved = self._moved()
         self._left -= 1
         if self._left == 0 and self.prior is not None and self.method.changes_rewards:
             print(f"ResidualPPO: {self.verdict()}")
         return losses | shown
 
     def _take(self, rate: float) -> None:
+        self.learning_rate = rate
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
@@ -221,40 +192,33 @@ class ResidualPPO(PPO):
         if weights.dials:
             obs, cfg = dialed(weights, obs, cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
-        limit = getattr(env, "clip_actions", None)  # a number, or a tensor with one for each number of an action
-        limits = [] if limit is None else sorted({*torch.as_tensor(limit).reshape(-1).tolist()})
-        words = " to ".join(f"{each:g}" for each in (*limits[:1], *limits[1:][-1:]))
-        clips = f"the environment clips actions to ±{words} (clip_actions)" if limits else ""
-        check_needs(algorithm.steering.objective, algorithm.prior is not None, clips)
+        check_needs(algorithm.steering.objective, algorithm.prior is not None, _clips(env))
         remedy = "apply it in the environment's step, and give that an attribute squashes = True"
         check_squashed(algorithm.prior, getattr(env, "squashes", False), remedy)
         algorithm.envs = RunnerEnvs(env, algorithm)
         if not algorithm.is_multi_gpu or not algorithm.gpu_global_rank:
             algorithm._left = int(cfg.get("max_iterations", 0))  # as Isaac Lab's and mjlab's scripts learn so many
-        algorithm.begin(algorithm.envs)
+        algorithm.begin()
         return algorithm
 
     def verdict(self) -> str:
         """Run the prior and the actor as it is now; return their rewards, and whether the actor is better."""
         actor = self.get_policy()
-        acting = RunnersPrior(actor, actor.state_dict(), Path())
         with torch.inference_mode():  # as the runner steps its environments, whose tensors know it
-            return compared(self.method, self.envs, self.prior, acting)
+            return compared(self.method, self.envs, RunnersPrior(actor, actor.state_dict(), Path()))
 
-    def begin(self, envs: "RunnerEnvs") -> None:
+    def begin(self) -> None:
         """Measure the weights that are not named, and learn the prior's states where they have a price."""
-        weights = self.steering.objective
-        if self.prior is None or (weights.is_set and not weights.states):
+        if self.method.is_ready:
             return
         if self.is_multi_gpu and self.gpu_global_rank:
             told: list[Any] = [None, None]
             torch.distributed.broadcast_object_list(told)
             state, density = told
-            self.method.steering.resume(state, named=False)
-            self.method.density = density if density is None else density.to(self.device)
+            self.steering.resume(state, named=False)
+            self.method.density = density and density.to(self.device)
             return
-        sizes = Sizes(envs.states(self.storage.observations[0]).shape[-1], actions_of(self.storage))
-        decide_in(self.method, Look(envs, self.prior), sizes)
+        decide_in(self.method, self.envs)
         if self.is_multi_gpu:
             found = self.method.density
             torch.distributed.broadcast_object_list([self.steering.state(), found and found.to("cpu")])
@@ -305,6 +269,11 @@ class RunnerEnvs:
         self.env, self.algorithm, self.states = env, algorithm, algorithm.rows
         self.stepped = False
 
+    @property
+    def sizes(self) -> Sizes:
+        storage = self.algorithm.storage
+        return Sizes(self.states(storage.observations[0]).shape[-1], unbounded(storage.actions_shape[0]))
+
     def begin(self) -> tuple[Any, bool]:
         """Return observations; not every runner's environments can be reset, and then some episodes are under way."""
         if self.stepped and hasattr(self.env, "reset"):
@@ -320,3 +289,29 @@ class RunnerEnvs:
         addon = self.algorithm.addon_in(extras, rewards) if named else rewards
         basic, held = rewards if named else None, self.algorithm.held_in(extras, rewards)
         return Paid(observations, basic, addon, dones > 0, held)
+
+
+def _usual(actor: Any, storage: Any) -> dict[str, Any]:
+    """Return the engine's settings for customizing, in rsl_rl's words."""
+    usual = of_shape(max(map(len, actor.mlp.parameters())), int(storage.actions_shape[0]))
+    samples = storage.num_envs * storage.num_transitions_per_env
+    return {
+        "num_learning_epochs": usual.epochs,
+        "num_mini_batches": max(1, round(samples / usual.minibatch)),
+        "gamma": usual.gamma,
+        "learning_rate": usual.learning_rate,
+        "schedule": "fixed",
+        "max_grad_norm": usual.max_gradient_norm,
+        "value_loss_coef": usual.value_coefficient / 2,  # of the whole squared error, not of half of it
+        "use_clipped_value_loss": False,
+    }
+
+
+def _clips(env: Any) -> str:
+    """Return how the environment clips actions, or nothing: its `clip_actions` is a number, or one for each action."""
+    limit = getattr(env, "clip_actions", None)
+    if limit is None:
+        return ""
+    each = torch.as_tensor(limit).flatten().tolist()
+    words = " to ".join(f"{bound:g}" for bound in sorted({min(each), max(each)}))
+    return f"the environment clips actions to ±{words} (clip_actions)"

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import as_gaussian, check_sizes, check_version, open_prior
+from repolicy.hosts.begun import as_gaussian, check_sizes, unbounded
+from repolicy.hosts.kept_prior import check_version, open_prior
 from repolicy.learning.terms import TERMS
 from repolicy.objective import Objective
 from repolicy.policies.families import FAMILIES
@@ -46,7 +47,7 @@ class PolicyActor(MLPModel):
         if not isinstance(given, Policy):
             raise UsageError(f"the prior is a {type(given).__name__}, which cannot be copied: name another actor")
         self.obs_groups, self.obs_dim = self._get_obs_dim(obs, obs_groups, obs_set)
-        check_sizes(given, self.obs_dim, f"{output_dim} numbers", "continuous", (output_dim,))
+        check_sizes(given, self.obs_dim, unbounded(output_dim))
         own = as_gaussian(given)
         own = (Conditioned.begun(own, dials) if dials else copy.deepcopy(own)).requires_grad_(True)
         self.spec, self.dials = own.spec, dials

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import check_same_network
+from repolicy.hosts.begun import check_same_network, paired, set_statistics, unbounded
 from repolicy.hosts.rsl_rl_networks import PolicyActor
-from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import MODULES
 from repolicy.policies.policy import Policy, PolicySpec
 
@@ -31,9 +30,8 @@ def from_repolicy(policy: Policy, actor: Any) -> None:
             f"the policy has a std from {std.min():.3g} to {std.max():.3g}, and the actor's std_range is {low:g} to "
             f"{high:g}: widen std_range in the actor's distribution_cfg"
         )
-    for layer, weight, bias in zip(layers_of(actor), policy.network.weights, policy.network.biases, strict=True):
-        layer.weight.copy_(weight)
-        layer.bias.copy_(bias)
+    for ours, theirs in paired(policy, actor.mlp):
+        theirs.copy_(ours)
     if actor.distribution.std_type == "log":
         actor.distribution.log_std_param.copy_(std.log())
     else:
@@ -47,9 +45,8 @@ def to_repolicy(actor: Any) -> Policy:
     if isinstance(actor, PolicyActor):
         return actor.to_repolicy()
     policy = Policy(_spec_of(actor))
-    for layer, weight, bias in zip(layers_of(actor), policy.network.weights, policy.network.biases, strict=True):
-        weight.copy_(layer.weight)
-        bias.copy_(layer.bias)
+    for ours, theirs in paired(policy, actor.mlp):
+        ours.copy_(theirs)
     distribution = actor.distribution
     std = distribution.std_param if distribution.std_type != "log" else distribution.log_std_param.exp()
     assert policy.log_std is not None
@@ -57,8 +54,7 @@ def to_repolicy(actor: Any) -> Policy:
     normalizer = actor.obs_normalizer
     if isinstance(normalizer, EmpiricalNormalization):
         var = (normalizer._std.squeeze(0).double() + normalizer.eps).square() - 1e-8
-        state = {"mean": normalizer._mean.squeeze(0).double(), "var": var, "count": normalizer.count.double()}
-        policy.normalizer.load_state_dict(state)
+        set_statistics(policy.normalizer, normalizer._mean.squeeze(0), var, normalizer.count)
     return policy.requires_grad_(False).eval()
 
 
@@ -103,7 +99,5 @@ def _spec_of(actor: Any) -> PolicySpec:
             f"the actor's network has {', '.join(sorted(each.__name__ for each in classes))}; Repolicy's "
             f"have {', '.join(MODULES)}"
         )
-    unbounded = (float("inf"),) * sizes[-1]
-    actions = ActionSpace("continuous", (sizes[-1],), tuple(-bound for bound in unbounded), unbounded)
-    hidden = tuple(sizes[1:-1])
-    return PolicySpec(sizes[0], actions, "gaussian", hidden, activation[0], min_std=0.0, observation_bound=None)
+    space, hidden = unbounded(sizes[-1]), tuple(sizes[1:-1])
+    return PolicySpec(sizes[0], space, "gaussian", hidden, activation[0], min_std=0.0, observation_bound=None)

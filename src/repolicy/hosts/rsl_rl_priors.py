@@ -3,28 +3,27 @@
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
-from repolicy.hosts.kept_prior import Given, as_gaussian, fill, in_rows, open_prior, path_of, with_one_std
+from repolicy.hosts.begun import as_gaussian, fill, unbounded, with_one_std
+from repolicy.hosts.kept_prior import ByDistribution, Given, open_prior, path_of
 from repolicy.hosts.rsl_rl_networks import PolicyActor
 from repolicy.hosts.rsl_rl_policies import from_repolicy
 from repolicy.loading import read_bytes
-from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy
 from repolicy.readers.pickles import load, shortened
 
 
-class RunnersPrior(nn.Module):
+class RunnersPrior(ByDistribution):
     """A copy of the runner's actor with a checkpoint's weights: its normalizer, memory and images included."""
 
     def __init__(self, actor: Any, weights: Mapping[str, Tensor], path: Path) -> None:
         super().__init__()
-        self.card: dict[str, Any] = {}  # the runner's checkpoints tell nothing of their training
         self.model = copy.deepcopy(actor)
         self.model.reset()
         if any(name.startswith("rnn.") for name in weights) and not actor.is_recurrent:
@@ -32,36 +31,23 @@ class RunnersPrior(nn.Module):
         fill(self.model, weights, f"the prior {path}")
         self.requires_grad_(False).eval()
 
-    @torch.no_grad()
-    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return log prior and the prior's entropy, both `[T, N]`; a memory goes on where the last rollout stopped."""
-        if not self.model.is_recurrent:
-            return in_rows(self._step, observations, actions)
-        found = []
-        for seen, acted, last in zip(observations, actions, ended, strict=True):
-            found.append(self._step(seen, acted))
-            self.forget(last)
-        log_prob, entropy = (torch.stack(part) for part in zip(*found, strict=True))
-        return log_prob, entropy
-
-    def _step(self, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both of rows; without a sample, which would take random numbers from the actor."""
-        self._look(observations)
-        return self.model.get_output_log_prob(actions), self.model.output_entropy
-
-    def _look(self, observations: Any) -> Tensor:
-        """Move the distribution, and the memory, to these observations; return the likeliest actions."""
+    def distribution(self, observations: Any) -> "Shown":
+        """Return the distribution, without a sample, which would take random numbers from the actor."""
         outputs = self.model.mlp(self.model.get_latent(observations))
         self.model.distribution.update(outputs)
-        likeliest: Tensor = self.model.distribution.deterministic_output(outputs)
-        return likeliest
+        return Shown(self.model.distribution, outputs)
 
-    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
-        """Return actions, and their nats `[N]`: the entropy of sampled ones, log π of the likeliest."""
-        likeliest = self._look(observations)
-        if sample:
-            return self.model.distribution.sample(), self.model.output_entropy
-        return likeliest, self.model.get_output_log_prob(likeliest)
+    @torch.no_grad()
+    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return both as every prior; a memory goes on where the last rollout stopped."""
+        if not self.model.is_recurrent:
+            return super().score(observations, actions, ended)
+        found = []
+        for seen, acted, last in zip(observations, actions, ended, strict=True):
+            found.append(self.score_rows(seen, acted))
+            self.forget(last)
+        log_prob, entropy = (torch.stack(part) for part in zip(*found, strict=True))  # type: ignore[arg-type]
+        return log_prob, entropy
 
     def forget(self, ended: Tensor | None = None) -> None:
         """Begin anew where an episode ended. (rsl_rl's own reset of some rows waits for the device.)"""
@@ -71,6 +57,25 @@ class RunnersPrior(nn.Module):
         state, keep = self.model.get_hidden_state(), ~ended.unsqueeze(-1)
         parts = tuple(part * keep for part in (state if isinstance(state, tuple) else (state,)))
         self.model.reset(hidden_state=parts if isinstance(state, tuple) else parts[0])
+
+
+class Shown(NamedTuple):
+    """rsl_rl's distribution by a network's outputs, with the names that ours have."""
+
+    theirs: Any
+    outputs: Tensor
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        return self.theirs.log_prob(actions)
+
+    def entropy(self) -> Tensor:
+        return self.theirs.entropy
+
+    def sample(self) -> Tensor:
+        return self.theirs.sample()
+
+    def mode(self) -> Tensor:
+        return self.theirs.deterministic_output(self.outputs)
 
 
 class SideBySide(Given):
@@ -100,7 +105,7 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
                 _keep_statistics(actor)
             return own
     seen = sum(storage.observations[group].shape[-1] for group in actor.obs_groups)
-    prior = SideBySide(open_prior(given), seen, actions_of(storage))
+    prior = SideBySide(open_prior(given), seen, unbounded(storage.actions_shape[0]))
     prior.groups = list(actor.obs_groups)
     if copied and isinstance(prior.prior, Policy) and not isinstance(actor, PolicyActor):
         begun = as_gaussian(prior.prior)
@@ -112,11 +117,6 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
             )
         _keep_statistics(actor)
     return prior
-
-
-def actions_of(storage: Any) -> ActionSpace:
-    width = int(storage.actions_shape[0])
-    return ActionSpace("continuous", (width,), (-float("inf"),) * width, (float("inf"),) * width)
 
 
 def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:

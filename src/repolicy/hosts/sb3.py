@@ -13,7 +13,6 @@ import copy
 import io
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +23,25 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
+from repolicy.hosts.begun import as_gaussian, fill, with_one_std
 from repolicy.hosts.kept_prior import (
     Given,
     Opened,
-    as_gaussian,
     called,
     check_needs,
     check_same_prior,
     check_version,
-    fill,
     of_each,
     path_of,
-    with_one_std,
-    without_gradient,
 )
-from repolicy.hosts.measuring import Look, Sizes, compared, decide_in
-from repolicy.hosts.method import Method, Seen, Steering, entry, refuse_keep, weighs
+from repolicy.hosts.measuring import compared, decide_in
+from repolicy.hosts.method import Method, Seen, Steering, entry, refuse_keep, usual_warmup, weighs, weights_named
 from repolicy.hosts.sb3_policies import HeadPolicy, actions_of, from_repolicy, like, to_repolicy
 from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
-from repolicy.learning.ppo import adapted
-from repolicy.learning.worker import ALONE
-from repolicy.objective import Objective, given_objective
+from repolicy.objective import Objective
 from repolicy.policies.policy import Policy
 from repolicy.prepare.defaults import ROLLOUT, of_shape
-from repolicy.runs.settings import Settings
 
 from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer  # isort: skip
@@ -60,7 +53,6 @@ check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
 
 __all__ = ["HeadPolicy", "ResidualPPO", "Squashed", "Unclipped", "from_repolicy", "like", "to_repolicy"]
 
-DESIRED_KL = Settings().desired_kl  # of an update
 TARGET_KL = 0.02  # Stable-Baselines3 stops an update at one and a half times as much
 
 
@@ -103,25 +95,22 @@ class ResidualPPO(PPO):
     ) -> None:
         # what `load` may set anew; plain values, so that a saved model has no pickle of ours
         self.objective = objective.as_dict() if isinstance(objective, Objective) else objective
-        self.omega, self.alpha, self.states, self.critic_warmup = omega, alpha, states, critic_warmup
-        if critic_warmup is None and not (copy_prior and prior is not None):
-            self.critic_warmup = 0
+        self.omega, self.alpha, self.states = omega, alpha, states
+        self.critic_warmup = usual_warmup(critic_warmup, copy_prior and prior is not None)
         self.kl_budget, self.log_prior_budget, self.limits = kl_budget, log_prior_budget, limits
         refuse_keep(host)
         self.position: dict[str, Any] | None = None  # the method's state, in a saved model
         self.prior, self.prior_name = read(prior), called(path_of(prior))
         named = self.prior.prior if isinstance(self.prior, Opened) else None
+        widest = max((64, *named.spec.hidden)) if isinstance(named, Policy) else 64
         if copy_prior and policy_kwargs is None and policy == "MlpPolicy" and isinstance(named, Policy):
-            usual = of_shape(max((64, *named.spec.hidden)), named.actions.width)
-            policy_kwargs = like(_begun(named, True), usual.hidden)
+            policy_kwargs = like(_begun(named, True), of_shape(widest, named.actions.width).hidden)
             policy = HeadPolicy if "head" in policy_kwargs else policy
-        customizes = prior is not None and env is not None
-        customizes = customizes and weighs(given_objective(self.objective, omega, alpha, states))
+        customizes = prior is not None and env is not None and weighs(self._weights)
         self.adapts = customizes and "learning_rate" not in host  # the learning rate, once an iteration
         if customizes:
             env = gymnasium.make(env) if isinstance(env, str) else env
-            hidden = named.spec.hidden if isinstance(named, Policy) else ()
-            host = _usual(env, max((64, *hidden)), host) | host
+            host = _usual(env, widest, host) | host
         super().__init__(policy, env, policy_kwargs=policy_kwargs, _init_setup_model=_init_setup_model, **host)
         if _init_setup_model and copy_prior:
             if isinstance(named, Policy):
@@ -132,14 +121,12 @@ class ResidualPPO(PPO):
                 weights = {name: tensor for name, tensor in weights.items() if not name.startswith(own)}
                 self.policy.load_state_dict(weights, strict=False)
 
+    @property
+    def _weights(self) -> Objective:
+        return weights_named(self.objective, self.omega, self.alpha, self.states)
+
     def _setup_model(self) -> None:
-        steering = Steering(
-            given_objective(self.objective, self.omega, self.alpha, self.states),
-            self.kl_budget,
-            self.log_prior_budget,
-            self.critic_warmup,
-            self.limits,
-        )
+        steering = Steering(self._weights, self.kl_budget, self.log_prior_budget, self.critic_warmup, self.limits)
         self.prior = read(self.prior)
         check_env(steering.objective, self.env, self.prior)
         given = self.rollout_buffer_class
@@ -167,17 +154,12 @@ class ResidualPPO(PPO):
 
     def train(self) -> None:
         """Do Stable-Baselines3's update, of the critic alone while that warms up; then the budget steers."""
-        own = _critics_own(self.policy)
+        own, rate = _critics_own(self.policy), float(self.learning_rate) if self.adapts else None  # type: ignore[arg-type]
         actor = [parameter for name, parameter in self.policy.named_parameters() if not name.startswith(own)]
-        rate, alone = self.learning_rate, not self.steering.fits_actor
-        if self.adapts and alone:
-            self._take(max(float(rate), ALONE))  # type: ignore[arg-type]
-        with without_gradient(actor) if alone else nullcontext():
+        with self.method.updating(actor, rate, self._take) as alone:
             super().train()
-        if self.adapts:
-            kl = 0.0 if alone else float(self.logger.name_to_value["train/approx_kl"])  # of the last epoch
-            self._take(adapted(float(rate), kl, DESIRED_KL))  # type: ignore[arg-type]
-        self.method.steer()
+        if self.adapts and not alone:  # the KL of the last epoch
+            self.method.moved = torch.tensor([float(self.logger.name_to_value["train/approx_kl"]), 1.0])
 
     def _take(self, rate: float) -> None:
         self.learning_rate = rate
@@ -228,11 +210,8 @@ class ResidualPPO(PPO):
 
     def _setup_learn(self, *given: Any, **named: Any) -> Any:
         """Set learning up as Stable-Baselines3 does, after what is not named was measured."""
-        weights, method = self.steering.objective, self.method
-        if self.prior is not None and not (weights.is_set and (not weights.states or method.density is not None)):
-            envs = ModelEnvs(self)
-            sizes = Sizes(envs.numbers, actions_of(self.action_space))
-            decide_in(method, Look(envs, self.prior), sizes)
+        if not self.method.is_ready:
+            decide_in(self.method, ModelEnvs(self))
             self._last_obs = None  # the episodes that were under way are over
         return super()._setup_learn(*given, **named)
 
@@ -246,7 +225,7 @@ class ResidualPPO(PPO):
     def verdict(self) -> str:
         """Run the prior and the policy as it is now; return their rewards, and whether the policy is better."""
         self._last_obs = None  # the episodes that were under way are over
-        return compared(self.method, ModelEnvs(self), self.prior, SameKind(self.policy))
+        return compared(self.method, ModelEnvs(self), SameKind(self.policy))
 
     def _reformulated(self, buffer: RolloutBuffer) -> np.ndarray:
         """Return the rewards of a whole rollout `[T, N]`."""

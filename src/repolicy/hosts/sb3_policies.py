@@ -9,7 +9,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import as_squashed, check_same_network, squashes
+from repolicy.hosts.begun import as_squashed, check_same_network, paired, set_statistics
+from repolicy.hosts.kept_prior import squashes
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.network import MODULES
@@ -39,8 +40,7 @@ class Standardized(BaseFeaturesExtractor):
     ) -> None:
         super().__init__(observation_space, features_dim=len(mean))
         self.normalizer = Normalizer(len(mean), bound)
-        numbers = {"mean": mean, "var": var, "count": count}
-        self.normalizer.load_state_dict({name: torch.tensor(part).double() for name, part in numbers.items()})
+        set_statistics(self.normalizer, mean, var, count)
 
     def forward(self, observations: Tensor) -> Tensor:
         return self.normalizer(observations.flatten(1).float())
@@ -100,9 +100,8 @@ def from_repolicy(policy: Policy, model: PPO) -> None:
     theirs, spec = model.policy, policy.spec
     host = _spec_of(model)
     check_same_network(spec, host, "model", "leave out policy_kwargs, or set copy_prior to False to begin elsewhere")
-    for layer, weight, bias in zip(_layers(theirs), policy.network.weights, policy.network.biases, strict=True):
-        layer.weight.copy_(weight)
-        layer.bias.copy_(bias)
+    for ours, own in paired(policy, _layers(theirs)):
+        own.copy_(ours)
     if policy.std is not None:
         theirs.log_std.copy_(policy.std.log())
     if isinstance(theirs.features_extractor, Standardized):
@@ -118,17 +117,15 @@ def to_repolicy(model: PPO) -> Policy:
     """Return a model with an MlpPolicy as a policy of ours, with the normalizer of its own or of its VecNormalize."""
     theirs, normalized = model.policy, model.get_vec_normalize_env()
     policy = Policy(_spec_of(model))
-    for layer, weight, bias in zip(_layers(theirs), policy.network.weights, policy.network.biases, strict=True):
-        weight.copy_(layer.weight)
-        bias.copy_(layer.bias)
+    for ours, own in paired(policy, _layers(theirs)):
+        ours.copy_(own)
     if policy.log_std is not None:
         policy.log_std.copy_(theirs.log_std)
     if isinstance(theirs.features_extractor, Standardized):
         policy.normalizer.load_state_dict(theirs.features_extractor.normalizer.state_dict())
     elif normalized is not None and normalized.norm_obs:
         seen = normalized.obs_rms
-        numbers = {"mean": seen.mean, "var": seen.var + (normalized.epsilon - 1e-8), "count": seen.count}
-        policy.normalizer.load_state_dict({name: torch.as_tensor(part).double() for name, part in numbers.items()})
+        set_statistics(policy.normalizer, seen.mean, seen.var + (normalized.epsilon - 1e-8), seen.count)
     prior: Any = getattr(model, "prior", None)
     return as_squashed(policy, prior.prior) if squashes(prior) else policy.requires_grad_(False).eval()
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors.torch
-import torch
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
@@ -16,7 +15,7 @@ from stable_baselines3.common.save_util import open_path
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import Given, Opened, in_rows, nats_of, open_prior
+from repolicy.hosts.kept_prior import ByDistribution, Given, Opened, open_prior
 from repolicy.policies.density import Density
 from repolicy.policies.file import policy_bytes, read_own
 from repolicy.policies.policy import Policy
@@ -32,30 +31,19 @@ class Weights(dict[str, Tensor]):
     """A policy of Stable-Baselines3 as its tensors."""
 
 
-class SameKind(nn.Module):
+class SameKind(ByDistribution):
     """A policy of Stable-Baselines3 that is built like the model's own, and sees what that one sees."""
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
         super().__init__()
-        self.policy, self.card = policy, dict[str, Any]()  # a model tells nothing of its training
+        self.policy = policy
 
-    @torch.no_grad()
-    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return log prior and, where it is known, the prior's entropy, both `[T, N]`."""
-        return in_rows(self._score, observations, actions)
+    def distribution(self, observations: Any) -> Any:
+        return self.policy.get_distribution(observations)
 
-    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
-        """Return actions, and their nats `[N]`: the entropy of sampled ones, log π of the likeliest."""
-        return nats_of(self.policy.get_distribution(observations), sample)
-
-    def forget(self, ended: Tensor | None = None) -> None:
-        """Forget nothing: it has no memory."""
-
-    def _score(self, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor | None]:
+    def score_rows(self, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor | None]:
         one_choice = isinstance(self.policy.action_space, spaces.Discrete)
-        actions = actions.long().flatten() if one_choice else actions.float()
-        distribution = self.policy.get_distribution(observations)
-        return distribution.log_prob(actions), distribution.entropy()
+        return super().score_rows(observations, actions.long().flatten() if one_choice else actions.float())
 
 
 def read(prior: Any) -> Any:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import check_squashed, of_each
-from repolicy.hosts.measuring import Paid
+from repolicy.hosts.measuring import Paid, Sizes
 from repolicy.hosts.method import weighs
+from repolicy.hosts.sb3_policies import actions_of
 from repolicy.objective import Objective
 from repolicy.prepare.states import MOST_NUMBERS
 
@@ -27,11 +28,12 @@ class ModelEnvs:
         self.model, self.env = model, model.env
 
     @property
-    def numbers(self) -> int:
-        """How many numbers a state has; a Dict of observations is none."""
-        if not isinstance(self.env.observation_space, spaces.Box):
-            return MOST_NUMBERS + 1
-        return int(self.model.rows(self.env.observation_space.sample()[None, None]).shape[-1])
+    def sizes(self) -> Sizes:
+        """How many numbers a state has, and the actions; observations in a Dict have too many."""
+        space, numbers = self.env.observation_space, MOST_NUMBERS + 1
+        if isinstance(space, spaces.Box):
+            numbers = int(self.model.rows(space.sample()[None, None]).shape[-1])
+        return Sizes(numbers, actions_of(self.model.action_space))
 
     def begin(self) -> tuple[Any, bool]:
         """Return the first observations of episodes."""
