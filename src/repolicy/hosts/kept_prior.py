@@ -65,29 +65,25 @@ def open_prior(given: Any) -> Opened:
 
     Whatever has `log_prob` is returned as it is.
     """
-    path, name = path_of(given), called(path_of(given))
-    if isinstance(path, Policy):
-        return Opened(_usable(frozen(path)), name, {})
-    if not isinstance(path, str | Path):
+    path, notes, card = path_of(given), list[str](), dict[str, Any]()
+    if isinstance(path, str | Path):
+        reading = dict(given) if isinstance(given, Mapping) else {}
+        trust = bool(reading.pop("trust", False))
+        reading.pop("path", None)
+        with told_in_python(BESIDE):
+            prior: Any = opened(path, Options(**reading), trust)
+        notes = getattr(prior, "notes", [])
+        if isinstance(prior, SavedPolicy):
+            prior, card, notes = prior.policy, prior.card, notes_of(prior.card)
+    else:
         check_scores(path)
-        return Opened(path, name, {})
-    reading = dict(given) if isinstance(given, Mapping) else {}
-    trust = bool(reading.pop("trust", False))
-    reading.pop("path", None)
-    with told_in_python(BESIDE):
-        found = opened(path, Options(**reading), trust)
-    prior, card = (found.policy, found.card) if isinstance(found, SavedPolicy) else (found, {})
-    for note in notes_of(card) if isinstance(found, SavedPolicy) else getattr(found, "notes", ()):
+        prior = frozen(path) if isinstance(path, Policy) else path
+    for note in notes:
         said = as_in_python(note)
         warnings.warn(said if said == note else said + BESIDE, stacklevel=3)
-    return Opened(_usable(prior) if isinstance(prior, Policy) else prior, name, card)
-
-
-def _usable(policy: Policy) -> Policy:
-    """Raise where a policy of ours is none that a host can ask."""
-    if isinstance(policy, Conditioned):
-        raise UsageError(untold(policy, "the prior"))
-    return policy
+    if isinstance(prior, Conditioned):
+        raise UsageError(untold(prior, "the prior"))
+    return Opened(prior, called(path), card)
 
 
 # Priors whose actions pass through tanh. A host stores actions as its policy drew them, before tanh, as ours do. ------
@@ -123,114 +119,96 @@ def check_same_prior(given: Mapping[str, Tensor], kept: Mapping[str, Tensor], na
 
 
 ROWS = 4096  # of a rollout that a prior scores at once
+Scores = tuple[Tensor, Tensor | None]
 
 
 class ByDistribution(nn.Module):
-    """A prior in the form that hosts ask, by its distribution of actions: `log_prob`, `entropy`, `mode` and `sample`.
+    """A prior as hosts ask it, by its distribution of actions: `log_prob`, `entropy`, `mode` and `sample`."""
 
-    card: what its file tells of its training; a host's own files tell nothing.
-    """
+    remembers = False  # whether it has a memory, which runs along with episodes
 
-    def __init__(self, card: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, card: dict[str, Any] | None = None) -> None:
+        """`card`: what its file tells of its training; a host's own files tell nothing."""
         super().__init__()
-        self.card = dict(card or {})
+        self.card = card or {}
 
     def distribution(self, observations: Any) -> Any:
+        """Return the distribution at observations `[B, ...]`, and remember them."""
         raise NotImplementedError
 
+    def forget(self, ended: Tensor | None = None) -> None:
+        """Begin anew where an episode ended `[N]`; without `ended` everywhere."""
+
     @torch.no_grad()
-    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
+    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> Scores:
         """Return log prior and, where it is known, the prior's entropy, both `[T, N]`, of a rollout `[T, N, ...]`.
 
-        ended `[T, N]`: after which steps an episode ended, and with it what the prior remembers of it.
+        ended `[T, N]`: after which steps an episode ended. A memory goes on where the last rollout stopped.
         """
-        return in_rows(self.score_rows, observations, actions)
+        lead, found = actions.shape[:2], list[Scores]()
+        if self.remembers:
+            for seen, acted, last in zip(observations, actions, ended, strict=True):
+                found.append(self.score_rows(seen, acted))
+                self.forget(last)
+        else:
+            observations, actions = of_each(observations, lambda part: part.flatten(0, 1)), actions.flatten(0, 1)
+            for start in range(0, len(actions), ROWS):
+                rows = slice(start, start + ROWS)
+                found.append(self.score_rows(of_each(observations, operator.itemgetter(rows)), actions[rows]))
+        log_prior, entropy = zip(*found, strict=True)
+        return torch.cat(log_prior).reshape(lead), None if entropy[0] is None else torch.cat(entropy).reshape(lead)
 
-    def score_rows(self, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor | None]:
+    def score_rows(self, observations: Any, actions: Tensor) -> Scores:
         """Return both `[B]` of rows."""
         distribution = self.distribution(observations)
         return distribution.log_prob(actions), distribution.entropy()
 
-    @torch.no_grad()
     def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
-        """Return actions, and their nats `[N]`: the entropy of sampled ones, log π of the likeliest."""
-        return nats_of(self.distribution(observations), sample)
-
-    def forget(self, ended: Tensor | None = None) -> None:
-        """Begin anew where an episode ended `[N]`, without `ended` everywhere; most have no memory."""
+        """Return actions, and their nats `[N]`: the entropy of sampled ones, else −log π; log π of the likeliest."""
+        distribution = self.distribution(observations)
+        if not sample:
+            likeliest = distribution.mode()
+            return likeliest, distribution.log_prob(likeliest)
+        actions, entropy = distribution.sample(), distribution.entropy()
+        return actions, -distribution.log_prob(actions) if entropy is None else entropy
 
 
 class Given(ByDistribution):
-    """A prior of any kind, which takes observations as rows of numbers. One with a memory runs along with episodes."""
+    """A prior of any kind, which takes observations as the rows of numbers that `rows` makes of the host's."""
 
-    def __init__(self, opened: Opened, observations: int, actions: ActionSpace) -> None:
+    def __init__(
+        self, opened: Opened, observations: int, actions: ActionSpace, rows: Callable[[Any], Tensor] = lambda seen: seen
+    ) -> None:
         prior, self.name, card = opened
         super().__init__(card)
         self.prior: Any = prior.placed(observations, actions) if isinstance(prior, MeanPrior) else prior
+        self.remembers = isinstance(self.prior, MeanPrior) and self.prior.remembers
         if isinstance(prior, Policy):
             check_sizes(prior, observations, actions)
+        self.rows = rows
         self.memory: Any = None
 
-    def distribution(self, observations: Tensor) -> Any:
-        if isinstance(self.prior, MeanPrior):
-            return self.prior.distribution(observations)
-        if isinstance(self.prior, Policy):
-            return self.prior(observations)
-        raise UsageError(
-            f"{self.name} scores actions and chooses none, so nothing can be measured: name omega and alpha, and "
-            "leave states out"
-        )
-
-    @property
-    def remembers(self) -> bool:
-        return isinstance(self.prior, MeanPrior) and self.prior.remembers
-
-    @torch.no_grad()
-    def score(self, observations: Tensor, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
+    def distribution(self, observations: Any) -> Any:
+        rows, prior = self.rows(observations), self.prior
+        if isinstance(prior, Policy):
+            return prior(rows)
+        if not isinstance(prior, MeanPrior):
+            raise UsageError(
+                f"{self.name} scores actions and chooses none, so nothing can be measured: name omega and alpha, and "
+                "leave states out"
+            )
         if not self.remembers:
-            return super().score(observations, actions, ended)
-        distribution, self.memory = self.prior.follow(observations, ended, self.memory)
-        return distribution.log_prob(actions), distribution.entropy()
-
-    def score_rows(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor | None]:
-        if isinstance(self.prior, Policy | MeanPrior):
-            return super().score_rows(observations, actions)
-        return scored(self.prior, observations, actions), None
-
-    def act(self, observations: Tensor, sample: bool) -> tuple[Tensor, Tensor]:
-        if not self.remembers:
-            return super().act(observations, sample)
-        ended = torch.zeros(1, len(observations), dtype=torch.bool, device=observations.device)
-        distribution, self.memory = self.prior.follow(observations.unsqueeze(0), ended, self.memory)
-        actions, nats = nats_of(distribution, sample)
-        return actions[0], nats[0]
+            return prior.distribution(rows)
+        mean, self.memory = prior.means(rows, prior.fresh(len(rows)) if self.memory is None else self.memory)
+        return prior.around(mean)
 
     def forget(self, ended: Tensor | None = None) -> None:
-        if ended is None:
-            self.memory = None
-        elif self.memory:
-            self.memory = self.prior.forgotten(self.memory, ended)
+        self.memory = self.prior.forgotten(self.memory, ended) if self.memory and ended is not None else None
 
-
-def nats_of(distribution: Any, sample: bool) -> tuple[Tensor, Tensor]:
-    """Return sampled actions with their entropy, where it is known, else −log π; or the likeliest with log π."""
-    if not sample:
-        likeliest = distribution.mode()
-        return likeliest, distribution.log_prob(likeliest)
-    actions, entropy = distribution.sample(), distribution.entropy()
-    return actions, -distribution.log_prob(actions) if entropy is None else entropy
-
-
-def in_rows(
-    score: Callable[[Any, Tensor], tuple[Tensor, Tensor | None]], observations: Any, actions: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Return what `score` makes of a rollout `[T, N, ...]`, some thousand rows at a time, `[T, N]` each."""
-    lead = actions.shape[:2]
-    flat, actions = of_each(observations, lambda part: part.flatten(0, 1)), actions.flatten(0, 1)
-    blocks = [slice(start, start + ROWS) for start in range(0, len(actions), ROWS)]
-    found = [score(of_each(flat, operator.itemgetter(rows)), actions[rows]) for rows in blocks]
-    whole = (None if parts[0] is None else torch.cat(parts).reshape(lead) for parts in zip(*found, strict=True))
-    return tuple(whole)  # type: ignore[return-value]
+    def score_rows(self, observations: Any, actions: Tensor) -> Scores:
+        if isinstance(self.prior, Policy | MeanPrior):
+            return super().score_rows(observations, actions)
+        return scored(self.prior, self.rows(observations), actions), None
 
 
 def of_each(observations: Any, change: Callable[[Any], Any]) -> Any:

@@ -24,7 +24,7 @@ class RunnersPrior(ByDistribution):
 
     def __init__(self, actor: Any, weights: Mapping[str, Tensor], path: Path) -> None:
         super().__init__()
-        self.model = copy.deepcopy(actor)
+        self.model, self.remembers = copy.deepcopy(actor), actor.is_recurrent
         self.model.reset()
         if any(name.startswith("rnn.") for name in weights) and not actor.is_recurrent:
             raise UsageError(f"the prior {path} is recurrent, and this runner's actor has no memory: use an RNNModel")
@@ -37,21 +37,9 @@ class RunnersPrior(ByDistribution):
         self.model.distribution.update(outputs)
         return Shown(self.model.distribution, outputs)
 
-    @torch.no_grad()
-    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return both as every prior; a memory goes on where the last rollout stopped."""
-        if not self.model.is_recurrent:
-            return super().score(observations, actions, ended)
-        found = []
-        for seen, acted, last in zip(observations, actions, ended, strict=True):
-            found.append(self.score_rows(seen, acted))
-            self.forget(last)
-        log_prob, entropy = (torch.stack(part) for part in zip(*found, strict=True))  # type: ignore[arg-type]
-        return log_prob, entropy
-
     def forget(self, ended: Tensor | None = None) -> None:
         """Begin anew where an episode ended. (rsl_rl's own reset of some rows waits for the device.)"""
-        if ended is None or not self.model.is_recurrent:
+        if ended is None or not self.remembers:
             self.model.reset()
             return
         state, keep = self.model.get_hidden_state(), ~ended.unsqueeze(-1)
@@ -78,22 +66,7 @@ class Shown(NamedTuple):
         return self.theirs.deterministic_output(self.outputs)
 
 
-class SideBySide(Given):
-    """A prior of any kind, which takes the actor's observation groups side by side, as they come."""
-
-    groups: list[str]
-
-    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> tuple[Tensor, Tensor | None]:
-        return super().score(self._rows(observations), actions, ended)
-
-    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
-        return super().act(self._rows(observations), sample)
-
-    def _rows(self, observations: Any) -> Tensor:
-        return torch.cat([observations[group] for group in self.groups], dim=-1)
-
-
-def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrior | SideBySide:
+def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrior | Given:
     """Return the prior in the form that the runner asks, and the actor begun as it."""
     path = path_of(given)
     if isinstance(path, str | Path) and Path(path).suffix == ".pt":
@@ -104,9 +77,13 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
                 actor.load_state_dict(weights)
                 _keep_statistics(actor)
             return own
-    seen = sum(storage.observations[group].shape[-1] for group in actor.obs_groups)
-    prior = SideBySide(open_prior(given), seen, unbounded(storage.actions_shape[0]))
-    prior.groups = list(actor.obs_groups)
+    groups = [*actor.obs_groups]
+
+    def side_by_side(seen: Any) -> Tensor:
+        return torch.cat([seen[group] for group in groups], dim=-1)
+
+    width = side_by_side(storage.observations).shape[-1]
+    prior = Given(open_prior(given), width, unbounded(storage.actions_shape[0]), side_by_side)
     if copied and isinstance(prior.prior, Policy) and not isinstance(actor, PolicyActor):
         begun = as_gaussian(prior.prior)
         from_repolicy(with_one_std(begun), actor)

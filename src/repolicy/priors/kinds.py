@@ -94,7 +94,7 @@ class MeanPrior(nn.Module):
 
     def distribution(self, observations: Tensor) -> Distribution:
         flat = observations.reshape(-1, observations.shape[-1])
-        return self._around(self.means(flat, {})[0].reshape(*observations.shape[:-1], -1))
+        return self.around(self.means(flat, {})[0].reshape(*observations.shape[:-1], -1))
 
     def follow(self, observations: Tensor, ended: Tensor, state: State | None) -> tuple[Distribution, State]:
         """Return the distributions along a rollout `[T, N]`, in the order of time, and what is remembered at its end.
@@ -108,7 +108,7 @@ class MeanPrior(nn.Module):
             mean, state = self.means(step, state)
             means.append(mean)
             state = self.forgotten(state, last)
-        return self._around(torch.stack(means).to(observations.device)), state
+        return self.around(torch.stack(means).to(observations.device)), state
 
     def means(self, observations: Tensor, state: State) -> tuple[Tensor, State]:
         """Call the function or the program once, on a copy that it may change, and check what it gave.
@@ -158,7 +158,7 @@ class MeanPrior(nn.Module):
     def to_environment(self, actions: np.ndarray) -> np.ndarray:
         return actions
 
-    def _around(self, mean: Tensor) -> Gaussian:
+    def around(self, mean: Tensor) -> Gaussian:
         return Gaussian(mean, self.std.log().expand(mean.shape[-1]))
 
 
@@ -188,7 +188,7 @@ class MeanActor:
         self.memory = self._prior.forgotten(self.memory, torch.from_numpy(ended))
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        return self._prior._around(torch.stack(self._means)).log_prob(actions)
+        return self._prior.around(torch.stack(self._means)).log_prob(actions)
 
 
 class ScoredPrior:
