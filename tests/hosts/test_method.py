@@ -97,6 +97,22 @@ def test_a_budget_of_log_prior_moves_omega_alone() -> None:
     assert steering.objective.alpha == 0.25
 
 
+def test_the_learning_rate_follows_each_update_of_the_actor_once() -> None:
+    method, rates = Method(Steering(residual(0.5, 0.25), critic_warmup=1), Pushing()), list[float]()
+    method.scaled(nn.Linear(1, 1), nn.Linear(1, 1))
+    actor, kept = nn.Parameter(torch.zeros(1)), 3e-4
+    for kl in (0.0, 1.0, 1e-3, None, None):
+        method.reward(seen(torch.zeros(5, 2)))
+        method.credit(torch.zeros(5, 2), torch.zeros(5, 2))
+        method.measured()
+        with method.updating([actor], kept, rates.append) as alone:
+            assert actor.requires_grad != alone
+        kept = rates[-1]
+        method.moved = None if kl is None else torch.tensor([4.0 * kl, 4.0])
+    slower = pytest.approx(3e-4 / 1.5)
+    assert rates == [1e-3, 3e-4, 3e-4, 3e-4, slower, slower, 3e-4, 3e-4, 3e-4, 3e-4]
+
+
 @pytest.mark.parametrize("weights", [{"omega": [0.03, 3]}, {"omega": 0.1, "alpha": Range(0.01, 0.3)}])
 def test_a_range_is_refused_before_anything_is_measured(weights: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="is a range, and this host takes one number: ranges are for"):
