@@ -84,6 +84,7 @@ def runs() -> list[Run]:
         found += [priced(name, seed) for name in TASKS]
         found += [priced(heavy, seed, f"states_gamma_{gamma}", more=f"--gamma {gamma}") for gamma in ("0.9", "0.99")]
         found += [priced(heavy, seed, "states_5e6", "5e6", episodes=100)]
+        found += [made("ant", "third", "--omega 0.1 --states 0.1", seed, episodes=40)]  # of what a nat is worth
     found += [papers(heavy, 0, "5e6"), *(papers(name, seed) for name in ("hopper", "ant") for seed in seeds)]
     return found + [made(heavy, variant, weights, 0, "5e6") for variant, weights in HOLDS.items()]
 

@@ -143,9 +143,11 @@ def sweeps() -> str:
 def nat_worth() -> str:
     found = json.loads((RESULTS / "nat_worth.json").read_text())
     lines = []
-    for name, row in found.items():
-        lines.append([name, f"{row['alpha']:g}", f"**{row['value']:.3f}** ± {row['error']:.3f}", str(row["episodes"])])
-    return markdown(["prior", "trained at α", "a nat is worth", "episodes"], lines)
+    for key in sorted(found):
+        row = found[key]
+        worth = f"**{row['value']:.3f}** ± {row['error']:.3f}"
+        lines.append([key.split()[0], f"{row['alpha']:g}", f"{row.get('std', 1.0):g}", worth, str(row["episodes"])])
+    return markdown(["prior", "trained at α", "std of the actions, as a share", "a nat is worth", "episodes"], lines)
 
 
 def adapters() -> str:
