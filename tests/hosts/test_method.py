@@ -108,7 +108,8 @@ def test_the_learning_rate_follows_each_update_of_the_actor_once() -> None:
         with method.updating([actor], kept, rates.append) as alone:
             assert actor.requires_grad != alone
         kept = rates[-1]
-        method.moved = None if kl is None else torch.tensor([4.0 * kl, 4.0])
+        if kl is not None:
+            method.moved = torch.tensor([4.0 * kl, 4.0])
     slower = pytest.approx(3e-4 / 1.5)
     assert rates == [1e-3, 3e-4, 3e-4, 3e-4, slower, slower, 3e-4, 3e-4, 3e-4, 3e-4]
 
