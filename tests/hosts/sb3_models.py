@@ -46,9 +46,13 @@ class Drift(gymnasium.Env[Any, Any]):
         return self.seen(), -float(np.square(self.state).sum()), ended, self.time >= 9 and not ended, {}
 
 
+def envs() -> DummyVecEnv:
+    return DummyVecEnv([Drift] * 4)
+
+
 def model(algorithm: type[PPO] = ResidualPPO, env: Any = None, policy: str = "MlpPolicy", **options: Any) -> Any:
     small = {"n_steps": 8, "batch_size": 16, "n_epochs": 2, "seed": 0, "device": "cpu"}
-    made = env if env is not None else DummyVecEnv([Drift] * 4)
+    made = env if env is not None else envs()
     return algorithm(policy, made, **small | options)
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,15 @@ import pytest
 import torch
 
 pytest.importorskip("stable_baselines3")
-from sb3_models import Drift, kl_of, model, residual, rollout, trained
+from sb3_models import Drift, envs, kl_of, model, residual, rollout, trained
 from small import small_policy
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from repolicy import save_policy
-from repolicy.errors import NumericError, UsageError
-from repolicy.hosts.sb3 import ResidualPPO, Unclipped, like
-from repolicy.learning.multipliers import FARTHEST, off_budget, steered
-from repolicy.objective import Objective, reformulated
+from repolicy.errors import UsageError
+from repolicy.hosts.sb3 import ResidualPPO, like
+from repolicy.objective import reformulated
 from repolicy.objective import residual as ours
 from repolicy.policies.modulated import Conditioned
 from repolicy.ranges import Dial, Range
@@ -48,14 +46,6 @@ def test_without_weights_it_is_their_ppo_to_the_bit(acts: str) -> None:
         each = model(algorithm, DummyVecEnv([lambda: Drift(acts=acts)] * 4), **options)
         found.append(weights(each.learn(20 * 32)))
     assert same(*found)
-
-
-def test_a_weight_makes_a_difference() -> None:
-    found = [
-        weights(model(omega=0.0, alpha=alpha, env=DummyVecEnv([lambda: Unclipped(Drift())])).learn(32))
-        for alpha in (0.0, 0.1)
-    ]
-    assert not same(*found)
 
 
 @pytest.mark.parametrize(
@@ -154,31 +144,17 @@ def test_the_actor_begins_as_its_prior_and_waits_for_the_critic(kind: str) -> No
         assert not torch.equal(critic, prior.policy.value_net.weight), "the critic starts fresh"
 
 
-def test_a_budget_turns_both_weights_by_a_mean_over_the_rollouts_steps() -> None:
-    ours = residual(prior=small_policy(), copy_prior=False, kl_budget=0.1).learn(32)
-    expected = steered(Objective("addon", 0.3, 0.2), -FARTHEST, off_budget(kl_of(ours), 0.1, -FARTHEST, 32))
-    assert ours.steering.objective == expected
-
-
-@pytest.mark.parametrize("where", ["file", "handle"])
-@pytest.mark.parametrize("kind", ["theirs", "ours"])
-def test_a_saved_model_keeps_its_prior_and_its_place(tmp_path: Path, kind: str, where: str) -> None:
-    env = DummyVecEnv([Drift] * 4)
-    prior = trained() if kind == "theirs" else small_policy()
-    ours = residual(env=env, prior=prior, kl_budget=0.5, critic_warmup=1).learn(96)
-    target: Any = tmp_path / "model" if where == "file" else io.BytesIO()
-    ours.save(target)
-    if where == "handle":
-        target.seek(0)
-    again = ResidualPPO.load(target, env)
-    assert same(weights(ours), weights(again))
-    assert again.steering == ours.steering
-    assert again.steering.objective.omega != 0.3, "the budget has moved it"
-    assert same([*ours.prior.state_dict().values()], [*again.prior.state_dict().values()])
-    again.learn(32, reset_num_timesteps=False)
-    if where == "handle":
-        target.seek(0)
-    assert same(weights(PPO.load(target, env)), weights(ours)), "their own PPO reads it as well"
+def test_a_saved_model_keeps_a_prior_of_theirs_in_a_handle_too(tmp_path: Path) -> None:
+    ours = residual(prior=trained()).learn(32)
+    for target in (tmp_path / "model", io.BytesIO()):
+        ours.save(target)
+        for algorithm in (ResidualPPO, PPO):  # their own reads it as well
+            if isinstance(target, io.BytesIO):
+                target.seek(0)
+            again = algorithm.load(target, envs())
+            assert same(weights(ours), weights(again))
+            if algorithm is ResidualPPO:
+                assert same([*ours.prior.state_dict().values()], [*again.prior.state_dict().values()])
 
 
 def test_a_saved_model_holds_no_pickle_of_ours(tmp_path: Path) -> None:
@@ -192,17 +168,15 @@ def test_a_saved_model_holds_no_pickle_of_ours(tmp_path: Path) -> None:
     assert not {"prior", "method"} & data.keys()
 
 
-def test_a_model_beside_another_prior_is_refused_with_both_names(tmp_path: Path) -> None:
-    for name, policy in (("a", small_policy()), ("b", small_policy())):
-        save_policy(tmp_path / f"{name}.safetensors", policy, {})
+def test_a_model_beside_another_of_theirs_is_refused_with_both_names(tmp_path: Path) -> None:
     env = DummyVecEnv([Drift] * 4)
+    save_policy(tmp_path / "a.safetensors", small_policy(), {})
     residual(env=env, prior=tmp_path / "a.safetensors").save(tmp_path / "model.zip")
     again = ResidualPPO.load(tmp_path / "model.zip", env, prior=tmp_path / "a.safetensors")
     assert same(weights(again), weights(ResidualPPO.load(tmp_path / "model.zip", env)))
-    for prior, name in ((tmp_path / "b.safetensors", "b.safetensors"), (trained(env), "a PPO")):
-        with pytest.raises(UsageError, match=f"made beside the prior .*a.safetensors, and .*{name} is another"):
-            ResidualPPO.load(tmp_path / "model.zip", env, prior=prior)
     of_theirs = trained(env)
+    with pytest.raises(UsageError, match="made beside the prior .*a.safetensors, and a PPO is another"):
+        ResidualPPO.load(tmp_path / "model.zip", env, prior=of_theirs)
     residual(env=env, prior=of_theirs).save(tmp_path / "model.zip")
     ResidualPPO.load(tmp_path / "model.zip", env, prior=of_theirs)
     with pytest.raises(UsageError, match="made beside the prior a PPO, and a Policy is another"):
@@ -232,28 +206,11 @@ def test_plain_values_are_enough_as_in_a_yaml_file(tmp_path: Path) -> None:
 
 # Bad input ------------------------------------------------------------------------------------------------------------
 
-UNKNOWN = {
-    "bonus": Objective("addon", 0.1, 0.1, bonus=1.0),
-    "omega": ours(Range(0.1, 1.0), 0.1, 0.0),
-    "alpha": ours(0.1, Range(0.1, 1.0)),
-}
+ONE = {"omega": None, "alpha": None}
 WRONG = [
-    ({"omega": None, "prior": None}, "omega and alpha are measured by a prior, and there is none"),
-    ({"prior": None}, "omega is 0.3, which weighs a prior's log-probability, and there is no prior"),
     ({"omega": 0.0, "prior": None}, "alpha is 0.2 and omega is 0, and Stable-Baselines3 clips actions"),
-    ({"critic_warmup": 0.05}, "critic_warmup is 0.05; here it counts iterations"),
-    ({"critic_warmup": math.nan}, "critic_warmup is nan; here it counts iterations"),
-    ({"kl_budget": "2"}, "'kl_budget' is '2'; it must be a number"),
-    *(
-        (
-            {"objective": objective, "omega": None, "alpha": None},
-            rf"{name} is (1|a range), and this host (knows no|takes one number)",
-        )
-        for name, objective in UNKNOWN.items()
-    ),
-    ({"kl_budget": math.inf}, "'kl_budget' is inf; it must be a number"),
-    ({"kl_budget": 1.0, "omega": 0.0}, "a budget adapts omega, so omega must start above 0"),
-    ({"prior": object()}, "a object cannot be a prior: it has no log_prob"),
+    ({"objective": ours(Range(0.1, 1.0), 0.1, 0.0)} | ONE, "omega is a range, and this host takes one number"),
+    ({"objective": ours(0.1, Range(0.1, 1.0))} | ONE, "alpha is a range, and this host takes one number"),
 ]
 
 
@@ -302,27 +259,7 @@ def test_statistics_that_begin_to_move_are_noticed() -> None:
     assert same(before, weights(ours))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (lambda found: found[:3], r"a tensor of shape \(3,\)"),
-        (lambda found: found.numpy(), "a ndarray; of [0-9]+ actions"),
-    ],
-)
-def test_a_log_prob_of_ones_own_must_give_a_number_for_each_action(wrong: Any, said: str) -> None:
-    policy = small_policy()
-
-    class Mine:
-        def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> Any:
-            return wrong(policy.log_prob(observations, actions))
-
-    with pytest.raises(UsageError, match=said):
-        rollout(residual(prior=Mine()))
-
-
 def test_a_prior_of_other_sizes_is_refused_with_both() -> None:
-    with pytest.raises(UsageError, match="takes observations of 4 numbers, but the environment gives 3"):
-        residual(prior=small_policy(observations=4), copy_prior=False)
     with pytest.raises(UsageError, match="acts with choices of 3, but the environment takes 2 numbers"):
         residual(prior=small_policy(family="categorical"), copy_prior=False)
     with pytest.raises(UsageError, match=r"hidden layers \[8, 8\], and the model has \[64, 64\]"):
@@ -336,15 +273,3 @@ def test_a_prior_with_a_dial_must_be_told_where_it_stands(copied: bool) -> None:
     dialed = Conditioned.begun(small_policy(), [Dial("omega", 0.1, 1.0)])
     with pytest.raises(UsageError, match="the prior is one for every omega from 0.1 to 1, so it must be told which"):
         residual(prior=dialed, copy_prior=copied)
-
-
-def test_a_reward_that_is_not_finite_is_not_learnt_from() -> None:
-    class Broken:
-        def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-            return actions.sum(-1) * math.nan
-
-    ours = residual(prior=Broken())
-    before = weights(ours)
-    with pytest.raises(NumericError, match="the prior's log-probability is not finite in this iteration"):
-        ours.learn(32)
-    assert same(before, weights(ours))

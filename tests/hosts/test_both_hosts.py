@@ -1,0 +1,124 @@
+"""What must hold in rsl_rl and in Stable-Baselines3 alike."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import small_policy
+
+pytest.importorskip("rsl_rl")
+pytest.importorskip("stable_baselines3")
+from both import PRIOR, hosts
+
+from repolicy import save_policy
+from repolicy.errors import FileError, NumericError, UsageError
+from repolicy.learning.multipliers import FARTHEST, off_budget, steered
+from repolicy.objective import Objective
+
+pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
+UNNAMED = {"omega": None, "alpha": None}
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"omega": None, "prior": None}, "omega and alpha are measured by a prior, and there is none"),
+    ({"prior": None}, "omega is 0.3, which weighs a prior's log-probability, and there is no prior"),
+    ({"critic_warmup": 0.05}, "critic_warmup is 0.05; here it counts iterations"),
+    ({"critic_warmup": math.nan}, "critic_warmup is nan; here it counts iterations"),
+    ({"kl_budget": "2"}, "'kl_budget' is '2'; it must be a number"),
+    ({"kl_budget": math.inf}, "'kl_budget' is inf; it must be a number"),
+    ({"kl_budget": -1.0}, "kl_budget is -1.0; it must lie between 1e-09"),
+    ({"kl_budget": 1.0, "omega": 0.0}, "a budget adapts omega, so omega must start above 0"),
+    ({"prior": 3}, "a int cannot be a prior: it has no log_prob"),
+    ({"objective": {"task": "addon"}}, "an objective was given, and omega, alpha or states too"),
+    ({"objective": {"wish": 1}} | UNNAMED, "must have the fields task, omega, alpha, bonus"),
+    ({"objective": Objective("addon", 0.1, 0.1, bonus=1.0)} | UNNAMED, "bonus is 1, and this host knows no"),
+    ({"prior": small_policy(observations=4)}, "takes observations of 4 numbers, but the environment gives 3"),
+]
+
+
+@hosts
+@pytest.mark.parametrize(("change", "sentence"), WRONG)
+def test_wrong_settings_are_one_sentence(host: Any, change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((UsageError, FileError), match=sentence):
+        host(**{"copy_prior": False} | change)
+
+
+def alike(first: Any, second: Any) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
+
+
+@hosts
+def test_a_weight_makes_a_difference(host: Any) -> None:
+    found = [host(omega=0.3, alpha=alpha) for alpha in (0.0, 0.1)]
+    for each in found:
+        torch.manual_seed(5)
+        each.learn(2)
+    assert not alike(*found)
+
+
+@hosts
+def test_a_budget_turns_both_weights_by_a_mean_over_the_rollouts_steps(host: Any) -> None:
+    started = host(copy_prior=False, kl_budget=0.1)
+    started.learn(1)
+    spent, steps = started.method.spent
+    expected = steered(Objective("addon", 0.3, 0.2), -FARTHEST, off_budget(spent["prior_kl"], 0.1, -FARTHEST, steps))
+    assert started.method.curves["omega"] == [0.3]
+    assert started.method.steering.objective == expected
+
+
+@hosts
+def test_what_is_saved_keeps_the_prior_and_the_place(host: Any, tmp_path: Path) -> None:
+    options = {"kl_budget": 0.5, "critic_warmup": 1}
+    first = host(**options)
+    first.learn(3)
+    first.save(tmp_path)
+    again = host.resumed(tmp_path, PRIOR, **options)
+    assert alike(first, again)
+    assert again.method.steering == first.method.steering
+    assert again.method.steering.objective.omega != 0.3, "the budget has moved it"
+    again.learn(1)
+
+
+@hosts
+def test_what_was_saved_beside_another_prior_is_refused_with_both_names(host: Any, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_policy(tmp_path / f"{name}.safetensors", small_policy(hidden=(16, 16)), {})
+    host(str(tmp_path / "a.safetensors")).save(tmp_path)
+    for prior, name in ((str(tmp_path / "b.safetensors"), "b.safetensors"), (PRIOR, "a Policy")):
+        with pytest.raises(UsageError, match=f"made beside the prior .*a.safetensors, and .*{name} is another"):
+            host.resumed(tmp_path, prior)
+
+
+class Broken:
+    def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        return actions.sum(-1) * math.nan
+
+
+@hosts
+def test_a_reward_that_is_not_finite_is_not_learnt_from(host: Any) -> None:
+    started = host(Broken())
+    before = started.weights
+    with pytest.raises(NumericError, match="the prior's log-probability is not finite in this iteration"):
+        started.learn(1)
+    assert all(torch.equal(a, b) for a, b in zip(before, started.weights, strict=True))
+
+
+class Mine:
+    def __init__(self, wrong: Any) -> None:
+        self.wrong = wrong
+
+    def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> Any:
+        return self.wrong(PRIOR.log_prob(observations, actions))
+
+
+@hosts
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda found: found[:3], r"a tensor of shape \(3,\)"),
+        (lambda found: found.numpy(), "a ndarray; of [0-9]+ actions"),
+    ],
+)
+def test_a_log_prob_of_ones_own_must_give_a_number_for_each_action(host: Any, wrong: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        host(Mine(wrong)).learn(1)
