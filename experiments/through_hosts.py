@@ -61,8 +61,8 @@ def through_sb3(prior: str, seed: int, steps: int) -> Policy:
     return to_repolicy(model)
 
 
-def through_rsl_rl(prior: str, seed: int, steps: int) -> Policy:
-    """Customize in rsl_rl; its critic has a normalizer of its own."""
+def through_rsl_rl(prior: str, seed: int, steps: int, std_type: str = "scalar") -> Policy:
+    """Customize in rsl_rl, by default with its own kind of std; its critic has a normalizer of its own."""
     from rsl_rl.runners import OnPolicyRunner
 
     from repolicy.hosts.begun import as_squashed
@@ -73,11 +73,12 @@ def through_rsl_rl(prior: str, seed: int, steps: int) -> Policy:
     spec, std = start.spec, start.std
     network = {"class_name": "MLPModel", "obs_normalization": True, "activation": spec.activation}
     network |= {"hidden_dims": [*spec.hidden]}
+    gaussian = {"class_name": "GaussianDistribution", "std_type": std_type}
     config = {
         "num_steps_per_env": settings.n_steps,
         "save_interval": 10**9,
         "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
-        "actor": network | {"distribution_cfg": {"class_name": "GaussianDistribution"}} if std is not None else OURS,
+        "actor": OURS if std is None else network | {"distribution_cfg": gaussian},
         "critic": network,
         "algorithm": {"class_name": "repolicy.hosts.rsl_rl:ResidualPPO", "prior": prior},
         "multi_gpu": None,
@@ -93,6 +94,7 @@ HOSTS: dict[str, Callable[[str, int, int], Policy]] = {
     "engine": through_engine,
     "stable-baselines3": through_sb3,
     "rsl_rl": through_rsl_rl,
+    "rsl_rl-log-std": partial(through_rsl_rl, std_type="log"),
 }
 
 
@@ -120,7 +122,7 @@ def main() -> None:
     parser.add_argument("--prior", choices=TASKS, default="halfcheetah")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=300_000)
-    parser.add_argument("--hosts", choices=HOSTS, nargs="+", default=[*HOSTS])
+    parser.add_argument("--hosts", choices=HOSTS, nargs="+", default=[*HOSTS][:3])
     options = parser.parse_args()
     runs = [(host, options.prior, seed, options.steps) for seed, host in product(options.seeds, options.hosts)]
     campaign.measure(options.ledger, {"/".join(map(str, run)): partial(measure, *run) for run in runs})
