@@ -4,7 +4,9 @@ import http.client
 import json
 import socket
 import threading
+from dataclasses import replace
 
+import mujoco
 import numpy as np
 import pytest
 
@@ -62,6 +64,24 @@ def test_the_robot_s_limbs_are_where_its_bodies_are(stage):
         assert length == pytest.approx(2.0 * env.model.geom_size[geom, 1], abs=1e-3)
 
 
+def test_the_first_path_is_where_the_prior_would_go(stage):
+    env, prior = stage._env.unwrapped, stage.made.planner.prior
+    began = env.data.qpos.copy(), env.data.qvel.copy()
+    seen, at = stage._seen, env.data.xpos[1].copy()
+    gone = []
+    for _ in range(2):
+        seen = env.step(prior.predict(seen)[0])[0]
+        mujoco.mj_kinematics(env.model, env.data)
+        gone.append(env.data.xpos[1] - at)
+    env.set_state(*began)
+    shown = stage.step()
+    assert np.shape(shown["paths"]) == (4, 2, 3)
+    assert shown["paths"][0] == pytest.approx(np.array(gone), abs=2e-3)
+    assert np.ptp(shown["paths"], axis=0).max() > 0.01
+    assert sum(shown["weights"]) == pytest.approx(1.0, abs=1e-2)
+    assert shown["effective"] == pytest.approx(1 / np.square(shown["weights"]).sum(), rel=1e-2)
+
+
 def test_others_are_refused(port, stage):
     assert asked(port, "GET", "/", Host="evil.example").status == 403
     assert asked(port, "POST", "/keep", Origin="http://evil.example").status == 403
@@ -71,6 +91,11 @@ def test_others_are_refused(port, stage):
     assert stage.settings["omega"] == 0.1
     with pytest.raises(UsageError, match="no slider"):
         stage.set({"omega": float("nan")})
+
+
+def test_an_environment_without_a_robot_is_one_sentence(stage, tmp_path):
+    with pytest.raises(UsageError, match="plan without --live"):
+        Stage(replace(stage.made, env="Pendulum-v1"), tmp_path)
 
 
 def test_a_port_that_is_taken_is_one_sentence(stage):

@@ -62,6 +62,10 @@ class CopyModel:
             np.concatenate([row.failed for row in rows]),
         )
 
+    def trunks(self, states: np.ndarray) -> np.ndarray:
+        robots = [env.unwrapped for env in states]
+        return np.array([each.data.xpos[1] if hasattr(each, "data") else np.zeros(3) for each in robots])
+
     def advance(self, env: Any, actions: np.ndarray) -> Simulated:
         """Step one environment by an action `[1, A]`, in place."""
         return self._stepped(env, native(actions, self._space, self._own)[0])

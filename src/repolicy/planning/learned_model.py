@@ -63,6 +63,9 @@ class LearnedModel:
         info: Info = {key: found[:, place] for key, place in self._told.items()}
         return Simulated(after, after.astype(np.float32), info, np.zeros(len(states), bool), failed)
 
+    def trunks(self, states: np.ndarray) -> np.ndarray:
+        return np.zeros((len(states), 3))
+
     def _inputs(self, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
         seen = (states - self._middle) / self._width
         return np.concatenate([seen, (actions - self._at) / self._across], axis=1).astype(np.float32)

@@ -23,6 +23,8 @@ from repolicy.envs.step import Info, action_space, native
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import Planned
 from repolicy.planning.keeping import keep
+from repolicy.planning.model import Model, Simulated
+from repolicy.planning.sampling import effective
 from repolicy.runs.ranks import one_thread
 
 HERE = "127.0.0.1"  # and nowhere else
@@ -30,7 +32,33 @@ SMOOTH = 0.98  # of the rewards that are shown
 CAPSULE = 3  # mjGEOM_CAPSULE; whatever else there is, is drawn as a ball
 WISH = "weight of "  # before a wish, in the name of its slider, which goes to so many times its weight
 FURTHEST = 5.0
+MOST_PATHS = 16  # of candidates, that are drawn
 SLIDERS = {"omega": (0.001, 10.0), "states": (0.0, 10.0), "samples": (2, 512), "horizon": (1, 32)}
+
+
+class Traced:
+    """A planner's model, which notes where the trunk goes in the first candidates."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._began, self._went = model, np.zeros(3), list[np.ndarray]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def states(self, observations: np.ndarray) -> np.ndarray:
+        states = self._model.states(observations)
+        self._began, self._went = self._model.trunks(states), []
+        return states
+
+    def step(self, states: np.ndarray, actions: np.ndarray) -> Simulated:
+        after = self._model.step(states, actions)
+        self._went.append(self._model.trunks(after.states[:MOST_PATHS]) - self._began)
+        return after
+
+    @property
+    def paths(self) -> list[list[list[float]]]:
+        """How far each of these candidates has gone after each of its steps."""
+        return np.stack(self._went, axis=1).round(3).tolist()
 
 
 class Stage:
@@ -40,11 +68,13 @@ class Stage:
         self.made, self.out, self.lock = made, out, threading.Lock()
         with warnings.catch_warnings(action="ignore"):  # "out of date": a task's version is part of the task
             self._env: Any = maker(made.env)()
+        if not hasattr(self._env.unwrapped, "model"):
+            raise UsageError(f"{made.env} has no MuJoCo robot, which is what the page draws: plan without --live")
         self._space = action_space(self._env.action_space, made.env)
         self._seen, _ = self._env.reset(seed=made.planner.search.seed)
         self.each = [self._env]
         made.planner.watch(self)
-        self._planning = made.planner.actor(1, 1)
+        self._begin()
         self._means = {"old": 0.0, "wish": 0.0}
         addon = made.planner.score.addon
         self._wishes = [f"{WISH}{title}" for title in addon.titles]
@@ -52,6 +82,11 @@ class Stage:
         self._sliders = SLIDERS | {
             wish: (min(0.0, end), max(0.0, end)) for wish, end in zip(self._wishes, ends, strict=True)
         }
+
+    def _begin(self) -> None:
+        """Plan with the settings as they are."""
+        self._model: Any = Traced(self.made.planner.model)
+        self._planning: Any = replace(self.made.planner, model=self._model).actor(1, 1)
 
     @property
     def settings(self) -> dict[str, float]:
@@ -75,7 +110,7 @@ class Stage:
             planner = replace(planner, score=score, search=search)
             asked = (f"{name}={weight!r}" for name, weight in zip(addon.names, addon.weights, strict=True))
             self.made = replace(self.made, planner=planner, addons=tuple(asked))
-            self._planning = planner.actor(1, 1)
+            self._begin()
 
     def keep(self) -> str:
         """Write the planner's folder with the settings as they are."""
@@ -89,14 +124,15 @@ class Stage:
             before = np.asarray(self._seen, np.float32).ravel()[None]
             sent = planner.to_environment(self._planning(before))
             own = native(sent, self._space, self._env.action_space)[0]
-            took = time.perf_counter() - began
+            took, weights = time.perf_counter() - began, self._planning.memory.found.weights
+            seen = {"paths": self._model.paths, "weights": weights[0, :MOST_PATHS].round(3).tolist(), "took": took}
+            seen |= {"effective": float(effective(weights)[0]), "parts": parts(self._env.unwrapped)}
             self._seen, reward, terminated, truncated, told = self._env.step(own)
             after = np.asarray(self._seen, np.float32).ravel()[None]
             info: Info = {key: np.array([value]) for key, value in told.items() if np.isscalar(value)}
             wish = float(planner.score.addon.reward(Transitions(before, sent, after, info))[0])
             for name, value in (("old", float(reward)), ("wish", wish)):
                 self._means[name] += (1.0 - SMOOTH) * (value - self._means[name])
-            seen = {"parts": parts(self._env.unwrapped), "took": took, "ended": bool(terminated)}
             if terminated or truncated:
                 self._seen, _ = self._env.reset()
                 self._planning.begin_anew(np.array([True]))

@@ -32,3 +32,6 @@ class Model(Protocol):
 
     def step(self, states: np.ndarray, actions: np.ndarray) -> Simulated:
         """Return what states `[B, S]` become under actions `[B, A]`, as the environment gets them."""
+
+    def trunks(self, states: np.ndarray) -> np.ndarray:
+        """Return where the robot's trunk is in states `[B, 3]`: at 0 where no state tells."""

@@ -99,6 +99,16 @@ class MujocoModel:
         info: Info = {key: moved[:, axis] for axis, key in enumerate(("x_velocity", "y_velocity")) if key in self.told}
         return Simulated(after, observations, info, self._ended(seen), failed)
 
+    def trunks(self, states: np.ndarray) -> np.ndarray:
+        import mujoco
+
+        found, data = np.empty((len(states), 3)), self._data[0]
+        for row, state in enumerate(states):
+            data.qpos[:] = state[1 : 1 + self._positions]
+            mujoco.mj_kinematics(self._env.model, data)
+            found[row] = data.xpos[1]
+        return found
+
     def _ended(self, seen: np.ndarray) -> np.ndarray:
         if not self._ends:
             return np.zeros(len(seen), bool)

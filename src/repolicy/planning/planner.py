@@ -105,6 +105,7 @@ class Mind:
 
     plans: np.ndarray  # [N, T, A], in units of the prior's std
     random: np.random.Generator
+    found: "Look | None" = None  # what the last decision was made of
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +181,7 @@ class Planner:
         knots = min(search.knots or search.horizon, search.horizon)
         draws = mind.random.standard_normal((count, search.samples, knots, self.actions.width))
         found = self.look(observations, mind.plans if search.warm else np.zeros_like(mind.plans), draws)
-        plans = found.plans
+        plans, mind.found = found.plans, found
         mind.plans = np.concatenate([plans[:, 1:], np.zeros_like(plans[:, :1])], axis=1)
         self.tally.add(found, time.perf_counter() - began)
         chosen: np.ndarray = plans[:, 0]
