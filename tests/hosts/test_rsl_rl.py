@@ -48,6 +48,41 @@ def test_beside_a_weight_nobody_is_paid_twice_for_the_entropy(more: Algorithm, b
     assert runner(algorithm=residual(small_policy()) | more).alg.entropy_coef == bonus
 
 
+def test_what_works_against_a_prior_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    runner(algorithm=residual(small_policy(), entropy_coef=0.02))
+    said = capsys.readouterr().out
+    assert "entropy_coef is 0.02" in said
+    assert "'adaptive'" in said
+    runner(algorithm={"class_name": OURS, "prior": small_policy(), "omega": 0.3, "alpha": 0.2})
+    assert "ResidualPPO: entropy_coef" not in capsys.readouterr().out
+
+
+def test_a_curriculum_goes_on_where_the_priors_stood(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path)
+    saved = torch.load(path, weights_only=False)
+    torch.save(saved | {"infos": {"env_state": {"common_step_counter": 9600}}}, path)  # as mjlab's runner saves it
+
+    class Counting(Drift):
+        common_step_counter, stages = 0, ()
+
+        @property
+        def unwrapped(self) -> "Counting":
+            return self
+
+        def reset(self) -> None:
+            self.stages = (*self.stages, self.common_step_counter)
+
+        def step(self, actions: torch.Tensor) -> Any:
+            self.common_step_counter += 1
+            return super().step(actions)
+
+    env = Counting()
+    OnPolicyRunner(env, settings(algorithm={"class_name": OURS, "prior": str(path)}), None, "cpu")
+    assert env.stages[0] == 9600  # before anything is measured
+    assert len(env.stages) > 2
+    assert env.stages[-1] == env.common_step_counter == 9600  # and after it
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_storage_holds_the_reformulated_reward(tmp_path: Path, network: str) -> None:
     ours = runner(network, residual(str(checkpoint(tmp_path, network))), seed=3)

@@ -85,6 +85,7 @@ class ResidualPPO(PPO):
         if weighs(weights):
             host = {"entropy_coef": 0.0} | host  # rsl_rl's 0.01 would pay for an entropy that alpha already pays for
         if prior is not None and weighs(weights):
+            say_what_works_against(host)
             self.adapts = "schedule" not in host and not actor.is_recurrent
             host = _usual(actor, storage) | host
         super().__init__(actor, critic, storage, device=device, **host)
@@ -196,9 +197,12 @@ class ResidualPPO(PPO):
         remedy = "apply it in the environment's step, and give that an attribute squashes = True"
         check_squashed(algorithm.prior, getattr(env, "squashes", False), remedy)
         algorithm.envs = RunnerEnvs(env, algorithm)
+        steps = getattr(algorithm.prior, "env_steps", 0)
+        algorithm.envs.at(steps)
         if not algorithm.is_multi_gpu or not algorithm.gpu_global_rank:
             algorithm._left = int(cfg.get("max_iterations", 0))  # as Isaac Lab's and mjlab's scripts learn so many
         algorithm.begin()
+        algorithm.envs.at(steps)  # again, for measuring has taken some
         return algorithm
 
     def verdict(self) -> str:
@@ -262,6 +266,14 @@ class ResidualPPO(PPO):
         return tensor
 
 
+def say_what_works_against(host: Mapping[str, Any]) -> None:
+    """Print which of PPO's usual settings, as settings of a dataclass always name them, do harm beside a prior."""
+    if bonus := host.get("entropy_coef"):
+        print(f"ResidualPPO: entropy_coef is {bonus:g}, and alpha pays for the entropy already: set it to 0")
+    if host.get("schedule") == "adaptive":
+        print("ResidualPPO: the schedule 'adaptive' may raise the learning rate until the policy is lost; leave it out")
+
+
 class RunnerEnvs:
     """The runner's environments, for episodes of the prior before training."""
 
@@ -273,6 +285,13 @@ class RunnerEnvs:
     def sizes(self) -> Sizes:
         storage = self.algorithm.storage
         return Sizes(self.states(storage.observations[0]).shape[-1], unbounded(storage.actions_shape[0]))
+
+    def at(self, steps: int) -> None:
+        """Begin anew as after so many steps, by which mjlab's curricula go."""
+        own: Any = getattr(self.env, "unwrapped", None)
+        if steps and hasattr(own, "common_step_counter"):
+            own.common_step_counter, self.stepped = steps, True
+            self.begin()
 
     def begin(self) -> tuple[Any, bool]:
         """Return observations; not every runner's environments can be reset, and then some episodes are under way."""

@@ -25,6 +25,7 @@ class RunnersPrior(ByDistribution):
     def __init__(self, actor: Any, weights: Mapping[str, Tensor], path: Path) -> None:
         super().__init__()
         self.model, self.remembers = copy.deepcopy(actor), actor.is_recurrent
+        self.env_steps = 0  # of its training, where they are told
         self.model.reset()
         if any(name.startswith("rnn.") for name in weights) and not actor.is_recurrent:
             raise UsageError(f"the prior {path} is recurrent, and this runner's actor has no memory: use an RNNModel")
@@ -70,9 +71,10 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
     """Return the prior in the form that the runner asks, and the actor begun as it."""
     path = path_of(given)
     if isinstance(path, str | Path) and Path(path).suffix == ".pt":
-        weights = _read_checkpoint(Path(path))
+        weights, steps = _read_checkpoint(Path(path))
         if weights is not None and (not isinstance(actor, PolicyActor) or actor.has(weights)):
             own = RunnersPrior(actor, weights, Path(path))
+            own.env_steps = steps
             if copied:
                 actor.load_state_dict(weights)
                 _keep_statistics(actor)
@@ -96,18 +98,22 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
     return prior
 
 
-def _read_checkpoint(path: Path) -> dict[str, Tensor] | None:
-    """Return the actor in one of the runner's checkpoints, without running anything; None where it is no such file."""
+def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor] | None, int]:
+    """Return the actor in one of the runner's checkpoints, without running anything; None where it is no such file.
+
+    And how many steps its environments had taken, which mjlab's checkpoints tell.
+    """
     loaded = load(read_bytes(path), str(path))
     actor = loaded.get("actor_state_dict") if isinstance(loaded, dict) else None
     if not isinstance(actor, dict):
-        return None
+        return None, 0
     for name, part in actor.items():
         if not isinstance(part, np.ndarray):
             raise FileError(f"{path} cannot be read: {name} is {shortened(part)}, and no tensor")
         if part.dtype.kind == "f" and not np.isfinite(part).all():
             raise FileError(f"{path} cannot be used: {name} has numbers that are not finite")
-    return {name: torch.from_numpy(np.array(part)) for name, part in actor.items()}
+    told = ((loaded.get("infos") or {}).get("env_state") or {}).get("common_step_counter", 0)
+    return {name: torch.from_numpy(np.array(part)) for name, part in actor.items()}, int(told)
 
 
 def _keep_statistics(actor: Any) -> None:

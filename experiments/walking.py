@@ -1,0 +1,142 @@
+"""A walking robot of mjlab, customized on a GPU by `examples/mjlab_residual.py`: its old reward, power, falls, speed.
+
+    train Mjlab-Velocity-Flat-Unitree-Go1 --agent.max-iterations 400 --agent.logger tensorboard
+    python -m experiments.walking --prior logs/rsl_rl/go1_velocity/RUN/model_399.pt
+
+in an environment with mjlab. A line of the ledger for the prior and for each run: its last policy's mean action in one
+episode of 1,024 robots, its curves, and what an iteration took. A run that is in the file is not repeated.
+"""
+
+import runpy
+from dataclasses import asdict
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from experiments import campaign
+from experiments.ledger import Row
+from repolicy.loading import file_sum
+
+TASK, EXPERIMENT = "Mjlab-Velocity-Flat-Unitree-Go1", "go1_velocity"
+EXAMPLE: Any = runpy.run_path("examples/mjlab_residual.py")
+PLAIN = {"omega": 0.0, "alpha": 0.0, "critic_warmup": 5}  # PPO, begun as the prior
+RUNS: dict[str, dict[str, Any]] = {  # what is named beside the prior and the wish
+    "less_power": {},
+    "few_minibatches": {"num_mini_batches": 4},
+    "wish_alone": PLAIN,
+    "both_rewards": {"critic_warmup": 5, "objective": {"task": "both", "omega": 0.0, "alpha": 0.0}},
+}
+CURVES = {
+    "old_reward": "Train/mean_reward",
+    "length": "Train/mean_episode_length",
+    "wish": "Episode_Metrics/wish",
+    "nats": "Loss/prior_kl",
+}
+TIMES = {"collecting": "Perf/collection_time", "learning": "Perf/learning_time"}
+
+
+def speed_error(env: Any) -> torch.Tensor:
+    """Return how far the velocity over ground is from the commanded one, in m/s, `[N]`."""
+    wanted = env.command_manager.get_command("twist")[:, :2]
+    return (wanted - env.scene["robot"].data.root_link_lin_vel_b[:, :2]).norm(dim=-1)
+
+
+@torch.inference_mode()
+def evaluated(checkpoint: Path, envs: int) -> Row:
+    """Return means over one episode of each robot by the mean action; the old reward's terms are a second's."""
+    from mjlab.envs import ManagerBasedRlEnv
+    from mjlab.managers.metrics_manager import MetricsTermCfg
+    from mjlab.rl import MjlabOnPolicyRunner, RslRlVecEnvWrapper
+    from mjlab.tasks.registry import load_rl_cfg
+
+    config, device = EXAMPLE["wished"](TASK, "").env, "cuda:0" if torch.cuda.is_available() else "cpu"
+    config.scene.num_envs, config.seed = envs, 12345
+    config.metrics["speed_error"] = MetricsTermCfg(func=speed_error)
+    env = RslRlVecEnvWrapper(ManagerBasedRlEnv(cfg=config, device=device))
+    runner = MjlabOnPolicyRunner(env, asdict(load_rl_cfg(TASK)), None, device)
+    runner.load(str(checkpoint), load_cfg={"actor": True}, map_location=device)
+    policy, task, metrics = runner.get_inference_policy(), env.unwrapped.reward_manager, env.unwrapped.metrics_manager
+    names = [*task.active_terms, *metrics.active_terms]
+    sums, lengths, falls = torch.zeros(envs, len(names), device=device), torch.zeros(envs, device=device), 0
+    first = torch.ones(envs, dtype=torch.bool, device=device)
+    observations = env.reset()[0]
+    for _ in range(env.max_episode_length):
+        observations, _, dones, extras = env.step(policy(observations))
+        sums += torch.where(first.unsqueeze(-1), torch.cat([task._step_reward, metrics._step_values], -1), 0.0)
+        lengths += first
+        falls += int((first & (dones > 0) & ~extras["time_outs"]).sum())
+        first &= dones == 0
+    env.close()
+    steps = (sums / lengths.unsqueeze(-1)).T
+    found = {name: mean_and_error(steps[at]) for at, name in enumerate(names)}
+    terms = sums[:, : len(task.active_terms)].sum(-1) * env.unwrapped.step_dt
+    return {"return": mean_and_error(terms), "length": mean_and_error(lengths), "falls": falls, "robots": envs} | found
+
+
+def mean_and_error(values: torch.Tensor) -> list[float]:
+    return [float(f"{each:.4g}") for each in (values.mean().item(), values.std().item() / len(values) ** 0.5)]
+
+
+def logged(folder: Path) -> Row:
+    """Return a run's curves, some 30 points of each, and the median seconds of an iteration once the actor learns."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    told = {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    every = max(1, max(map(len, told.values()), default=1) // 30)
+    curves = {name: [float(f"{value:.4g}") for value in told.get(tag, ())[::every]] for name, tag in CURVES.items()}
+    return {
+        "iterations": max(map(len, told.values()), default=0),
+        "seconds": {name: round(median(told[tag][len(told[tag]) // 2 :]), 3) for name, tag in TIMES.items()},
+        "curves": curves | {"every": every},
+    }
+
+
+def last_policy(name: str, seed: int, prior: Path, iterations: int, envs: int) -> Path:
+    """Train a run; return its last checkpoint."""
+    from mjlab.scripts.train import launch_training
+    from mjlab.tasks.registry import load_rl_cfg
+
+    config, named = EXAMPLE["wished"](TASK, str(prior)), RUNS[name]
+    usual = {} if name in ("less_power", "few_minibatches") else asdict(load_rl_cfg(TASK).algorithm)
+    config.agent.algorithm = usual | config.agent.algorithm | named
+    config.agent.run_name, config.agent.seed = f"{name}_{seed}", seed
+    config.agent.max_iterations, config.env.scene.num_envs = iterations, envs
+    launch_training(TASK, config)
+    return max(Path("logs/rsl_rl", EXPERIMENT).glob(f"*_{name}_{seed}/model_{iterations - 1}.pt"))
+
+
+def measured(checkpoint: Path, robots: int, **told: Any) -> Row:
+    packages = {name: version(name) for name in ("mjlab", "rsl-rl-lib", "mujoco-warp", "warp-lang", "torch")}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    row = {"device": device, "packages": packages, "policy": file_sum(checkpoint)} | told
+    return row | evaluated(checkpoint, robots) | logged(checkpoint.parent)
+
+
+def run(name: str, seed: int, prior: Path, iterations: int, envs: int, robots: int) -> Row:
+    checkpoint = last_policy(name, seed, prior, iterations, envs)
+    return measured(checkpoint, robots, envs=envs, named=RUNS[name])
+
+
+def main() -> None:
+    parser = campaign.parser("walking", __doc__, ())
+    parser.add_argument("--prior", type=Path, required=True, help="a checkpoint of mjlab's own training")
+    parser.add_argument("--runs", nargs="+", default=["less_power/0"], metavar="NAME/SEED")
+    parser.add_argument("--iterations", type=int, default=150)
+    parser.add_argument("--envs", type=int, default=4096)
+    parser.add_argument("--robots", type=int, default=1024, help="in an evaluation")
+    options = parser.parse_args()
+    size = (options.prior, options.iterations, options.envs, options.robots)
+    wanted = {"prior": partial(measured, options.prior, options.robots, envs=options.envs)}
+    for each in options.runs:
+        name, _, seed = each.partition("/")
+        wanted[each] = partial(run, name, int(seed), *size)
+    campaign.measure(options.ledger, wanted)
+
+
+if __name__ == "__main__":
+    campaign.run_main(main)
