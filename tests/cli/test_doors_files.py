@@ -337,9 +337,9 @@ def test_a_folder_that_is_refused_is_as_it_was(capsys: pytest.CaptureFixture[str
 
 def test_damaged_files_and_odd_command_lines() -> None:
     """A share of `make fuzz`."""
-    faults, codes = fuzz.fuzz(files=50, lines=30, answers=20)
+    faults, codes = fuzz.fuzz(files=30, lines=20, answers=10)
     assert not faults, "\n".join(faults)
-    assert sum(codes.values()) > 100
+    assert sum(codes.values()) > 60
     assert {kind.partition(",")[0] for kind in codes} == {"damaged", "odd", "answered", "bomb"}
 
 

@@ -148,18 +148,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
-def test_two_ranks_end_in_the_same_bits_however_often_they_stop(tmp_path: Path) -> None:
-    settings = replace(SMALL, ranks=2, steps=1_536)
-    assert small(tmp_path / "whole", settings).finished
-    ctrl_c = AtIteration(6, lambda: os.kill(os.getpid(), signal.SIGINT))
-    stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", settings, callbacks=[ctrl_c])
-    assert not stopped.finished
-    assert small(tmp_path / "run", settings, resume=True).finished
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
-
-
-@pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
-def test_two_ranks_hand_out_the_same_earlier_policy(tmp_path: Path) -> None:
+def test_two_ranks_end_in_the_same_bits_and_hand_out_the_same_earlier_policy(tmp_path: Path) -> None:
     prior = small(tmp_path / "prior", replace(SMALL, steps=8_192))
     (tmp_path / "wish.py").write_text("def small(obs, action, next_obs, info):\n    return -(action**2).sum(-1)\n")
     wrecked = replace(SMALL, ranks=2, steps=1_024, checkpoint_every=4, learning_rate=0.5, schedule="constant")
@@ -174,6 +163,7 @@ def test_two_ranks_hand_out_the_same_earlier_policy(tmp_path: Path) -> None:
     ctrl_c = AtIteration(6, lambda: os.kill(os.getpid(), signal.SIGINT))
     assert not run("run", callbacks=[ctrl_c]).replaced.exists()
     assert run("run", resume=True).policy.read_bytes() == whole.policy.read_bytes()
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 
 
 def test_a_rank_of_torchrun_knows_what_failed_in_its_own_work_and_leaves_the_others(
