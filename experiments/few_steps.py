@@ -26,6 +26,7 @@ from repolicy.runs.request import Request
 
 NAMES = ("halfcheetah_10", "ant", "hopper")
 STEPS = ("1e4", "3e4", "1e5", "3e5")
+FEWEST, ITS = "3e3", NAMES[0]  # of one prior alone
 PRIORS = Path("results/heavy.jsonl")  # which has each prior's own row
 EPISODES = 20
 
@@ -47,6 +48,8 @@ def runs() -> list[Run]:
             for name in NAMES:
                 found += [made(name, f"rule/{steps}", "", seed, steps, episodes=EPISODES)]
                 found += [made(name, f"large/{steps}", "", seed, steps, large(name, steps), EPISODES)]
+    found += [made(ITS, f"rule/{FEWEST}", "", seed, FEWEST, episodes=EPISODES) for seed in range(SEEDS)]
+    found += [by_sac(ITS, FEWEST, seed) for seed in range(SEEDS)]
     return [*found, *(by_sac(*each) for each in product(NAMES, STEPS[:2], range(SEEDS)))]
 
 
@@ -76,7 +79,7 @@ def table(found: dict[str, Row], longest: dict[str, list[Row]]) -> str:
     for name in NAMES:
         task = TASKS[name]
         lines.append([f"{task.prior}, `{task.addon}`", "prior", "", both([priors[f"{name}/prior/0"]]), "", ""])
-        for steps in STEPS:
+        for steps in (FEWEST, *STEPS):
             if ours := known.get((name, "rule", steps)):
                 cells = [f"{float(steps):,.0f}", f"{in_all(ours[0]):,}", both(ours)]
                 others = [both(known.get((name, way, steps), [])) for way in ("sac", "large")]
@@ -107,13 +110,13 @@ def picture(found: dict[str, Row], path: Path) -> None:
         for action, style in (("mean", "-o"), ("sampled", "--o")):
             color = {"rule": "C0", "sac": "C2", "large": "C1"}
             for way, label in (("rule", "by default"), ("sac", "rql customize"), ("large", "updates of a million")):
-                curve = [known[name, way, steps] for steps in STEPS if (name, way, steps) in known]
+                curve = [known[name, way, steps] for steps in (FEWEST, *STEPS) if (name, way, steps) in known]
                 places, heights = [in_all(each[0]) for each in curve], [mean(totals(each, action)) for each in curve]
                 named = label if action == "mean" else f"{label}, sampled"
                 axis.plot(places, heights, style, color=color[way], markersize=3, label=named)
             height = priors[f"{name}/prior/0"]["last"][action]["total_reward"][0]
             axis.axhline(height, color="gray", linestyle=style[:-1], linewidth=1)
-        ticks = [float(steps) for steps in STEPS]
+        ticks = [float(steps) for steps in (FEWEST, *STEPS)]
         axis.set(
             xscale="log", title=f"{TASKS[name].prior}, {TASKS[name].addon}", xlabel="steps of the environment, all"
         )

@@ -47,7 +47,6 @@ from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # isort
 from stable_baselines3.common.utils import polyak_update  # isort: skip
 from stable_baselines3.dqn.policies import DQNPolicy  # isort: skip
 
-SHORT = 10_000  # steps of a run; in a longer one the actor's steps are smaller, so that it moves no farther
 FORGETTING = 0.05  # share of the exploration noise that is forgotten in a step
 
 
@@ -292,7 +291,7 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
 
     def _actor_rate(self, steps: int) -> float:
         first, last = self.settings.actor_learning_rate, self.settings.steps
-        return first * min(1.0, SHORT / last) * max(0.0, 1.0 - steps / last) if first else self.settings.learning_rate
+        return first * max(0.0, 1.0 - steps / last) if first else self.settings.learning_rate
 
     def as_policy(self) -> Policy:
         """Return the policy as a `repolicy.Policy`."""

@@ -37,7 +37,7 @@ from repolicy.prepare.weights import decide
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import own_bytes, read_policy
 from repolicy.readers.reading import Options
-from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, task_of, train_defaults
+from repolicy.rql.hyperparameters import CUSTOMIZING, TASKS, Settings, customize_defaults, task_of, train_defaults
 from repolicy.runs import request as engine
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import polite_interrupt, versions
@@ -176,6 +176,8 @@ def customize(
         learnt = steps_for(how.steps) if objective.reads_states else 0
         notes.append(Spending(weights=measured, states=learnt, training=how.steps).sentence())
     request = _request(env, objective, how, addon, before, content)
+    if not choices and how.steps > CUSTOMIZING.steps:
+        notes.append(f"beyond {CUSTOMIZING.steps:,} steps it may lose the old task: take `repolicy customize`")
     return _run(request, out, (saved.policy, content), resume, callbacks, env_timeout, notes)
 
 

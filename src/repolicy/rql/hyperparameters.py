@@ -37,8 +37,8 @@ class Settings(AnySettings):
     critic_warmup: Annotated[float, Within(0, 0.9)] = 0.0
     """Share of the steps in which the critics of ResidualSAC learn alone, while the actor stays its prior."""
     actor_learning_rate: Annotated[float, Within(0, 10)] = 0.0
-    """Adam's first step size for the actor of ResidualSAC, in a run of 10,000 steps; it falls to 0 at the end, and is
-    smaller in longer runs. At 0 it is that of the critics throughout."""
+    """Adam's first step size for the actor of ResidualSAC, which falls to 0 at the end. At 0 it is that of the critics
+    throughout."""
     noise: Annotated[float, Within(0, 10)] = 0.0
     """Std of noise that is added to continuous actions while training, correlated in time (Ornstein–Uhlenbeck)."""
 
