@@ -51,6 +51,7 @@ class Plan:
 
 CHEETAH, ANT, HOPPER = ("halfcheetah", "hind_leg=10"), ("ant", "sideways"), ("hopper", "height")
 WORTH = 0.348  # of a nat of HalfCheetah's prior
+LIGHT = 0.0982  # the price on states, with a value, that the trials choose for Ant
 OMEGAS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 # The sampler of Residual-MPPI. Its covariance for HalfCheetah, .017, is about half a std of this prior.
 PUBLISHED = {"knots": 0, "closed": False, "warm": False, "discount": 0.9}
@@ -59,12 +60,17 @@ THEIRS = {"samples": 10_000, "horizon": 2, "temperature": 5e-5}
 # Residual Q-learning in results-rql.md.
 CARTPOLE, TASKS = "runs/rql/cartpole-prior-0.safetensors", "repolicy.rql.tasks"
 PLANS = {
+    **{f"twenty/halfcheetah/32/{seed}": Plan(*CHEETAH, episodes=20, seed=seed) for seed in range(3)},
     "halfcheetah/32/0": Plan(*CHEETAH),
     "ant/32/0": Plan(*ANT, episodes=3),
     "hopper/32/0": Plan(*HOPPER, episodes=2),
     "halfcheetah/128/0": Plan(*CHEETAH, search={"samples": 128}, episodes=2),
     **{
         f"omega/halfcheetah/{omega:g}": Plan(*CHEETAH, omega, WORTH, steps=300)
+        for omega in OMEGAS
+    },
+    **{
+        f"omega/ant/{omega:g}": Plan(*ANT, omega, LIGHT, True, episodes=3, steps=300)
         for omega in OMEGAS
     },
     "published/halfcheetah/32": Plan(*CHEETAH, 0.1, WORTH, search=PUBLISHED, steps=300),
@@ -187,9 +193,9 @@ def table(rows: dict[str, Row]) -> str:
     return markdown(headings, lines)
 
 
-def curve(rows: dict[str, Row]) -> str:
+def curve(rows: dict[str, Row], prior: str) -> str:
     """Return a row a value of ω′, and how well each part follows its order."""
-    found = [row for key, row in rows.items() if key.startswith("omega/")]
+    found = [row for key, row in rows.items() if key.startswith(f"omega/{prior}/")]
     columns = [[row["after"][name][0] for row in found] for name in PARTS]
     omegas = [row["omega"] for row in found]
     lines = [
