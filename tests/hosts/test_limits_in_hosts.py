@@ -1,5 +1,6 @@
 """Limits in hosts: the engine's multipliers, moved by what an environment tells beside its reward."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
 from runners import residual, runner, small_policy
 from sb3_models import Drift, model
+from sb3_models import residual as residual_of_sb3
 from small import small_policy as policy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -96,7 +98,7 @@ def in_sb3(limits: Any, **more: Any) -> Any:
 
 
 def in_rsl_rl(limits: Any, **more: Any) -> Any:
-    return runner(algorithm=residual(PRIOR, limits=limits, addon="addon", **more))
+    return runner(algorithm=residual(**{"prior": PRIOR, "limits": limits, "addon": "addon"} | more))
 
 
 def multipliers(method: Method, limit: str) -> list[float]:
@@ -145,6 +147,37 @@ def test_a_resumed_multiplier_is_the_same_to_the_bit(tmp_path: Path) -> None:
         assert after.held == before.held
 
 
+@pytest.mark.parametrize("host", ["rsl_rl", "sb3"])
+def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old reward is a cost, so of 0.9 a tenth may be added to it; its mean was measured by the prior's episodes."""
+    monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 30)
+    if host == "sb3":
+        started = in_sb3((), keep=0.9).learn(16 * 4 * 2)
+        started.save(tmp_path / "model.zip")
+        first, again = started.method, ResidualPPO.load(tmp_path / "model.zip", started.env).method
+    else:
+        trained, other = in_rsl_rl((), keep=0.9), in_rsl_rl((), keep=0.9)
+        trained.learn(2)
+        trained.save(str(tmp_path / "model_2.pt"))
+        other.load(str(tmp_path / "model_2.pt"))
+        first, again = trained.alg.method, other.alg.method
+        assert first.steering.kept == next(iter(first.steering.held))
+    [(limit, _)] = first.steering.held.values()
+    earned = float(re.search(r"keep is 0.9 of (\S+), what the prior's sampled", capsys.readouterr().out)[1])  # type: ignore[index]
+    assert earned < 0.0
+    assert (limit.name, limit.sign) == ("basic_reward", -1)
+    assert limit.bound == pytest.approx(1.1 * earned, rel=0.01)
+    assert len(multipliers(first, first.steering.kept)) == 2
+    assert again.steering.held == first.steering.held
+
+
+def test_what_is_to_be_kept_must_be_told() -> None:
+    with pytest.raises(UsageError, match="keep needs the environment's own reward, and it does not tell basic_reward"):
+        residual_of_sb3(prior=policy(), keep=0.9).learn(1)
+
+
 def test_the_table_at_the_end_says_whether_a_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 30)
     started = in_rsl_rl(["basic_reward<=5"])
@@ -160,7 +193,8 @@ def test_the_table_at_the_end_says_whether_a_limit_holds(monkeypatch: pytest.Mon
         (["torque<=1"], {}, "have no 'torque', which torque<=1 limits; they have .*basic_reward"),
         (["power"], {}, "limit 'power' is not of the form NAME<=NUMBER or NAME>=NUMBER"),
         (["far<=1", "far>=2"], {}, "the limits far<=1 and far>=2 contradict each other"),
-        ([], {"keep": 0.95}, "keep is for `repolicy customize`; here name limits="),
+        ([], {"keep": 1.2}, "keep is 1.2; it must lie between 0.01 and 1"),
+        ([], {"keep": 0.9, "prior": None, "omega": 0.0}, "keep is a share of what the prior earns"),
     ],
 )
 @pytest.mark.parametrize("host", [in_sb3, in_rsl_rl])

@@ -128,6 +128,14 @@ class Look:
         squares, lengths = (_joined(self.sampled, name).sum() for name in ("squares", "lengths"))
         return np.sqrt(np.array([squares / lengths]))
 
+    def earned(self) -> float:
+        """Return what a sampled step earns of the environment's own reward. Raises where it does not tell that."""
+        self._sample()
+        found = float(_joined(self.sampled, "basic").sum() / _joined(self.sampled, "lengths").sum())
+        if not math.isfinite(found):
+            raise UsageError("keep needs the environment's own reward, and it does not tell basic_reward")
+        return found
+
     def density(self) -> Density:
         """Return the density of the prior's states. Raises where these are too few, or too wide."""
         self._sample()
@@ -243,6 +251,10 @@ def decide_in(method: Method, envs: Envs) -> None:
     look = Look(envs, method.prior)
     say = lambda said: print(f"ResidualPPO: {said}")  # noqa: E731
     method.steering = weighed(method.steering, method.prior.card, envs.sizes, look, say)
+    if keep := method.steering.keep:
+        earned = look.earned()
+        method.steering.hold(f"basic_reward>={earned - (1.0 - keep) * abs(earned):.6g}")
+        say(f"keep is {keep:g} of {earned:.3g}, what the prior's sampled actions earn a step: {method.steering.kept}")
     if method.steering.objective.states and method.density is None:
         method.density = look.density()
     envs.begin()

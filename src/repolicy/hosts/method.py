@@ -47,6 +47,8 @@ class Steering:
     log_prior_budget: float | None = None
     critic_warmup: int | None = 0
     limits: Sequence[str] | str = ()
+    keep: float | None = None  # share of what the prior earns of the old reward a step
+    kept: str = ""  # the limit that this is, once it is known what the prior earns
     ranges: bool = False  # whether the host knows a weight that is a range
     iterations: int = 0
     off_budget: float = -FARTHEST
@@ -54,7 +56,7 @@ class Steering:
 
     def __post_init__(self) -> None:
         self.limits = (self.limits,) if isinstance(self.limits, str) else tuple(self.limits)
-        self.held = Limits(limits(self.limits))
+        self.held = Limits(limits([*self.limits, *[self.kept] * bool(self.kept)]))
         if self.objective.is_set or self.objective.dials:
             plain(self.objective, "this host", states=True, ranges=self.ranges)
         warmup: Any = self.critic_warmup
@@ -64,14 +66,26 @@ class Steering:
                 f"critic_warmup is {warmup!r}; here it counts iterations, so it must be a whole number, 0 or more"
             )
         Settings(kl_budget=self.kl_budget, log_prior_budget=self.log_prior_budget).resolved()  # checked as the engine's
+        Settings(keep=self.keep)
         if self.budget is not None and not self.objective.reads_prior:
             raise UsageError("a budget adapts omega, so omega must start above 0")
-        if self.objective.dials and (self.budget is not None or self.held):
+        if self.objective.dials and (self.budget is not None or self.held or self.keep):
             raise UsageError("a range trains for many weights at once, and a budget or a limit moves one: leave it out")
 
     @property
     def budget(self) -> Budget | None:
-        return budget_of(vars(self))
+        return budget_of({"kl_budget": self.kl_budget, "log_prior_budget": self.log_prior_budget})
+
+    @property
+    def reads(self) -> list[tuple[str, str]]:
+        """What an environment must tell beside its reward, and why."""
+        return [(limit.name, f"{text} limits") for text, (limit, _) in self.held.items()]
+
+    def hold(self, kept: str) -> None:
+        """Hold the share that is to be kept, by this limit."""
+        self.held.pop(self.kept, None)
+        self.kept = str(*limits([kept]))
+        self.held |= Limits(limits([kept]))
 
     @property
     def fits_actor(self) -> bool:
@@ -96,13 +110,15 @@ class Steering:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold to go on from here; plain numbers and words."""
-        names = ("iterations", "off_budget", "kl_budget")
+        names = ("iterations", "off_budget", "kl_budget", "kept")
         told = {"objective": self.objective.as_dict(), "limits": self.held.state()}
         return told | {name: getattr(self, name) for name in names}
 
     def resume(self, state: Mapping[str, Any], named: bool) -> None:
         """Go on where `state` was taken. Weights that are named now stay, unless a budget moves them."""
         self.iterations, self.off_budget = int(state["iterations"]), float(state["off_budget"])
+        if self.keep and state.get("kept"):
+            self.hold(state["kept"])
         self.held.restore(state.get("limits", {}))
         if not named:
             self.kl_budget = state.get("kl_budget")
@@ -180,6 +196,8 @@ class Method:
 
     def __init__(self, steering: Steering, prior: Any, add_up: Callable[[Tensor], Any] = lambda tensor: tensor) -> None:
         """`prior`: a `ByDistribution`, or None. `add_up` adds a tensor up over all GPUs, in place."""
+        if steering.keep and prior is None:
+            raise UsageError("keep is a share of what the prior earns, and there is no prior")
         self.steering, self.prior, self.add_up = steering, prior, add_up
         self.named = steering.objective.is_set  # or the weights are measured
         self.scale = ReturnScale()
@@ -191,13 +209,14 @@ class Method:
 
     @property
     def changes_rewards(self) -> bool:
-        return weighs(self.steering.objective) or bool(self.steering.held)
+        return weighs(self.steering.objective) or bool(self.steering.held or self.steering.keep)
 
     @property
     def is_ready(self) -> bool:
         """Whether nothing is left to be measured by episodes of the prior."""
-        weights = self.steering.objective
-        return self.prior is None or (weights.is_set and (not weights.states or self.density is not None))
+        steering, weights = self.steering, self.steering.objective
+        learnt, kept = not weights.states or self.density is not None, bool(steering.kept) or not steering.keep
+        return self.prior is None or (weights.is_set and learnt and kept)
 
     def scaled(self, module: nn.Module, last: nn.Linear | Mlp) -> None:
         """Let the host's critic predict in the unit of its returns; without any weight it stays the host's own."""
@@ -350,14 +369,6 @@ def numbers_of(*tensors: Tensor) -> list[list[float]]:
     """Return the numbers of each tensor, with one wait for the device of the first."""
     told = iter(torch.cat([tensor.to(tensors[0]).flatten() for tensor in tensors]).tolist())
     return [list(islice(told, tensor.numel())) for tensor in tensors]
-
-
-def refuse_keep(host: Mapping[str, Any]) -> None:
-    """Raise where a share of the old return is to be kept: a host measures no prior beside the training."""
-    if "keep" in host:
-        raise UsageError(
-            "keep is for `repolicy customize`; here name limits=['basic_reward>=NUMBER'], of the old reward a step"
-        )
 
 
 def ages_of(ended: Tensor, before: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from repolicy.errors import UsageError
 from repolicy.hosts.begun import unbounded
 from repolicy.hosts.kept_prior import ROWS, called, check_needs, check_same_prior, check_squashed, path_of
 from repolicy.hosts.measuring import Paid, Sizes, compared, decide_in
-from repolicy.hosts.method import Method, Seen, Steering, entry, refuse_keep, usual_warmup, weighs, weights_named
+from repolicy.hosts.method import Method, Seen, Steering, entry, usual_warmup, weighs, weights_named
 from repolicy.hosts.rsl_rl_networks import PolicyActor, dialed
 from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, prior_for
@@ -50,6 +50,7 @@ class ResidualPPO(PPO):
     log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
     limits: such as `["power<=0.07"]`, each on the mean of an entry `[N]` of `extras`; beside an `addon`, the
         environment's own reward is `basic_reward`.
+    keep: such as 0.97, the share to be kept of what the prior's sampled actions earn of `basic_reward` a step.
     host: everything that rsl_rl's PPO takes; beside a prior the engine's settings where none is named.
     """
 
@@ -74,13 +75,13 @@ class ResidualPPO(PPO):
         kl_budget: float | None = None,
         log_prior_budget: float | None = None,
         limits: Sequence[str] = (),
+        keep: float | None = None,
         device: str = "cpu",
         **host: Any,
     ) -> None:
         weights = weights_named(objective, omega, alpha, states)
         critic_warmup = usual_warmup(critic_warmup, copy_prior and prior is not None)
-        refuse_keep(host)
-        steering = Steering(weights, kl_budget, log_prior_budget, critic_warmup, limits, self.ranges)
+        steering = Steering(weights, kl_budget, log_prior_budget, critic_warmup, limits, keep, ranges=self.ranges)
         self.adapts, self.learning_rate = False, 0.0  # whether the learning rate moves once an iteration
         if weighs(weights):
             host = {"entropy_coef": 0.0} | host  # rsl_rl's 0.01 would pay for an entropy that alpha already pays for
@@ -100,7 +101,6 @@ class ResidualPPO(PPO):
         self.method = Method(steering, own, self._add_up)
         self.method.scaled(critic, critic.mlp if isinstance(critic.mlp, Mlp) else layers_of(critic)[-1])
         self._paid = torch.zeros_like(storage.rewards.squeeze(-1))  # the task's rewards of the iteration, [T, N]
-        self._held = torch.zeros(len(steering.held), *self._paid.shape, device=self.device)  # what limits are on
         self._left = 0  # iterations until the end, where the settings tell them
 
     @property
@@ -212,20 +212,18 @@ class ResidualPPO(PPO):
             return compared(self.method, self.envs, RunnersPrior(actor, actor.state_dict(), Path()))
 
     def begin(self) -> None:
-        """Measure the weights that are not named, and learn the prior's states where they have a price."""
-        if self.method.is_ready:
-            return
-        if self.is_multi_gpu and self.gpu_global_rank:
+        """Measure what is not named, and learn the prior's states where they have a price."""
+        if not self.method.is_ready:
             told: list[Any] = [None, None]
-            torch.distributed.broadcast_object_list(told)
-            state, density = told
-            self.steering.resume(state, named=False)
-            self.method.density = density and density.to(self.device)
-            return
-        decide_in(self.method, self.envs)
-        if self.is_multi_gpu:
-            found = self.method.density
-            torch.distributed.broadcast_object_list([self.steering.state(), found and found.to("cpu")])
+            if not self.is_multi_gpu or not self.gpu_global_rank:
+                decide_in(self.method, self.envs)
+                found = self.method.density
+                told = [self.steering.state(), found and found.to("cpu")]
+            if self.is_multi_gpu:
+                torch.distributed.broadcast_object_list(told)
+                self.steering.resume(told[0], named=False)
+                self.method.density = told[1] and told[1].to(self.device)
+        self._held = torch.zeros(len(self.steering.held), *self._paid.shape, device=self.device)  # what limits are on
 
     def _task(self, rewards: Tensor, extras: dict[str, Any]) -> Tensor:
         """Return the task's own reward. Where the task is the add-on's alone, the environment's is not read."""
@@ -239,8 +237,7 @@ class ResidualPPO(PPO):
 
     def held_in(self, extras: dict[str, Any], rewards: Tensor) -> list[Tensor]:
         """Return what limits are on, each `[N]`."""
-        limits = self.steering.held.items()
-        return [self._told(extras, rewards, limit.name, f"{text} limits") for text, (limit, _) in limits]
+        return [self._told(extras, rewards, name, why) for name, why in self.steering.reads]
 
     def _told(self, extras: dict[str, Any], rewards: Tensor, name: str, why: str) -> Tensor:
         """Return an entry `[N]` of the environment's extras; beside an add-on, its own reward is one, too."""
@@ -306,7 +303,7 @@ class RunnerEnvs:
         observations, rewards, dones, extras = self.env.step(actions.to(self.env.device))
         observations, rewards, dones = (part.to(self.algorithm.device) for part in (observations, rewards, dones))
         addon = self.algorithm.addon_in(extras, rewards) if named else rewards
-        basic, held = rewards if named else None, self.algorithm.held_in(extras, rewards)
+        basic, held = rewards if named else extras.get("basic_reward"), self.algorithm.held_in(extras, rewards)
         return Paid(observations, basic, addon, dones > 0, held)
 
 

@@ -35,7 +35,7 @@ from repolicy.hosts.kept_prior import (
     path_of,
 )
 from repolicy.hosts.measuring import compared, decide_in
-from repolicy.hosts.method import Method, Seen, Steering, entry, refuse_keep, usual_warmup, weighs, weights_named
+from repolicy.hosts.method import Method, Seen, Steering, entry, usual_warmup, weighs, weights_named
 from repolicy.hosts.sb3_policies import HeadPolicy, actions_of, from_repolicy, like, to_repolicy
 from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
@@ -69,6 +69,7 @@ class ResidualPPO(PPO):
     kl_budget: adapt omega and alpha so that the policy stays this far from its prior, in nats a step.
     log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
     limits: such as `["power<=0.07"]`, each on the mean of an entry of `info`.
+    keep: such as 0.97, the share to be kept of what the prior's sampled actions earn of `basic_reward` a step.
     host: everything that Stable-Baselines3's PPO takes; beside a prior the engine's settings where none is named.
     """
 
@@ -89,6 +90,7 @@ class ResidualPPO(PPO):
         kl_budget: float | None = None,
         log_prior_budget: float | None = None,
         limits: Sequence[str] = (),
+        keep: float | None = None,
         policy_kwargs: dict[str, Any] | None = None,
         _init_setup_model: bool = True,
         **host: Any,
@@ -97,8 +99,7 @@ class ResidualPPO(PPO):
         self.objective = objective.as_dict() if isinstance(objective, Objective) else objective
         self.omega, self.alpha, self.states = omega, alpha, states
         self.critic_warmup = usual_warmup(critic_warmup, copy_prior and prior is not None)
-        self.kl_budget, self.log_prior_budget, self.limits = kl_budget, log_prior_budget, limits
-        refuse_keep(host)
+        self.kl_budget, self.log_prior_budget, self.limits, self.keep = kl_budget, log_prior_budget, limits, keep
         self.position: dict[str, Any] | None = None  # the method's state, in a saved model
         self.prior, self.prior_name = read(prior), called(path_of(prior))
         named = self.prior.prior if isinstance(self.prior, Opened) else None
@@ -126,7 +127,8 @@ class ResidualPPO(PPO):
         return weights_named(self.objective, self.omega, self.alpha, self.states)
 
     def _setup_model(self) -> None:
-        steering = Steering(self._weights, self.kl_budget, self.log_prior_budget, self.critic_warmup, self.limits)
+        budgets, limits = (self.kl_budget, self.log_prior_budget), (self.limits, self.keep)
+        steering = Steering(self._weights, *budgets, self.critic_warmup, *limits)
         self.prior = read(self.prior)
         check_env(steering.objective, self.env, self.prior)
         given = self.rollout_buffer_class
@@ -140,7 +142,6 @@ class ResidualPPO(PPO):
         self.method.scaled(self.policy.value_net, self.policy.value_net)
         if self.position is not None:
             self.method.resume(self.position)
-        self._held = np.zeros((len(steering.held), self.n_steps, self.n_envs), np.float32)  # what limits are on
 
     @property
     def steering(self) -> Steering:
@@ -204,15 +205,15 @@ class ResidualPPO(PPO):
 
     def held_in(self, infos: Sequence[dict[str, Any]]) -> np.ndarray:
         """Return what limits are on, `[L, N]`."""
-        limits = self.steering.held.items()
-        each = [[entry(info, limit.name, "infos", f"{text} limits") for info in infos] for text, (limit, _) in limits]
-        return np.array(each, np.float32).reshape(len(limits), len(infos))
+        each = [[entry(info, name, "infos", why) for info in infos] for name, why in self.steering.reads]
+        return np.array(each, np.float32).reshape(len(each), len(infos))
 
     def _setup_learn(self, *given: Any, **named: Any) -> Any:
         """Set learning up as Stable-Baselines3 does, after what is not named was measured."""
         if not self.method.is_ready:
             decide_in(self.method, ModelEnvs(self))
             self._last_obs = None  # the episodes that were under way are over
+        self._held = np.zeros((len(self.steering.held), self.n_steps, self.n_envs), np.float32)  # what limits are on
         return super()._setup_learn(*given, **named)
 
     def learn(self, *given: Any, **named: Any) -> Any:
