@@ -317,7 +317,7 @@ MUTANTS = [
     Mutant("hosts/method.py", "before, samples, variance)", "before)", "tests/hosts/test_sb3.py", "a budget without its noise"),
     Mutant("hosts/method.py", "total - self.steering.held.price", "total + self.steering.held.price", HELD, "a limit in a host that is rewarded for being broken"),
     Mutant("hosts/method.py", "square, count) for name", "square, steps) for name", HELD, "a measurement in a host with the noise of another"),
-    Mutant("hosts/measuring.py", "(1.0 - keep) * abs(earned)", "(1.0 - keep) * earned", HELD, "less than all is kept of a cost that may not grow"),
+    Mutant("hosts/measuring.py", "(1.0 - keep) * size:.6g", "(1.0 - keep) * earned:.6g", HELD, "less than all is kept of a cost that may not grow"),
     Mutant("hosts/measuring.py", "counts & ~finished, row", "~finished, row", "tests/hosts/test_measuring.py", "an episode counts that had begun before"),
     Mutant("hosts/rsl_rl_priors.py", "part * keep", "part", "tests/hosts/test_rsl_rl.py", "a prior that remembers the episode before"),
     Mutant("hosts/method.py", "outputs if torch.is_grad_enabled()", "outputs if False", "tests/hosts/test_method.py", "a critic that learns in another unit"),

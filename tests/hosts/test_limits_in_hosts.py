@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
+from rsl_rl.runners import OnPolicyRunner
+from runner_envs import Drift as RunnerDrift
+from runner_envs import settings
 from runners import residual, runner, small_policy
 from sb3_models import Drift, model
 from sb3_models import residual as residual_of_sb3
@@ -171,6 +174,20 @@ def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
     assert limit.bound == pytest.approx(1.1 * earned, rel=0.01)
     assert len(multipliers(first, first.steering.kept)) == 2
     assert again.steering.held == first.steering.held
+
+
+class TellingRunner(RunnerDrift):
+    """Its reward is the add-on, and its extras tell the old one."""
+
+    def step(self, actions: Tensor) -> Any:
+        observations, rewards, dones, extras = super().step(actions)
+        return observations, extras["addon"], dones, extras | {"basic_reward": 0.0 * rewards + 2.0}
+
+
+def test_a_runner_may_tell_the_old_reward_in_its_extras() -> None:
+    started = OnPolicyRunner(TellingRunner(), settings(algorithm=residual(PRIOR, keep=0.9)), None, "cpu")
+    assert started.alg.steering.kept == "basic_reward>=1.8"
+    started.learn(1)
 
 
 def test_what_is_to_be_kept_must_be_told() -> None:

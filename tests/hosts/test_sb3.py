@@ -169,7 +169,7 @@ def test_a_saved_model_holds_no_pickle_of_ours(tmp_path: Path) -> None:
 
 
 def test_a_model_beside_another_of_theirs_is_refused_with_both_names(tmp_path: Path) -> None:
-    env = DummyVecEnv([Drift] * 4)
+    env = envs()
     save_policy(tmp_path / "a.safetensors", small_policy(), {})
     residual(env=env, prior=tmp_path / "a.safetensors").save(tmp_path / "model.zip")
     again = ResidualPPO.load(tmp_path / "model.zip", env, prior=tmp_path / "a.safetensors")
@@ -184,7 +184,7 @@ def test_a_model_beside_another_of_theirs_is_refused_with_both_names(tmp_path: P
 
 
 def test_a_model_of_theirs_goes_on_with_a_prior(tmp_path: Path) -> None:
-    env = DummyVecEnv([Drift] * 4)
+    env = envs()
     before = trained(env)
     before.save(tmp_path / "theirs.zip")
     ours = ResidualPPO.load(tmp_path / "theirs.zip", env, prior=before, omega=0.1, alpha=0.1)
@@ -236,21 +236,21 @@ def test_rewards_on_a_moving_scale_are_refused() -> None:
         residual(env=still, prior=small_policy())
     model(env=VecNormalize(DummyVecEnv([Drift])), omega=0.0, alpha=0.0)  # their own PPO does not mind
     with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\), and omega and alpha weigh"):
-        residual(prior=small_policy()).set_env(VecNormalize(DummyVecEnv([Drift] * 4)))
+        residual(prior=small_policy()).set_env(VecNormalize(envs()))
 
 
 def test_an_environment_that_is_refused_is_not_taken() -> None:
     ours = residual(prior=small_policy())
     before = ours.env
     with pytest.raises(UsageError, match="norm_reward=True"):
-        ours.set_env(VecNormalize(DummyVecEnv([Drift] * 4)))
+        ours.set_env(VecNormalize(envs()))
     assert ours.env is before
     assert ours.get_vec_normalize_env() is None
     ours.learn(32)
 
 
 def test_statistics_that_begin_to_move_are_noticed() -> None:
-    still = VecNormalize(DummyVecEnv([Drift] * 4), norm_reward=False, training=False)
+    still = VecNormalize(envs(), norm_reward=False, training=False)
     ours = residual(env=still, prior=small_policy(), copy_prior=False).learn(32)
     before = [tensor.clone() for tensor in weights(ours)]
     still.training = True

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 pytest.importorskip("stable_baselines3")
-from sb3_models import Drift, kl_of, model, residual, rollout, trained
+from sb3_models import Drift, envs, kl_of, model, residual, rollout, trained
 from small import small_policy
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -77,7 +77,7 @@ def test_what_their_network_cannot_be_is_refused_or_kept() -> None:
 
 
 def test_a_vec_normalize_goes_along() -> None:
-    env = VecNormalize(DummyVecEnv([Drift] * 4), norm_reward=False, clip_obs=2.0)
+    env = VecNormalize(envs(), norm_reward=False, clip_obs=2.0)
     theirs = trained(env)
     raw = 5.0 * np.random.default_rng(0).normal(size=(30, 3))
     actions = torch.randn(30, 2)
@@ -89,7 +89,7 @@ def test_a_vec_normalize_goes_along() -> None:
 
 
 def test_a_prior_of_ours_sees_raw_observations() -> None:
-    env = VecNormalize(DummyVecEnv([Drift] * 4), norm_reward=False)
+    env = VecNormalize(envs(), norm_reward=False)
     theirs = trained(env)
     prior, env.training = to_repolicy(theirs), False
     ours = residual(env=env, prior=prior, copy_prior=False)
@@ -123,7 +123,7 @@ def test_a_model_that_bounds_no_observation_becomes_a_policy_that_bounds_none() 
 @pytest.mark.parametrize("which", ["model", "policy"])
 def test_a_model_with_a_memory_is_refused_by_its_name(which: str) -> None:
     contrib = pytest.importorskip("sb3_contrib")
-    env = DummyVecEnv([Drift] * 4)
+    env = envs()
     found = contrib.RecurrentPPO("MlpLstmPolicy", env, n_steps=8, batch_size=16, device="cpu")
     with pytest.raises(UsageError, match=r"the prior is a Recurrent\w+, and this class runs beside"):
         residual(env=env, prior=found if which == "model" else found.policy)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from repolicy.errors import UsageError
 from repolicy.hosts.method import Method, Steering
+from repolicy.learning.multipliers import FINEST
 from repolicy.policies.density import Density, fitted
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy
@@ -253,7 +254,8 @@ def decide_in(method: Method, envs: Envs) -> None:
     method.steering = weighed(method.steering, method.prior.card, envs.sizes, look, say)
     if keep := method.steering.keep:
         earned = look.earned()
-        method.steering.hold(f"basic_reward>={earned - (1.0 - keep) * abs(earned):.6g}")
+        size = abs(earned)
+        method.steering.hold(f"basic_reward>={earned - (1.0 - keep) * size:.6g}", max(1.0 - keep, FINEST) * size)
         say(f"keep is {keep:g} of {earned:.3g}, what the prior's sampled actions earn a step: {method.steering.kept}")
     if method.steering.objective.states and method.density is None:
         method.density = look.density()

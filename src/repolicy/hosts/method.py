@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from repolicy.envs.limits import limits
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.kept_prior import squashes
-from repolicy.learning.multipliers import FARTHEST, Limits, Measured, off_budget, steered
+from repolicy.learning.multipliers import FARTHEST, Limits, Measured, Weight, off_budget, steered
 from repolicy.learning.ppo import ReturnScale, adapted
 from repolicy.learning.worker import ALONE, LOST, WAITS
 from repolicy.objective import DIALED, Objective, Reward, given_objective, plain, reformulated
@@ -81,11 +81,12 @@ class Steering:
         """What an environment must tell beside its reward, and why."""
         return [(limit.name, f"{text} limits") for text, (limit, _) in self.held.items()]
 
-    def hold(self, kept: str) -> None:
-        """Hold the share that is to be kept, by this limit."""
+    def hold(self, kept: str, unit: float = 0.0) -> None:
+        """Hold the share that is to be kept, by this limit; `unit` is what must be lacking until it is off by 1."""
         self.held.pop(self.kept, None)
-        self.kept = str(*limits([kept]))
-        self.held |= Limits(limits([kept]))
+        [limit] = limits([kept])
+        self.kept = str(limit)
+        self.held[self.kept] = limit, Weight(unit=unit)
 
     @property
     def fits_actor(self) -> bool:
@@ -264,16 +265,14 @@ class Method:
         """Return the iteration's means. Raises where one is not finite."""
         unit, moved = self.scale.std.mean(), torch.zeros(2) if self.moved is None else self.moved
         numbers = numbers_of(self._sums, self._of_limits, self._moments, unit, moved)  # the one wait
-        (*sums_of, steps), of_limits, (_, _, *of_gains_and_returns), (unit_of_returns,), (kl, states) = numbers
+        (*sums_of, steps), of_limits, moments, (unit_of_returns,), (kl, states) = numbers
         self.update_kl = kl / max(states, 1.0)  # KL of the last update
         *means, away, below, squares = (total / steps for total in sums_of)
         paid, objective, held = dict(zip(PARTS, means, strict=True)), self.steering.objective, self.steering.held
         limits = dict(zip(held, np.reshape(of_limits, (3, -1)).T.tolist(), strict=True))
         check_finite(paid | {name: sum(three) for name, three in limits.items()})
-        totals, of_squares = of_gains_and_returns[:2], of_gains_and_returns[2:]
-        unexplained, varied = (
-            max(0.0, square / steps - (total / steps) ** 2) for total, square in zip(totals, of_squares, strict=True)
-        )
+        _, means_of, squares_of = np.reshape(moments, (3, 2)) / steps  # of what is left of returns, and of returns
+        unexplained, varied = np.maximum(squares_of - means_of**2, 0.0).tolist()
         self.steering.explained = 1.0 - unexplained / max(varied, 1e-12) if self.explained is None else self.explained
         shown = {f"reward_{name}": mean for name, mean in paid.items() if name != "states" or objective.states}
         dialed = {dial.name for dial in objective.dials}

@@ -298,13 +298,13 @@ class RunnerEnvs:
         return self.env.get_observations().to(self.algorithm.device), not self.stepped
 
     def step(self, actions: Tensor) -> Paid:
-        """Return what followed; beside an add-on in the extras, the environment's reward is its own."""
+        """Return what followed; the environment's own reward is beside an add-on, or an entry of its extras."""
         self.stepped, named = True, self.algorithm.addon is not None
         observations, rewards, dones, extras = self.env.step(actions.to(self.env.device))
         observations, rewards, dones = (part.to(self.algorithm.device) for part in (observations, rewards, dones))
         addon = self.algorithm.addon_in(extras, rewards) if named else rewards
         basic, held = rewards if named else extras.get("basic_reward"), self.algorithm.held_in(extras, rewards)
-        return Paid(observations, basic, addon, dones > 0, held)
+        return Paid(observations, basic if basic is None else basic.to(rewards), addon, dones > 0, held)
 
 
 def _usual(actor: Any, storage: Any) -> dict[str, Any]:

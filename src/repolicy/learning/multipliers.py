@@ -6,8 +6,9 @@ proportional and an integral part (PI) of how far off it is, of its logarithm:
     log weight ← log weight + STEERING · off + DAMPING · (off − off before)
 
 A budget moves the weights of the prior in the objective, and so does a share of the old return. Each limit has a weight
-of its own, with which its quantity is in the reward. Shares and limits are measured with the mean action, because that
-is what becomes of a policy, in environments beside those that train.
+of its own, with which its quantity is in the reward. The engine measures shares and limits with the mean action, as
+that is what becomes of a policy, in environments beside those that train; hosts by the steps that train, and a share is
+a limit there.
 """
 
 import math
@@ -148,7 +149,7 @@ class Limits(dict[str, tuple[Limit, Weight]]):
         for name, (limit, weight) in self.items():
             if not weight.first:
                 weight.first = weight.value = (objective.omega or objective.alpha or 1.0) / max(sizes[name], LEAST)
-                weight.unit = UNIT * (abs(limit.bound) or sizes[name] or 1.0)
+                weight.unit = weight.unit or UNIT * (abs(limit.bound) or sizes[name] or 1.0)
             found |= {f"limit_{name}": measured[name].value, f"multiplier_{name}": weight.value}
         return found
 

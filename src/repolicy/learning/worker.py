@@ -245,7 +245,7 @@ class Worker:
         return log_prior, values[:-1], next_values
 
     def reward(self, rollout: Rollout, log_prior: Tensor | None) -> Reward:
-        """Return the reformulated reward of a rollout, in float64, with every part checked."""
+        """Return the reformulated reward of a rollout, in float64. Raises where a part of it is not finite."""
         task, weights = self.terms.task(self.objective, rollout)
         parts = reformulated(
             self.objective,
