@@ -208,7 +208,8 @@ def missing(results: Results) -> str:
         variants = SHOWN.get(table, [name for name, how in BEYOND.items() if how.table == table])
         if table in ("sensitivity", "joints"):  # which stand beside the prior of Table 2
             variants = ["prior", *variants]
-        said += [f"Mixed in {called}: {sentence}." for sentence in mixed(results.table(variants))]
+        if differing := mixed(results.table(variants)):
+            said.append(f"Mixed in {called}: {'; '.join(differing)}.")
     return "\n".join(f"- {sentence}" for sentence in said)
 
 
