@@ -250,9 +250,12 @@ def weighed(
 def decide_in(method: Method, envs: Envs) -> None:
     """Set all weights of a method that are not named, saying each choice; learn states where they have a price."""
     look = Look(envs, method.prior)
-    say = lambda said: print(f"ResidualPPO: {said}")  # noqa: E731
+
+    def say(sentence: str) -> None:
+        print(f"ResidualPPO: {sentence}")
+
     method.steering = weighed(method.steering, method.prior.card, envs.sizes, look, say)
-    if keep := method.steering.keep:
+    if (keep := method.steering.keep) and not method.steering.kept:
         earned = look.earned()
         size = abs(earned)
         method.steering.hold(f"basic_reward>={earned - (1.0 - keep) * size:.6g}", max(1.0 - keep, FINEST) * size)
