@@ -83,8 +83,8 @@ def test_a_folder_that_is_moved_while_it_trains_is_not_made_anew(asked: Request,
 
 
 def test_an_add_on_with_a_past_is_resumed_to_the_bit(tmp_path: Path) -> None:
-    """Two ranks, segments of 16 iterations, and episodes that are under way where a segment ends."""
-    env, settings = tiny("LinearQuadratic"), replace(SMALL, steps=512, ranks=2, checkpoint_every=16, hidden=(8,))
+    """Segments of 16 iterations, and episodes that are under way where a segment ends."""
+    env, settings = tiny("LinearQuadratic"), replace(SMALL, steps=512, ranks=1, checkpoint_every=16, hidden=(8,))
     whole, cut, wishes = tmp_path / "whole", tmp_path / "cut", ("jerk=0.1", "action_rate=0.1")
     train(env, full(0.1), whole, settings, addon=wishes)
     shutil.copytree(whole, cut)
