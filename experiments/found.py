@@ -59,7 +59,7 @@ def measure(task: Task, path: Path, folder: Path, seed: int, steps: int, budget:
     """Customize, and compare the objective at the end with that at the start."""
     saved = read_policy(path)
     env, addon = observing(task.env, saved.policy.observation_size), combined([task.addon])
-    settings = replace(customize_defaults(saved.policy), steps=steps, seed=seed, ranks=1)
+    settings = replace(customize_defaults(saved.policy, steps), steps=steps, seed=seed, ranks=1)
     wanted = residual("auto" if budget else None)
     result = customize(path, task.addon, wanted, folder, settings, env=env, resume=True)
     request, last = RunFolder(folder).request(), read_policy(RunFolder(folder).last_policy)
@@ -109,7 +109,8 @@ def table(rows: list[Row]) -> str:
         parts = [" to ".join(map(_number, pair)) for pair in pairs]
         ends = [_number(found["objective"][0]) for found in (start, last)]
         gained = f"**{' ± '.join(map(_number, row['gained']))}**"
-        lines.append([f"{name}, {row['addon']}", str(row["seed"]), held, *ends, gained, *parts])
+        few = f", {row['steps']:,} steps" if row["steps"] < STEPS else ""
+        lines.append([f"{name}, {row['addon']}{few}", str(row["seed"]), held, *ends, gained, *parts])
     return markdown(headings, lines)
 
 
@@ -132,7 +133,8 @@ def main() -> None:
     wanted = {}
     for seed in range(options.seeds):
         for name in options.tasks:
-            key, task = f"{name}/budget/{seed}" if options.budget else f"{name}/{seed}", TASKS[name]
+            way = ["budget"] * options.budget + [f"{options.steps:g}"] * (options.steps != STEPS)
+            key, task = "/".join([name, *way, str(seed)]), TASKS[name]
             there = options.priors / task.prior
             path = there if there.exists() else find_policy(task.prior)
             folder = options.runs / key.replace("/", "-")
