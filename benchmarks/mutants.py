@@ -314,7 +314,7 @@ MUTANTS = [
     Mutant("rql/algorithms.py", "- 1.0).clamp(-1.0, 1.0)", "- 1.0)", SAC, "critics see actions beyond the bounds"),
     Mutant("rql/algorithms.py", "(2.0 * (actions - self.low)", "(1.0 * (actions - self.low)", SAC, "actions within half of the bounds"),
     Mutant("rql/algorithms.py", "if actions.requires_grad and not found.requires_grad:", "if False:", SAC, "a prior without a gradient"),
-    Mutant("hosts/method.py", "before, samples, variance)", "before)", "tests/hosts/test_sb3.py", "a budget without its noise"),
+    Mutant("hosts/steering.py", "before, samples, variance)", "before)", "tests/hosts/test_both_hosts.py", "a budget without its noise"),
     Mutant("hosts/method.py", "total - self.steering.held.price", "total + self.steering.held.price", HELD, "a limit in a host that is rewarded for being broken"),
     Mutant("hosts/method.py", "square, count) for name", "square, steps) for name", HELD, "a measurement in a host with the noise of another"),
     Mutant("hosts/measuring.py", "(1.0 - keep) * size:.6g", "(1.0 - keep) * earned:.6g", HELD, "less than all is kept of a cost that may not grow"),

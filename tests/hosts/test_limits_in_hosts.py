@@ -24,8 +24,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import NumericError, UsageError
-from repolicy.hosts.method import Method, Seen, Steering
+from repolicy.hosts.method import Method, Seen
 from repolicy.hosts.sb3 import ResidualPPO, Unclipped
+from repolicy.hosts.steering import Steering
 from repolicy.learning.multipliers import Multipliers
 from repolicy.objective import Objective
 from repolicy.objective import residual as weights
@@ -111,7 +112,7 @@ def multipliers(method: Method, limit: str) -> list[float]:
 @pytest.fixture(autouse=True)
 def following(monkeypatch: pytest.MonkeyPatch) -> None:
     """A critic that has seen four rollouts explains nothing; weights move all the same."""
-    monkeypatch.setattr("repolicy.hosts.method.LOST", -1e9)
+    monkeypatch.setattr("repolicy.hosts.steering.LOST", -1e9)
 
 
 @pytest.mark.parametrize("host", ["rsl_rl", "sb3"])

@@ -19,8 +19,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from repolicy import Policy
 from repolicy.errors import UsageError
 from repolicy.hosts.measuring import Paid, one_each
-from repolicy.hosts.method import Method, Seen, Steering
+from repolicy.hosts.method import Method, Seen
 from repolicy.hosts.sb3 import Unclipped
+from repolicy.hosts.steering import Steering
 from repolicy.objective import residual
 from repolicy.prepare.states import SKIPPED
 from repolicy.prepare.weights import BUDGET

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from repolicy.errors import UsageError
-from repolicy.hosts.method import EXPLAINS, WARMUP, Method, Seen, Steering, ages_of
+from repolicy.hosts.method import Method, Seen, ages_of
+from repolicy.hosts.steering import EXPLAINS, WARMUP, Steering
 from repolicy.learning.worker import WAITS
 from repolicy.objective import Objective, given_objective, residual
 from repolicy.ranges import Range

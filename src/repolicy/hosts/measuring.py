@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.hosts.method import Method, Steering
+from repolicy.hosts.method import Method
+from repolicy.hosts.steering import Steering
 from repolicy.learning.multipliers import FINEST
 from repolicy.policies.density import Density, fitted
 from repolicy.policies.distributions import ActionSpace

@@ -15,7 +15,8 @@ from torch import Tensor
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import Opened, check_squashed, open_prior
 from repolicy.hosts.measuring import Sizes, density_of_states, weighed
-from repolicy.hosts.method import PARTS, Steering, check_finite
+from repolicy.hosts.method import PARTS, check_finite
+from repolicy.hosts.steering import Steering
 from repolicy.objective import Objective, reformulated, residual
 from repolicy.policies.density import Density
 from repolicy.policies.distributions import ActionSpace

@@ -20,10 +20,11 @@ from repolicy.errors import UsageError
 from repolicy.hosts.begun import unbounded
 from repolicy.hosts.kept_prior import ROWS, called, check_needs, check_same_prior, check_squashed, path_of
 from repolicy.hosts.measuring import Paid, Sizes, compared, decide_in
-from repolicy.hosts.method import Method, Seen, Steering, entry, usual_warmup, weighs, weights_named
+from repolicy.hosts.method import Method, Seen, entry
 from repolicy.hosts.rsl_rl_networks import PolicyActor, dialed
 from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, prior_for
+from repolicy.hosts.steering import Steering, usual_warmup, weighs, weights_named
 from repolicy.objective import Objective, task_reward
 from repolicy.policies.density import Density
 from repolicy.policies.network import Mlp

@@ -35,10 +35,11 @@ from repolicy.hosts.kept_prior import (
     path_of,
 )
 from repolicy.hosts.measuring import compared, decide_in
-from repolicy.hosts.method import Method, Seen, Steering, entry, usual_warmup, weighs, weights_named
+from repolicy.hosts.method import Method, Seen, entry
 from repolicy.hosts.sb3_policies import HeadPolicy, actions_of, from_repolicy, like, to_repolicy
 from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
+from repolicy.hosts.steering import Steering, usual_warmup, weighs, weights_named
 from repolicy.objective import Objective
 from repolicy.policies.policy import Policy
 from repolicy.prepare.defaults import ROLLOUT, of_shape

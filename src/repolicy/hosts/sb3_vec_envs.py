@@ -12,8 +12,8 @@ from torch import Tensor
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import check_squashed, of_each
 from repolicy.hosts.measuring import Paid, Sizes
-from repolicy.hosts.method import weighs
 from repolicy.hosts.sb3_policies import actions_of
+from repolicy.hosts.steering import weighs
 from repolicy.objective import Objective
 from repolicy.prepare.states import MOST_NUMBERS
 

@@ -1,0 +1,124 @@
+"""The objective in force, and what moves it from iteration to iteration: a warm-up, a budget, limits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any
+
+from repolicy.envs.limits import limits
+from repolicy.errors import UsageError
+from repolicy.learning.multipliers import FARTHEST, Limits, Weight, off_budget, steered
+from repolicy.learning.worker import LOST, WAITS
+from repolicy.objective import Objective, given_objective, plain
+from repolicy.runs.settings import Budget, Settings, budget_of
+
+WARMUP = 5  # iterations in which a critic that begins with nothing learns alone, where nobody names another number
+EXPLAINS = 0.3  # share of the returns that it must explain by then, or it has up to three times as many
+
+
+@dataclass
+class Steering:
+    """The objective in force, and what a warm-up and a budget make of it from iteration to iteration.
+
+    `critic_warmup` of None: the usual one, which waits longer for a critic that explains too little.
+    """
+
+    objective: Objective
+    kl_budget: float | None = None
+    log_prior_budget: float | None = None
+    critic_warmup: int | None = 0
+    limits: Sequence[str] | str = ()
+    keep: float | None = None  # share of what the prior earns of the old reward a step
+    kept: str = ""  # the limit that this is, once it is known what the prior earns
+    ranges: bool = False  # whether the host knows a weight that is a range
+    iterations: int = 0
+    off_budget: float = -FARTHEST
+    explained: float = field(default=0.0, compare=False)  # share of the returns, in the iteration under way
+
+    def __post_init__(self) -> None:
+        self.limits = (self.limits,) if isinstance(self.limits, str) else tuple(self.limits)
+        self.held = Limits(limits([*self.limits, *[self.kept] * bool(self.kept)]))
+        if self.objective.is_set or self.objective.dials:
+            plain(self.objective, "this host", states=True, ranges=self.ranges)
+        warmup: Any = self.critic_warmup
+        real = isinstance(warmup, Real) and not isinstance(warmup, bool)
+        if warmup is not None and not (real and float(warmup).is_integer() and float(warmup) >= 0):
+            raise UsageError(
+                f"critic_warmup is {warmup!r}; here it counts iterations, so it must be a whole number, 0 or more"
+            )
+        Settings(kl_budget=self.kl_budget, log_prior_budget=self.log_prior_budget).resolved()  # checked as the engine's
+        Settings(keep=self.keep)
+        if self.budget is not None and not self.objective.reads_prior:
+            raise UsageError("a budget adapts omega, so omega must start above 0")
+        if self.objective.dials and (self.budget is not None or self.held or self.keep):
+            raise UsageError("a range trains for many weights at once, and a budget or a limit moves one: leave it out")
+
+    @property
+    def budget(self) -> Budget | None:
+        return budget_of({"kl_budget": self.kl_budget, "log_prior_budget": self.log_prior_budget})
+
+    @property
+    def reads(self) -> list[tuple[str, str]]:
+        """What an environment must tell beside its reward, and why."""
+        return [(limit.name, f"{text} limits") for text, (limit, _) in self.held.items()]
+
+    def hold(self, kept: str, unit: float = 0.0) -> None:
+        """Hold the share that is to be kept, by this limit; `unit` is what must be lacking until it is off by 1."""
+        self.held.pop(self.kept, None)
+        [limit] = limits([kept])
+        self.kept = str(limit)
+        self.held[self.kept] = limit, Weight(unit=unit)
+
+    @property
+    def fits_actor(self) -> bool:
+        """Whether the actor learns in the iteration under way; the critic always does."""
+        if self.critic_warmup is not None:
+            return self.iterations >= self.critic_warmup
+        explains = self.explained >= EXPLAINS or self.iterations >= WAITS * WARMUP
+        return self.iterations >= WARMUP and explains
+
+    def steer(self, spent: Mapping[str, float], samples: int) -> None:
+        """End an iteration over so many steps, in which so many nats a step were spent."""
+        moves = self.fits_actor and self.explained > LOST
+        if moves:
+            self.held.steer()
+        if self.budget is not None and moves:
+            before, nats = self.off_budget, spent[self.budget.spent]
+            alone = self.log_prior_budget is not None
+            variance = spent["below_prior_squares"] - nats**2 if alone else None
+            self.off_budget = off_budget(nats, self.budget.amount, before, samples, variance)
+            self.objective = steered(self.objective, before, self.off_budget, omega_alone=alone)
+        self.iterations += 1
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold to go on from here; plain numbers and words."""
+        names = ("iterations", "off_budget", "kl_budget", "kept")
+        told = {"objective": self.objective.as_dict(), "limits": self.held.state()}
+        return told | {name: getattr(self, name) for name in names}
+
+    def resume(self, state: Mapping[str, Any], named: bool) -> None:
+        """Go on where `state` was taken. Weights that are named now stay, unless a budget moves them."""
+        self.iterations, self.off_budget = int(state["iterations"]), float(state["off_budget"])
+        if self.keep and state.get("kept"):
+            self.hold(state["kept"])
+        self.held.restore(state.get("limits", {}))
+        if not named:
+            self.kl_budget = state.get("kl_budget")
+        if self.budget is not None or not named:
+            self.objective = Objective(**state["objective"])
+
+
+def weights_named(objective: Any, omega: Any, alpha: Any, states: Any) -> Objective:
+    """Return the objective that settings name; beside a range, states have no price where none is named."""
+    found = given_objective(objective, omega, alpha, states)
+    return replace(found, states=0.0) if found.dials and found.states is None else found
+
+
+def usual_warmup(named: int | None, begins_as_prior: bool) -> int | None:
+    """Return how long the critic learns alone: where nobody names it, only beside an actor that begins as the prior."""
+    return named if named is not None or begins_as_prior else 0
+
+
+def weighs(objective: Objective) -> bool:
+    """Say whether there is a weight, perhaps one that is not measured yet; without any, a class is its host's own."""
+    return any(weight != 0 for weight in (objective.omega, objective.alpha, objective.states))
