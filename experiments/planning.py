@@ -174,7 +174,7 @@ def table(rows: dict[str, Row]) -> str:
         "times real time",
     ]
     lines = list[list[str]]()
-    for key, row in rows.items():
+    for key, row in pooled(rows).items():
         if key.startswith(("omega/", "kept/", "init/")):
             continue
         tree = key.startswith("tree/")
@@ -191,6 +191,24 @@ def table(rows: dict[str, Row]) -> str:
              f"**{totals[1]}**", episodes, f"{after['ended_early']}", speed]
         )  # fmt: skip
     return markdown(headings, lines)
+
+
+def pooled(rows: dict[str, Row]) -> dict[str, Row]:
+    """Return the rows, those that differ in their seed as one: of as many episodes each."""
+    kinds: dict[str, list[Row]] = {}
+    for key, row in rows.items():
+        kinds.setdefault(key.rpartition("/")[0] if key.startswith("twenty/") else key, []).append(row)
+    return {
+        kind: found[0] | {when: together([row[when] for row in found]) for when in ("before", "after")}
+        for kind, found in kinds.items()
+    }
+
+
+def together(found: list[Row]) -> Row:
+    """Return the summary of episodes that were summed up in groups of as many each."""
+    means, errors = (np.array([row["total_reward"][part] for row in found]) for part in range(2))
+    sums = {name: sum(row[name] for row in found) for name in ("episodes", "ended_early")}
+    return {"total_reward": [means.mean(), np.sqrt(np.square(errors).sum()) / len(found)]} | sums
 
 
 def curve(rows: dict[str, Row], prior: str) -> str:
