@@ -1,6 +1,7 @@
-"""Customize a policy of mjlab. Nothing is named but the policy and a wish: a robot that walks is to need less power.
+"""Customize a policy of mjlab. Nothing is named but the policy and the wish: a robot that walks is to need less power.
 
-    train Mjlab-Velocity-Flat-Unitree-Go1 --agent.max-iterations 400 --agent.logger tensorboard    # mjlab's own command
+    train Mjlab-Velocity-Flat-Unitree-Go1 --env.scene.num-envs 4096 \\
+        --agent.max-iterations 400 --agent.logger tensorboard
     python examples/mjlab_residual.py Mjlab-Velocity-Flat-Unitree-Go1 logs/rsl_rl/go1_velocity/RUN/model_399.pt
 
 The task stays as it is, and so do its curves; a metric tells the wish. The run ends with a verdict on both rewards.

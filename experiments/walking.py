@@ -1,6 +1,7 @@
 """A walking robot of mjlab, customized on a GPU by `examples/mjlab_residual.py`: its old reward, power, falls, speed.
 
-    train Mjlab-Velocity-Flat-Unitree-Go1 --agent.max-iterations 400 --agent.logger tensorboard
+    train Mjlab-Velocity-Flat-Unitree-Go1 --env.scene.num-envs 4096 \\
+        --agent.max-iterations 400 --agent.logger tensorboard
     python -m experiments.walking --prior logs/rsl_rl/go1_velocity/RUN/model_399.pt
 
 in an environment with mjlab. A line of the ledger for the prior and for each run: its last policy's mean action in one
@@ -22,7 +23,6 @@ from experiments.ledger import Row
 from repolicy.loading import file_sum
 
 TASK, EXPERIMENT = "Mjlab-Velocity-Flat-Unitree-Go1", "go1_velocity"
-EXAMPLE: Any = runpy.run_path("examples/mjlab_residual.py")
 PLAIN = {"omega": 0.0, "alpha": 0.0, "critic_warmup": 5}  # PPO, begun as the prior
 RUNS: dict[str, dict[str, Any]] = {  # what is named beside the prior and the wish
     "less_power": {},
@@ -33,10 +33,15 @@ RUNS: dict[str, dict[str, Any]] = {  # what is named beside the prior and the wi
 CURVES = {
     "old_reward": "Train/mean_reward",
     "length": "Train/mean_episode_length",
-    "wish": "Episode_Metrics/wish",
+    "wish": "Loss/reward_task",
     "nats": "Loss/prior_kl",
 }
 TIMES = {"collecting": "Perf/collection_time", "learning": "Perf/learning_time"}
+
+
+def wished(prior: str) -> Any:
+    """Return the example's settings of mjlab."""
+    return runpy.run_path("examples/mjlab_residual.py")["wished"](TASK, prior)
 
 
 def speed_error(env: Any) -> torch.Tensor:
@@ -53,7 +58,7 @@ def evaluated(checkpoint: Path, envs: int) -> Row:
     from mjlab.rl import MjlabOnPolicyRunner, RslRlVecEnvWrapper
     from mjlab.tasks.registry import load_rl_cfg
 
-    config, device = EXAMPLE["wished"](TASK, "").env, "cuda:0" if torch.cuda.is_available() else "cpu"
+    config, device = wished("").env, "cuda:0" if torch.cuda.is_available() else "cpu"
     config.scene.num_envs, config.seed = envs, 12345
     config.metrics["speed_error"] = MetricsTermCfg(func=speed_error)
     env = RslRlVecEnvWrapper(ManagerBasedRlEnv(cfg=config, device=device))
@@ -101,7 +106,7 @@ def last_policy(name: str, seed: int, prior: Path, iterations: int, envs: int) -
     from mjlab.scripts.train import launch_training
     from mjlab.tasks.registry import load_rl_cfg
 
-    config, named = EXAMPLE["wished"](TASK, str(prior)), RUNS[name]
+    config, named = wished(str(prior)), RUNS[name]
     usual = {} if name in ("less_power", "few_minibatches") else asdict(load_rl_cfg(TASK).algorithm)
     config.agent.algorithm = usual | config.agent.algorithm | named
     config.agent.run_name, config.agent.seed = f"{name}_{seed}", seed
