@@ -30,6 +30,7 @@ from repolicy.hosts.steering import Steering
 from repolicy.learning.multipliers import Multipliers
 from repolicy.objective import Objective
 from repolicy.objective import residual as weights
+from repolicy.rql.wrapping import TaskReward
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
@@ -96,7 +97,7 @@ class Telling(Drift):
 
 
 def in_sb3(limits: Any, **more: Any) -> Any:
-    env = DummyVecEnv([lambda: Unclipped(Telling())] * 4)
+    env = more.pop("env", None) or DummyVecEnv([lambda: Unclipped(Telling())] * 4)
     how = {"omega": 0.3, "alpha": 0.2, "critic_warmup": 0, "prior": policy(), "n_steps": 16}
     return model(ResidualPPO, env, limits=limits, **how | more)
 
@@ -189,6 +190,24 @@ def test_a_runner_may_tell_the_old_reward_in_its_extras() -> None:
     started = OnPolicyRunner(TellingRunner(), settings(algorithm=residual(PRIOR, keep=0.9)), None, "cpu")
     assert started.alg.steering.kept == "basic_reward>=1.8"
     started.learn(1)
+
+
+class Wished(Drift):
+    """Its info tells an add-on."""
+
+    def step(self, action: Any) -> Any:
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, 2.0, terminated, truncated, info | {"addon_reward": -float(np.square(action).sum())}
+
+
+def test_the_wrapper_that_pays_the_add_on_tells_the_old_reward() -> None:
+    env = DummyVecEnv([lambda: Unclipped(TaskReward(Wished(), weights(0.3, 0.2)))] * 4)
+    started = in_sb3("basic_reward<=3", env=env, keep=0.9).learn(64)
+    assert list(started.steering.held) == ["basic_reward<=3", "basic_reward>=1.8"]
+    assert started.method.curves["limit_basic_reward>=1.8"] == [2.0]
+    assert started.method.curves["reward_task"][0] < 0.0
+    with pytest.raises(UsageError, match="basic_reward>=1 and basic_reward>=1.8 name the same side twice"):
+        in_sb3("basic_reward>=1", env=env, keep=0.9).learn(64)
 
 
 def test_what_is_to_be_kept_must_be_told() -> None:

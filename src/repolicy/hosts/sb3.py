@@ -128,8 +128,9 @@ class ResidualPPO(PPO):
         return weights_named(self.objective, self.omega, self.alpha, self.states)
 
     def _setup_model(self) -> None:
-        budgets, limits = (self.kl_budget, self.log_prior_budget), (self.limits, self.keep)
-        steering = Steering(self._weights, *budgets, self.critic_warmup, *limits)
+        steering = Steering(
+            self._weights, self.kl_budget, self.log_prior_budget, self.critic_warmup, self.limits, self.keep
+        )
         self.prior = read(self.prior)
         check_env(steering.objective, self.env, self.prior)
         given = self.rollout_buffer_class

@@ -65,7 +65,7 @@ class Steering:
     def hold(self, kept: str, unit: float = 0.0) -> None:
         """Hold the share that is to be kept, by this limit; `unit` is what must be lacking until it is off by 1."""
         self.held.pop(self.kept, None)
-        [limit] = limits([kept])
+        *_, limit = limits([*self.limits, kept])
         self.kept = str(limit)
         self.held[self.kept] = limit, Weight(unit=unit)
 

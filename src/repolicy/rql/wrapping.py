@@ -59,6 +59,8 @@ def network_options(settings: Settings, normalizer: Normalizer) -> dict[str, Any
 class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
     """The environment, paying what the objective's task pays; the add-on's reward is `info["addon_reward"]`.
 
+    What it would have paid is `info["basic_reward"]`, for whoever measures or limits that.
+
     Beside a density of the prior's states, it takes their price.
     """
 
@@ -89,7 +91,7 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
             seen = torch.from_numpy(_row(observation))
             reward += self.objective.states * float(familiarity(self.density, self.density.normalized, seen, self._age))
         self._check("a reward", np.array(reward))
-        return observation, reward, terminated, truncated, info
+        return observation, reward, terminated, truncated, info | {"basic_reward": float(basic)}
 
     def _check(self, what: str, value: Any) -> None:
         """Raise where an array has what is no number: it would stay in the replay buffer."""
