@@ -1,9 +1,9 @@
 """Episodes of a policy with the same starts for all, and what a run's own objective was worth in each."""
 
 from contextlib import closing
-from functools import partial
 
 import numpy as np
+import torch
 
 from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, run_episodes
@@ -27,11 +27,16 @@ def played(
     envs: int | None = None,
 ) -> Evaluation:
     """Play episodes, `envs` at once (by default all), beside a prior, and its states where there is a density."""
-    of_states = None if density is None or prior is None else partial(familiarity, density, prior)
+
+    def of_states(observations: np.ndarray | None, ages: np.ndarray) -> torch.Tensor | None:
+        if density is None or prior is None or observations is None:
+            return None
+        return familiarity(density, prior.normalizer, torch.from_numpy(observations), torch.from_numpy(ages))
+
     with one_thread(), closing(make_envs(env, envs or episodes, EVALUATION_SEED)) as made:
         return run_episodes(
             policy, made, episodes, addon=addon, prior=prior, deterministic=not sampled, seed=EVALUATION_SEED,
-            familiarity=of_states,
+            familiarity=None if density is None else of_states,
         )  # fmt: skip
 
 

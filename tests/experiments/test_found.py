@@ -2,12 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 from tiny_envs import tiny
 from worth_known import optimum
 
 from experiments import found, real_robot, robot_film
+from experiments.episodes import played
 from repolicy.envs.addons import combined
 from repolicy.objective import kl
+from repolicy.policies.density import MOST, fitted
+from repolicy.policies.normalizer import Normalizer
+from repolicy.prepare import states
 
 
 def test_the_objective_of_a_policy_that_is_its_prior_is_the_wish(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,6 +23,16 @@ def test_the_objective_of_a_policy_that_is_its_prior_is_the_wish(monkeypatch: py
     assert seen["objective"][0] < seen["mean"]["addon"][0] < 0.0  # noise costs
     wish = found.measured(optimum(), optimum(), tiny("LinearQuadratic"), combined([tiny("stay_near")]), None)
     assert wish["objective"] == seen["sampled"]["addon"]
+
+
+def test_new_states_are_priced_from_the_step_on_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes have 8 steps."""
+    monkeypatch.setattr(states, "SKIPPED", 3)
+    noise = torch.randn(10_000, 1, generator=torch.Generator().manual_seed(0))
+    elsewhere = fitted(5.0 + 1e-4 * noise, Normalizer(1))
+    seen = played(optimum(), tiny("LinearQuadratic"), 4, sampled=True, prior=optimum(), density=elsewhere)
+    assert seen.familiarity is not None
+    assert seen.familiarity.tolist() == [-MOST * 5.0] * 4
 
 
 def test_the_error_of_a_velocity_comes_back() -> None:
