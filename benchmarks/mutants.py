@@ -319,6 +319,8 @@ MUTANTS = [
     Mutant("hosts/method.py", "square, count) for name", "square, steps) for name", HELD, "a measurement in a host with the noise of another"),
     Mutant("hosts/measuring.py", "(1.0 - keep) * size:.6g", "(1.0 - keep) * earned:.6g", HELD, "less than all is kept of a cost that may not grow"),
     Mutant("hosts/measuring.py", "counts & ~finished, row", "~finished, row", "tests/hosts/test_measuring.py", "an episode counts that had begun before"),
+    Mutant("hosts/measuring.py", "part[..., at::each]", "part[..., 0::each]", "tests/hosts/test_measuring.py", "episodes of somebody else who acts beside"),
+    Mutant("hosts/rsl_rl.py", "own.common_step_counter, self.stepped = steps, True", "self.stepped = True", "tests/hosts/test_rsl_rl.py", "a curriculum that begins anew"),
     Mutant("hosts/rsl_rl_priors.py", "part * keep", "part", "tests/hosts/test_rsl_rl.py", "a prior that remembers the episode before"),
     Mutant("hosts/method.py", "outputs if torch.is_grad_enabled()", "outputs if False", "tests/hosts/test_method.py", "a critic that learns in another unit"),
     Mutant("hosts/method.py", "returns.copy_(self.scale.apply(returns))", "pass", "tests/hosts/test_method.py", "returns that keep their unit"),

@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from repolicy import Policy
 from repolicy.errors import UsageError
-from repolicy.hosts.measuring import Paid, one_each
+from repolicy.hosts.measuring import SHARED, Paid, one_each, side_by_side
 from repolicy.hosts.method import Method, Seen
 from repolicy.hosts.sb3 import Unclipped
 from repolicy.hosts.steering import Steering
@@ -41,20 +41,22 @@ def resting(hidden: tuple[int, ...] = (16, 16)) -> Policy:
 
 
 class Ages:
-    """Two environments whose episodes last 3 and 5 steps; the add-on is the action, the own reward is 10 a step."""
+    """Environments whose episodes last 3 and 5 steps by turns; the add-on is the action, the own reward 10 a step."""
+
+    sizes: Any = None
 
     def begin(self) -> tuple[torch.Tensor, bool]:
-        self.time = torch.zeros(2, 1)
+        self.time = torch.zeros(self.count, 1)
         return self.time, self.fresh
 
-    def __init__(self, fresh: bool) -> None:
-        self.fresh = fresh
+    def __init__(self, fresh: bool, count: int = 2) -> None:
+        self.fresh, self.count = fresh, count
 
     def step(self, actions: torch.Tensor) -> Paid:
         self.time = self.time + 1
-        ended = self.time.squeeze(-1) == torch.tensor([3.0, 5.0])
+        ended = self.time.squeeze(-1) == torch.tensor([3.0, 5.0]).repeat(self.count // 2)
         self.time = torch.where(ended[:, None], 0.0, self.time)
-        return Paid(self.time, torch.full((2,), 10.0), actions.squeeze(-1), ended)
+        return Paid(self.time, torch.full((self.count,), 10.0), actions.squeeze(-1), ended)
 
     def states(self, observations: torch.Tensor) -> torch.Tensor:
         return observations
@@ -63,8 +65,10 @@ class Ages:
 class Telling:
     """Acts by the time, and tells 7 nats a step."""
 
+    remembers = False
+
     def act(self, observations: torch.Tensor, sample: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        return observations + float(sample), torch.full((2,), 7.0)
+        return observations + float(sample), torch.full((len(observations),), 7.0)
 
     def forget(self, ended: torch.Tensor | None = None) -> None: ...
 
@@ -78,6 +82,26 @@ def test_of_each_environment_one_episode_counts_from_its_beginning(fresh: bool) 
     assert found.addon.tolist() == [0 + 1 + 2, 0 + 1 + 2 + 3 + 4]
     assert found.nats.tolist() == [21, 35]
     assert found.squares.tolist() == [0 + 1 + 4, 0 + 1 + 4 + 9 + 16]
+
+
+def test_many_environments_are_shared_by_who_acts() -> None:
+    envs, who = Ages(fresh=True, count=SHARED), [(Telling(), False), (Telling(), True)]
+    [by_mean], [sampled] = side_by_side(envs, who) or []
+    assert {*by_mean.lengths.tolist()} == {3.0}  # the first of each two environments
+    assert {*sampled.lengths.tolist()} == {5.0}
+    assert {*by_mean.addon.tolist()} == {0 + 1 + 2.0}
+    assert {*sampled.addon.tolist()} == {1 + 2 + 3 + 4 + 5.0}
+    assert {*by_mean.nats.tolist()} == {21.0}
+    assert len(by_mean.nats) == len(sampled.nats) == SHARED // 2
+    who[0][0].remembers = True
+    assert side_by_side(envs, who) is None
+    assert side_by_side(Ages(fresh=True), who[1:]) is None
+
+
+def test_a_runner_of_many_environments_measures_the_same() -> None:
+    env = Drift(count=SHARED)
+    assert in_runner(env).objective.omega == pytest.approx(2 * STD**2, rel=0.2)
+    assert len(env.paid) == env.max_episode_length  # both at once
 
 
 def in_runner(env: Drift | None = None, **more: Any) -> Any:

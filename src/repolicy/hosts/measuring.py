@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ from repolicy.report.verdict import Pair, action, spread, verdict
 from repolicy.runs.settings import Settings
 
 LOOKED_AT = 64  # environments whose states are kept, at most
+SHARED = 256  # environments, from which on several who act run side by side: each still has more than `EPISODES`
 
 
 class Sizes(NamedTuple):
@@ -47,6 +48,9 @@ class Paid(NamedTuple):
 
 class Envs(Protocol):
     """A host's environments."""
+
+    @property
+    def count(self) -> int: ...
 
     @property
     def sizes(self) -> Sizes: ...
@@ -73,7 +77,7 @@ class Episodes(NamedTuple):
 
 
 @torch.no_grad()
-def one_each(envs: Envs, prior: Any, sample: bool) -> Episodes:
+def one_each(envs: Envs, prior: Any, sample: bool, looked_at: slice = slice(LOOKED_AT)) -> Episodes:
     """Run one episode of the prior in each environment. States are kept of sampled ones, in the order of time."""
     observations, begins = envs.begin()
     prior.forget()
@@ -92,8 +96,8 @@ def one_each(envs: Envs, prior: Any, sample: bool) -> Episodes:
         total = total + torch.where(counts & ~finished, row.double(), 0.0)
         ages = torch.where(ended, 0, ages + 1)
         if sample:
-            states.append(envs.states(observations)[:LOOKED_AT])
-            late.append(ages[:LOOKED_AT] > SKIPPED)
+            states.append(envs.states(observations)[looked_at])
+            late.append(ages[looked_at] > SKIPPED)
         prior.forget(ended)
         finished = finished | (counts & ended)
         counts = counts | ended
@@ -102,6 +106,38 @@ def one_each(envs: Envs, prior: Any, sample: bool) -> Episodes:
     seen = torch.stack(states).transpose(0, 1)[torch.stack(late).T] if sample else torch.empty(0)
     basic, addon, squares, nats, lengths = total[:5]
     return Episodes(basic, addon, squares, nats, lengths, total[5:], seen)
+
+
+class Together:
+    """Several who act, sampled or not, in turn from environment to environment. None of them has a memory."""
+
+    def __init__(self, who: Sequence[tuple[Any, bool]], count: int) -> None:
+        self.who, self.turn = who, torch.arange(count) % len(who)
+
+    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
+        each = [acting.act(observations, sampled) for acting, sampled in self.who]
+        actions, nats = (torch.stack(part) for part in zip(*each, strict=True))
+        self.turn = self.turn.to(actions.device)
+        at = self.turn, torch.arange(len(self.turn), device=actions.device)
+        return actions[at], nats[at]
+
+    def forget(self, ended: Tensor | None = None) -> None:
+        for acting, _ in self.who:
+            acting.forget(ended)
+
+
+def side_by_side(envs: Envs, who: Sequence[tuple[Any, bool]]) -> list[list[Episodes]] | None:
+    """Run episodes of each who acts, sampled or not, in an equal share of the environments.
+
+    A step of many takes a GPU hardly longer than one of few. None where they are few, or somebody has a memory.
+    """
+    if envs.count < SHARED or any(acting.remembers for acting, _ in who):
+        return None
+    each, kinds, together = len(who), [sampled for _, sampled in who], Together(who, envs.count)
+    first = kinds.index(True)
+    whole = one_each(envs, together, sample=True, looked_at=slice(first, first + each * LOOKED_AT, each))
+    *sums_of, states = whole
+    return [[Episodes._make([*(part[..., at::each] for part in sums_of), states])] for at in range(each)]
 
 
 class Look:
@@ -113,7 +149,8 @@ class Look:
 
     def worths(self) -> Worths:
         """Return what a nat is worth in the environment's own reward, and in the add-on, by some 32 episodes."""
-        by_mean = list[Episodes]()
+        shared = side_by_side(self.envs, [(self.prior, False), (self.prior, True)])
+        by_mean, self.sampled = shared or (list[Episodes](), self.sampled)
         while not by_mean or sum(len(each.nats) for each in by_mean) < EPISODES:
             by_mean.append(one_each(self.envs, self.prior, sample=False))
             self.sampled.append(one_each(self.envs, self.prior, sample=True))
@@ -169,10 +206,12 @@ def compared(method: Method, envs: Envs, policy: Any) -> str:
     if method.prior is None:
         raise UsageError("there is no prior to compare with")
     pairs, lines, told = list[Pair](), list[str](), list[dict[str, Any]]()
+    both = [(acting, sample) for sample in (False, True) for acting in (method.prior, policy)]
+    episodes = iter(side_by_side(envs, both) or [_episodes(envs, *each) for each in both])
     for sample in (False, True):
         told += [
-            {"who": who, "sampled": sample} | _run(envs, acting, sample, method.steering.held)
-            for who, acting in (("prior", method.prior), ("customized", policy))
+            {"who": name, "sampled": sample} | _told(next(episodes), method.steering.held)
+            for name in ("prior", "customized")
         ]
         before, after = map(evaluation, told[-2:])
         for who, found in (("prior", before), ("customized", after)):
@@ -184,11 +223,15 @@ def compared(method: Method, envs: Envs, policy: Any) -> str:
     return "\n".join([*lines, verdict(pairs)])
 
 
-def _run(envs: Envs, acting: Any, sample: bool, limits: Iterable[str]) -> dict[str, Any]:
-    """Return what episodes gave, in plain numbers; None is what the environment does not tell."""
+def _episodes(envs: Envs, acting: Any, sample: bool) -> list[Episodes]:
     found = list[Episodes]()
     while sum(len(each.nats) for each in found) < EPISODES:
         found.append(one_each(envs, acting, sample))
+    return found
+
+
+def _told(found: list[Episodes], limits: Iterable[str]) -> dict[str, Any]:
+    """Return what episodes gave, in plain numbers; None is what the environment does not tell."""
     names = ("basic", "addon", "lengths")
     means = _joined(found, "held") / _joined(found, "lengths")
     return {

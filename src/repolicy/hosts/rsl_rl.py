@@ -277,7 +277,7 @@ class RunnerEnvs:
 
     def __init__(self, env: Any, algorithm: ResidualPPO) -> None:
         self.env, self.algorithm, self.states = env, algorithm, algorithm.rows
-        self.stepped = False
+        self.count, self.stepped = int(env.num_envs), False
 
     @property
     def sizes(self) -> Sizes:

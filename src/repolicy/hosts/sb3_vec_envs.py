@@ -25,7 +25,7 @@ class ModelEnvs:
 
     def __init__(self, model: Any) -> None:
         assert model.env is not None
-        self.model, self.env = model, model.env
+        self.model, self.env, self.count = model, model.env, int(model.env.num_envs)
 
     @property
     def sizes(self) -> Sizes:
