@@ -5,7 +5,7 @@
     python examples/mjlab_residual.py Mjlab-Velocity-Flat-Unitree-Go1 logs/rsl_rl/go1_velocity/RUN/model_399.pt
 
 The task stays as it is, and so do its curves; a metric tells the wish. The run ends with a verdict on both rewards.
-A cart on a CPU, where `train` takes `--gpu-ids None`, begins with the task, the checkpoint, iterations and environments:
+A cart on a CPU, where `train` takes `--gpu-ids None`; the numbers are iterations and environments:
 
     python examples/mjlab_residual.py Mjlab-Cartpole-Balance logs/rsl_rl/cartpole/RUN/model_50.pt 100 128
 """
@@ -33,7 +33,7 @@ def thrifty(env: ManagerBasedRlEnv) -> torch.Tensor:
 def right(env: ManagerBasedRlEnv) -> torch.Tensor:
     """Return −5 a second for the squared distance of the cart from half a meter to the right, `[N]`.
 
-    With −1 it hardly moved in 100 iterations: by default the old reward, which pays for the middle, counts once.
+    With −1 it went a fifth of the way in 100 iterations: the old reward, which pays for the middle, counts once.
     """
     return -5.0 * env.step_dt * (env.scene["cartpole"].data.joint_pos[:, 0] - 0.5).square()
 
