@@ -168,14 +168,15 @@ def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
         trained.save(str(tmp_path / "model_2.pt"))
         other.load(str(tmp_path / "model_2.pt"))
         first, again = trained.alg.method, other.alg.method
-        assert first.steering.kept == next(iter(first.steering.held))
-    [(limit, _)] = first.steering.held.values()
+    [(limit, weight)] = first.steering.share.values()
     earned = float(re.search(r"keep is 0.9 of (\S+), what the prior's sampled", capsys.readouterr().out)[1])  # type: ignore[index]
     assert earned < 0.0
     assert (limit.name, limit.sign) == ("basic_reward", -1)
     assert limit.bound == pytest.approx(1.1 * earned, rel=0.01)
     assert len(multipliers(first, first.steering.kept)) == 2
-    assert again.steering.held == first.steering.held
+    assert first.steering.objective.omega == weight.value != 0.3
+    assert again.steering == first.steering
+    assert again.steering.share == first.steering.share
 
 
 class TellingRunner(RunnerDrift):
@@ -203,7 +204,8 @@ class Wished(Drift):
 def test_the_wrapper_that_pays_the_add_on_tells_the_old_reward() -> None:
     env = DummyVecEnv([lambda: Unclipped(TaskReward(Wished(), weights(0.3, 0.2)))] * 4)
     started = in_sb3("basic_reward<=3", env=env, keep=0.9).learn(64)
-    assert list(started.steering.held) == ["basic_reward<=3", "basic_reward>=1.8"]
+    assert list(started.steering.limited) == ["basic_reward<=3", "basic_reward>=1.8"]
+    assert list(started.steering.held) == ["basic_reward<=3"]
     assert started.method.curves["limit_basic_reward>=1.8"] == [2.0]
     assert started.method.curves["reward_task"][0] < 0.0
     with pytest.raises(UsageError, match="basic_reward>=1 and basic_reward>=1.8 name the same side twice"):
@@ -230,8 +232,9 @@ def test_the_table_at_the_end_says_whether_a_limit_holds(monkeypatch: pytest.Mon
         (["torque<=1"], {}, "have no 'torque', which torque<=1 limits; they have .*basic_reward"),
         (["power"], {}, "limit 'power' is not of the form NAME<=NUMBER or NAME>=NUMBER"),
         (["far<=1", "far>=2"], {}, "the limits far<=1 and far>=2 contradict each other"),
+        ([], {"keep": 0.9, "kl_budget": 1.0}, "kl_budget and keep are two ways to find omega: choose one"),
         ([], {"keep": 1.2}, "keep is 1.2; it must lie between 0.01 and 1"),
-        ([], {"keep": 0.9, "prior": None, "omega": 0.0}, "keep is a share of what the prior earns"),
+        ([], {"keep": 0.9, "prior": None, "omega": 0.0}, "a budget adapts omega, so omega must start above 0"),
     ],
 )
 @pytest.mark.parametrize("host", [in_sb3, in_rsl_rl])

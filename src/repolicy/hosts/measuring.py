@@ -23,7 +23,6 @@ from repolicy.prepare.weights import Weighing, decided
 from repolicy.prepare.worth import EPISODES, LONGEST, Sums, Worth, Worths, worth_of
 from repolicy.report.host_page import evaluation
 from repolicy.report.verdict import Pair, action, spread, verdict
-from repolicy.runs.settings import Settings
 
 LOOKED_AT = 64  # environments whose states are kept, at most
 SHARED = 256  # environments, from which on several who act run side by side: each still has more than `EPISODES`
@@ -210,7 +209,7 @@ def compared(method: Method, envs: Envs, policy: Any) -> str:
     episodes = iter(side_by_side(envs, both) or [_episodes(envs, *each) for each in both])
     for sample in (False, True):
         told += [
-            {"who": name, "sampled": sample} | _told(next(episodes), method.steering.held)
+            {"who": name, "sampled": sample} | _told(next(episodes), method.steering.limited)
             for name in ("prior", "customized")
         ]
         before, after = map(evaluation, told[-2:])
@@ -279,12 +278,11 @@ def weighed(
     """
     if steering.objective.is_set:
         return steering
-    settings = Settings(kl_budget=steering.kl_budget, log_prior_budget=steering.log_prior_budget)
 
     def told(sentence: str) -> None:
         say(re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), sentence))
 
-    task = InHost(SavedPolicy(sizes, None, card), "", (), settings, told, look=look)
+    task = InHost(SavedPolicy(sizes, None, card), "", (), steering.settings, told, look=look)
     found = decided(steering.objective, task)
     for note in found.notes:
         told(note)

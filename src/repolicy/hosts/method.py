@@ -85,8 +85,6 @@ class Method:
 
     def __init__(self, steering: Steering, prior: Any, add_up: Callable[[Tensor], Any] = lambda tensor: tensor) -> None:
         """`prior`: a `ByDistribution`, or None. `add_up` adds a tensor up over all GPUs, in place."""
-        if steering.keep and prior is None:
-            raise UsageError("keep is a share of what the prior earns, and there is no prior")
         self.steering, self.prior, self.add_up = steering, prior, add_up
         self.named = steering.objective.is_set  # or the weights are measured
         self.scale = ReturnScale()
@@ -98,7 +96,7 @@ class Method:
 
     @property
     def changes_rewards(self) -> bool:
-        return weighs(self.steering.objective) or bool(self.steering.held or self.steering.keep)
+        return weighs(self.steering.objective) or bool(self.steering.held)
 
     @property
     def is_ready(self) -> bool:
@@ -136,7 +134,8 @@ class Method:
         self._sums = self.add_up(torch.stack([part.double().sum() for part in each]))
         self._of_limits = self.add_up(of_limits)
         total: Tensor = reward.total
-        return total - self.steering.held.price(seen.held) if self.steering.held else total
+        limits = self.steering.held
+        return total - limits.price(seen.held[: len(limits)]) if limits else total
 
     def credit(self, returns: Tensor, values: Tensor, explained: float | None = None) -> None:
         """Take in a rollout's returns, and turn both into the critic's unit, in place: `[T, N]`, or `[T, N, H]`."""
@@ -156,8 +155,8 @@ class Method:
         (*sums_of, steps), of_limits, moments, (unit_of_returns,), (kl, states) = numbers
         self.update_kl = kl / max(states, 1.0)  # KL of the last update
         *means, away, below, squares = (total / steps for total in sums_of)
-        paid, objective, held = dict(zip(PARTS, means, strict=True)), self.steering.objective, self.steering.held
-        limits = dict(zip(held, np.reshape(of_limits, (3, -1)).T.tolist(), strict=True))
+        paid, objective = dict(zip(PARTS, means, strict=True)), self.steering.objective
+        limits = dict(zip(self.steering.limited, np.reshape(of_limits, (3, -1)).T.tolist(), strict=True))
         check_finite(paid | {name: sum(three) for name, three in limits.items()})
         _, means_of, squares_of = np.reshape(moments, (3, 2)) / steps  # of what is left of returns, and of returns
         unexplained, varied = np.maximum(squares_of - means_of**2, 0.0).tolist()
@@ -172,7 +171,8 @@ class Method:
         count = steps / self._length  # of environments
         measured = {name: Measured.of(total, square, count) for name, (total, square, _) in limits.items()}
         sizes = {name: math.sqrt(square / steps) for name, (*_, square) in limits.items()}
-        shown |= held.told(measured, sizes, objective)
+        shown |= self.steering.held.told(measured, sizes, objective)
+        shown |= self.steering.share.told(measured, dict.fromkeys(sizes, 1.0), objective)
         self._keep(shown, int(steps))
         return shown
 

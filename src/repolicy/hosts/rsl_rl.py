@@ -51,7 +51,7 @@ class ResidualPPO(PPO):
     log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
     limits: such as `["power<=0.07"]`, each on the mean of an entry `[N]` of `extras`; beside an `addon`, the
         environment's own reward is `basic_reward`.
-    keep: such as 0.97, the share to be kept of what the prior's sampled actions earn of `basic_reward` a step.
+    keep: adapt omega so that such a share as 0.97 is kept of what the prior's sampled actions earn of `basic_reward`.
     host: everything that rsl_rl's PPO takes; beside a prior the engine's settings where none is named.
     """
 
@@ -224,7 +224,7 @@ class ResidualPPO(PPO):
                 torch.distributed.broadcast_object_list(told)
                 self.steering.resume(told[0], named=False)
                 self.method.density = told[1] and told[1].to(self.device)
-        self._held = torch.zeros(len(self.steering.held), *self._paid.shape, device=self.device)  # what limits are on
+        self._held = torch.zeros(len(self.steering.reads), *self._paid.shape, device=self.device)  # what limits are on
 
     def _task(self, rewards: Tensor, extras: dict[str, Any]) -> Tensor:
         """Return the task's own reward. Where the task is the add-on's alone, the environment's is not read."""

@@ -70,7 +70,7 @@ class ResidualPPO(PPO):
     kl_budget: adapt omega and alpha so that the policy stays this far from its prior, in nats a step.
     log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
     limits: such as `["power<=0.07"]`, each on the mean of an entry of `info`.
-    keep: such as 0.97, the share to be kept of what the prior's sampled actions earn of `basic_reward` a step.
+    keep: adapt omega so that such a share as 0.97 is kept of what the prior's sampled actions earn of `basic_reward`.
     host: everything that Stable-Baselines3's PPO takes; beside a prior the engine's settings where none is named.
     """
 
@@ -215,7 +215,7 @@ class ResidualPPO(PPO):
         if not self.method.is_ready:
             decide_in(self.method, ModelEnvs(self))
             self._last_obs = None  # the episodes that were under way are over
-        self._held = np.zeros((len(self.steering.held), self.n_steps, self.n_envs), np.float32)  # what limits are on
+        self._held = np.zeros((len(self.steering.reads), self.n_steps, self.n_envs), np.float32)  # what limits are on
         return super()._setup_learn(*given, **named)
 
     def learn(self, *given: Any, **named: Any) -> Any:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
-from repolicy.envs.limits import limits
+from repolicy.envs.limits import Limit, limits
 from repolicy.errors import UsageError
 from repolicy.learning.multipliers import FARTHEST, Limits, Weight, off_budget, steered
 from repolicy.learning.worker import LOST, WAITS
 from repolicy.objective import Objective, given_objective, plain
-from repolicy.runs.settings import Budget, Settings, budget_of
+from repolicy.runs.settings import Budget, Settings
 
 WARMUP = 5  # iterations in which a critic that begins with nothing learns alone, where nobody names another number
 EXPLAINS = 0.3  # share of the returns that it must explain by then, or it has up to three times as many
@@ -18,7 +18,7 @@ EXPLAINS = 0.3  # share of the returns that it must explain by then, or it has u
 
 @dataclass
 class Steering:
-    """The objective in force, and what a warm-up and a budget make of it from iteration to iteration.
+    """The objective in force, and what a warm-up, a budget and limits make of it from iteration to iteration.
 
     `critic_warmup` of None: the usual one, which waits longer for a critic that explains too little.
     """
@@ -29,7 +29,7 @@ class Steering:
     critic_warmup: int | None = 0
     limits: Sequence[str] | str = ()
     keep: float | None = None  # share of what the prior earns of the old reward a step
-    kept: str = ""  # the limit that this is, once it is known what the prior earns
+    kept: str = ""  # the limit that this is, once it is known what the prior earns; its weight is omega
     ranges: bool = False  # whether the host knows a weight that is a range
     iterations: int = 0
     off_budget: float = -FARTHEST
@@ -37,7 +37,7 @@ class Steering:
 
     def __post_init__(self) -> None:
         self.limits = (self.limits,) if isinstance(self.limits, str) else tuple(self.limits)
-        self.held = Limits(limits([*self.limits, *[self.kept] * bool(self.kept)]))
+        self.held, self.share = Limits(limits(self.limits)), Limits(())
         if self.objective.is_set or self.objective.dials:
             plain(self.objective, "this host", states=True, ranges=self.ranges)
         warmup: Any = self.critic_warmup
@@ -46,28 +46,37 @@ class Steering:
             raise UsageError(
                 f"critic_warmup is {warmup!r}; here it counts iterations, so it must be a whole number, 0 or more"
             )
-        Settings(kl_budget=self.kl_budget, log_prior_budget=self.log_prior_budget).resolved()  # checked as the engine's
-        Settings(keep=self.keep)
-        if self.budget is not None and not self.objective.reads_prior:
+        self.settings.resolved()  # checked as the engine's
+        if self.settings.budget is not None and not self.objective.reads_prior:
             raise UsageError("a budget adapts omega, so omega must start above 0")
-        if self.objective.dials and (self.budget is not None or self.held or self.keep):
+        if self.objective.dials and (self.settings.budget is not None or self.held):
             raise UsageError("a range trains for many weights at once, and a budget or a limit moves one: leave it out")
 
     @property
+    def settings(self) -> Settings:
+        return Settings(kl_budget=self.kl_budget, log_prior_budget=self.log_prior_budget, keep=self.keep)
+
+    @property
     def budget(self) -> Budget | None:
-        return budget_of({"kl_budget": self.kl_budget, "log_prior_budget": self.log_prior_budget})
+        """What the policy may spend."""
+        return None if self.keep else self.settings.budget
+
+    @property
+    def limited(self) -> dict[str, tuple[Limit, Weight]]:
+        """All limits, by their text: those that are priced, and the share that is kept."""
+        return {**self.held, **self.share}
 
     @property
     def reads(self) -> list[tuple[str, str]]:
         """What an environment must tell beside its reward, and why."""
-        return [(limit.name, f"{text} limits") for text, (limit, _) in self.held.items()]
+        return [(limit.name, f"{text} limits") for text, (limit, _) in self.limited.items()]
 
     def hold(self, kept: str, unit: float = 0.0) -> None:
         """Hold the share that is to be kept, by this limit; `unit` is what must be lacking until it is off by 1."""
-        self.held.pop(self.kept, None)
         *_, limit = limits([*self.limits, kept])
         self.kept = str(limit)
-        self.held[self.kept] = limit, Weight(unit=unit)
+        self.share = Limits([limit])
+        self.share[self.kept] = limit, Weight(unit=unit)
 
     @property
     def fits_actor(self) -> bool:
@@ -79,21 +88,25 @@ class Steering:
 
     def steer(self, spent: Mapping[str, float], samples: int) -> None:
         """End an iteration over so many steps, in which so many nats a step were spent."""
-        moves = self.fits_actor and self.explained > LOST
-        if moves:
+        if self.fits_actor and self.explained > LOST:
             self.held.steer()
-        if self.budget is not None and moves:
-            before, nats = self.off_budget, spent[self.budget.spent]
-            alone = self.log_prior_budget is not None
-            variance = spent["below_prior_squares"] - nats**2 if alone else None
-            self.off_budget = off_budget(nats, self.budget.amount, before, samples, variance)
-            self.objective = steered(self.objective, before, self.off_budget, omega_alone=alone)
+            self.share.steer()
+            for _, weight in self.share.values():
+                self.objective = replace(self.objective, omega=weight.value)
+            if self.budget is not None:
+                self._spend(self.budget, spent, samples)
         self.iterations += 1
+
+    def _spend(self, budget: Budget, spent: Mapping[str, float], samples: int) -> None:
+        before, nats, alone = self.off_budget, spent[budget.spent], self.log_prior_budget is not None
+        variance = spent["below_prior_squares"] - nats**2 if alone else None
+        self.off_budget = off_budget(nats, budget.amount, before, samples, variance)
+        self.objective = steered(self.objective, before, self.off_budget, omega_alone=alone)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold to go on from here; plain numbers and words."""
         names = ("iterations", "off_budget", "kl_budget", "kept")
-        told = {"objective": self.objective.as_dict(), "limits": self.held.state()}
+        told = {"objective": self.objective.as_dict(), "limits": self.held.state() | self.share.state()}
         return told | {name: getattr(self, name) for name in names}
 
     def resume(self, state: Mapping[str, Any], named: bool) -> None:
@@ -101,10 +114,11 @@ class Steering:
         self.iterations, self.off_budget = int(state["iterations"]), float(state["off_budget"])
         if self.keep and state.get("kept"):
             self.hold(state["kept"])
-        self.held.restore(state.get("limits", {}))
+        for each in (self.held, self.share):
+            each.restore(state.get("limits", {}))
         if not named:
             self.kl_budget = state.get("kl_budget")
-        if self.budget is not None or not named:
+        if self.settings.budget is not None or not named:
             self.objective = Objective(**state["objective"])
 
 

@@ -7,8 +7,7 @@ proportional and an integral part (PI) of how far off it is, of its logarithm:
 
 A budget moves the weights of the prior in the objective, and so does a share of the old return. Each limit has a weight
 of its own, with which its quantity is in the reward. The engine measures shares and limits with the mean action, as
-that is what becomes of a policy, in environments beside those that train; hosts by the steps that train, and a share is
-a limit there.
+that is what becomes of a policy, in environments beside those that train; hosts by the steps that train.
 """
 
 import math
