@@ -317,6 +317,7 @@ MUTANTS = [
     Mutant("hosts/steering.py", "before, samples, variance)", "before)", "tests/hosts/test_both_hosts.py", "a budget without its noise"),
     Mutant("hosts/method.py", "total - self.steering.held.price", "total + self.steering.held.price", HELD, "a limit in a host that is rewarded for being broken"),
     Mutant("hosts/method.py", "square, count) for name", "square, steps) for name", HELD, "a measurement in a host with the noise of another"),
+    Mutant("hosts/steering.py", "omega=weight.value", "omega=self.objective.omega", HELD, "a share that moves nothing"),
     Mutant("hosts/measuring.py", "(1.0 - keep) * size:.6g", "(1.0 - keep) * earned:.6g", HELD, "less than all is kept of a cost that may not grow"),
     Mutant("hosts/measuring.py", "counts & ~finished, row", "~finished, row", "tests/hosts/test_measuring.py", "an episode counts that had begun before"),
     Mutant("hosts/measuring.py", "part[..., at::each]", "part[..., 0::each]", "tests/hosts/test_measuring.py", "episodes of somebody else who acts beside"),
