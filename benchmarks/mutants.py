@@ -315,7 +315,7 @@ MUTANTS = [
     Mutant("rql/algorithms.py", "(2.0 * (actions - self.low)", "(1.0 * (actions - self.low)", SAC, "actions within half of the bounds"),
     Mutant("rql/algorithms.py", "if actions.requires_grad and not found.requires_grad:", "if False:", SAC, "a prior without a gradient"),
     Mutant("hosts/steering.py", "before, samples, variance)", "before)", "tests/hosts/test_both_hosts.py", "a budget without its noise"),
-    Mutant("hosts/method.py", "total - self.steering.held.price", "total + self.steering.held.price", HELD, "a limit in a host that is rewarded for being broken"),
+    Mutant("hosts/method.py", "total - limits.price", "total + limits.price", HELD, "a limit in a host that is rewarded for being broken"),
     Mutant("hosts/method.py", "square, count) for name", "square, steps) for name", HELD, "a measurement in a host with the noise of another"),
     Mutant("hosts/steering.py", "omega=weight.value", "omega=self.objective.omega", HELD, "a share that moves nothing"),
     Mutant("hosts/measuring.py", "(1.0 - keep) * size:.6g", "(1.0 - keep) * earned:.6g", HELD, "less than all is kept of a cost that may not grow"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from repolicy.many.pool import ATTEMPTS, Here, Job, work
+from repolicy.many.pool import ATTEMPTS, Here, Job, _stop, work
 
 
 class Pretended:
@@ -158,3 +158,16 @@ def test_a_job_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         work([Job("deaf", (sys.executable, "-S", "-c", code), tmp_path / "log")], Here, 1, ended=print, watch=stop)
     assert is_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_job_is_killed_also_where_the_interrupt_came_while_it_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python may raise between taking Popen's lock and the `try` that gives it back."""
+    monkeypatch.setattr("repolicy.many.pool.PATIENCE", 0.2)
+    job = Here(Job("sleeps", (sys.executable, "-S", "-c", "import time; time.sleep(60)"), tmp_path / "log"))
+    job._process._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    _stop([job])
+    until(lambda: is_gone(job._process.pid))
+    job._process._waitpid_lock.release()  # type: ignore[attr-defined]
+    assert job.poll() is not None

@@ -45,11 +45,21 @@ def test_the_best_paid_candidate_is_taken(best, prior, monkeypatch):
         return float(len(seen) == best + 1)
 
     monkeypatch.setattr(choosing, "paid", payment)
-    monkeypatch.setattr(choosing, "fitted_value", lambda *_: lambda observations: observations[:, 0])
+    monkeypatch.setattr(choosing, "fitted_value", lambda *_, of_ends: lambda observations: observations[:, 0])
     score, told = chosen(prior, CHEETAH, None, replace(JUDGE, states=0.2), Search(samples=64))
     assert (score.omega, score.states) == pytest.approx((0.5 * wanted.omega, 0.2 * wanted.states))
     assert (score.value is not None) == wanted.value
     assert f"omega is {score.omega:.3g}" in told
+
+
+def test_a_value_is_tried_where_episodes_of_the_prior_end_early(prior, monkeypatch):
+    """A cheetah never falls, a hopper whose actions are sampled does."""
+    monkeypatch.setattr("repolicy.planning.value.regression", lambda *_: lambda inputs: inputs)
+    monkeypatch.setattr("repolicy.planning.value.STEPS", 200)
+    hopper = read_policy(find_policy("hopper")).policy
+    for policy, env, count in ((prior, CHEETAH, 2), (hopper, "Hopper-v4", 3)):
+        judge = replace(JUDGE, addon=combined(["action_rate"]))
+        assert len(list(choosing.candidates(policy, env, judge, 0))) == count
 
 
 @pytest.mark.parametrize("named", [{"omega": 0.2}, {"states": 0.2}, {"value": True}])

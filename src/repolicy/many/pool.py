@@ -153,8 +153,10 @@ class Here:
             self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
+        """Kill it. (Where Ctrl-C struck within `poll`, Popen's lock stays taken, and waiting has no end of its own.)"""
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(PATIENCE)
 
 
 # Jobs as Ray tasks of one core each, in a cluster or on this machine --------------------------------------------------

@@ -51,11 +51,14 @@ def chosen(prior: Policy, env: str, model: Model, worth: Score, search: Search) 
 
 
 def candidates(prior: Policy, env: str, worth: Score, seed: int) -> Iterator[Score]:
-    """Yield the scores to try; without those that need a value where the prior's episodes are too short for one."""
+    """Yield the scores to try. Those with a value are tried where episodes of the prior end early, and late enough.
+
+    Where none ends, a value tells of no fall, and its error made plans worse that the judge found better.
+    """
     for omega, states, value in CANDIDATES:
         score = replace(worth, omega=omega * worth.omega, states=states * worth.states)
         with contextlib.suppress(UsageError):
-            yield replace(score, value=fitted_value(prior, env, score, seed) if value else None)
+            yield replace(score, value=fitted_value(prior, env, score, seed, of_ends=True) if value else None)
 
 
 def words(score: Score) -> str:

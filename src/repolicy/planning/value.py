@@ -17,13 +17,18 @@ AHEAD = 100  # steps that must be known behind one whose value is learned
 HIDDEN, EPOCHS = (64, 64), 30
 
 
-def fitted_value(prior: Policy, env: str, score: Score, seed: int = 0) -> Value:
-    """Return V by regression on the discounted sums of what a planner scores, along the prior's sampled actions."""
+def fitted_value(prior: Policy, env: str, score: Score, seed: int = 0, of_ends: bool = False) -> Value:
+    """Return V by regression on the discounted sums of what a planner scores, along the prior's sampled actions.
+
+    Raises where the prior's episodes are too short, or with `of_ends` where none of them ends early.
+    """
     with closing(make_envs(env, ENVS, seed)) as envs:
         collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
         rollouts = [collector.collect(prior) for _ in range(STEPS // BLOCK)]
     rewards = np.concatenate([rewards_of(prior, rollout, score) for rollout in rollouts])
     terminated = np.concatenate([rollout.terminated for rollout in rollouts])
+    if of_ends and not terminated.any():
+        raise UsageError(f"no episode of the prior ends early in {env}, so a value has no end to tell of")
     ended = terminated | np.concatenate([rollout.truncated for rollout in rollouts])
     sums, known = to_come(rewards, terminated, ended, score.discount)
     observations = np.concatenate([rollout.observations[:-1] for rollout in rollouts])[known]
