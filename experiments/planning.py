@@ -60,7 +60,11 @@ THEIRS = {"samples": 10_000, "horizon": 2, "temperature": 5e-5}
 # Residual Q-learning in results-rql.md.
 CARTPOLE, TASKS = "runs/rql/cartpole-prior-0.safetensors", "repolicy.rql.tasks"
 PLANS = {
-    **{f"twenty/halfcheetah/32/{seed}": Plan(*CHEETAH, episodes=20, seed=seed) for seed in range(3)},
+    **{
+        f"twenty/{task[0]}/32/{seed}": Plan(*task, episodes=20, seed=seed)
+        for task in (CHEETAH, ANT, HOPPER)
+        for seed in range(3)
+    },
     "halfcheetah/32/0": Plan(*CHEETAH),
     "ant/32/0": Plan(*ANT, episodes=3),
     "hopper/32/0": Plan(*HOPPER, episodes=2),
