@@ -218,16 +218,19 @@ def together(found: list[Row]) -> Row:
     return {"total_reward": [means.mean(), np.sqrt(np.square(errors).sum()) / len(found)]} | sums
 
 
-def curve(rows: dict[str, Row], prior: str) -> str:
-    """Return a row a value of ω′, and how well each part follows its order."""
-    found = [row for key, row in rows.items() if key.startswith(f"omega/{prior}/")]
-    columns = [[row["after"][name][0] for row in found] for name in PARTS]
-    omegas = [row["omega"] for row in found]
-    lines = [
-        [f"{omega:g}", *(f"{part:,.0f}" for part in parts)] for omega, *parts in zip(omegas, *columns, strict=True)
-    ]
-    order = ["Spearman", *(f"{spearman(omegas, column):.2f}" for column in columns[:2]), ""]
-    return markdown(["ω′", "old reward", "wish", "total"], [*lines, order])
+def curve(rows: dict[str, Row], prior: str, *others: str) -> str:
+    """Return a row a value of ω′, and how well each part follows its order, with other priors, too."""
+    lines = list[list[str]]()
+    for each in (prior, *others):
+        found = [row for key, row in rows.items() if key.startswith(f"omega/{each}/")]
+        columns = [[row["after"][name][0] for row in found] for name in PARTS]
+        omegas = [row["omega"] for row in found]
+        if each == prior:
+            points = zip(omegas, *columns, strict=True)
+            lines += [[f"{omega:g}", *(f"{part:,.0f}" for part in parts)] for omega, *parts in points]
+        order = [f"{spearman(omegas, column):.2f}" for column in columns[:2]]
+        lines.append([f"Spearman, {each}", *order, ""])
+    return markdown(["ω′", "old reward", "wish", "total"], lines)
 
 
 def policies(rows: dict[str, Row]) -> str:

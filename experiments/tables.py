@@ -350,7 +350,7 @@ TABLES: Tables = {
     "planning": lambda: planning.table(ledger("planning.jsonl")),
     "planning_init": lambda: planning.begun_table(ledger("planning.jsonl")),
     "planning_kept": lambda: planning.policies(ledger("planning.jsonl")),
-    "planning_omega": lambda: planning.curve(ledger("planning.jsonl"), "halfcheetah"),
+    "planning_omega": lambda: planning.curve(ledger("planning.jsonl"), "halfcheetah", "ant"),
     "dial": lambda: dial.table([*ledger("dial.jsonl").values()]),
     "dial_whole": lambda: dial.summary([*ledger("dial.jsonl").values()]),
     "free_dial": lambda: dial.free([*ledger("dial.jsonl").values()]),
