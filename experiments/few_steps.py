@@ -50,6 +50,9 @@ def runs() -> list[Run]:
                 found += [made(name, f"large/{steps}", "", seed, steps, large(name, steps), EPISODES)]
     found += [made(ITS, f"rule/{FEWEST}", "", seed, FEWEST, episodes=EPISODES) for seed in range(SEEDS)]
     found += [by_sac(ITS, FEWEST, seed) for seed in range(SEEDS)]
+    third = "--omega 0.1 --states 0.1"  # of what a nat of Ant's prior is worth
+    for steps, seed in product(STEPS[:3], range(SEEDS)):
+        found.append(made("ant", f"third/{steps}", third, seed, steps, episodes=EPISODES))
     return [*found, *(by_sac(*each) for each in product(NAMES, STEPS[:2], range(SEEDS)))]
 
 
