@@ -1,4 +1,4 @@
-"""What `benchmarks/mutate.py` breaks: a row a mutant, with the tests that must notice it."""
+"""What `benchmarks/mutate.py` breaks in the rooms: a row a mutant, with the tests that must notice it."""
 
 from dataclasses import dataclass
 
@@ -12,62 +12,26 @@ class Mutant:
     what: str
 
 
-OBJECTIVE, PPO, WORKER = "tests/test_objective.py", "tests/learning/test_ppo.py", "tests/learning/test_worker.py"
+OBJECTIVE = "tests/test_objective.py"
+PPO = "tests/learning/test_ppo.py"
+WORKER = "tests/learning/test_worker.py"
 LIMITS = "tests/learning/test_limits.py"
-POLICY, PRIVILEGED = "tests/policies/test_policy.py", "tests/learning/test_privileged.py"
-STATES, WORTH = "tests/prepare/test_states.py", "tests/prepare/test_worth.py"
-DIAL = (
-    "tests/policies/test_conditioned_policy.py tests/policies/test_several_policy.py tests/envs/test_envs.py "
-    "tests/learning/test_conditioned_run.py tests/learning/test_several_run.py"
-)
-SQUASHED = "tests/hosts/test_squashed.py"
-HELD = "tests/hosts/test_limits_in_hosts.py"
-HOST_DIAL = "tests/hosts/test_rsl_rl_dial.py"
-LEARNED = "tests/planning/test_learned_model.py"
+POLICY = "tests/policies/test_policy.py"
+PRIVILEGED = "tests/learning/test_privileged.py"
+STATES = "tests/prepare/test_states.py"
+WORTH = "tests/prepare/test_worth.py"
+DIAL = "tests/policies/test_conditioned_policy.py tests/policies/test_several_policy.py tests/envs/test_envs.py tests/learning/test_conditioned_run.py tests/learning/test_several_run.py"
 GAITS = "tests/envs/test_gaits.py"
-DQN, SAC = "tests/rql/test_dqn.py", "tests/rql/test_sac.py"
 CARRYING = "tests/policies/test_carrying.py"
-POOL, GENERATIVE = "tests/many/test_pool.py", "tests/prepare/test_generative.py"
-BEGINNING, TREE = "tests/learning/test_beginning.py", "tests/planning/test_tree.py"
-CHOOSING = "tests/planning/test_choosing.py"
-SAMPLING, PLANNER = "tests/planning/test_sampling.py", "tests/planning/test_planner.py"
-INFERENCE, PREFERENCES = "tests/wishes/test_inference.py", "tests/wishes/test_preferences.py"
-TAKEOVER, KEYS = "tests/wishes/test_takeover.py", "tests/wishes/test_keys.py"
-ASK, WISH_FILE = "tests/wishes/test_ask.py", "tests/envs/test_wish_file.py"
+POOL = "tests/many/test_pool.py"
+GENERATIVE = "tests/prepare/test_generative.py"
+BEGINNING = "tests/learning/test_beginning.py"
+TREE = "tests/planning/test_tree.py"
+WISH_FILE = "tests/envs/test_wish_file.py"
 DOORS = "tests/cli/test_doors_files.py tests/cli/test_doors_output.py"
-LLM = {
-    name: f"tests/llm/test_{name}.py"
-    for name in ("losses", "dpo", "cross_entropy", "grpo", "q_adapter", "doors", "mixing", "budget", "before")
-}
-LLM["mixing"] = "tests/llm/test_dial.py"
-MUTANTS = [
-    Mutant("hosts/method.py", "log_policy = log_policy - slope", "log_policy = log_policy + slope", SQUASHED, "sign of the slope of tanh in a host"),
-    Mutant("hosts/method.py", "self.squashes = squashes(prior)", "self.squashes = False", SQUASHED, "a density before tanh beside one behind it"),
-    Mutant("hosts/begun.py", "(-2.0 * head.log_std).exp()", "(-head.log_std).exp()", SQUASHED, "the mean of 1/σ for that of 1/σ²"),
-    Mutant("hosts/rsl_rl_networks.py", "self.spec, self.log_std)", "self.spec, None)", SQUASHED, "an actor of ours that loses its std"),
-    Mutant("hosts/rsl_rl_networks.py", "heads = 1 + sum(", "heads = 2 + sum(", HOST_DIAL, "a head that predicts nothing"),
-    Mutant("hosts/rsl_rl_dial.py", "(dones > 0).unsqueeze(-1), self._next[step], self.places", "(dones > 1).unsqueeze(-1), self._next[step], self.places", HOST_DIAL, "an episode stands where the one before stood"),
-    Mutant("hosts/rsl_rl_dial.py", "self.method.reward(self.seen(obs), **parts.own_weights)", "self.method.reward(self.seen(obs))", HOST_DIAL, "every place pays by the same weights"),
-    Mutant("hosts/rsl_rl_dial.py", "torch.where(self._cut.unsqueeze(-1), st.values, following)", "following", HOST_DIAL, "a time limit is followed by the next episode"),
-    Mutant("planning/learned_model.py", "after = states + found", "after = found", LEARNED, "a change of the observation for the observation"),
-    Mutant("planning/learned_model.py", "left[key] <= (1.0 - TOLD)", "left[key] <= 100.0", LEARNED, "an entry of info that the model cannot tell"),
+ROOMS = [
     Mutant("prepare/best_of.py", "np.where(step.chunk.counts, self.addon.reward(tried), 0.0)", "self.addon.reward(tried)", GENERATIVE, "steps behind an end count for a draw"),
-    Mutant("hosts/sb3_policies.py", "proba_distribution(found.mean, found.log_std)", "proba_distribution(found.mean, found.log_std.exp())", SQUASHED, "a std for its logarithm"),
     Mutant("learning/ppo.py", "(returns - self.mean.to(returns))", "(returns - self.mean.to(returns.dtype))", "tests/hosts/test_waits.py", "the unit of returns on another device than they"),
-    Mutant("wishes/inference.py", "return (person - policy) / alpha", "return (policy - person) / alpha", INFERENCE, "a wish away from the person"),
-    Mutant("wishes/inference.py", "return (person - policy) / alpha", "return person - policy", INFERENCE, "the gradient without the temperature"),
-    Mutant("wishes/inference.py", "features @ step / alpha + np.log(chances)", "features @ step / alpha", INFERENCE, "trajectories weighed without their chances"),
-    Mutant("wishes/inference.py", "return Theta(before + step / scale,", "return Theta(step / scale,", INFERENCE, "each inference begins anew"),
-    Mutant("wishes/inference.py", "((mine, ours), (other, found))", "((mine, ours),)", INFERENCE, "the error forgets the policy's own noise"),
-    Mutant("wishes/inference.py", "theirs) < least:", "theirs) < 0.0:", INFERENCE, "weights beyond what trajectories tell"),
-    Mutant("wishes/inference.py", "return person[0] - level - known(person[1]) @ (one + other) / 2, left", "return person[0] - level, left", INFERENCE, "a person to blame for where they took over"),
-    Mutant("wishes/inference.py", "np.arange(len(starts)) % 2 == 0, sums.mean(0)", "np.arange(len(starts)) % 2 == 0, 0.0 * sums.mean(0)", INFERENCE, "a mean that the ridge shrinks"),
-    Mutant("wishes/preferences.py", "(answers - chance) - precision @ theta", "(answers - chance)", PREFERENCES, "answers without what is believed beforehand"),
-    Mutant("wishes/preferences.py", "- size * np.log(spread)", "", PREFERENCES, "every spread is as likely"),
-    Mutant("wishes/preferences.py", "Theta(theta / scale, covariance / np.outer(scale, scale))", "Theta(theta / scale, covariance)", PREFERENCES, "errors without the features' units"),
-    Mutant("wishes/preferences.py", "covariance -= weight[best]", "covariance -= 0.0", PREFERENCES, "a pair that was chosen tells as much again"),
-    Mutant("wishes/preferences.py", "told = weight * np", "told = np", PREFERENCES, "pairs whose answer is known"),
-    Mutant("wishes/preferences.py", "rewards[:, 0] - rewards[:, 1]", "rewards[:, 1] - rewards[:, 0]", PREFERENCES, "networks that prefer the worse"),
     Mutant("envs/gaits.py", "return before * ~first + now * first", "return before", GAITS, "a past that outlives its episode"),
     Mutant("envs/gaits.py", "self._before = actions * 1.0", "self._before = actions", GAITS, "the action before is the present one"),
     Mutant("envs/gaits.py", "* before + earlier", "* before - earlier", GAITS, "a sign in the second difference"),
@@ -77,45 +41,9 @@ MUTANTS = [
     Mutant("envs/rollout.py", "if wish in self._paid:", "if False:", GAITS, "a past that moves on whenever it is asked"),
     Mutant("envs/rollout.py", "Past(self.ages == 1,", "Past(self.ages == 0,", GAITS, "episodes that never begin"),
     Mutant("envs/rollout.py", "pasts=self._pasts", "pasts={}", GAITS, "each rollout begins without a past"),
-    Mutant("rql/wrapping.py", "self._began = False", "pass", GAITS, "every step is an episode's first"),
-    Mutant("planning/sampling.py", "half: np.ndarray = 0.5 *", "half: np.ndarray = 1.0 *", SAMPLING, "uniform base weighed twice"),
-    Mutant("planning/sampling.py", "inner: np.ndarray = -np", "inner: np.ndarray = np", SAMPLING, "sign of the base zero"),
-    Mutant("planning/scoring.py", "discount**steps * ahead", "discount ** (steps - 1) * ahead", SAMPLING, "a plan's end discounted one step too little"),
-    Mutant("planning/scoring.py", "(around if closed else around[:, :1])", "around", SAMPLING, "an open loop that is closed"),
-    Mutant("planning/scoring.py", "+ score.omega * beside", "- score.omega * beside", SAMPLING, "sign of log prior in a plan"),
-    Mutant("planning/scoring.py", "rewards[gone] = rewards.min() -", "rewards[gone] = 0.0 *", PLANNER, "an end as a way out"),
-    Mutant("planning/scoring.py", "total[failed] = -np.inf", "pass", PLANNER, "what broke down counts"),
-    Mutant("planning/planner.py", "noise[:, 0] = -plans", "noise[:, 0] = 0.0", SAMPLING, "the prior's own plan does not compete"),
-    Mutant("planning/planner.py", "[plans[:, 1:], np.zeros_like(plans[:, :1])]", "[plans[:, :-1], np.zeros_like(plans[:, :1])]", PLANNER, "a warm plan not moved on"),
-    Mutant("planning/choosing.py", "np.argmax(payments)", "np.argmin(payments)", CHOOSING, "the worst paid weights are taken"),
-    Mutant("planning/value.py", "if of_ends and not terminated.any()", "if of_ends and terminated.any()", CHOOSING, "a value where no episode ends"),
-    Mutant("planning/value.py", "rollout.actions) - prior.log_prob(observations, modes)", "modes) - prior.log_prob(observations, modes)", CHOOSING, "the judge asks nothing for strange actions"),
-    Mutant("planning/distilling.py", "if student is None else student", "if True else student", "tests/planning/test_distilling.py", "the student's own states are not labelled"),
-    Mutant("planning/live.py", "in own and (not origin or origin in own)", "in own", "tests/planning/test_live.py", "other pages may call the live page"),
-    Mutant("planning/live.py", "max(value, self._sliders[name][0])", "max(0 * value, self._sliders[name][0])", "tests/planning/test_live.py", "a slider that does nothing"),
-    Mutant("planning/pace.py", "* (MORE - FEW) /", "* MORE /", "tests/planning/test_pace.py", "more samples than there is time for"),
-    Mutant("planning/tree.py", "(self.score.omega - self.alpha)", "self.score.omega", TREE, "a leaf's steps without the entropy's price"),
-    Mutant("planning/tree.py", "value - self._soft(self.score.omega * log_prior)", "value", TREE, "an action not tried yet is worth too much"),
-    Mutant("planning/tree.py", "self._chance |= bool(known)", "pass", TREE, "one draw stands for all chance"),
-    Mutant("planning/tree.py", "worst = min(reward, 0.0) -", "worst = 0.0 *", TREE, "an end as a way out of a tree"),
-    Mutant("planning/tree.py", "tree.known = [root.outcomes", "_ = [root.outcomes", TREE, "the chosen subtree is thrown away"),
     Mutant("envs/gymnasium.py", "{} if stream is None else {id(stream): np.random.default_rng(random.integers(2**63))}", "{}", TREE, "copies that foresee luck"),
     Mutant("learning/worker.py", "frozen(first or prior)", "frozen(prior)", BEGINNING, "the actor begins as its prior, whatever --init names"),
     Mutant("learning/segments.py", "None if saved is None else saved.policy, team, exact, first", "first or saved.policy, team, exact, first", BEGINNING, "what the actor begins as scores it"),
-    Mutant("planning/distilling.py", 'student.log_std.data.copy_(prior.state_dict()["log_std"])', "pass", "tests/planning/test_distilling.py", "what is kept has a std of its own"),
-    Mutant("wishes/record.py", "start - self.before, int(", "start - self.before + 1, int(", TAKEOVER, "a bad step too few"),
-    Mutant("wishes/rounds_page.py", "records[-1], ~records[-1].person", "records[-1], records[-1].person", TAKEOVER, "a page with a person's steps for the policy's"),
-    Mutant("wishes/record.py", "run[-1] + 2 - length, length", "run[-1] + 1, length", TAKEOVER, "windows that are too short"),
-    Mutant("wishes/takeover.py", 'pressed.count("space") % 2', '"space" in pressed', TAKEOVER, "two strokes of Space are one"),
-    Mutant("wishes/learning_loop.py", "None if earlier is None else earlier.theta, chances", "None, chances", TAKEOVER, "a round forgets the wish before it"),
-    Mutant("wishes/learning_loop.py", "records[best]], policies[best]", "records[best]], policies[-1]", TAKEOVER, "the loop goes on from a round that was worse"),
-    Mutant("wishes/learning_loop.py", "- 1 - best < PATIENCE", "- 1 - best <= PATIENCE", TAKEOVER, "the loop ends a round later"),
-    Mutant("wishes/keys.py", "pad.get_axis(axis) - rest) > STILL", "pad.get_axis(axis)) > STILL", KEYS, "a trigger at rest acts"),
-    Mutant("wishes/learning_loop.py", "if keys and keys.shows else", "if keys else", TAKEOVER, "a terminal asks for pictures"),
-    Mutant("wishes/learning_loop.py", "@ one - one.mean(0)", "@ one", TAKEOVER, "where a policy began is foretold, too"),
-    Mutant("wishes/pairs.py", "mode + held, mode)", "mode + away, mode)", ASK, "a clip's deviation is not held"),
-    Mutant("wishes/answers.py", "-centre[:, None]", "0 * centre[:, None]", ASK, "networks that pay every step alike"),
-    Mutant("wishes/answers.py", "sums[:, 0] - sums[:, 1], values", "sums[:, 1] - sums[:, 0], values", ASK, "the worse clip is liked"),
     Mutant("envs/wish_file.py", "chosen if power is None else np.abs(chosen) ** power", "np.abs(chosen) ** (power or 1)", WISH_FILE, "every feature is an absolute value"),
     Mutant("envs/wish_file.py", "if not (features or needs_no_code(theirs)):", "if False:", WISH_FILE, "code that a wish's file names"),
     Mutant("envs/addons.py", 'return called if ":" in called or is_wish_file(called) else ""', 'return called if ":" in called else ""', WISH_FILE, "a policy's file names a wish's file"),
@@ -145,7 +73,6 @@ MUTANTS = [
     Mutant("prepare/weights.py", "if worths.basic in worths.known", "if worths.basic", WORTH, "states by a chance"),
     Mutant("prepare/worth.py", "or not likely or", "or", WORTH, "a worth is sought where nothing speaks for one"),
     Mutant("prepare/worth.py", "+ episodes * len(rounds)  #", "  #", WORTH, "the same episodes count again and again"),
-    Mutant("exact/solve.py", "task + objective.states * states", "task", "tests/exact/test_states_term.py", "the optimum without the states"),
     Mutant("learning/ppo.py", "gamma * (~terminated)", "gamma * (~ended)", "tests/learning/test_advantages.py", "time limits treated as termination"),
     Mutant("learning/ppo.py", "decays = gamma * lam * (~ended)", "decays = gamma * lam * (~terminated)", "tests/learning/test_advantages.py", "advantages leak across time limits"),
     Mutant("learning/ppo.py", "decays = gamma * lam *", "decays = gamma *", "tests/learning/test_advantages.py", "λ dropped"),
@@ -217,13 +144,10 @@ MUTANTS = [
     Mutant("many/comparing.py", "shown(gain + allowed, losses", "shown(gain, losses", "tests/many/test_comparing.py", "not worse without a margin"),
     Mutant("many/comparing.py", "return min((row.verdict", "return max((row.verdict", "tests/many/test_comparing.py", "the best verdict of several decides"),
     Mutant("many/comparing.py", "seed + done, backend", "seed, backend", "tests/many/test_comparing.py", "every round from the same starts"),
-    Mutant("report/verdict.py", "math.hypot(*errors)", "after.error", "tests/report/test_verdict.py", "a difference with the error of one side"),
     Mutant("many/varying.py", "error / STEPS ** len(axes)", "error", "tests/many/test_comparing.py", "each place with the error of all"),
     Mutant("envs/names.py", "failed is not None", "failed is None", "tests/envs/test_env_names.py", "EnvPool's failed import keeps the stack of whoever asks first"),
     Mutant("envs/names.py", "options=self._given | (options or {})", "options=options", "tests/many/test_comparing.py", "an option of resets that no reset gets"),
     Mutant("many/varying.py", "return min(self.places", "return max(self.places", "tests/many/test_comparing.py", "the best place taken for the worst"),
-    Mutant("report/verdict.py", "< ERROR / self.told", "< ERROR", "tests/report/test_verdict.py", "two chances to be wrong, each of 5 %"),
-    Mutant("report/verdict.py", "(index - 1) / index", "index / (index + 1)", "tests/report/test_verdict.py", "Student's t with another series"),
     Mutant("priors/finding.py", "if hashlib.sha256(content).hexdigest() != sha256", "if False", "tests/readers/test_shelf.py", "another file taken from the shelf"),
     Mutant("policies/normalizer.py", "inputs: np.ndarray = observations - shift", "inputs: np.ndarray = observations + shift", POLICY, "acting: shift of the normalizer"),
     Mutant("policies/normalizer.py", "np.minimum(inputs, bound", "np.minimum(inputs, 1.1 * bound", POLICY, "acting: clip of the normalizer"),
@@ -268,70 +192,9 @@ MUTANTS = [
     Mutant("many/tradeoff.py", "-np.maximum(least, costs)", "-costs", "tests/many/test_sweep.py", "a point that lost everything flattens the others"),
     Mutant("envs/evaluation.py", "ended & (self._quota > 0)", "ended", "tests/envs/test_evaluation.py", "short episodes counted more often"),
     Mutant("envs/evaluation.py", "self.basic + self.addon", "self.addon", "tests/envs/test_evaluation.py", "total without the basic reward"),
-    Mutant("llm/losses.py", "reward - objective.omega * log_prior", "reward + objective.omega * log_prior", LLM["losses"], "sign of the prior in the implicit reward"),
-    Mutant("llm/losses.py", "-functional.logsigmoid(chosen", "functional.logsigmoid(chosen", LLM["losses"], "sign of the preference loss"),
-    Mutant("llm/losses.py", "log_prior) + offset", "log_prior) - offset", LLM["losses"], "sign of the offset"),
-    Mutant("llm/losses.py", "position == last", "position <= last", LLM["losses"], "add-on paid at more than the last token"),
-    Mutant("llm/losses.py", "+= gamma * returns[:, t + 1]", "+= returns[:, t + 1]", LLM["losses"], "discount of the return dropped"),
-    Mutant("llm/losses.py", "(own.sum(1, keepdim=True) - own) / others", "own.sum(1, keepdim=True) / others", LLM["losses"], "a response in its own baseline"),
-    Mutant("llm/dpo.py", "return ratio * chosen, ratio * rejected", "return chosen, rejected", LLM["dpo"], "omega has no effect"),
-    Mutant("llm/cross_entropy.py", "self.args.offset_rate * slope", "-self.args.offset_rate * slope", LLM["cross_entropy"], "the offset moves the wrong way"),
-    Mutant("llm/grpo.py", "self.beta = 0.0  # ... and", "self.beta = 1.0  # ... and", LLM["grpo"], "TRL's KL in the loss as well"),
-    Mutant("llm/grpo.py", 'waiting["row"].argsort()', 'torch.arange(len(waiting["row"]))', LLM["grpo"], "groups mixed by TRL's shuffle"),
-    Mutant("llm/rloo.py", "objective.omega - objective.alpha]", "objective.omega]", LLM["grpo"], "the recipe counts the prior twice"),
-    Mutant("llm/cross_entropy.py", "if not self.accelerator.sync_gradients:", "if False:", LLM["doors"], "the offset moves at every micro-batch"),
-    Mutant("llm/models.py", "[tokenizer.eos_token_id, *listed]", "[tokenizer.eos_token_id]", LLM["grpo"], "responses run on behind their end"),
-    Mutant("llm/grpo.py", "values.view(-1, self._group)[:, priors:]", "values.view(-1, self._group)", LLM["grpo"], "the log counts what the prior wrote"),
-    Mutant("llm/grpo.py", "values = values.where(self._judged, torch.nan)", "pass", LLM["grpo"], "a response that nobody judged counts as certain"),
-    Mutant("llm/models.py", 'method == "QAdapterTrainer"', "False", LLM["q_adapter"], "a Q-adapter is taken for a policy"),
-    Mutant("llm/identity.py", "parameter.float() if parameter.is_floating_point() else parameter", "parameter", LLM["doors"], "a checksum of how weights were loaded"),
-    Mutant("llm/identity.py", "if not same:", "if False:", LLM["doors"], "a changed model's folder is its prior"),
-    Mutant("llm/identity.py", "if before != now:", "if False:", LLM["doors"], "a checkpoint resumed with another objective"),
-    Mutant("llm/mixing.py", "share = (other - target.omega)", "share = (target.omega - one)", LLM["mixing"], "the dial turns the wrong way"),
-    Mutant("llm/mixing.py", "share * anchor.alpha / target.alpha", "share", LLM["mixing"], "alpha has no part in the dial"),
-    Mutant("llm/mixing.py", "or not torch.equal(self.seen.to(ids.device), ids[:, :-1])", "", LLM["q_adapter"], "a cache of beams that changed places"),
-    Mutant("llm/budget.py", "newton = alpha * (wanted -", "newton = -alpha * (wanted -", LLM["budget"], "omega moves away from the budget"),
-    Mutant("llm/before.py", "(objective.alpha - objective.omega) * log_ratio", "objective.alpha * log_ratio", LLM["before"], "margins without the prior"),
-    Mutant("llm/grpo.py", "policy, self.model_wrapped = self.model_wrapped, self.ref_model", "policy = self.model_wrapped", LLM["grpo"], "the prior's share is the policy's"),
-    Mutant("llm/q_adapter.py", "logits.float() - prior_logits", "logits.float()", LLM["q_adapter"], "Q_R is the adapter's whole logits"),
-    Mutant("rql/algorithms.py", "q = q + self.objective.omega", "q = q - self.objective.omega", DQN, "sign of the prior beside Q_R"),
-    Mutant("rql/algorithms.py", "return q / self.objective.alpha", "return q", DQN, "temperature dropped"),
-    Mutant("rql/algorithms.py", "return self.objective.alpha * logits", "return logits", DQN, "soft maximum in the wrong unit"),
-    Mutant("rql/algorithms.py", "(1 - batch.dones) * self.gamma", "self.gamma", DQN, "value after a terminal step"),
-    Mutant("rql/algorithms.py", "return super()._sample_action(0,", "return super()._sample_action(learning_starts,", DQN, "random actions at first"),
-    Mutant("rql/algorithms.py", "return (distribution.mode() if deterministic else distribution.sample())", "return distribution.mode()", DQN, "a greedy policy"),
-    Mutant("rql/algorithms.py", "omega / alpha)", "omega)", DQN, "the file's network without its temperature"),
-    Mutant("rql/wrapping.py", "prior = copy.deepcopy(prior)", "pass", DQN, "the prior is shared, not copied"),
-    Mutant("rql/wrapping.py", "requires_grad_(False)", "requires_grad_(True)", SAC, "the prior takes gradients"),
-    Mutant("rql/wrapping.py", "task_reward(self.objective, basic,", "task_reward(self.objective, 2 * basic,", DQN, "scale of the basic reward"),
-    Mutant("rql/algorithms.py", "min(dim=1).values", "max(dim=1).values", SAC, "the larger critic"),
-    Mutant("rql/algorithms.py", "return -self.soft_value(self.critic,", "return self.soft_value(self.critic,", SAC, "sign of the actor's loss"),
-    Mutant("rql/algorithms.py", "self.log_prior(observations, actions) if", "self.log_prior(observations, actions.detach()) if", SAC, "no gradient through the prior's action"),
-    Mutant("rql/algorithms.py", "self.log_prior(observations, actions) if", "self.log_prior(observations, torch.tanh(actions)) if", SAC, "the prior scores the squashed action"),
-    Mutant("rql/algorithms.py", "if self.num_timesteps > self.settings.critic_warmup", "if True or self.num_timesteps > self.settings.critic_warmup", SAC, "an actor that does not wait for its critics"),
-    Mutant("rql/algorithms.py", "* max(0.0, 1.0 - steps / last)", "", SAC, "an actor whose steps stay large"),
-    Mutant("rql/wrapping.py", "reward += self.objective.states *", "reward -= self.objective.states *", SAC, "states that the prior does not know are paid for"),
-    Mutant("rql/wrapping.py", "        self._age.zero_()\n", "", SAC, "episodes that begin at an age"),
-    Mutant("rql/algorithms.py", "- 1.0).clamp(-1.0, 1.0)", "- 1.0)", SAC, "critics see actions beyond the bounds"),
-    Mutant("rql/algorithms.py", "(2.0 * (actions - self.low)", "(1.0 * (actions - self.low)", SAC, "actions within half of the bounds"),
-    Mutant("rql/algorithms.py", "if actions.requires_grad and not found.requires_grad:", "if False:", SAC, "a prior without a gradient"),
-    Mutant("hosts/steering.py", "before, samples, variance)", "before)", "tests/hosts/test_both_hosts.py", "a budget without its noise"),
-    Mutant("hosts/method.py", "total - limits.price", "total + limits.price", HELD, "a limit in a host that is rewarded for being broken"),
-    Mutant("hosts/method.py", "square, count) for name", "square, steps) for name", HELD, "a measurement in a host with the noise of another"),
-    Mutant("hosts/steering.py", "omega=weight.value", "omega=self.objective.omega", HELD, "a share that moves nothing"),
-    Mutant("hosts/measuring.py", "(1.0 - keep) * size:.6g", "(1.0 - keep) * earned:.6g", HELD, "less than all is kept of a cost that may not grow"),
-    Mutant("hosts/measuring.py", "counts & ~finished, row", "~finished, row", "tests/hosts/test_measuring.py", "an episode counts that had begun before"),
-    Mutant("hosts/measuring.py", "part[..., at::each]", "part[..., 0::each]", "tests/hosts/test_measuring.py", "episodes of somebody else who acts beside"),
-    Mutant("hosts/rsl_rl.py", "own.common_step_counter, self.stepped = steps, True", "self.stepped = True", "tests/hosts/test_rsl_rl.py", "a curriculum that begins anew"),
-    Mutant("hosts/rsl_rl_priors.py", "part * keep", "part", "tests/hosts/test_rsl_rl.py", "a prior that remembers the episode before"),
-    Mutant("hosts/method.py", "outputs if torch.is_grad_enabled()", "outputs if False", "tests/hosts/test_method.py", "a critic that learns in another unit"),
-    Mutant("hosts/method.py", "returns.copy_(self.scale.apply(returns))", "pass", "tests/hosts/test_method.py", "returns that keep their unit"),
-    Mutant("hosts/method.py", "        self.moved = None\n        self.steering", "        self.steering", "tests/hosts/test_method.py", "a learning rate that follows one update twice"),
-    Mutant("hosts/method.py", "steps - last, before + steps)", "steps - last, steps)", "tests/hosts/test_method.py", "the age of an episode that began in the rollout before"),
     Mutant("prepare/session.py", "for name in unset}", "for name in unset if name != 'alpha'}", "tests/prepare/test_session.py", "a budget begins elsewhere when resumed"),
     Mutant("envs/rollout.py", "| (self._lengths == self._longest)", "", "tests/envs/test_evaluation.py", "an episode that is cut goes on"),
     Mutant("many/sweep.py", 'alpha = kept["alpha"] if alpha is None else alpha', "pass", "tests/many/test_sweep.py", "a resumed sweep finds another alpha"),
-    Mutant("rql/algorithms.py", "return frozen(self.prior).requires_grad_(True)", "return self.prior.requires_grad_(True)", SAC, "the actor is the prior itself"),
     Mutant("envs/rollout.py", "            self._check(seen[t], t)\n", "", "tests/envs/test_rollout.py", "observations within a rollout not looked at"),
     Mutant("envs/rollout.py", "        self._check(seen[-1], self.n_steps)\n", "", "tests/envs/test_rollout.py", "a rollout's last observations not looked at"),
     Mutant("envs/evaluation.py", "np.average((self.values - self.mean) ** 2, weights=self.weights)", "np.average((self.values - self.mean) ** 2)", "tests/envs/test_evaluation.py", "a std without the episodes' lengths"),
@@ -344,9 +207,6 @@ MUTANTS = [
     Mutant("priors/finding.py", "if out.is_file() and path.is_file() and out.samefile(path):", "if False:", DOORS, "what is made of a policy written over it"),
     Mutant("priors/finding.py", " and path.parent != PRIORS and path not in DOWNLOADED", "", DOORS, "what is made of a shipped policy put into the package"),
     Mutant("priors/kinds.py", "        if not bool(torch.isfinite(log_probs).all()):", "        if False:", "tests/priors/test_priors.py", "a log_prob that is not finite"),
-    Mutant("report/publish.py", 'if "method" in asked:', "if False:", "tests/report/test_hub.py", "a card of Residual Q-Learning without its command"),
-    Mutant("report/publish.py", '(cell.replace("|", "\\\\|") for cell in cells)', "cells", "tests/report/test_hub.py", "a name that breaks its table"),
-    Mutant("exact/solve.py", "for _ in range(_backups(mdp.discount)):", "for _ in range(100):", "tests/exact/test_solve.py", "an optimum that is not there yet"),
     Mutant("many/pool.py", "            at_work.kill()", "            pass", POOL, "a job that does not stop is not killed"),
     Mutant("runs/machine.py", "_handled(ending_signals(), signal.default", "_handled(ending_signals()[1:], signal.default", f"tests/runs/test_machine.py {POOL}", "SIGINT stays ignored while a run starts"),
     Mutant("runs/machine.py", "if event.is_set():", "if False:", "tests/runs/test_machine.py", "a second Ctrl-C does nothing"),
@@ -380,13 +240,6 @@ MUTANTS = [
     Mutant("priors/fitting.py", "likelihood > highest:", "likelihood < highest:", "tests/prepare/test_cloning.py tests/prepare/test_imitation.py", "the worst epoch's numbers are kept"),
     Mutant("priors/fitting.py", ".square().mean(0).sqrt()", ".square().mean(0)", "tests/prepare/test_imitation.py", "the fitted std is a variance"),
     Mutant("readers/vecnormalize.py", "np.sqrt(var + epsilon)", "np.sqrt(var)", "tests/readers/test_formats_sb3.py", "VecNormalize without its epsilon"),
-    Mutant("exact/solve.py", "(policy[t] * (total[t] + mdp.discount *", "(policy[t] * (total[t] +", "tests/exact/test_value.py", "a finite value without its discount"),
-    Mutant("exact/estimators.py", "q - objective.alpha * log_policy - v[..., None]", "q - v[..., None]", "tests/exact/test_estimators.py", "an estimator without the entropy"),
-    Mutant("exact/linear_quadratic.py", "soft_maximum = alpha / 2 *", "soft_maximum = alpha *", "tests/exact/test_linear_quadratic.py", "twice the soft maximum"),
-    Mutant("exact/linear_quadratic.py", "- omega / 2 * torch.logdet", "+ omega / 2 * torch.logdet", "tests/exact/test_linear_quadratic.py", "sign of the prior's normalization"),
-    Mutant("report/charts.py", "count / counts.max()", "count / counts.sum()", "tests/report/test_charts.py", "bars that leave most of a chart empty"),
-    Mutant("rql/tasks.py", "10.0 * abs(observation[2]) / 0.2095", "10.0 * observation[2] / 0.2095", "tests/rql/test_tasks.py", "a pole that leans to the left is upright"),
-    Mutant("rql/tasks.py", "np.minimum(one, other), np.maximum(one, other)", "one, other", "tests/rql/test_tasks.py", "a line is met from one side alone"),
     Mutant("prepare/defaults.py", "0.01 * step", "0.01", "tests/runs/test_settings.py", "a small batch moves the policy as far"),
     Mutant("prepare/defaults.py", "max(steps, UPDATES) / UPDATES", "steps", "tests/runs/test_settings.py", "few steps have few updates"),
     Mutant("prepare/states.py", "max(FEWEST, SHARE * steps)", "SHARE * steps", STATES, "a short run knows hardly a state"),

@@ -15,8 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.mutants import MUTANTS, Mutant
+from benchmarks.mutants import ROOMS, Mutant
+from benchmarks.mutants_of_wings import WINGS
 
+MUTANTS = ROOMS + WINGS
 ROOT = Path(__file__).parent.parent
 
 

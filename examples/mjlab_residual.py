@@ -33,7 +33,7 @@ def thrifty(env: ManagerBasedRlEnv) -> torch.Tensor:
 def right(env: ManagerBasedRlEnv) -> torch.Tensor:
     """Return −5 a second for the squared distance of the cart from half a meter to the right, `[N]`.
 
-    With −1 it went a fifth of the way in 100 iterations: the old reward, which pays for the middle, counts once.
+    With −1 it hardly goes there: the old reward, which pays for the middle, counts about once.
     """
     return -5.0 * env.step_dt * (env.scene["cartpole"].data.joint_pos[:, 0] - 0.5).square()
 

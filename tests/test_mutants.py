@@ -5,8 +5,8 @@ import subprocess
 import pytest
 
 from benchmarks import mutate
-from benchmarks.mutants import MUTANTS, Mutant
-from benchmarks.mutate import ROOT, check, dies
+from benchmarks.mutants import Mutant
+from benchmarks.mutate import MUTANTS, ROOT, check, dies
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}: {mutant.what}")

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -167,7 +168,10 @@ def test_a_job_is_killed_also_where_the_interrupt_came_while_it_was_asked(
     monkeypatch.setattr("repolicy.many.pool.PATIENCE", 0.2)
     job = Here(Job("sleeps", (sys.executable, "-S", "-c", "import time; time.sleep(60)"), tmp_path / "log"))
     job._process._waitpid_lock.acquire()  # type: ignore[attr-defined]
-    _stop([job])
+    stopping = threading.Thread(target=_stop, args=([job],), daemon=True)
+    stopping.start()
+    stopping.join(5.0)
+    assert not stopping.is_alive()
     until(lambda: is_gone(job._process.pid))
     job._process._waitpid_lock.release()  # type: ignore[attr-defined]
     assert job.poll() is not None

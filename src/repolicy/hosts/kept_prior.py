@@ -205,6 +205,13 @@ class Given(ByDistribution):
     def forget(self, ended: Tensor | None = None) -> None:
         self.memory = self.prior.forgotten(self.memory, ended) if self.memory and ended is not None else None
 
+    @torch.no_grad()
+    def score(self, observations: Any, actions: Tensor, ended: Tensor) -> Scores:
+        if not self.remembers:
+            return super().score(observations, actions, ended)
+        distribution, self.memory = self.prior.follow(self.rows(observations), ended, self.memory)  # one wait for all
+        return distribution.log_prob(actions), distribution.entropy()
+
     def score_rows(self, observations: Any, actions: Tensor) -> Scores:
         if isinstance(self.prior, Policy | MeanPrior):
             return super().score_rows(observations, actions)

@@ -269,7 +269,7 @@ def say_what_works_against(host: Mapping[str, Any]) -> None:
     if bonus := host.get("entropy_coef"):
         print(f"ResidualPPO: entropy_coef is {bonus:g}, and alpha pays for the entropy already: set it to 0")
     if host.get("schedule") == "adaptive":
-        print("ResidualPPO: the schedule 'adaptive' may raise the learning rate until the policy is lost; leave it out")
+        print("ResidualPPO: the schedule 'adaptive' may raise the learning rate until the policy is lost: set 'fixed'")
 
 
 class RunnerEnvs:

@@ -22,10 +22,11 @@ from repolicy.readers.pickles import load, shortened
 class RunnersPrior(ByDistribution):
     """A copy of the runner's actor with a checkpoint's weights: its normalizer, memory and images included."""
 
-    def __init__(self, actor: Any, weights: Mapping[str, Tensor], path: Path) -> None:
+    def __init__(self, actor: Any, weights: Mapping[str, Tensor], path: Path, env_steps: int = 0) -> None:
+        """`env_steps`: how long it was trained in each environment, where that is told."""
         super().__init__()
         self.model, self.remembers = copy.deepcopy(actor), actor.is_recurrent
-        self.env_steps = 0  # of its training, where they are told
+        self.env_steps = env_steps
         self.model.reset()
         if any(name.startswith("rnn.") for name in weights) and not actor.is_recurrent:
             raise UsageError(f"the prior {path} is recurrent, and this runner's actor has no memory: use an RNNModel")
@@ -73,8 +74,7 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
     if isinstance(path, str | Path) and Path(path).suffix == ".pt":
         weights, steps = _read_checkpoint(Path(path))
         if weights is not None and (not isinstance(actor, PolicyActor) or actor.has(weights)):
-            own = RunnersPrior(actor, weights, Path(path))
-            own.env_steps = steps
+            own = RunnersPrior(actor, weights, Path(path), steps)
             if copied:
                 actor.load_state_dict(weights)
                 _keep_statistics(actor)

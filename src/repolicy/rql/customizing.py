@@ -176,7 +176,7 @@ def customize(
         learnt = steps_for(how.steps) if objective.reads_states else 0
         notes.append(Spending(weights=measured, states=learnt, training=how.steps).sentence())
     request = _request(env, objective, how, addon, before, content)
-    if not choices and how.steps > CUSTOMIZING.steps:
+    if task_of(env) is None and not choices and how.steps > CUSTOMIZING.steps:
         notes.append(f"beyond {CUSTOMIZING.steps:,} steps it may lose the old task: take `repolicy customize`")
     return _run(request, out, (saved.policy, content), resume, callbacks, env_timeout, notes)
 
