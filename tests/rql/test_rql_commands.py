@@ -132,15 +132,20 @@ def test_weights_are_found_as_elsewhere_and_what_they_price_is_resumed_to_the_bi
 def test_more_steps_than_were_seen_to_hold_are_said_before_they_are_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard, prior = Listening(), Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)), hidden=(8,)))
+    """But not of a task, which has settings of its own."""
+    prior = Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)), hidden=(8,)))
     save_policy(tmp_path / "prior.safetensors", prior, {"request": {"env": "Pendulum-v1"}})
     monkeypatch.setattr("repolicy.rql.customizing.CUSTOMIZING", replace(QUICK, steps=QUICK.steps - 1))
-    addon = f"{Path(__file__).parent / 'known_problems.py'}:upright"
-    customize(
-        tmp_path / "prior.safetensors", residual(0.3, 0.1), tmp_path / "run", QUICK, addon=addon, callbacks=[heard],
-        trust=True,
-    )  # fmt: skip
-    assert f"beyond {QUICK.steps - 1} steps it may lose the old task: take `repolicy customize`" in heard.said
+    addon, said = f"{Path(__file__).parent / 'known_problems.py'}:upright", []
+    for task in (None, TASKS["parking"]):
+        heard = Listening()
+        monkeypatch.setattr("repolicy.rql.customizing.task_of", lambda _, task=task: task)
+        customize(
+            tmp_path / "prior.safetensors", residual(0.3, 0.1), tmp_path / str(len(said)), QUICK, addon=addon,
+            callbacks=[heard], trust=True,
+        )  # fmt: skip
+        said.append(f"beyond {QUICK.steps - 1} steps it may lose the old task: take `repolicy customize`" in heard.said)
+    assert said == [True, False]
 
 
 class Interrupts:
