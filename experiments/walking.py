@@ -96,7 +96,9 @@ def logged(folder: Path) -> Row:
     curves = {name: [float(f"{value:.4g}") for value in told.get(tag, ())[::every]] for name, tag in CURVES.items()}
     return {
         "iterations": max(map(len, told.values()), default=0),
-        "seconds": {name: round(median(told[tag][len(told[tag]) // 2 :]), 3) for name, tag in TIMES.items()},
+        "seconds": {
+            name: round(median(told[tag][len(told[tag]) // 2 :]), 3) for name, tag in TIMES.items() if tag in told
+        },
         "curves": curves | {"every": every},
     }
 
