@@ -1,12 +1,10 @@
 """Many runs and a ledger: what is in the ledger is not repeated, and what was cut off goes on where it was."""
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.ledger import Ledger, Row
 from experiments.one import Run, machine
@@ -14,7 +12,6 @@ from repolicy.cli.main import caught
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import read_json
 from repolicy.many.pool import Here, Job, on_ray, work
-from repolicy.runs.folder import RunFolder
 
 Rows = dict[str, Row]
 PAUSE = 1.0  # seconds between two looks at the runs
@@ -123,13 +120,6 @@ def job_of(run: Run, runs: Path) -> Job:
     return Job(run.key, program, folder / "log.txt")
 
 
-def status(runs: Sequence[Run], options: argparse.Namespace) -> None:
-    """Print what is done, at work and missing."""
-    rows = Ledger(options.ledger).by_key()
-    for run in runs:
-        print(f"{run.key:34s} {said(rows[run.key]) if run.key in rows else share(run, options.runs)}")
-
-
 def said(row: Row) -> str:
     """Return a run in a line."""
     if "error" in row:
@@ -137,12 +127,3 @@ def said(row: Row) -> str:
     parts = [f"{name.removesuffix('_reward')} {value[0]:,.2f}" for name, value in row["last"]["mean"].items()]
     speed = f"{row['steps'] / row['seconds']:,.0f} steps a second" if row.get("seconds") else ""
     return ", ".join([*parts, speed])
-
-
-def share(run: Run, runs: Path) -> str:
-    """Return how far a run is that is not done."""
-    try:
-        last: Any = json.loads(RunFolder(runs / run.folder).metrics.read_text().splitlines()[-1])
-        return f"at {last['steps']:,} steps"
-    except (OSError, ValueError, IndexError, KeyError):
-        return "missing"

@@ -85,7 +85,7 @@ def test_the_commands_of_the_paper_page_run(
     """With every run in the ledger already, so that there is nothing to train."""
     page = tmp_path / "results-paper.md"
     page.write_text(text := (DOCS / "results-paper.md").read_text())
-    places = ["--ledger", str(ledger.path), "--page", str(page), "--html", str(tmp_path / "paper.html")]
+    places = ["--ledger", str(ledger.path), "--page", str(page)]
     places += ["--runs", str(tmp_path / "runs"), "--priors", str(ledger.path.parent)]
     monkeypatch.setattr(campaign, "work", lambda *jobs, **options: pytest.fail("there is nothing to train"))
     before = len(ledger.rows())

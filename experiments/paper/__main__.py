@@ -2,9 +2,7 @@
 
     python -m experiments.paper run --jobs 2                        # all of it: 150 rows, days of one core
     python -m experiments.paper run --only table1 hopper --seeds 3  # a part
-    python -m experiments.paper status
-    python -m experiments.paper merge --other FILE                  # the rows of a ledger filled elsewhere
-    python -m experiments.paper report                              # docs/results-paper.md and results/paper.html
+    python -m experiments.paper report                              # docs/results-paper.md and its picture
 
 What is in the ledger is not repeated, and a run that was cut off goes on where its last checkpoint stands.
 """
@@ -16,7 +14,7 @@ from experiments import campaign
 from experiments.campaign import Rows
 from experiments.ledger import Ledger, Row
 from experiments.one import Run
-from experiments.paper.runs import EVERY, OWN, TASKS, planned
+from experiments.paper.runs import planned
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum
 from repolicy.policies.storage import write_bytes
@@ -24,20 +22,14 @@ from repolicy.runs.folder import RunFolder
 
 
 def main() -> None:
-    options = parsed()
-    {"run": run, "status": status, "merge": merge, "report": report}[options.what](options)
-
-
-def parsed() -> argparse.Namespace:
     parser = campaign.parser("paper", __doc__)
-    parser.add_argument("what", choices=["run", "status", "merge", "report"])
-    parser.add_argument("--other", type=Path, help="whose rows to merge")
+    parser.add_argument("what", choices=["run", "report"])
     parser.add_argument("--only", nargs="+", default=[], help="tables, environments, variants; by default all")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--priors", type=Path, default=Path("results/paper"), help="where the best of soft are kept")
     parser.add_argument("--page", type=Path, default=Path("docs/results-paper.md"))
-    parser.add_argument("--html", type=Path, default=Path("results/paper.html"))
-    return parser.parse_args()
+    options = parser.parse_args()
+    {"run": run, "report": report}[options.what](options)
 
 
 def prior_of(task: str, options: argparse.Namespace) -> Path:
@@ -97,32 +89,14 @@ def score(row: Row, which: str) -> float:
     return float(row[which]["mean"]["basic_reward"][0])
 
 
-def status(options: argparse.Namespace) -> None:
-    plans = planned(tuple(options.only), options.seeds)
-    campaign.status([plan.run(prior_of(plan.task, options)) for plan in plans], options)
-
-
-def merge(options: argparse.Namespace) -> None:
-    """Add the rows of another ledger that this one lacks, with their command where they do not name it."""
-    if options.other is None:
-        raise UsageError("merge needs --other, the ledger whose rows are wanted")
-    plans = {plan.key: plan for plan in planned((*TASKS, *OWN, *EVERY), options.seeds)}
-    ledger = Ledger(options.ledger)
-    with ledger.claimed():
-        found = campaign.finished(Ledger(options.other))
-        for key in [key for key in found if key in plans and key not in campaign.finished(ledger)]:
-            ledger.add({"command": plans[key].run(prior_of(plans[key].task, options)).command} | found[key])
-            print(f"added: {key}")
-
-
 def report(options: argparse.Namespace) -> None:
-    """Write the page's tables and the page of its own, from the ledger alone."""
+    """Write the page's tables and its picture, from the ledger alone."""
     if options.only:
         raise UsageError("a report is of all that is in the ledger: leave out --only")
     from experiments.paper.report import results_of, write
 
-    write(results_of(options.ledger, options.seeds), options.page, options.html)
-    print(f"written: {options.page}, {options.html}")
+    write(results_of(options.ledger, options.seeds), options.page)
+    print(f"written: {options.page}")
 
 
 if __name__ == "__main__":

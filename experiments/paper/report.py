@@ -1,62 +1,34 @@
-"""The report: the tables of `docs/results-paper.md`, and one page that needs nothing but itself. From the ledger."""
+"""The report: the tables and the picture of `docs/results-paper.md`, from the ledger."""
 
-from html import escape
-from itertools import starmap
+from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.ledger import Ledger
+import numpy as np
+
+from experiments.ledger import Ledger, Row
 from experiments.pages import Tables, fill, markdown
 from experiments.paper import tables
 from experiments.paper.claims import findings
-from experiments.paper.curves import Curve, curve_of, drawing, picture
 from experiments.paper.results import Results
-from experiments.paper.runs import EVERY, OWN, STEPS, TASKS, planned
+from experiments.paper.runs import EVERY, OWN, TASKS, planned
+from experiments.statistics import interval, iqm
 from repolicy.errors import UsageError
 from repolicy.loading import read_bytes
-from repolicy.policies.storage import write_bytes
-from repolicy.report import page
 
-NOTE = (
-    "The last policy of each run, mean action, 100 episodes a seed. Mean ± std are over all episodes of all seeds, as "
-    "in the paper; the interquartile mean is over seeds, with its 95 % stratified bootstrap interval. –: not measured."
-)
-CURVES = (
-    "Episodes of training, with sampled actions: the interquartile mean over seeds, and its 95 % stratified bootstrap "
-    "interval as a band. The add-on's part of the total is its mean of a step times the mean length of the episodes. A "
-    "line that leaves the chart below has lost everything. The dips are nothing that a policy does: at each segment's "
-    "start the environments begin anew, and the episodes that end first are the short ones."
-)
-CLAIMS = (
-    "The difference is the first variant less the second (under a half: half of the first less the second), and the "
-    "interval a stratified bootstrap over seeds; of a best seed, or of one seed alone, there is none. An exact "
-    "permutation test with the claim's margin decides, and p is its one-sided p-value, of the smaller side: the share "
-    "of the ways to deal the seeds anew that are as extreme. Above 0.05 we cannot tell. By the best policies: "
-    "the verdict from each run's best checkpoint instead of its last policy. By sampled actions: from the last policy, "
-    "with sampled actions instead of the mean action. As it says: whether the paper's own numbers are so. A seed is "
-    "better: the probability of improvement, the share of pairs of seeds in which the first is the better one."
-)
-DIFFERENCES = {
-    "Coefficients": "α, ω′ and the add-ons are the paper's (its Tables 3 and 4). It does not name α̂: we take α, which "
-    'its KL variant implies. It does not name the "hind leg" joint, for which its prior has 0.54: we take the hind '
-    "thigh (ours has 0.40).",
-    "Environments": "HalfCheetah-v4, Hopper-v4 and Ant-v4 of EnvPool. The paper's gym[mujoco]-v3 with 27 numbers for "
-    "Ant and a reward of three parts is today's -v4.",
-    "Steps": "five million for every run. The paper names them for customizing only.",
-    "Prior": "the best Soft policy of Table 1, as in the paper: of the seeds that were trained when customizing began, "
-    "last or best, the one with the highest basic return by the mean action. It is kept in results/paper. Its row is "
-    "measured on other episodes than those that it was chosen by.",
-    "Customizing": "it begins with the prior's actor and fits the critic alone for the first 5 % of the steps, as in "
-    "the paper, and keeps the discount of training. (By default customize takes 0.97.)",
-    "Settings": "one row an environment, in the table below, for all of its variants; none is tuned alone. The paper's "
-    "are not printed; it builds on rsl_rl, we on our own engine. Ours normalize observations, count the critic's "
-    "returns in stds, bootstrap at time limits, let the learning rate fall to 0, and put the episodes of the "
-    "environments out of step.",
-    "Checkpoint": "the last policy of each run, because a best one is chosen by its score. The paper's Table 2 has "
-    '"best-performing checkpoints"; ours are beside the last ones, and the claims are examined by both.',
-    "Average and best": "the paper's best is, as far as its tables tell, its best seed. So is ours.",
-    "Evaluation": "100 episodes a seed. The paper does not say whether actions are sampled; both are shown.",
+COLORS = {  # the same in each chart; the paper's own are green
+    "No-Entropy": "#64748b",
+    "End-Entropy": "#2563eb",
+    "Repeat-Entropy": "#dc2626",
+    "Soft": "#059669",
+    "Soft, std of the state": "#7c3aed",
+    "Greedy": "#dc2626",
+    "KL": "#2563eb",
+    "Residual": "#059669",
+    "Full": "#d97706",
 }
-WIDE = "<style>main { max-width: 1560px; } tbody th { white-space: normal; min-width: 12ch; }</style>"
+GRID = 60  # points across
+RESAMPLES = 500
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # steps, middle, low, high
 
 
 def results_of(path: Path, seeds: int) -> Results:
@@ -83,47 +55,17 @@ def page_tables(results: Results) -> Tables:
         "paper_beyond": lambda: markdown(*tables.beyond(results)),
         "paper_expense": lambda: markdown(*tables.expense(results)),
         "paper_settings": lambda: markdown(*tables.settings(results)),
-        "paper_differences": lambda: "\n".join(f"- **{name}**: {said}" for name, said in DIFFERENCES.items()),
     }
 
 
-def write(results: Results, text: Path, html: Path) -> None:
+def write(results: Results, text: Path) -> None:
+    """Write the tables of the page, and its picture."""
     if "<!-- table: paper_" not in read_bytes(text).decode(errors="replace"):
         raise UsageError(
             f"{text} has no place for these tables: copy the lines <!-- table: … --> of docs/results-paper.md"
         )
     fill(text, page_tables(results))
-    write_bytes(html, document(results).encode())
     picture(figures(results), text.with_name("images") / "paper.png")
-
-
-def document(results: Results) -> str:
-    found, drawn = findings(results), figures(results)
-    lead = f"Tables 1, 2 and 5 of Residual Policy Gradient, measured again: {STEPS} steps a run, one core a run."
-    absent = "".join(f"<li>{escape(line.removeprefix('- '))}</li>" for line in tables.missing(results).splitlines())
-    differs = "".join(f"<li><b>{name}</b>: {escape(said)}</li>" for name, said in DIFFERENCES.items())
-    parts = [
-        WIDE,
-        page.section("In short", page.table(*tables.summary(results, found))),
-        page.section("What is here, and what is missing", f"<ul>{absent}</ul>"),
-        page.section("The paper's claims", page.table(*tables.claims(found)), note=CLAIMS),
-        page.section("Table 2: customizing", page.table(*tables.customizing(results)), note=NOTE),
-        page.section("Table 1: entropy", page.table(*tables.learning(results, "table1")), note=NOTE),
-        page.section("Table 5: the std", page.table(*tables.learning(results, "table5")), note=NOTE),
-        page.section(
-            "While they learned",
-            f'<div class="charts pair">{"".join(starmap(drawing, drawn.items()))}</div>',
-            note=CURVES,
-        ),
-        page.section("Beside the paper's averages", page.table(*tables.aims(results))),
-        page.section("Last and best policy, mean and sampled actions", page.table(*tables.ways(results))),
-        page.section("What the paper does not have", page.table(*tables.beyond(results))),
-        page.section("What it took", page.table(*tables.expense(results))),
-        page.section("How it is done, and where it differs from the paper", f"<ul>{differs}</ul>"),
-        page.section("Settings", page.table(*tables.settings(results))),
-    ]
-    whole: str = page.page("The paper's tables, measured again", escape(lead), parts)
-    return whole
 
 
 def figures(results: Results) -> dict[str, dict[str, Curve]]:
@@ -138,3 +80,64 @@ def figures(results: Results) -> dict[str, dict[str, Curve]]:
             known = {key: curve for key, curve in curves.items() if curve is not None}
             found |= {f"{name}: {part} return": known} if known else {}
     return found
+
+
+# Learning curves ------------------------------------------------------------------------------------------------------
+
+
+def limits(curves: Mapping[str, Curve]) -> list[float]:
+    """Return the lowest and the highest return to show: a policy that has lost all would flatten the others."""
+    ys = np.concatenate([part for _, *parts in curves.values() for part in parts])
+    low, top = float(ys.min()), float(ys.max())
+    return [max(low, -top) if top > 0 else low, top]
+
+
+def picture(figures: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
+    """Draw all charts in one file, an environment a row."""
+    import matplotlib.pyplot as plt
+
+    if not figures:
+        return
+    count = (len(figures) + 1) // 2
+    drawn, grid = plt.subplots(count, 2, figsize=(12, 3.6 * count), squeeze=False, layout="constrained")
+    for panel, (title, curves) in zip(grid.flat, figures.items(), strict=False):
+        low, top = limits(curves)
+        room = 0.04 * (top - low) or 1.0
+        for name, (steps, middle, lowest, highest) in curves.items():
+            panel.plot(steps / 1e6, middle, color=COLORS[name], lw=1.4, label=name)
+            panel.fill_between(steps / 1e6, lowest, highest, color=COLORS[name], alpha=0.15, lw=0)
+        panel.set(title=title, xlabel="million steps", ylim=(low - room, top + room))
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.legend(frameon=False, fontsize=8)
+    for panel in grid.flat[len(figures) :]:
+        panel.set_axis_off()
+    path.parent.mkdir(exist_ok=True)
+    drawn.savefig(path, dpi=90)
+    plt.close(drawn)
+
+
+def curve_of(results: Results, task: str, variant: str, total: bool) -> Curve | None:
+    """Return the interquartile mean and its interval over the steps of training, whose actions are sampled."""
+    known = [found for row in results.of(task, variant) if len((found := returns(row, total))[0])]
+    if not known:
+        return None
+    last = min(steps[-1] for steps, _ in known)
+    grid = np.linspace(last / GRID, last, GRID)
+    lines = np.stack([np.interp(grid, *found) for found in known])  # [S, GRID]
+    middle = np.array([iqm(lines[:, [i]]) for i in range(GRID)])
+    if len(known) == 1:
+        return grid, middle, middle, middle
+    band = np.array([interval(iqm, lines[:, [i]], resamples=RESAMPLES) for i in range(GRID)])
+    return grid, middle, band[:, 0], band[:, 1]
+
+
+def returns(row: Row, total: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps and returns of an episode, where episodes ended; nothing where none did."""
+    if not {"basic_return", "episode_length"} <= row.get("curve", {}).keys():
+        return np.empty(0), np.empty(0)
+    curve = {name: np.array(values, np.float64) for name, values in row["curve"].items()}
+    task = curve["reward_task"] * curve["episode_length"]  # of an episode
+    customized = row["request"]["objective"]["task"] == "addon"
+    found = curve["basic_return"] + task if customized else task if total else curve["basic_return"]
+    known = np.isfinite(found)
+    return curve["steps"][known], found[known]

@@ -95,8 +95,6 @@ def test_what_waits_for_another_is_begun_after_it(
     with pytest.raises(RepolicyError, match="0 runs failed and 1 were not begun"):
         campaign.fill([never], options, ready=lambda run, rows: False, needs="it needs another")
     assert "pendulum/never/0 was not begun: it needs another" in capsys.readouterr().out
-    campaign.status([never], options)
-    assert "missing" in capsys.readouterr().out
 
 
 def test_a_row_tells_all_that_its_run_was_made_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

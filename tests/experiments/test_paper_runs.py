@@ -1,6 +1,5 @@
 """The paper's runs as data, and what they wait for."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 
 from experiments import campaign
-from experiments.ledger import Ledger, checksum
 from experiments.one import EPISODES
 from experiments.paper import __main__ as program
 from experiments.paper.__main__ import main
@@ -89,29 +87,6 @@ def test_customizing_waits_for_all_seeds_of_the_prior(monkeypatch: pytest.Monkey
     assert looked == ["hopper"] * 2
     run("ant", "no_entropy")
     assert looked == ["hopper"] * 2
-
-
-def test_rows_of_another_ledger_are_added_with_their_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An evaluation once named none. What is here stays; what failed there, or is no run of ours, is left out."""
-    here, there = Ledger(tmp_path / "here.jsonl"), Ledger(tmp_path / "there.jsonl")
-    here.add(row("ant/soft/3", 1.0))
-    made = row("ant/soft/3", 2.0), row("ant/prior/3", 3.0), row("ant/kl/3", 4.0, command="repolicy customize a")
-    there.path.write_text("".join(json.dumps(each | {"sha256": checksum(each)}) + "\n" for each in made))
-    there.add({"key": "ant/greedy/3", "error": "a sentence"})
-    there.add(row("elsewhere/soft/0", 5.0))
-    argv = ["paper", "merge", "--ledger", str(here.path), "--other", str(there.path)]
-    monkeypatch.setattr("sys.argv", argv)
-    main()
-    rows = here.by_key()
-    assert list(rows) == ["ant/soft/3", "ant/prior/3", "ant/kl/3"]
-    assert rows["ant/soft/3"]["last"]["mean"]["basic_reward"][0] == 1.0
-    assert rows["ant/prior/3"]["command"].endswith(
-        "ant.safetensors --env Ant-v4 --addon sideways --episodes 100 --seed 10400"
-    )
-    assert (rows["ant/kl/3"]["command"], rows["ant/kl/3"]["commit"]) == ("repolicy customize a", "c" * 40)
-    monkeypatch.setattr("sys.argv", argv[:-2])
-    with pytest.raises(UsageError, match="merge needs --other"):
-        main()
 
 
 def test_what_is_beyond_the_paper_is_made_only_where_it_is_named() -> None:
