@@ -34,11 +34,8 @@ class Paid:
         seed: int,
         to_environment: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
-        self.batch, self.addon, self.squashes = (
-            make_envs(env, count, seed),
-            combined([addon]),
-            to_environment is not None,
-        )
+        self.batch, self.addon = make_envs(env, count, seed), combined([addon])
+        self.squashes = to_environment is not None
         self.to_environment = to_environment or (lambda actions: actions)
         self.current = self.batch.reset()
         self.returns = np.zeros(count)
@@ -73,17 +70,16 @@ class Paid:
 
 
 class ForSb3(VecEnv):
-    """For Stable-Baselines3; the bounds of its actions are so wide that nothing is clipped."""
+    """For Stable-Baselines3, with bounds of the actions that by default are so wide that nothing is clipped."""
 
-    def __init__(self, paid: Paid) -> None:
-        self.paid, count = paid, paid.batch.count
-        width = paid.batch.actions.width
-        box = spaces.Box(-np.inf, np.inf, (paid.batch.observation_size,), np.float32)
+    def __init__(self, paid: Any, bound: float = WIDE) -> None:
+        self.paid, batch = paid, paid.batch
         self.render_mode, self.squashes = None, paid.squashes
-        super().__init__(count, box, spaces.Box(-WIDE, WIDE, (width,), np.float32))
+        seen = spaces.Box(-np.inf, np.inf, (batch.observation_size,), np.float32)
+        super().__init__(batch.count, seen, spaces.Box(-bound, bound, (batch.actions.width,), np.float32))
 
     def reset(self) -> np.ndarray:
-        return self.paid.current
+        return self.paid.current  # type: ignore[no-any-return]
 
     def step_async(self, actions: np.ndarray) -> None:
         self.actions = actions
@@ -99,17 +95,17 @@ class ForSb3(VecEnv):
     def close(self) -> None:
         self.paid.batch.close()
 
-    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+    def env_is_wrapped(self, *_: Any) -> list[bool]:
         return [False] * self.num_envs
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         return [getattr(self, attr_name)] * self.num_envs
 
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        setattr(self, attr_name, value)
+    def set_attr(self, *_: Any) -> None:
+        raise NotImplementedError
 
-    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        raise NotImplementedError(method_name)
+    def env_method(self, *_: Any, **__: Any) -> list[Any]:
+        raise NotImplementedError
 
 
 class ForRslRl(RunnerEnv):

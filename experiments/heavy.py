@@ -5,18 +5,17 @@
 A line of the ledger a run. `--only` takes the beginnings of keys.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
 from experiments import campaign
-from experiments.ledger import Row
+from experiments.ledger import Ledger, Row
 from experiments.one import Run
 from experiments.pages import each_and_mean, markdown
 from experiments.paper.runs import TASKS as PAPERS
 
-WORTH = Path("results/nat_worth.json")
+WORTH = Path("results/nat_worth.jsonl")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ SEEDS, STEPS = 3, "1e6"
 
 def worth(prior: str) -> float:
     """Return what a nat of it is worth, as `experiments.nat_worth` measured it."""
-    return float(json.loads(WORTH.read_text())[prior]["value"])
+    return float(Ledger(WORTH).by_key()[prior]["value"])
 
 
 def made(

@@ -1,19 +1,25 @@
 """Train the priors' tasks from nothing, over seeds, and measure what was learned: a line of the ledger a run.
 
     python -m experiments.learning --jobs 2
+    python -m experiments.learning --ship       # make the priors that ship of the best seeds in the ledger
 
 A run that is in the ledger is not repeated; one that was interrupted goes on where its last checkpoint stands.
 """
 
 import re
+from pathlib import Path
 from statistics import mean
 
 from experiments import campaign
-from experiments.ledger import Row
+from experiments.ledger import Ledger, Row
 from experiments.one import Run
 from experiments.pages import markdown
+from repolicy.policies.file import save_policy
+from repolicy.priors.finding import PRIORS
+from repolicy.priors.opening import read_policy
 
 VARIED = "HalfCheetah-v4?reset_noise_scale=0.3"  # from varied starts, for a prior that knows how to get up
+SHIPPED = {VARIED: "halfcheetah", "Hopper-v4": "hopper", "Ant-v4": "ant"}
 WALKER = "--objective soft --alpha 0.001 --steps 3e6"
 SWIMMER = "--objective soft --alpha 0.0001 --steps 1e6"
 USUAL = "--learning-rate 3e-4 --envs 64 --n-steps 64 --minibatch 1024"
@@ -59,11 +65,28 @@ def table(runs_by_key: dict[str, Row]) -> str:
     return markdown(["environment", "seeds", "mean action, last", "best", "sampled, last", "options"], lines)
 
 
+def ship(found: dict[str, Row], runs: Path) -> None:
+    """Write the best seed's policy of each environment, as its run left it, with its scores on its card."""
+    for env, name in SHIPPED.items():
+        candidates = [row for key, row in found.items() if key.rpartition("/")[0] == env]
+        row = max(candidates, key=lambda row: row["best"]["mean"]["basic_reward"][0])
+        seed, best = int(row["key"].rpartition("/")[2]), row["best"]
+        saved = read_policy(runs / run(env, seed).folder / "policy.safetensors")
+        scores = {"episodes": 100, "mean action": best["mean"]["basic_reward"]}
+        scores |= {"sampled": best["sampled"]["basic_reward"]}
+        request = saved.card["request"] | {"env": env.partition("?")[0]}  # what it is for, wherever it learned
+        card = saved.card | {"name": name, "request": request, "command": row["command"], "scores": scores}
+        save_policy(PRIORS / f"{name}.safetensors", saved.policy, card)
+
+
 def main() -> None:
     parser = campaign.parser("learning", __doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--ship", action="store_true", help="write the priors that ship, and run nothing")
     options = parser.parse_args()
+    if options.ship:
+        return ship(campaign.finished(Ledger(options.ledger)), options.runs)
     campaign.fill([run(name, seed) for seed in range(options.seeds) for name in options.only], options)
 
 

@@ -1,18 +1,17 @@
-"""What a nat of each shipped prior is worth: into `results/nat_worth.json`, and from there onto the priors' cards.
+"""What a nat of each shipped prior is worth: a line of the ledger, and from there onto the priors' cards.
 
-python -m experiments.nat_worth
+    python -m experiments.nat_worth
 
-A prior whose row is there is not measured again, unless --priors names it. With `--std 0.7` sampled actions have that
-share of the prior's std: a nat is still one of the prior's, and no card is written.
+With `--std 0.7` sampled actions have that share of the prior's std: a nat is still one of the prior's, and no card is
+written. What is in the ledger is not measured again.
 """
 
-import argparse
-import json
 import math
 from dataclasses import asdict, replace
-from pathlib import Path
+from functools import partial
 
-from experiments.ledger import commit
+from experiments import campaign
+from experiments.ledger import Ledger, Row
 from repolicy.envs.trust import env_of
 from repolicy.policies.file import add_to_card
 from repolicy.prepare.worth import measured
@@ -20,37 +19,34 @@ from repolicy.priors.finding import find_policy, shipped
 from repolicy.priors.opening import read_policy
 
 
+def measure(name: str, episodes: int, std: float) -> Row:
+    path = find_policy(name)
+    saved = read_policy(path)
+    env = env_of(saved.card, path)
+    assert saved.policy.log_std is not None
+    saved.policy.log_std.data += math.log(std)
+    found = measured(saved.policy, env, episodes)
+    assert found is not None
+    share = std**2  # a nat of the narrower policy is this share of one of the prior's
+    found = replace(found, value=found.value / share, error=found.error / share)
+    return {"env": env, "alpha": saved.card["request"]["objective"]["alpha"], "std": std, **asdict(found)}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("results/nat_worth.json"))
+    parser = campaign.parser("nat_worth", __doc__, ())
     parser.add_argument("--episodes", type=int, default=256)
-    parser.add_argument("--priors", nargs="+")
+    parser.add_argument("--priors", nargs="+", default=shipped())
     parser.add_argument("--std", type=float, default=1.0)
     options = parser.parse_args()
-    rows = json.loads(options.out.read_text()) if options.out.exists() else {}
     narrower = "" if options.std == 1.0 else f" --std {options.std:g}"
-    for name in options.priors or shipped():
-        path = find_policy(name)
-        if options.priors or name + narrower not in rows:
-            saved = read_policy(path)
-            env = env_of(saved.card, path)
-            assert saved.policy.log_std is not None
-            saved.policy.log_std.data += math.log(options.std)
-            found = measured(saved.policy, env, options.episodes)
-            if found is None:
-                continue
-            share = options.std**2  # a nat of the narrower policy is this share of one of the prior's
-            found = replace(found, value=found.value / share, error=found.error / share)
-            alpha = saved.card["request"]["objective"]["alpha"]
-            command = f"python -m experiments.nat_worth --priors {name} --episodes {options.episodes}{narrower}"
-            told = {"env": env, "alpha": alpha, "std": options.std}
-            rows[name + narrower] = {**told, **asdict(found), "command": command, "commit": commit()}
-            options.out.write_text(json.dumps(rows, indent=2) + "\n")
-        row = rows[name + narrower]
-        if not narrower:
-            add_to_card(path, {"nat_worth": {key: row[key] for key in ("value", "error", "episodes")}})
-        print(f"{name:12s} {row['value']:.3g} ± {row['error']:.2g}; trained at {row['alpha']:g}")
+    keys = {name + narrower: name for name in options.priors}
+    campaign.measure(
+        options.ledger, {key: partial(measure, name, options.episodes, options.std) for key, name in keys.items()}
+    )
+    for key, row in Ledger(options.ledger).by_key().items():
+        if key in keys and not narrower:
+            add_to_card(find_policy(key), {"nat_worth": {part: row[part] for part in ("value", "error", "episodes")}})
 
 
 if __name__ == "__main__":
-    main()
+    campaign.run_main(main)

@@ -1,22 +1,21 @@
 """What the prior costs while customizing, iteration by iteration in turns: its log-probabilities, its states, a dial.
 
-    python -m experiments.prior_cost --out results/prior.jsonl
+    python -m experiments.prior_cost
 
 All four read the same add-on in the same environment. Greedy asks the prior for nothing, residual for its
 log-probabilities, and the third for the density of its states as well. The fourth trains a policy for a range of omega.
 Measured is the processor time of this process, which other programs on the machine do not lengthen much.
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from experiments.ledger import commit
+from experiments import campaign
+from experiments.ledger import Row
 from experiments.paper.runs import TASKS, Task
 from experiments.settings import settings_of
 from repolicy.learning.segments import Segments
@@ -29,22 +28,7 @@ from repolicy.runs.ranks import Alone, one_thread
 from repolicy.runs.request import Request
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("results/prior.jsonl"))
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
-    options = parser.parse_args()
-    with one_thread():
-        rows = [measure(name, options.rounds) for name in options.tasks]
-    options.out.parent.mkdir(exist_ok=True)
-    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for row in rows:
-        costs = [f"{100 * row[name]:.1f} %" for name in ("overhead", "states_overhead", "dial_overhead")]
-        print(f"{row['task']:12s} the prior costs {costs[0]} of an iteration, its states {costs[1]}, a dial {costs[2]}")
-
-
-def measure(prior: str, rounds: int) -> dict[str, Any]:
+def measure(prior: str, rounds: int) -> Row:
     task = TASKS[prior]
     alpha, omega = float(task.alpha), float(task.omega)
     with tempfile.TemporaryDirectory() as path:
@@ -66,8 +50,6 @@ def measure(prior: str, rounds: int) -> dict[str, Any]:
         return statistics.median(a / b for a, b in zip(seconds[one][1:], seconds[other][1:], strict=True)) - 1.0
 
     return {
-        "command": f"python -m experiments.prior_cost --rounds {rounds}",
-        "commit": commit(),
         "task": prior,
         "seconds_an_iteration": medians,
         "overhead": overhead("residual", "greedy"),
@@ -91,5 +73,13 @@ def worker(name: str, task: Task, objective: Objective, path: Path) -> Worker:
     return segments.worker
 
 
+def main() -> None:
+    parser = campaign.parser("prior_cost", __doc__, ())
+    parser.add_argument("--rounds", type=int, default=40)
+    options = parser.parse_args()
+    with one_thread():
+        campaign.measure(options.ledger, {name: partial(measure, name, options.rounds) for name in TASKS})
+
+
 if __name__ == "__main__":
-    main()
+    campaign.run_main(main)

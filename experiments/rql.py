@@ -1,20 +1,32 @@
 """Residual Q-learning beside Residual PPO on RQL's tasks, from the same priors: a line of the ledger a run.
 
     python -m experiments.rql --tasks cartpole mountain_car --jobs 2
+    python -m experiments.rql --picture docs/images/rql.png             # of what is in the ledger
 
 A run that is in the ledger is not repeated, and a policy that is trained already is only evaluated.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, stdev
+
+import matplotlib.pyplot as plt
 
 from experiments import campaign
 from experiments.campaign import Rows
+from experiments.ledger import Ledger, Row
 from experiments.one import Run
+from experiments.pages import markdown
 from repolicy.rql.hyperparameters import TASKS
 
 ADDON = "repolicy.rql.tasks:addon"
-METHODS = ("prior", "rql", "ppo", "greedy", "full")
+LOOKS = {  # method: what it is called, color, marker
+    "prior": ("prior", "black", "o"),
+    "rql": ("residual Q-learning", "tab:blue", "^"),
+    "ppo": ("residual PPO", "tab:green", "s"),
+    "full": ("full: told both rewards", "tab:gray", "*"),
+    "greedy": ("greedy: add-on alone", "tab:red", "x"),
+}
 
 
 @dataclass(frozen=True)
@@ -52,13 +64,70 @@ def run(task: str, method: str, seed: int, folder: Path, episodes: int) -> Run:
     )  # fmt: skip
 
 
+def by_task(found: Rows) -> dict[str, list[Row]]:
+    """Return the rows of each task."""
+    tasks: dict[str, list[Row]] = {}
+    for key, row in found.items():
+        tasks.setdefault(key.partition("/")[0], []).append(row)
+    return tasks
+
+
+def table(found: Rows) -> str:
+    """Return means over seeds, ± std (of a sample: n − 1); shares of the prior's basic return and of the full total."""
+    headings = ["task", "policy", "seeds", "basic", "add-on", "total", "of prior's basic", "of full total"]
+    lines = list[list[str]]()
+    for task, rows in by_task(found).items():
+        for method, (label, *_) in LOOKS.items():
+            own = values(rows, method, "mean", "basic")
+            if own:
+                cells = [str(len(own))]
+                for part in ("basic", "addon", "total"):
+                    each = values(rows, method, "mean", part)
+                    cells.append(f"{mean(each):,.1f}" + (f" ± {stdev(each):,.1f}" if len(each) > 1 else ""))
+                cells += [share(rows, method, "prior", "basic"), share(rows, method, "full", "total")]
+                sampled = values(rows, method, "sampled", "total")
+                cells.append(f"{mean(sampled):,.1f}" if sampled else "")
+                lines.append([task if method == "prior" else "", label, *cells])
+    return markdown([*headings, "total, sampled"], lines)
+
+
+def values(rows: list[Row], method: str, action: str, part: str) -> list[float]:
+    """Return the mean over episodes of each seed."""
+    mine = [row["last"] for row in rows if row["key"].split("/")[1] == method]
+    return [found[action][f"{part}_reward"][0] for found in mine if action in found]
+
+
+def share(rows: list[Row], method: str, reference: str, part: str) -> str:
+    """Return what part of the reference's return this is, where that is a positive number."""
+    found, wanted = values(rows, method, "mean", part), values(rows, reference, "mean", part)
+    return f"{mean(found) / mean(wanted):.1%}" if wanted and mean(wanted) > 0 else ""
+
+
+def picture(found: Rows, path: Path) -> None:
+    tasks = by_task(found)
+    figure, axes = plt.subplots(1, len(tasks), figsize=(4.5 * len(tasks), 4), squeeze=False)
+    for axis, (task, rows) in zip(axes[0], tasks.items(), strict=True):
+        for method, (label, color, marker) in LOOKS.items():
+            basic, addon = (values(rows, method, "mean", part) for part in ("basic", "addon"))
+            if basic:
+                axis.scatter(basic, addon, s=60, color=color, marker=marker, label=label)
+        axis.set(title=task, xlabel="basic return", ylabel="add-on return")
+        axis.grid(alpha=0.3)
+    axes[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+
+
 def main() -> None:
     parser = campaign.parser("rql", __doc__)
     parser.add_argument("--tasks", nargs="+", choices=PLANS, default=list(PLANS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=LOOKS, default=list(LOOKS))
     parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--picture", type=Path, help="draw what is in the ledger, and run nothing")
     options = parser.parse_args()
+    if options.picture:
+        return picture(campaign.finished(Ledger(options.ledger)), options.picture)
 
     def ready(wanted: Run, rows: Rows) -> bool:
         task, method, seed = wanted.key.split("/")

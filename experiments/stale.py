@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "fine_tuning.jsonl": (*HOSTS, "experiments/fine_tuning.py", *POLICY),
     "planning.jsonl": (*POLICY, "src/repolicy/prepare", "src/repolicy/planning"),
     "wishes.jsonl": ("src/repolicy/wishes", "experiments/wishes.py", *TRAINING),
-    "nat_worth.json": (*POLICY, "src/repolicy/prepare/worth.py"),
+    "nat_worth.jsonl": (*POLICY, "src/repolicy/prepare/worth.py"),
     "peers.jsonl": (*TRAINING, "benchmarks/peers.py"),
     "kill.jsonl": (*TRAINING, "benchmarks/kill.py"),
     "*": TRAINING,
@@ -61,7 +61,7 @@ def main() -> None:
 def stale(results: Path) -> list[Finding]:
     """Return the rows whose code has changed, by file and commit."""
     found = []
-    for path in sorted([*results.rglob("*.json"), *results.rglob("*.jsonl")]):
+    for path in sorted(results.rglob("*.jsonl")):
         name = path.relative_to(results).as_posix()
         for commit, rows in Counter(commits(path)).items():
             changes = changed_since(commit.rstrip("+"), depends_on(name))
@@ -77,9 +77,7 @@ def depends_on(name: str) -> tuple[str, ...]:
 
 def commits(path: Path) -> list[str]:
     """Return the commit that each row names."""
-    text = path.read_text()
-    rows = json.loads(text).values() if path.suffix == ".json" else map(json.loads, text.splitlines())
-    return [row["commit"] for row in rows]
+    return [json.loads(line)["commit"] for line in path.read_text().splitlines()]
 
 
 @cache

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box
 from stable_baselines3 import PPO, SAC
-from stable_baselines3.common.vec_env import VecEnv
 
+from experiments.batches import ForSb3
 from repolicy.envs.addons import Addon
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.step import Chunk, Envs, Step, stacked
@@ -45,43 +44,18 @@ def played(envs: Any, act: Act, wish: Addon) -> np.ndarray:
     return sums
 
 
-class Paid(VecEnv):  # type: ignore[misc]
-    """Environments as Stable-Baselines3 drives them, paid by the wish."""
+class Paid:
+    """Environments whose reward is the wish, for each decision."""
 
-    def __init__(self, envs: Any, wish: Addon, bound: float) -> None:
-        seen, width = (envs.observation_size,), (envs.actions.width,)
-        super().__init__(envs.count, Box(-np.inf, np.inf, seen), Box(-bound, bound, width))
-        self.envs, self.wish = envs, wish
+    squashes = False
 
-    def reset(self) -> np.ndarray:
-        return self.envs.reset()  # type: ignore[no-any-return]
+    def __init__(self, envs: Any, wish: Addon) -> None:
+        self.batch, self.wish, self.current = envs, wish, envs.reset()
 
-    def step_async(self, actions: np.ndarray) -> None:
-        self.given = actions
-
-    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        step = self.envs.step(self.given)
-        ended = step.terminated | step.truncated
-        infos = [
-            {"terminal_observation": last, "TimeLimit.truncated": bool(cut)} if over else {}
-            for last, cut, over in zip(step.final, step.truncated, ended, strict=True)
-        ]
-        return step.observations, paid(step, self.wish).sum(0).astype(np.float32), ended, infos
-
-    def close(self) -> None:
-        self.envs.close()
-
-    def env_is_wrapped(self, *_: Any, **__: Any) -> list[bool]:
-        return [False] * self.num_envs
-
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        return [None] * self.num_envs
-
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        raise NotImplementedError
-
-    def env_method(self, *_: Any, **__: Any) -> list[Any]:
-        raise NotImplementedError
+    def step(self, actions: np.ndarray) -> tuple[Step, np.ndarray]:
+        step = self.batch.step(actions)
+        self.current = step.observations
+        return step, paid(step, self.wish).sum(0)
 
 
 # DSRL -----------------------------------------------------------------------------------------------------------------
@@ -89,7 +63,7 @@ class Paid(VecEnv):  # type: ignore[misc]
 
 def dsrl(envs: Envs, wish: Addon, seed: int, decisions: int, gradients: int, seconds: float) -> tuple[SAC, int]:
     """Return SAC over the noise after so many decisions, or seconds of this process, and how many it took."""
-    began, given = time.process_time(), Paid(envs, wish, BOUND)
+    began, given = time.process_time(), ForSb3(Paid(envs, wish), BOUND)
     model = SAC(
         "MlpPolicy", given, learning_starts=0, batch_size=256, gradient_steps=gradients, target_entropy=0.0, seed=seed,
         buffer_size=decisions // envs.count * envs.count + BEGIN, device="cpu",
@@ -167,8 +141,9 @@ class Corrected:
 
 def residual(envs: Corrected, wish: Addon, seed: int, steps: int, scale: float) -> PPO:
     """Return PPO of corrections within ± scale, after so many steps of the environments."""
+    given = ForSb3(Paid(envs, wish), scale)
     model = PPO(
-        "MlpPolicy", Paid(envs, wish, scale), n_steps=ROLLOUT, batch_size=400, n_epochs=5, seed=seed, device="cpu",
+        "MlpPolicy", given, n_steps=ROLLOUT, batch_size=400, n_epochs=5, seed=seed, device="cpu",
         policy_kwargs={"log_std_init": math.log(scale / 2.0)},
     )  # fmt: skip
     return model.learn(steps)

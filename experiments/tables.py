@@ -26,7 +26,7 @@ from experiments import (
     pillar,
     planning,
     real_robot,
-    rql_report,
+    rql,
     wishes,
 )
 from experiments import found as found_settings
@@ -141,12 +141,12 @@ def sweeps() -> str:
 
 
 def nat_worth() -> str:
-    found = json.loads((RESULTS / "nat_worth.json").read_text())
     lines = []
-    for key in sorted(found):
-        row = found[key]
+    for row in sorted(rows("nat_worth.jsonl"), key=lambda row: str(row["key"])):
         worth = f"**{row['value']:.3f}** ± {row['error']:.3f}"
-        lines.append([key.split()[0], f"{row['alpha']:g}", f"{row.get('std', 1.0):g}", worth, str(row["episodes"])])
+        lines.append(
+            [row["key"].split()[0], f"{row['alpha']:g}", f"{row.get('std', 1.0):g}", worth, str(row["episodes"])]
+        )
     return markdown(["prior", "trained at α", "std of the actions, as a share", "a nat is worth", "episodes"], lines)
 
 
@@ -175,7 +175,7 @@ PRICES = ("overhead", "states_overhead", "dial_overhead")
 
 def prior() -> str:
     headings, lines = ["prior", "an iteration without it", "with it", "costs", "its states cost", "a dial costs"], []
-    for row in rows("prior.jsonl"):
+    for row in ledger("prior_cost.jsonl").values():
         without, with_it = (1000 * row["seconds_an_iteration"][name] for name in ("greedy", "residual"))
         costs = [f"{100 * row[name]:.1f} %" if name in row else "–" for name in PRICES]
         lines.append([row["task"], f"{without:.0f} ms", f"{with_it:.0f} ms", *costs])
@@ -358,7 +358,7 @@ TABLES: Tables = {
     "adapters": adapters,
     "large_prior": large_prior,
     "readers": lambda: reader_table(rows("readers.jsonl")),
-    "rql": lambda: rql_report.table(rql_report.by_task()),
+    "rql": lambda: rql.table(ledger("rql.jsonl")),
     "through_hosts": through_hosts,
     "fine_tuning": fine_tuning,
     "handed_out": lambda: handed_out.table([*ledger("handed_out.jsonl").values()]),

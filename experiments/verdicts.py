@@ -1,18 +1,19 @@
 """How often a report's verdict is wrong about a run that changed nothing: simulated episodes, the verdict's own words.
 
-    python -m experiments.verdicts --out results/verdicts.jsonl
+    python -m experiments.verdicts
 
 Prior and customized policy draw their returns from one distribution, and their wishes from another, so each *better*
 and each *worse* is wrong. With the same seed, an episode's start counts for both policies.
 """
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
+from itertools import product
 
 import numpy as np
 
-from experiments.ledger import Ledger, Row
+from experiments import campaign
+from experiments.ledger import Row
 from repolicy.envs.evaluation import Evaluation
 from repolicy.report.verdict import Pair, advice, differences, verdict
 
@@ -24,7 +25,7 @@ KINDS: dict[str, Draw] = {
     "tied: successes": lambda noise, count: (noise.random(count) < 0.5).astype(float),
 }
 EPISODES = (10, 50)  # of a dial's position, and of a run's report
-STARTS = ("shared", "apart")
+STARTS, RUNS = ("shared", "apart"), 2000
 
 
 def null_run(kind: str, episodes: int, starts: str, noise: np.random.Generator) -> list[Pair]:
@@ -59,22 +60,26 @@ def wrong(kind: str, episodes: int, starts: str, runs: int, noise: np.random.Gen
         changes = [differences(*pair)["total_reward"] for pair in pairs]
         by_two += any(abs(change.value) > 2.0 * change.error for change in changes)
         contradicted += (claims == ["better"]) == bool(hint) or ("no certain gain" in hint) == bool(claims)
-    return {"false": false / runs, "false_by_two_errors": by_two / runs, "contradicted": contradicted / runs}
+    return {
+        "runs": runs,
+        "false": false / runs,
+        "false_by_two_errors": by_two / runs,
+        "contradicted": contradicted / runs,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--runs", type=int, default=2000)
-    parser.add_argument("--out", type=Path, default=Path("results/verdicts.jsonl"))
-    options = parser.parse_args()
-    ledger, noise = Ledger(options.out), np.random.default_rng(0)
-    for kind in KINDS:
-        for episodes in EPISODES:
-            for starts in STARTS:
-                row = {"key": f"{kind}, {episodes} episodes, starts {starts}", "runs": options.runs}
-                ledger.add(row | wrong(kind, episodes, starts, options.runs, noise))
-                print(ledger.rows()[-1], flush=True)
+    options = campaign.parser("verdicts", __doc__, ()).parse_args()
+    campaign.measure(
+        options.ledger,
+        {
+            f"{kind}, {episodes} episodes, starts {starts}": partial(
+                wrong, kind, episodes, starts, RUNS, np.random.default_rng(0)
+            )
+            for kind, episodes, starts in product(KINDS, EPISODES, STARTS)
+        },
+    )
 
 
 if __name__ == "__main__":
-    main()
+    campaign.run_main(main)

@@ -3,24 +3,18 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from experiments.ledger import Ledger, checksum, command, commit
 
 RESULTS = Path(__file__).parents[2] / "results"
-FILES = sorted([*RESULTS.rglob("*.jsonl"), *RESULTS.rglob("*.json")])
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text()
-    return list(json.loads(text).values()) if path.suffix == ".json" else [*map(json.loads, text.splitlines())]
+FILES = sorted(RESULTS.rglob("*.jsonl"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(RESULTS).as_posix())
 def test_every_row_names_its_command_and_its_commit(path: Path) -> None:
-    for number, row in enumerate(rows(path), start=1):
+    for number, row in enumerate(map(json.loads, path.read_text().splitlines()), start=1):
         missing = {"command", "commit"} - row.keys()
         assert not missing, f"row {number} lacks {' and '.join(sorted(missing))}"
         assert re.match(r"(repolicy|python) ", row["command"]), number

@@ -1,6 +1,5 @@
 """What a nat is worth, where it is known: the optimum of linear–quadratic control at α."""
 
-import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from tiny_envs import CONTROL_COST, STATE_COST, Tiny, tiny
 from worth_known import ALPHA, CALM, LONG, RARELY, optimum
 
+from experiments.ledger import Ledger
 from repolicy.learning.training import train
 from repolicy.objective import greedy, soft
 from repolicy.policies.distributions import ActionSpace
@@ -128,7 +128,7 @@ def test_a_card_says_more_and_the_tensors_stay(tmp_path: Path) -> None:
 
 
 def test_the_priors_that_ship_tell_what_was_measured() -> None:
-    rows = json.loads((Path(__file__).parents[2] / "results" / "nat_worth.json").read_text())
+    rows = Ledger(Path(__file__).parents[2] / "results" / "nat_worth.jsonl").by_key()
     for name in shipped():
         card = read_card(find_policy(name))
         assert card["nat_worth"] == {key: rows[name][key] for key in ("value", "error", "episodes")}
