@@ -239,6 +239,23 @@ def test_the_add_on_may_come_from_extras_and_then_the_basic_reward_is_not_read()
     torch.testing.assert_close(st.rewards.squeeze(-1), -st.actions.square().sum(-1), rtol=0, atol=1e-6)
 
 
+def test_a_wish_of_a_file_pays_what_the_actor_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("def mine(before, actions, after, info): return (after - before).sum(1)")
+    monkeypatch.chdir(tmp_path)
+    priced = {"class_name": OURS, "omega": 0, "alpha": 0, "states": 0, "addon": "mine.py:mine=2"}
+    ours = runner(algorithm=priced | {"prior": str(checkpoint(tmp_path))})
+    st = collected(ours)
+    states = torch.cat([st.observations["policy"], ours.env.get_observations()["policy"][None]])
+    wanted = torch.where(st.dones.squeeze(-1) > 0, 0.0, 2.0 * states.diff(dim=0).sum(-1))
+    torch.testing.assert_close(ours.alg.method.rewarded.total, wanted, rtol=0, atol=1e-5)
+    with torch.inference_mode():
+        told = ours.alg.envs.begin()
+        step = ours.alg.envs.step(torch.zeros(8, 2))
+    assert step.basic is not None
+    moved = 2.0 * (step.observations["policy"] - told[0]["policy"]).sum(-1)
+    torch.testing.assert_close(step.addon, torch.where(step.ended, 0.0, moved), rtol=0, atol=1e-5)
+
+
 def test_both_rewards_add_up() -> None:
     both = {"class_name": OURS, "objective": {"task": "both"}, "addon": "addon"}
     ours = runner(algorithm=both)

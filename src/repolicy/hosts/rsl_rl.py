@@ -25,6 +25,7 @@ from repolicy.hosts.rsl_rl_networks import PolicyActor, dialed
 from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, prior_for
 from repolicy.hosts.steering import Steering, usual_warmup, weighs, weights_named
+from repolicy.hosts.wish import Wished
 from repolicy.objective import Objective, task_reward
 from repolicy.policies.density import Density
 from repolicy.policies.network import Mlp
@@ -44,8 +45,9 @@ class ResidualPPO(PPO):
     prior: one of the runner's own checkpoints (`.pt`, of the same networks as the actor), any file that Repolicy
         reads, a mapping with its `path` and how to read it, or an object with `log_prob(observations, actions)`.
     copy_prior: whether the actor begins as the prior, and keeps its observation statistics as they are.
-    addon: the entry of the environment's `extras` that holds the add-on `[N]`; without it, the environment's own
-        reward is the task's, whatever the objective calls it.
+    addon: the entry of the environment's `extras` that holds the add-on `[N]`; or `wish.safetensors=10`, a learnt wish,
+        or `my.py:quiet`, a function as of `repolicy customize`. Without it, the environment's own reward is the task's,
+        whatever the objective calls it.
     critic_warmup: iterations at the start that fit the critic alone; by default 5, or more for a critic that lags.
     kl_budget: adapt omega and alpha so that the policy stays this far from its prior, in nats a step.
     log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
@@ -91,7 +93,7 @@ class ResidualPPO(PPO):
             self.adapts = "schedule" not in host and not actor.is_recurrent
             host = _usual(actor, storage) | host
         super().__init__(actor, critic, storage, device=device, **host)
-        self.addon = addon
+        self.addon, self.wish = addon, Wished.of(addon)
         check_needs(steering.objective, has_prior=prior is not None)
         if addon is None and steering.objective.task == "both":
             raise UsageError(
@@ -121,8 +123,10 @@ class ResidualPPO(PPO):
         rewards, returns, values = (
             part.squeeze(-1) for part in (self.storage.rewards, self.storage.returns, self.storage.values)
         )
-        at_limits = rewards - self._paid  # what rsl_rl has added for what would have followed
-        rewards.copy_(self.method.reward(self.seen(obs)) + at_limits)
+        at_limits, seen = rewards - self._paid, self.seen(obs)  # what rsl_rl has added for what would have followed
+        if self.wish is not None:
+            self._paid += self.wish.paid(self.rows(seen.observations), seen.actions, seen.states(), seen.ended)
+        rewards.copy_(self.method.reward(seen) + at_limits)
         super().compute_returns(obs)
         self.method.credit(returns, values)
 
@@ -233,7 +237,9 @@ class ResidualPPO(PPO):
         return task_reward(self.steering.objective, rewards, self.addon_in(extras, rewards))
 
     def addon_in(self, extras: dict[str, Any], rewards: Tensor) -> Tensor:
-        """Return the add-on `[N]`."""
+        """Return the add-on `[N]` of extras; a wish pays later, when the rollout is there."""
+        if self.wish is not None:
+            return torch.zeros_like(rewards)
         return self._told(extras, rewards, str(self.addon), "was to hold the add-on")
 
     def held_in(self, extras: dict[str, Any], rewards: Tensor) -> list[Tensor]:
@@ -296,7 +302,9 @@ class RunnerEnvs:
         if self.stepped and hasattr(self.env, "reset"):
             self.env.reset()
             self.stepped = False
-        return self.env.get_observations().to(self.algorithm.device), not self.stepped
+        observations = self.env.get_observations().to(self.algorithm.device)
+        self.seen = self.states(observations)
+        return observations, not self.stepped
 
     def step(self, actions: Tensor) -> Paid:
         """Return what followed; the environment's own reward is beside an add-on, or an entry of its extras."""
@@ -304,6 +312,9 @@ class RunnerEnvs:
         observations, rewards, dones, extras = self.env.step(actions.to(self.env.device))
         observations, rewards, dones = (part.to(self.algorithm.device) for part in (observations, rewards, dones))
         addon = self.algorithm.addon_in(extras, rewards) if named else rewards
+        before, self.seen = self.seen, self.states(observations)
+        if self.algorithm.wish is not None:
+            addon = self.algorithm.wish.paid(before, actions, self.seen, dones > 0)
         basic, held = rewards if named else extras.get("basic_reward"), self.algorithm.held_in(extras, rewards)
         return Paid(observations, basic if basic is None else basic.to(rewards), addon, dones > 0, held)
 
