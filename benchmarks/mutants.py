@@ -153,7 +153,7 @@ ROOMS = [
     Mutant("policies/normalizer.py", "np.minimum(inputs, bound", "np.minimum(inputs, 1.1 * bound", POLICY, "acting: clip of the normalizer"),
     Mutant("policies/families.py", "mean + std * next(noise)", "mean", POLICY, "acting without noise"),
     Mutant("policies/families.py", "mean + std * next(noise)", "mean + next(noise)", POLICY, "acting without std"),
-    Mutant("policies/network.py", "outputs += last_bias", "outputs += 0.0", "tests/policies/test_network.py", "acting without the last bias"),
+    Mutant("policies/network.py", "inputs += bias", "inputs += 0.0", "tests/policies/test_network.py", "acting without biases"),
     Mutant("policies/network.py", "x * (0.5 * np.tanh(0.5 * x) + 0.5)", "x * (0.5 * np.tanh(x) + 0.5)", "tests/policies/test_network.py", "swish while acting"),
     Mutant("policies/network.py", "np.sqrt(variance + self.epsilon)", "np.sqrt(variance)", "tests/policies/test_network.py", "epsilon of LayerNorm while acting"),
     Mutant("policies/families.py", "0.5 * torch.log(rest.square()", "torch.log(rest.square()", POLICY, "std of gSDE is a variance"),

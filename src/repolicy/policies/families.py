@@ -7,7 +7,7 @@ that outputs stand for, how to draw actions in NumPy, and what the environment g
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -55,34 +55,6 @@ STDS = {
 }
 
 
-class Family(Protocol):
-    """What a policy asks of its family."""
-
-    kind: ClassVar[Literal["continuous", "discrete"]]
-
-    @property
-    def squashes(self) -> bool:
-        """Whether actions are stored before tanh, and the environment gets them after it."""
-
-    def raw_std(self, spec: "PolicySpec") -> tuple[int, ...] | None:
-        """Return the shape of a std's numbers where they are parameters beside the network, else None."""
-
-    def outputs(self, spec: "PolicySpec") -> int:
-        """Return how many numbers the network gives for one observation."""
-
-    def distribution(self, outputs: Tensor, spec: "PolicySpec", raw_std: Tensor | None) -> Distribution: ...
-
-    def mode(self, outputs: Tensor, spec: "PolicySpec") -> Tensor: ...
-
-    def sampler(
-        self, steps: int, count: int, spec: "PolicySpec", raw_std: Tensor | None, generator: torch.Generator
-    ) -> Draw:
-        """Return what draws actions, up to `steps` times for `count` observations."""
-
-    def to_environment(self, actions: Any, low: Any, high: Any) -> Any:
-        """Return stored actions, arrays or tensors alike, as the environment takes them."""
-
-
 @dataclass(frozen=True)
 class Continuous:
     """Normal numbers: the outputs are their means and, with a std that depends on the state, what it is made of.
@@ -92,15 +64,17 @@ class Continuous:
     are its square (gSDE).
     """
 
-    squashes: bool = False
+    squashes: bool = False  # whether actions are stored before tanh, and the environment gets them after it
     std: Literal["shared", "head", "features"] = "shared"
     kind: ClassVar[Literal["continuous", "discrete"]] = "continuous"
 
     def raw_std(self, spec: "PolicySpec") -> tuple[int, ...] | None:
+        """Return the shape of a std's numbers where they are parameters beside the network, else None."""
         width = spec.actions.width
         return {"shared": (width,), "head": None, "features": (spec.features, width)}[self.std]
 
     def outputs(self, spec: "PolicySpec") -> int:
+        """Return how many numbers the network gives for one observation."""
         width = spec.actions.width
         return {"shared": width, "head": 2 * width, "features": width + spec.features}[self.std]
 
@@ -122,6 +96,7 @@ class Continuous:
     def sampler(
         self, steps: int, count: int, spec: "PolicySpec", raw_std: Tensor | None, generator: torch.Generator
     ) -> Draw:
+        """Return what draws actions, up to `steps` times for `count` observations."""
         form, width = STDS[spec.std], spec.actions.width
         noise: Iterator[np.ndarray] = iter(torch.randn(steps, count, width, generator=generator).numpy())
         if raw_std is not None:
@@ -145,6 +120,7 @@ class Continuous:
         return draw
 
     def to_environment(self, actions: Any, low: Any, high: Any) -> Any:
+        """Return stored actions, arrays or tensors alike, as the environment takes them."""
         if not self.squashes:
             return actions
         tanh = torch.tanh if isinstance(actions, Tensor) else np.tanh
@@ -161,9 +137,9 @@ def bounded(raw: Any, spec: "PolicySpec") -> Any:
 
 @dataclass(frozen=True)
 class Discrete:
-    """One choice for each head: the outputs are the heads' logits, side by side."""
+    """One choice for each head: the outputs are the heads' logits, side by side. Its methods are those above."""
 
-    squashes: bool = False
+    squashes: ClassVar[bool] = False
     kind: ClassVar[Literal["continuous", "discrete"]] = "discrete"
 
     def raw_std(self, spec: "PolicySpec") -> tuple[int, ...] | None:
@@ -190,7 +166,7 @@ class Discrete:
         return actions
 
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, Continuous | Discrete] = {
     "gaussian": Continuous(),
     "state_gaussian": Continuous(std="head"),
     "squashed": Continuous(squashes=True),

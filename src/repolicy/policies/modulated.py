@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
-from repolicy.policies.network import ACTIVATIONS, Mlp
+from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.ranges import Dial
@@ -67,10 +67,10 @@ class FilmMlp(Mlp):
         for size in (*hidden, outputs):
             ends += [ends[-1] + size, ends[-1] + 2 * size]
         slices = [slice(*pair) for pair in pairwise([*ends, ends[-1] + spare])]
-        self._scales, self._shifts, self._spare = slices[:-1:2], slices[1:-1:2], slices[-1]
+        self.scales, self.shifts, self._spare = slices[:-1:2], slices[1:-1:2], slices[-1]
         self.film = nn.Parameter(torch.zeros(len(exponents(dials)), ends[-1] + spare))
         ones = torch.zeros(ends[-1] + spare)  # what the polynomials are added to
-        for scale in self._scales:
+        for scale in self.scales:
             ones[scale] = 1.0
         self.register_buffer("_ones", ones, persistent=False)
 
@@ -81,7 +81,7 @@ class FilmMlp(Mlp):
     @torch.no_grad()
     def rescale(self, factor: Tensor, offset: Tensor) -> None:
         super().rescale(factor, offset)  # what a scale does to the offset, a shift takes back
-        scale, shift = self._scales[-1], self._shifts[-1]
+        scale, shift = self.scales[-1], self.shifts[-1]
         self.film[:, shift].mul_(factor).sub_(self.film[:, scale] * offset)
 
     @torch.no_grad()
@@ -89,7 +89,7 @@ class FilmMlp(Mlp):
         """Give `into`, a network without dials, the weights of this one at a position. Returns the spare outputs."""
         (films,) = self.films(torch.tensor([[*places]]))
         for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            scale, shift, norm = films[self._scales[index]], films[self._shifts[index]], self.norm(index)
+            scale, shift, norm = films[self.scales[index]], films[self.shifts[index]], self.norm(index)
             before = norm is not None and norm.place == "before"
             into.weights[index].copy_(weight if before else weight * scale.unsqueeze(-1))
             into.biases[index].copy_(bias if before else bias * scale + shift)
@@ -98,51 +98,25 @@ class FilmMlp(Mlp):
                 folded.bias.copy_(norm.bias * scale + shift if before else norm.bias)
         return films[self._spare]
 
-    def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
+    def snapshot(self) -> Callable[..., np.ndarray]:
         """Return the network as it is now, in NumPy; positions change seldom, so their scales and shifts are kept."""
-        activate, slope = ACTIVATIONS[self.activation][1], self.slope
-        layers = [
-            (weight.detach().clone().t().contiguous().numpy(), bias.detach().clone().numpy())
-            for weight, bias in self._pairs
-        ]
-        norms = [(norm.place, norm.snapshot()) if (norm := self.norm(index)) else None for index in range(len(layers))]
-        film, places, films, own = self.film.detach().clone(), np.empty(0), np.empty(0), -self.dials
+        through, film, own = super().snapshot(), self.film.detach().clone(), -self.dials
+        places, films = np.empty(0), np.empty(0)
 
         def run(inputs: np.ndarray) -> np.ndarray:
             nonlocal places, films
             if not np.array_equal(places, inputs[:, own:]):
                 places = inputs[:, own:].copy()
                 films = torch.addmm(self._ones, polynomials(torch.from_numpy(places)), film).numpy()
-            values = np.ascontiguousarray(inputs[:, :own])
-            for index, ((weight, bias), norm) in enumerate(zip(layers, norms, strict=True)):
-                values = values @ weight
-                values += bias
-                if norm and norm[0] == "before":
-                    values = norm[1](values)
-                values *= films[:, self._scales[index]]
-                values += films[:, self._shifts[index]]
-                if index < len(layers) - 1:
-                    values = activate(values, slope)
-                if norm and norm[0] == "after":
-                    values = norm[1](values)
-            spare = films[:, self._spare]
+            values, spare = through(np.ascontiguousarray(inputs[:, :own]), films), films[:, self._spare]
             return np.concatenate([values, spare], 1) if spare.shape[1] else values
 
         return run
 
     def forward(self, inputs: Tensor) -> Tensor:
         flat = inputs.reshape(-1, inputs.shape[-1])
-        activate, films = ACTIVATIONS[self.activation][0], self.films(flat[:, -self.dials :])
-        values = flat[:, : -self.dials].contiguous()
-        for index, (weight, bias) in enumerate(self._pairs):
-            norm, values = self.norm(index), nn.functional.linear(values, weight, bias)
-            if norm is not None and norm.place == "before":
-                values = norm(values)
-            values = values * films[:, self._scales[index]] + films[:, self._shifts[index]]
-            if index < len(self._pairs) - 1:
-                values = activate(values, self.slope)
-            if norm is not None and norm.place == "after":
-                values = norm(values)
+        films = self.films(flat[:, -self.dials :])
+        values = self.through(flat[:, : -self.dials].contiguous(), films)
         return torch.cat([values, films[:, self._spare]], -1).reshape(*inputs.shape[:-1], -1)
 
 

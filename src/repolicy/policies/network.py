@@ -57,6 +57,9 @@ class Mlp(nn.Module):
     `norms` names, for each hidden layer, where its LayerNorm is: "before" or "after" the activation, or "" for nowhere.
     """
 
+    scales: Sequence[slice] = ()  # of each layer, for a network with films
+    shifts: Sequence[slice] = ()
+
     def __init__(
         self,
         inputs: int,
@@ -91,16 +94,22 @@ class Mlp(nn.Module):
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
-        activate = ACTIVATIONS[self.activation][0]
-        *hidden, (last_weight, last_bias) = self._pairs
-        for index, (weight, bias) in enumerate(hidden):
+        return self.through(inputs)
+
+    def through(self, inputs: Tensor, films: Tensor | None = None) -> Tensor:
+        """Return the outputs; `films` scale and shift what each layer computes, where `scales` and `shifts` say."""
+        activate, last = ACTIVATIONS[self.activation][0], len(self._pairs) - 1
+        for index, (weight, bias) in enumerate(self._pairs):
             norm, inputs = self.norm(index), nn.functional.linear(inputs, weight, bias)
             if norm is not None and norm.place == "before":
                 inputs = norm(inputs)
-            inputs = activate(inputs, self.slope)
+            if films is not None:
+                inputs = inputs * films[:, self.scales[index]] + films[:, self.shifts[index]]
+            if index < last:
+                inputs = activate(inputs, self.slope)
             if norm is not None and norm.place == "after":
                 inputs = norm(inputs)
-        return nn.functional.linear(inputs, last_weight, last_bias)
+        return inputs
 
     @torch.no_grad()
     def rescale(self, factor: Tensor, offset: Tensor) -> None:
@@ -108,29 +117,31 @@ class Mlp(nn.Module):
         self.weights[-1].mul_(factor.unsqueeze(-1))
         self.biases[-1].mul_(factor).add_(offset)
 
-    def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Return the network as it is now, in NumPy, for small batches `[B, inputs]`."""
-        activate, slope = ACTIVATIONS[self.activation][1], self.slope
+    def snapshot(self) -> Callable[..., np.ndarray]:
+        """Return the network as it is now, in NumPy, for small batches `[B, inputs]`; it takes films as `through`."""
+        activate, slope, last = ACTIVATIONS[self.activation][1], self.slope, len(self._pairs) - 1
         norms: list[dict[str, Callable[[np.ndarray], np.ndarray]]] = [
-            {norm.place: norm.snapshot()} if (norm := self.norm(index)) else {} for index in range(len(self._pairs) - 1)
+            {norm.place: norm.snapshot()} if (norm := self.norm(index)) else {} for index in range(len(self._pairs))
         ]
-        *hidden, (last_weight, last_bias) = [
+        layers = [
             (weight.detach().clone().t().contiguous().numpy(), bias.detach().clone().numpy())
             for weight, bias in self._pairs
         ]
 
-        def run(inputs: np.ndarray) -> np.ndarray:
-            for (weight, bias), norm in zip(hidden, norms, strict=True):
+        def run(inputs: np.ndarray, films: np.ndarray | None = None) -> np.ndarray:
+            for index, ((weight, bias), norm) in enumerate(zip(layers, norms, strict=True)):
                 inputs = inputs @ weight
                 inputs += bias
                 if "before" in norm:
                     inputs = norm["before"](inputs)
-                inputs = activate(inputs, slope)
+                if films is not None:
+                    inputs *= films[:, self.scales[index]]
+                    inputs += films[:, self.shifts[index]]
+                if index < last:
+                    inputs = activate(inputs, slope)
                 if "after" in norm:
                     inputs = norm["after"](inputs)
-            outputs: np.ndarray = inputs @ last_weight
-            outputs += last_bias
-            return outputs
+            return inputs
 
         return run
 
