@@ -30,6 +30,7 @@ from repolicy.prepare.generative import noise_prior, referred, scaled, standard_
 from repolicy.prepare.weights import decide
 from repolicy.priors import decoders
 from repolicy.priors.decoders import decoder_of, noise_input
+from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 
 HERE = "tests.prepare.test_generative"
@@ -60,6 +61,16 @@ def same(observations, noise):
 
 def three(observations, noise):
     return 0.3 * observations.repeat(3, 1) + noise @ MATRIX
+
+
+class Telling:
+    """A decoder that tells its sizes itself."""
+
+    noise_size, chunk = 2, 3
+
+    @staticmethod
+    def decode(observations, noise):
+        return three(observations, noise)
 
 
 def at_random(observations, noise):
@@ -245,6 +256,12 @@ def test_a_policys_file_needs_no_other_to_decode(tmp_path: Path, monkeypatch: py
         chosen = found.mode() + found.log_std.exp() * torch.from_numpy(noise)
     decoded = onnx_reader((tmp_path / "whole.onnx").read_bytes())(seen, noise)
     np.testing.assert_allclose(decoded, chosen.numpy() - 0.1 * seen, atol=1e-5)
+
+
+def test_an_object_tells_its_own_sizes(tmp_path: Path) -> None:
+    result = customize(f"{HERE}:Telling", RIGHT, residual(0.1, 0.1, 0.0), tmp_path / "run", FEW, env=WALK, trust=True)
+    request = RunFolder(result.folder).request()
+    assert request is not None and request["env"] == f"{WALK}?decoder={HERE}:Telling&noise=2&chunk=3"
 
 
 def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

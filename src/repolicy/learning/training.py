@@ -19,7 +19,7 @@ from repolicy.learning.run import Callback, run, tell
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.policy import Policy, Prior
 from repolicy.prepare.defaults import train_defaults
-from repolicy.prepare.generative import begun_through_noise, free
+from repolicy.prepare.generative import begun_through_noise, free, sizes_of
 from repolicy.prepare.session import (
     INITS,
     called,
@@ -156,7 +156,8 @@ def customize(
         init: "copy" starts the actor as the prior, "clone" fits it to the prior first, "auto" clones what cannot be
             copied; a policy's file starts it as that policy, which is of the prior's shape: one that was planned.
         noise: of a generative policy, which turns observations and noise into actions: how many numbers of noise it
-            takes. Its noise is what is chosen then, and N(0, I) the prior.
+            takes; an object with `decode` may tell it as `noise_size`, and its `chunk`. The noise is what is chosen
+            then, and N(0, I) the prior.
         chunk: how many actions in a row a generative policy gives at a time.
         sparse: accept an add-on that is constant over some thousand trial steps.
         limits: what must hold for the mean action, such as "energy<=0.09"; a name is an add-on, an entry of `info`, or
@@ -178,6 +179,7 @@ def customize(
         init = folder.init if before.init and init == "auto" else init
     if not wishes:
         raise UsageError(f"customizing {NO_ADDON}")
+    noise, chunk = sizes_of(prior, noise, chunk)
     if noise:
         if reading not in (None, Options()):
             raise UsageError(

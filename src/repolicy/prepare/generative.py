@@ -13,13 +13,14 @@ from repolicy.envs.evaluation import Evaluation, evaluate
 from repolicy.envs.making import make_envs, probed
 from repolicy.envs.names import chunk_of, decoder, with_decoder
 from repolicy.errors import UsageError
-from repolicy.loading import lives_here_alone, reference_to
+from repolicy.loading import lives_here_alone, load_object, reference_to
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
 from repolicy.prepare.best_of import BestOf, check_possible
 from repolicy.prepare.session import Start, called, open_prior
 from repolicy.prepare.weights import trial
+from repolicy.priors.code import is_code
 from repolicy.priors.decoders import decoder_of, sum_of
 from repolicy.runs.settings import Settings
 
@@ -28,6 +29,18 @@ SCALES = (1.0, 0.5, 0.0)  # of the noise, which cost no training
 EPISODES, ROWS = 16, 64
 BEST, SIMULATED = 16, 40_000  # draws, and the most steps of copies that they may take
 MOVES = 0.01  # of what the strongest direction of the noise does to the actions
+
+
+def sizes_of(given: Any, noise: int, chunk: int) -> tuple[int, int]:
+    """Return how much noise and how many actions a chunk there are: as the user says, else as an object tells itself.
+
+    No noise: what is given is not generative.
+    """
+    if noise:
+        return noise, chunk
+    thing = load_object(given, "prior") if is_code(given) else given
+    size = getattr(thing, "noise_size", 0)
+    return size, getattr(thing, "chunk", chunk) if size else chunk
 
 
 def begun_through_noise(
