@@ -1,6 +1,7 @@
 """Many runs and a ledger: what is in the ledger is not repeated, and what was cut off goes on where it was."""
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from experiments.ledger import Ledger, Row
 from experiments.one import Run, machine
 from repolicy.cli.main import caught
+from repolicy.cli.main import main as command_line
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import read_json
 from repolicy.many.pool import Here, Job, on_ray, work
@@ -58,6 +60,13 @@ def measure(path: Path, wanted: Mapping[str, Callable[[], Row]]) -> None:
             row = {"key": key} | measured()
             ledger.add({"machine": machine()} | row | {"cpu_seconds": round(time.process_time() - began, 1)})
             print(f"{number}/{len(missing)}  {key}", flush=True)
+
+
+def customized(words: Sequence[str], folder: Path) -> str:
+    """Customize in that folder, or go on with it. Returns the command."""
+    asked = ["customize", *words]
+    command_line([*asked, "--no-report", "--resume", "--out", str(folder)])
+    return shlex.join(["repolicy", *asked])
 
 
 def fill(

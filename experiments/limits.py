@@ -16,14 +16,13 @@ import numpy as np
 from experiments import campaign, real_robot
 from experiments.ledger import Row
 from experiments.pages import markdown
-from repolicy.cli.main import main as command_line
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.step import Info
 from repolicy.priors.finding import find_policy
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
 
-EPISODES = 100
+EPISODES, LENGTH = 100, ("--steps", "1e6", "--ranks", "1")
 KEPT = "halfcheetah --addon hind_leg=10 --keep 0.95"
 CHEETAH = {
     **{f"keep/{seed}": f"{KEPT} --seed {seed}" for seed in range(3)},
@@ -40,28 +39,18 @@ def speed_error(observations: np.ndarray, actions: np.ndarray, next_observations
     return real_robot.error(info[real_robot.TRACKED["speed_error"]] / scale)
 
 
-def words(told: str, steps: str) -> list[str]:
-    return ["customize", *shlex.split(told.replace("<", "'<'").replace(">", "'>'")), "--steps", steps, "--ranks", "1"]
-
-
-def run(told: str, steps: str, folder: Path) -> list[str]:
-    """Make a run, or go on with it. Returns its command."""
-    asked = words(told, steps)
-    command_line([*asked, "--no-report", "--resume", "--out", str(folder)])
-    return ["repolicy", *asked]
-
-
 def on_cheetah(told: str, folder: Path) -> Row:
     """Return what a run has of the prior's return and of the wish."""
-    command = run(told, "1e6", folder)
-    limits = [word for word in command if "<=" in word or ">=" in word]
+    words = told.split()
+    command = campaign.customized([*words, *LENGTH], folder)
+    limits = [word for word in words if "<=" in word or ">=" in word]
     with one_thread():
         both = [
             evaluate(who, "HalfCheetah-v4", EPISODES, addon="hind_leg=10", seed=EVALUATION_SEED, limits=limits)
             for who in ("halfcheetah", folder)
         ]
     before, after = (each.columns for each in both)
-    row: Row = {"command": shlex.join(command), "versions": versions(), "episodes": EPISODES}
+    row: Row = {"command": command, "versions": versions(), "episodes": EPISODES}
     row |= {
         name: [round(after[name].mean, 4), round(after[name].error, 4)]
         for name in ("basic_reward", "addon_reward", "metric")
@@ -72,12 +61,12 @@ def on_cheetah(told: str, folder: Path) -> Row:
 
 def on_go1(told: str, folder: Path) -> Row:
     """Return what a run has of the old return, the power that it saves, how well it does as told, and its falls."""
-    command = run(told, "1e6", folder)
+    command = campaign.customized([*told.split(), *LENGTH], folder)
     whose = (find_policy("playground:go1"), find_policy(folder))
     measured = [real_robot.measured(who, real_robot.ENV, EPISODES, True) for who in whose]
     kept = measured[1]["basic"][0] / measured[0]["basic"][0]
     saved = 1.0 - measured[1]["energy"][0] / measured[0]["energy"][0]
-    row: Row = {"command": shlex.join(command), "versions": versions()}
+    row: Row = {"command": command, "versions": versions()}
     return row | measured[1] | {"kept": round(kept, 4), "saved": round(saved, 4)}
 
 

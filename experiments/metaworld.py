@@ -14,7 +14,6 @@ that reaches on the left, and the mean square of the three numbers that move the
 """
 
 import math
-import shlex
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -184,11 +183,11 @@ def at_scale(task: str, runs: Path, count: int, scale: float) -> Row:
 def customized(task: str, runs: Path, count: int, told: str, folder: Path) -> Row:
     """Return what a run ends in, by sampled noise and by its mean."""
     flow, env = flow_of(task, runs, count), env_of(task)
-    asked = ["customize", str(flow), "--noise", str(NOISE), "--chunk", str(CHUNK), "--env", env, *shlex.split(told)]
-    command_line([*asked, "--ranks", "1", "--no-report", "--resume", "--out", str(folder)])
+    words = [str(flow), "--noise", str(NOISE), "--chunk", str(CHUNK), "--env", env, *told.split(), "--ranks", "1"]
+    command = campaign.customized(words, folder)
     _, name = noise_prior(str(flow), NOISE, CHUNK, env)
     policy = folder / "policy.safetensors"
-    row = {"command": shlex.join(["repolicy", *asked, "--ranks", "1"])} | measured(policy, name, False)
+    row = {"command": command} | measured(policy, name, False)
     return row | {"mean": measured(policy, name, True)}
 
 

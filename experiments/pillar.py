@@ -11,7 +11,6 @@ on the left, and the nats by which the noise is unlike N(0, I). A line that is t
 """
 
 import math
-import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,16 +89,15 @@ def figures(basic: np.ndarray, wish: np.ndarray, nats: float) -> Row:
 
 def customized(told: str, flow: Path, folder: Path) -> Row:
     """Return what a run ends in."""
-    asked = ["customize", str(flow), "--noise", str(NOISE), "--chunk", str(CHUNK), "--env", ENV, "--addon", WISH]
-    asked += [*shlex.split(told), "--ranks", "1"]
-    command_line([*asked, "--no-report", "--resume", "--out", str(folder)])
+    words = [str(flow), "--noise", str(NOISE), "--chunk", str(CHUNK), "--env", ENV, "--addon", WISH]
+    command = campaign.customized([*words, *told.split(), "--ranks", "1"], folder)
     with one_thread():
         found: Evaluation = evaluate(
             folder, episodes=EPISODES, addon=WISH, deterministic=False, seed=EVALUATION_SEED, trust=True
         )
     assert found.addon is not None
     nats = found.columns["kl_a_step"].mean
-    return {"command": shlex.join(["repolicy", *asked])} | figures(found.basic, found.addon, nats)
+    return {"command": command} | figures(found.basic, found.addon, nats)
 
 
 def best_of(count: int, flow: Path) -> Row:

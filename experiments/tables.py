@@ -191,60 +191,6 @@ def llm_programs() -> str:
     return markdown(["command", "rows", "CPU minutes"], lines)
 
 
-def llm_optimum() -> str:
-    """Return the exact optimum of the toy at each omega, which every line of the results carries."""
-    lines = []
-    for omega, runs in frontier_runs("standard", "whole").items():
-        best = runs[0]["best"]
-        cells = [f"{best[key]:.2f}" for key in ("addon", "log_prior", "length", "entropy")]
-        lines.append([f"{omega:g}", *cells])
-    return markdown(["omega", "add-on", "log prior", "letters", "entropy"], lines)
-
-
-def llm_distance() -> str:
-    """Return KL to the optimum: each seed of each method."""
-    methods = ("whole", "onward", "decomposed")
-    found = {method: frontier_runs("standard", method) for method in methods}
-    lines = []
-    for omega, runs in found["whole"].items():
-        cells = [distances(found[method].get(omega, [])) for method in methods]
-        lines.append([f"{omega:g}", f"{runs[0]['before']['kl']:.2f}", *cells])
-    return markdown(["omega", "before", "online, whole", "online, onward", "offline"], lines)
-
-
-def llm_controls() -> str:
-    """Return KL to the optimum of the controls."""
-    lines = []
-    for what, world, method in CONTROLS:
-        for omega, runs in frontier_runs(world, method).items():
-            if (world, method) == ("standard", "decomposed") and omega != runs[0]["job"]["alpha"]:
-                continue
-            lines.append([what, f"{omega:g}", f"{runs[0]['before']['kl']:.2f}", distances(runs)])
-    return markdown(["control", "omega", "before", "KL"], lines)
-
-
-CONTROLS = (
-    ("stock GRPO, beta = 0.2", "standard", "grpo"),
-    ("RLOO recipe", "standard", "rloo"),
-    ("stock DPO (omega = alpha)", "standard", "decomposed"),
-    ("prior stopped early, online", "early", "whole"),
-    ("prior stopped early, offline", "early", "decomposed"),
-    ("text of one length, online", "fixed", "whole"),
-)
-
-
-USUAL = {"alpha": 0.2, "rate": 1e-3, "steps": 300, "samples": 64, "pairs": 8192}  # others stay out of the page
-
-
-def frontier_runs(world: str, method: str) -> dict[float, list[Row]]:
-    found: dict[float, list[Row]] = {}
-    for row in rows("llm/frontier.jsonl"):
-        job = {"world": world, "method": method} | USUAL
-        if all(job.get(name, value) == value for name, value in row["job"].items()):
-            found.setdefault(row["job"]["omega"], []).append(row)
-    return found
-
-
 def through_hosts() -> str:
     """Return a row a task, its steps and a trainer: means over its seeds, and from which seed to which."""
     lines = []
@@ -322,14 +268,14 @@ def of_the_prior(row: Row) -> tuple[float, float]:
     return float(np.nanmin(curve[:50])) / own, float(curve[~np.isnan(curve)][-1]) / own
 
 
-def distances(runs: list[Row]) -> str:
-    return ", ".join(f"{run['after']['kl']:.3f}" for run in sorted(runs, key=lambda run: run["job"]["seed"]))
+def written(name: str, part: int | None = None) -> Callable[[], str]:
+    """Return what a program wrote beside its results, without the sentence at its top; or one of its tables."""
 
+    def read() -> str:
+        _, *parts = (RESULTS / "llm" / f"{name}.md").read_text().strip().split("\n\n")
+        return "\n\n".join(parts) if part is None else parts[part]
 
-def written(name: str) -> Callable[[], str]:
-    """Return a page that a command wrote beside its results, without the sentence at its top."""
-    page = RESULTS / "llm" / f"{name}.md"
-    return lambda: page.read_text().partition("\n\n")[2].strip()
+    return read
 
 
 TABLES: Tables = {
@@ -365,9 +311,9 @@ TABLES: Tables = {
     "found": lambda: found_settings.table([*ledger("found.jsonl").values()]),
     "real_robot": lambda: real_robot.table([*ledger("real_robot.jsonl").values()]),
     "llm_programs": llm_programs,
-    "llm_optimum": llm_optimum,
-    "llm_distance": llm_distance,
-    "llm_controls": llm_controls,
+    "llm_optimum": written("frontier", 0),
+    "llm_distance": written("frontier", 1),
+    "llm_controls": written("frontier", 2),
     **{f"llm_{name}": written(name) for name in PROGRAMS if name != "frontier"},
 }
 PICTURES = ("frontier", "labels")  # of results/llm, which pages show

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, page
+from experiments.llm.program import Job, Program
 from experiments.llm.toy import measure, policy_log_probs
 from experiments.llm.toy_training import online, opened
+from experiments.pages import markdown
 from repolicy.objective import residual
 
 USUAL = {
@@ -40,16 +41,12 @@ def run(job: Job, priors: Path) -> Row:
 
 def table(rows: list[Row]) -> str:
     """Return a row a run: what it spent of its budget, and by which omega."""
-    lead = (
-        "`python -m experiments.llm budget`. `spent` is exact: the prior's own expected log-probability minus "
-        "the policy's. `KL` is to the optimum at the omega that was found."
-    )
     lines = []
     for row in rows:
         job, after = row["job"], row["after"]
         cells = [job["method"], f"{job['start']:g}", str(job["seed"]), f"{job['nats']:g}", f"{row['spent']:.3f}"]
         lines.append([*cells, f"{row['omega']:.4f}", f"{after['kl']:.3f}", f"{after['addon']:.3f}"])
-    return page(lead, ["trainer", "from omega", "seed", "budget", "spent", "omega", "KL", "add-on"], lines)
+    return markdown(["trainer", "from omega", "seed", "budget", "spent", "omega", "KL", "add-on"], lines)
 
 
 PROGRAM = Program(USUAL, jobs, run, table)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, page
+from experiments.llm.program import Job, Program
 from experiments.llm.toy import Toy, new_model, next_token, optimum, tables
 from experiments.llm.toy_training import load, online, opened, worth
+from experiments.pages import markdown
 from repolicy.llm import dial
 from repolicy.llm.mixing import mixed_log_probs, mixture
 from repolicy.objective import Objective, residual
@@ -94,12 +95,11 @@ def table(rows: list[Row]) -> str:
     for i, omega in enumerate(next(iter(found.values()))[0]["job"]["omegas"]):
         each = [", ".join(f"{max(run['after'][i]['kl'], 0.0):.3f}" for run in runs) for runs in found.values()]
         lines.append([f"{omega:g}", *each])
-    lead = "`python -m experiments.llm dial`. KL to the exact optimum, in nats; a number a seed where trained."
-    text = page(lead, headings, lines)
+    text = markdown(headings, lines)
     for row in rows:
         if row["job"]["kind"] == "cost":
-            text += "\nCPU milliseconds a token, 16 rows, one thread, 3 layers of 128:\n\n| | ms |\n|---|---|\n"
-            text += "".join(f"| {kind} | {value:.2f} |\n" for kind, value in row["milliseconds"].items())
+            text += "\n\nCPU milliseconds a token, 16 rows, one thread, 3 layers of 128:\n\n| | ms |\n|---|---|\n"
+            text += "\n".join(f"| {kind} | {value:.2f} |" for kind, value in row["milliseconds"].items())
     return text
 
 

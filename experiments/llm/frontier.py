@@ -12,16 +12,26 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, mean_and_spread, page
+from experiments.llm.program import Job, Program, of_seeds
 from experiments.llm.toy import labelled_pairs, measure, optimum, policy_log_probs, sample_responses
 from experiments.llm.toy_training import offline, online, opened, worth
+from experiments.pages import markdown
 from repolicy.objective import residual
 
 USUAL = {
     **{"omegas": (0.0, 0.1, 0.2, 0.3, 0.4, 0.6), "alpha": 0.2, "seeds": 3, "steps": 300, "samples": 64, "rate": 1e-3},
     **{"pairs": 8192, "controls": True},
 }
-COLUMNS = {"kl": "KL", "addon": "add-on", "log_prior": "log prior", "length": "letters", "entropy": "entropy"}
+COLUMNS = {"addon": "add-on", "log_prior": "log prior", "length": "letters", "entropy": "entropy"}
+METHODS = {"whole": "online, whole", "onward": "online, onward", "decomposed": "offline"}
+CONTROLS = (
+    ("stock GRPO, beta = 0.2", "standard", "grpo"),
+    ("RLOO recipe", "standard", "rloo"),
+    ("stock DPO (omega = alpha)", "standard", "decomposed"),
+    ("prior stopped early, online", "early", "whole"),
+    ("prior stopped early, offline", "early", "decomposed"),
+    ("text of one length, online", "fixed", "whole"),
+)
 
 
 def jobs(settings: Any) -> list[Job]:
@@ -63,22 +73,27 @@ def run(job: Job, priors: Path) -> Row:
 
 
 def table(rows: list[Row]) -> str:
-    """Return one row for each world, method and omega: what came out, and the exact optimum beside it."""
-    lead = (
-        "`python -m experiments.llm frontier`. After the slash: the exact optimum. KL, in nats, is to that.\n"
-        "`whole` and `onward`: ResidualGRPOTrainer with returns of the whole response, and from each token onward;\n"
-        "`decomposed`: Decomposed-DPO; `grpo` and `rloo`: TRL's own, the latter with the recipe."
-    )
-    groups: dict[tuple[str, str, float], list[Row]] = {}
+    """Return three tables: the exact optimum at each omega, and KL to it of the methods and of the controls."""
+    found: dict[tuple[str, str], dict[float, list[Row]]] = {}
     for row in rows:
-        groups.setdefault((row["job"]["world"], row["job"]["method"], row["job"]["omega"]), []).append(row)
-    lines = []
-    for (world, method, omega), runs in sorted(groups.items(), key=lambda item: (item[0][0] != "standard", item[0])):
-        cells = [mean_and_spread([run["after"][name] for run in runs]) for name in COLUMNS]
-        best = ["", *(f" / {runs[0]['best'][name]:.3f}" for name in [*COLUMNS][1:])]
-        shown = [cell + to for cell, to in zip(cells, best, strict=True)]
-        lines.append([world, method, f"{omega:g}", str(len(runs)), f"{runs[0]['before']['kl']:.2f}", *shown])
-    return page(lead, ["world", "method", "omega", "runs", "KL before", *COLUMNS.values()], lines)
+        job = row["job"]
+        found.setdefault((job["world"], job["method"]), {}).setdefault(job["omega"], []).append(row)
+    best, distances, controls = list[list[str]](), list[list[str]](), list[list[str]]()
+    for omega, runs in found["standard", "whole"].items():
+        best.append([f"{omega:g}", *(f"{runs[0]['best'][name]:.2f}" for name in COLUMNS)])
+        kls = [of_seeds(found.get(("standard", method), {}).get(omega, [])) for method in METHODS]
+        distances.append([f"{omega:g}", f"{runs[0]['before']['kl']:.2f}", *kls])
+    for what, world, method in CONTROLS:
+        for omega, runs in found.get((world, method), {}).items():
+            if (world, method) != ("standard", "decomposed") or omega == runs[0]["job"]["alpha"]:
+                controls.append([what, f"{omega:g}", f"{runs[0]['before']['kl']:.2f}", of_seeds(runs)])
+    return "\n\n".join(
+        [
+            markdown(["omega", *COLUMNS.values()], best),
+            markdown(["omega", "before", *METHODS.values()], distances),
+            markdown(["control", "omega", "before", "KL"], controls),
+        ]
+    )
 
 
 def draw(rows: list[Row], priors: Path, file: Path) -> None:

@@ -2,8 +2,7 @@
 
 The paper's reward makes log policy and log prior part of the return, so a token answers for what comes after it. GRPO
 puts them into the loss, where a token answers for itself alone (the δ(t′, t) of Eq. 8). What that changes is a number:
-the expected gradient of each, compared with the gradient of the objective, for random policies and references. Rows of
-before are dropped.
+the expected gradient of each, compared with the gradient of the objective, for random policies and references.
 """
 
 from collections.abc import Callable
@@ -14,7 +13,8 @@ import torch
 from torch import Tensor
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, page
+from experiments.llm.program import Job, Program
+from experiments.pages import markdown
 from repolicy.llm.losses import returns_to_go, token_rewards, whole_returns
 from repolicy.objective import greedy, kl
 
@@ -140,13 +140,9 @@ def _compare(found: Tensor, exact: Tensor) -> tuple[float, float]:
 def table(rows: list[Row]) -> str:
     """Return a row for each expected gradient."""
     [row] = rows
-    job, cosine, length = row["job"], row["cosine"], row["relative_norm"]
-    lead = (
-        f"`python -m experiments.llm gradients`: means over {job['draws']} random policies and references, "
-        f"{job['vocabulary']} tokens, up to {job['length']} a response, every response listed."
-    )
+    cosine, length = row["cosine"], row["relative_norm"]
     lines = [[name, f"{cosine[name]:.4f}", f"{length[name]:.3f}"] for name in cosine]
-    return page(lead, ["expected gradient of", "cosine with the exact one", "relative length"], lines)
+    return markdown(["expected gradient of", "cosine with the exact one", "relative length"], lines)
 
 
-PROGRAM = Program(USUAL, jobs, run, table, anew=True)
+PROGRAM = Program(USUAL, jobs, run, table)

@@ -1,7 +1,7 @@
 """What a step of each trainer costs beside its TRL parent's: python -m experiments.llm overhead.
 
 The same model, data and settings; CPU time of whole training steps, the two trainers taking turns; medians. Online, the
-model writes 6 and 64 tokens. Rows of before are dropped.
+model writes 6 and 64 tokens.
 """
 
 import statistics
@@ -15,9 +15,10 @@ from transformers import TrainerCallback
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTrainer
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, page
+from experiments.llm.program import Job, Program
 from experiments.llm.toy import END, new_model, new_tokenizer
 from experiments.llm.toy_training import addon_reward, load, scratch, trained
+from experiments.pages import markdown
 from repolicy.llm.cross_entropy import CrossEntropyDPOConfig, CrossEntropyDPOTrainer
 from repolicy.llm.dpo import DecomposedDPOConfig, DecomposedDPOTrainer
 from repolicy.llm.grpo import ResidualGRPOConfig, ResidualGRPOTrainer
@@ -103,8 +104,7 @@ def table(rows: list[Row]) -> str:
             [f"{row[f'{who}_ms']:.0f}" for who in ("parent", "child")],
         )
         lines.append([ours, row["parent"], str(row["tokens"]), *times, f"{row['overhead_percent']:+.1f} %"])
-    lead = "`python -m experiments.llm overhead`: CPU time of a whole training step, one thread, medians."
-    return page(lead, ["trainer", "parent", "tokens", "parent, ms", "ours, ms", "difference"], lines)
+    return markdown(["trainer", "parent", "tokens", "parent, ms", "ours, ms", "difference"], lines)
 
 
-PROGRAM = Program({"steps": 12, "turns": 6}, jobs, run, table, anew=True)
+PROGRAM = Program({"steps": 12, "turns": 6}, jobs, run, table)

@@ -12,7 +12,6 @@ import torch
 
 from experiments.campaign import measure
 from experiments.ledger import Ledger, Row
-from experiments.pages import markdown
 from repolicy.errors import UsageError
 from repolicy.policies.storage import write_bytes
 
@@ -28,7 +27,6 @@ class Program:
     run: Callable[[Job, Path], Row]  # of one job, and the folder of the priors
     table: Callable[[list[Row]], str]
     draw: Callable[[list[Row], Path, Path], None] | None = None  # of the rows and the priors, into a file
-    anew: bool = False  # whether rows of before are dropped
 
     def main(self, name: str, description: str | None, words: list[str]) -> None:
         """Run what is missing, and write the page of all that was asked for, with its picture if it has one."""
@@ -47,7 +45,8 @@ class Program:
         parser.add_argument("--no-train", action="store_true", help="make only the page, of what is there")
         options = parser.parse_args(words)
         rows = self.rows(options, options.output / f"{name}.jsonl")
-        write_bytes(options.output / f"{name}.md", self.table(rows).encode())
+        page = f"Made by `python -m experiments.llm {name}`.\n\n{self.table(rows)}\n"
+        write_bytes(options.output / f"{name}.md", page.encode())
         if self.draw:
             self.draw(rows, options.priors, options.output / f"{name}.png")
         print(f"table: {options.output / name}.md")
@@ -57,8 +56,6 @@ class Program:
         torch.set_num_threads(1)
         jobs = {" ".join(f"{name}={value}" for name, value in sorted(job.items())): job for job in self.jobs(options)}
         if not options.no_train:
-            if self.anew:
-                file.unlink(missing_ok=True)
             measure(file, {key: partial(self.row, job, options.priors) for key, job in jobs.items()})
         found = [row for key, row in Ledger(file).by_key().items() if key in jobs]
         if not found:
@@ -68,11 +65,6 @@ class Program:
     def row(self, job: Job, priors: Path) -> Row:
         versions = {name: version(name) for name in ("torch", "transformers", "trl")}
         return {"job": dict(job), **self.run(job, priors), "versions": versions, "threads": torch.get_num_threads()}
-
-
-def page(lead: str, headings: list[str], rows: list[list[str]]) -> str:
-    """Return a table under the sentence that says how it was made."""
-    return f"Made by {lead}\n\n{markdown(headings, rows)}\n"
 
 
 def of_seeds(rows: list[Row]) -> str:

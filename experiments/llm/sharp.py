@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, of_seeds, page
+from experiments.llm.program import Job, Program, of_seeds
 from experiments.llm.toy import policy_log_probs
 from experiments.llm.toy_training import online, opened, worth
+from experiments.pages import markdown
 from repolicy.objective import residual
 
 USUAL = {"omegas": (0.6, 0.1, 0.2, 0.3), "alpha": 0.2, "seeds": 3, "steps": 300, "samples": 64}
@@ -41,8 +42,7 @@ def table(rows: list[Row]) -> str:
     for omega in sorted({row["job"]["omega"] for row in rows}):
         of = [[row for row in rows if (row["job"]["omega"], row["job"]["mend"]) == (omega, mend)] for mend in MENDS]
         lines.append([f"{omega:g}", *map(of_seeds, of)])
-    lead = "`python -m experiments.llm sharp`. KL to the exact optimum, in nats, one number a seed."
-    return page(lead, ["omega", *MENDS], lines)
+    return markdown(["omega", *MENDS], lines)
 
 
 PROGRAM = Program(USUAL, jobs, run, table)

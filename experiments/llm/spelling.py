@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, page
+from experiments.llm.program import Job, Program
 from experiments.llm.toy import new_model, new_tokenizer, taught
 from experiments.llm.toy_training import load, online
+from experiments.pages import markdown
 from repolicy.errors import UsageError
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import residual
@@ -128,9 +129,8 @@ def table(rows: list[Row]) -> str:
         title = "the prior" if row["job"]["omega"] is None else f"{row['job']['omega']:g}"
         numbers = [f"{row[name]:.2f}" for name in MEASURED]
         lines.append([title, *numbers, str(row["different"]), f"{row['real']:.2f}"])
-        shown += f"\n**{title}**: {', '.join(name.capitalize() or '(empty)' for name in row['names'])}\n"
-    lead = "`python -m experiments.llm spelling`. 500 sampled names a row; `real`: the share of census names."
-    return page(lead, ["omega", *MEASURED.values(), "different", "real"], lines) + shown
+        shown += f"\n\n**{title}**: {', '.join(name.capitalize() or '(empty)' for name in row['names'])}"
+    return markdown(["omega", *MEASURED.values(), "different", "real"], lines) + shown
 
 
 PROGRAM = Program(USUAL, jobs, run, table)

@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 
@@ -102,16 +103,21 @@ def overrides(command: Any, kind: type[AnySettings] = Settings) -> dict[str, Any
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `place` is the field that it fills, behind the field of the dataclass that it stands in."""
+    """One option. `place` is the field that it fills, behind the field of the dataclass `of` that it stands in."""
 
     place: tuple[str, ...]
     name: str
     hint: Any
-    what: str
+    of: type
     default: str  # "(default: 64)"
     metavar: str = ""  # of a positional one
     is_on: bool = False  # a switch that can be turned off
     repeatable: bool = False
+
+    @property
+    def what(self) -> str:
+        """What stands below its field."""
+        return docstrings(self.of).get(self.place[-1], "")
 
     @property
     def setting(self) -> bool:
@@ -148,7 +154,7 @@ def options(command: type) -> Iterator[Option]:
 def _options(cls: type, place: tuple[str, ...], examples: list[Any], usual: Usual) -> Iterator[Option]:
     """Return the help of options; `examples` are what the values can be by default, none where the fields say it."""
     on, settings = usual
-    hints, texts = typing.get_type_hints(cls, include_extras=True), docstrings(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     for each in fields(cls):
         hint, extras = _unwrapped(hints[each.name])
         values = [getattr(example, each.name) for example in examples] or [_default(each)]
@@ -161,13 +167,14 @@ def _options(cls: type, place: tuple[str, ...], examples: list[Any], usual: Usua
         metavar = next((extra.metavar for extra in extras if isinstance(extra, Positional)), "")
         same = all(value == values[0] for value in values)
         yield Option(
-            here, renamed.replace("_", "-"), hint, texts.get(each.name, ""),
+            here, renamed.replace("_", "-"), hint, cls,
             _shown(values[0]) if same else f"(default: depends on {on})", metavar,
             is_on=hint is bool and values[0] is True,
             repeatable=any(isinstance(extra, Repeatable) for extra in extras),
         )  # fmt: skip
 
 
+@cache
 def docstrings(cls: type) -> dict[str, str]:
     """Return what stands below each field of a dataclass, and of those that it inherits from, on one line each."""
     texts: dict[str, str] = {}
