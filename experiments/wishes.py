@@ -31,7 +31,7 @@ from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
-from repolicy.priors.code import Acting, acting
+from repolicy.priors.opening import Acting, acting
 from repolicy.readers.reading import Options
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread

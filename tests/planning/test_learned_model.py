@@ -14,7 +14,7 @@ from repolicy.planning.asking import planned
 from repolicy.planning.keeping import keep
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Search
-from repolicy.priors.code import acting
+from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
 
 

@@ -14,7 +14,7 @@ from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import planned
 from repolicy.planning.live import HERE, Stage, parts, server
 from repolicy.planning.planner import Search
-from repolicy.priors.code import acting
+from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
 
 

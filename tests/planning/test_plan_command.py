@@ -12,7 +12,7 @@ from repolicy.errors import RepolicyError
 from repolicy.planning.asking import planned
 from repolicy.planning.keeping import keep
 from repolicy.planning.planner import Search
-from repolicy.priors.code import acting
+from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
 from repolicy.report.movie import Shot, films
 

@@ -18,7 +18,8 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, PolicySpec, seeded
 from repolicy.ranges import Dial
-from repolicy.readers.recognize import describe
+from repolicy.readers.reading import Options
+from repolicy.readers.recognize import PolicyFile
 
 BOX = ActionSpace("continuous", (2,), (-1.0, -3.0), (1.0, 2.0))
 SPECS = [
@@ -161,7 +162,7 @@ def test_a_graph_that_was_changed_is_read_as_it_is_now(graphs: Path, tmp_path: P
     weights = next(each for each in model.graph.initializer if list(each.dims) == [8, 5])
     weights.CopyFrom(onnx.numpy_helper.from_array(2.0 * onnx.numpy_helper.to_array(weights), weights.name))
     onnx.save(model, path)
-    described = describe(path)
+    described = PolicyFile(path).described(Options())
     np.testing.assert_array_equal(described.actor.hidden[0].linear.weight, 2.0 * policy.network.weights[0].detach())
     assert "no more the one that Repolicy exported" in described.notes[-1]
 

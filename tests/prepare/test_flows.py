@@ -12,8 +12,7 @@ from repolicy.policies.export import onnx_reader
 from repolicy.prepare import flows
 from repolicy.prepare.flows import Flow, fit_flow, imitate_flow, in_chunks
 from repolicy.prepare.generative import standard_normal
-from repolicy.priors.composed import export_composed
-from repolicy.priors.decoders import decoder_of
+from repolicy.priors.decoders import decoder_of, export_composed
 from repolicy.readers.demonstrations import Demonstrations
 
 

@@ -18,9 +18,8 @@ from typed_commands import SMALL, answered, refused
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.policies.file import save_policy
 from repolicy.prepare.imitation import imitate
-from repolicy.priors.code import opened
 from repolicy.priors.kinds import MeanPrior
-from repolicy.priors.opening import load_policy, read_policy
+from repolicy.priors.opening import load_policy, opened, read_policy
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.readers.reading import Options
 

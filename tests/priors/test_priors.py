@@ -19,10 +19,9 @@ from repolicy.errors import NumericError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare.session import open_prior
-from repolicy.priors.code import from_source, is_code, opened, source_of
 from repolicy.priors.finding import find_policy
 from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scorer, State, prior_of
-from repolicy.priors.opening import load_policy, read_policy
+from repolicy.priors.opening import from_source, is_code, load_policy, opened, read_policy, source_of
 from repolicy.readers.reading import Options
 
 TWO = ActionSpace("continuous", (2,))

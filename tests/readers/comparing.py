@@ -1,6 +1,7 @@
 """What the tests of formats share: copies of policies against the host library's own numbers."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,19 @@ from torch import Tensor
 
 from repolicy.readers.copying import policy_from
 from repolicy.readers.described import Described, Std
+from repolicy.readers.reading import Options
+from repolicy.readers.recognize import PolicyFile
 
 COUNT = 256
 TOLERANCE = 1e-5
+
+
+def describe(path: str | Path, options: Options | None = None) -> Described:
+    return PolicyFile(path).described(options or Options())
+
+
+def recognized(path: Path) -> str | None:
+    return PolicyFile(path).format
 
 
 def observations(size: int, spread: float = 1.0) -> Tensor:

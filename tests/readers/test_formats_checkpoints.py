@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import COUNT, assert_equal, assert_scored, log_prob, mean, observations, stirred
+from comparing import COUNT, assert_equal, assert_scored, describe, log_prob, mean, observations, recognized, stirred
 from made_checkpoints import Agent, mlp, named, saved
 from torch import nn
 
 from repolicy.errors import FileError, UsageError
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
-from repolicy.readers.recognize import describe, recognized
 
 # rsl_rl ---------------------------------------------------------------------------------------------------------------
 

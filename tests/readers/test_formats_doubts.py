@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import COUNT, assert_equal, assert_scored, log_prob, mean, observations, random, stirred
+from comparing import COUNT, assert_equal, assert_scored, describe, log_prob, mean, observations, random, stirred
 from gymnasium import spaces
 from made_checkpoints import Agent, brax_file, mlp, named, saved
 from made_graphs import graph, node, onnx, script, stacked
@@ -18,11 +18,10 @@ from torch import nn
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, RepolicyError
 from repolicy.policies.distributions import ActionSpace
-from repolicy.priors.code import opened
+from repolicy.priors.opening import opened
 from repolicy.readers import brax, vecnormalize
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
-from repolicy.readers.recognize import describe
 
 # Stable-Baselines3: code of the user's own ----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import COUNT, assert_equal, log_prob, mean, observations, random, stirred
+from comparing import COUNT, assert_equal, describe, log_prob, mean, observations, random, recognized, stirred
 from made_graphs import graph, node, onnx, run, script, stacked
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
@@ -23,7 +23,6 @@ from repolicy.readers.copying import policy_from
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.onnx_graphs import TYPES, _array
 from repolicy.readers.reading import Options
-from repolicy.readers.recognize import describe, recognized
 
 # Real robots ----------------------------------------------------------------------------------------------------------
 

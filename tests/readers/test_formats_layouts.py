@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from comparing import assert_equal, mean, observations
+from comparing import assert_equal, describe, mean, observations
 from made_checkpoints import brax_file, mlp, named, saved
 from torch import nn
 
@@ -14,7 +14,6 @@ from repolicy.errors import FileError
 from repolicy.readers.copying import policy_from
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
-from repolicy.readers.recognize import describe
 
 # Layers of the user's own ---------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from comparing import describe
 from made_checkpoints import Seen, brax_file, with_entry
 from made_graphs import script, stacked
 from torch import nn
@@ -18,7 +19,6 @@ from repolicy.readers import vecnormalize
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.operations import OPERATIONS, Moving
 from repolicy.readers.pickles import LEGACY_MAGIC, Name, Shell, load, read_pickle
-from repolicy.readers.recognize import describe
 from repolicy.readers.sb3_zip import actions_of, observations_of
 from repolicy.readers.torchscript import _memory
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from comparing import assert_equal, assert_scored, log_prob, mean, observations
+from comparing import assert_equal, assert_scored, describe, log_prob, mean, observations, recognized
 from made_checkpoints import mlp, named, saved
 from torch import nn
 
@@ -15,7 +15,6 @@ from repolicy.priors.opening import load_policy
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.mapped import tensors_in
 from repolicy.readers.reading import Options
-from repolicy.readers.recognize import describe, recognized
 
 MEAN, VAR = torch.arange(5.0).double() - 2.0, torch.tensor([0.5, 2.0, 9.0, 1.0, 0.3]).double()
 STD = torch.tensor([0.3, 0.8])

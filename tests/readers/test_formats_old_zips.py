@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import assert_equal, assert_scored, mean, observations
+from comparing import assert_equal, assert_scored, describe, mean, observations
 from gymnasium import spaces
 from made_sb3 import SMALL, contrib, made, rewritten, sb3, with_statistics
 
@@ -22,7 +22,6 @@ from repolicy.cli.inspection import inspect
 from repolicy.errors import UsageError
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
-from repolicy.readers.recognize import describe
 
 
 def aged(path: Path, name: str, renamed: dict[str, str], **data: Any) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import assert_equal, mean, observations, random, stirred
+from comparing import assert_equal, describe, mean, observations, random, stirred
 from made_checkpoints import Around
 from made_graphs import graph, node, onnx, run, script
 from torch import Tensor, nn
@@ -22,11 +22,11 @@ from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy
-from repolicy.priors.code import from_source, opened, source_of
 from repolicy.priors.kinds import MeanPrior
+from repolicy.priors.opening import from_source, opened, source_of
 from repolicy.priors.running import Graph, Script
 from repolicy.readers.reading import Options
-from repolicy.readers.recognize import PolicyFile, describe
+from repolicy.readers.recognize import PolicyFile
 from repolicy.runs.machine import terminated_as_interrupted
 
 STD = Options(std=0.2)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import assert_equal, assert_scored, log_prob, mean, observations
+from comparing import assert_equal, assert_scored, describe, log_prob, mean, observations, recognized
 from gymnasium import spaces
 from made_sb3 import SMALL, check_soft, contrib, made, rewritten, with_statistics
 
@@ -22,7 +22,6 @@ from repolicy.errors import FileError, UsageError
 from repolicy.priors.opening import read_policy
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
-from repolicy.readers.recognize import describe, recognized
 
 sb3 = pytest.importorskip("stable_baselines3")
 

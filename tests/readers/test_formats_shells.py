@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from comparing import describe, recognized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_checkpoints import with_entry
 
 from repolicy.errors import FileError
 from repolicy.readers.pickles import Name, Shell, load, read_pickle
-from repolicy.readers.recognize import describe, recognized
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),

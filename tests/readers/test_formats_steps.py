@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparing import assert_equal, mean, observations, random
+from comparing import assert_equal, describe, mean, observations, random
 from made_graphs import graph, node, onnx, run
 
 from repolicy.errors import FileError
 from repolicy.readers.described import CannotCopyError
-from repolicy.readers.recognize import describe
 
 FIRST_LAYER = [node("Gemm", "obs w", "a")]
 BODY = [*FIRST_LAYER, node("Tanh", "a", "b"), node("Gemm", "b v", "c")]

@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import assert_equal, mean, observations, stirred
+from comparing import assert_equal, describe, mean, observations, stirred
 from made_graphs import script, stacked
 from torch import nn
 
 from repolicy.errors import FileError
 from repolicy.policies.distributions import ActionSpace
-from repolicy.priors.code import opened
 from repolicy.priors.kinds import MeanPrior
+from repolicy.priors.opening import opened
 from repolicy.readers.chain import Step, recognize
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
-from repolicy.readers.recognize import describe
 
 
 class InPlace(nn.Module):

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import COUNT, assert_equal, log_prob, mean, observations
+from comparing import COUNT, assert_equal, describe, log_prob, mean, observations
 from gymnasium import spaces
 from made_sb3 import Still, check_soft
 
 from repolicy.errors import UsageError
-from repolicy.readers.recognize import describe
 
 sb3 = pytest.importorskip("stable_baselines3")
 from stable_baselines3.common.policies import ActorCriticPolicy  # noqa: E402

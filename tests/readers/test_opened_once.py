@@ -16,8 +16,7 @@ from made_sb3 import made, sb3
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.priors.code import acting, opened
-from repolicy.priors.opening import load_policy
+from repolicy.priors.opening import acting, load_policy, opened
 from repolicy.readers.reading import Options
 
 OPENED: dict[str, int] = {}

@@ -16,9 +16,8 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import read_card, save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors import finding as shelf
-from repolicy.priors.code import is_code
 from repolicy.priors.finding import SHELF, Published, fetched, find_policy, place
-from repolicy.priors.opening import read_policy
+from repolicy.priors.opening import is_code, read_policy
 
 
 @pytest.fixture(autouse=True)

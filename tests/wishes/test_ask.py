@@ -15,7 +15,7 @@ from repolicy.envs.wish_file import open_wish
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import PolicySpec, seeded
-from repolicy.priors.code import acting
+from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
 from repolicy.report.movie import encoded
 from repolicy.wishes import ask_page

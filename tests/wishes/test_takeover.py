@@ -16,7 +16,7 @@ from repolicy.errors import FileError, RepolicyError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.priors.code import acting
+from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
 from repolicy.report.verdict import number
 from repolicy.wishes.learning_loop import Taught, Teaching, alone, infer, learn_wish, record, response

@@ -263,7 +263,7 @@ class Plan(Acts):
         from repolicy.planning.pace import paced
         from repolicy.planning.planner import Search
         from repolicy.policies.storage import check_place
-        from repolicy.priors.code import PLAN
+        from repolicy.priors.opening import PLAN
         from repolicy.report.run_page import rewards
         from repolicy.runs.ranks import one_thread
 

@@ -23,7 +23,7 @@ from repolicy.readers.reading import Options
 from repolicy.runs.settings import AnySettings, Settings, read_settings
 
 if TYPE_CHECKING:
-    from repolicy.priors.code import Acting
+    from repolicy.priors.opening import Acting
 
 
 class Positional(NamedTuple):
@@ -79,7 +79,7 @@ class Acts(OfPolicy):
     def acting(self, policy: str | Path) -> "tuple[Acting, str]":
         """Return who acts, and in which environment."""
         from repolicy.envs.trust import env_of
-        from repolicy.priors.code import acting
+        from repolicy.priors.opening import acting
 
         found = acting(policy, self.reading, self.trust)
         return found, self.env or env_of(found.card, found.path, self.trust)

@@ -113,9 +113,8 @@ class Render(Acts):
         from repolicy.envs.trust import env_of
         from repolicy.policies.file import read_card
         from repolicy.policies.storage import is_own, write_bytes
-        from repolicy.priors.code import PLAN, is_plan
         from repolicy.priors.finding import find_policy
-        from repolicy.priors.opening import check_own, own_bytes, read_policy
+        from repolicy.priors.opening import PLAN, check_own, is_plan, own_bytes, read_policy
         from repolicy.report.movie import FORMATS, Shot, films
 
         warn_of_unfinished(self.policy)
@@ -172,8 +171,7 @@ class Export(OfPolicy):
         from repolicy.envs.names import decoder
         from repolicy.envs.trust import env_of
         from repolicy.policies.export import BY_SUFFIX, SUFFIXES, export
-        from repolicy.priors.composed import export_composed
-        from repolicy.priors.decoders import found_file
+        from repolicy.priors.decoders import export_composed, found_file
         from repolicy.priors.finding import find_policy
         from repolicy.priors.opening import read_policy
 

@@ -135,7 +135,7 @@ class Infer(Beside, Acts):
 
     def _of_records(self) -> tuple[Any, dict[str, Any]]:
         from repolicy.envs.wish_file import open_wish
-        from repolicy.priors.code import acting
+        from repolicy.priors.opening import acting
         from repolicy.wishes.learning_loop import infer
         from repolicy.wishes.record import Labels, Record
 
@@ -252,7 +252,7 @@ class LearnWish(Beside, Command):
 
     def run(self) -> dict[str, Any]:
         from repolicy.envs.trust import env_of
-        from repolicy.priors.code import acting
+        from repolicy.priors.opening import acting
         from repolicy.runs.settings import Settings
         from repolicy.wishes.learning_loop import Teaching, learn_wish
         from repolicy.wishes.record import Labels

@@ -23,8 +23,8 @@ from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Agent, Prior, Watching, check_scores
-from repolicy.priors.code import acting
 from repolicy.priors.kinds import MeanPrior, Scorer
+from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
 
 BLOCK = 20  # steps that are scored together

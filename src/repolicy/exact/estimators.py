@@ -29,10 +29,7 @@ def estimator_gradient(
     def weight(trajectories: Trajectories, log_policy: Tensor) -> Tensor:
         return _to_go(mdp.discount, _rewards(mdp, objective, trajectories, log_policy, log_prior))
 
-    def bonus(log_policy: Tensor) -> Tensor:
-        return objective.bonus * _entropy(log_policy)
-
-    return _gradient(mdp, logits, weight, bonus, restore_discount)
+    return _gradient(mdp, logits, weight, restore_discount, objective.bonus)
 
 
 def delta_gradient(
@@ -44,7 +41,7 @@ def delta_gradient(
         to_go = _to_go(mdp.discount, _rewards(mdp, objective, trajectories, log_policy, log_prior))
         return to_go - objective.bonus * trajectories.along(log_policy)
 
-    return _gradient(mdp, logits, weight, None, restore_discount)
+    return _gradient(mdp, logits, weight, restore_discount)
 
 
 def constant_gradient(
@@ -86,7 +83,7 @@ def entropy_gradient(mdp: MDP, logits: Tensor, *, restore_discount: bool = False
 def score_gradient(mdp: MDP, logits: Tensor, weight: Tensor, *, restore_discount: bool = False) -> Tensor:
     """Return E[Σ_t ∇log π(a_t|s_t) · weight(s_t, a_t)] for any table of weights, [S, A] or [T, S, A]."""
     table = mdp.per_step("weight", weight).detach()
-    return _gradient(mdp, logits, lambda trajectories, _: trajectories.along(table), None, restore_discount)
+    return _gradient(mdp, logits, lambda trajectories, _: trajectories.along(table), restore_discount)
 
 
 # What they share ------------------------------------------------------------------------------------------------------
@@ -96,17 +93,16 @@ def _gradient(
     mdp: MDP,
     logits: Tensor,
     weight: Callable[[Trajectories, Tensor], Tensor],
-    bonus: Callable[[Tensor], Tensor] | None,
     restore_discount: bool,
+    bonus: float = 0.0,
 ) -> Tensor:
-    """Return E[Σ_t ∇log π(a_t|s_t) · weight + ∇bonus(s_t)]; `weight` gives [N, T], of a policy without a gradient."""
+    """Return E[Σ_t ∇log π(a_t|s_t) · weight + bonus · ∇H]; `weight` gives [N, T], of a policy without a gradient."""
     logits = _leaf(logits)
     trajectories = enumerate_trajectories(mdp)
     log_policy = torch.log_softmax(mdp.per_step("logits", logits), -1)
     probability = trajectories.probability(log_policy.detach())[:, None]
-    terms = trajectories.along(log_policy) * weight(trajectories, log_policy.detach())
-    if bonus is not None:
-        terms = terms + trajectories.along(bonus(log_policy)[..., None].expand_as(log_policy))
+    entropy = trajectories.along(_entropy(log_policy)[..., None].expand_as(log_policy))
+    terms = trajectories.along(log_policy) * weight(trajectories, log_policy.detach()) + bonus * entropy
     (gradient,) = torch.autograd.grad((probability * _step_weights(mdp, restore_discount) * terms).sum(), logits)
     return gradient
 

@@ -19,8 +19,8 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy, notes_of
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, Prior, check_scores, frozen
-from repolicy.priors.code import opened
 from repolicy.priors.kinds import MeanPrior
+from repolicy.priors.opening import opened
 from repolicy.readers.reading import Options, as_in_python, told_in_python
 
 

@@ -18,9 +18,8 @@ from repolicy.learning.terms import collapsed
 from repolicy.policies.file import add_to_card
 from repolicy.prepare.session import Start, begun
 from repolicy.prepare.worth import measured
-from repolicy.priors.code import from_source
 from repolicy.priors.kinds import Exact
-from repolicy.priors.opening import read_policy
+from repolicy.priors.opening import from_source, read_policy
 from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import polite_interrupt, torchrun_place

@@ -25,9 +25,9 @@ from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError
 from repolicy.many.bets import ORDER, Verdict, lower, shown
 from repolicy.policies.policy import Agent
-from repolicy.priors.code import acting
 from repolicy.priors.finding import on_shelf
 from repolicy.priors.kinds import MeanPrior
+from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
 
 USUAL = "5%"  # by how much the new policy may be worse

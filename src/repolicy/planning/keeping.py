@@ -10,8 +10,7 @@ from repolicy.planning.asking import Planned, planned
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Search
 from repolicy.policies.storage import check_shape, write_bytes, write_json
-from repolicy.priors.code import PLAN, Acting
-from repolicy.priors.opening import own_bytes, read_policy
+from repolicy.priors.opening import PLAN, Acting, own_bytes, read_policy
 
 FORMAT, PRIOR = 1, "prior.safetensors"
 SEARCH = {

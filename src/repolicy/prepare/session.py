@@ -28,12 +28,11 @@ from repolicy.policies.storage import read, write
 from repolicy.prepare.cloning import clone, spec_of
 from repolicy.prepare.defaults import STEPS, customize_defaults
 from repolicy.prepare.weights import trial
-from repolicy.priors.code import Source, opened, source_of
 from repolicy.priors.decoders import take_out
 from repolicy.priors.finding import find_policy
 from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior
 from repolicy.priors.kinds import name_of as called_prior
-from repolicy.priors.opening import own_bytes, read_policy
+from repolicy.priors.opening import Source, opened, own_bytes, read_policy, source_of
 from repolicy.readers.reading import Options
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import torchrun_place, versions

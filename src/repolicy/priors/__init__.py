@@ -2,8 +2,6 @@
 
 # The door: other rooms may import these files, and no others of this folder.
 __all__ = [
-    "code",
-    "composed",
     "decoders",
     "dials",
     "finding",

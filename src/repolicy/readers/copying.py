@@ -38,7 +38,8 @@ def policy_from(described: Described) -> Policy:
 
 def _state(described: Described, spec: PolicySpec, normalizer: Normalizer) -> dict[str, Tensor]:
     """Return the numbers of normalizer and network, by the names that they have in our policies."""
-    statistics = {"mean": normalizer.shift, "var": normalizer.var - 1e-8, "count": normalizer.count}
+    variance = normalizer.scale**-2.0 - 1e-8  # which gives this scale, whatever epsilon its library added
+    statistics = {"mean": normalizer.shift, "var": variance, "count": normalizer.count}
     state = {
         f"normalizer.{name}": torch.tensor(np.asarray(each), dtype=torch.float64) for name, each in statistics.items()
     }

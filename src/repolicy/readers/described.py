@@ -3,7 +3,7 @@
     observations ─ normalizer ─ hidden layers ─ mean ──────────── distribution ─ (tanh, to the bounds) ─ environment
                                       └──────── std (from a vector, a layer, or the features themselves)
 
-A squashed policy's actions are those before tanh, as everywhere in Repolicy. `copied.policy_from` makes a policy of it.
+A squashed policy's actions are those before tanh, as everywhere in Repolicy. `copying.py` makes a policy of it.
 """
 
 from dataclasses import dataclass
@@ -83,12 +83,6 @@ class Normalizer:
     scale: Array
     clip: float | None = None
     count: float = 0.0
-
-    @property
-    def var(self) -> Array:
-        """The variance that gives this scale, whatever epsilon its library added."""
-        variance: Array = self.scale**-2.0
-        return variance
 
 
 @dataclass(frozen=True)

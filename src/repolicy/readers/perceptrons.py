@@ -102,11 +102,6 @@ def perceptron(layers: Iterable[Hidden], output: Linear | None, activation: str)
     return network
 
 
-def perceptron_under(tensors: Tensors, prefix: str, activation: str) -> Perceptron:
-    """Return all layers of a `torch.nn.Sequential` under a name."""
-    return perceptron(sequence(tensors, prefix), None, activation)
-
-
 def activation_named(name: str) -> str:
     """Return one of our activations, by any of its customary names."""
     plain = OTHER_NAMES.get(name.lower(), name.lower())

@@ -92,10 +92,12 @@ def shortened(found: Any) -> str:
 
 
 def array(found: Any) -> np.ndarray:
-    """Return an array or a number of a pickle. (Nested tuples can be as many numbers as a short pickle wishes.)"""
+    """Return an array of real numbers. (Nested tuples could be as many of them as a short pickle wishes.)"""
     if not isinstance(found, np.ndarray | np.generic | int | float):
         raise TypeError(f"{shortened(found)} stands where an array is expected")
-    return np.asarray(found)
+    if (made := np.asarray(found)).dtype.kind not in PLAIN:
+        raise TypeError(f"it holds {made.dtype} where real numbers are expected")
+    return made
 
 
 # PyTorch's zips -------------------------------------------------------------------------------------------------------

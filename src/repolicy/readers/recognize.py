@@ -1,7 +1,7 @@
 """Which format a file of another library has, by looking into it, and the description that its reader gives."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -25,18 +25,15 @@ KNOWN = (
     "parameters, ONNX and TorchScript"
 )
 EXPORT = "export it to ONNX or TorchScript, which run as they are"
-Reader = Callable[[Path, Any, Options], Described]
-CHECKPOINTS: Mapping[str, tuple[Callable[[Any], bool], Reader]] = {  # what PyTorch or pickle wrote
-    "rsl_rl": (rsl_rl.recognized, rsl_rl.read),
-    "skrl": (skrl.recognized, skrl.read),
-    "brax": (brax.recognized, brax.read),
-    "mapped": (mapped.recognized, mapped.read),
+READERS: dict[str, Any] = {  # by the format of a file
+    **{"rsl_rl": rsl_rl, "skrl": skrl, "brax": brax, "mapped": mapped},
+    **{"sb3": sb3, "onnx": onnx, "torchscript": torchscript},
 }
-# What a file holds, whatever the options; and its reader.
-OTHERS: Mapping[str | None, tuple[Callable[[bytes, str], Any], Reader]] = {
-    "sb3": (sb3.opened, sb3.read),
-    "onnx": (onnx.load_model, onnx.read),
-    "torchscript": (open_zip, torchscript.read),
+CHECKPOINTS = ("rsl_rl", "skrl", "brax", "mapped")  # of what PyTorch or pickle wrote, the first that fits
+OPENED: dict[str | None, Callable[[bytes, str], Any]] = {  # what the readers of the others take, of a file's bytes
+    "sb3": sb3.opened,
+    "onnx": onnx.load_model,
+    "torchscript": open_zip,
 }
 CHANGED = "the graph is no more the one that Repolicy exported: it is read, and not the policy that it carries"
 RUNNABLE = ("onnx", "torchscript")
@@ -62,7 +59,7 @@ class PolicyFile:
         if torchscript.recognized(names):
             return "torchscript"
         if self.is_pickled:
-            return next((name for name, (belongs, _) in CHECKPOINTS.items() if belongs(self.pickled)), None)
+            return next((name for name in CHECKPOINTS if READERS[name].recognized(self.pickled)), None)
         return "onnx" if onnx.recognized(self.content) else None
 
     @cached_property
@@ -83,7 +80,7 @@ class PolicyFile:
     def opened(self) -> Any:
         """What the readers of the present format take."""
         name = self.format
-        return OTHERS[name][0](self.content, str(self.path)) if name in OTHERS else self.pickled
+        return OPENED[name](self.content, str(self.path)) if name in OPENED else self.pickled
 
     @cached_property
     def carried(self) -> carrying.Carried | None:
@@ -107,8 +104,8 @@ class PolicyFile:
                 f"{EXPORT}{self._to_try()}"
             )
         try:
-            reader = OTHERS[name][1] if name in OTHERS else CHECKPOINTS[name][1]
-            found = reader(self.path, self.opened if options.layout is None else self.pickled, options)
+            opened = self.opened if options.layout is None else self.pickled
+            found: Described = READERS[name].read(self.path, opened, options)
             changed = self.carried is not None and not self.carried.is_as_exported
             return replace(found, notes=(*found.notes, CHANGED)) if changed else found
         except CannotCopyError as error:
@@ -135,13 +132,3 @@ class PolicyFile:
         if isinstance(inside, Shell):
             return f"a whole module, {shortened(inside)}, whose code is not in it"
         return f"a dict of {some(map(str, inside))}" if isinstance(inside, dict) else f"a pickle of {shortened(inside)}"
-
-
-def describe(path: str | Path, options: Options | None = None) -> Described:
-    """Return the policy in a file of any known format, or raise one sentence about why there is none."""
-    return PolicyFile(path).described(options or Options())
-
-
-def recognized(path: str | Path) -> str | None:
-    """Return the format of a file, or None where it is none that is known."""
-    return PolicyFile(path).format

@@ -20,7 +20,8 @@ from repolicy.readers.perceptrons import (
     chosen_activation,
     normalizer,
     numbers,
-    perceptron_under,
+    perceptron,
+    sequence,
     some,
     tensors_of,
 )
@@ -64,7 +65,7 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
     layout, tensors = _layout(checkpoint)
     agent = agent_settings(path)
     activation, notes = chosen_activation(options, "elu", LIBRARY, agent.get("activation"))
-    actor = perceptron_under(tensors, layout.actor, activation)
+    actor = perceptron(sequence(tensors, layout.actor), None, activation)
     std, actor, more = _std(tensors, layout, actor, agent)
     statistics, others = chosen_statistics(options, actor.width, _normalizer(checkpoint, tensors, layout))
     return Described(

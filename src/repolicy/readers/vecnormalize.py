@@ -1,6 +1,5 @@
 """Statistics of observations that are kept beside a policy: Stable-Baselines3's VecNormalize, or plain arrays."""
 
-import io
 import os
 import re
 from pathlib import Path
@@ -10,10 +9,10 @@ import numpy as np
 
 from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import read_bytes
+from repolicy.readers.demonstrations import read_npz
 from repolicy.readers.described import Normalizer
 from repolicy.readers.perceptrons import normalizer, some
-from repolicy.readers.pickles import DAMAGE, PLAIN, Shell, array, read_pickle, shortened
-from repolicy.readers.zips import entry, open_zip
+from repolicy.readers.pickles import DAMAGE, ZIP, Shell, array, read_pickle, shortened
 
 
 def read(path: Path, keys: tuple[str, ...] = ()) -> Normalizer | None:
@@ -23,8 +22,9 @@ def read(path: Path, keys: tuple[str, ...] = ()) -> Normalizer | None:
     """
     content = read_bytes(path)
     try:
-        if content[:4] == b"PK\x03\x04":
-            return _read_arrays(content, str(path))
+        if content[:4] == ZIP:
+            arrays = read_npz(path, ("mean", "var"))
+            return normalizer(arrays["mean"], _deviation(array(arrays["var"]), 1e-8), 10.0)
         return _read_pickle(content, keys, path)
     except DAMAGE as error:  # caught here, as whoever reads a policy would blame the policy's file
         raise FileError(f"{path} is damaged, or no VecNormalize: {first_line(error)}") from None
@@ -84,22 +84,3 @@ def _of_keys(
     means, variances, counts = zip(*[_moments(statistics[key]) for key in keys], strict=True)
     deviation = _deviation(np.concatenate(variances), epsilon)
     return normalizer(np.concatenate(means), deviation, clip, counts[0])
-
-
-def _read_arrays(content: bytes, where: str) -> Normalizer:
-    archive = open_zip(content, where)
-    mean, var = (_array(entry(archive, f"{name}.npy")) for name in ("mean", "var"))
-    return normalizer(mean, _deviation(var, 1e-8), 10.0)
-
-
-def _array(content: bytes) -> np.ndarray:
-    """Return an .npy's array, its size compared with its bytes first."""
-    stream = io.BytesIO(content)
-    version = np.lib.format.read_magic(stream)
-    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = reader(stream)
-    if dtype.kind not in PLAIN:
-        raise ValueError(f"it holds {dtype} where real numbers are expected")
-    if int(np.prod(shape, dtype=object)) * dtype.itemsize != len(content) - stream.tell():
-        raise ValueError("its header does not fit its bytes")
-    return np.frombuffer(content[stream.tell() :], dtype).astype(np.float64)

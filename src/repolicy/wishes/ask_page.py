@@ -11,7 +11,7 @@ from repolicy.envs.wish_file import LearntWish, check_same_env, open_wish
 from repolicy.errors import UsageError
 from repolicy.loading import counted
 from repolicy.policies.storage import write_bytes
-from repolicy.priors.code import Acting
+from repolicy.priors.opening import Acting
 from repolicy.report.movie import Shot, films
 from repolicy.report.page import page
 from repolicy.wishes.pairs import CANDIDATES, Pairs, asked, candidates, fingerprint, one_env
@@ -48,7 +48,7 @@ def ask(
     """Write a page that asks about pairs of clips, and the pairs beside it, into a folder.
 
     Args:
-        found: who acts, as `priors.code.acting` returns it.
+        found: who acts, as `priors.opening.acting` returns it.
         env: where.
         out: the folder.
         count: how many pairs.

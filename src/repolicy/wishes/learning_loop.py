@@ -19,7 +19,7 @@ from repolicy.learning.training import customize
 from repolicy.loading import counted
 from repolicy.objective import residual
 from repolicy.policies.policy import Agent
-from repolicy.priors.code import Acting, acting
+from repolicy.priors.opening import Acting, acting
 from repolicy.readers.reading import Options
 from repolicy.wishes.inference import beyond_start, inferred, spreads, weights
 from repolicy.wishes.pairs import fingerprint, one_env
@@ -108,7 +108,7 @@ def infer(
 
     Args:
         records: of take-overs; the last one beside this policy.
-        found: the policy, as `priors.code.acting` returns it.
+        found: the policy, as `priors.opening.acting` returns it.
         features: what the wish is a sum of.
         alpha: the temperature α̂ at which the policy is customized.
         earlier: the wish that it was customized to; none for a prior.
