@@ -20,8 +20,8 @@ from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
 from repolicy.prepare.best_of import BestOf, check_possible
 from repolicy.prepare.session import Start, called, open_prior
 from repolicy.prepare.weights import trial
-from repolicy.priors.code import is_code
 from repolicy.priors.decoders import decoder_of, sum_of
+from repolicy.priors.opening import is_code
 from repolicy.runs.settings import Settings
 
 HIDDEN, LEAST = (128, 128), 1e-3  # layers, and what is added to a std so that it is never 0
