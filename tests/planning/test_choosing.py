@@ -42,6 +42,7 @@ def test_the_best_paid_candidate_is_taken(best, prior, monkeypatch):
     def payment(planner, _, __, judge):
         assert (judge.omega, judge.states) == (0.25, 0.1)
         seen.append(planner.score)
+        assert planner.search.horizon == (4 if planner.score.value else 8)
         return float(len(seen) == best + 1)
 
     monkeypatch.setattr(choosing, "paid", payment)
@@ -65,7 +66,8 @@ def test_a_value_is_tried_where_episodes_of_the_prior_end_early(prior, monkeypat
 @pytest.mark.parametrize("named", [{"omega": 0.2}, {"states": 0.2}, {"value": True}])
 def test_nothing_is_tried_where_a_weight_is_named(named, monkeypatch):
     monkeypatch.setattr("repolicy.planning.asking.chosen", lambda *_: pytest.fail("it was tried"))
-    monkeypatch.setattr("repolicy.planning.asking.fitted_value", lambda *_: None)
+    monkeypatch.setattr("repolicy.planning.asking.fitted_value", lambda *_: len)
     asked = {"omega": None, "states": None, "value": False} | named
-    made = planned("halfcheetah", "hind_leg=10", None, **asked, search=Search(samples=4, horizon=2))
+    made = planned("halfcheetah", "hind_leg=10", None, **asked, search=Search(samples=4))
     assert made.planner.score.omega == pytest.approx(named.get("omega", 0.348), abs=1e-3)
+    assert made.planner.search.horizon == (4 if "value" in named else 8)

@@ -236,7 +236,7 @@ class Plan(Acts):
     """How many candidates are simulated before each action; by default 32, or 150 for a tree where actions are
     choices."""
     horizon: int = 0
-    """How many steps each of them has; by default 8, or 50 for a tree."""
+    """How many steps each of them has; by default 8, 4 with a value, or 50 for a tree."""
     hz: float | None = None
     """Decisions a second that are wanted: as many samples as this machine simulates in that time."""
     episodes: int = 2

@@ -109,7 +109,7 @@ def planned(
             f"add-on {wish.with_past[0]!r} has a past, and a planner's simulations begin without one: customize with it"
         )
     check_fit(policy, probed(place), "the prior")
-    by_weights, settings, search = "", Settings(), search.filled(choices)
+    by_weights, settings = "", Settings()
     tries = omega is None and states is None and not value and not choices
     if omega is None or states is None:
         weights, _, reward = Weighing(start.saved, place, wishes, settings, say).weights("--omega and --states")
@@ -129,6 +129,7 @@ def planned(
         elif value:
             score = replace(score, value=fitted_value(policy, place, score, search.seed))
     notes = tuple(note for note in (by_weights, of_model) if note)
+    search = search.filled(choices, score.value is not None)
     return Planned(Planner(policy, model, score, search), start.saved, place, wishes, notes)
 
 

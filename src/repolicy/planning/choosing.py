@@ -41,10 +41,11 @@ CANDIDATES = (Candidate(1.0, 1.0, False), Candidate(1 / 3, 1.0, False), Candidat
 
 def chosen(prior: Policy, env: str, model: Model, worth: Score, search: Search) -> tuple[Score, str]:
     """Return the candidate that is paid best, and a sentence about it. The weights of `worth` are that of a nat."""
-    tried = replace(search, samples=min(SAMPLES, search.samples))
+    tried = replace(search, samples=min(SAMPLES, search.samples or SAMPLES))
     scores = list(candidates(prior, env, worth, search.seed))
     judge = replace(worth, omega=PRICE * worth.omega, states=PRICE * worth.states)
-    payments = [paid(Planner(prior, model, score, tried), prior, env, judge) for score in scores]
+    planners = [Planner(prior, model, score, tried.filled(False, score.value is not None)) for score in scores]
+    payments = [paid(planner, prior, env, judge) for planner in planners]
     score = scores[int(np.argmax(payments))]
     told = "; ".join(f"{words(each)}: {payment:.3g}" for each, payment in zip(scores, payments, strict=True))
     return score, f"omega is {score.omega:.3g} and states {score.states:.3g}, by what trials were paid a step ({told})"

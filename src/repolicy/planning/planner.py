@@ -26,7 +26,7 @@ class Search:
     samples: int = 0
     """How many candidates are simulated for a decision: K. 0: 32, or 150 for a tree."""
     horizon: int = 0
-    """How many steps each of them has: T. 0: 8, or 50 for a tree."""
+    """How many steps each of them has: T. 0: 8, 4 where a value tells of what follows, or 50 for a tree."""
     knots: int = 4
     """At how many points in time noise is drawn; it goes in straight lines in between. 0: at each step."""
     noise: float = 0.5
@@ -46,9 +46,9 @@ class Search:
     seed: int = 0
     """Of the noise."""
 
-    def filled(self, choices: bool) -> "Search":
+    def filled(self, choices: bool, value: bool) -> "Search":
         """Return the same with numbers in place of 0."""
-        samples, horizon = (150, 50) if choices else (32, 8)
+        samples, horizon = (150, 50) if choices else (32, 4 if value else 8)
         return replace(self, samples=self.samples or samples, horizon=self.horizon or horizon)
 
     def __post_init__(self) -> None:
