@@ -20,7 +20,7 @@ POLICY = "tests/policies/test_policy.py"
 PRIVILEGED = "tests/learning/test_privileged.py"
 STATES = "tests/prepare/test_states.py"
 WORTH = "tests/prepare/test_worth.py"
-DIAL = "tests/policies/test_conditioned_policy.py tests/policies/test_several_policy.py tests/envs/test_envs.py tests/learning/test_conditioned_run.py tests/learning/test_several_run.py"
+DIAL = "tests/policies/test_dialed_policy.py tests/envs/test_envs.py tests/learning/test_conditioned_run.py tests/learning/test_several_run.py"
 GAITS = "tests/envs/test_gaits.py"
 CARRYING = "tests/policies/test_carrying.py"
 POOL = "tests/many/test_pool.py"
@@ -219,9 +219,9 @@ ROOMS = [
     Mutant("policies/export.py", "torch.where(torch.isnan(values), dial.if_nan, values)", "values", CARRYING, "NaN as an exported dial"),
     Mutant("policies/carrying.py", 'told["graph"] == graph', "True", CARRYING, "a changed graph taken for the exported one"),
     Mutant("cli/contract.py", "model.joint(model.actuator_trnid[index, 0])", "model.joint(index)", CARRYING, "motors named in the order of joints"),
-    Mutant("policies/export.py", "names, batch = list(inspect.signature(module.forward).parameters)", "names, batch = list(inspect.signature(module.forward).parameters)[::-1]", "tests/policies/test_several_policy.py", "an exported dial's inputs swap names"),
-    Mutant("policies/export.py", "zip(self.dials, dials.unbind(-1), strict=True)]\n        inputs", "zip(self.dials, dials.flip(-1).unbind(-1), strict=True)]\n        inputs", "tests/policies/test_several_policy.py", "an exported policy's dials swap places"),
-    Mutant("policies/export.py", "torch.log(values / dial.low) / math.log(dial.high / dial.low)", "(values - dial.low) / (dial.high - dial.low)", "tests/policies/test_several_policy.py", "an exported dial without its logarithm"),
+    Mutant("policies/export.py", "names, batch = list(inspect.signature(module.forward).parameters)", "names, batch = list(inspect.signature(module.forward).parameters)[::-1]", "tests/policies/test_dialed_policy.py", "an exported dial's inputs swap names"),
+    Mutant("policies/export.py", "zip(self.dials, dials.unbind(-1), strict=True)]\n        inputs", "zip(self.dials, dials.flip(-1).unbind(-1), strict=True)]\n        inputs", "tests/policies/test_dialed_policy.py", "an exported policy's dials swap places"),
+    Mutant("policies/export.py", "torch.log(values / dial.low) / math.log(dial.high / dial.low)", "(values - dial.low) / (dial.high - dial.low)", "tests/policies/test_dialed_policy.py", "an exported dial without its logarithm"),
     Mutant("prepare/worth.py", "nats < LEAST", "nats < -1.0", WORTH, "a worth without nats"),
     Mutant("prepare/worth.py", "each.var(ddof=1) / len(each)", "each.var(ddof=1)", WORTH, "the error of a worth is that of one episode"),
     Mutant("prepare/worth.py", "seed=seed, backend=backend, longest=LONGEST", "seed=seed, backend=backend", WORTH, "a worth from episodes without an end"),

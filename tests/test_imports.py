@@ -167,6 +167,16 @@ def test_light_modules_stay_light(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_what_needs_torch_alone_imports_no_more_of_it() -> None:
+    """Its compiler is imported by the first use of some of its parts, for two seconds."""
+    code = (
+        "import sys, repolicy, repolicy.llm.losses; repolicy.load_policy('hopper')\n"
+        "sys.exit({'torch._dynamo', 'trl', 'transformers'} & {*sys.modules} or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_public_name_is_there() -> None:
     assert all(getattr(repolicy, name) is not None for name in repolicy.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

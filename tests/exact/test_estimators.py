@@ -132,14 +132,6 @@ def test_shi_s_constant_changes_nothing(problem, objective, constant, restore):
 
 @examples
 @given(problems(), st.booleans())
-def test_the_score_of_a_policy_has_mean_zero(problem, restore):
-    """E[Σ ∇log π] = 0: why the constant vanishes, and the second term of the paper's appendix."""
-    mdp, logits, _ = problem
-    assert largest(score_gradient(mdp, logits, torch.ones_like(logits), restore_discount=restore)) < TIGHT
-
-
-@examples
-@given(problems(), st.booleans())
 def test_the_gradient_of_the_entropy_has_a_minus(problem, restore):
     """E[∇H] = −E[∇log π · log π]; in print the minus is missing."""
     mdp, logits, _ = problem
@@ -189,17 +181,6 @@ def test_repeat_entropy_has_the_entropy_of_the_first_step_twice(problem, alpha):
     truth = exact_gradient(mdp, soft(alpha), logits)
     found = estimator_gradient(mdp, repeat_entropy(alpha), logits, restore_discount=True)
     assert largest(found - truth - alpha * entropy_gradient(mdp, logits, restore_discount=True)) < TIGHT
-
-
-@examples
-@given(problems(), weights)
-def test_no_entropy_is_the_gradient_of_the_plain_return(problem, alpha):
-    """And end-entropy is that plus α·∇H, with a plus."""
-    mdp, logits, _ = problem
-    plain = exact_gradient(mdp, no_entropy(), logits)
-    assert largest(estimator_gradient(mdp, no_entropy(), logits, restore_discount=True) - plain) < TIGHT
-    end = estimator_gradient(mdp, end_entropy(alpha), logits, restore_discount=True)
-    assert largest(end - plain - alpha * entropy_gradient(mdp, logits, restore_discount=True)) < TIGHT
 
 
 @examples

@@ -1,4 +1,4 @@
-"""Not a test: what `test_examples.py` calls, and what it starts under torchrun with two processes.
+"""Not a test: what `test_examples.py` calls, and what it starts in two processes.
 
 python one_step.py PRIOR DATA OUT ROWS: a step of each example script, of GRPO on fixed responses, and on
 labels; ROWS a process.

@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -52,14 +53,21 @@ def test_two_processes_take_the_same_step(prior: Path, tmp_path: Path) -> None:
     rows = [("ee", "ab"), ("aeb", ""), ("e", "bbb"), ("ae", "a")]
     data.write_text("\n".join(json.dumps({"prompt": ".", "chosen": c, "rejected": r}) for c, r in rows))
     script = Path(__file__).with_name("one_step.py")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(tmp_path / "hf")}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    meeting |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(tmp_path / "hf")}
     words = [str(prior), str(data)]
-    command = [*launch, str(script), *words, str(tmp_path / "two"), "2"]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as two:
-        runpy.run_path(str(script))["main"](*words, str(tmp_path / "one"), "4")
-        _, said = two.communicate()
-    assert two.returncode == 0, said[-3000:]
+    command = [sys.executable, str(script), *words, str(tmp_path / "two"), "2"]
+    ranks = []
+    for rank in "01":
+        place = {**os.environ, **meeting, "RANK": rank, "LOCAL_RANK": rank}
+        with (tmp_path / f"said-{rank}").open("w") as errors:
+            ranks.append(subprocess.Popen(command, env=place, stderr=errors))
+    runpy.run_path(str(script))["main"](*words, str(tmp_path / "one"), "4")
+    ends = [rank.wait() for rank in ranks]
+    said = "".join((tmp_path / f"said-{rank}").read_text() for rank in "01")
+    assert ends == [0, 0], said[-3000:]
     assert "find_unused_parameters" not in said
     before = load_file(prior / "model.safetensors")
     for kind in ("dpo", "fixed", "labels"):

@@ -141,17 +141,14 @@ def test_whole_experiments_in_little(
     if name == "dial":
         exact = [row for row in found if row["job"].get("seed", 0) is None]
         assert exact[0]["after"][0]["kl"] == pytest.approx(0, abs=1e-9)  # at the anchor itself
-    main([*words, "--no-train"])
     main(words)
     assert Ledger(out / f"{name}.jsonl").rows() == found
 
 
 def test_time_of_steps(prior: Path) -> None:
-    for name in overhead.TRAINERS:
-        for ours in (False, True):
-            times = overhead.step_times(name, ours, 5, prior, steps=3)
-            assert len(times) == 1
-            assert times[0] > 0
+    for name, ours in (("DPO", True), ("KTO", False), ("GRPO", True)):
+        [time] = overhead.step_times(name, ours, 5, prior, steps=3)
+        assert time > 0
     row = {"parent": "GRPO", "tokens": 6, "parent_ms": 50.2, "child_ms": 51.0, "overhead_percent": 1.6}
     assert "| ResidualGRPOTrainer | GRPO | 6 | 50 | 51 | +1.6 % |" in overhead.table([row])
 

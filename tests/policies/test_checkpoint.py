@@ -1,14 +1,11 @@
 """Files on disk: what is read is what was written, and what is damaged, foreign or full is said in a sentence."""
 
 import ast
-import errno
 import math
-import os
 import resource
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +19,8 @@ from saved_policies import SPECS, trained
 import repolicy
 from repolicy.errors import FileError
 from repolicy.policies import storage
-from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import check_fingerprint, save_policy
-from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies.policy import frozen
 from repolicy.policies.storage import FORMAT, read, write, write_bytes
 from repolicy.priors.opening import load_policy, read_policy
 
@@ -107,22 +103,6 @@ def test_a_format_of_the_future_asks_for_an_upgrade(tmp_path: Path, monkeypatch:
 
 
 # Writing --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    write_bytes(path, b"before")
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        FileError, match="file cannot be written: No space left on device; what was there before is unt"
-    ):
-        write_bytes(path, b"after")
-    assert path.read_bytes() == b"before"
-    assert [found.name for found in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_limit_on_files_leaves_what_was_there(tmp_path: Path) -> None:
@@ -245,16 +225,6 @@ def test_the_std_is_suspected_where_only_it_can_be() -> None:
         check_fingerprint(policy, probes | {"log_probs": probes["log_probs"] + 0.5}, "it")
 
 
-def test_a_policy_without_its_normalizer_would_be_another_one(tmp_path: Path) -> None:
-    """Why the normalizer has to be in the file."""
-    policy, observations = trained(), torch.randn(50, 3) + 5.0
-    bare = frozen(policy)
-    bare.normalizer.load_state_dict(Policy(policy.spec).normalizer.state_dict())
-    assert not torch.allclose(bare(observations).mode(), policy(observations).mode(), atol=0.1)
-    save_policy(tmp_path / "policy", policy, {})
-    assert torch.equal(load_policy(tmp_path / "policy")(observations).mode(), policy(observations).mode())
-
-
 @pytest.mark.parametrize("left", [["policy.normalizer.mean"], ["policy_probes.actions"]])
 def test_a_policy_that_lacks_a_part_is_refused(tmp_path: Path, left: list[str]) -> None:
     save_policy(tmp_path / "whole", trained(), {})
@@ -276,23 +246,3 @@ def test_a_policy_that_does_not_ship_is_named(tmp_path: Path) -> None:
         load_policy(tmp_path)
     with pytest.raises(FileError, match="there is no file .*nowhere.safetensors, and no policy of that name ships"):
         load_policy(tmp_path / "nowhere.safetensors")
-
-
-def test_specs_are_written_as_they_are(tmp_path: Path) -> None:
-    spec = replace(SPECS["squashed"], hidden=(3, 4), activation="elu", initial_std=0.35, min_std=0.01)
-    save_policy(tmp_path / "policy", Policy(spec), {})
-    assert load_policy(tmp_path / "policy").spec == spec
-
-
-def test_reading_a_policy_needs_no_compiler() -> None:
-    """torch's own is imported by the first use of some of its parts, for two seconds."""
-    code = (
-        "import sys; from repolicy import load_policy; load_policy('hopper'); sys.exit('torch._dynamo' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_choices_that_begin_at_another_number_are_kept(tmp_path: Path) -> None:
-    space = ActionSpace("discrete", (3,), (1.0,))
-    save_policy(tmp_path / "p.safetensors", Policy(PolicySpec(2, space, "categorical", hidden=(4,))), {})
-    assert load_policy(tmp_path / "p.safetensors").actions == space

@@ -1,6 +1,5 @@
 """The four families against torch.distributions, and against numerical integration where torch has no answer."""
 
-from itertools import product
 from typing import Any
 
 import pytest
@@ -39,19 +38,6 @@ def test_gaussian_is_torchs(parameters: Any) -> None:
     kl = reference.kl_divergence(theirs, as_torch(*other))
     torch.testing.assert_close(ours.kl(Gaussian(*other)), kl, rtol=1e-12, atol=1e-12)
     assert torch.equal(ours.mode(), parameters[0])
-
-
-@pytest.mark.parametrize("parameters", pairs())
-def test_gaussian_gradients_are_torchs(parameters: Any) -> None:
-    actions = random(BATCH, WIDTH, seed=2)
-
-    def gradients(make: Any) -> Any:
-        leaves = [parameter.clone().requires_grad_() for parameter in parameters]
-        made = make(*leaves)
-        (made.log_prob(actions) * random(BATCH, seed=5) + made.entropy()).sum().backward()
-        return [leaf.grad for leaf in leaves]
-
-    torch.testing.assert_close(gradients(Gaussian), gradients(as_torch), rtol=1e-11, atol=1e-11)
 
 
 def test_gaussian_samples() -> None:
@@ -151,17 +137,6 @@ def test_categorical_is_torchs_head_by_head() -> None:
     assert torch.equal(ours.mode(), torch.stack([part.argmax(-1) for part in logits.split(sizes, -1)], -1))
 
 
-def test_categorical_is_a_distribution_over_all_heads_together() -> None:
-    every = torch.tensor(list(product(range(2), range(3))))
-    made = Categorical(random(1, 5).expand(len(every), 5), (2, 3))
-    probabilities = made.log_prob(every).exp()
-    assert float(probabilities.sum()) == pytest.approx(1.0)
-    entropy = -(probabilities * probabilities.log()).sum()
-    torch.testing.assert_close(made.entropy()[0], entropy)
-    mode = every[probabilities.argmax()]
-    assert torch.equal(made.mode()[0], mode)
-
-
 def test_categorical_samples() -> None:
     logits = random(1, 5).expand(60_000, 5)
     drawn = Categorical(logits, (2, 3)).sample(torch.Generator().manual_seed(0))
@@ -180,4 +155,5 @@ def test_categorical_takes_actions_that_were_stored_as_floats() -> None:
 @pytest.mark.parametrize("kind", [Gaussian, SquashedGaussian])
 def test_log_prob_can_be_differentiated_twice(kind: type[Gaussian]) -> None:
     mean, log_std, actions = (torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    assert torch.autograd.gradgradcheck(lambda *inputs: kind(*inputs[:2]).log_prob(inputs[2]), (mean, log_std, actions))
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda *inputs: kind(*inputs[:2]).log_prob(inputs[2]), (mean, log_std, actions))

@@ -135,21 +135,14 @@ def test_onnx_perceptrons_by_the_older_exporter(activation: nn.Module, tmp_path:
     assert_equal(mean(described, obs), run(path, obs))
 
 
-@pytest.mark.parametrize(
-    ("family", "format"),
-    [
-        ("gaussian", "torchscript"),
-        ("state_squashed", "torchscript"),
-        ("state_squashed", "onnx"),
-    ],
-)
-def test_repolicys_own_exports(family: Any, format: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["gaussian", "state_squashed"])
+def test_repolicys_own_exports(family: Any, tmp_path: Path) -> None:
     space = ActionSpace("continuous", (2,), (-1, -2), (1, 3))
     policy = Policy(PolicySpec(4, space, family))
     stirred(policy)
     policy.normalizer.mean += 0.5
     policy.normalizer._refresh()
-    export(policy, path := tmp_path / "file", format)
+    export(policy, path := tmp_path / "file", "torchscript")
     described = describe(path)
     obs = observations(4, 20.0)
     with torch.no_grad():
@@ -242,23 +235,6 @@ def test_the_largest_output_is_a_choice(tmp_path: Path) -> None:
 def test_several_inputs_cannot_be_copied(tmp_path: Path) -> None:
     path = graph(tmp_path / "policy.onnx", [node("Add", "a b", "out")], {}, ("a", "b"))
     with pytest.raises(CannotCopyError, match=r"takes 2 inputs \(a, b\)"):
-        describe(path)
-
-
-@pytest.mark.parametrize("place", ["../secret", "/etc/passwd", "link"])
-def test_weights_come_from_the_graphs_own_folder_only(place: str, tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (tmp_path / "secret").write_bytes(random(5, 3).astype(np.float32).tobytes())
-    (folder / "link").symlink_to(tmp_path / "secret")
-    path = graph(folder / "policy.onnx", [node("Gemm", "obs w", "out")], {"w": random(5, 3)})
-    model = onnx.load(path)
-    (tensor,) = model.graph.initializer
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value=place)
-    path.write_bytes(model.SerializeToString())
-    with pytest.raises(FileError, match="outside of its folder"):
         describe(path)
 
 

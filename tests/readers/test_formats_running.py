@@ -227,7 +227,7 @@ def test_a_loop_that_ends_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.uint8])  # the second is one that no copy is made of
-@pytest.mark.parametrize("place", ["../secret", "link"])
+@pytest.mark.parametrize("place", ["../secret", "/etc/passwd", "link"])
 def test_weights_outside_of_a_graphs_folder_are_refused_before_it_runs(place: str, kind: Any, tmp_path: Path) -> None:
     folder = tmp_path / "deep"
     folder.mkdir()

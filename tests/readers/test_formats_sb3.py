@@ -286,10 +286,6 @@ def test_what_cannot_be_copied_says_why(tmp_path: Path) -> None:
     _, path = made(recurrent, tmp_path, policy="MlpLstmPolicy")
     with pytest.raises(CannotCopyError, match="has a memory"):
         describe(path)
-    pictures = spaces.Box(0, 255, (3, 36, 36), np.uint8)
-    _, path = made(sb3.PPO, tmp_path, seen=pictures, policy="CnnPolicy", n_steps=8, batch_size=8)
-    with pytest.raises(CannotCopyError, match="its observations are images"):
-        describe(path)
     _, path = made(sb3.PPO, tmp_path, policy_kwargs={"activation_fn": torch.nn.Mish})
     with pytest.raises(CannotCopyError, match="its activation is Mish"):
         describe(path)

@@ -1,13 +1,13 @@
-"""A policy with several dials: at the start its prior, at each position an ordinary policy, in a file, for others."""
+"""A policy with dials: at the start its prior, at each position an ordinary policy, in a file, for other programs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from dialed_priors import prior, shaken
 from several import ALPHA, FAST, QUIET, prior_file
 from tiny_envs import tiny
 
@@ -19,42 +19,134 @@ from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import _torchscript_reader, export
 from repolicy.policies.file import save_policy
-from repolicy.policies.modulated import DEGREE, Conditioned, exponents, polynomials
+from repolicy.policies.modulated import DEGREE, Conditioned, FilmMlp, exponents, polynomials
+from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import packed, read
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Dial, Range
 
+BOX = ActionSpace("continuous", (2,), (-2.0, -2.0), (2.0, 2.0))
+PLAIN = PolicySpec(4, BOX, hidden=(8, 6), initial_std=0.35)
+SPECS = {
+    "tanh": PLAIN,
+    "elu": replace(PLAIN, activation="elu"),
+    "relu": replace(PLAIN, activation="relu", hidden=(8,)),
+    "swish": replace(PLAIN, activation="swish", std="softplus"),
+    "norms": replace(PLAIN, norms=("before", "after")),
+    "linear": replace(PLAIN, hidden=()),
+    "state_gaussian": replace(PLAIN, family="state_gaussian"),
+    "squashed": replace(PLAIN, family="squashed"),
+    "features": replace(PLAIN, family="features_gaussian"),
+    "categorical": PolicySpec(4, ActionSpace("discrete", (3, 2)), "categorical", hidden=(8,)),
+}
+
+
+def shaken(policy: Policy, seed: int = 0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in policy.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
+
+
+def prior(kind: str) -> Policy:
+    made = Policy(SPECS[kind])
+    shaken(made)
+    generator = torch.Generator().manual_seed(1)
+    seen = 2.0 + 3.0 * torch.randn(50, 4, generator=generator).double()
+    made.normalizer.update(torch.stack([torch.full((4,), 50.0).double(), seen.sum(0), seen.square().sum(0)]))
+    return made
+
+
 OMEGA, QUIETLY, FASTER = Dial("omega", 0.03, 3.0), Dial("quiet", 0.0, 2.0, "linear"), Dial("fast", 0.5, 1.0, "linear")
 THREE = (OMEGA, QUIETLY, FASTER)
+EVERY = [(kind, (OMEGA,)) for kind in SPECS]
+EVERY += [(kind, THREE) for kind in ("tanh", "swish", "norms", "linear", "state_gaussian", "categorical")]
+every = pytest.mark.parametrize(("kind", "its"), EVERY)
 
 
-def seen(count: int = 50, places: Any = None) -> torch.Tensor:
+def seen(its: tuple[Dial, ...], place: float | None = None) -> torch.Tensor:
+    """Fifty observations, all at one position of each dial or each at its own."""
     generator = torch.Generator().manual_seed(2)
-    drawn = torch.rand(count, 3, generator=generator) * 2 - 1
-    return torch.cat([torch.randn(count, 4, generator=generator), drawn if places is None else places], 1)
+    places = torch.rand(50, len(its), generator=generator) * 2 - 1
+    places = places if place is None else torch.full_like(places, place)
+    return torch.cat([2.0 + 3.0 * torch.randn(50, 4, generator=generator), places], 1)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["tanh", "swish", "norms", "linear", "state_gaussian", "categorical"])
-def test_at_the_start_it_is_the_prior_and_then_each_position_an_ordinary_policy(kind: str) -> None:
-    start = prior(kind)
-    made = Conditioned.begun(start, THREE)
-    values = {"omega": 0.2, "quiet": 0.0, "fast": 0.9}
-    assert all(torch.equal(made.at(**values).state_dict()[name], each) for name, each in start.state_dict().items())
+@every
+def test_at_the_start_it_is_the_prior_at_every_position_to_the_bit(kind: str, its: tuple[Dial, ...]) -> None:
+    start, observations = prior(kind), seen(its)
+    made = Conditioned.begun(start, its)
+    outputs = made.network(made.normalizer(observations))
+    wanted = start.network(start.normalizer(observations[:, :4]))
+    assert torch.equal(outputs[:, : wanted.shape[1]], wanted)
+    assert torch.equal(outputs[:, wanted.shape[1] :], torch.zeros(50, outputs.shape[1] - wanted.shape[1]))
+    found, sure = made(observations), start(observations[:, :4])
+    assert torch.equal(found.mode(), sure.mode())
+    if hasattr(sure, "log_std"):
+        assert torch.equal(found.log_std.expand(50, 2), sure.log_std.expand(50, 2))  # type: ignore[attr-defined]
+    for place in (-1.0, 0.2, 1.0):
+        state = made.at(**{dial.name: dial.value(place) for dial in its}).state_dict()
+        assert all(torch.equal(state[name], value) for name, value in start.state_dict().items())
+
+
+@torch.no_grad()
+@every
+def test_a_position_is_an_ordinary_policy_that_acts_alike(kind: str, its: tuple[Dial, ...]) -> None:
+    made = Conditioned.begun(prior(kind), its)
     shaken(made, 3)
-    places = torch.tensor([[dial.place(values[dial.name]) for dial in THREE]]).expand(50, 3)
-    plain, observations = made.at(**values), seen(places=places)
-    torch.testing.assert_close(plain(observations[:, :4]).mode(), made(observations).mode(), atol=1e-4, rtol=1e-4)
-    for name, value in (("omega", 2.0), ("quiet", 2.0), ("fast", 0.5)):
-        other = made.at(**values | {name: value})
-        assert not torch.allclose(other(observations[:, :4]).mode().float(), plain(observations[:, :4]).mode().float())
-    actor = made.actor(2, 50, torch.Generator().manual_seed(5))
-    both = [observations, seen()]
-    actions = torch.stack([torch.as_tensor(actor(each.numpy())) for each in both])
-    torch.testing.assert_close(actor.log_probs(actions), made(torch.stack(both).flatten(0, 1)).log_prob(
-        actions.flatten(0, 1)).reshape(2, 50), atol=1e-4, rtol=1e-4)  # fmt: skip
+    for place in (-1.0, 0.2, 1.0):
+        observations, values = seen(its, place), {dial.name: dial.value(place) for dial in its}
+        plain, actions = made.at(**values), made(observations).sample(torch.Generator().manual_seed(4))
+        found = plain.log_prob(observations[:, :4], actions)
+        torch.testing.assert_close(found, made.log_prob(observations, actions), atol=1e-4, rtol=1e-4)
+        mode = plain(observations[:, :4]).mode()
+        torch.testing.assert_close(mode, made(observations).mode(), atol=1e-4, rtol=1e-4)
+        for dial in its:
+            other = made.at(**values | {dial.name: dial.value(-place)})
+            assert not torch.allclose(other(observations[:, :4]).mode().float(), mode.float(), atol=0.01)
+
+
+@every
+def test_acting_scores_what_it_did(kind: str, its: tuple[Dial, ...]) -> None:
+    """The snapshot in NumPy, whose scales are kept until a position changes."""
+    made = Conditioned.begun(prior(kind), its)
+    shaken(made, 3)
+    actor = made.actor(3, 50, torch.Generator().manual_seed(5))
+    observations = [seen(its, 0.3), seen(its, 0.3), seen(its)]
+    actions = torch.stack([torch.as_tensor(actor(each.numpy())) for each in observations])
+    with torch.no_grad():
+        wanted = made(torch.stack(observations)).log_prob(actions)
+    torch.testing.assert_close(actor.log_probs(actions), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_snapshot_stays_as_it_was_with_one_number_to_see_too() -> None:
+    network, inputs = FilmMlp(1, (4,), 1), np.full((1, 2), 0.5, np.float32)
+    snapshot = network.snapshot()
+    before = snapshot(inputs)
+    for parameter in network.parameters():
+        parameter.data.add_(1.0)
+    assert np.array_equal(snapshot(inputs), before)
+
+
+def test_the_polynomials_are_chebyshevs_and_stay_at_the_ends() -> None:
+    places = torch.linspace(-1.0, 1.0, 9)
+    wanted = torch.stack([places, 2 * places**2 - 1, 4 * places**3 - 3 * places], 1)
+    torch.testing.assert_close(polynomials(places[:, None])[:, :3], wanted, atol=1e-5, rtol=0)
+    assert torch.equal(polynomials(torch.tensor([[1.7]])), polynomials(torch.tensor([[1.0]])))
+
+
+def test_outside_of_the_range_it_warns_and_acts_as_at_the_end() -> None:
+    made = Conditioned.begun(prior("tanh"), (OMEGA,))
+    shaken(made, 3)
+    with pytest.warns(UserWarning, match="omega is 30, and this policy was trained from 0.03 to 3: it acts as at 3"):
+        found = made.at(30.0)
+    assert torch.equal(found.network.weights[0], made.at(3.0).network.weights[0])
+    for wrong in (0.0, -1.0, float("nan"), float("inf"), "1", True):
+        with pytest.raises(UsageError, match="a number above 0: this policy's go from 0.03 to 3"):
+            made.at(wrong)  # type: ignore[arg-type]
 
 
 LEG = Dial("hind_leg(joint=foot)", 0.0, 2.0, "linear")
@@ -84,10 +176,17 @@ def test_the_polynomials_are_all_products_up_to_the_degree() -> None:
         assert (float((fitted[:, 0] - target).abs().max()) < 1e-9) == (one + other <= DEGREE)
 
 
-def test_a_linear_dial_counts_weights_and_not_their_ratios() -> None:
-    assert [QUIETLY.place(weight) for weight in (0.0, 0.5, 2.0)] == [-1.0, -0.5, 1.0]
-    assert QUIETLY.spread(5) == [0.0, 0.5, 1.0, 1.5, 2.0]
-    assert QUIETLY.value(torch.tensor([-1.0, 0.25])).tolist() == [0.0, 1.25]
+@pytest.mark.parametrize(
+    ("dial", "values", "spread"),
+    [
+        (OMEGA, [0.03, 0.3, 3.0], [0.03, 0.0949, 0.3, 0.949, 3.0]),
+        (QUIETLY, [0.0, 1.0, 2.0], [0.0, 0.5, 1.0, 1.5, 2.0]),
+    ],
+)
+def test_a_dial_counts_weights_or_their_ratios(dial: Dial, values: list[float], spread: list[float]) -> None:
+    assert [dial.place(value) for value in values] == pytest.approx([-1.0, 0.0, 1.0])
+    assert dial.spread(5) == pytest.approx(spread, rel=1e-3)
+    assert dial.value(torch.tensor([-1.0, 0.0, 1.0]).double()).tolist() == pytest.approx(values)
 
 
 def test_each_dial_must_be_named_once_and_warns_outside_of_its_range() -> None:
