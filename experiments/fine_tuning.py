@@ -27,9 +27,9 @@ from torch import Tensor
 
 from experiments import campaign
 from experiments.batches import ForSb3, Paid
-from experiments.curves import smooth
 from experiments.ledger import Ledger, Row
 from experiments.settings import settings_of
+from experiments.statistics import smooth
 from experiments.through_hosts import summary
 from repolicy import Policy, load_policy
 from repolicy.hosts.sb3 import ResidualPPO, from_repolicy, like, to_repolicy

@@ -9,9 +9,11 @@ from math import comb
 
 import numpy as np
 
+from experiments.ledger import Row
 from repolicy.envs.evaluation import Column
 
 RESAMPLES = 5_000
+EPISODE = 16  # iterations: an episode of 1,000 steps where each has 64, and two where it has 128
 DEALS = 20_000  # of which a test looks at every one; of more it draws so many
 
 
@@ -79,3 +81,14 @@ def interval(
         drawn.append(np.take_along_axis(scores[None], which, axis=1))
     low, high = np.quantile(statistic(*drawn), [(1.0 - share) / 2.0, (1.0 + share) / 2.0])
     return float(low), float(high)
+
+
+def smooth(row: Row) -> np.ndarray:
+    """Return a run's curve, each value the mean over whole episodes, and unknown before that.
+
+    All environments start their episodes at once. So rewards are low right after it, and between two time limits the
+    episodes that end are those that fell.
+    """
+    values = np.array(row["curves"][row["curve"]], float)  # None becomes nan
+    windows = np.lib.stride_tricks.sliding_window_view(values, EPISODE)
+    return np.concatenate([np.full(EPISODE - 1, np.nan), np.nanmean(windows, 1)])

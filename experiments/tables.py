@@ -31,12 +31,12 @@ from experiments import (
 )
 from experiments import found as found_settings
 from experiments.campaign import finished
-from experiments.curves import smooth
 from experiments.ledger import Ledger, Row
 from experiments.llm.__main__ import PROGRAMS
 from experiments.pages import Tables, each_and_mean, fill, markdown
 from experiments.paper.runs import TASKS as PAPERS
 from experiments.readers import table as reader_table
+from experiments.statistics import smooth
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"

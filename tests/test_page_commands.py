@@ -19,7 +19,7 @@ from repolicy.planning import choosing, value
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.prepare import states, worth
+from repolicy.prepare import diagnosis, states, weights, worth
 from repolicy.priors.finding import find_policy
 from repolicy.report import movie as film
 from repolicy.report import run_page as report
@@ -128,7 +128,7 @@ def folder(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def quick(patch: pytest.MonkeyPatch) -> None:
-    """Short episodes, few observations to fit, and no other processes: for pictures, and for the points of a sweep."""
+    """Short episodes and trials, few observations to fit, and no other processes: for pictures and a sweep's points."""
     patch.setattr(evaluation, "LONGEST", 20)
     patch.setattr(worth, "LONGEST", 20)
     for name, few in (("WANTED", 256), ("FEWEST", 256), ("LEAST", 256), ("SKIPPED", 0), ("EACH", 32)):
@@ -136,6 +136,8 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     for name, few in (("STEPS", 2), ("SKIPPED", 0)):
         patch.setattr(choosing, name, few)
     patch.setattr(value, "EPOCHS", 1)
+    patch.setattr(diagnosis, "STEPS", 50)
+    patch.setattr(weights.trial, "__defaults__", (32,))  # steps of each environment
     patch.setattr(film, "films", filmed)
     patch.setattr(report, "films", filmed)
     patch.setattr(ask_page, "films", filmed)

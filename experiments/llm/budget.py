@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program
+from experiments.llm.program import Job, Program, every
 from experiments.llm.toy import measure, policy_log_probs
 from experiments.llm.toy_training import online, opened
 from experiments.pages import markdown
@@ -18,13 +18,8 @@ USUAL = {
 
 
 def jobs(settings: Any) -> list[Job]:
-    names = ("nats", "alpha", "steps", "samples", "drawn", "rate")
-    return [
-        {"method": method, "start": start, "seed": seed, **{name: getattr(settings, name) for name in names}}
-        for seed in range(settings.seeds)
-        for method in settings.methods
-        for start in settings.starts
-    ]
+    common = ("nats", "alpha", "steps", "samples", "drawn", "rate")
+    return every(settings, common, seed=range(settings.seeds), method=settings.methods, start=settings.starts)
 
 
 def run(job: Job, priors: Path) -> Row:

@@ -6,6 +6,7 @@ language in which all human text has one length.
 """
 
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +36,15 @@ CONTROLS = (
 
 
 def jobs(settings: Any) -> list[Job]:
-    """Return jobs of the two methods at every omega, seed by seed; then the controls, some of them once."""
+    """Return jobs of the two methods at every omega; then the controls, some of them once."""
     alpha, seeds = settings.alpha, range(settings.seeds)
     middle = [omega for omega in settings.omegas if 0 < omega <= 1.5 * alpha + 1e-9]
-    points = [
-        ("standard", method, omega, seed)
-        for seed in seeds
-        for method in ("whole", "decomposed")
-        for omega in settings.omegas
-    ]
+    points = [*product(["standard"], ("whole", "decomposed"), settings.omegas, seeds)]
     if settings.controls:
-        points += [("standard", method, alpha, seed) for seed in seeds for method in ("grpo", "rloo")]
-        points += [("standard", "onward", omega, seed) for seed in seeds for omega in middle]
-        once = [("early", "whole"), ("early", "decomposed"), ("fixed", "whole")]
-        points += [(world, method, omega, 0) for world, method in once for omega in middle]
+        points += product(["standard"], ("grpo", "rloo"), [alpha], seeds)
+        points += product(["standard"], ["onward"], middle, seeds)
+        points += product(["early"], ("whole", "decomposed"), middle, [0])
+        points += product(["fixed"], ["whole"], middle, [0])
     found: list[Job] = []
     for world, method, omega, seed in points:
         names = ("pairs",) if method == "decomposed" else ("steps", "samples", "rate")

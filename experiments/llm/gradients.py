@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program
+from experiments.llm.program import Job, Program, every
 from experiments.pages import markdown
 from repolicy.llm.losses import returns_to_go, token_rewards, whole_returns
 from repolicy.objective import greedy, kl
@@ -23,7 +23,7 @@ USUAL = {"vocabulary": 4, "length": 4, "draws": 20}  # of the tokens, the first 
 
 
 def jobs(settings: Any) -> list[Job]:
-    return [{name: getattr(settings, name) for name in USUAL}]
+    return every(settings, USUAL)
 
 
 def run(job: Job, priors: Path) -> Row:

@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, mean_and_spread
+from experiments.llm.program import Job, Program, every, mean_and_spread
 from experiments.llm.toy import labelled_pairs, labelled_responses, measure, policy_log_probs, sample_responses
 from experiments.llm.toy_training import offline, opened
 from experiments.pages import markdown
@@ -23,13 +23,8 @@ METHODS = ("dpo", "responses", "judgements", "responses, no offset")
 
 
 def jobs(settings: Any) -> list[Job]:
-    common = {name: getattr(settings, name) for name in ("omega", "alpha", "rate")}
-    return [
-        {"pairs": pairs, "method": method, "seed": seed, **common}
-        for seed in range(settings.seeds)
-        for pairs in settings.pairs
-        for method in METHODS
-    ]
+    common = ("omega", "alpha", "rate")
+    return every(settings, common, seed=range(settings.seeds), pairs=settings.pairs, method=METHODS)
 
 
 def run(job: Job, priors: Path) -> Row:

@@ -1,10 +1,11 @@
 """What every measurement of the trainers is: settings, the runs that they ask for, and a page of their rows."""
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,12 @@ class Program:
     def row(self, job: Job, priors: Path) -> Row:
         versions = {name: version(name) for name in ("torch", "transformers", "trl")}
         return {"job": dict(job), **self.run(job, priors), "versions": versions, "threads": torch.get_num_threads()}
+
+
+def every(settings: Any, common: Iterable[str] = (), **axes: Iterable[Any]) -> list[Job]:
+    """Return a job for each combination of these values, each with the common settings."""
+    same = {name: getattr(settings, name) for name in common}
+    return [dict(zip(axes, values, strict=True)) | same for values in product(*axes.values())]
 
 
 def of_seeds(rows: list[Row]) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, of_seeds
+from experiments.llm.program import Job, Program, every, of_seeds
 from experiments.llm.toy import policy_log_probs
 from experiments.llm.toy_training import online, opened, worth
 from experiments.pages import markdown
@@ -19,13 +19,8 @@ MENDS: dict[str, dict[str, Any]] = {
 
 
 def jobs(settings: Any) -> list[Job]:
-    size = {"alpha": settings.alpha, "steps": settings.steps, "samples": settings.samples}
-    return [
-        {"mend": mend, "omega": omega, "seed": seed, **size}
-        for seed in range(settings.seeds)
-        for omega in settings.omegas
-        for mend in MENDS
-    ]
+    common = ("alpha", "steps", "samples")
+    return every(settings, common, seed=range(settings.seeds), omega=settings.omegas, mend=MENDS)
 
 
 def run(job: Job, priors: Path) -> Row:

@@ -45,24 +45,6 @@ def pictures(content: bytes, path: Path) -> np.ndarray:
     return np.frombuffer(raw, np.uint8).reshape(-1, 64, 96, 3).astype(int)
 
 
-@pytest.mark.usefixtures("_renderer")
-def test_films_move_and_are_what_they_are_called(policy: str, tmp_path: Path) -> None:
-    """The last one is of a robot that only EnvPool has."""
-    pushing = Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-1.0,), (1.0,))))
-    pushing.network.biases[-1].data.fill_(1.0)
-    save_policy(tmp_path / "other.safetensors", pushing, {})
-    small = Shot(policy, ENV, seconds=0.4, width=96, height=64)
-    other = replace(small, policy=str(tmp_path / "other.safetensors"), env="PendulumSwingup-v1")
-    found = films([small, replace(small, format="gif"), other])
-    assert found[0][4:8] == b"ftyp"
-    assert found[1][:4] == b"GIF8"
-    for content, name in zip(found, ("film.mp4", "film.gif", "other.mp4"), strict=True):
-        seen = pictures(content, tmp_path / name)
-        assert len(seen) >= 9
-        assert seen[0].std() > 10
-        assert np.abs(seen[0] - seen[1:]).max() > 30
-
-
 def test_a_machine_that_cannot_render_says_what_to_install(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(movie, "LIBRARIES", ("disabled",))
     with pytest.raises(RepolicyError, match=r"cannot render off-screen: install .*libegl1 .*libosmesa6"):
@@ -106,14 +88,11 @@ def test_a_film_that_cannot_be_is_refused(policy: str, shot: dict[str, object], 
         films([Shot(policy, ENV, **shot)])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("env", "said"),
-    [("NoSuchEnvironment-v0", "neither Gymnasium nor EnvPool"), ("Hopper-v5", "takes observations of 4 numbers")],
-)
-@pytest.mark.usefixtures("_renderer")
-def test_an_environment_that_does_not_fit_is_refused_in_one_sentence(policy: str, env: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        films([Shot(policy, env)])
+def test_an_environment_that_does_not_fit_is_refused_in_one_sentence(policy: str) -> None:
+    with pytest.raises(UsageError, match="neither Gymnasium nor EnvPool"):
+        films([Shot(policy, "NoSuchEnvironment-v0")])
+    with pytest.raises(UsageError, match="takes observations of 4 numbers"):
+        movie.frames(Shot(policy, "Hopper-v5", fine=True))  # here, because nothing is drawn
 
 
 @pytest.mark.parametrize(
@@ -227,41 +206,53 @@ def test_a_page_has_the_prior_a_typical_episode_and_the_worst(prior: bool, backe
 
 
 @pytest.mark.usefixtures("_renderer")
-def test_a_film_shows_what_was_done_to_the_end_of_the_episode_and_no_more(tmp_path: Path) -> None:
-    """One picture a step: from ten steps before the one in the middle to the last that the episode has."""
-    path = tmp_path / "policy.safetensors"
-    save_policy(path, agent(4, 3.0), {})
+def test_films(policy: str, tmp_path: Path) -> None:
+    """They move and are what they are called; they show what was done to the end of the episode and no more.
+
+    All are drawn by one process. Of `shown` there is a picture a step: from ten steps before the one in the middle to
+    the last that the episode has. Through noise each step of a chunk is shown, and none of what an episode leaves.
+    """
+    small = Shot(policy, ENV, seconds=0.4, width=96, height=64)
+    pushing = Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-1.0,), (1.0,))))
+    pushing.network.biases[-1].data.fill_(1.0)
+    save_policy(tmp_path / "other.safetensors", pushing, {})
+    only_envpool_has_it = replace(small, policy=str(tmp_path / "other.safetensors"), env="PendulumSwingup-v1")
+    save_policy(tmp_path / "agent.safetensors", agent(4, 3.0), {})
     one = episode(evaluate(agent(4, 3.0), "InvertedPendulum-v4", 3, seed=EVALUATION_SEED, backend="gymnasium"), 2)
-    steps, done = len(one.rewards), one.sent.tolist()
-    shot = Shot(
-        str(path), "InvertedPendulum-v4", seed=one.seed, seconds=9.0, width=96, height=64, format="gif", actions=done
-    )
+    still = replace(small, format="gif", seconds=9.0, env="InvertedPendulum-v4")
+    shot = replace(still, policy=str(tmp_path / "agent.safetensors"), seed=one.seed, actions=one.sent.tolist())
+    steps = len(one.rewards)
     assert steps > 13
-    shots = [shot, replace(shot, seconds=0.8, around=steps), replace(shot, actions=[[3.0]] * 5)]
-    whole, end, pushed = (Image.open(io.BytesIO(content)) for content in films(shots))
+    shown = [shot, replace(shot, seconds=0.8, around=steps), replace(shot, actions=[[3.0]] * 5)]
+    noise, lengths = through_noise(tmp_path)
+    found = films([small, replace(small, format="gif"), only_envpool_has_it, *shown, *noise])
+    assert found[0][4:8] == b"ftyp"
+    assert found[1][:4] == b"GIF8"
+    for content, name in zip(found, ("film.mp4", "film.gif", "other.mp4"), strict=False):
+        seen = pictures(content, tmp_path / name)
+        assert len(seen) >= 9
+        assert seen[0].std() > 10
+        assert np.abs(seen[0] - seen[1:]).max() > 30
+    whole, end, pushed, *chunks = (Image.open(io.BytesIO(content)) for content in found[3:])
     assert [film.n_frames for film in (whole, end, pushed)] == [steps, 10, 5]
+    assert [film.n_frames for film in chunks] == lengths
     whole.seek(4), pushed.seek(4)
     assert ImageChops.difference(whole.convert("RGB"), pushed.convert("RGB")).getbbox()  # the policy does otherwise
 
 
-@pytest.mark.usefixtures("_renderer")
-def test_a_film_through_noise_shows_each_step_of_its_chunks(tmp_path: Path) -> None:
-    """One picture a step of the environment, and none of what an episode's end leaves of a chunk."""
-    (tmp_path / "flow.py").write_text("def decode(observations, noise):\n    return noise.repeat(3, 1)\n")
-    env, path = f"InvertedPendulum-v4?decoder={tmp_path}/flow.py:decode&noise=1&chunk=3", tmp_path / "p.safetensors"
+def through_noise(folder: Path) -> tuple[list[Shot], list[int]]:
+    """Three episodes of a policy whose decisions are chunks of three steps, and how long they are."""
+    (folder / "flow.py").write_text("def decode(observations, noise):\n    return noise.repeat(3, 1)\n")
+    env, path = f"InvertedPendulum-v4?decoder={folder}/flow.py:decode&noise=1&chunk=3", folder / "p.safetensors"
     policy = Policy(PolicySpec(4, ActionSpace("continuous", (1,))))
     policy.network.biases[-1].data.fill_(1.0)
     save_policy(path, policy, {})
     found = evaluate(policy, env, 3, seed=EVALUATION_SEED, backend="gymnasium")
-    places = range(3)
-    steps = [int(found.basic[place]) for place in places]  # each is paid 1
-    assert any(steps[place] % 3 for place in places)
-    ones = [episode(found, place) for place in places]
-    shots = [
-        Shot(str(path), env, seed=one.seed, width=96, height=64, format="gif", actions=one.sent.tolist())
-        for one in ones
-    ]
-    assert [Image.open(io.BytesIO(content)).n_frames for content in films(shots)] == steps
+    lengths = [int(paid) for paid in found.basic]  # each step is paid 1
+    assert any(length % 3 for length in lengths)
+    ones = [episode(found, place) for place in range(3)]
+    shots = [Shot(str(path), env, seed=one.seed, format="gif", actions=one.sent.tolist()) for one in ones]
+    return [replace(shot, width=96, height=64) for shot in shots], lengths
 
 
 def test_choices_that_are_done_again_are_counted_as_policies_count_them() -> None:

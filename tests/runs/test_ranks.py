@@ -32,10 +32,12 @@ def program(code: str) -> list[str]:
 
 
 def test_sums() -> None:
-    count, code = 3, f"from rank_programs import *; add_up_and_compare(joined(), {SIZES})"
-    with ranks.launched(count, program(code)) as team:
+    count = 3
+    code = f"team = joined(); add_up_and_compare(team, {SIZES}); team.sum(torch.ones(2, 3))"
+    with ranks.launched(count, program(f"from rank_programs import *; {code}")) as team:
         assert (team.index, team.count) == (0, count)
         found, fingerprints = add_up_and_compare(team, SIZES)
+        assert team.sum(torch.full((2, 3), 2.0)).tolist() == [[4.0] * 3] * 2, "a sum keeps the shape"
     for turn, tensor in enumerate(found):
         expected = sum(put_up(index, turn, len(tensor), tensor.dtype) for index in range(count))
         assert torch.equal(tensor, expected), f"sum {turn}"
@@ -43,35 +45,23 @@ def test_sums() -> None:
     assert fingerprints[0] > 0
 
 
-def test_sums_keep_the_shape() -> None:
-    code = "from rank_programs import *; joined().sum(torch.ones(2, 3))"
-    with ranks.launched(2, program(code)) as team:
-        assert team.sum(torch.full((2, 3), 2.0)).tolist() == [[3.0] * 3] * 2
-
-
-def test_two_ranks_of_16_environments_are_one_of_32() -> None:
+def test_two_ranks_of_16_environments_are_one_of_32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a density: it is the same bits on both, and the step by it is that of one, but for rounding."""
+    monkeypatch.setattr(states, "visited", states.visited)  # what the programs below put there goes again
     with ranks.launched(1, []) as team:
-        whole = one_step(team)
-    with ranks.launched(2, program("from rank_programs import *; one_step(joined())")) as team:
-        shared = one_step(team)
+        whole, whole_states = one_step(team), step_with_states(team)
+    code = "from rank_programs import *; team = joined(); one_step(team); step_with_states(team)"
+    with ranks.launched(2, program(code)) as team:
+        shared, shared_states = one_step(team), step_with_states(team)
     assert float(whole["gradient"].abs().max()) > 0.1
     assert float((shared["gradient"] - whole["gradient"]).abs().max()) < 1e-6
     torch.testing.assert_close(shared["moments"], whole["moments"], rtol=1e-13, atol=0)
     torch.testing.assert_close(shared["report"], whole["report"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(shared["parameters"], whole["parameters"], rtol=1e-5, atol=1e-6)
-
-
-def test_two_ranks_fit_one_density_and_share_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The density is the same bits on both, and the step that it leads to is that of one rank, beyond rounding."""
-    monkeypatch.setattr(states, "visited", states.visited)  # what the program below puts there goes again
-    with ranks.launched(1, []) as team:
-        whole = step_with_states(team)
-    with ranks.launched(2, program("from rank_programs import *; step_with_states(joined())")) as team:
-        shared = step_with_states(team)
-    assert shared["densities"] == whole["densities"] * 2
-    assert whole["reward"] < -0.1
-    assert shared["reward"] == pytest.approx(whole["reward"], rel=1e-12)
-    torch.testing.assert_close(shared["gradient"], whole["gradient"], rtol=1e-4, atol=1e-6)
+    assert shared_states["densities"] == whole_states["densities"] * 2
+    assert whole_states["reward"] < -0.1
+    assert shared_states["reward"] == pytest.approx(whole_states["reward"], rel=1e-12)
+    torch.testing.assert_close(shared_states["gradient"], whole_states["gradient"], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("full", [1, 2])
@@ -143,26 +133,23 @@ def test_a_rank_that_gives_its_last_sum_in_a_pause_and_ends_is_no_failure() -> N
     assert team.sum(torch.ones(3)).tolist() == [1.0] * 3
 
 
-def test_what_another_rank_wants_to_be_said_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    warn = "sys.stderr.buffer.write(b'a bar \\r of caf\\xe9 \\xe9\\xe9 \\n'); sys.stderr.flush()"
-    say = f"{warn}; print('repolicy: it hängs', file=sys.stderr)"
-    with ranks.launched(2, program(f"from rank_programs import *; {say}; joined().sum(torch.ones(1))")) as team:
-        team.sum(torch.ones(1))
-        for _ in range(2):
-            team._watch._pass_on()  # type: ignore[attr-defined]
-    assert capsys.readouterr().err == "repolicy: it hängs\n"
-
-
-def test_signals_are_for_the_first_rank() -> None:
+def test_signals_are_for_the_first_rank_and_what_another_wants_to_be_said_is_said_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A batch system sends SIGTERM to every process of a job; programs that an environment starts obey it."""
     code = """
 import os, signal, subprocess; from rank_programs import *
+sys.stderr.buffer.write(b'a bar \\r of caf\\xe9 \\xe9\\xe9 \\n'); sys.stderr.flush()
+print('repolicy: it hängs', file=sys.stderr)
 os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGINT)
 other = subprocess.Popen(["sleep", "600"]); other.terminate()
 joined().sum(torch.full((1,), float(other.wait())))
 """
     with ranks.launched(2, program(code)) as team:
         assert team.sum(torch.zeros(1)).tolist() == [-signal.SIGTERM]
+        for _ in range(2):
+            team._watch._pass_on()  # type: ignore[attr-defined]
+    assert capsys.readouterr().err == "repolicy: it hängs\n"
 
 
 def test_the_others_go_when_the_first_one_fails() -> None:
