@@ -29,6 +29,7 @@ from experiments.ledger import Ledger, Row
 from experiments.one import Run as Training
 from experiments.one import trained
 from experiments.pages import markdown
+from experiments.statistics import spearman
 from repolicy.envs.addons import combined
 from repolicy.envs.dialed import placed
 from repolicy.envs.rollout import Rollout
@@ -214,17 +215,6 @@ def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float
         area += max(0.0, x - worst[0]) * max(0.0, y - best)
         best = max(best, y)
     return area
-
-
-def ranks(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return ranks from 0; of equal values, the mean of theirs."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    mean_ranks: np.ndarray = (np.cumsum(counts) - (counts + 1) / 2)[which]
-    return mean_ranks
-
-
-def spearman(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
-    return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
 
 
 def outcome(found: Row) -> tuple[float, float]:

@@ -11,7 +11,6 @@ import argparse
 import json
 import subprocess
 from collections import Counter
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
@@ -37,47 +36,36 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """So many rows of a file, made at one commit, and how often what they depend on has changed since."""
-
-    file: str
-    rows: int
-    commit: str  # with a + where the code was not quite that commit's
-    changes: int | None  # None where this clone has no such commit
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--results", type=Path, default=ROOT / "results")
-    options = parser.parse_args()
-    found = stale(options.results)
-    for each in found:
-        print(said(each))
-    files = {each.file for each in found}
-    print(f"{sum(each.rows for each in found)} rows in {len(files)} files are older than the code that they depend on")
+    found = stale(parser.parse_args().results)
+    for (file, commit), (rows, changes) in found.items():
+        since = "a commit that this clone does not have" if changes is None else f"changed {changes} times since"
+        print(f"{file}: {rows} rows of {commit[:10]}{commit[40:]}, {since}")
+    rows, files = sum(rows for rows, _ in found.values()), {file for file, _ in found}
+    print(f"{rows} rows in {len(files)} files are older than the code that they depend on")
 
 
-def stale(results: Path) -> list[Finding]:
-    """Return the rows whose code has changed, by file and commit."""
-    found = []
+def stale(results: Path) -> dict[tuple[str, str], tuple[int, int | None]]:
+    """Return, by file and commit, how many rows are stale, and how often their code has changed; None: not known.
+
+    A commit has a + where the code was not quite that commit's.
+    """
+    found = {}
     for path in sorted(results.rglob("*.jsonl")):
         name = path.relative_to(results).as_posix()
-        for commit, rows in Counter(commits(path)).items():
+        commits = Counter(json.loads(line)["commit"] for line in path.read_text().splitlines())
+        for commit, rows in commits.items():
             changes = changed_since(commit.rstrip("+"), depends_on(name))
             if changes != 0:
-                found.append(Finding(name, rows, commit, changes))
+                found[name, commit] = rows, changes
     return found
 
 
 def depends_on(name: str) -> tuple[str, ...]:
     """Return what the rows in a file of this name depend on."""
     return next(paths for pattern, paths in KINDS.items() if fnmatch(name, pattern))
-
-
-def commits(path: Path) -> list[str]:
-    """Return the commit that each row names."""
-    return [json.loads(line)["commit"] for line in path.read_text().splitlines()]
 
 
 @cache
@@ -88,14 +76,6 @@ def changed_since(commit: str, paths: tuple[str, ...]) -> int | None:
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     return int(done.stdout) if done.returncode == 0 else None
-
-
-def said(found: Finding) -> str:
-    """Return a finding in a line."""
-    short = found.commit[:10] + found.commit[40:]
-    if found.changes is None:
-        return f"{found.file}: {found.rows} rows of {short}, a commit that this clone does not have"
-    return f"{found.file}: {found.rows} rows of {short}; {found.changes} commits have changed their code since"
 
 
 if __name__ == "__main__":

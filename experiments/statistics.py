@@ -3,7 +3,7 @@
 Scores are `[..., S, T]`: S seeds of T tasks. (rliable itself needs a version of pandas that is no longer current.)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
 from math import comb
 
@@ -92,3 +92,14 @@ def smooth(row: Row) -> np.ndarray:
     values = np.array(row["curves"][row["curve"]], float)  # None becomes nan
     windows = np.lib.stride_tricks.sliding_window_view(values, EPISODE)
     return np.concatenate([np.full(EPISODE - 1, np.nan), np.nanmean(windows, 1)])
+
+
+def ranks(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return ranks from 0; of equal values, the mean of theirs."""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    mean_ranks: np.ndarray = (np.cumsum(counts) - (counts + 1) / 2)[which]
+    return mean_ranks
+
+
+def spearman(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
+    return float(np.corrcoef(ranks(one), ranks(other))[0, 1])

@@ -22,6 +22,7 @@ import torch
 from experiments import campaign
 from experiments.ledger import Row
 from experiments.pages import markdown
+from experiments.statistics import spearman
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.rollout import Transitions
@@ -136,8 +137,7 @@ def learnt_from(pairs: list[Pairs], told: list[np.ndarray], features: str) -> Le
 def correlation(wish: LearntWish, fresh: Pairs) -> float:
     """Return Spearman's rank correlation of a wish with the hidden one, over clips."""
     found = wish(*fresh.steps, {}).reshape(*fresh.after.shape[:3]).sum(2).ravel()
-    ranks = [np.argsort(np.argsort(each)) for each in (found, hidden(fresh).ravel())]
-    return round(float(np.corrcoef(ranks[0], ranks[1])[0][1]), 4)
+    return round(spearman(found, hidden(fresh).ravel()), 4)
 
 
 @cache

@@ -8,6 +8,7 @@ What is in the ledger is not repeated, and a run that was cut off goes on where 
 """
 
 import argparse
+from itertools import product
 from pathlib import Path
 
 from experiments import campaign
@@ -33,7 +34,7 @@ def main() -> None:
 
 
 def prior_of(task: str, options: argparse.Namespace) -> Path:
-    """Return the best policy of `soft`, once all seeds of it are in the ledger."""
+    """Return where the best policy of `soft` is, once all seeds of it are in the ledger."""
     return Path(options.priors / f"{task}.safetensors")
 
 
@@ -58,31 +59,23 @@ def run(options: argparse.Namespace) -> None:
 
 
 def keep_prior(task: str, rows: Rows, options: argparse.Namespace) -> None:
-    """Keep what customizing begins from: the best policy of `soft`, by the mean action.
+    """Keep what customizing begins from, once all seeds of `soft` are trained: their best policy, by the mean action.
 
-    Once a run has begun from it, it stays, even if a seed that is trained later is better.
+    What is there already stays: runs may have begun from it.
     """
-    path, trained = prior_of(task, options), {key: row for key, row in rows.items() if key.startswith(f"{task}/soft/")}
-    if not trained:
+    path, trained = prior_of(task, options), [rows.get(f"{task}/soft/{seed}") for seed in range(options.seeds)]
+    known = [row for row in trained if row is not None]
+    if path.exists() or len(known) < options.seeds:
         return
-    policies = [(row["policies"][name], key, name) for key, row in trained.items() for name in ("last", "best")]
-    used = {row["prior"] for key, row in rows.items() if key.startswith(f"{task}/") and row.get("prior")}
-    highest = max(score(trained[key], name) for _, key, name in policies)
-    wanted = used & {checksum for checksum, *_ in policies} or {
-        checksum for checksum, key, name in policies if score(trained[key], name) == highest
-    }
-    if path.exists() and file_sum(path) in wanted:
-        return
-    for checksum, key, name in policies:
-        folder = RunFolder(options.runs / key.replace("/", "-"))
-        file = folder.last_policy if name == "last" else folder.policy
-        if checksum in wanted and file.exists() and file_sum(file) == checksum:
-            write_bytes(path, file.read_bytes())
-            return
-    raise FileError(
-        f"{path} {'is another than' if path.exists() else 'is missing,'} the best policy of {', '.join(trained)}: "
-        f"restore it, or delete these lines of {options.ledger} and their folders in {options.runs} to train them again"
-    )
+    best, name = max(product(known, ("last", "best")), key=lambda each: score(*each))
+    folder = RunFolder(options.runs / best["key"].replace("/", "-"))
+    file = folder.last_policy if name == "last" else folder.policy
+    if not file.exists() or file_sum(file) != best["policies"][name]:
+        raise FileError(
+            f"{path} is missing, and {file} is not what {best['key']} was: restore one of them, or delete that line of "
+            f"{options.ledger} and its folder in {options.runs} to train it again"
+        )
+    write_bytes(path, file.read_bytes())
 
 
 def score(row: Row, which: str) -> float:

@@ -197,56 +197,6 @@ def test_a_special_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> N
     assert all(word in said for word in ("1 episode, mean action", "basic reward"))  # the figures were not lost
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("trian CartPole-v1", "there is no command 'trian'; did you mean train"),
-        ("train HalfCheeta-v4 --alpha 0.1", "there is no environment 'HalfCheeta-v4'; did you mean HalfCheetah-v4"),
-        ("train CartPole-v1 --objective residual", "argument --objective: invalid choice: 'residual' (choose from"),
-        ("train CartPole-v1 --alpha 0.1 --kl-budget 1", "moves omega and alpha together"),
-        ("sweep halfcheetah --addon hind_leg --omega 0.1 --kl-budget 1", "a budget moves omega by itself"),
-        ("sweep repolicy.rql.tasks:addon --std 0.1 --env Hopper-v4 --addon height --omega 0.1", "cannot be copied"),
-        ("bench Hopper-v4 --steps 5", "a bench has no --steps: how long it takes is --slices"),
-        ("bench CartPole-v1 --slices 0", "slices is 0"),
-        ("rql {nothing} --alpha 1", "there is no command ''"),
-        ("customize halfcheetah --addon hind_leg.py:mine(joint=bshin) --omega 0.1", "no options in brackets"),
-        ("train CartPole-v1 --alpha 0.1 --surrogate vanilla", "add --epochs 1"),
-        ("train CartPole-v1 --settings nothing.json", "--settings: there is no file nothing.json"),
-        ("customize halfcheetah", "needs an add-on, the new requirement: --addon NAME"),
-        ("sweep halfcheetah --omega 0.1 0.3", "this needs an add-on, the new requirement: --addon NAME"),
-        ("customize halfcheetah --addon hind_legs --omega 0.1", "did you mean hind_leg"),
-        ("customize hopper --addon hind_leg --omega 0.1", "reads the numbers of HalfCheetah"),
-        ("evaluate hopper --addon hind_leg", "reads the numbers of HalfCheetah"),
-        ("rql train Pendulum-v1 --alpha 0.1 --addon hind_leg --objective greedy", "reads the numbers of HalfCheetah"),
-        ("customize halfcheetah --addon hind_leg --omega auto --objective kl", "objective kl has no omega"),
-        ("customize halfcheetah --addon hind_leg --omega much", "--omega is 'much'; it must be a number, a range"),
-        ("customize halfcheetah --addon hind_leg --omega auto --kl-budget 1 --objective greedy", "greedy has no omega"),
-        ("customize halfcheetah --addon height --omega 0.1 --env Hopper-v4", "takes observations of 17 numbers"),
-        ("sweep halfcheetah --addon hind_leg --omega 0.1 --ranks 2", "ranks is 2; a sweep trains each point on one"),
-        ("sweep halfcheetah --addon hind_leg=0..2 --omega 0.1", "hind_leg has a range of weights"),
-        ("customize halfcheetah --addon hind_leg height --omega 0.1", "height is too much (an add-on more has its"),
-        ("export halfcheetah mine.onnx", "mine.onnx is too much (the file to write is named by --out)"),
-        ("train my_envs.py --alpha 0.1", "to make one of your own, name what makes it: my_envs.py:NAME"),
-        ("evaluate hopper --seed -1", "seed is -1; it must lie between 0 and 2147483647"),
-        ("render hopper --seed 2147483648", "seed is 2147483648; it must lie between 0 and 2147483647"),
-        ("export hopper --format tflite", "argument --format: invalid choice: 'tflite' (choose from "),
-        ("diagnose mine.py:act --std 0.1 --env Hopper-v4 --addon height", "customize and evaluate take code"),
-        ("sweep halfcheetah --addon hind_leg --omega 0.1 0.1", "--omega has 0.1 more than once"),
-        ("sweep halfcheetah --addon hind_leg --omega=0.1 --omega 0.3", "--omega stands twice; write all its values"),
-        ("train CartPole-v1 --hidden 64 --hidden 32", "--hidden stands twice; write all its values behind one"),
-    ],
-)
-def test_a_request_that_cannot_be_met_is_one_sentence_and_2(
-    words: str, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = typed(capsys, *(word.replace("{nothing}", "") for word in words.split()))
-    assert (code, out) == (2, ""), err
-    assert "Traceback" not in err
-    assert sentence in " ".join(err.replace("│", "").split())
-    assert "None" not in err
-    assert not list(Path().iterdir())  # nothing was begun
-
-
 def test_the_installed_command_is_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """What pip makes `repolicy` from, in pyproject.toml."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]

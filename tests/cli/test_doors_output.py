@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -123,29 +122,25 @@ def test_imitating_leaves_files_of_others_alone(monkeypatch: pytest.MonkeyPatch)
         assert Path(name).read_bytes() == before[name]
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
+def test_what_is_made_of_a_policy_is_not_written_over_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor among those of others; ours have it beside them, as those that ship or are in a cache have it here."""
+    policy = repolicy.Policy(PolicySpec(11, SPACE))
+    save_policy(Path("ours.safetensors"), policy, {"request": {"env": "Hopper-v4"}})
+    export(policy, Path("theirs.onnx"), "onnx")
+    Path("theirs.gif").symlink_to("ours.safetensors")
+    before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+    for words, told in (
         ("export theirs.onnx", "theirs.onnx is the policy itself"),
         ("evaluate ours.safetensors --out ours.safetensors", "ours.safetensors is the policy itself"),
         ("evaluate ours.safetensors --out theirs.onnx", "does not end in .json"),
         ("evaluate ours.safetensors --out run.json", "run.json belongs to a run"),
         ("render ours.safetensors --out theirs.gif", "theirs.gif is the policy itself"),
-    ],
-)
-def test_what_is_made_of_a_policy_is_not_written_over_a_policy(
-    words: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Theirs are files of another library: ONNX by its name, or under a name of its own."""
-    policy = repolicy.Policy(PolicySpec(11, SPACE))
-    save_policy(Path("ours.safetensors"), policy, {"request": {"env": "Hopper-v4"}})
-    export(policy, Path("theirs.onnx"), "onnx")
-    shutil.copy("theirs.onnx", "theirs")
-    Path("theirs.gif").symlink_to("ours.safetensors")
-    before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
-    code, _, said = typed(capsys, *words.split())
-    assert (code, told in said) == (2, True), said
-    assert before == {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+    ):
+        code, _, said = typed(capsys, *words.split())
+        assert (code, told in said) == (2, True), said
+        assert before == {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+    places = [beside(path) for path in (Path("ours.safetensors").absolute(), Path("theirs.onnx").absolute())]
+    assert [*places, beside(find_policy("hopper"))] == [Path.cwd(), Path(), Path()]
 
 
 def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,17 +156,6 @@ def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.Cap
         code, _, told = typed(capsys, *words.split())
         assert (code, said in told) == (0, True), told
     assert said not in typed(capsys, "evaluate", "run/policy.safetensors", "--episodes", "1")[2]
-
-
-def test_what_is_made_of_the_policies_of_others_is_put_here(tmp_path: Path) -> None:
-    """As what is made of those that ship or are in a cache; ours have it beside them."""
-    ours, theirs = tmp_path / "a" / "ours.safetensors", tmp_path / "b" / "theirs.onnx"
-    for path in (ours, theirs):
-        path.parent.mkdir()
-    policy = repolicy.Policy(PolicySpec(11, SPACE))
-    save_policy(ours, policy, {})
-    export(policy, theirs, "onnx")
-    assert [beside(path) for path in (ours, theirs, find_policy("hopper"))] == [tmp_path / "a", Path(), Path()]
 
 
 @pytest.mark.parametrize(

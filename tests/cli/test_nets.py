@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -52,18 +53,62 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
         ("train Pendulum-v1 --alpha 0.1 --env-timeout 0", 2, "env_timeout is 0.0"),
         ("rql train {tiny}:QuitsAtOnce --alpha 0.1", 2, "QuitsAtOnce' cannot be made: it called sys.exit(0)"),
         ("rql train {tiny}:Quits --alpha 0.1", 1, "failed: it called sys.exit(0)"),
+        ("trian CartPole-v1", 2, "there is no command 'trian'; did you mean train"),
+        ("train HalfCheeta-v4 --alpha 0.1", 2, "there is no environment 'HalfCheeta-v4'; did you mean HalfCheetah-v4"),
+        ("train CartPole-v1 --objective residual", 2, "argument --objective: invalid choice: 'residual' (choose from"),
+        ("train CartPole-v1 --alpha 0.1 --kl-budget 1", 2, "moves omega and alpha together"),
+        ("sweep halfcheetah --addon hind_leg --omega 0.1 --kl-budget 1", 2, "a budget moves omega by itself"),
+        ("sweep repolicy.rql.tasks:addon --std 0.1 --env Hopper-v4 --addon height --omega 0.1", 2, "cannot be copied"),
+        ("bench Hopper-v4 --steps 5", 2, "a bench has no --steps: how long it takes is --slices"),
+        ("bench CartPole-v1 --slices 0", 2, "slices is 0"),
+        ("rql {nothing} --alpha 1", 2, "there is no command ''"),
+        ("customize halfcheetah --addon hind_leg.py:mine(joint=bshin) --omega 0.1", 2, "no options in brackets"),
+        ("train CartPole-v1 --alpha 0.1 --surrogate vanilla", 2, "add --epochs 1"),
+        ("train CartPole-v1 --settings nothing.json", 2, "--settings: there is no file nothing.json"),
+        ("customize halfcheetah", 2, "needs an add-on, the new requirement: --addon NAME"),
+        ("sweep halfcheetah --omega 0.1 0.3", 2, "this needs an add-on, the new requirement: --addon NAME"),
+        ("customize halfcheetah --addon hind_legs --omega 0.1", 2, "did you mean hind_leg"),
+        ("customize hopper --addon hind_leg --omega 0.1", 2, "reads the numbers of HalfCheetah"),
+        ("evaluate hopper --addon hind_leg", 2, "reads the numbers of HalfCheetah"),
+        (
+            "rql train Pendulum-v1 --alpha 0.1 --addon hind_leg --objective greedy",
+            2,
+            "reads the numbers of HalfCheetah",
+        ),
+        ("customize halfcheetah --addon hind_leg --omega auto --objective kl", 2, "objective kl has no omega"),
+        ("customize halfcheetah --addon hind_leg --omega much", 2, "--omega is 'much'; it must be a number, a range"),
+        (
+            "customize halfcheetah --addon hind_leg --omega auto --kl-budget 1 --objective greedy",
+            2,
+            "greedy has no omega",
+        ),
+        ("customize halfcheetah --addon height --omega 0.1 --env Hopper-v4", 2, "takes observations of 17 numbers"),
+        ("sweep halfcheetah --addon hind_leg --omega 0.1 --ranks 2", 2, "ranks is 2; a sweep trains each point on one"),
+        ("sweep halfcheetah --addon hind_leg=0..2 --omega 0.1", 2, "hind_leg has a range of weights"),
+        ("customize halfcheetah --addon hind_leg height --omega 0.1", 2, "height is too much (an add-on more has its"),
+        ("export halfcheetah mine.onnx", 2, "mine.onnx is too much (the file to write is named by --out)"),
+        ("train my_envs.py --alpha 0.1", 2, "to make one of your own, name what makes it: my_envs.py:NAME"),
+        ("evaluate hopper --seed -1", 2, "seed is -1; it must lie between 0 and 2147483647"),
+        ("render hopper --seed 2147483648", 2, "seed is 2147483648; it must lie between 0 and 2147483647"),
+        ("export hopper --format tflite", 2, "argument --format: invalid choice: 'tflite' (choose from "),
+        ("diagnose mine.py:act --std 0.1 --env Hopper-v4 --addon height", 2, "customize and evaluate take code"),
+        ("sweep halfcheetah --addon hind_leg --omega 0.1 0.1", 2, "--omega has 0.1 more than once"),
+        ("sweep halfcheetah --addon hind_leg --omega=0.1 --omega 0.3", 2, "--omega stands twice; write all its values"),
+        ("train CartPole-v1 --hidden 64 --hidden 32", 2, "--hidden stands twice; write all its values behind one"),
     ],
 )
 def test_what_is_wrong_is_said_in_at_most_three_lines(
     words: str, code: int, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, out, err = typed(capsys, *words.format(long="x" * 5000, tiny=Path(tiny("")).as_posix()[:-1]).split())
+    named = {"long": "x" * 5000, "tiny": Path(tiny("")).as_posix()[:-1], "nothing": ""}
+    found, out, err = typed(capsys, *(word.format(**named) for word in words.split()))
     assert (found, out) == (code, ""), err
     assert sentence in err
     said = err[err.index("repolicy: ") :]
     assert said.count("\n") <= 3
     assert len(said) < 1500
-    assert "Traceback" not in err
+    assert not {"Traceback", "None"} & {*re.findall(r"\w+", err)}
+    assert code == 1 or not list(Path().iterdir())  # nothing was begun
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

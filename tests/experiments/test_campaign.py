@@ -131,9 +131,11 @@ def test_no_jobs_are_refused(options: argparse.Namespace) -> None:
         campaign.fill([TRAIN], options)
 
 
-def test_the_prior_is_the_policy_of_all_seeds(tmp_path: Path) -> None:
-    options = argparse.Namespace(runs=tmp_path / "runs", priors=tmp_path / "priors", ledger=tmp_path / "l.jsonl")
-    rows: campaign.Rows = {}
+def test_the_prior_is_the_best_policy_of_all_seeds(tmp_path: Path) -> None:
+    options = argparse.Namespace(
+        runs=tmp_path / "runs", priors=tmp_path / "priors", ledger=tmp_path / "l.jsonl", seeds=3
+    )
+    rows, kept = campaign.Rows(), options.priors / "hopper.safetensors"
     for seed, (last, best) in enumerate([(5.0, 4.0), (3.0, 7.0), (6.0, 6.5)]):
         plan = Planned("hopper", "soft", seed)
         folder = RunFolder(options.runs / plan.run(Path()).folder)
@@ -144,19 +146,19 @@ def test_the_prior_is_the_policy_of_all_seeds(tmp_path: Path) -> None:
         rows[plan.key] = {"key": plan.key} | {name: {"mean": {"basic_reward": [value, 0.0]}} for name, value in ways}
         files = {"last": folder.last_policy, "best": folder.policy}
         rows[plan.key]["policies"] = {name: file_sum(file) for name, file in files.items()}
+        assert not kept.exists()
         keep_prior("hopper", rows, options)
-    kept = options.priors / "hopper.safetensors"
     softs = [RunFolder(options.runs / f"hopper-soft-{seed}") for seed in range(3)]
     assert kept.read_bytes() == softs[1].policy.read_bytes()
-    rows["hopper/kl/0"] = {"prior": file_sum(softs[0].last_policy)}  # began when 5 was the best
+    rows["hopper/soft/2"]["last"]["mean"]["basic_reward"] = [8.0, 0.0]
     keep_prior("hopper", rows, options)
-    assert kept.read_bytes() == softs[0].last_policy.read_bytes(), "a prior that is in use stays"
-    del rows["hopper/kl/0"]
-    shutil.rmtree(softs[1].path)
-    with pytest.raises(FileError, match="hopper.safetensors is another than the best policy of hopper/soft/0"):
-        keep_prior("hopper", rows, options)
+    assert kept.read_bytes() == softs[1].policy.read_bytes(), "a prior that may be in use stays"
     kept.unlink()
-    with pytest.raises(FileError, match="hopper.safetensors is missing, the best policy of hopper/soft/0"):
+    keep_prior("hopper", rows, options)
+    assert kept.read_bytes() == softs[2].last_policy.read_bytes()
+    kept.unlink()
+    shutil.rmtree(softs[2].path)
+    with pytest.raises(FileError, match="hopper.safetensors is missing, and .* is not what hopper/soft/2 was"):
         keep_prior("hopper", rows, options)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from experiments import stale
-from experiments.stale import Finding
 
 WHO = ("-c", "user.name=a", "-c", "user.email=a@b.c")
 
@@ -36,27 +35,31 @@ def rows(*commits: str) -> str:
     return "".join(json.dumps({"key": str(index), "commit": each}) + "\n" for index, each in enumerate(commits))
 
 
-def test_a_row_is_stale_once_what_it_depends_on_has_changed(clone: Path) -> None:
+def test_a_row_is_stale_once_what_it_depends_on_has_changed(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = committed(clone, src__repolicy__learning="1", src__repolicy__llm="1")
     second = committed(clone, src__repolicy__learning="2")
     third = committed(clone, src__repolicy__llm="2", docs="1")
     (clone / "results").mkdir()
     (clone / "results" / "runs.jsonl").write_text(rows(first, f"{first}+", second, third, "f" * 40))
     committed(clone, results__llm__dial="")
-    expected = [
-        Finding("runs.jsonl", 1, first, 1),
-        Finding("runs.jsonl", 1, f"{first}+", 1),
-        Finding("runs.jsonl", 1, "f" * 40, None),
-    ]
+    expected = {
+        ("runs.jsonl", first): (1, 1), ("runs.jsonl", f"{first}+"): (1, 1), ("runs.jsonl", "f" * 40): (1, None)
+    }  # fmt: skip
     assert stale.stale(clone / "results") == expected
-    assert "a commit that this clone does not have" in stale.said(expected[-1])
+    monkeypatch.setattr("sys.argv", ["stale", "--results", str(clone / "results")])
+    stale.main()
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == f"runs.jsonl: 1 rows of {first[:10]}, changed 1 times since"
+    assert "ffffffffff, a commit that this clone does not have" in told[2]
+    assert told[3] == "3 rows in 1 files are older than the code that they depend on"
     committed(clone, src__repolicy__learning="3")
     (clone / "results" / "new.jsonl").write_text(rows(first))  # git does not know it yet
     stale.changed_since.cache_clear()
     found = stale.stale(clone / "results")
-    assert Finding("new.jsonl", 1, first, 2) in found
-    assert Finding("runs.jsonl", 1, first, 2) in found
-    assert sum(each.rows for each in found) == 6
+    assert found["new.jsonl", first] == found["runs.jsonl", first] == (1, 2)
+    assert sum(count for count, _ in found.values()) == 6
 
 
 def test_what_a_kind_depends_on() -> None:

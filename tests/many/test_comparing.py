@@ -292,18 +292,18 @@ def test_the_worst_place_decides() -> None:
 
 
 def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error() -> None:
-    around = compare_around(GOOD, GOOD, Wired, "0.5", vary=["wires=0.5..1", "push=0..1"], episodes=50, error=0.25)
+    around = compare_around(GOOD, GOOD, Wired, "0.5", vary=["wires=0.5..1", "push=0..1"], episodes=10, error=0.25)
     assert len(around.places) == 25
     place = around.places[7]
     assert place.options == {"wires": 0.625, "push": 0.5}
-    alone = compare(GOOD, GOOD, place.found.env, "0.5", episodes=50, error=0.01)
+    alone = compare(GOOD, GOOD, place.found.env, "0.5", episodes=10, error=0.01)
     assert place.found == alone
     assert "probability of at most 25%" in sentences(around)[1]
 
 
 def test_an_option_of_each_reset_does_what_the_same_option_does_when_it_is_made() -> None:
     made, reset = (
-        compare_around(GOOD, BAD, Wired, "1e-6", vary=[f"{name}=-1..1"], episodes=50)
+        compare_around(GOOD, BAD, Wired, "1e-6", vary=[f"{name}=-1..1"], episodes=20)
         for name in ("wires", "reset.wires")
     )
     assert [place.found.rows for place in reset.places] == [place.found.rows for place in made.places]
