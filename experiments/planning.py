@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from experiments import campaign
-from experiments.dial import spearman
 from experiments.ledger import Row
 from experiments.pages import markdown
+from experiments.statistics import spearman
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.learning.training import customize
 from repolicy.planning.asking import planned
