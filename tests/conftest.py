@@ -1,5 +1,6 @@
 """What every test may rely on: one torch thread, and the same random numbers whatever ran before."""
 
+import gc
 import os
 import shutil
 import sys
@@ -16,6 +17,12 @@ from repolicy.cli.about import renderer
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the tests import out of what is searched for garbage: TRL has it searched after each training."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

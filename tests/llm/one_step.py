@@ -6,6 +6,7 @@ labels; ROWS a process.
 
 # ruff: noqa: E402 - what needs the extra is imported after it has been asked for
 
+import gc
 import os
 import sys
 import warnings
@@ -81,6 +82,7 @@ def main(prior: str, data: str, out: str, rows: str) -> None:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # as in tests/conftest.py
     main(*sys.argv[1:])
     if distributed.is_initialized():  # as the example scripts end
         distributed.destroy_process_group()
