@@ -135,26 +135,10 @@ def written(path: Path, content: Any) -> Path:
 
 
 def test_a_file_replaces_what_it_names(tmp_path: Path) -> None:
-    values = {
-        "steps": 3e6,
-        "gamma": 1,
-        "hidden": [32, 32],
-        "target_kl": None,
-        "schedule": "adaptive",
-        "normalize_advantages": False,
-    }
+    named = {"hidden": [32, 32], "target_kl": None, "schedule": "adaptive", "normalize_advantages": False}
     base = Settings(seed=3, target_kl=0.1)
-    found = replace(base, **read_settings(written(tmp_path, values), Settings))
-    expected = replace(
-        base,
-        steps=3_000_000,
-        gamma=1.0,
-        hidden=(32, 32),
-        target_kl=None,
-        schedule="adaptive",
-        normalize_advantages=False,
-    )
-    assert found == expected
+    found = replace(base, **read_settings(written(tmp_path, named | {"steps": 3e6, "gamma": 1}), Settings))
+    assert found == replace(base, **named | {"hidden": (32, 32), "steps": 3_000_000, "gamma": 1.0})
     assert isinstance(found.steps, int)
     assert isinstance(found.gamma, float)
 

@@ -144,11 +144,12 @@ class Option:
         return f"{word} ..." if self.several and self.value is not str else word
 
 
-def options(command: type) -> Iterator[Option]:
-    """Yield every option of a command, those of its settings too: its own, and then those that it inherits."""
+@cache
+def options(command: type) -> tuple[Option, ...]:
+    """Return every option of a command, those of its settings too: its own, and then those that it inherits."""
     usual: Usual = command.usual() if hasattr(command, "usual") else ("", [])  # type: ignore[attr-defined]
     inherited = {name for base in command.__mro__[1:] for name in vars(base).get("__annotations__", ())}
-    yield from sorted(_options(command, (), [], usual), key=lambda option: option.place[0] in inherited)
+    return tuple(sorted(_options(command, (), [], usual), key=lambda option: option.place[0] in inherited))
 
 
 def _options(cls: type, place: tuple[str, ...], examples: list[Any], usual: Usual) -> Iterator[Option]:

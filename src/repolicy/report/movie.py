@@ -24,7 +24,7 @@ from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.gymnasium import GymnasiumEnvs
 from repolicy.envs.making import observing, through_noise
-from repolicy.envs.names import decoder, envpool_names, in_gymnasium, maker, parsed
+from repolicy.envs.names import chunk_of, decoder, envpool_names, in_gymnasium, maker, parsed
 from repolicy.envs.step import Envs
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON, counted
@@ -248,7 +248,7 @@ class Stage(NamedTuple):
 
 
 def _stage(shot: Shot, look: Callable[[bool], None]) -> Stage:
-    chunk = (decoder(shot.env) or {}).get("chunk", 1)
+    chunk = chunk_of(shot.env)
     if not in_gymnasium(shot.env):
         _need_context(shot)
         pool = EnvPoolEnvs(shot.env, 1, shot.seed, filmed=(shot.width, shot.height))

@@ -1,4 +1,6 @@
-"""What the programs for found settings and for a real robot say of numbers that are known."""
+"""What programs of experiments/ say of numbers that are known, and what their rows in results/ hold."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,10 +8,11 @@ import torch
 from tiny_envs import tiny
 from worth_known import optimum
 
-from experiments import found, real_robot, robot_film
+from experiments import dial, found, handed_out, planning, real_robot, robot_film
 from experiments.episodes import played
+from experiments.ledger import Ledger
 from repolicy.envs.addons import combined
-from repolicy.objective import kl
+from repolicy.objective import kl, residual
 from repolicy.policies.density import MOST, fitted
 from repolicy.policies.normalizer import Normalizer
 from repolicy.prepare import states
@@ -63,3 +66,51 @@ def test_two_films_stand_side_by_side_and_say_how_much_power_each_takes() -> Non
     bars = (seen[55, :, 0] > 200) & (seen[55, :, 1] < 60)
     assert [int(bars[:416].sum()), int(bars[416:].sum())] == [201 - 3, 41]  # 2 pixels a watt; the line hides 3
     assert (seen[55, [8 + 100, 416 + 8 + 100]] < 60).all()
+
+
+def test_what_training_is_after_is_the_sum_of_its_parts() -> None:
+    parts = {"addon": -1800.0, "log_prior": -1200.0, "log_policy": 2800.0, "familiarity": -50.0}
+    asked = residual(7.0, 0.1, states=2.0).as_dict()
+    assert dial.objective({"sampled": parts}, asked, 0.3) == pytest.approx(-1800 - 360 - 280 - 100)
+
+
+def test_the_area_under_a_trade_off() -> None:
+    assert dial.hypervolume([(2.0, 1.0), (1.0, 3.0), (0.5, 0.5)], (0.0, 0.0)) == 4.0
+
+
+def test_points_that_are_those_of_the_dial_have_the_same_area_and_all_of_the_gain() -> None:
+    def found(basic: float, addon: float) -> dict[str, dict[str, float]]:
+        sampled = {"addon": addon, "log_prior": basic / 10, "log_policy": -1.0}
+        return {"mean": {"basic": basic, "addon": addon}, "sampled": sampled}
+
+    positions = [found(100.0, -10.0) | {"at": 1.0}, found(80.0, -5.0) | {"at": 0.1}]
+    asked = residual(0.1, 0.1).as_dict()
+    points = {
+        "task": "hopper",
+        "how": "alone",
+        "objective": asked,
+        "prior": found(110.0, -30.0),
+        "positions": positions,
+    }
+    row = {"task": "hopper", "how": "trained", "seed": 0, "positions": positions, "many": positions, "ends_apart": 2.0}
+    assert "| 100% |" in dial.table([points, row])
+    assert "| trained, seed 0 | 100% | 1.000 | 1.000 | 1.0 × the mean | 2 nats |" in dial.summary([points, row])
+
+
+def test_a_row_of_two_seeds_has_the_mean_of_both_and_its_standard_error() -> None:
+    one = {"total_reward": [1.0, 0.3], "episodes": 20, "ended_early": 1}
+    found = planning.together([one, {"total_reward": [3.0, 0.4], "episodes": 20, "ended_early": 2}])
+    assert found["total_reward"] == pytest.approx([2.0, 0.25])
+    assert (found["episodes"], found["ended_early"]) == (40, 3)
+
+
+def test_what_is_handed_out_is_never_clearly_worse_than_the_last_policy() -> None:
+    rows = Ledger(Path(__file__).parents[2] / "results" / "handed_out.jsonl").rows()
+    assert {row["key"].partition("/")[0] for row in rows} == set(handed_out.TASKS)
+    costly = [row for row in rows if row["last"]["objective"][0] < 0.0 < row["last"]["ended_early"]]
+    assert len({row["key"] for row in costly}) >= 4
+    for row in rows:
+        for part in handed_out.PARTS:
+            mean, error = row["handed_out"][f"{part}_better"]
+            assert mean >= -2.0 * error, (row["key"], part)
+    assert len(handed_out.table(rows).splitlines()) == len(rows) + 2
