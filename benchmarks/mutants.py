@@ -239,7 +239,7 @@ ROOMS = [
     Mutant("priors/fitting.py", "- 0.5 * (self.spread", "+ 0.5 * (self.spread", "tests/prepare/test_cloning.py tests/prepare/test_imitation.py", "the spread of actions makes them likelier"),
     Mutant("priors/fitting.py", "likelihood > highest:", "likelihood < highest:", "tests/prepare/test_cloning.py tests/prepare/test_imitation.py", "the worst epoch's numbers are kept"),
     Mutant("priors/fitting.py", ".square().mean(0).sqrt()", ".square().mean(0)", "tests/prepare/test_imitation.py", "the fitted std is a variance"),
-    Mutant("readers/vecnormalize.py", "np.sqrt(var + epsilon)", "np.sqrt(var)", "tests/readers/test_formats_sb3.py", "VecNormalize without its epsilon"),
+    Mutant("readers/given_by_user.py", "np.sqrt(var + epsilon)", "np.sqrt(var)", "tests/readers/test_formats_sb3.py", "VecNormalize without its epsilon"),
     Mutant("prepare/defaults.py", "0.01 * step", "0.01", "tests/runs/test_settings.py", "a small batch moves the policy as far"),
     Mutant("prepare/defaults.py", "max(steps, UPDATES) / UPDATES", "steps", "tests/runs/test_settings.py", "few steps have few updates"),
     Mutant("prepare/states.py", "max(FEWEST, SHARE * steps)", "SHARE * steps", STATES, "a short run knows hardly a state"),

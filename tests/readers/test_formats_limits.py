@@ -15,8 +15,8 @@ from made_graphs import script, stacked
 from torch import nn
 
 from repolicy.errors import FileError
-from repolicy.readers import vecnormalize
 from repolicy.readers.described import CannotCopyError
+from repolicy.readers.given_by_user import statistics_in
 from repolicy.readers.operations import OPERATIONS, Moving
 from repolicy.readers.pickles import LEGACY_MAGIC, Name, Shell, load, read_pickle
 from repolicy.readers.sb3_zip import actions_of, observations_of
@@ -150,7 +150,7 @@ def test_rows_of_rows_are_no_array(tmp_path: Path) -> None:
         describe(brax_file(tmp_path / "params", hidden_0=layer))
     (tmp_path / "seen.pkl").write_bytes(pickle.dumps(Seen(obs_rms=Seen(mean=rows, var=rows), clip_obs=10.0)))
     with pytest.raises(FileError, match="stands where an array is expected"):
-        vecnormalize.read(tmp_path / "seen.pkl")
+        statistics_in(tmp_path / "seen.pkl")
 
 
 # Spaces ---------------------------------------------------------------------------------------------------------------

@@ -2,15 +2,18 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from repolicy.errors import FileError, UsageError
-from repolicy.loading import printable
-from repolicy.readers import vecnormalize
+from repolicy.errors import FileError, UsageError, first_line
+from repolicy.loading import printable, read_bytes
+from repolicy.readers.demonstrations import read_npz
 from repolicy.readers.described import Linear, Normalizer, Perceptron, Std
-from repolicy.readers.perceptrons import check_width
+from repolicy.readers.perceptrons import check_width, normalizer, some
+from repolicy.readers.pickles import DAMAGE, ZIP, Shell, array, read_pickle, shortened
 from repolicy.readers.reading import Options
 
 TIMED = (
@@ -31,8 +34,7 @@ def tempered(network: Perceptron, options: Options) -> Perceptron:
             "--temperature, in units of the return"
         )
     factor = np.float32(1.0 / options.temperature)
-    output = Linear(network.output.weight * factor, network.output.bias * factor)
-    return Perceptron(network.hidden, output, network.activation)
+    return replace(network, output=Linear(network.output.weight * factor, network.output.bias * factor))
 
 
 def given_std(options: Options, width: int) -> tuple[Std | None, list[str]]:
@@ -57,10 +59,77 @@ def chosen_statistics(options: Options, width: int, inside: Normalizer | None) -
     """Return the normalizer `inside` a file, unless the user names another file or none, and what is to be said."""
     if options.vecnormalize == "none":
         return None, ["observations are not normalized, as you asked for"]
-    normalizer = vecnormalize.read(Path(options.vecnormalize)) if options.vecnormalize else inside
-    check_width(width, normalizer)
-    said = normalizer is None and options.vecnormalize is None
-    return normalizer, ["observations are not normalized (the file has no statistics)"] * said
+    chosen = statistics_in(Path(options.vecnormalize)) if options.vecnormalize else inside
+    check_width(width, chosen)
+    said = chosen is None and options.vecnormalize is None
+    return chosen, ["observations are not normalized (the file has no statistics)"] * said
+
+
+# Statistics of observations: Stable-Baselines3's VecNormalize, or plain arrays ----------------------------------------
+
+
+def statistics_in(path: Path, keys: tuple[str, ...] = ()) -> Normalizer | None:
+    """Return the normalizer in a VecNormalize's pickle, or in an .npz with `mean` and `var`; None if there is none.
+
+    The `keys` are those of a Dict whose numbers the policy takes side by side.
+    """
+    content = read_bytes(path)
+    try:
+        if content[:4] == ZIP:
+            arrays = read_npz(path, ("mean", "var"))
+            return normalizer(arrays["mean"], _deviation(array(arrays["var"]), 1e-8), 10.0)
+        return _of_vecnormalize(read_pickle(content, str(path)), keys, path)
+    except DAMAGE as error:  # caught here, as whoever reads a policy would blame the policy's file
+        raise FileError(f"{path} is damaged, or no VecNormalize: {first_line(error)}") from None
+
+
+def _of_vecnormalize(shell: Any, keys: tuple[str, ...], path: Path) -> Normalizer | None:
+    """Return its statistics, those of a Dict's keys side by side; a key without them would have to stay unclipped."""
+    if not isinstance(shell, Shell) or ("obs_rms" not in shell.state and "norm_obs" not in shell.state):
+        raise FileError(f"{path} holds no VecNormalize and no arrays mean and var: {shortened(shell)}")
+    if not shell.state.get("norm_obs", True):
+        return None
+    clip, epsilon = float(shell.state["clip_obs"]), float(shell.state.get("epsilon", 1e-8))
+    statistics, normalized = shell.state["obs_rms"], shell.state.get("norm_obs_keys")
+    if not isinstance(statistics, dict):
+        statistics, keys, normalized = {"": statistics}, ("",), None
+    if not keys:
+        raise UsageError(f"{path} normalizes a Dict ({some(statistics)}), and the policy takes one row of numbers")
+    missing = [key for key in keys if key not in statistics or (normalized is not None and key not in normalized)]
+    if missing:
+        raise UsageError(f"{path} does not normalize all of the policy's observations: {', '.join(missing)}")
+    states = [statistics[key].state for key in keys]
+    mean, var = (
+        np.concatenate([array(state[part]).astype(np.float64).reshape(-1) for state in states])
+        for part in ("mean", "var")
+    )
+    return normalizer(mean, _deviation(var, epsilon), clip, float(states[0].get("count", 0.0)))
+
+
+def _deviation(var: np.ndarray, epsilon: float) -> np.ndarray:
+    """Return NaN where a variance is negative, which `normalizer` refuses."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.sqrt(var + epsilon))
+
+
+def statistics_beside(policy: Path) -> Path | None:
+    """Return a VecNormalize's file where Stable-Baselines3, its zoo and its hub put it."""
+    policy = Path(os.path.abspath(policy))  # whose folders have names
+    steps = re.fullmatch(r"(.+)_(\d+_steps)", policy.stem)
+    places = [
+        policy.with_name(f"{policy.stem}.vecnormalize.pkl"),
+        policy.with_name(f"{policy.stem}_vecnormalize.pkl"),
+        policy.parent / policy.stem / "vecnormalize.pkl",
+        policy.with_name("vecnormalize.pkl"),
+        policy.with_name("vec_normalize.pkl"),
+        policy.parent / re.sub(r"_\d+$", "", policy.parent.name) / "vecnormalize.pkl",
+    ]
+    if steps:
+        places.insert(0, policy.with_name(f"{steps[1]}_vecnormalize_{steps[2]}.pkl"))
+    return next((place for place in places if place.is_file()), None)
+
+
+# What a run's own settings say ----------------------------------------------------------------------------------------
 
 
 def agent_settings(path: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +18,15 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.policies.distributions import ActionSpace
-from repolicy.readers import vecnormalize
 from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Linear, Normalizer, Perceptron, Std
-from repolicy.readers.given_by_user import check_no_other, given_std, tempered, time_is_seen
+from repolicy.readers.given_by_user import (
+    check_no_other,
+    given_std,
+    statistics_beside,
+    statistics_in,
+    tempered,
+    time_is_seen,
+)
 from repolicy.readers.perceptrons import (
     activation_named,
     below,
@@ -240,7 +246,7 @@ def _quantiles(model: Zip, options: Options) -> Parts:
     weight = network.output.weight.reshape(-1, choices, network.output.weight.shape[1]).mean(0, np.float64)
     bias = network.output.bias.reshape(-1, choices).mean(0, np.float64)
     output = Linear(weight.astype(np.float32), bias.astype(np.float32))
-    return Parts(tempered(Perceptron(network.hidden, output, network.activation), options))
+    return Parts(tempered(replace(network, output=output), options))
 
 
 KINDS: dict[str, Callable[[Zip, Options], Parts]] = {  # by how the names of tensors begin; the order matters
@@ -361,10 +367,10 @@ def _normalizer(path: Path, model: Zip, options: Options) -> tuple[Normalizer | 
         return None, ("observations are not normalized, as you asked for",)
     file = Path(options.vecnormalize) if options.vecnormalize else None
     if file is None and needed is not False:
-        file = vecnormalize.beside(path)
+        file = statistics_beside(path)
     if file is not None:
         keys = HER if model.hindsight else tuple(key for key, _ in model.groups)
-        statistics = vecnormalize.read(file, keys)
+        statistics = statistics_in(file, keys)
         done = "normalized by" if statistics is not None else "not normalized, as it says in"
         return statistics, (f"observations are {done} {file.name}",)
     if needed:
