@@ -69,6 +69,14 @@ def customized(words: Sequence[str], folder: Path) -> str:
     return shlex.join(["repolicy", *asked])
 
 
+def flow_of(data: Path, env: str, chunk: int) -> Path:
+    """Return a flow that is fitted to demonstrations, and lies beside them."""
+    flow = data.with_suffix(".onnx")
+    if not flow.exists():
+        command_line(["imitate", str(data), "--flow", "--chunk", str(chunk), "--env", env, "--out", str(flow)])
+    return flow
+
+
 def fill(
     runs: Sequence[Run],
     options: argparse.Namespace,

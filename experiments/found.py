@@ -7,7 +7,7 @@ held by a KL budget instead. The objective is measured at the start and at the e
 the same seeds. A run that is in the ledger is not repeated; one that was interrupted goes on.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 
 from experiments import campaign
 from experiments.episodes import objective_of, played
+from experiments.heavy import Task
 from experiments.ledger import Row
 from experiments.pages import markdown
 from experiments.statistics import mean_and_error
@@ -34,17 +35,8 @@ STEPS, EPISODES = 500_000, 100
 ENVS = 25  # that are evaluated at once: a robot's can hold 140 MB each
 
 
-@dataclass(frozen=True)
-class Task:
-    """A prior and a wish."""
-
-    prior: str  # a name that ships, or a file in the folder of other people's priors
-    env: str
-    addon: str
-
-
 BERKELEY = "BerkeleyHumanoidJoystickFlatTerrain-v1?energy_scale=-0.001"  # by itself its energy has the weight 0
-TASKS = {
+TASKS = {  # whose prior is a name that ships, or a file in the folder of other people's priors
     "go1": Task("mujoco_playground/go1_policy.onnx", "Go1JoystickFlatTerrain-v1", "energy"),
     "berkeley": Task("mujoco_playground/bh_policy.onnx", BERKELEY, "energy"),
     "zoo_halfcheetah": Task("rl_trained_agents/ppo_HalfCheetah-v3.zip", "HalfCheetah-v4", "hind_leg=10"),

@@ -15,11 +15,12 @@ that reaches on the left, and the mean square of the three numbers that move the
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,6 @@ import torch
 from experiments import campaign
 from experiments.ledger import Row
 from experiments.pages import markdown
-from repolicy.cli.main import main as command_line
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import make_envs
@@ -139,12 +139,10 @@ def record(task: str, file: Path, count: int) -> None:
 
 def flow_of(task: str, runs: Path, count: int = DEMONSTRATIONS) -> Path:
     """Return a flow that is fitted to that many demonstrations; they are recorded where they are missing."""
-    data, flow = runs / f"{task}-{count}.npz", runs / f"{task}-{count}.onnx"
-    if not flow.exists():
+    data = runs / f"{task}-{count}.npz"
+    if not data.exists():
         record(task, data, count)
-        asked = ["imitate", str(data), "--flow", "--chunk", str(CHUNK), "--env", env_of(task), "--out", str(flow)]
-        command_line(asked)
-    return flow
+    return campaign.flow_of(data, env_of(task), CHUNK)
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------
@@ -221,34 +219,39 @@ def best_of(task: str, runs: Path, wish: str, count: int) -> Row:
 
 def by_dsrl(task: str, runs: Path, wish: str, seed: int, gradients: int, seconds: float) -> Row:
     """Return what SAC over the noise ends in, after as many decisions or, if that is sooner, so many seconds."""
-    from experiments.steered import WITHIN, ByNoise, dsrl, played  # needs Stable-Baselines3
+    from experiments.steered import WITHIN, ByNoise, dsrl  # needs Stable-Baselines3
 
     _, name = noise_prior(str(flow_of(task, runs)), NOISE, CHUNK, env_of(task))
     began = time.process_time()
     model, taken = dsrl(make_envs(name, WITHIN, seed), combined([WISHES[wish]]), seed, STEPS, gradients, seconds)
-    took, rows = time.process_time() - began, list[Row]()
-    for by_mean in (False, True):
-        act = ByNoise(model, by_mean)
-        with closing(make_envs(name, EPISODES, EVALUATION_SEED)) as envs:
-            rows.append(shares(*played(envs, act, combined([*WISHES.values()]))))
-        rows[-1] |= {} if by_mean else {"nats_an_episode": round(act.nats, 3)}
-    return {"decisions": taken, "training_seconds": round(took, 1)} | rows[0] | {"mean": rows[1]}
+    took, acts = time.process_time() - began, [ByNoise(model, by_mean) for by_mean in (False, True)]
+    row = twice(acts, lambda: make_envs(name, EPISODES, EVALUATION_SEED))
+    nats = {"nats_an_episode": round(acts[0].nats, 3)}
+    return {"decisions": taken, "training_seconds": round(took, 1)} | row | nats
 
 
 def by_residual(task: str, runs: Path, wish: str, seed: int, scale: float) -> Row:
     """Return what adding to the flow's actions ends in, after the steps of as many decisions."""
-    from experiments.steered import SIDE_BY_SIDE, Corrected, corrections, played, residual
+    from experiments.steered import SIDE_BY_SIDE, Corrected, corrections, residual
 
     decoder, began = decoder_of(str(flow_of(task, runs)), NOISE, CHUNK), time.process_time()
     envs = Corrected(make_envs(env_of(task), SIDE_BY_SIDE, seed), decoder, seed)
-    model, rows = residual(envs, combined([WISHES[wish]]), seed, STEPS * CHUNK, scale), list[Row]()
-    took = time.process_time() - began
-    for by_mean in (False, True):
-        inner = make_envs(env_of(task), EPISODES, EVALUATION_SEED)
-        with closing(Corrected(inner, decoder, EVALUATION_SEED)) as envs:
-            act = partial(corrections, model, by_mean)
+    model = residual(envs, combined([WISHES[wish]]), seed, STEPS * CHUNK, scale)
+    took, acts = time.process_time() - began, [partial(corrections, model, by_mean) for by_mean in (False, True)]
+    return {"training_seconds": round(took, 1)} | twice(
+        acts, lambda: Corrected(make_envs(env_of(task), EPISODES, EVALUATION_SEED), decoder, EVALUATION_SEED)
+    )
+
+
+def twice(acts: Sequence[Any], make: Callable[[], Any]) -> Row:
+    """Return a line's numbers by sampled noise, and in it those by its mean."""
+    from experiments.steered import played
+
+    rows = []
+    for act in acts:
+        with closing(make()) as envs:
             rows.append(shares(*played(envs, act, combined([*WISHES.values()]))))
-    return {"training_seconds": round(took, 1)} | rows[0] | {"mean": rows[1]}
+    return rows[0] | {"mean": rows[1]}
 
 
 # The lines ------------------------------------------------------------------------------------------------------------

@@ -14,18 +14,19 @@ import matplotlib.pyplot as plt
 from repolicy.envs.evaluation import evaluate
 from repolicy.report.movie import Shot, films
 
+COLUMNS = 7
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--run", type=Path, default=Path("runs/demo"))
     parser.add_argument("--out", type=Path, default=Path("docs/images/customized.png"))
-    parser.add_argument("--columns", type=int, default=7)
     options = parser.parse_args()
     request = json.loads((options.run / "run.json").read_text())["request"]
     env, addon = request["env"], request["addons"][0]
     files = {"prior": options.run / "prior.safetensors", f"with {addon}": options.run / "policy.safetensors"}
     shots = [Shot(str(file), env, seconds=4.0, width=480, height=360, fine=True) for file in files.values()]
-    figure, rows = plt.subplots(2, options.columns, figsize=(2 * options.columns, 3.3))
+    figure, rows = plt.subplots(2, COLUMNS, figsize=(2 * COLUMNS, 3.3))
     figure.subplots_adjust(0.002, 0.002, 0.998, 0.92, wspace=0.02, hspace=0.18)
     for (name, file), film, row in zip(files.items(), films(shots), rows, strict=True):
         found = evaluate(file, env, 100, addon=addon).as_dict()["summary"]

@@ -22,7 +22,6 @@ import torch
 from experiments import campaign
 from experiments.ledger import Row
 from experiments.pages import markdown
-from repolicy.cli.main import main as command_line
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Info
@@ -162,13 +161,11 @@ def main() -> None:
     parser = campaign.parser("pillar", __doc__, ("runs",))
     parser.add_argument("--only", default="", help="how the keys of those lines begin")
     options = parser.parse_args()
-    demonstrations, flow = options.runs / "demonstrations.npz", options.runs / "flow.onnx"
+    demonstrations = options.runs / "demonstrations.npz"
     torch.set_num_threads(1)
-    if not flow.exists():
+    if not demonstrations.exists():
         record(demonstrations)
-        command_line(
-            ["imitate", str(demonstrations), "--flow", "--chunk", str(CHUNK), "--env", ENV, "--out", str(flow)]
-        )
+    flow = campaign.flow_of(demonstrations, ENV, CHUNK)
     wanted = {f"best of {count}/0": partial(best_of, count, flow) for count in (1, 4, 16, 64)}
     for key, told in runs().items():
         wanted[key] = partial(customized, told, flow, options.runs / key.replace(" ", "-").replace("/", "-"))

@@ -8,17 +8,18 @@ the greatest difference of 256 observations, each beside the number's size where
 double precision, as the library does for SAC; for the others a difference is the library's own rounding.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from experiments.ledger import Ledger, Row
+from experiments import campaign
+from experiments.ledger import Row
 from experiments.pages import markdown
 from repolicy.errors import RepolicyError
 from repolicy.priors.opening import load_policy
@@ -56,34 +57,25 @@ def installed(library: str, version: str, folder: Path) -> Path:
     """Return the folder of a version, which is filled where it is not there."""
     place = folder / f"{library}-{version}"
     if not place.exists():
-        words = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--ignore-requires-python",
-            "--target",
-            str(place),
-        ]
-        subprocess.run([*words, *packages(library, version)], check=True)
+        words = ["-m", "pip", "install", "-q", "--no-deps", "--ignore-requires-python", "--target"]
+        subprocess.run([sys.executable, *words, str(place), *packages(library, version)], check=True)
     return place
 
 
-def measured(library: str, version: str, kind: str, place: Path) -> Row:
+def measured(library: str, version: str, kind: str, folder: Path) -> Row:
     """Return how far the copy is from the library, or in one line why there is none."""
-    row: Row = {"key": f"{library} {version} {kind}", "library": library, "version": version, "kind": kind}
-    with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-W", "ignore", "-m", "experiments.written_elsewhere", library, kind, folder]
+    row: Row = {"library": library, "version": version, "kind": kind}
+    place = installed(library, version, folder)
+    with tempfile.TemporaryDirectory() as out:
+        words = [sys.executable, "-W", "ignore", "-m", "experiments.written_elsewhere", library, kind, out]
         paths = os.pathsep.join([str(place.resolve()), str(Path(__file__).parents[1])])
         done = subprocess.run(
             words, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False
         )
         if done.returncode:
             return row | {"failed": f"the library: {done.stderr.strip().splitlines()[-1]}"}
-        [file] = [path for path in Path(folder).iterdir() if path.name != "told.npz"]
-        told = dict(np.load(Path(folder, "told.npz")))
+        [file] = [path for path in Path(out).iterdir() if path.name != "told.npz"]
+        told = dict(np.load(Path(out, "told.npz")))
         try:
             policy = load_policy(file, std=None if "log_prob" in told else 0.1).double()
         except RepolicyError as error:
@@ -113,18 +105,13 @@ def table(found: list[Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = campaign.parser("readers", __doc__, ())
     parser.add_argument("--libraries", type=Path, default=Path("runs/libraries"), help="where versions are installed")
-    parser.add_argument("--out", type=Path, default=Path("results/readers.jsonl"))
     options = parser.parse_args()
-    wanted = [("sb3", version, kind) for version in SB3 for kind in KINDS]
-    wanted += [(library, version, "PPO") for library, versions in OTHERS.items() for version in versions]
-    ledger = Ledger(options.out)
-    for library, version, kind in wanted:
-        row = measured(library, version, kind, installed(library, version, options.libraries))
-        ledger.add(row)
-        print(row, flush=True)
+    ways = [("sb3", version, kind) for version in SB3 for kind in KINDS]
+    ways += [(library, version, "PPO") for library, versions in OTHERS.items() for version in versions]
+    campaign.measure(options.ledger, {" ".join(way): partial(measured, *way, options.libraries) for way in ways})
 
 
 if __name__ == "__main__":
-    main()
+    campaign.run_main(main)

@@ -301,16 +301,12 @@ def take_over(runs: Path, arm: str, seed: int, task: Task) -> Row:
     return row | shares(row["result"], row)
 
 
+SHARES = ("of the gain", "of the old reward")
+
+
 def preferences_table(rows: dict[str, Row]) -> str:
     """Return a row for each kind of features, with means over seeds."""
-    headings = [
-        "features",
-        "seeds",
-        "rank correlation, random pairs",
-        "chosen pairs",
-        "of the gain",
-        "of the old reward",
-    ]
+    headings = ["features", "seeds", "rank correlation, random pairs", "chosen pairs", *SHARES]
     lines = []
     for name, features in FEATURES.items():
         if found := [row for key, row in rows.items() if key.startswith(f"prefer/{name}/")]:
@@ -325,15 +321,7 @@ def preferences_table(rows: dict[str, Row]) -> str:
 
 def takeover_table(rows: dict[str, Row]) -> str:
     """Return a row for each way and seed."""
-    headings = [
-        "prior",
-        "way",
-        "seed",
-        "the person's share, by rounds",
-        "their steps in all",
-        "of the gain",
-        "of the old reward",
-    ]
+    headings = ["prior", "way", "seed", "the person's share, by rounds", "their steps in all", *SHARES]
     lines = []
     for key, row in sorted(rows.items()):
         kind, arm, seed = key.split("/")
