@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from repolicy.errors import UsageError
-from repolicy.hosts.method import Method, Seen, ages_of
+from repolicy.hosts.method import Method, Seen, ages_of, quicken
 from repolicy.hosts.steering import EXPLAINS, WARMUP, Steering
+from repolicy.learning.ppo import STD_SPEED
 from repolicy.learning.worker import WAITS
 from repolicy.objective import Objective, given_objective, residual
 from repolicy.ranges import Range
@@ -119,3 +120,21 @@ def test_the_learning_rate_follows_each_update_of_the_actor_once() -> None:
 def test_a_range_is_refused_before_anything_is_measured(weights: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="is a range, and this host takes one number: ranges are for"):
         Steering(given_objective(None, weights["omega"], weights.get("alpha")))
+
+
+def test_a_quickened_std_moves_as_in_a_group_of_its_own() -> None:
+    """Adam's steps go by the gradient's sign, so a group's learning rate is how far they go."""
+    generator = torch.Generator().manual_seed(0)
+    quick, alone, rest = (torch.nn.Parameter(torch.zeros(3)) for _ in range(3))
+    others = torch.nn.Parameter(torch.zeros(3))
+    together = torch.optim.Adam([quick, others], lr=1e-2)
+    apart = torch.optim.Adam([{"params": [alone], "lr": 1e-2 * STD_SPEED}, {"params": [rest]}], lr=1e-2)
+    quicken(together, quick)
+    for _ in range(5):
+        for first, second in ((quick, alone), (others, rest)):
+            first.grad = torch.randn(3, generator=generator)
+            second.grad = first.grad.clone()
+        together.step()
+        apart.step()
+    torch.testing.assert_close(quick, alone)
+    torch.testing.assert_close(others, rest, rtol=0, atol=0)

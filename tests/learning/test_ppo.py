@@ -21,10 +21,10 @@ from repolicy.runs.settings import Settings
 SETTINGS = Settings(minibatch=16, epochs=2, clip=0.2, value_coefficient=0.5, learning_rate=1e-2)
 
 
-def learner(width: int = 2, **spec: Any) -> Learner:
+def learner(width: int = 2, std_speed: float = 1.0, **spec: Any) -> Learner:
     space = ActionSpace("continuous", (width,), (-1.0,) * width, (1.0,) * width)
     policy = Policy(PolicySpec(3, space, hidden=(8,), **spec))
-    return Learner(policy, Mlp(3, (8,), 1), SETTINGS.learning_rate)
+    return Learner(policy, Mlp(3, (8,), 1), SETTINGS.learning_rate, std_speed)
 
 
 def batch_of(made: Learner, size: int = 64, ratio: float = 1.0, advantage: float | None = None) -> Batch:
@@ -204,10 +204,17 @@ def test_update_raises_what_was_good() -> None:
     assert report.kl > 0
 
 
-def test_the_steps_are_those_of_torchs_adam() -> None:
-    made, reference = learner(), learner()
+@pytest.mark.parametrize("speed", [1.0, 5.0])
+def test_the_steps_are_those_of_torchs_adam(speed: float) -> None:
+    """Where the std learns faster, those of one that has its logarithm in a group of its own."""
+    made, reference = learner(std_speed=speed), learner()
     reference.restore(made.state())
-    adam = torch.optim.Adam([*reference.policy.parameters(), *reference.critic.parameters()], lr=1e-2, eps=1e-5)
+    *rest, log_std = sorted(
+        [*reference.policy.parameters(), *reference.critic.parameters()],
+        key=lambda each: each is reference.policy.log_std,
+    )
+    groups = [{"params": rest}, {"params": [log_std], "lr": 1e-2 * speed}]
+    adam = torch.optim.Adam(groups, lr=1e-2, eps=1e-5)
     made.learning_rate = 1e-2
     batch = batch_of(made, 64)
     for _ in range(20):

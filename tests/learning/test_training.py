@@ -151,7 +151,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path, monkeypatch
 def test_two_ranks_end_in_the_same_bits_and_hand_out_the_same_earlier_policy(tmp_path: Path) -> None:
     prior = small(tmp_path / "prior", replace(SMALL, steps=8_192))
     (tmp_path / "wish.py").write_text("def small(obs, action, next_obs, info):\n    return -(action**2).sum(-1)\n")
-    wrecked = replace(SMALL, ranks=2, steps=1_024, checkpoint_every=4, learning_rate=0.5, schedule="constant")
+    wrecked = replace(SMALL, ranks=2, steps=1_024, checkpoint_every=4, learning_rate=0.2, schedule="constant")
     wrecked = replace(wrecked, evaluation_episodes=8)
 
     def run(name: str, **more: Any) -> RunFolder:

@@ -20,7 +20,7 @@ from repolicy.errors import UsageError
 from repolicy.hosts.begun import unbounded
 from repolicy.hosts.kept_prior import ROWS, called, check_needs, check_same_prior, check_squashed, path_of
 from repolicy.hosts.measuring import Paid, Sizes, compared, decide_in
-from repolicy.hosts.method import Method, Seen, entry
+from repolicy.hosts.method import Method, Seen, entry, quicken
 from repolicy.hosts.rsl_rl_networks import PolicyActor, dialed
 from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, prior_for
@@ -102,6 +102,9 @@ class ResidualPPO(PPO):
         own = None if prior is None else prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)
         self.prior, self._prior_name = own, called(path_of(prior))
         self.method = Method(steering, own, self._add_up)
+        if self.prior is not None and weighs(weights):
+            for log_std in _log_stds(actor):
+                quicken(self.optimizer, log_std)
         self.method.scaled(critic, critic.mlp if isinstance(critic.mlp, Mlp) else layers_of(critic)[-1])
         self._paid = torch.zeros_like(storage.rewards.squeeze(-1))  # the task's rewards of the iteration, [T, N]
         self._left = 0  # iterations until the end, where the settings tell them
@@ -333,6 +336,13 @@ def _usual(actor: Any, storage: Any) -> dict[str, Any]:
         "value_loss_coef": usual.value_coefficient / 2,  # of the whole squared error, not of half of it
         "use_clipped_value_loss": False,
     }
+
+
+def _log_stds(actor: Any) -> list[Tensor]:
+    """Return the logarithm of an actor's std, where it is learnt as one: a std that is a number is quick by itself."""
+    of_policy = isinstance(actor, PolicyActor) and not actor.dials and actor.spec.std == "exp"
+    found = getattr(actor.distribution, "log_std" if of_policy else "log_std_param", None)
+    return [] if found is None else [found]
 
 
 def _clips(env: Any) -> str:

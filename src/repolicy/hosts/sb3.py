@@ -35,7 +35,7 @@ from repolicy.hosts.kept_prior import (
     path_of,
 )
 from repolicy.hosts.measuring import compared, decide_in
-from repolicy.hosts.method import Method, Seen, entry
+from repolicy.hosts.method import Method, Seen, entry, quicken
 from repolicy.hosts.sb3_policies import HeadPolicy, actions_of, from_repolicy, like, to_repolicy
 from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
@@ -142,6 +142,8 @@ class ResidualPPO(PPO):
         self.prior = self._fitted(steering.objective, self.prior)
         self.method = Method(steering, self.prior)
         self.method.scaled(self.policy.value_net, self.policy.value_net)
+        if self.prior is not None and weighs(steering.objective) and hasattr(self.policy, "log_std"):
+            quicken(self.policy.optimizer, self.policy.log_std)
         if self.position is not None:
             self.method.resume(self.position)
 

@@ -60,6 +60,7 @@ class ReturnScale:
 
 Sum = Callable[[Tensor], Tensor]  # adds a tensor up over all ranks, in place
 BETA_MEAN, BETA_VAR = 0.9, 0.999  # Adam's
+STD_SPEED = 4.0  # of a std's logarithm while customizing, as a multiple of the learning rate: else it narrows late
 
 
 def advantages(
@@ -133,7 +134,7 @@ class Learner:
     (Adam is four lines for a flat tensor, while torch's own imports a compiler first, for a second and a half.)
     """
 
-    def __init__(self, policy: Policy, critic: Mlp, learning_rate: float) -> None:
+    def __init__(self, policy: Policy, critic: Mlp, learning_rate: float, std_speed: float = 1.0) -> None:
         self.policy = policy
         self.critic = critic
         self.return_scale = ReturnScale(len(critic.biases[-1]))
@@ -144,6 +145,7 @@ class Learner:
         self.gradient, self._report = self._sums.split([len(self.parameters), 4])
         self._mean, self._var = torch.zeros_like(self.parameters), torch.zeros_like(self.parameters)
         self._steps = {"actor": 0, "critic": 0}  # of Adam: the critic may be fitted alone for a while
+        self._std, self._std_speed = std_logarithm(policy), std_speed
 
     def values(self, inputs: Tensor) -> Tensor:
         """Return V of the critic's inputs `[..., C]` by each of its H heads, `[..., H]`."""
@@ -192,6 +194,8 @@ class Learner:
         mean.lerp_(gradient, 1.0 - BETA_MEAN)
         var.mul_(BETA_VAR).addcmul_(gradient, gradient, value=1.0 - BETA_VAR)
         scale = (var / (1.0 - BETA_VAR**steps)).sqrt_().add_(1e-5)
+        if self._std_speed != 1.0 and not part.start:
+            scale[self._std].div_(self._std_speed)
         self.parameters[part].addcdiv_(mean, scale, value=-self.learning_rate / (1.0 - BETA_MEAN**steps))
 
     def state(self) -> dict[str, Tensor]:
@@ -212,6 +216,14 @@ class Learner:
         self.return_scale.statistics = state["returns"]
         self._steps = dict(zip(self._steps, state["adam_steps"].tolist(), strict=True))
         self.learning_rate = float(state["learning_rate"])
+
+
+def std_logarithm(policy: Policy) -> slice:
+    """Return which of a policy's flat parameters are the logarithm of one std for all states; perhaps none are."""
+    found = policy.log_std
+    if found is None or found.dim() > 1 or policy.spec.std != "exp":
+        return slice(0, 0)
+    return slice(found.storage_offset(), found.storage_offset() + found.numel())
 
 
 def losses(log_probs: Tensor, values: Tensor, batch: Batch, settings: Settings) -> Losses:

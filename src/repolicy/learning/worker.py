@@ -62,7 +62,8 @@ class Worker:
         else:
             policy = frozen(first or prior).requires_grad_(True)
         self.multipliers = Multipliers(request, policy.observation_size)
-        self.learner = ppo.Learner(*self.terms.networks(policy, self.critic_size), self.settings.learning_rate)
+        speed = 1.0 if prior is None else ppo.STD_SPEED
+        self.learner = ppo.Learner(*self.terms.networks(policy, self.critic_size), self.settings.learning_rate, speed)
 
     @property
     def shown(self) -> tuple[Policy, Objective]:
