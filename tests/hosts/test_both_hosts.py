@@ -10,11 +10,14 @@ from small import small_policy
 
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
-from both import PRIOR, hosts
+import runner_envs
+import runners
+from both import PRIOR, InSb3, hosts
 
 from repolicy import save_policy
 from repolicy.errors import FileError, NumericError, UsageError
 from repolicy.learning.multipliers import FARTHEST, off_budget, steered
+from repolicy.learning.ppo import STD_SPEED
 from repolicy.objective import Objective
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
@@ -54,6 +57,28 @@ def test_a_weight_makes_a_difference(host: Any) -> None:
         torch.manual_seed(5)
         each.learn(2)
     assert not alike(*found)
+
+
+def pushed(optimizer: torch.optim.Optimizer, log_std: torch.nn.Parameter) -> float:
+    """How far a step moves the logarithm of a std, in learning rates. The first one of Adam goes by signs alone."""
+    before = log_std.detach().clone()
+    for group in optimizer.param_groups:
+        for each in group["params"]:
+            each.grad = torch.ones_like(each)
+    optimizer.step()
+    return float((before - log_std.detach()).mean() / optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize(("omega", "speed"), [(0.3, STD_SPEED), (0.0, 1.0)])
+def test_beside_a_weight_the_logarithm_of_a_std_learns_as_fast_as_in_the_engine(omega: float, speed: float) -> None:
+    weights = {"omega": omega, "alpha": omega, "states": 0.0}
+    model = InSb3(**weights).started
+    assert pushed(model.policy.optimizer, model.policy.log_std) == pytest.approx(speed, rel=1e-3)
+    settings = runner_envs.settings("mlp", runners.residual(PRIOR, copy_prior=False, **weights))
+    settings["actor"]["distribution_cfg"]["std_type"] = "log"
+    algorithm = runners.OnPolicyRunner(runner_envs.Drift(), settings, None, "cpu").alg
+    log_std = algorithm.get_policy().distribution.log_std_param
+    assert pushed(algorithm.optimizer, log_std) == pytest.approx(speed, rel=1e-3)
 
 
 @hosts
