@@ -20,7 +20,7 @@ class TerminalKeys:
 
     shows = False
 
-    def __init__(self, rate: float = RATE) -> None:
+    def __init__(self) -> None:
         import termios
         import tty
 
@@ -29,7 +29,6 @@ class TerminalKeys:
         self._file = sys.stdin.fileno()
         self._before = termios.tcgetattr(self._file)
         self._times: dict[str, float] = {}
-        self._pause = 1 / rate
         tty.setcbreak(self._file)
 
     def pressed(self) -> list[str]:
@@ -48,7 +47,7 @@ class TerminalKeys:
     def show(self, picture: Any, words: str) -> None:
         sys.stderr.write(f"\r{words:60s}")
         sys.stderr.flush()
-        time.sleep(self._pause)
+        time.sleep(1 / RATE)
 
     def close(self) -> None:
         import termios

@@ -14,6 +14,7 @@ from repolicy.wishes.inference import Theta
 SPREADS = (0.1, 0.3, 1.0, 3.0, 10.0)  # that θ may have beforehand, where each feature's differences have the spread 1
 ROUNDS, CLOSE = 100, 1e-10
 FITS, RATE, DECAY = 300, 1e-2, 1e-2  # of networks
+MEMBERS, HIDDEN = 5, 32  # how many there are, and the units of each
 
 
 def bradley_terry(differences: np.ndarray, answers: np.ndarray, spread: float | None = None) -> Theta:
@@ -93,29 +94,27 @@ def most_telling(differences: np.ndarray, belief: Theta, count: int) -> list[int
 # Without features: an ensemble of small networks ----------------------------------------------------------------------
 
 
-def fitted_networks(
-    left: np.ndarray, right: np.ndarray, answers: np.ndarray, members: int = 5, hidden: int = 32, seed: int = 0
-) -> Networks:
+def fitted_networks(left: np.ndarray, right: np.ndarray, answers: np.ndarray) -> Networks:
     """Return networks by the inputs `[P, T, I]` of both fragments, each fitted to another draw of the answers."""
     check(left.reshape(len(left), -1) - right.reshape(len(right), -1), answers)
     both = torch.from_numpy(np.stack([left, right])).float()  # [2, P, T, I]
     size = both.shape[-1]
     flat = both.reshape(-1, size)
     shift, scale = flat.mean(0), flat.std(0).clamp_min(1e-6)
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(0)
     counts = torch.stack([
         torch.bincount(torch.randint(len(answers), (len(answers),), generator=random), minlength=len(answers))
-        for _ in range(members)
+        for _ in range(MEMBERS)
     ]).float()  # fmt: skip
     parts = [
-        nn.Parameter(torch.randn(members, size, hidden, generator=random) / size**0.5),
-        nn.Parameter(torch.zeros(members, hidden)),
-        nn.Parameter(torch.randn(members, hidden, generator=random) / (hidden * left.shape[1]) ** 0.5),
+        nn.Parameter(torch.randn(MEMBERS, size, HIDDEN, generator=random) / size**0.5),
+        nn.Parameter(torch.zeros(MEMBERS, HIDDEN)),
+        nn.Parameter(torch.randn(MEMBERS, HIDDEN, generator=random) / (HIDDEN * left.shape[1]) ** 0.5),
     ]
-    made, wanted = Networks(shift, scale, *parts), torch.from_numpy(answers).float().expand(members, -1)
+    made, wanted = Networks(shift, scale, *parts), torch.from_numpy(answers).float().expand(MEMBERS, -1)
     optimizer = torch.optim.AdamW(parts, lr=RATE, weight_decay=DECAY)
     for _ in range(FITS):
-        rewards = made(flat).reshape(members, *both.shape[:3]).sum(-1)  # [E, 2, P]
+        rewards = made(flat).reshape(MEMBERS, *both.shape[:3]).sum(-1)  # [E, 2, P]
         losses = nn.functional.binary_cross_entropy_with_logits(rewards[:, 0] - rewards[:, 1], wanted, reduction="none")
         optimizer.zero_grad()
         (losses * counts).mean(1).sum().backward()
