@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from tiny_language import load, perturbed
 from transformers import AutoTokenizer
 
-from experiments.llm.toy import Toy, measure, optimum, tables
+from experiments.llm.toy import Toy, measure, optimum
 from repolicy.errors import UsageError
 from repolicy.llm import dial
 from repolicy.llm.mixing import SAMPLING, mixed_log_probs, mixture
@@ -90,21 +90,6 @@ def test_adapters_are_models(prior: Path) -> None:
             reference = model(input_ids=whole).logits[0, -4:-1].log_softmax(-1)
     expected = mixed_log_probs(mixture(residual(0.3, 0.2), ANCHORS[:1]), [reference, tuned])
     assert torch.allclose(scores, expected, atol=1e-4)
-
-
-def test_samples_have_the_mixtures_frequencies(toy: Toy, prior: Path) -> None:
-    reference, tuned = load(prior), perturbed(load(prior), 0.1, 0)
-    coefficients = mixture(residual(0.2, 0.2), ANCHORS[:1])
-    mixed = mixed_log_probs(coefficients, [tables(toy, model) for model in (reference, tuned)])
-    exact = toy.response_log_probs(mixed).exp()
-    torch.manual_seed(0)
-    found = dial(reference, (tuned, ANCHORS[0]), omega=0.2).generate(
-        torch.zeros(2000, 1, dtype=torch.long), max_new_tokens=toy.length + 1, eos_token_id=0, pad_token_id=0
-    )
-    first = torch.bincount(found[:, 1], minlength=toy.size) / 2000
-    for index, letter in enumerate(("", *toy.letters)):
-        share = sum(exact[i].item() for i, word in enumerate(toy.responses) if word[:1] == letter)
-        assert first[index].item() == pytest.approx(share, abs=0.04)
 
 
 def test_samples_are_the_models_own_whatever_its_generation_config_says(toy: Toy, prior: Path) -> None:

@@ -70,16 +70,6 @@ def test_every_parameter_learns(family: str) -> None:
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in policy.parameters())
 
 
-def test_one_std_for_all_states_or_one_for_each() -> None:
-    observations = torch.randn(6, 3)
-    same, own = wild(SPECS["gaussian"])(observations), wild(SPECS["state_gaussian"])(observations)
-    assert isinstance(same, Gaussian)
-    assert isinstance(own, Gaussian)
-    assert same.log_std.shape == (2,)
-    assert own.log_std.shape == (6, 2)
-    assert own.log_std.std(0).min() > 0.01
-
-
 @pytest.mark.parametrize("family", ["gaussian", "state_gaussian", "squashed", "state_squashed"])
 def test_stds_begin_as_asked_and_are_bounded_below(family: str) -> None:
     policy = Policy(replace(SPECS[family], initial_std=0.35, min_std=1e-3))

@@ -325,24 +325,6 @@ def test_brax_parameters(dict_observations: bool, norm: bool, tmp_path: Path, mo
     assert_equal(mean(described, obs), torch.tanh(loc))
 
 
-def test_braxs_own_saver(tmp_path: Path) -> None:
-    """Brax's networks, initialized and saved by Brax, where it is installed."""
-    jax = pytest.importorskip("jax")
-    networks = pytest.importorskip("brax.training.agents.ppo.networks")
-    running, model = (pytest.importorskip(f"brax.{name}") for name in ("training.acme.running_statistics", "io.model"))
-    made = networks.make_ppo_networks(5, 2, running.normalize, policy_hidden_layer_sizes=(9, 8))
-    obs = observations(5)
-    seen = running.update(running.init_state(jax.numpy.zeros(5)), jax.numpy.asarray(obs.numpy()) * 3.0 + 1.0)
-    key = jax.random.PRNGKey(0)
-    params = (seen, made.policy_network.init(key), made.value_network.init(key))
-    model.save_params(str(tmp_path / "params"), params)
-    described = describe(tmp_path / "params")
-    logits = made.policy_network.apply(*params[:2], jax.numpy.asarray(obs.numpy()))
-    before = made.parametric_action_distribution.sample_no_postprocessing(logits, key)
-    wanted = made.parametric_action_distribution.log_prob(logits, before)
-    assert_equal(log_prob(described, obs, np.array(before)), np.array(wanted))
-
-
 @pytest.mark.parametrize("kept", [{"weights": [1, 2]}, (1, 2), ({}, {"params": {"Conv_0": {}}})])
 def test_other_pickles_are_one_sentence(kept: Any, tmp_path: Path) -> None:
     path = tmp_path / "params"

@@ -63,11 +63,6 @@ def test_the_command_refuses_them_too(td3: Path, capsys: pytest.CaptureFixture[s
     assert "--std is 1e+60; it must be above 0" in capsys.readouterr().err
 
 
-def test_a_temperature_where_there_are_no_values_is_refused(td3: Path) -> None:
-    with pytest.raises(UsageError, match="has no use for temperature, as it has its own or needs none"):
-        load_policy(td3, std=0.2, temperature=0.1)
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

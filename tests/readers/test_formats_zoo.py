@@ -2,7 +2,6 @@
 
 import io
 import pickle
-import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,6 @@ import torch
 from comparing import COUNT, assert_equal, describe, log_prob, mean, observations
 from gymnasium import spaces
 from made_sb3 import Still, check_soft
-
-from repolicy.errors import UsageError
 
 sb3 = pytest.importorskip("stable_baselines3")
 from stable_baselines3.common.policies import ActorCriticPolicy  # noqa: E402
@@ -89,14 +86,3 @@ def test_the_zoos_sac(real: Callable[[str], Path]) -> None:
     with torch.no_grad():
         assert_equal(mean(described, obs), host.double()._predict(obs.double(), deterministic=True))
     check_soft(host, described, obs)
-
-
-def test_an_environments_folder_as_in_the_zoo(tmp_path: Path, real: Callable[[str], Path]) -> None:
-    folder = tmp_path / "ppo" / "HalfCheetah-v3_1"
-    (folder / "HalfCheetah-v3").mkdir(parents=True)
-    shutil.copy(real("rl_trained_agents/ppo_HalfCheetah-v3.zip"), folder / "best_model.zip")
-    with pytest.raises(UsageError, match="VecNormalize"):
-        describe(folder / "best_model.zip")
-    statistics = real("rl_trained_agents/ppo_HalfCheetah-v3.vecnormalize.pkl")
-    shutil.copy(statistics, folder / "HalfCheetah-v3" / "vecnormalize.pkl")
-    assert describe(folder / "best_model.zip").normalizer is not None
