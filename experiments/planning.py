@@ -74,7 +74,7 @@ PLANS = {
         for omega in OMEGAS
     },
     **{
-        f"omega/ant/{omega:g}": Plan(*ANT, omega, LIGHT, True, episodes=3, steps=300)
+        f"omega/ant/{omega:g}": Plan(*ANT, omega, LIGHT, True, search={"horizon": 8}, episodes=3, steps=300)
         for omega in OMEGAS
     },
     "published/halfcheetah/32": Plan(*CHEETAH, 0.1, WORTH, search=PUBLISHED, steps=300),
