@@ -61,8 +61,8 @@ def through_sb3(prior: str, seed: int, steps: int) -> Policy:
     return to_repolicy(model)
 
 
-def through_rsl_rl(prior: str, seed: int, steps: int, std_type: str = "scalar") -> Policy:
-    """Customize in rsl_rl, by default with its own kind of std; its critic has a normalizer of its own."""
+def through_rsl_rl(prior: str, seed: int, steps: int) -> Policy:
+    """Customize in rsl_rl, with its own kind of std; its critic has a normalizer of its own."""
     from rsl_rl.runners import OnPolicyRunner
 
     from repolicy.hosts.begun import as_squashed
@@ -73,7 +73,7 @@ def through_rsl_rl(prior: str, seed: int, steps: int, std_type: str = "scalar") 
     spec, std = start.spec, start.std
     network = {"class_name": "MLPModel", "obs_normalization": True, "activation": spec.activation}
     network |= {"hidden_dims": [*spec.hidden]}
-    gaussian = {"class_name": "GaussianDistribution", "std_type": std_type}
+    gaussian = {"class_name": "GaussianDistribution", "std_type": "scalar"}
     config = {
         "num_steps_per_env": settings.n_steps,
         "save_interval": 10**9,
@@ -94,7 +94,6 @@ HOSTS: dict[str, Callable[[str, int, int], Policy]] = {
     "engine": through_engine,
     "stable-baselines3": through_sb3,
     "rsl_rl": through_rsl_rl,
-    "rsl_rl-log-std": partial(through_rsl_rl, std_type="log"),
 }
 
 
@@ -122,7 +121,7 @@ def main() -> None:
     parser.add_argument("--prior", choices=TASKS, default="halfcheetah")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=300_000)
-    parser.add_argument("--hosts", choices=HOSTS, nargs="+", default=[*HOSTS][:3])
+    parser.add_argument("--hosts", choices=HOSTS, nargs="+", default=[*HOSTS])
     options = parser.parse_args()
     runs = [(host, options.prior, seed, options.steps) for seed, host in product(options.seeds, options.hosts)]
     campaign.measure(options.ledger, {"/".join(map(str, run)): partial(measure, *run) for run in runs})

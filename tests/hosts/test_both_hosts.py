@@ -16,6 +16,7 @@ from both import PRIOR, InSb3, hosts
 
 from repolicy import save_policy
 from repolicy.errors import FileError, NumericError, UsageError
+from repolicy.learning import ppo
 from repolicy.learning.multipliers import FARTHEST, off_budget, steered
 from repolicy.learning.ppo import STD_SPEED
 from repolicy.objective import Objective
@@ -69,8 +70,11 @@ def pushed(optimizer: torch.optim.Optimizer, log_std: torch.nn.Parameter) -> flo
     return float((before - log_std.detach()).mean() / optimizer.param_groups[0]["lr"])
 
 
-@pytest.mark.parametrize(("omega", "speed"), [(0.3, STD_SPEED), (0.0, 1.0)])
-def test_beside_a_weight_the_logarithm_of_a_std_learns_as_fast_as_in_the_engine(omega: float, speed: float) -> None:
+@pytest.mark.parametrize(("omega", "least", "speed"), [(0.3, 32, STD_SPEED), (0.3, 1024, 1.0), (0.0, 32, 1.0)])
+def test_beside_a_weight_the_logarithm_of_a_std_learns_as_fast_as_in_the_engine(
+    monkeypatch: pytest.MonkeyPatch, omega: float, least: int, speed: float
+) -> None:
+    monkeypatch.setattr(ppo, "STD_SAMPLES", least)
     weights = {"omega": omega, "alpha": omega, "states": 0.0}
     model = InSb3(**weights).started
     assert pushed(model.policy.optimizer, model.policy.log_std) == pytest.approx(speed, rel=1e-3)

@@ -17,7 +17,7 @@ from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.kept_prior import squashes
 from repolicy.hosts.steering import Steering, weighs
 from repolicy.learning.multipliers import Measured
-from repolicy.learning.ppo import STD_SPEED, ReturnScale, adapted
+from repolicy.learning.ppo import ReturnScale, adapted, std_speed
 from repolicy.learning.worker import ALONE
 from repolicy.objective import DIALED, Reward, reformulated
 from repolicy.policies.density import Density
@@ -31,15 +31,15 @@ DESIRED_KL = Settings().desired_kl  # of an update
 PARTS = ("task", "prior", "entropy", "states")
 
 
-def quicken(optimizer: torch.optim.Optimizer, log_std: Tensor) -> None:
-    """Let an optimizer move the logarithm of a std as many times as far as the engine's moves it."""
+def quicken(optimizer: torch.optim.Optimizer, log_std: Tensor, samples: int) -> None:
+    """Let an optimizer take as long steps of a std's logarithm as the engine takes with so many samples an update."""
     before = log_std.detach().clone()
 
     def keep(*_: Any) -> None:
         before.copy_(log_std.detach())
 
     def go_on(*_: Any) -> None:
-        log_std.data.add_(log_std.detach() - before, alpha=STD_SPEED - 1.0)
+        log_std.data.add_(log_std.detach() - before, alpha=std_speed(samples) - 1.0)
 
     optimizer.register_step_pre_hook(keep)
     optimizer.register_step_post_hook(go_on)

@@ -104,7 +104,7 @@ class ResidualPPO(PPO):
         self.method = Method(steering, own, self._add_up)
         if self.prior is not None and weighs(weights):
             for log_std in _log_stds(actor):
-                quicken(self.optimizer, log_std)
+                quicken(self.optimizer, log_std, storage.num_envs * storage.num_transitions_per_env)
         self.method.scaled(critic, critic.mlp if isinstance(critic.mlp, Mlp) else layers_of(critic)[-1])
         self._paid = torch.zeros_like(storage.rewards.squeeze(-1))  # the task's rewards of the iteration, [T, N]
         self._left = 0  # iterations until the end, where the settings tell them

@@ -143,7 +143,7 @@ class ResidualPPO(PPO):
         self.method = Method(steering, self.prior)
         self.method.scaled(self.policy.value_net, self.policy.value_net)
         if self.prior is not None and weighs(steering.objective) and hasattr(self.policy, "log_std"):
-            quicken(self.policy.optimizer, self.policy.log_std)
+            quicken(self.policy.optimizer, self.policy.log_std, self.n_steps * self.n_envs)
         if self.position is not None:
             self.method.resume(self.position)
 

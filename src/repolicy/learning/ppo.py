@@ -60,7 +60,8 @@ class ReturnScale:
 
 Sum = Callable[[Tensor], Tensor]  # adds a tensor up over all ranks, in place
 BETA_MEAN, BETA_VAR = 0.9, 0.999  # Adam's
-STD_SPEED = 4.0  # of a std's logarithm while customizing, as a multiple of the learning rate: else it narrows late
+STD_SPEED = 4.0  # of a std's logarithm while customizing, as a multiple of the learning rate: else it narrows late;
+STD_SAMPLES = 1024  # but by fewer samples an update its gradient is mostly noise
 
 
 def advantages(
@@ -216,6 +217,11 @@ class Learner:
         self.return_scale.statistics = state["returns"]
         self._steps = dict(zip(self._steps, state["adam_steps"].tolist(), strict=True))
         self.learning_rate = float(state["learning_rate"])
+
+
+def std_speed(samples: int) -> float:
+    """Return by how much longer steps the logarithm of a std learns while customizing, by the samples of an update."""
+    return STD_SPEED if samples >= STD_SAMPLES else 1.0
 
 
 def std_logarithm(policy: Policy) -> slice:

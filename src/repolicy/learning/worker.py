@@ -62,7 +62,7 @@ class Worker:
         else:
             policy = frozen(first or prior).requires_grad_(True)
         self.multipliers = Multipliers(request, policy.observation_size)
-        speed = 1.0 if prior is None else ppo.STD_SPEED
+        speed = 1.0 if prior is None else ppo.std_speed(self.settings.iteration_steps)
         self.learner = ppo.Learner(*self.terms.networks(policy, self.critic_size), self.settings.learning_rate, speed)
 
     @property
