@@ -70,7 +70,7 @@ def pushed(optimizer: torch.optim.Optimizer, log_std: torch.nn.Parameter) -> flo
     return float((before - log_std.detach()).mean() / optimizer.param_groups[0]["lr"])
 
 
-@pytest.mark.parametrize(("omega", "least", "speed"), [(0.3, 32, STD_SPEED), (0.3, 1024, 1.0), (0.0, 32, 1.0)])
+@pytest.mark.parametrize(("omega", "least", "speed"), [(0.3, 32, STD_SPEED), (0.3, 2048, 1.0), (0.0, 32, 1.0)])
 def test_beside_a_weight_the_logarithm_of_a_std_learns_as_fast_as_in_the_engine(
     monkeypatch: pytest.MonkeyPatch, omega: float, least: int, speed: float
 ) -> None:

@@ -25,7 +25,8 @@ from tiny_envs import CONTROL_COST, STATE_COST, WithoutReward, tiny
 
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
-from repolicy.learning.ppo import STD_SPEED
+from repolicy.learning import ppo
+from repolicy.learning.ppo import STD_SAMPLES, STD_SPEED
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, greedy, kl, residual
 from repolicy.policies.file import save_policy
@@ -58,18 +59,18 @@ def test_the_optimum_of_the_summed_cost_is_found_without_the_first_reward(
     assert std == pytest.approx(math.sqrt(float(wanted.covariance)), rel=0.05)
 
 
-def test_the_logarithm_of_the_std_takes_longer_steps_than_in_training(prior: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("least", "speed"), [(1, STD_SPEED), (STD_SAMPLES, 1.0)])
+def test_from_some_samples_on_the_logarithm_of_the_std_takes_longer_steps(
+    prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, speed: float
+) -> None:
     """Adam's first step is as long as the learning rate, whatever the gradient is."""
-    one = {
-        "steps": SETTINGS.iteration_steps,
-        "epochs": 1,
-        "minibatch": SETTINGS.iteration_steps,
-        "schedule": "constant",
-    }
-    settings = replace(SETTINGS, **one, learning_rate=1e-3, critic_warmup=0.0)
+    monkeypatch.setattr(ppo, "STD_SAMPLES", least)
+    whole = SETTINGS.iteration_steps
+    one = replace(SETTINGS, steps=whole, minibatch=whole, epochs=1, critic_warmup=0.0)
+    settings = replace(one, learning_rate=1e-3, schedule="constant")
     ours = customized(prior, residual(0.2, 0.1), tmp_path / "run", settings).policy.log_std
     moved = ours - read_policy(prior).policy.log_std
-    assert moved.abs().item() == pytest.approx(STD_SPEED * 1e-3, rel=0.01)
+    assert moved.abs().item() == pytest.approx(speed * 1e-3, rel=0.01)
 
 
 def test_greedy_forgets_the_first_task(prior: Path, tmp_path: Path) -> None:
