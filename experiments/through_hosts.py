@@ -12,6 +12,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -46,7 +47,7 @@ def paid(prior: str, seed: int) -> Paid:
 def through_engine(prior: str, seed: int, steps: int) -> Policy:
     """Customize with Repolicy's own engine, one rank."""
     env, addon = TASKS[prior]
-    settings = {"steps": steps, "seed": seed, "ranks": 1}
+    settings = replace(customize_defaults(prior), steps=steps, seed=seed, ranks=1)  # updates as large as the hosts'
     with tempfile.TemporaryDirectory() as folder:
         made = customize(prior, addon, out=Path(folder) / "run", settings=settings, env=env)
         return load_policy(RunFolder(made.folder).last_policy)  # as the hosts give it
