@@ -78,7 +78,6 @@ def runs() -> list[Run]:
     """Return all runs; a heavy wish with weights that are named for five million steps, as it goes wrong late."""
     heavy, seeds = "halfcheetah_10", range(SEEDS)
     found = [Run(f"{name}/prior/0", (), task.env, task.addon, policy=task.prior) for name, task in TASKS.items()]
-    found += [made(heavy, "default_3e5", "", seed, "3e5") for seed in seeds]
     for seed in seeds:
         found += [priced(name, seed) for name in TASKS]
         found += [priced(heavy, seed, f"states_gamma_{gamma}", more=f"--gamma {gamma}") for gamma in ("0.9", "0.99")]
