@@ -26,7 +26,7 @@ try:
     from highway_env.envs.highway_env import HighwayEnv
     from highway_env.envs.parking_env import ParkingEnv
     from highway_env.road.lane import StraightLane
-    from highway_env.road.road import Road
+    from highway_env.road.road import Road, RoadNetwork
 except ImportError:
     raise UsageError("these tasks need highway-env, which is not installed: pip install 'repolicy[sb3]'") from None
 
@@ -177,10 +177,9 @@ class QuickHighway(HighwayEnv):
     """highway-v0 on such a road."""
 
     def _create_road(self) -> None:
-        super()._create_road()
-        for lanes in self.road.network.graph["0"].values():
-            lanes[:] = map(LaneAhead, lanes)
-        self.road = StraightRoad(self.road.network, np_random=self.np_random)
+        network = RoadNetwork.straight_road_network(self.config["lanes_count"], speed_limit=30)
+        network.graph["0"]["1"][:] = map(LaneAhead, network.graph["0"]["1"])
+        self.road = StraightRoad(network, np_random=self.np_random)
 
 
 class GoalObservation(KinematicsGoalObservation):
