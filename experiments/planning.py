@@ -59,12 +59,14 @@ THEIRS = {"samples": 10_000, "horizon": 2, "temperature": 5e-5}
 # After `repolicy rql train cartpole --seed 0 --out runs/rql/cartpole-prior-0.safetensors`; the weights are those of
 # Residual Q-learning in results-rql.md.
 CARTPOLE, TASKS = "runs/rql/cartpole-prior-0.safetensors", "repolicy.rql.tasks"
+SWIMMER = "runs/planning/swimmer"  # after `repolicy train Swimmer-v4 --out runs/planning/swimmer`
 PLANS = {
     **{
         f"twenty/{task[0]}/32/{seed}": Plan(*task, episodes=20, seed=seed)
         for task in (CHEETAH, ANT, HOPPER)
         for seed in range(3)
     },
+    "twenty/halfcheetah/128/0": Plan(*CHEETAH, search={"samples": 128}, episodes=20),
     "halfcheetah/32/0": Plan(*CHEETAH),
     "ant/32/0": Plan(*ANT, episodes=3),
     "hopper/32/0": Plan(*HOPPER, episodes=2),
@@ -79,9 +81,13 @@ PLANS = {
     },
     "published/halfcheetah/32": Plan(*CHEETAH, 0.1, WORTH, search=PUBLISHED, steps=300),
     "published/halfcheetah/10000": Plan(*CHEETAH, 1e-7, 0.0, search=PUBLISHED | THEIRS, episodes=2, steps=150),
-    "wish/halfcheetah": Plan("halfcheetah", "mppi_front_foot", episodes=2),
-    "wish/hopper": Plan("hopper", "mppi_height", episodes=2),
-    "wish/ant": Plan("ant", "mppi_sideways", episodes=2),
+    **{
+        f"{way}/{name}": Plan(SWIMMER if name == "swimmer" else name, f"mppi_{addon}", weight, weight, episodes=2)
+        for way, weight in (("wish", None), ("greedy", 0.0))
+        for name, addon in (
+            ("halfcheetah", "front_foot"), ("hopper", "height"), ("ant", "sideways"), ("swimmer", "joint")
+        )
+    },
     **{f"halfcheetah/32/{seed}": Plan(*CHEETAH, seed=seed) for seed in (1, 2)},
     **{f"ant/32/{seed}": Plan(*ANT, episodes=3, seed=seed) for seed in (1, 2)},
     "learned/halfcheetah": Plan(*CHEETAH, learned=True),
@@ -184,6 +190,7 @@ def table(rows: dict[str, Row]) -> str:
         tree = key.startswith("tree/")
         how = "as published, " if "closed" in row["search"] else "tree, " * tree
         how += "learned model, " * key.startswith("learned/")
+        how += "greedy, " * key.startswith("greedy/")
         how += f"K {row['search'].get('samples', 150 if tree else 32):,}"
         weights = f"{row['omega']:.3g}, {row['states']:.3g}" + ", value" * row["value"]
         totals = [with_error(row[when]["total_reward"]) for when in ("before", "after")]
