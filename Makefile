@@ -9,8 +9,8 @@ EXTRAS = engine,dev,sb3,rsl-rl,llm,onnx,hub
 demo: .venv/base  ## customize a shipped HalfCheetah: prior and result in a table, and in a report with films
 	$(BIN)/repolicy customize halfcheetah --addon hind_leg=10 --steps 1e5 --out runs/demo --resume
 
-test: .venv/full
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+test: .venv/full  ## what is compiled is kept, whatever the shell says: many processes start
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 wheel: .venv/full  ## the package as others get it: installed from a wheel, in another folder, and used
 	PYTHON=$(BIN)/python .ci/wheel

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import settings
 
-from repolicy.cli.about import renderer
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
-settings.load_profile("repeatable")
-torch.set_num_threads(1)
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Import what takes seconds where tests are collected, and not where they are only handed out."""
+    if collector.path == Path(__file__).parent:
+        import torch
+        from hypothesis import settings
+
+        settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+        settings.load_profile("repeatable")
+        torch.set_num_threads(1)
 
 
 def pytest_collection_finish() -> None:
@@ -27,6 +30,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
+    import torch
+
     torch.manual_seed(0)
 
 
@@ -40,6 +45,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def _renderer() -> None:
     """For tests that film: a machine that cannot render skips them and says so."""
+    from repolicy.cli.about import renderer
+
     if not renderer():
         pytest.skip("rendering needs Debian's package libegl1 or libosmesa6")
 

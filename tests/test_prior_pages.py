@@ -16,7 +16,8 @@ from known_optimum import FEW
 from typed_commands import SMALL, typed
 
 import repolicy
-from repolicy.prepare import cloning, flows, generative
+from repolicy.envs import evaluation
+from repolicy.prepare import cloning, diagnosis, flows, generative, worth
 
 DOCS = Path(__file__).parents[1] / "docs"
 pytestmark = pytest.mark.usefixtures("_elsewhere")
@@ -58,7 +59,9 @@ def commands(text: str) -> list[list[str]]:
 
 def run_all(capsys: pytest.CaptureFixture[str], text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(cloning, "FIT_EPOCHS", 2)
-    monkeypatch.setattr(cloning, "LONGEST", 100)
+    for module in (cloning, evaluation, worth):
+        monkeypatch.setattr(module, "LONGEST", 100)
+    monkeypatch.setattr(diagnosis, "STEPS", 50)
     said = []
     for words in commands(text):
         status, out, err = typed(capsys, *words)

@@ -11,6 +11,7 @@ from tiny_envs import Counter, tiny
 
 import repolicy
 from repolicy.envs import making
+from repolicy.envs.gymnasium import together
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import own_numbers
 from repolicy.errors import NumericError, RepolicyError, UsageError
@@ -263,7 +264,20 @@ def test_bounds_are_known() -> None:
     assert make_envs(tiny("Unbounded"), 1, 0).actions.high == (np.inf,)
 
 
+def test_what_is_told_of_whatever_kind_and_by_whomever_is_numbers() -> None:
+    told = together([{"hit": 1, "name": "a", "deep": {}}, {"hit": 2.5, "far": np.array(3)}, {"way": [[1], [1, 2]]}])
+    numbers = {key: each.tolist() for key, each in told.items()}
+    assert numbers == {"hit": [1.0, 2.5, 0.0], "far": [0.0, 3.0, 0.0]}
+    assert {each.dtype for each in told.values()} == {np.dtype(float)}
+
+
 # Names ----------------------------------------------------------------------------------------------------------------
+
+
+def test_envpool_is_not_looked_at_for_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To import it takes a second."""
+    monkeypatch.setattr(making, "envpool_names", lambda: pytest.fail("it is looked at"))
+    make_envs(tiny("Endless"), 1, 0).close()
 
 
 def test_without_envpool_gymnasium_steps_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,11 +42,19 @@ from repolicy.runs.settings import Settings
 # The same bits --------------------------------------------------------------------------------------------------------
 
 
-def test_the_seed_decides_every_bit(tmp_path: Path) -> None:
-    for name, seed in (("one", 0), ("again", 0), ("other", 1)):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    small(folder)
+    return folder
+
+
+def test_the_seed_decides_every_bit(whole: Path, tmp_path: Path) -> None:
+    for name, seed in (("again", 0), ("other", 1)):
         small(tmp_path / name, replace(SMALL, seed=seed))
-    assert same(weights(tmp_path / "one"), weights(tmp_path / "again"))
-    assert not same(weights(tmp_path / "one"), weights(tmp_path / "other"))
+    assert same(weights(whole), weights(tmp_path / "again"))
+    assert not same(weights(whole), weights(tmp_path / "other"))
 
 
 HELPERS = str(Path(tiny_envs.__file__).parent)
@@ -57,10 +66,9 @@ small(Path(sys.argv[1]), resume=True)
 """
 
 
-def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(tmp_path: Path) -> None:
-    small(tmp_path / "whole")
+def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(whole: Path, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": HELPERS}
-    for wait in (0.0, 0.15, 0.4):
+    for wait in (0.0, 0.2):
         process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path / "killed")], env=environment)
         while not RunFolder(tmp_path / "killed").latest() and process.poll() is None:
             time.sleep(0.02)
@@ -68,14 +76,12 @@ def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(tmp_path: Path) 
         process.send_signal(signal.SIGKILL)
         process.wait()
     small(tmp_path / "killed", resume=True)
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
-    one, other = (RunFolder(tmp_path / name) for name in ("whole", "killed"))
-    assert one.policy.read_bytes() == other.policy.read_bytes()
+    assert same(weights(whole), weights(tmp_path / "killed"))
+    assert RunFolder(whole).policy.read_bytes() == RunFolder(tmp_path / "killed").policy.read_bytes()
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    small(tmp_path / "whole")
-    small(tmp_path / "run")
+def test_a_damaged_checkpoint_is_passed_over(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
     newest = max((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:-100])
     segments = Segments(Request(tiny("LinearQuadratic"), soft(0.1), SMALL), RunFolder(tmp_path / "run"), Alone())
@@ -83,7 +89,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     assert segments.segment == int(newest.stem) - 1
     assert "damaged" in complaints[0]
     small(tmp_path / "run", resume=True)
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+    assert same(weights(whole), weights(tmp_path / "run"))
 
 
 class AtIteration:
@@ -103,21 +109,21 @@ class AtIteration:
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_after_the_iteration_and_the_run_goes_on_to_the_same_bits(
-    tmp_path: Path, sent: signal.Signals
+    whole: Path, tmp_path: Path, sent: signal.Signals
 ) -> None:
-    small(tmp_path / "whole")
     before = signal.getsignal(sent)  # a shell's background jobs ignore Ctrl-C
     stop = AtIteration(10, lambda: os.kill(os.getpid(), sent))
     stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, callbacks=[stop])
     assert (stopped.finished, stopped.steps) == (False, 11 * SMALL.iteration_steps)
     assert signal.getsignal(sent) is before
     assert small(tmp_path / "run", resume=True).finished
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+    assert same(weights(whole), weights(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(("iteration", "finished"), [(8, False), (SMALL.iterations, True)])
-def test_a_signal_at_the_end_of_a_segment_loses_nothing(tmp_path: Path, iteration: int, finished: bool) -> None:
-    small(tmp_path / "whole")
+def test_a_signal_at_the_end_of_a_segment_loses_nothing(
+    whole: Path, tmp_path: Path, iteration: int, finished: bool
+) -> None:
     asked = AtIteration(iteration - 1, lambda: os.kill(os.getpid(), signal.SIGINT))
     stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, callbacks=[asked])
     assert (stopped.finished, stopped.steps) == (finished, iteration * SMALL.iteration_steps)
@@ -127,11 +133,12 @@ def test_a_signal_at_the_end_of_a_segment_loses_nothing(tmp_path: Path, iteratio
     assert RunFolder(tmp_path / "run").logged()["iteration"][-1] == iteration
     assert RunFolder(tmp_path / "run").last_policy.exists()
     small(tmp_path / "run", resume=True)
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+    assert same(weights(whole), weights(tmp_path / "run"))
 
 
-def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small(tmp_path / "whole")
+def test_a_full_disk_stops_the_run_and_loses_nothing(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -144,7 +151,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path, monkeypatch
     assert latest is not None
     assert latest[1]["iteration"] == 8  # the segment before
     small(tmp_path / "run", resume=True)
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+    assert same(weights(whole), weights(tmp_path / "run"))
 
 
 @pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
@@ -192,9 +199,8 @@ def test_a_rank_of_torchrun_knows_what_failed_in_its_own_work_and_leaves_the_oth
     assert len(left) == 3
 
 
-def test_metrics_of_repeated_iterations_are_written_once(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    train(tiny("LinearQuadratic"), soft(0.1), folder.path, SMALL)
+def test_metrics_of_repeated_iterations_are_written_once(whole: Path, tmp_path: Path) -> None:
+    folder = RunFolder(Path(shutil.copytree(whole, tmp_path / "run")))
     max((folder.path / "checkpoints").glob("*.safetensors")).unlink()
     folder.metrics.write_text(folder.metrics.read_text() + '{"iteration": 33, "ste')  # killed while writing
     train(tiny("LinearQuadratic"), soft(0.1), folder.path, SMALL, resume=True)

@@ -18,6 +18,7 @@ from repolicy.envs.watchdog import NOTE
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 
 TRIED = 10  # steps by which a copy is compared with its environment
+NUMBERS = (float, int, np.floating, np.integer)
 SHARED = ("MjModel", "EnvSpec")  # what no step changes, and is large
 
 
@@ -77,7 +78,8 @@ class GymnasiumEnvs(Batch):
 
     def step(self, actions: np.ndarray) -> Step:
         sent = native(actions, self.actions, self._own)
-        return self.answered(*self._call(lambda: self._envs.step(sent)))
+        ones: Any = self._envs.envs
+        return self.answered(*self._call(lambda: (*self._envs.step(sent)[:4], together([one.info for one in ones]))))
 
     def close(self) -> None:
         failed = sys.exception()
@@ -136,12 +138,23 @@ class _One:
                 "wrap it in shimmy.GymV21CompatibilityV0, or return all five"
             )
         observation, reward, terminated, truncated, info = answer
-        is_number = isinstance(reward, float | int | np.floating | np.integer)
-        if not is_number and (np.shape(reward) != () or np.asarray(reward).dtype.kind not in "fiub"):
+        if not isinstance(reward, NUMBERS) and (np.shape(reward) != () or np.asarray(reward).dtype.kind not in "fiub"):
             raise RepolicyError(f"environment {self.name!r} returns the reward {reward!r}, which is no real number")
-        if isinstance(info, dict):  # whole numbers as floats: Gymnasium keeps the kind that its first environment tells
-            info = {key: float(n) if type(n) is int or isinstance(n, np.integer) else n for key, n in info.items()}
-        return observation, reward, terminated, truncated, info
+        self.info = info
+        return observation, reward, terminated, truncated, {} if isinstance(info, dict) else info
+
+
+def together(infos: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Return the numbers that environments tell, 0 for those that do not: Gymnasium takes longer than many a step."""
+    told: dict[str, Any] = {}
+    for info in reversed(infos):
+        told |= info
+    found = {}
+    for key, first in told.items():
+        if isinstance(first, (*NUMBERS, np.ndarray)) and np.ndim(first) == 0:
+            values = np.array([info.get(key, 0) for info in infos])
+            found[key] = values.astype(np.float64) if values.dtype.kind in "iu" else values
+    return found
 
 
 def _kind(answer: Any) -> str:

@@ -9,7 +9,16 @@ from collections.abc import Callable
 
 from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.gymnasium import GymnasiumEnvs
-from repolicy.envs.names import decoder, envpool_names, observed, observed_by_critic, of_reset, parsed, with_observed
+from repolicy.envs.names import (
+    decoder,
+    envpool_names,
+    imported,
+    observed,
+    observed_by_critic,
+    of_reset,
+    parsed,
+    with_observed,
+)  # fmt: skip
 from repolicy.envs.noise import NoiseEnvs
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
@@ -38,7 +47,8 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
     resets = bool(of_reset(name))
     if backend == "envpool" and resets:
         raise UsageError(f"environment {name!r}: EnvPool's resets take no options; leave out --backend envpool")
-    kind = GymnasiumEnvs if backend == "gymnasium" or resets or plain not in envpool_names() else EnvPoolEnvs
+    gymnasiums = backend == "gymnasium" or resets or imported(name) or plain not in envpool_names()
+    kind = GymnasiumEnvs if gymnasiums else EnvPoolEnvs
     return through_noise(kind(name, count, seed, critic=critic), name)
 
 
