@@ -9,6 +9,7 @@ from linear_world import nothing
 
 import repolicy
 from repolicy.envs.gymnasium import GymnasiumEnvs, twin
+from repolicy.envs.names import env_name
 from repolicy.planning.copies import CopyModel
 from repolicy.planning.mujoco_model import MujocoModel
 from repolicy.planning.planner import Search
@@ -64,3 +65,17 @@ def test_a_twin_stands_where_the_environment_stands():
     assert np.array_equal(one[0], same[0])
     assert one[1] == same[1]
     assert other.unwrapped.data is not env.unwrapped.data
+
+
+class Untimed(gymnasium.Wrapper):
+    """A pole whose class does not say how long a step lasts."""
+
+    metadata = {}  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+
+def test_how_long_a_step_lasts_is_not_made_up():
+    assert CopyModel("CartPole-v1").seconds == pytest.approx(0.02)
+    assert CopyModel(env_name(Untimed)).seconds == 0.0

@@ -89,8 +89,9 @@ def test_others_are_refused(port, stage):
     for body in ('{"port": 1}', '{"omega": "much"}', "[]", "no JSON"):
         assert asked(port, "POST", "/set", body).status == 400
     assert stage.settings["omega"] == 0.1
-    with pytest.raises(UsageError, match="no slider"):
-        stage.set({"omega": float("nan")})
+    for wanted in ({"omega": float("nan")}, {"states": 1.0}):  # which has no price here
+        with pytest.raises(UsageError, match="no slider"):
+            stage.set(wanted)
 
 
 def test_an_environment_without_a_robot_is_one_sentence(stage, tmp_path):
@@ -104,6 +105,8 @@ def test_a_port_that_is_taken_is_one_sentence(stage):
         taken.listen()
         with pytest.raises(RepolicyError, match="choose another --port"):
             server(stage, taken.getsockname()[1])
+    with pytest.raises(RepolicyError, match="0 to 65535"):
+        server(stage, 65536)
 
 
 def test_in_a_browser_the_robot_moves_a_slider_acts_and_the_button_keeps(port, stage, browser, tmp_path):

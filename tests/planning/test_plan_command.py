@@ -94,11 +94,38 @@ def test_a_wish_of_this_session_alone_is_not_kept(tmp_path):
         (["zoo:ppo-cartpole-not", "--addon", "hind_leg"], "no file"),
         (["hopper", "--addon", "height", "--env", "CartPole-v1"], "mean something else"),
         (["hopper", "--addon", "height", "--live", "--distil", "64"], "take --distil afterwards"),
+        (["hopper", "--addon", "height", "--distil", "0"], "too few to learn from"),
+        (["hopper", "--addon", "height", "--omega", "nan", "--states", "0"], "omega is nan"),
+        (["hopper", "--addon", "height", "--omega", "1", "--states", "-1"], "states is -1.0"),
+        (["hopper", "--addon", "height", "--steps", "0"], "--steps is 0"),
     ],
 )
-def test_what_cannot_be_planned_is_one_sentence(words, why, tmp_path, capsys):
+def test_what_cannot_be_planned_is_one_sentence_and_leaves_no_folder(words, why, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        main(["plan", *words, "--out", str(tmp_path / "plan")])
+        main(["plan", *words, "--out", str(tmp_path / "new" / "plan")])
     error = capsys.readouterr().err
     assert why in error
     assert "Traceback" not in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wish_of_info_that_the_model_does_not_rebuild_is_one_sentence():
+    def cheap(observations, actions, next_observations, info):
+        return info["reward_ctrl"]
+
+    planner = repolicy.plan("halfcheetah", cheap, omega=0.1, states=0.0, search=Search(samples=4, horizon=3))
+    with pytest.raises(RepolicyError, match="'reward_ctrl'.*x_velocity, and that is all of it that a planner's model"):
+        planner.act(np.zeros(17, np.float32))
+
+
+@pytest.mark.parametrize("words", [["report"], ["export", "--out", "plan.onnx"], ["dial"]])
+def test_what_does_not_take_its_folder_says_what_does(folder, words, capsys):
+    with pytest.raises(SystemExit):
+        main([words[0], str(folder), *words[1:]])
+    assert "is a planner's folder, which evaluate, compare and render take" in capsys.readouterr().err
+
+
+def test_inspect_shows_what_it_was_made_with(folder, capsys):
+    main(["inspect", str(folder), "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["kind"], shown["omega"], shown["search"]["samples"]) == ("planner", 0.1, 4)

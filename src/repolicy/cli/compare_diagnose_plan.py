@@ -232,10 +232,10 @@ class Plan(Acts):
     """Count what is still to come after a plan's end, by a value that is fitted to the prior's episodes."""
     learned: bool = False
     """Simulate with a model that is learnt from the prior's own steps: where the environment has none."""
-    samples: int = 0
+    samples: int | None = None
     """How many candidates are simulated before each action; by default 32, or 150 for a tree where actions are
     choices."""
-    horizon: int = 0
+    horizon: int | None = None
     """How many steps each of them has; by default 8, 4 with a value, or 50 for a tree."""
     hz: float | None = None
     """Decisions a second that are wanted: as many samples as this machine simulates in that time."""
@@ -247,7 +247,7 @@ class Plan(Acts):
     """Show the planner at work on a page of this machine, with sliders for its weights, until Ctrl-C."""
     port: int = 8000
     """Of that page; 0: any that is free."""
-    distil: int = 0
+    distil: int | None = None
     """Keep it as a policy that needs no planner: fit that to so many of the planner's decisions."""
     out: Path | None = None
     """The planner's folder, which evaluate, compare and render take; with --distil the policy's file. By default
@@ -263,7 +263,7 @@ class Plan(Acts):
         from repolicy.planning.pace import paced
         from repolicy.planning.planner import Search
         from repolicy.policies.storage import check_place
-        from repolicy.priors.opening import PLAN
+        from repolicy.priors.finding import PLAN
         from repolicy.report.run_page import rewards
         from repolicy.runs.ranks import one_thread
 
@@ -271,13 +271,15 @@ class Plan(Acts):
         terminal, out = Terminal(), self.out or Path("runs", name)
         if self.hz is not None and not self.hz > 0.0:
             raise UsageError(f"--hz is {self.hz:g}; it must be above 0")
-        if self.distil and self.live:
+        if self.steps < 1:
+            raise UsageError(f"--steps is {self.steps}; it must be 1 or more")
+        if self.distil is not None and self.live:
             raise UsageError("--live keeps a planner's folder: take --distil afterwards, with its weights")
-        if self.distil:  # before the work, which would be lost
+        if self.distil is not None:  # before the work, which would be lost
             check_room(self.distil, out)
         else:
             check_place(out / PLAN)
-        search = Search(samples=self.samples, horizon=self.horizon, seed=self.seed)
+        search = Search(samples=self.samples or 0, horizon=self.horizon or 0, seed=self.seed)
         made = planned(
             self.prior, self.addon, self.env, self.omega, self.states, self.value, search, self.learned, self.reading,
             self.trust, terminal.say,

@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from repolicy.errors import FileError
-from repolicy.loading import printable
+from repolicy.loading import printable, read_json
 from repolicy.policies.carrying import fingerprint
 from repolicy.policies.distributions import Gaussian, SquashedGaussian
 from repolicy.policies.file import PROBES
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import is_own, read
-from repolicy.priors.finding import check_reachable, find_policy
+from repolicy.priors.finding import PLAN, check_reachable, find_policy, is_plan
 from repolicy.priors.hub import is_on_hub
 from repolicy.priors.opening import check_own, described_with, read_file, read_policy
 from repolicy.ranges import Range
@@ -37,7 +37,7 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         check_reachable(path)
     if path.is_dir():
         check_own(path, options)
-        return _inspect_folder(path)
+        return _inspect_planner(path) if is_plan(path) else _inspect_folder(path)
     path = find_policy(path)
     file = PolicyFile(path)
     if not is_own(path, file.content):
@@ -224,6 +224,12 @@ def _inspect_uncopied(file: PolicyFile, why: FileError) -> dict[str, Any]:
 def _inspect_other(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> dict[str, Any]:
     """Return a checkpoint, or the batch that a run failed on."""
     facts = header | {"file": str(path), "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}}
+    Terminal().facts({key: printable(str(value)) for key, value in facts.items()})
+    return facts
+
+
+def _inspect_planner(path: Path) -> dict[str, Any]:
+    facts = {"folder": str(path), "kind": "planner"} | read_json(path / PLAN)
     Terminal().facts({key: printable(str(value)) for key, value in facts.items()})
     return facts
 

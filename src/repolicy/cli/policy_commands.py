@@ -113,8 +113,8 @@ class Render(Acts):
         from repolicy.envs.trust import env_of
         from repolicy.policies.file import read_card
         from repolicy.policies.storage import is_own, write_bytes
-        from repolicy.priors.finding import find_policy
-        from repolicy.priors.opening import PLAN, check_own, is_plan, own_bytes, read_policy
+        from repolicy.priors.finding import PLAN, find_policy, is_plan
+        from repolicy.priors.opening import check_own, own_bytes, read_policy
         from repolicy.report.movie import FORMATS, Shot, films
 
         warn_of_unfinished(self.policy)

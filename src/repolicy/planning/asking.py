@@ -89,6 +89,7 @@ def planned(
     say: Say = lambda sentence: None,
 ) -> Planned:
     """Return the same with what was chosen; `say` hears of what takes a while."""
+    residual(omega, states=states)  # which refuses weights that cannot be
     start = open_prior(prior, options, trust=trust)
     if start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, and a planner asks its prior in every simulated step")

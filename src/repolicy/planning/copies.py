@@ -30,7 +30,8 @@ class CopyModel:
             made = maker(name)()
         self._space, self._own = action_space(made.action_space, name), made.action_space
         self._keys, _ = shown(made.observation_space, name, False)
-        self.seconds = float(getattr(made.unwrapped, "dt", 1.0 / made.metadata.get("render_fps", 1.0)))
+        rate = made.metadata.get("render_fps")
+        self.seconds = float(getattr(made.unwrapped, "dt", 1.0 / rate if rate else 0.0))  # 0: it does not say
         with in_one_sentence(f"environment {name!r} cannot be copied", UsageError):
             check_copied(made, name)
 

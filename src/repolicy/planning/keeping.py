@@ -10,7 +10,8 @@ from repolicy.planning.asking import Planned, planned
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Search
 from repolicy.policies.storage import check_shape, write_bytes, write_json
-from repolicy.priors.opening import PLAN, Acting, own_bytes, read_policy
+from repolicy.priors.finding import PLAN
+from repolicy.priors.opening import Acting, own_bytes, read_policy
 
 FORMAT, PRIOR = 1, "prior.safetensors"
 SEARCH = {

@@ -91,7 +91,9 @@ class Stage:
     @property
     def settings(self) -> dict[str, float]:
         planner = self.made.planner
-        weights = {"omega": planner.score.omega, "states": planner.score.states}
+        weights = {"omega": planner.score.omega}
+        if planner.score.density is not None:
+            weights["states"] = planner.score.states
         weights |= dict(zip(self._wishes, planner.score.addon.weights, strict=True))
         return weights | {"samples": planner.search.samples, "horizon": planner.search.horizon}
 
@@ -100,12 +102,11 @@ class Stage:
         with self.lock:
             given, planner = self.settings, self.made.planner
             for name, value in wanted.items():
-                if name not in self._sliders or not isinstance(value, int | float) or not np.isfinite(value):
+                if name not in given or not isinstance(value, int | float) or not np.isfinite(value):
                     raise UsageError(f"{name!r} is no slider, or {value!r} no number")
                 given[name] = min(max(value, self._sliders[name][0]), self._sliders[name][1])
-            states = given["states"] if planner.score.density is not None else 0.0
             addon = replace(planner.score.addon, weights=tuple(given[wish] for wish in self._wishes))
-            score = replace(planner.score, omega=given["omega"], states=states, addon=addon)
+            score = replace(planner.score, omega=given["omega"], states=given.get("states", 0.0), addon=addon)
             search = replace(planner.search, samples=int(given["samples"]), horizon=int(given["horizon"]))
             planner = replace(planner, score=score, search=search)
             asked = (f"{name}={weight!r}" for name, weight in zip(addon.names, addon.weights, strict=True))
@@ -219,8 +220,9 @@ def server(stage: Stage, port: int) -> ThreadingHTTPServer:
     """Return what serves the page, on this machine alone. Port 0 is any that is free."""
     try:
         return ThreadingHTTPServer((HERE, port), type("Handler", (Handler,), {"stage": stage}))
-    except OSError as error:
-        raise RepolicyError(f"port {port} cannot be used ({error.strerror}): choose another --port") from None
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", "it must be 0 to 65535")
+        raise RepolicyError(f"port {port} cannot be used ({why}): choose another --port") from None
 
 
 def show(made: Planned, out: Path, port: int, say: Callable[[str], None]) -> None:

@@ -9,6 +9,7 @@ import torch
 from repolicy.envs.addons import Addon
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.step import Info, own_numbers, stacked
+from repolicy.errors import UsageError
 from repolicy.planning.model import Model
 from repolicy.policies.density import MOST, Density
 from repolicy.policies.policy import Policy
@@ -98,7 +99,12 @@ def step_rewards(
 
     An end pays nothing more, and must not be a way out: it costs more than the worst of all other steps.
     """
-    rewards = score.addon.reward(transitions) + score.omega * beside
+    try:
+        rewards = score.addon.reward(transitions) + score.omega * beside
+    except UsageError as error:
+        if not isinstance(error.__cause__, KeyError):
+            raise
+        raise UsageError(f"{error}, and that is all of it that a planner's model rebuilds") from error
     if score.density is not None and score.states:
         assert isinstance(prior, Policy)
         inputs = prior.normalizer(torch.from_numpy(transitions.next_observations))

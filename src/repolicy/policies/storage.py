@@ -86,9 +86,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Raise where `write_bytes` could not write, for whoever has long work to do first."""
+    """Raise where `write_bytes` could not write, for whoever has long work to do first. No new folder stays."""
+    new = [folder for folder in path.parents if not folder.exists()]
     with _beside(path) as beside:
         beside.touch()
+    for folder in new:
+        folder.rmdir()
 
 
 @contextlib.contextmanager

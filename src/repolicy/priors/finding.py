@@ -111,6 +111,7 @@ def _download(address: str) -> bytes:
 
 
 PRIORS = Path(__file__).parent / "shipped"
+PLAN = "plan.json"  # in a planner's folder
 
 
 def find_policy(reference: str | Path) -> Path:
@@ -139,11 +140,17 @@ def find_policy(reference: str | Path) -> Path:
             )
         raise FileError(f"there is no file {path}, and none on the shelf of that name{nearest(str(reference), SHELF)}")
     if path.is_dir():
+        if is_plan(path):
+            raise FileError(f"{path} is a planner's folder, which evaluate, compare and render take alone")
         raise FileError(f"{path} is a folder without a run; name a policy's file in it")
     raise FileError(
         f"there is no file {path}, and no policy of that name ships with repolicy "
         f"({', '.join(shipped())} do){nearest(str(reference), shipped())}"
     )
+
+
+def is_plan(reference: object) -> bool:
+    return isinstance(reference, str | Path) and os.path.isfile(Path(reference, PLAN))  # False for a name too long
 
 
 def beside(path: Path) -> Path:

@@ -18,7 +18,7 @@ from repolicy.loading import load_object
 from repolicy.policies.file import SavedPolicy, notes_of, policy_bytes, read_card, read_own
 from repolicy.policies.policy import Agent, Policy, frozen
 from repolicy.policies.storage import is_own
-from repolicy.priors.finding import SHELF, find_policy
+from repolicy.priors.finding import SHELF, find_policy, is_plan
 from repolicy.priors.fitting import fitted_to, wants_fit
 from repolicy.priors.hub import is_on_hub
 from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior, name_of, prior_of
@@ -173,12 +173,7 @@ def opened(given: Any, options: Options | None = None, trust: bool = False) -> E
         return _with_std(program, options, str(file.path), (f"{error}; it runs as it is", *program.notes))
 
 
-PLAN = "plan.json"  # in a planner's folder
 PLANNER = "repolicy.planning.keeping:opened"  # what opens one; its room comes after this one, and is named
-
-
-def is_plan(reference: object) -> bool:
-    return isinstance(reference, str | Path) and os.path.isfile(Path(reference, PLAN))  # False for a name too long
 
 
 class Acting(NamedTuple):

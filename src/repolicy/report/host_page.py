@@ -10,6 +10,7 @@ import numpy as np
 
 from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import FileError, first_line
+from repolicy.priors.finding import find_policy, is_plan
 from repolicy.readers.pickles import DAMAGE
 from repolicy.readers.recognize import PolicyFile
 from repolicy.readers.zips import entry, open_zip
@@ -38,6 +39,8 @@ def checkpoint_in(path: Path) -> Path:
         return path
     found = [file for file in path.glob("model_*.pt") if file.stem.removeprefix("model_").isdigit()]
     if not found:
+        if is_plan(path):
+            find_policy(path)  # which says what takes it
         raise FileError(f"{path} holds no run of Repolicy and no model_*.pt of rsl_rl; name {FORMS}")
     return max(found, key=lambda file: int(file.stem.removeprefix("model_")))
 

@@ -30,8 +30,8 @@ from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON, counted
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Recalling, Watching
-from repolicy.priors.finding import find_policy
-from repolicy.priors.opening import acting, is_plan
+from repolicy.priors.finding import find_policy, is_plan
+from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
 from repolicy.runs.callbacks import SECONDS_BETWEEN_LINES, clock
 
