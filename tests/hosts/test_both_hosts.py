@@ -12,7 +12,7 @@ pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
 import runner_envs
 import runners
-from both import PRIOR, InSb3, hosts
+from both import PRIOR, InRslRl, InSb3, hosts
 
 from repolicy import save_policy
 from repolicy.errors import FileError, NumericError, UsageError
@@ -49,6 +49,14 @@ def test_wrong_settings_are_one_sentence(host: Any, change: dict[str, Any], sent
 
 def alike(first: Any, second: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
+
+
+@pytest.mark.parametrize(("host", "name"), [(InRslRl, "entropy_coef"), (InSb3, "ent_coef")])
+def test_a_bonus_for_entropy_is_said(host: Any, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    host(omega=0.3, alpha=0.1)
+    assert "pays for the entropy" not in capsys.readouterr().out
+    host(omega=0.3, alpha=0.1, **{name: 0.02})
+    assert f"{name} is 0.02, and alpha pays for the entropy already" in capsys.readouterr().out
 
 
 @hosts

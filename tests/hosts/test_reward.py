@@ -191,6 +191,8 @@ def test_what_another_librarys_file_lacks_is_asked_for_as_python_gives_it(tmp_pa
         prior_reward(tmp_path / "dqn.zip", 0.3, 0.2)
     with pytest.raises(UsageError, match=r"with temperature, in units of the return$"):
         load_policy(tmp_path / "dqn.zip")
+    with pytest.raises(UsageError, match="leave it out$"):
+        prior_reward({"path": tmp_path / "dqn.zip", "temperature": 0.5, "std": 0.2, "vecnormalize": "none"}, 0.3, 0.2)
     reading: Any = {"temperature": 0.5, "vecnormalize": "none"}
     with pytest.warns(UserWarning, match="observations are not normalized, as you asked for"):
         found = prior_reward({"path": tmp_path / "dqn.zip"} | reading, 0.3, 0.2)

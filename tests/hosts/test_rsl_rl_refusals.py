@@ -37,6 +37,13 @@ def test_a_prior_of_other_sizes_is_refused_with_both(tmp_path: Path) -> None:
         OnPolicyRunner(Drift(), settings(algorithm=residual(str(path)), hidden_dims=[5]), None, "cpu")
 
 
+def test_a_checkpoint_of_the_runner_s_takes_no_reading(tmp_path: Path) -> None:
+    path = str(checkpoint(tmp_path))
+    runner(algorithm=residual({"path": path, "trust": False}))
+    with pytest.raises(UsageError, match="checkpoint of the runner's, and has no use for std, vecnormalize"):
+        runner(algorithm=residual({"path": path, "std": 0.2, "vecnormalize": "none"}))
+
+
 def test_a_recurrent_prior_needs_a_recurrent_actor(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is recurrent, and this runner's actor has no memory"):
         runner(algorithm=residual(str(checkpoint(tmp_path, "lstm"))))

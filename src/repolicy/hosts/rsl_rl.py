@@ -24,7 +24,7 @@ from repolicy.hosts.method import Method, Seen, entry, quicken
 from repolicy.hosts.rsl_rl_networks import PolicyActor, dialed
 from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, prior_for
-from repolicy.hosts.steering import Steering, usual_warmup, weighs, weights_named
+from repolicy.hosts.steering import Steering, say_of_bonus, usual_warmup, weighs, weights_named
 from repolicy.hosts.wish import Wished
 from repolicy.objective import Objective, task_reward
 from repolicy.policies.density import Density
@@ -275,8 +275,7 @@ class ResidualPPO(PPO):
 
 def say_what_works_against(host: Mapping[str, Any]) -> None:
     """Print which of PPO's usual settings, as settings of a dataclass always name them, do harm beside a prior."""
-    if bonus := host.get("entropy_coef"):
-        print(f"ResidualPPO: entropy_coef is {bonus:g}, and alpha pays for the entropy already: set it to 0")
+    say_of_bonus("entropy_coef", host)
     if host.get("schedule") == "adaptive":
         print("ResidualPPO: the schedule 'adaptive' may raise the learning rate until the policy is lost: set 'fixed'")
 

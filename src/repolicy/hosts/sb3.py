@@ -39,7 +39,7 @@ from repolicy.hosts.method import Method, Seen, entry, quicken
 from repolicy.hosts.sb3_policies import HeadPolicy, actions_of, from_repolicy, like, to_repolicy
 from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
-from repolicy.hosts.steering import Steering, usual_warmup, weighs, weights_named
+from repolicy.hosts.steering import Steering, say_of_bonus, usual_warmup, weighs, weights_named
 from repolicy.objective import Objective
 from repolicy.policies.policy import Policy
 from repolicy.prepare.defaults import ROLLOUT, of_shape
@@ -111,6 +111,7 @@ class ResidualPPO(PPO):
         customizes = prior is not None and env is not None and weighs(self._weights)
         self.adapts = customizes and "learning_rate" not in host  # the learning rate, once an iteration
         if customizes:
+            say_of_bonus("ent_coef", host)
             env = gymnasium.make(env) if isinstance(env, str) else env
             host = _usual(env, widest, host) | host
         super().__init__(policy, env, policy_kwargs=policy_kwargs, _init_setup_model=_init_setup_model, **host)

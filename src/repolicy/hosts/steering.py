@@ -136,3 +136,9 @@ def usual_warmup(named: int | None, begins_as_prior: bool) -> int | None:
 def weighs(objective: Objective) -> bool:
     """Say whether there is a weight, perhaps one that is not measured yet; without any, a class is its host's own."""
     return any(weight != 0 for weight in (objective.omega, objective.alpha, objective.states))
+
+
+def say_of_bonus(name: str, host: Mapping[str, Any]) -> None:
+    """Print that a host's own bonus for entropy does harm beside a prior."""
+    if bonus := host.get(name):
+        print(f"ResidualPPO: {name} is {bonus:g}, and alpha pays for the entropy already: set it to 0")
