@@ -42,7 +42,7 @@ class Plan:
 PLANS = {
     "cartpole": Plan(0.5, 0.5, "--steps 100000 --envs 16 --n-steps 128 --minibatch 256 --learning-rate 1e-3"),
     "mountain_car": Plan(0.035, 0.02, "--steps 200000 --envs 16 --n-steps 256 --minibatch 512 --learning-rate 1e-3"),
-    "highway": Plan(1.0, 1.0, "--steps 2000 --envs 8 --n-steps 32 --minibatch 64 --gamma 0.8", False),
+    "highway": Plan(0.1, 0.1, "--steps 5000 --envs 8 --n-steps 32 --minibatch 64 --gamma 0.8", False),
     "parking": Plan(0.01, 0.01, "--steps 10000 --envs 8 --n-steps 128 --minibatch 256 --gamma 0.95", False),
 }
 

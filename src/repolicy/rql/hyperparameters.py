@@ -66,8 +66,8 @@ CUSTOMIZING = Settings(
     critic_warmup=0.2,
     actor_learning_rate=5e-5,
 )
-# The simulators of these two are slow: the steps are what an afternoon allows for all methods and seeds.
-HIGHWAY = Settings(steps=5_000, gamma=0.8, learning_rate=5e-4, warmup=200)
+# The simulators of these two are slow: the steps are what an afternoon allows for all methods.
+HIGHWAY = Settings(steps=20_000, gamma=0.8, learning_rate=5e-4, warmup=200)
 PARKING = Settings(steps=10_000, gamma=0.95, learning_rate=1e-3, hidden=(256, 256))
 
 TASKS = {
@@ -75,7 +75,7 @@ TASKS = {
     "mountain_car": Task(  # a prior knows where to look: less noise
         "repolicy.rql.tasks:MountainCar", 0.05, MOUNTAIN_CAR, replace(MOUNTAIN_CAR, noise=0.3, gradient_steps=8)
     ),
-    "highway": Task("repolicy.rql.tasks:Highway", 1.0, HIGHWAY, replace(HIGHWAY, steps=2_000)),
+    "highway": Task("repolicy.rql.tasks:Highway", 0.1, HIGHWAY, replace(HIGHWAY, steps=5_000)),
     "parking": Task("repolicy.rql.tasks:Parking", 0.01, PARKING, PARKING),
 }
 
