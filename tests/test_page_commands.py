@@ -3,23 +3,23 @@
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typed_commands import with_few_states, worked
 
 from repolicy.cli import main as cli
 from repolicy.cli.options import read
 from repolicy.envs import evaluation
 from repolicy.many import sweep
-from repolicy.many.pool import Job
 from repolicy.planning import choosing, value
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.prepare import diagnosis, states, weights, worth
+from repolicy.prepare import diagnosis, weights, worth
 from repolicy.priors.finding import find_policy
 from repolicy.report import movie as film
 from repolicy.report import run_page as report
@@ -131,8 +131,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     """Short episodes and trials, few observations to fit, and no other processes: for pictures and a sweep's points."""
     patch.setattr(evaluation, "LONGEST", 20)
     patch.setattr(worth, "LONGEST", 20)
-    for name, few in (("WANTED", 256), ("FEWEST", 256), ("LEAST", 256), ("SKIPPED", 0), ("EACH", 32)):
-        patch.setattr(states, name, few)
+    with_few_states(patch)
     for name, few in (("STEPS", 2), ("SKIPPED", 0)):
         patch.setattr(choosing, name, few)
     patch.setattr(value, "EPOCHS", 1)
@@ -152,12 +151,6 @@ def filmed(shots: Sequence[film.Shot], say: object = None) -> list[bytes]:
         short = replace(shots[0], policy=str(find_policy(shots[0].policy)), seconds=0.01)
         return [film.encoded(*film.frames(short), short.format)] * len(shots)
     return [b"a film"] * len(shots)
-
-
-def worked(jobs: Sequence[Job], start: Any, at_once: int, ended: Callable[[Job, str], None], watch: Any) -> None:
-    for job in jobs:
-        cli.main([*job.program[job.program.index("repolicy") + 1 :]])
-        ended(job, "")
 
 
 def snippets(page: str) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from known_optimum import FEW
-from typed_commands import SMALL, typed
+from typed_commands import SMALL, typed, with_few_states
 
 import repolicy
 from repolicy.envs import evaluation
@@ -62,6 +62,7 @@ def run_all(capsys: pytest.CaptureFixture[str], text: str, monkeypatch: pytest.M
     for module in (cloning, evaluation, worth):
         monkeypatch.setattr(module, "LONGEST", 100)
     monkeypatch.setattr(diagnosis, "STEPS", 50)
+    with_few_states(monkeypatch)
     said = []
     for words in commands(text):
         status, out, err = typed(capsys, *words)

@@ -1,11 +1,14 @@
 """Commands, typed as a user does."""
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from repolicy.cli import main as cli
+from repolicy.many.pool import Job
+from repolicy.prepare import states
 
 SMALL = ["--steps=512", "--envs=8", "--n-steps=16", "--minibatch=64", "--checkpoint-every=2", "--ranks=1"]
 
@@ -36,3 +39,16 @@ def refused(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
     assert err.startswith("repolicy: ")
     assert err.count("\n") == 1, err
     return err
+
+
+def with_few_states(patch: pytest.MonkeyPatch) -> None:
+    """What the prior visits is learnt from few steps."""
+    for name, few in (("WANTED", 256), ("FEWEST", 256), ("LEAST", 256), ("SKIPPED", 0), ("EACH", 32)):
+        patch.setattr(states, name, few)
+
+
+def worked(jobs: Sequence[Job], start: Any, at_once: int, ended: Callable[[Job, str], None], watch: Any) -> None:
+    """Train a sweep's points here, one after the other, in place of other processes."""
+    for job in jobs:
+        cli.main([*job.program[job.program.index("repolicy") + 1 :]])
+        ended(job, "")

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from typed_commands import with_few_states
 
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import evaluate
@@ -66,6 +67,7 @@ def test_a_value_is_tried_where_episodes_of_the_prior_end_early(prior, monkeypat
 @pytest.mark.parametrize("named", [{"omega": 0.2}, {"states": 0.2}, {"value": True}])
 def test_nothing_is_tried_where_a_weight_is_named(named, monkeypatch):
     monkeypatch.setattr("repolicy.planning.asking.chosen", lambda *_: pytest.fail("it was tried"))
+    with_few_states(monkeypatch)
     monkeypatch.setattr("repolicy.planning.asking.fitted_value", lambda *_: len)
     asked = {"omega": None, "states": None, "value": False} | named
     made = planned("halfcheetah", "hind_leg=10", None, **asked, search=Search(samples=4))

@@ -1,14 +1,18 @@
 """Pages in a real browser: the verdict, the slider that moves everything, films in step, a phone, and no network."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typed_commands import worked
 
 from repolicy.cli import main as cli
 from repolicy.learning.training import customize
+from repolicy.many import sweep
+from repolicy.many.pool import Job
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
@@ -28,6 +32,16 @@ def calm(observations: np.ndarray, actions: np.ndarray, next_observations: np.nd
 def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Two points that are trained, and one whose folder is in the way."""
     monkeypatch.setattr(report, "FILM_SECONDS", 0.4)
+
+    def here(jobs: Sequence[Job], start: Any, at_once: int, ended: Callable[[Job, str], None], watch: Any) -> None:
+        for job in jobs:
+            try:
+                worked([job], start, at_once, ended, watch)
+            except SystemExit:
+                said = capsys.readouterr().err.splitlines()
+                ended(job, next(line for line in said if line.startswith("repolicy: ")))
+
+    monkeypatch.setattr(sweep, "work", here)
     prior, settings, out = tmp_path / "prior.safetensors", tmp_path / "settings.json", tmp_path / "sweep"
     space = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
     save_policy(prior, Policy(PolicySpec(4, space)), {"request": {"env": "InvertedPendulum-v4"}})
