@@ -15,7 +15,7 @@ from runners import runner
 from sb3_models import trained
 
 from repolicy.cli.main import main
-from repolicy.errors import FileError
+from repolicy.errors import FileError, UsageError
 from repolicy.hosts.resuming import causes, read_checkpoint
 
 
@@ -125,3 +125,28 @@ def test_what_is_no_checkpoint_is_one_sentence(tmp_path: Path) -> None:
         archive.writestr("data", "{}")
     with pytest.raises(FileError):
         read_checkpoint(tmp_path / "x.zip")
+
+
+def test_a_checkpoint_of_another_robot_is_one_sentence(tmp_path: Path) -> None:
+    def wider(checkpoint: dict[str, Any]) -> None:
+        for name, tensor in checkpoint["actor_state_dict"].items():
+            if "std" in name and "normalizer" not in name:
+                checkpoint["actor_state_dict"][name] = torch.ones(len(tensor) + 3)
+
+    now, before = (read_checkpoint(saved(tmp_path / f"{each.__name__}.pt", each)) for each in (gone_on, wider))
+    with pytest.raises(UsageError, match="--before is of another robot"):
+        causes(now, before)
+
+
+def test_of_a_folder_the_newest_checkpoint_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path / "model_9.pt")
+    saved(tmp_path / "model_10.pt", no_optimizer)
+    main(["doctor", str(tmp_path)])
+    assert "the optimizer's state is missing" in capsys.readouterr().err
+
+
+def test_an_actor_s_own_optimizer_counts(tmp_path: Path) -> None:
+    sac = pytest.importorskip("stable_baselines3").SAC("MlpPolicy", "Pendulum-v1", learning_starts=10, device="cpu")
+    sac.learn(20)
+    sac.save(tmp_path / "sac.zip")
+    assert read_checkpoint(tmp_path / "sac.zip").remembers

@@ -101,7 +101,7 @@ class Doctor(Command):
     """
 
     checkpoint: Annotated[Path | None, Positional("RUN")] = None
-    """A checkpoint of rsl_rl or Stable-Baselines3: soon after it was resumed."""
+    """A checkpoint of rsl_rl or Stable-Baselines3, or rsl_rl's folder: soon after it was resumed."""
     before: Path | None = None
     """The checkpoint that was resumed."""
 
@@ -111,8 +111,10 @@ class Doctor(Command):
                 raise UsageError("--before goes with the checkpoint of the training that went on from it")
             return doctor()
         from repolicy.hosts.resuming import causes, read_checkpoint
+        from repolicy.report.host_page import checkpoint_in
 
-        found = causes(read_checkpoint(self.checkpoint), None if self.before is None else read_checkpoint(self.before))
+        now = read_checkpoint(checkpoint_in(self.checkpoint))
+        found = causes(now, None if self.before is None else read_checkpoint(self.before))
         terminal = Terminal()
         for sentence in found or ["none of the usual causes is there"]:
             terminal.say(sentence)

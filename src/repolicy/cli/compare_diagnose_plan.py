@@ -308,7 +308,7 @@ class Plan(Acts):
             for name, agent in agents.items():
                 found[name] = evaluate(
                     agent, made.env, self.episodes, addon=combined(made.addons), seed=EVALUATION_SEED + self.seed,
-                    longest=self.steps,
+                    longest=self.steps, backend=planner.backend,
                 )  # fmt: skip
         terminal.numbers(f"{made.env}, {counted(self.episodes, 'episode')} each", *rewards(found))
         tally = planner.tally

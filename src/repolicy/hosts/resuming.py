@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repolicy.errors import FileError
+from repolicy.errors import FileError, UsageError
 from repolicy.loading import read_bytes
 from repolicy.readers.pickles import load
 
@@ -50,8 +50,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def _of_sb3(archive: zipfile.ZipFile, where: str) -> Checkpoint:
     weights = load(archive.read("policy.pth"), where)
-    has = "policy.optimizer.pth" in archive.namelist()
-    optimizer = load(archive.read("policy.optimizer.pth"), where) if has else None
+    kept = sorted(name for name in archive.namelist() if name.endswith("optimizer.pth"))  # SAC's actor has its own
+    optimizer = load(archive.read(kept[0]), where) if kept else None
     critic = {name: part for name, part in weights.items() if "value_net" in name}
     return _checkpoint(weights, critic, optimizer, json.loads(archive.read("data")).get("ent_coef"))
 
@@ -96,6 +96,9 @@ def causes(now: Checkpoint, before: Checkpoint | None = None) -> list[str]:
         )
     if before is None:
         return found
+    for a, b in ((now.std, before.std), (now.statistics.get("mean"), before.statistics.get("mean"))):
+        if a is not None and b is not None and a.shape != b.shape:
+            raise UsageError(f"--before is of another robot: numbers of the shape {b.shape}, and {a.shape} in this one")
     if now.rate and before.rate and now.rate > FAR * before.rate:
         found.append(
             f"the learning rate is {now.rate:.2g}, and was {before.rate:.2g}: it is back at its start; set it to that"
@@ -115,7 +118,7 @@ def _of_statistics(now: Tensors, before: Tensors) -> list[str]:
     if not now:
         return ["the statistics of observations are missing, so the policy sees other numbers: copy the normalizer"]
     moved = np.abs(now["mean"] - before["mean"]) / np.sqrt(before["var"] + 1e-8)
-    if float(now["count"]) < float(before["count"]) or moved.max() > SHIFTED:
+    if float(now.get("count", 0.0)) < float(before.get("count", 0.0)) or moved.max() > SHIFTED:
         return [
             f"the statistics of observations moved by up to {moved.max():.2g} of their std, and the policy with them: "
             "keep them as they were"
