@@ -77,6 +77,10 @@ def at_random(observations, noise):
     return noise + np.random.default_rng().standard_normal(noise.shape)
 
 
+def turned(observations, noise):
+    return np.concatenate([noise, noise]).T
+
+
 def broken(observations, noise):
     return noise * np.nan
 
@@ -306,6 +310,7 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
     for decoder, chunk, error, words in (
         ("at_random", 1, UsageError, "draws numbers of its own"),
         ("broken", 1, NumericError, "not finite"),
+        ("turned", 1, UsageError, "not a row for each"),
         ("same", 2, UsageError, "gives 2 numbers at a time, .* 4 for --chunk 2"),
     ):
         with pytest.raises(error, match=words):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from html import escape, unescape
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -250,6 +251,12 @@ def test_a_constant_curve_is_drawn() -> None:
     drawn: Callable[[float], str] = lambda value: curve("level", [1.0, 2.0, 3.0], [value] * 3)  # noqa: E731
     assert "nan" not in drawn(0.0) + drawn(5.0)
     assert "<path" in drawn(0.0)
+
+
+def test_of_a_generative_policy_sampled_noise_comes_first() -> None:
+    for env, first in (("Hopper-v4", "mean"), ("Hopper-v4?decoder=flow.py:decode&noise=4&chunk=2", "sampled")):
+        both = ({"policy": SimpleNamespace(env=env, name=name)} for name in ("mean", "sampled"))
+        assert report.judged_by(*both)[0]["policy"].name == first  # type: ignore[arg-type]
 
 
 def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:

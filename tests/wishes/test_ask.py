@@ -184,6 +184,9 @@ def test_the_page_is_made_with_films(policy: Path, tmp_path: Path, capsys: pytes
     main(["ask", str(policy), *words])
     assert json.loads(capsys.readouterr().out)["pairs"] == 1
     assert (tmp_path / "ask.html").read_text().count("data:video/mp4") == 2
+    with pytest.raises(SystemExit):
+        main(["ask", str(policy), *words])
+    assert "has a page already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -195,6 +198,7 @@ def test_the_page_is_made_with_films(policy: Path, tmp_path: Path, capsys: pytes
         ('{"page": "PAGE", "pair": 0, "answer": "both"}', "is no answer to a pair of that page"),
         ('{"page": "PAGE", "pair": "0", "answer": "left"}', "not a whole number"),
         ('{"page": "PAGE", "pair": 0, "answer": "unknown"}', "answer some more"),
+        ('{"page": "PAGE", "pair": 0, "answer": "alike"}', "tell no difference"),
         ("", "answer some more"),
     ],
 )

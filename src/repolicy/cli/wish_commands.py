@@ -48,6 +48,8 @@ class Ask(Acts):
         found, env = self.acting(self.policy)
         out = self.out or Path("runs", f"{as_file_name(stem_of(self.policy))}-ask-{self.seed}")
         check_place(out / "ask.html")
+        if (out / "ask.html").exists():
+            raise UsageError(f"{out} has a page already, which its answers need: name another --out")
         with one_thread():
             made = ask(
                 found, env, out, self.pairs, self.seconds, self.noise, self.seed, self.wish, self.question, self.width,
@@ -127,6 +129,8 @@ class Infer(Beside, Acts):
         answers = {key: value for name in self.data for key, value in read_answers(Path(name), pages).items()}
         wish = learnt(pages, answers, self.features)
         spread, unknown = spread_a_step(pages, wish), sum(value is None for value in answers.values())
+        if not spread:
+            raise UsageError("the answers tell no difference between clips, so nothing can be learnt: answer some more")
         terminal.say(
             f"{counted(len(answers) - unknown, 'answer')}, and {unknown} times it could not be told; over the clips' "
             f"steps the reward has a standard deviation of {spread:.3g}; --addon {self.out}={1 / spread:.3g} makes it 1"
@@ -252,6 +256,7 @@ class LearnWish(Beside, Command):
 
     def run(self) -> dict[str, Any]:
         from repolicy.envs.trust import env_of
+        from repolicy.objective import residual
         from repolicy.priors.opening import acting
         from repolicy.runs.settings import Settings
         from repolicy.wishes.learning_loop import Teaching, learn_wish
@@ -266,7 +271,8 @@ class LearnWish(Beside, Command):
         env = self.env or env_of(found.card, found.path, self.trust)
         out = self.out or Path("runs", f"{as_file_name(stem_of(self.prior))}-wish-{self.seed}")
         settings: dict[str, Any] = {"steps": self.customize_steps, "seed": self.seed}
-        Settings(**settings)  # which says before anything is recorded what it does not take
+        residual(self.omega, self.alpha, self.states)
+        Settings(**settings)  # which say before anything is recorded what they do not take
         teaching = Teaching(
             self.prior, env, self.features, self.omega, self.alpha, self.states,
             Labels(self.before, self.settle, self.passed), self.length,

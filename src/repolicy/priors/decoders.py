@@ -46,7 +46,12 @@ class Decoder:
     def _run(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         with in_one_sentence(f"{self.name} failed on {noise.shape[1]} numbers of noise", UsageError), torch.no_grad():
             result = self.function(observations.copy(), noise.copy())
-            decoded = np.asarray(result, np.float32).reshape(len(noise), -1)
+            decoded = np.asarray(result, np.float32)
+        if decoded.shape[:1] != noise.shape[:1]:
+            raise UsageError(
+                f"{self.name} gives shape {decoded.shape} for {len(noise)} rows of noise, not a row for each"
+            )
+        decoded = decoded.reshape(len(noise), -1)
         if not np.isfinite(decoded).all():
             raise NumericError(f"{self.name} gave an action that is not finite")
         return decoded

@@ -157,21 +157,21 @@ def filmed(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -
 
 def _written(report: Report) -> Path:
     request, settings, wanted = report.request, report.request["settings"], " + ".join(report.request["addons"])
-    again = repeat(report.folder, request)
+    again, judged = repeat(report.folder, request), judged_by(report.mean, report.sampled)[0]
     figures = [
         page.film(picture, scene.caption, scene.kind)
         for scene, picture in zip(report.scenes, report.films, strict=True)
     ]
     parts = [
         _verdict(report),
-        page.tiles(tiles(report.mean)),
+        page.tiles(tiles(judged)),
         page.section(
             "How it moves",
             page.films(figures, report.complaint),
             note="In real time, with the mean action; what an episode earns is its total reward.",
         ),
         page.section("What it earns", page.table(*rewards(by_action(report.mean, report.sampled))), note=_what(report)),
-        distribution(report.mean),
+        distribution(judged),
         learning(report.folder, request, report.sampled, "prior_is" in report.saved.card),
         page.section(
             "The same again",
@@ -232,10 +232,14 @@ def tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
     return [
         page.Tile(
             column.title, number(column.mean), *_change(name, changes.get(name)),
-            f"{UNITS.get(name, 'an episode')}, {'mean action' if after.deterministic else 'sampled'}",
+            f"{UNITS.get(name, 'an episode')}, {_how(after)}",
         )
         for name, column in after.columns.items() if name in wanted
     ]  # fmt: skip
+
+
+def _how(evaluation: Evaluation) -> str:
+    return "mean action" if evaluation.deterministic else "sampled"
 
 
 def _change(name: str, change: Difference | None) -> tuple[str, str]:
@@ -273,12 +277,13 @@ def _verdict(report: Report) -> str:
 
 
 def pairs_of(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> list[Pair]:
-    """Return prior and customized, with the mean action and sampled; nothing where there is no prior.
+    """Return prior and customized, with the mean action and sampled; nothing where there is no prior."""
+    return [(each["prior"], each["customized"]) for each in judged_by(mean, sampled) if "prior" in each]
 
-    Of a generative policy, sampled noise comes first: its mean is a policy that nobody has.
-    """
-    first, other = (sampled, mean) if decoder(next(iter(mean.values())).env) else (mean, sampled)
-    return [(each["prior"], each["customized"]) for each in (first, other) if "prior" in each]
+
+def judged_by(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> tuple[dict[str, Evaluation], ...]:
+    """Return both, and first what counts: of a generative policy sampled noise, for its mean is a policy nobody has."""
+    return (sampled, mean) if decoder(next(iter(mean.values())).env) else (mean, sampled)
 
 
 def hint(folder: RunFolder, request: dict[str, Any], pairs: Sequence[Pair]) -> str:
@@ -295,10 +300,9 @@ def distribution(evaluations: dict[str, Evaluation]) -> str:
     columns = {who: evaluation.columns for who, evaluation in evaluations.items()}
     shared = [name for name in next(iter(columns.values())) if all(name in each for each in columns.values())]
     wanted = ["metric" if "metric" in shared else "addon_reward", "total_reward", "basic_reward"]
+    how = _how(next(iter(evaluations.values())))
     drawn = [
-        charts.histogram(
-            {who: each[name].values for who, each in columns.items()}, f"{title} of an episode, mean action"
-        )
+        charts.histogram({who: each[name].values for who, each in columns.items()}, f"{title} of an episode, {how}")
         for name in [name for name in wanted if name in shared][:2]
         for title in [next(iter(columns.values()))[name].title]
     ]
