@@ -113,4 +113,7 @@ def test_what_is_handed_out_is_never_clearly_worse_than_the_last_policy() -> Non
         for part in handed_out.PARTS:
             mean, error = row["handed_out"][f"{part}_better"]
             assert mean >= -2.0 * error, (row["key"], part)
-    assert len(handed_out.table(rows).splitlines()) == len(rows) + 2
+    told = [
+        row for row in rows if {row[which]["steps"] for which in ("handed_out", "highest")} != {row["last"]["steps"]}
+    ]
+    assert len(handed_out.table(rows).splitlines()) == len(told) + 2
