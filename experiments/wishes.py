@@ -342,7 +342,7 @@ def main() -> None:
         wanted |= {f"prefer/{name}/{seed}": partial(prefer, options.runs, name, seed) for name in FEATURES}
         for kind, task in TAKEOVERS.items():
             wanted |= {f"{kind}/{arm}/{seed}": partial(take_over, options.runs, arm, seed, task) for arm in ARMS}
-    only = options.only or tuple({*TAKEOVERS, "prefer"} - {"highway"})  # a day for what takes longer training to tell
+    only = options.only or tuple({*TAKEOVERS, "prefer"} - {"highway"})  # whose simulator is slow: by its name
     campaign.measure(options.ledger, {key: each for key, each in wanted.items() if key.startswith(only)})
 
 
