@@ -15,6 +15,7 @@ from repolicy.policies.policy import Policy
 ENVS, STEPS, BLOCK = 64, 400, 50
 AHEAD = 100  # steps that must be known behind one whose value is learned
 HIDDEN, EPOCHS = (64, 64), 30
+NETWORKS = 4  # whose mean is the value, because a planner goes where a single one is too high
 
 
 def fitted_value(prior: Policy, env: str, score: Score, seed: int = 0, of_ends: bool = False) -> Value:
@@ -35,8 +36,15 @@ def fitted_value(prior: Policy, env: str, score: Score, seed: int = 0, of_ends: 
     if not len(observations):
         raise UsageError(f"the prior's episodes in {env} are shorter than {AHEAD} steps: plan without a value")
     inputs = prior.normalizer(torch.from_numpy(observations))
-    fitted, normalize = regression(inputs, sums[known][:, None], HIDDEN, EPOCHS, seed), prior.normalizer.snapshot()
-    return lambda seen: fitted(normalize(seen))[:, 0]
+    targets, normalize = sums[known][:, None], prior.normalizer.snapshot()
+    fitted = [regression(inputs, targets, HIDDEN, EPOCHS, NETWORKS * seed + number) for number in range(NETWORKS)]
+
+    def value(seen: np.ndarray) -> np.ndarray:
+        rows = normalize(seen)
+        found: np.ndarray = np.mean([each(rows)[:, 0] for each in fitted], axis=0)
+        return found
+
+    return value
 
 
 def rewards_of(prior: Policy, rollout: Rollout, score: Score) -> np.ndarray:
