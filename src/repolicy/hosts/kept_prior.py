@@ -70,7 +70,7 @@ def open_prior(given: Any) -> Opened:
         reading = dict(given) if isinstance(given, Mapping) else {}
         trust = bool(reading.pop("trust", False))
         reading.pop("path", None)
-        with told_in_python(BESIDE):
+        with told_in_python("" if reading else BESIDE):  # who gave some knows where
             prior: Any = opened(path, Options(**reading), trust)
         notes = getattr(prior, "notes", [])
         if isinstance(prior, SavedPolicy):

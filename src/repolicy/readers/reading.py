@@ -64,7 +64,7 @@ def told_in_python(where: str = "") -> Iterator[None]:
     except RepolicyError as error:
         if (said := as_in_python(str(error))) == str(error):
             raise
-        raise type(error)(said if "leave " in said else said + where) from None
+        raise type(error)(said + where) from None
 
 
 def _number(name: str, value: Any) -> float:
