@@ -7,14 +7,18 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from linear_world import PRIOR, LinearModel, nothing, planner
+from known_optimum import WISH_CONTROL_COST, WISH_STATE_COST, as_policy, wish
+from linear_world import OMEGA, PRIOR, LinearModel, nothing, planner
+from tiny_envs import CONTROL, DYNAMICS, tiny
 
 import repolicy
+from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.planning.mujoco_model import CannotBatchError, MujocoModel
 from repolicy.planning.planner import Search
-from repolicy.planning.value import AHEAD, to_come
+from repolicy.planning.scoring import Score
+from repolicy.planning.value import AHEAD, fitted_value, to_come
 
 SMALL = Search(samples=4, horizon=3)
 
@@ -171,3 +175,15 @@ def test_what_cannot_be_planned_is_said(asked, why):
 def test_a_search_that_cannot_be_is_refused(search, why):
     with pytest.raises(UsageError, match=why):
         Search(**search)
+
+
+def test_a_fitted_value_is_what_the_prior_s_own_actions_bring(monkeypatch):
+    """The wish of linear–quadratic control is a quadratic of the state; log prior beside its mode is a number alone."""
+    monkeypatch.setattr("repolicy.planning.value.AHEAD", 4)  # of eight steps
+    discount, gain = 0.2, float(PRIOR.gain)
+    score = Score(Addon(("wish",), (wish,), (1.0,)), OMEGA, 0.0, discount, None, None)
+    found = fitted_value(as_policy(PRIOR), tiny("LinearQuadratic"), score)
+    curve = (WISH_STATE_COST + WISH_CONTROL_COST * gain**2) / (1.0 - discount * (DYNAMICS - CONTROL * gain) ** 2)
+    low, middle, high = found(np.array([[-1.0], [0.0], [1.0]], np.float32))
+    assert middle - low == pytest.approx(curve, rel=0.1)
+    assert middle - high == pytest.approx(curve, rel=0.1)
