@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
+from noise_worlds import AIM, COST, HERE, RIGHT, SKEWED, WALK, named, same, three
 from small_runs import Listening
 from torch import Tensor, nn
 
@@ -33,68 +33,7 @@ from repolicy.priors.decoders import decoder_of, noise_input
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 
-HERE = "tests.prepare.test_generative"
 FEW = Settings(steps=1024, envs=8, n_steps=16, minibatch=64, epochs=1, checkpoint_every=2, ranks=1)
-MATRIX = np.random.default_rng(0).standard_normal((2, 6)).astype(np.float32)
-
-
-class Walk(gymnasium.Env):
-    """x ← x + a. An episode ends where |x| is above 3, and is cut after 7 steps."""
-
-    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
-    action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.place, self.steps = self.np_random.normal(size=2), 0
-        return self.place.astype(np.float32), {}
-
-    def step(self, action):
-        self.place, self.steps = self.place + action, self.steps + 1
-        fallen = bool(np.abs(self.place).max() > 3.0)
-        return self.place.astype(np.float32), float(self.place.sum()), fallen, self.steps >= 7, {"first": self.place[0]}
-
-
-def same(observations, noise):
-    return noise
-
-
-def three(observations, noise):
-    return 0.3 * observations.repeat(3, 1) + noise @ MATRIX
-
-
-class Telling:
-    """A decoder that tells its sizes itself."""
-
-    noise_size, chunk = 2, 3
-
-    @staticmethod
-    def decode(observations, noise):
-        return three(observations, noise)
-
-
-def at_random(observations, noise):
-    return noise + np.random.default_rng().standard_normal(noise.shape)
-
-
-def turned(observations, noise):
-    return np.concatenate([noise, noise]).T
-
-
-def broken(observations, noise):
-    return noise * np.nan
-
-
-def right(observations, actions, next_observations, info):
-    return actions[:, 0] + info["first"]
-
-
-right.metric = lambda observations, actions, next_observations, info: actions[:, 1]
-WALK, RIGHT = f"{HERE}:Walk", f"{HERE}:right"
-
-
-def named(decoder: str, noise: int = 2, chunk: int = 1) -> str:
-    return f"{WALK}?decoder={HERE}:{decoder}&noise={noise}&chunk={chunk}"
 
 
 def test_noise_that_is_the_action_itself_ends_in_the_same_bits(tmp_path: Path) -> None:
@@ -106,27 +45,6 @@ def test_noise_that_is_the_action_itself_ends_in_the_same_bits(tmp_path: Path) -
     first, second = runs.values()
     assert not torch.equal(first["network.weights.1"], standard_normal(2, 2).state_dict()["network.weights.1"])
     assert all(torch.equal(value, second[name]) for name, value in first.items())
-
-
-class Spot(Walk):
-    """Nothing is seen, and every step is an episode."""
-
-    def step(self, action):
-        return np.zeros(2, np.float32), 0.0, True, False, {}
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(2, np.float32), {}
-
-
-SKEWED, AIM, COST = np.array([[1.0, 0.5], [0.0, 2.0]], np.float32), np.array([1.5, -1.0]), np.diag([2.0, 0.5])
-
-
-def skewed(observations, noise):
-    return noise @ SKEWED.T
-
-
-def near(observations, actions, next_observations, info):
-    return -0.5 * np.einsum("bi,ij,bj->b", actions - AIM, COST, actions - AIM)
 
 
 def test_the_noise_of_a_linear_decoder_ends_at_its_closed_form(tmp_path: Path) -> None:
@@ -321,10 +239,6 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
         decoder_of(f"{HERE}:same", 0, 1)
     with pytest.raises(UsageError, match="--trust"):
         confirm("card", False, env="HalfCheetah-v4?decoder=flow.onnx&noise=2&chunk=1")
-
-
-def first(observations, actions, next_observations, info):
-    return actions[:, 0]
 
 
 def test_the_best_of_some_draws_is_as_good_as_the_largest_of_them() -> None:
