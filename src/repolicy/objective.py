@@ -40,7 +40,8 @@ class Objective:
         task: whose reward: the environment's own (`basic`), the add-on's (`addon`), or their sum (`both`).
         omega: the reward that a nat of log prior(a|s) is worth; ω′ in the paper, ω·α for a prior trained at α. "auto"
             is moved to hold a budget; "alpha" is the same number as alpha.
-        alpha: the reward that a nat of −log policy(a|s), of entropy, is worth; α, or α̂ while customizing.
+        alpha: the reward that a nat of −log policy(a|s), of entropy, is worth; α, or α̂ while customizing. "omega" is
+            the same number as omega, for each value of a range.
         bonus: weight of the policy's entropy in the *loss*, which pays for the present step's entropy alone. "alpha" is
             the same number as alpha.
         states: weight of the next state's familiarity to the prior in the reward; not in the paper, where it is 0.
@@ -57,10 +58,12 @@ class Objective:
             raise UsageError(f"task is {self.task!r}; it must be 'basic', 'addon' or 'both'")
         for name in WEIGHTS:
             object.__setattr__(self, name, _weight(name, getattr(self, name)))
+        if self.alpha == "omega" and isinstance(self.omega, float):
+            object.__setattr__(self, "alpha", self.omega)
         for name in ("omega", "bonus"):
             if getattr(self, name) == "alpha" and self.alpha is not None:
-                if isinstance(self.alpha, Range):
-                    raise UsageError("alpha is one weight for both terms here, so it can have no range: take residual")
+                if isinstance(self.alpha, Range | str):
+                    raise UsageError("alpha is one weight for both terms here: name a number, or take residual")
                 object.__setattr__(self, name, self.alpha)
 
     @property
@@ -103,7 +106,12 @@ class Objective:
 
 def _weight(name: str, value: Weight) -> Weight:
     """Return a weight as `Objective` keeps it."""
-    if value is None or (value, name) in (("auto", "omega"), ("alpha", "omega"), ("alpha", "bonus")):
+    if value is None or (value, name) in (
+        ("auto", "omega"),
+        ("alpha", "omega"),
+        ("omega", "alpha"),
+        ("alpha", "bonus"),
+    ):
         return value
     if name in DIALED and isinstance(value, str) and ".." in value:  # as YAML has it
         with suppress(ValueError):
@@ -237,8 +245,8 @@ def name_of(objective: Objective) -> tuple[str, dict[str, Weight]] | None:
     plain = replace(objective, states=0.0)
     for name, function in OBJECTIVES.items():
         values = {key: given[key] for key in coefficients(name)}
-        if name in ("kl", "repeat_entropy", "end_entropy") and isinstance(values["alpha"], Range):
-            continue  # their one weight has no range
+        if name in ("kl", "repeat_entropy", "end_entropy") and isinstance(values["alpha"], Range | str):
+            continue  # their one weight is a number
         if replace(function(**values), states=0.0) == plain:
             return name, values | ({"states": objective.states} if objective.states else {})
     return None

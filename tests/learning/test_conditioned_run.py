@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,11 +98,11 @@ def test_an_environment_that_is_begun_anew_gets_a_new_position_and_the_others_ke
 # How it is paid -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("alpha", [0.15, 0.0])
-def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path: Path, alpha: float) -> None:
+@pytest.mark.parametrize("alpha", [0.15, 0.0, "omega"])
+def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path: Path, alpha: Any) -> None:
     """As of a critic whose value is the weighted sum of its heads', with each episode's own omega in the reward."""
     made = worker(prior, tmp_path, residual(Range(0.05, 1.6), alpha, 0.0))
-    made.learner.return_scale.statistics[2] = torch.tensor([4.0, 9.0, 0.25])[: 2 + (alpha > 0)].double()
+    made.learner.return_scale.statistics[2] = torch.tensor([4.0, 9.0, 0.25])[: 2 + (alpha != 0)].double()
     rollout = made.collector.collect(made.learner.policy)
     inputs = made.learner.policy.normalizer(torch.from_numpy(rollout.observations))
     log_prior, values, next_values = made.score(rollout, inputs)
@@ -114,6 +115,8 @@ def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path:
     assert float(omegas.min()) == pytest.approx(0.05)
     assert float(omegas.max()) == pytest.approx(1.6)
     torch.testing.assert_close(reward.prior, omegas * log_prior.double())
+    own = omegas if alpha == "omega" else alpha
+    torch.testing.assert_close(reward.entropy, -own * rollout.log_probs.double())
     gains, targets = made.terms.credit(reward, values, next_values, terminated, ended)
     weights = made.terms.weights()
     value, next_value = ((weights * each).sum(-1) for each in (values, next_values))
@@ -181,7 +184,7 @@ def test_one_run_finds_the_optimum_for_omegas_that_it_was_not_told_of(prior: Pat
 
 def test_it_goes_on_to_the_same_bits(prior: Path, tmp_path: Path) -> None:
     for name in ("whole", "cut"):
-        customized(prior, residual(Range(0.05, 1.6), 0.15, 0.0), tmp_path / name, FEW)
+        customized(prior, residual(Range(0.05, 1.6), "omega", 0.0), tmp_path / name, FEW)
     for path in (tmp_path / "cut").glob("checkpoints/*"):
         if int(path.stem) > 1:
             path.unlink()
@@ -191,6 +194,8 @@ def test_it_goes_on_to_the_same_bits(prior: Path, tmp_path: Path) -> None:
     ours, theirs = (load_policy(tmp_path / name).state_dict() for name in ("whole", "cut"))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert float(ours["network.film"].abs().max()) > 0
+    cli.main(["dial", str(tmp_path / "cut"), "--at", "0.7", "--out", str(tmp_path / "at.safetensors")])
+    assert read_policy(tmp_path / "at.safetensors").card["request"]["objective"]["omega"] == 0.7
 
 
 # Files, and what is refused -------------------------------------------------------------------------------------------

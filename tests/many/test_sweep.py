@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import noise_worlds
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import write_json
+from repolicy.ranges import Range
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
@@ -133,8 +135,8 @@ def prior(tmp_path: Path) -> Path:
     return path
 
 
-def refused(prior: Path, out: Path, resume: bool = False, **options: int) -> None:
-    sweep(prior, [f"{__file__}:still"], [0.1], 0.01, out, Settings(), resume=resume, **options)
+def refused(prior: Path, out: Path, resume: bool = False, alpha: Any = 0.01, **options: Any) -> None:
+    sweep(prior, [f"{__file__}:still"], [0.1], alpha, out, Settings(), resume=resume, **options)
 
 
 def still(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: object) -> np.ndarray:
@@ -178,9 +180,12 @@ def test_a_runs_folder_is_no_sweeps_folder(prior: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"jobs": -1}, "jobs is -1"), ({"episodes": 0}, "episodes is 0"), ({"states": -1}, "states is -1")],
-)
-def test_numbers_out_of_range_are_refused(prior: Path, tmp_path: Path, options: dict[str, int], said: str) -> None:
+    [
+        ({"jobs": -1}, "jobs is -1"), ({"episodes": 0}, "episodes is 0"), ({"states": -1}, "states is -1"),
+        ({"alpha": Range(0.1, 0.4)}, "alpha is 0.1..0.4; a sweep needs one"),
+    ],
+)  # fmt: skip
+def test_numbers_out_of_range_are_refused(prior: Path, tmp_path: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         refused(prior, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
@@ -272,6 +277,27 @@ def test_every_point_prices_states_at_what_a_nat_is_worth(
     with pytest.raises(UsageError, match="has 0.3 more than once"):  # it would take the folder of 0.3
         sweep(path, wish, [0.3 + 1e-14], None, tmp_path / "out", resume=True)
     assert started == []
+
+
+@pytest.mark.parametrize(("options", "last"), [({}, ["kl", "2.0"]), ({"alpha": 0.3}, ["residual", "0.3"])])
+def test_the_noise_of_every_point_is_held_at_both_its_mean_and_its_width(
+    tmp_path: Path, started: list[tuple[str, ...]], options: dict[str, float], last: list[str]
+) -> None:
+    """At a fixed alpha the points of a large omega would narrow the noise, away from the prior."""
+    asked: dict[str, Any] = {"settings": {"backend": "gymnasium"}, "trust": True} | options
+    decoder = f"{noise_worlds.HERE}:three"
+    with pytest.raises(RepolicyError, match="not today"):
+        sweep(
+            decoder, [noise_worlds.RIGHT], [0.0, 0.3, 2.0], out=tmp_path / "out", noise=2, chunk=3,
+            env=noise_worlds.WALK, **asked,
+        )  # fmt: skip
+    assert told(started[0], "--objective") == "greedy"
+    assert [told(started[2], "--objective"), told(started[2], "--alpha")] == last
+    assert all("noise=2&chunk=3" in told(program, "--env") for program in started)
+    started.clear()
+    with pytest.raises(RepolicyError, match="not today"):
+        sweep(decoder, out=tmp_path / "out", noise=2, chunk=3, resume=True, trust=True)
+    assert [told(started[2], "--objective"), told(started[2], "--alpha")] == last
 
 
 @pytest.mark.parametrize(("jobs", "at_once"), [(0, 3), (2, 2)])

@@ -30,6 +30,7 @@ from repolicy.prepare.generative import noise_prior, referred, scaled, standard_
 from repolicy.prepare.weights import decide
 from repolicy.priors import decoders
 from repolicy.priors.decoders import decoder_of, noise_input
+from repolicy.ranges import Range
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 
@@ -313,6 +314,8 @@ def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
     assert decided.objective.omega == pytest.approx(spread / math.sqrt(2.0 * 5.0), rel=0.15)  # with a few episodes
     named_one = decide(residual(0.3), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW)
     assert named_one.objective.alpha == 0.3
+    dial = decide(residual(Range(0.1, 3.0)), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW).objective
+    assert dial.at({"omega": 0.7}).alpha == 0.7
 
 
 def test_an_evaluation_says_how_unlike_the_prior_the_noise_is() -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from repolicy.cli.options import Command, Named, OfPolicy, Positional, Repeated, overrides, usual_by_prior
+from repolicy.cli.options import Command, Named, OfPolicy, Positional, Repeated, overrides, usual_by_prior, weight_of
 from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import UsageError
 from repolicy.runs.settings import ACTORS, BUDGETS, Settings
@@ -149,9 +149,9 @@ class Sweep(OfPolicy):
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
     omega: tuple[float, ...] = ()
     """The values of ω′; 0 is the add-on alone."""
-    alpha: float | None = None
+    alpha: str | None = None
     """α̂, the reward that a nat of entropy is worth; by default the prior's own α, else a third of the smallest
-    ω′."""
+    ω′. omega: each point's own ω′, as always of a generative policy."""
     states: float | None = None
     """Price of a nat by which a state is less likely than the prior's own states; by default what a nat is worth in the
     old reward. 0: the paper's objective."""
@@ -159,6 +159,10 @@ class Sweep(OfPolicy):
     """How many points are trained at a time, each on one core; 0 means one a physical core."""
     ray: bool = False
     """Train the points as Ray tasks, in the cluster that RAY_ADDRESS names (all of it must see the folder)."""
+    noise: int = 0
+    """Of a generative policy: how many numbers of noise it takes, as in customize."""
+    chunk: int = 1
+    """How many actions in a row a generative policy gives at a time."""
     sparse: bool = False
     """Accept an add-on that is constant over some thousand trial steps."""
     episodes: int = 50
@@ -181,9 +185,10 @@ class Sweep(OfPolicy):
         terminal = Terminal()
         with terminal.status("training") as status:
             swept = sweep(
-                self.prior, self.addon, self.omega, self.alpha, self.out, overrides(self),
+                self.prior, self.addon, self.omega, weight_of("alpha", self.alpha), self.out, overrides(self),
                 states=self.states, env=self.env, resume=self.resume, trust=self.trust, reading=self.reading,
-                sparse=self.sparse, jobs=self.jobs, on_ray=self.ray, episodes=self.episodes, say=terminal.say,
+                noise=self.noise, chunk=self.chunk, sparse=self.sparse, jobs=self.jobs, on_ray=self.ray,
+                episodes=self.episodes, say=terminal.say,
                 progress=lambda shares: status.update(
                     "trained: " + " · ".join(f"ω′ {omega:g} {share:.0%}" for omega, share in shares.items())
                 ),

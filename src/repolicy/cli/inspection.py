@@ -272,7 +272,8 @@ def _sentence(request: dict[str, Any]) -> str:
     parts = [{"both": "basic + addon"}.get(task, task)]
     for name, sign, term in (("omega", "+", "prior"), ("alpha", "−", "policy")):
         if weight := objective.get(name):
-            parts.append(f"{sign} {Range(*weight) if isinstance(weight, list) else weight:g} log {term}")
+            shown = weight if weight == "omega" else f"{Range(*weight) if isinstance(weight, list) else weight:g}"
+            parts.append(f"{sign} {shown} log {term}")
     if objective.get("bonus"):
         parts.append(f"(and {objective['bonus']:g} · entropy in the loss)")
     if objective.get("states"):

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
 
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
+from repolicy.objective import Weight
 from repolicy.prepare.defaults import TABLE, of_shape, train_defaults
+from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs.settings import AnySettings, Settings, read_settings
 
@@ -99,6 +101,15 @@ def overrides(command: Any, kind: type[AnySettings] = Settings) -> dict[str, Any
     """Return the settings that a command names: in a file, and as options, which go before it."""
     of_file = {} if command.settings_file is None else read_settings(command.settings_file, kind)
     return of_file | command.settings
+
+
+def weight_of(name: str, text: str | None) -> Weight:
+    """Return the weight that an option says: a number, a range such as 0.03..3, a word; None where there is none."""
+    try:
+        return text if text in (None, "auto", "omega") else Range.of(str(text))
+    except ValueError:
+        also = "auto" if name == "omega" else "omega"
+        raise UsageError(f"--{name} is {text!r}; it must be a number, a range such as 0.03..3, or {also}") from None
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from repolicy.cli.options import Command, Named, Positional, Repeated, overrides, usual_by_env, usual_by_prior
+from repolicy.cli.options import (
+    Command,
+    Named,
+    Positional,
+    Repeated,
+    overrides,
+    usual_by_env,
+    usual_by_prior,
+    weight_of,
+)
 from repolicy.cli.policy_commands import warn_of_unfinished
-from repolicy.errors import RepolicyError, UsageError
-from repolicy.objective import Objective, Weight, named
-from repolicy.ranges import Range
+from repolicy.errors import RepolicyError
+from repolicy.objective import Objective, named
 from repolicy.readers.reading import Options
 from repolicy.runs.machine import torchrun_place
 from repolicy.runs.settings import ACTORS, BUDGETS, Settings
@@ -167,17 +175,8 @@ class Customize(Run):
 
     def wanted(self) -> Objective:
         """Return the objective that the options describe, as far as they do."""
-        omega, alpha = _weight("omega", self.omega), _weight("alpha", self.alpha)
+        omega, alpha = weight_of("omega", self.omega), weight_of("alpha", self.alpha)
         return named(self.objective, omega=omega, alpha=alpha, states=self.states)
-
-
-def _weight(name: str, text: str | None) -> Weight:
-    """Return the weight that an option says: a number, a range such as 0.03..3, auto; None where there is none."""
-    try:
-        return text if text in (None, "auto") else Range.of(str(text))
-    except ValueError:
-        also = ", or auto" if name == "omega" else ""
-        raise UsageError(f"--{name} is {text!r}; it must be a number, a range such as 0.03..3{also}") from None
 
 
 def speaks() -> bool:

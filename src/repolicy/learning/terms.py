@@ -139,7 +139,8 @@ class Parts:
     @property
     def own_weights(self) -> dict[str, Tensor]:
         """Each step's own omega or alpha `[T, N]`, where it is not the objective's."""
-        return {name: value for name, value in self.values.items() if name not in self.wished}
+        own = {name: value for name, value in self.values.items() if name not in self.wished}
+        return own | ({"alpha": own["omega"]} if self.objective.alpha == "omega" else {})
 
     def weights(self) -> Tensor:
         """Return the weights of the parts in each step's reward, `[T, N, H]`."""

@@ -19,7 +19,7 @@ from repolicy.learning.run import Callback, run, tell
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.policy import Policy, Prior
 from repolicy.prepare.defaults import train_defaults
-from repolicy.prepare.generative import begun_through_noise, free, sizes_of
+from repolicy.prepare.generative import free, start_of
 from repolicy.prepare.session import (
     INITS,
     called,
@@ -27,7 +27,6 @@ from repolicy.prepare.session import (
     continued,
     earlier,
     folder_for,
-    open_prior,
     ranks_for,
     settings_of,
     shown,
@@ -179,16 +178,10 @@ def customize(
         init = folder.init if before.init and init == "auto" else init
     if not wishes:
         raise UsageError(f"customizing {NO_ADDON}")
-    noise, chunk = sizes_of(prior, noise, chunk)
-    if noise:
-        if reading not in (None, Options()):
-            raise UsageError(
-                "a generative policy runs as it is: leave out --std and what else tells how to read a file"
-            )
-        shape, kept = settings_of(settings, Settings()), None if before is None else folder.prior
-        start, name = begun_through_noise(prior, noise, chunk, name, shape, trust, kept)
-    else:
-        start = open_prior(prior, reading, init, trust, folder.prior)
+    asked, (start, name) = name, start_of(
+        prior, name, settings, noise, chunk, trust, folder.prior, before is not None, reading, init
+    )  # fmt: skip
+    looks = 1 + (name != asked)  # at a prior that acts: a generative policy's statistics take one more
     name = with_observed(name or start.env(trust), observe, observe_critic)
     usual = start.usual(name, settings) if before is None else before.settings
     how, notes = ranks_for(start.settings(settings_of(settings, usual)), [name, *wishes])
@@ -229,7 +222,7 @@ def customize(
             length = float(saved.card.get("evaluation", {}).get("evaluation_length", LONGEST))
             chosen = [
                 *chosen,
-                spending(request, measured, length, untrained, trials=2 if noise else 1).sentence(chunk_of(name)),
+                spending(request, measured, length, untrained, trials=looks).sentence(chunk_of(name)),
             ]
         return run(request, folder, resume, callbacks, [*notes, *chosen], env_timeout, start)
 

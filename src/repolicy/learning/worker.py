@@ -138,8 +138,8 @@ class Worker:
     @property
     def weights_in_force(self) -> dict[str, float]:
         """The weights that are one number for all episodes."""
-        dialed = {dial.name for dial in self.request.dials}
-        return {name: getattr(self.objective, name) for name in DIALED if name not in dialed}
+        weights = {name: getattr(self.objective, name) for name in DIALED}
+        return {name: weight for name, weight in weights.items() if isinstance(weight, float)}
 
     def update(self, batch: ppo.Batch, moves: bool) -> ppo.Report:
         """Take the gradient steps of one iteration, at the step size that the schedule has for it."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from repolicy.envs.addons import Wish, combined, dials, names
-from repolicy.envs.names import EnvLike, env_name
+from repolicy.envs.names import EnvLike, decoder, env_name
 from repolicy.envs.trust import confirm
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.learning.training import check, check_given, try_addon
@@ -21,13 +21,15 @@ from repolicy.loading import PYTHON, as_file_name, lives_here_alone, read_json, 
 from repolicy.many import pool
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, episodes_of, point_words
-from repolicy.objective import Objective
+from repolicy.objective import Objective, Weight
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import FORMAT, check_shape, write_bytes, write_json
-from repolicy.prepare.session import open_prior, settings_of
+from repolicy.prepare.generative import start_of
+from repolicy.prepare.session import settings_of
 from repolicy.prepare.states import check_learnable
 from repolicy.prepare.weights import decide
 from repolicy.priors.opening import read_policy
+from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder, changed
@@ -38,7 +40,14 @@ from repolicy.runs.settings import Settings, validated
 
 # What a sweep that is resumed relies on in its sweep.json.
 SWEEP = {
-    "request": {"env": str, "addons": [str], "alpha": float, "states": float, "settings": {}, "sparse": bool},
+    "request": {
+        "env": str,
+        "addons": [str],
+        "alpha": (float, [float], "omega"),
+        "states": float,
+        "settings": {},
+        "sparse": bool,
+    },
     "omegas": [float],
 }
 
@@ -47,7 +56,7 @@ def sweep(
     prior: str | Path | Result,
     addon: Wish = (),
     omegas: Sequence[float] = (),
-    alpha: float | None = None,
+    alpha: Weight = None,
     out: str | Path | None = None,
     settings: Settings | Mapping[str, Any] | None = None,
     *,
@@ -56,6 +65,8 @@ def sweep(
     resume: bool = False,
     trust: bool = False,
     reading: Options | None = None,
+    noise: int = 0,
+    chunk: int = 1,
     sparse: bool = False,
     jobs: int = 0,
     on_ray: bool = False,
@@ -71,7 +82,8 @@ def sweep(
         prior: a policy's file, a run's folder, the name of a policy that ships, or the result of a run.
         addon: the wish, as in `customize`.
         omegas: the values of ω′; 0 is the add-on alone.
-        alpha: α̂; by default the prior's own, else a third of the smallest ω′ above 0.
+        alpha: α̂, or "omega": each point's own ω′, as always of a generative policy. By default the prior's own, else a
+            third of the smallest ω′ above 0.
         out: the sweep's folder; by default `runs/PRIOR-sweep`.
         settings: how to train each point, such as `{"steps": 300_000}`; the rest is as in `customize_defaults`.
         states: the price on states; by default what a nat is worth in the old reward.
@@ -79,6 +91,8 @@ def sweep(
         resume: go on with the sweep in the folder; what is not given again is as it was, and new values are added.
         trust: run code that the prior's file or the resumed sweep names.
         reading: options for a file of another library.
+        noise: of a generative policy, how many numbers of noise it takes, as in `customize`.
+        chunk: how many actions in a row a generative policy gives at a time.
         sparse: accept an add-on that is constant over some thousand trial steps.
         jobs: how many points are trained at a time; 0 means one a core.
         on_ray: train the points as Ray tasks.
@@ -98,10 +112,6 @@ def sweep(
     folder = Path(out or Path("runs", f"{as_file_name(stem_of(given))}-sweep"))
     before = claimed(folder) if resume else None
     omegas = in_order(omegas or (before["omegas"] if before else ()))
-    start = open_prior(prior, reading, trust=trust, file=folder / "prior.safetensors")
-    if start.exact is not None or start.saved is None:
-        raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
-    saved = start.saved
     _check_new(folder, resume)  # before anything that takes a while
     wishes, name = names(addon), None if env is None else env_name(env)
     kept = before["request"] if before else {}
@@ -113,6 +123,12 @@ def sweep(
         wishes, name, sparse = wishes or tuple(kept["addons"]), name or kept["env"], sparse or kept["sparse"]
         alpha = kept["alpha"] if alpha is None else alpha  # with other values of omega, the same
         states = kept["states"] if states is None else states
+    start, name = start_of(
+        prior, name, settings, noise, chunk, trust, folder / "prior.safetensors", before is not None, reading
+    )  # fmt: skip
+    if start.exact is not None or start.saved is None:
+        raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
+    saved = start.saved
     usual = Settings(**validated(kept["settings"], f"the sweep in {folder}")) if before else start.usual("", settings)
     how = settings_of(settings, usual)
     if how.ranks > 1:
@@ -120,6 +136,8 @@ def sweep(
     how = replace(how, ranks=1)
     if how.budget is not None:
         raise UsageError("a sweep compares values of omega, and a budget moves omega by itself: leave the budget out")
+    if isinstance(alpha, Range):
+        raise UsageError(f"alpha is {alpha}; a sweep needs one number, or omega: each point's own")
     if ranges := dials(wishes):
         raise UsageError(f"{ranges[0].name} has a range of weights; a sweep needs one weight for each add-on")
     name = name or start.env(trust)
@@ -129,8 +147,9 @@ def sweep(
     notes = [*start.notes, *try_addon(saved.policy, env, wishes, how, sparse)]
     decided = decide(Objective("addon", least, alpha, states=states), saved, env, wishes, how, say)
     objective, notes = decided.objective, notes + decided.notes
-    request = {"env": env, "addons": list(wishes), "alpha": objective.alpha, "states": objective.states}
-    request |= {"settings": how.as_dict(), "sparse": sparse}
+    tied = alpha == "omega" or (alpha is None and decoder(env) is not None)
+    request = {"env": env, "addons": list(wishes), "alpha": "omega" if tied else objective.alpha}
+    request |= {"states": objective.states, "settings": how.as_dict(), "sparse": sparse}
     check(Request(env, replace(objective, omega=omegas[-1]), how, wishes, sparse=sparse))
     if objective.reads_states:
         check_learnable(saved.policy)

@@ -12,6 +12,7 @@ import numpy as np
 
 from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
+from repolicy.envs.names import decoder
 from repolicy.envs.step import Backend
 from repolicy.objective import residual
 from repolicy.policies.policy import Policy
@@ -34,9 +35,14 @@ class Point:
     sampled: Evaluation
     label: str = ""  # where one number does not tell it
 
+    @property
+    def judged(self) -> Evaluation:
+        """What counts: the mean action, but of a generative policy sampled noise, whose mean is another policy."""
+        return self.sampled if decoder(self.mean.env) else self.mean
+
     def column(self, name: str) -> Column | None:
-        """Return a quantity of each episode: with the mean action, the KL with sampled ones."""
-        return (self.sampled if name == "kl_a_step" else self.mean).columns.get(name)
+        """Return a quantity of each episode: of those that count, and the KL of sampled ones."""
+        return (self.sampled if name == "kl_a_step" else self.judged).columns.get(name)
 
     @property
     def kl(self) -> float:
@@ -50,12 +56,12 @@ class Point:
 
     @property
     def addon(self) -> float:
-        return self.mean.columns["addon_reward"].mean
+        return self.judged.columns["addon_reward"].mean
 
     @property
     def basic(self) -> float | None:
         """None where the environment does not tell its basic reward."""
-        column = self.mean.columns.get("basic_reward")
+        column = self.judged.columns.get("basic_reward")
         return None if column is None else column.mean
 
     @property
@@ -83,7 +89,7 @@ class Found:
     @property
     def wishes(self) -> list[str]:
         """Of several add-ons, the names of the columns of each."""
-        return [name for name in self.prior.mean.columns if name.startswith("addon_reward_")]
+        return [name for name in self.prior.judged.columns if name.startswith("addon_reward_")]
 
     @property
     def basic_known(self) -> bool:
@@ -101,7 +107,7 @@ class Found:
 
     @property
     def best(self) -> int | None:
-        """Index of the point with the highest total reward, mean action; None where the basic reward is not known."""
+        """Index of the point with the highest total reward; None where the basic reward is not known."""
         if not self.basic_known or not self.points:
             return None
         totals = [(point.basic or 0.0) + point.addon for point in self.points]

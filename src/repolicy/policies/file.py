@@ -28,7 +28,7 @@ CARD = {
         "objective?": {
             "task?": str,
             "omega?": (float, [float]),
-            "alpha?": (float, [float]),
+            "alpha?": (float, [float], "omega"),
             "bonus?": float,
             "states?": float,
         },

@@ -120,10 +120,12 @@ Shape = Any  # a type; [shape] for a list; {name: shape} for an object, {str: sh
 def check_shape(value: Any, shape: Shape, where: str) -> None:
     """Raise unless JSON out of a file has the shape that its readers rely on.
 
-    A name with a `?` may be missing; of a tuple of shapes, the last one counts where the value is a list.
+    A name with a `?` may be missing. Of a tuple the first shape counts, for a list the second; a text may stand in it.
     """
     if isinstance(shape, tuple):
-        shape = shape[-1] if isinstance(value, list) else shape[0]
+        if isinstance(value, str) and value in shape:
+            return
+        shape = shape[isinstance(value, list)]
     wanted: Any = type(shape) if isinstance(shape, list | dict) else shape
     kinds: Any = (int, float) if wanted is float else wanted
     if not isinstance(value, kinds) or isinstance(value, bool) != (wanted is bool):

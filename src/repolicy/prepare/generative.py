@@ -18,10 +18,11 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
 from repolicy.prepare.best_of import BestOf, check_possible
-from repolicy.prepare.session import Start, called, open_prior
+from repolicy.prepare.session import Start, called, open_prior, settings_of
 from repolicy.prepare.weights import trial
 from repolicy.priors.decoders import decoder_of, sum_of
 from repolicy.priors.opening import is_code
+from repolicy.readers.reading import Options
 from repolicy.runs.settings import Settings
 
 HIDDEN, LEAST = (128, 128), 1e-3  # layers, and what is added to a std so that it is never 0
@@ -29,6 +30,31 @@ SCALES = (1.0, 0.5, 0.0)  # of the noise, which cost no training
 EPISODES, ROWS = 16, 64
 BEST, SIMULATED = 16, 40_000  # draws, and the most steps of copies that they may take
 MOVES = 0.01  # of what the strongest direction of the noise does to the actions
+
+
+def start_of(
+    given: Any,
+    env: str | None,
+    settings: Any,
+    noise: int,
+    chunk: int,
+    trust: bool,
+    kept: Path,
+    resumed: bool,
+    reading: Options | None = None,
+    init: str | Path = "auto",
+) -> tuple[Start, str | None]:
+    """Return what customizing starts from, and the environment's name; of a generative policy that through its noise.
+
+    `kept` is the copy of the prior that the run keeps; it is there already where the run is `resumed`.
+    """
+    noise, chunk = sizes_of(given, noise, chunk)
+    if not noise:
+        return open_prior(given, reading, init, trust, kept), env
+    if reading not in (None, Options()):
+        raise UsageError("a generative policy runs as it is: leave out --std and what else tells how to read a file")
+    shape = settings_of(settings, Settings())
+    return begun_through_noise(given, noise, chunk, env, shape, trust, kept if resumed else None)
 
 
 def sizes_of(given: Any, noise: int, chunk: int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from repolicy.envs.names import decoder
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError, UsageError
 from repolicy.loading import without_version
-from repolicy.objective import Objective
+from repolicy.objective import Objective, Weight
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Agent, Policy, seeded
 from repolicy.prepare.states import MOST_NUMBERS, SKIPPED
@@ -108,7 +108,7 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
                 f"omega is {omega:.3g}, what a nat of the prior is worth of {reward}, and states {states:.3g}, the "
                 "weight of its states; --omega and --states set others"
             )
-    elif omega != "auto" and states is None:  # small values of omega alone would stand still
+    elif omega != "auto" and states is None and not task.acts_by_noise:  # small omegas alone would stand still
         known, _, _ = task.weights("--states")
         states = 0.0 if known is None else known.states
         notes.append(
@@ -123,11 +123,11 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
             f"omega and alpha move together so that the policy drifts {settings.kl_budget:g} nats a step from its "
             "prior; --kl-budget sets another distance, --omega a weight"
         )
-    alpha = objective.alpha
+    alpha = None if (omega, objective.alpha) == ("auto", "omega") else objective.alpha  # which move together anyway
     if alpha is None:
         alpha, why = task.alpha_of_customizing(omega, most)
         begins = "begins at" if omega == "auto" else "is"
-        notes += [f"alpha {begins} {alpha:g}, {why}; --alpha sets another"] * bool(why)
+        notes += [f"alpha {begins} {alpha}, {why}; --alpha sets another"] * bool(why)
     if omega == "auto":  # both weights begin at alpha
         if isinstance(alpha, Range) or not 0.0 < alpha < math.inf:
             raise UsageError(f"alpha is {alpha}; where a budget moves omega and alpha it must be one number above 0")
@@ -202,7 +202,7 @@ class Weighing:
         self.taken += ENVS * STEPS
         return trial(self.prior.policy, self.env, self.settings)
 
-    def alpha_of_customizing(self, omega: Any, most: float) -> tuple[float, str]:
+    def alpha_of_customizing(self, omega: Any, most: float) -> tuple[Weight, str]:
         """Return the prior's own alpha, without a reason; else a third of omega; else one by the wish's reward.
 
         But no less than the `most` that a nat can be worth: who is held too much is let go later, who is lost stays
@@ -213,9 +213,9 @@ class Weighing:
         if alpha and isinstance(alpha, int | float):
             return float(alpha), ""
         if omega not in ("auto", "alpha", 0):
-            least = omega.low if isinstance(omega, Range) else omega
             if self.acts_by_noise:
-                return least, "omega's own value, since N(0, I) is what entropy is measured from, too"
+                return "omega", "since N(0, I) is what entropy is measured from, too"
+            least = omega.low if isinstance(omega, Range) else omega
             third = two_digits(ALPHA_SHARE * least)
             return third, f"a third of omega {least:g}, since the prior's file does not tell its own"
         if self.acts_by_noise and (spread := self.spread()) > 0.0:

@@ -232,13 +232,13 @@ def tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
     return [
         page.Tile(
             column.title, number(column.mean), *_change(name, changes.get(name)),
-            f"{UNITS.get(name, 'an episode')}, {_how(after)}",
+            f"{UNITS.get(name, 'an episode')}, {how_acted(after)}",
         )
         for name, column in after.columns.items() if name in wanted
     ]  # fmt: skip
 
 
-def _how(evaluation: Evaluation) -> str:
+def how_acted(evaluation: Evaluation) -> str:
     return "mean action" if evaluation.deterministic else "sampled"
 
 
@@ -264,7 +264,8 @@ def caption(who: str, evaluation: Evaluation) -> str:
     wanted = ["total_reward" if "total_reward" in columns else "basic_reward"]
     wanted.append("metric" if "metric" in columns else "addon_reward")
     parts = [f"{columns[name].title} {number(columns[name].mean)}" for name in wanted if name in columns]
-    return f"{who}, mean action{': on average ' if parts else ''}{', '.join(parts)}"
+    mean = ": on average " if evaluation.deterministic else "; sampled, on average "
+    return f"{who}, mean action{mean if parts else ''}{', '.join(parts)}"
 
 
 def _verdict(report: Report) -> str:
@@ -300,7 +301,7 @@ def distribution(evaluations: dict[str, Evaluation]) -> str:
     columns = {who: evaluation.columns for who, evaluation in evaluations.items()}
     shared = [name for name in next(iter(columns.values())) if all(name in each for each in columns.values())]
     wanted = ["metric" if "metric" in shared else "addon_reward", "total_reward", "basic_reward"]
-    how = _how(next(iter(evaluations.values())))
+    how = how_acted(next(iter(evaluations.values())))
     drawn = [
         charts.histogram({who: each[name].values for who, each in columns.items()}, f"{title} of an episode, {how}")
         for name in [name for name in wanted if name in shared][:2]

@@ -11,8 +11,8 @@ from repolicy.loading import counted
 from repolicy.many.tradeoff import Found, Point
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot
-from repolicy.report.run_page import by_action, caption, filmed, rewards, tiles
-from repolicy.report.verdict import basis, number, spread, verdict
+from repolicy.report.run_page import by_action, caption, filmed, how_acted, rewards, tiles
+from repolicy.report.verdict import action, basis, number, spread, verdict
 
 SCRIPT = """
 // The sliders: of all that belongs to a point, what belongs to one is shown. Of several, the last one counts fastest.
@@ -48,8 +48,10 @@ def write_sweep_report(swept: Found, say: Callable[[str], None] = lambda _: None
     pictures, complaint = filmed([Shot(str(file), env) for file in files], say)
     wanted, states = " + ".join(swept.request["addons"]), swept.request["states"]
     price = f"a price of {states:.3g} for a nat of new states; " if states else ""
+    alpha = swept.request["alpha"]
     lead = (
-        f"{len(swept.points)} values of ω′, what a nat of the prior is worth; α̂ {swept.request['alpha']:g}; {price}"
+        f"{len(swept.points)} values of ω′, what a nat of the prior is worth; "
+        f"α̂ {'the same' if alpha == 'omega' else f'{alpha:g}'}; {price}"
         f"{swept.request['settings']['steps']:,} environment steps each. {swept.verdict[0].upper()}{swept.verdict[1:]}."
     )
     parts = [
@@ -86,7 +88,7 @@ def figures(swept: Found, pictures: Sequence[bytes | None]) -> list[str]:
     """Return the films of the prior and of each point, of which the slider shows one."""
     drawn = []
     for position, (point, picture) in enumerate(zip([swept.prior, *swept.points], pictures, strict=True)):
-        words = caption("prior" if position == 0 else swept.name(point), point.mean)
+        words = caption("prior" if position == 0 else swept.name(point), point.judged)
         shown = "" if position == 0 else f'data-shown="{position - 1}"'
         drawn.append(page.film(picture, words, "prior" if position == 0 else "customized", shown))
     return drawn
@@ -94,9 +96,10 @@ def figures(swept: Found, pictures: Sequence[bytes | None]) -> list[str]:
 
 def verdicts(swept: Found) -> list[str]:
     """Return the verdict on each point, and its numbers beside the prior's."""
-    drawn, before = [], swept.prior.mean
+    drawn, prior = [], swept.prior
     for index, point in enumerate(swept.points):
-        after, pairs = point.mean, [(before, point.mean), (swept.prior.sampled, point.sampled)]
+        before, after = prior.judged, point.judged
+        pairs = sorted([(prior.mean, point.mean), (prior.sampled, point.sampled)], key=lambda pair: pair[1] != after)
         sentence = page.verdict(f"{swept.name(point)}: {verdict(pairs)}", basis([each for _, each in pairs]))
         shown = page.tiles(tiles({"prior": before, "customized": after}))
         drawn.append(f'<div class="beneath" data-shown="{index}">{sentence}{shown}</div>')
@@ -137,8 +140,8 @@ def over(swept: Found) -> str:
     """Return what the numbers of every point are."""
     count = len(swept.prior.mean.basic)
     return (
-        f"Mean ± std over {counted(count, 'episode')} with the mean action; log prior and KL(policy ‖ prior) "
-        "over as many with sampled ones, at the states that the policy itself visits."
+        f"Mean ± std over {counted(count, 'episode')} with {action(swept.prior.judged)}; log prior and "
+        "KL(policy ‖ prior) over as many with sampled ones, at the states that the policy itself visits."
     )
 
 
@@ -153,9 +156,6 @@ def legend(swept: Found) -> str:
         "Rewards are of an episode; bars are two standard errors to each side. "
         f"The grey dot is the prior; {escape(best)}{knee}. A click on a point chooses it."
     )
-
-
-NAMES = {"basic_reward": "basic reward, mean action", "kl_a_step": "KL to the prior, nats a step, sampled"}
 
 
 class Beside(NamedTuple):
@@ -179,7 +179,9 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
         for side in (0, 1)
     ]
     axes = charts.Axes(ends[0], ends[1], 400, 300)
-    drawn = axes.named(NAMES[swept.cost], "add-on reward, mean action")
+    how = how_acted(swept.prior.judged)
+    across = f"basic reward, {how}" if swept.basic_known else "KL to the prior, nats a step, sampled"
+    drawn = axes.named(across, f"add-on reward, {how}")
     axes.widened(0.08)
     drawn += axes.frame()
     for omega, (x, y) in others:
@@ -208,7 +210,7 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
         for name, (x, y) in zip(names, charts.beside(names, at, order, axes), strict=True)
     )
     numbers = "; ".join(f"{name} {number(x)}, {number(y)}" for name, ((x, _), (y, _)) in zip(names, spots, strict=True))
-    heading = f"the trade-off, {NAMES[swept.cost]} and add-on reward: {numbers}"
+    heading = f"the trade-off, {across} and add-on reward: {numbers}"
     return f'<figure class="chart tradeoff">{axes.svg(drawn, heading)}</figure>'
 
 
@@ -229,7 +231,7 @@ def _with_bar(value: float, bar: float) -> str:
 def headings(swept: Found) -> list[str]:
     basic = ["basic reward", *(["kept"] if _has_shares(swept) else [])] if swept.basic_known else []
     metric = [swept.metric_name] if swept.metric_name else []
-    wishes = [swept.prior.mean.columns[name].title for name in swept.wishes]
+    wishes = [swept.prior.judged.columns[name].title for name in swept.wishes]
     total = ["total"] if swept.basic_known else []
     return [swept.letter, *basic, *metric, "add-on reward", "gained", *wishes, *total, "log prior a step", "KL a step"]
 
@@ -242,10 +244,12 @@ def _has_shares(swept: Found) -> bool:
 def rows(swept: Found, with_std: bool = True) -> list[list[str]]:
     """Return the trade-off, the prior first: what is kept of the basic reward, what the add-on gains, how far it is."""
     everyone, lines = [swept.prior, *swept.points], []
-    sizes = {name: max(abs(point.mean.columns[name].mean) for point in everyone) for name in swept.prior.mean.columns}
+    sizes = {
+        name: max(abs(point.judged.columns[name].mean) for point in everyone) for name in swept.prior.judged.columns
+    }
     priors, kls = ([getattr(point, name) for point in everyone] for name in ("log_prior", "kl"))
     for index, point in enumerate(everyone):
-        columns = point.mean.columns
+        columns = point.judged.columns
 
         def shown(name: str, columns: dict[str, Column] = columns) -> str:
             column = columns[name]

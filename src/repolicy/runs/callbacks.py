@@ -92,7 +92,8 @@ def recipe(request: Request) -> str:
     alpha = "α̂" if request.prior else "α"
     budget = budget_of(settings.as_dict())
     parts = [f"ω′ {objective.omega:.3g}"] * objective.reads_prior
-    parts += [f"{alpha} {objective.alpha:.3g}"] * (objective.alpha != 0)
+    if objective.alpha:
+        parts.append(f"{alpha} = ω′" if objective.alpha == "omega" else f"{alpha} {objective.alpha:.3g}")
     parts += [f"{objective.bonus:.3g} · entropy in the loss"] * (objective.bonus > 0)
     parts += [f"states {objective.states:.3g}"] * objective.reads_states
     ranks = getattr(settings, "ranks", 1)

@@ -275,7 +275,13 @@ class RunFolder:
 
 REQUEST = {
     "env": str,
-    "objective": {"task": str, "omega": (float, [float]), "alpha": (float, [float]), "bonus": float, "states?": float},
+    "objective": {
+        "task": str,
+        "omega": (float, [float]),
+        "alpha": (float, [float], "omega"),
+        "bonus": float,
+        "states?": float,
+    },
     "settings": {},
     "addons": [str],
     "prior": str,
