@@ -55,11 +55,9 @@ def test_a_clone_under_torchrun_ends_in_the_bits_of_two_ranks(
     words += ["--steps=1024", "--envs=16", "--n-steps=16", "--checkpoint-every=2", "--evaluation-episodes=2"]
     ours = answered(capsys, *words, "--ranks", "2", "--out", "ranks")
     assert ours["metrics"]["prior_kl"] == pytest.approx(0.0, abs=0.2)  # the second rank has imported the prior
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "twice.py", *words, "--json"],
-        capture_output=True, text=True, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "twice.py"]
+    seen = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([*torchrun, *words, "--json"], capture_output=True, text=True, check=False, env=seen)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["finished"] is True  # one object: the second process says nothing
     assert done.stderr.count("runs as it is; a policy is fitted to it") == 1
