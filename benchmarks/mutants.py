@@ -32,7 +32,7 @@ DOORS = "tests/cli/test_doors_files.py tests/cli/test_doors_output.py"
 ROOMS = [
     Mutant("prepare/best_of.py", "np.where(step.chunk.counts, self.addon.reward(tried), 0.0)", "self.addon.reward(tried)", GENERATIVE, "steps behind an end count for a draw"),
     Mutant("learning/ppo.py", "(returns - self.mean.to(returns))", "(returns - self.mean.to(returns.dtype))", "tests/hosts/test_waits.py", "the unit of returns on another device than they"),
-    Mutant("envs/gaits.py", "return before * ~first + now * first", "return before", GAITS, "a past that outlives its episode"),
+    Mutant("envs/gaits.py", "first = began[:, None]", "first = began[:, None] & False", GAITS, "a past that outlives its episode"),
     Mutant("envs/gaits.py", "self._before = actions * 1.0", "self._before = actions", GAITS, "the action before is the present one"),
     Mutant("envs/gaits.py", "* before + earlier", "* before - earlier", GAITS, "a sign in the second difference"),
     Mutant("envs/gaits.py", "self._air = air * (1.0 - on)", "self._air = air", GAITS, "air time goes on on the ground"),

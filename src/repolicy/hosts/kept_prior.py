@@ -68,7 +68,7 @@ def open_prior(given: Any) -> Opened:
     path, notes, card = path_of(given), list[str](), dict[str, Any]()
     if isinstance(path, str | Path):
         reading = dict(given) if isinstance(given, Mapping) else {}
-        trust = bool(reading.pop("trust", False))
+        trust = reading.pop("trust", False) is True  # and no word, such as "false"
         reading.pop("path", None)
         with told_in_python("" if reading else BESIDE):  # who gave some knows where
             prior: Any = opened(path, Options(**reading), trust)
