@@ -136,7 +136,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     with_few_states(patch)
     for name, few in (("STEPS", 2), ("SKIPPED", 0)):
         patch.setattr(choosing, name, few)
-    for name, few in (("EPOCHS", 1), ("ENVS", 8), ("STEPS", 150)):
+    for name, few in (("EPOCHS", 1), ("BLOCKS", 4)):
         patch.setattr(value, name, few)
     patch.setattr(export, "onnx_graph", quick_graph)
     patch.setattr(diagnosis, "STEPS", 50)
