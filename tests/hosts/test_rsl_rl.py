@@ -198,12 +198,8 @@ def test_a_file_of_ours_is_a_prior(tmp_path: Path) -> None:
     save_policy(tmp_path / "prior.safetensors", policy, {})
     ours = runner(algorithm=residual(str(tmp_path / "prior.safetensors")))
     st = collected(ours)
-    torch.testing.assert_close(
-        st.actions_log_prob.squeeze(-1),
-        policy.log_prob(st.observations["policy"], st.actions),
-        rtol=1e-4,
-        atol=1e-4,
-    )
+    wanted = policy.log_prob(st.observations["policy"], st.actions)
+    torch.testing.assert_close(st.actions_log_prob.squeeze(-1), wanted, rtol=1e-4, atol=1e-4)
     ours.alg.update()
     assert torch.equal(ours.alg.actor.obs_normalizer._mean.flatten(), policy.normalizer.mean.float())
 
