@@ -126,20 +126,20 @@ def test_what_is_made_of_a_policy_is_not_written_over_a_policy(capsys: pytest.Ca
     """Nor among those of others; ours have it beside them, as those that ship or are in a cache have it here."""
     policy = repolicy.Policy(PolicySpec(11, SPACE))
     save_policy(Path("ours.safetensors"), policy, {"request": {"env": "Hopper-v4"}})
-    export(policy, Path("theirs.onnx"), "onnx")
+    export(policy, Path("theirs.pt"), "torchscript")
     Path("theirs.gif").symlink_to("ours.safetensors")
     before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
     for words, told in (
-        ("export theirs.onnx", "theirs.onnx is the policy itself"),
+        ("export theirs.pt --format torchscript", "theirs.pt is the policy itself"),
         ("evaluate ours.safetensors --out ours.safetensors", "ours.safetensors is the policy itself"),
-        ("evaluate ours.safetensors --out theirs.onnx", "does not end in .json"),
+        ("evaluate ours.safetensors --out theirs.pt", "does not end in .json"),
         ("evaluate ours.safetensors --out run.json", "run.json belongs to a run"),
         ("render ours.safetensors --out theirs.gif", "theirs.gif is the policy itself"),
     ):
         code, _, said = typed(capsys, *words.split())
         assert (code, told in said) == (2, True), said
         assert before == {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
-    places = [beside(path) for path in (Path("ours.safetensors").absolute(), Path("theirs.onnx").absolute())]
+    places = [beside(path) for path in (Path("ours.safetensors").absolute(), Path("theirs.pt").absolute())]
     assert [*places, beside(find_policy("hopper"))] == [Path.cwd(), Path(), Path()]
 
 
@@ -152,7 +152,7 @@ def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.Cap
     save_policy(folder.policy, repolicy.Policy(PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
     assert "std" in inspect(Path("run"))
     said = "run: this run is not finished: 0 of 2,000 steps are done so far"
-    for words in ("evaluate run --episodes 1", "export run --out run.onnx"):
+    for words in ("evaluate run --episodes 1", "export run --out run.pt"):
         code, _, told = typed(capsys, *words.split())
         assert (code, said in told) == (0, True), told
     assert said not in typed(capsys, "evaluate", "run/policy.safetensors", "--episodes", "1")[2]

@@ -71,6 +71,17 @@ def test_by_hand_and_each_robot_forgets_at_its_own_episodes_end(
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
+@pytest.mark.parametrize(("make", "parts"), [case[:2] for case in WITH_PAST])
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
+def test_what_a_simulator_that_failed_gave_ends_with_the_episode(make: Any, parts: Any, kind: Any) -> None:
+    wish, fresh, began = make(), make(), kind([True, True])
+    wish(*(kind(part[0] if part.dtype == bool else part[0] * np.nan) for part in parts), began)
+    for t in (2, 3):
+        step = [kind(part[t]) for part in parts]
+        np.testing.assert_array_equal(wish(*step, began), fresh(*step, began))
+        began = ~began
+
+
 @pytest.mark.parametrize("kind", [np.array, torch.tensor])
 def test_without_a_past_by_hand(kind: Any) -> None:
     torques, velocities = kind([[1.0, -3.0], [0.5, 0.0]]), kind([[2.0, 2.0], [-4.0, 9.0]])

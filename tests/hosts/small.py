@@ -1,4 +1,7 @@
-"""A small policy of ours that has moved from where it began, for either host."""
+"""A small policy of ours that has moved from where it began, and one in a file that runs as it is, for either host."""
+
+import warnings
+from pathlib import Path
 
 import torch
 
@@ -25,3 +28,11 @@ def small_policy(
     }
     policy.normalizer.load_state_dict({name: tensor.double() for name, tensor in numbers.items()})
     return policy
+
+
+def sine(path: Path, scale: float = 1.0, observations: int = 3) -> Path:
+    """TorchScript that cannot be copied: two actions, sin(scale · the first two observations)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.trace(lambda seen: torch.sin(scale * seen[:, :2]), torch.zeros(2, observations)).save(str(path))
+    return path

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import small_policy
+from small import sine, small_policy
 
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
@@ -159,3 +159,27 @@ class Mine:
 def test_a_log_prob_of_ones_own_must_give_a_number_for_each_action(host: Any, wrong: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         host(Mine(wrong)).learn(1)
+
+
+@hosts
+@pytest.mark.filterwarnings("ignore:.*it runs as it is")
+def test_a_prior_that_runs_as_it_is_is_known_again_by_its_file(host: Any, tmp_path: Path) -> None:
+    files = sine(tmp_path / "a.pt", 1.0), sine(tmp_path / "b.pt", 2.0)
+    a, b = ({"path": str(file), "std": 0.5, "trust": True} for file in files)
+    host(a).save(tmp_path)
+    host.resumed(tmp_path, a).learn(1)
+    with pytest.raises(UsageError, match=r"made beside the prior .*a.pt, and .*b.pt is another"):
+        host.resumed(tmp_path, b)
+    with pytest.raises(
+        UsageError, match=r"there is no prior" if host is InRslRl else r"does not hold its prior, .*a.pt"
+    ):
+        host.resumed(tmp_path, None)
+
+
+@hosts
+def test_a_program_runs_where_true_says_that_it_is_trusted(host: Any, tmp_path: Path) -> None:
+    path = str(sine(tmp_path / "a.pt"))
+    with pytest.raises(UsageError, match=r"add trust .*beside the path: prior=\{'path': FILE, "):
+        host(path)
+    with pytest.raises(UsageError, match=r"if you trust it, add trust \(in Python, trust=True\)$"):
+        host({"path": path, "std": 0.5, "trust": "false"})

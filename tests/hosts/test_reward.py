@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small import sine
 
 from repolicy import Policy, load_policy, save_policy
 from repolicy.errors import NumericError, UsageError
@@ -208,3 +209,13 @@ def test_what_another_librarys_file_lacks_is_asked_for_as_python_gives_it(tmp_pa
 def test_a_deterministic_policy_is_no_prior() -> None:
     with pytest.raises(UsageError, match="it has no log_prob"):
         prior_reward(lambda observations: observations, 0.3, 0.2)  # type: ignore[arg-type]
+
+
+def test_a_graph_that_gives_a_mean_is_a_prior(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="it runs as it is"):
+        reward = prior_reward({"path": sine(tmp_path / "a.pt", 1.0, 4), "std": 0.5, "trust": True}, 0.3, 0.2)
+    parts = observations, actions, rewards, log_policy = rollout()
+    log_prior = torch.distributions.Normal(torch.sin(observations[..., :2]), 0.5).log_prob(actions).sum(-1)
+    expected = rewards + 0.3 * log_prior - 0.2 * log_policy
+    torch.testing.assert_close(reward(*parts), expected)
+    np.testing.assert_allclose(reward(*(part.numpy() for part in parts)), expected.numpy(), rtol=1e-5)

@@ -1,5 +1,6 @@
 """Reward terms of Isaac Lab and mjlab: what they pay is what the engine pays for the same steps."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from repolicy.envs.addons import combined
 from repolicy.envs.gaits import ActionRate, Jerk
 from repolicy.envs.rollout import Past, Transitions
 from repolicy.hosts.reward_terms import term
+from repolicy.loading import load_object
 
 
 class Robots(SimpleNamespace):
@@ -36,3 +38,12 @@ def test_a_term_pays_what_the_engine_pays(wish: Any, name: str) -> None:
         expected = combined([name]).reward(Transitions(nothing, actions, nothing, {}, Past(lengths == 1, {})))
         np.testing.assert_allclose(torch.stack(found), expected, rtol=1e-5)
         assert np.count_nonzero(expected[0]) == 0
+
+
+@partial(term, Jerk)
+def jerk(env: Any) -> tuple[torch.Tensor]:
+    return (env.action_manager.action,)
+
+
+def test_a_term_is_found_by_the_name_that_isaac_lab_writes() -> None:
+    assert load_object(f"{jerk.__module__}:{jerk.__qualname__}", "term") is jerk

@@ -12,6 +12,7 @@ from repolicy.planning.asking import planned
 from repolicy.planning.choosing import CANDIDATES, SEED, chosen, paid
 from repolicy.planning.planner import Search
 from repolicy.planning.scoring import Score
+from repolicy.planning.value import rollouts_in
 from repolicy.policies.policy import frozen
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
@@ -48,7 +49,7 @@ def test_the_best_paid_candidate_is_taken(best, prior, monkeypatch):
 
     monkeypatch.setattr(choosing, "paid", payment)
     monkeypatch.setattr(choosing, "fitted_value", lambda *_, of_ends: lambda observations: observations[:, 0])
-    score, told = chosen(prior, CHEETAH, None, replace(JUDGE, states=0.2), Search(samples=64))
+    score, told = chosen(prior, CHEETAH, None, replace(JUDGE, states=0.2), Search(samples=64), [])
     assert (score.omega, score.states) == pytest.approx((0.5 * wanted.omega, 0.2 * wanted.states))
     assert (score.value is not None) == wanted.value
     assert f"omega is {score.omega:.3g}" in told
@@ -57,11 +58,11 @@ def test_the_best_paid_candidate_is_taken(best, prior, monkeypatch):
 def test_a_value_is_tried_where_episodes_of_the_prior_end_early(prior, monkeypatch):
     """A cheetah never falls, a hopper whose actions are sampled does."""
     monkeypatch.setattr("repolicy.planning.value.regression", lambda *_: lambda inputs: inputs)
-    monkeypatch.setattr("repolicy.planning.value.STEPS", 200)
+    monkeypatch.setattr("repolicy.planning.value.BLOCKS", 4)
     hopper = read_policy(find_policy("hopper")).policy
     for policy, env, count in ((prior, CHEETAH, 2), (hopper, "Hopper-v4", 3)):
         judge = replace(JUDGE, addon=combined(["action_rate"]))
-        assert len(list(choosing.candidates(policy, env, judge, 0))) == count
+        assert len(list(choosing.candidates(policy, rollouts_in(policy, env, 0), judge, 0))) == count
 
 
 @pytest.mark.parametrize("named", [{"omega": 0.2}, {"states": 0.2}, {"value": True}])

@@ -18,7 +18,7 @@ from repolicy.errors import UsageError
 from repolicy.planning.mujoco_model import CannotBatchError, MujocoModel
 from repolicy.planning.planner import Search
 from repolicy.planning.scoring import Score
-from repolicy.planning.value import AHEAD, fitted_value, to_come
+from repolicy.planning.value import AHEAD, fitted_value, rollouts_in, to_come
 
 SMALL = Search(samples=4, horizon=3)
 
@@ -180,9 +180,11 @@ def test_a_search_that_cannot_be_is_refused(search, why):
 def test_a_fitted_value_is_what_the_prior_s_own_actions_bring(monkeypatch):
     """The wish of linear–quadratic control is a quadratic of the state; log prior beside its mode is a number alone."""
     monkeypatch.setattr("repolicy.planning.value.AHEAD", 4)  # of eight steps
+    monkeypatch.setattr("repolicy.planning.value.BLOCKS", 8)
     discount, gain = 0.2, float(PRIOR.gain)
     score = Score(Addon(("wish",), (wish,), (1.0,)), OMEGA, 0.0, discount, None, None)
-    found = fitted_value(as_policy(PRIOR), tiny("LinearQuadratic"), score)
+    prior = as_policy(PRIOR)
+    found = fitted_value(prior, rollouts_in(prior, tiny("LinearQuadratic"), 0), score)
     curve = (WISH_STATE_COST + WISH_CONTROL_COST * gain**2) / (1.0 - discount * (DYNAMICS - CONTROL * gain) ** 2)
     low, middle, high = found(np.array([[-1.0], [0.0], [1.0]], np.float32))
     assert middle - low == pytest.approx(curve, rel=0.1)

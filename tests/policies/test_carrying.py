@@ -1,6 +1,7 @@
 """What an exported graph carries: the contract of a robot's program, and the policy to the bit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from repolicy.readers.recognize import PolicyFile
 
 BOX = ActionSpace("continuous", (2,), (-1.0, -3.0), (1.0, 2.0))
 PLAIN = PolicySpec(5, BOX, hidden=(8,))
+HALVED = replace(PLAIN, family="state_squashed", activation="relu")  # half of its last layer is the std, in no graph
 DIALS = [Dial("omega", 0.1, 10.0), Dial("energy", 0.0, 2.0, "linear")]
 FORMATS = {"onnx": "policy.onnx", "torchscript": "policy.pt"}
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")
@@ -32,9 +34,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationW
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the policy of `dialed()` and a plain one, exported once in each format."""
     folder = tmp_path_factory.mktemp("graphs")
+    card, prior = {"request": {"addons": ["hind_leg=10"]}}, seeded(PLAIN, 1)
+    save_policy(folder / "mine.safetensors", dialed(), card, prior)
     for format, name in FORMATS.items():
-        export(dialed(), folder / name, format)  # type: ignore[arg-type]
-        export(seeded(PLAIN, 5), folder / f"plain-{name}", format)  # type: ignore[arg-type]
+        cli.main(["export", str(folder / "mine.safetensors"), "--out", str(folder / name)])
+        export(seeded(HALVED, 5), folder / f"plain-{name}", format)  # type: ignore[arg-type]
     return folder
 
 
@@ -51,15 +55,12 @@ def observations(count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_an_exported_graph_is_read_back_to_the_bit(format: Any, tmp_path: Path) -> None:
-    """Half of its last layer is the std, of which the graph has nothing."""
-    spec, path = PolicySpec(5, BOX, "state_squashed", hidden=(8,), activation="relu"), tmp_path / FORMATS[format]
-    policy = seeded(spec, 5)
-    export(policy, path, format)
-    again, seen = load_policy(path), torch.from_numpy(observations(20))
+def test_an_exported_graph_is_read_back_to_the_bit(format: Any, graphs: Path) -> None:
+    policy, again = seeded(HALVED, 5), load_policy(graphs / f"plain-{FORMATS[format]}")
+    seen = torch.from_numpy(observations(20))
     actions = policy(seen).sample(torch.Generator().manual_seed(0))
     assert torch.equal(again.log_prob(seen, actions), policy.log_prob(seen, actions))
-    assert fingerprint(again) == fingerprint(policy) != fingerprint(seeded(spec, 6))
+    assert fingerprint(again) == fingerprint(policy) != fingerprint(seeded(HALVED, 6))
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -105,10 +106,8 @@ def carried(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_robots_program_reads_the_contract(format: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    policy, prior = dialed(), seeded(PLAIN, 1)
-    save_policy(tmp_path / "mine.safetensors", policy, {"request": {"addons": ["hind_leg=10"]}}, prior)
-    cli.main(["export", str(tmp_path / "mine.safetensors"), "--out", str(path := tmp_path / FORMATS[format])])
+def test_a_robots_program_reads_the_contract(format: Any, graphs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy, prior, path = dialed(), seeded(PLAIN, 1), graphs / FORMATS[format]
     found = carried(path)
     assert found["dials"] == [
         {"name": "omega", "low": 0.1, "high": 10.0, "scale": "log", "if_nan": 10.0},
@@ -117,7 +116,6 @@ def test_a_robots_program_reads_the_contract(format: Any, tmp_path: Path, capsys
     assert (found["observations"], found["addons"]) == ({"size": 5}, ["hind_leg=10"])
     assert (found["actions"]["low"], found["actions"]["high"]) == ([-1.0, -3.0], [1.0, 2.0])
     assert (found["policy"], found["prior"]) == (fingerprint(policy), fingerprint(prior))
-    capsys.readouterr()
     cli.main(["inspect", str(path), "--json"])
     assert json.loads(capsys.readouterr().out)["carries"] == found
 
@@ -130,13 +128,8 @@ def test_names_units_and_the_control_period_of_a_robot(tmp_path: Path) -> None:
     cheetah, ant, dog = (carried(path) for path in sorted(tmp_path.glob("*.pt"), key=lambda p: "HAG".index(p.name[0])))
     assert cheetah["actions"]["names"] == ["bthigh", "bshin", "bfoot", "fthigh", "fshin", "ffoot"]
     assert [cheetah["observations"]["names"][index] for index in (2, 8)] == ["position of bthigh", "velocity of rootx"]
-    assert [cheetah["observations"]["units"][index] for index in (0, 1, 8, 9, 10)] == [
-        "m",
-        "rad",
-        "m/s",
-        "m/s",
-        "rad/s",
-    ]
+    units = cheetah["observations"]["units"]
+    assert [units[index] for index in (0, 1, 8, 9, 10)] == ["m", "rad", "m/s", "m/s", "rad/s"]
     assert ant["actions"]["names"][:2] == ["hip_4", "ankle_4"]  # motors are in another order than joints
     assert [ant["observations"]["names"][index] for index in (0, 4, 13, 27)] == [
         *("position of root.z", "position of root.qz", "velocity of root.x", "cfrc_ext[0]"),
@@ -154,7 +147,7 @@ def test_names_of_another_environment_are_refused() -> None:
 
 def test_a_graph_that_was_changed_is_read_as_it_is_now(graphs: Path, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
-    policy, path = seeded(PLAIN, 5), tmp_path / "policy.onnx"
+    policy, path = seeded(HALVED, 5), tmp_path / "policy.onnx"
     model = onnx.load(graphs / "plain-policy.onnx")
     weights = next(each for each in model.graph.initializer if list(each.dims) == [8, 5])
     weights.CopyFrom(onnx.numpy_helper.from_array(2.0 * onnx.numpy_helper.to_array(weights), weights.name))

@@ -20,7 +20,6 @@ from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual
 from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.export import _torchscript_reader, export
 from repolicy.policies.file import save_policy
 from repolicy.policies.modulated import DEGREE, Conditioned, FilmMlp, exponents, polynomials
 from repolicy.policies.policy import Policy, PolicySpec
@@ -326,20 +325,3 @@ def test_a_position_that_was_kept_tells_where_it_is_from(tmp_path: Path) -> None
     start = read_policy(prior_file(tmp_path)).policy
     save_policy(tmp_path / "at.safetensors", start, {"dial": {"at": 0.2, "how": "trained", "of": "a run"}})
     assert inspect(tmp_path / "at.safetensors")["dial"] == "trained at omega = 0.2 of a run"
-
-
-@pytest.mark.parametrize("format", ["torchscript", "onnx"])
-def test_for_other_programs_the_second_input_has_a_number_for_each_dial(
-    file: Path, tmp_path: Path, format: Any
-) -> None:
-    policy, path = read_policy(file).policy, tmp_path / "exported"
-    assert export(policy, path, format) < 1e-5
-    observations = torch.randn(5, 1)
-    values = np.tile(np.array([[0.3, 1.5]], np.float32), (5, 1))
-    if format == "onnx":  # whose inputs go by their names
-        session = pytest.importorskip("onnxruntime").InferenceSession(path, providers=["CPUExecutionProvider"])
-        [found] = session.run(["actions"], {"observations": observations.numpy(), "dials": values})
-    else:
-        found = _torchscript_reader(path.read_bytes())(observations.numpy(), values)
-    wanted = repolicy.dial(file, omega=0.3, quiet=1.5)(observations).mode().numpy()
-    np.testing.assert_allclose(found, wanted, atol=1e-5)

@@ -10,7 +10,7 @@ from torch import Tensor
 from repolicy.errors import UsageError
 from repolicy.policies.export import onnx_reader
 from repolicy.prepare import flows
-from repolicy.prepare.flows import Flow, fit_flow, imitate_flow, in_chunks
+from repolicy.prepare.flows import Flow, Flowed, fit_flow, imitate_flow, in_chunks
 from repolicy.prepare.generative import standard_normal
 from repolicy.priors.decoders import decoder_of, export_composed
 from repolicy.readers.demonstrations import Demonstrations
@@ -63,18 +63,27 @@ def test_a_fitted_flow_has_the_distribution_of_the_actions(monkeypatch: pytest.M
         assert float((decoded.abs() < 0.5).float().mean()) < 0.1  # a Gaussian has a third there
 
 
-def test_its_graph_is_a_decoder_and_equals_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flows, "STEPS", 20)
-    kept = []
-    monkeypatch.setattr(flows, "fit_flow", lambda flow, *rest: kept.append(flow) or fit_flow(flow, *rest))
-    actions = torch.randn(200, 2)
-    made = imitate_flow(demonstrations(actions, [99]), tmp_path / "flow.onnx", chunk=3, hidden=(16,))
-    assert (made.noise, made.chunk, made.chunks) == (6, 3, 200)
+ACTIONS = torch.linspace(-2.0, 3.0, 400).sin().reshape(200, 2)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Flowed, Flow]:
+    """A graph of a flow, and the flow itself."""
+    kept, file = [], tmp_path_factory.mktemp("flow") / "flow.onnx"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flows, "STEPS", 20)
+        patch.setattr(flows, "fit_flow", lambda flow, *rest: kept.append(flow) or fit_flow(flow, *rest))
+        return imitate_flow(demonstrations(ACTIONS, [99]), file, chunk=3, hidden=(16,)), kept[0]
+
+
+def test_its_graph_is_a_decoder_and_equals_the_module(made: tuple[Flowed, Flow]) -> None:
+    flowed, flow = made
+    assert (flowed.noise, flowed.chunk, flowed.chunks) == (6, 3, 200)
     observations, noise = torch.randn(5, 1) * 100.0, torch.randn(5, 6)
-    decoded = decoder_of(str(made.file), 6, 3)(observations.numpy(), noise.numpy())
-    np.testing.assert_allclose(decoded, kept[0](observations, noise).detach(), atol=1e-5)
+    decoded = decoder_of(str(flowed.file), 6, 3)(observations.numpy(), noise.numpy())
+    np.testing.assert_allclose(decoded, flow(observations, noise).detach(), atol=1e-5)
     with pytest.raises(UsageError, match="is there already"):
-        imitate_flow(demonstrations(actions, [99]), made.file)
+        imitate_flow(demonstrations(ACTIONS, [99]), flowed.file)
 
 
 @pytest.mark.parametrize(
@@ -93,19 +102,17 @@ def test_refused(change: dict, word: str, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_a_policy_and_its_decoder_are_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_and_its_decoder_are_one_graph(made: tuple[Flowed, Flow], tmp_path: Path) -> None:
     """Without noise it gives the mode's actions, and with it the policy's own samples."""
-    monkeypatch.setattr(flows, "STEPS", 20)
-    made = imitate_flow(demonstrations(torch.randn(200, 2), [99]), tmp_path / "flow.onnx", chunk=3, hidden=(16,))
     policy = standard_normal(1, 6)
     torch.nn.init.normal_(policy.network.weights[-1])
     policy.log_std.data = torch.linspace(-1.0, 0.5, 6)
-    assert export_composed(policy, made.file, 6, 3, tmp_path / "whole.onnx") < 1e-5
+    assert export_composed(policy, made[0].file, 6, 3, tmp_path / "whole.onnx") < 1e-5
     observations, noise = torch.randn(5, 1), torch.randn(5, 6)
     with torch.no_grad():
         found = policy(observations)
     chosen = found.mean + found.log_std.exp() * noise
-    decoded = decoder_of(made.file, 6, 3)(observations.numpy(), chosen.numpy())
+    decoded = decoder_of(made[0].file, 6, 3)(observations.numpy(), chosen.numpy())
     whole = onnx_reader((tmp_path / "whole.onnx").read_bytes())
     np.testing.assert_allclose(whole(observations.numpy(), noise.numpy()), decoded, atol=1e-5)
     assert np.abs(whole(observations.numpy(), 0.0 * noise.numpy()) - decoded).max() > 0.1

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from noise_worlds import AIM, COST, HERE, RIGHT, SKEWED, WALK, named, same, three
+from quick_graphs import quick_graph
 from small_runs import Listening
 from torch import Tensor, nn
 
@@ -23,7 +24,7 @@ from repolicy.envs.trust import confirm
 from repolicy.errors import FileError, NumericError, UsageError
 from repolicy.learning.training import customize
 from repolicy.objective import residual
-from repolicy.policies.export import onnx_graph, onnx_reader
+from repolicy.policies.export import onnx_reader
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.prepare.best_of import BestOf, check_possible
 from repolicy.prepare.generative import noise_prior, referred, scaled, standard_normal
@@ -129,11 +130,8 @@ class Flow(nn.Module):
 
 def test_a_graph_and_torchscript_decode_as_the_module_does(tmp_path: Path) -> None:
     flow, noise, seen = Flow(), torch.randn(5, 2, 3), torch.randn(5, 4)
-    with warnings.catch_warnings(action="ignore"):  # the exporter that needs no other package is called old
-        torch.onnx.export(
-            flow, (seen, noise), tmp_path / "flow.onnx", input_names=["seen", "noise"], dynamo=False,
-            dynamic_axes={"noise": {0: "rows"}, "seen": {0: "rows"}},
-        )  # fmt: skip
+    (tmp_path / "flow.onnx").write_bytes(quick_graph(flow, (seen, noise)))
+    with warnings.catch_warnings(action="ignore"):
         torch.jit.trace(flow, (seen, noise.flatten(1))).save(str(tmp_path / "flow.pt"))
     for file in ("flow.onnx", "flow.pt"):
         found = decoder_of(tmp_path / file, 6, 1)(seen.numpy(), noise.flatten(1).numpy())
@@ -145,6 +143,8 @@ def test_a_graph_and_torchscript_decode_as_the_module_does(tmp_path: Path) -> No
 
 
 class Shifted(nn.Module):
+    """Its actions are the noise, of this sign, beside a share of what is seen."""
+
     def __init__(self, sign: float) -> None:
         super().__init__()
         self.sign = sign
@@ -153,20 +153,19 @@ class Shifted(nn.Module):
         return self.sign * noise - 0.1 * seen
 
 
-def written(file: Path, sign: float) -> None:
-    """Write a graph whose actions are the noise, of this sign, beside a share of what is seen."""
-    file.write_bytes(onnx_graph(Shifted(sign).eval(), (torch.zeros(2, 2), torch.zeros(2, 2))))
+def shifted(sign: float) -> bytes:
+    return quick_graph(Shifted(sign), (torch.zeros(2, 2), torch.zeros(2, 2)))
 
 
 def test_a_policys_file_needs_no_other_to_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither where its decoder is gone, nor where another has its name."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     flow, moved, out = tmp_path / "flow_noise.onnx", tmp_path / "moved.safetensors", tmp_path / "run"
-    written(flow, 1.0)
+    flow.write_bytes(shifted(1.0))
     result = customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, env=WALK, noise=2)
     before = evaluate(result.folder, episodes=20, trust=True).basic
     moved.write_bytes((out / "policy.safetensors").read_bytes())
-    written(flow, -1.0)
+    flow.write_bytes(shifted(-1.0))
     with pytest.raises(UsageError, match="another file than when this run began"):
         customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, noise=2, resume=True, trust=True)
     np.testing.assert_array_equal(evaluate(moved, episodes=20, trust=True).basic, before)
@@ -192,10 +191,10 @@ def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(tmp_path: Path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(decoders, "LARGEST", 10)
     flow, out = tmp_path / "flow_noise.onnx", tmp_path / "run"
-    written(flow, 1.0)
+    flow.write_bytes(shifted(1.0))
     customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, env=WALK, noise=2)
     evaluate(out, episodes=2, trust=True)
-    written(flow, -1.0)
+    flow.write_bytes(shifted(-1.0))
     with pytest.raises(FileError, match="is another file now"):
         evaluate(out, episodes=2, trust=True)
     flow.unlink()

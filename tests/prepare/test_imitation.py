@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from known_optimum import EXACT, GAIN, STD, as_policy
+from quick_graphs import quick_graph
 from tiny_envs import tiny
 from typed_commands import SMALL, answered, refused
 
 from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.policies.export import Acting
 from repolicy.policies.file import save_policy
 from repolicy.prepare.imitation import imitate
 from repolicy.priors.kinds import MeanPrior
@@ -133,10 +135,8 @@ def test_the_std_of_a_mean_is_fitted_to_its_recorded_actions(tmp_path: Path) -> 
 
 def test_the_std_of_a_file_without_one_is_fitted_too(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    from repolicy.policies.export import Acting, onnx_graph
-
     policy = as_policy(EXACT)
-    (tmp_path / "mean.onnx").write_bytes(onnx_graph(Acting(policy).eval(), (torch.zeros(2, 1),)))
+    (tmp_path / "mean.onnx").write_bytes(quick_graph(Acting(policy).eval(), (torch.zeros(2, 1),)))
     path = recorded(tmp_path / "d.npz")
     copied = load_policy(tmp_path / "mean.onnx", std="fit", demonstrations=str(path))
     assert float(copied.std) == pytest.approx(STD, rel=0.05)

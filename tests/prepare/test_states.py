@@ -20,7 +20,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import states
-from repolicy.prepare.states import check_learnable, density_of, visited
+from repolicy.prepare.states import check_learnable, density_of, rollouts_of, visited, wanted
 from repolicy.priors.opening import read_policy
 from repolicy.report.charts import learning
 from repolicy.runs.folder import RunFolder
@@ -148,7 +148,8 @@ def test_how_an_episode_begins_is_left_out(tmp_path: Path, monkeypatch: pytest.M
     """Of episodes of 3, 4, 5, ... steps that show their number, with the first three left out."""
     monkeypatch.setattr("repolicy.prepare.states.SKIPPED", 3)
     prior = read_policy(prior_in(tmp_path / "prior.safetensors", size=2)).policy
-    seen = visited(prior, Request(tiny("Counter"), residual(0.1, 0.1, states=0.5), SETTINGS))
+    request = Request(tiny("Counter"), residual(0.1, 0.1, states=0.5), SETTINGS)
+    seen = visited(rollouts_of(prior, request), wanted(SETTINGS.steps))
     assert sorted(map(tuple, seen[seen[:, 0] < 4].unique(dim=0).tolist())) == [(2, 4), (3, 4), (3, 5)]
 
 

@@ -112,7 +112,8 @@ def test_a_graph_of_two_inputs_does_not_run_as_it_is_and_inspect_says_so(tmp_pat
     assert inspect(residual(tmp_path))["runs as it is"] == "in onnxruntime"
 
 
-def test_a_graph_with_a_memory_keeps_each_environments_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [1, "batch"])
+def test_a_graph_with_a_memory_keeps_each_environments_own(rows: Any, tmp_path: Path) -> None:
     """h_out = tanh(obs · w + h_in · u), as exporters write an LSTM's memory: inputs that belong to outputs."""
     nodes = [
         node("MatMul", "obs w", "a"), node("MatMul", "h_in u", "b"), node("Add", "a b", "c"),
@@ -121,8 +122,8 @@ def test_a_graph_with_a_memory_keeps_each_environments_own(tmp_path: Path) -> No
     weights = {"w": random(5, 4), "u": random(4, 4), "v": random(4, 3)}
     path = graph(tmp_path / "policy.onnx", nodes, weights, ("obs", "h_in"))
     model = onnx.load(path)
-    model.graph.input[1].CopyFrom(onnx.helper.make_tensor_value_info("h_in", 1, [1, 4]))
-    model.graph.output.append(onnx.helper.make_tensor_value_info("h_out", 1, [1, 4]))
+    model.graph.input[1].CopyFrom(onnx.helper.make_tensor_value_info("h_in", 1, [rows, 4]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("h_out", 1, [rows, 4]))
     onnx.save(model, path)
     prior, steps = placed(path, 5, 3), torch.randn(6, 2, 5)
     ended = torch.zeros(6, 2, dtype=torch.bool)

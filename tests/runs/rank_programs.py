@@ -131,7 +131,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     """A density that the first rank fits, and one gradient step with it through scores and reward."""
     policy = small_policy()
     generator = torch.Generator().manual_seed(2)
-    states.visited = lambda prior, request: torch.randn(500, SIZE, generator=generator)
+    states.visited = lambda rollouts, many: torch.randn(500, SIZE, generator=generator)
     made: Any = Worker.__new__(Worker)
     made.critic_size = 0  # it sees what the policy sees
     made.settings = Settings(ranks=1, envs=ENVS, n_steps=TIME, minibatch=ENVS * TIME)

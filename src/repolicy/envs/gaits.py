@@ -11,6 +11,8 @@ A class of your own is an add-on, too. Its objects take `(observations, actions,
 
 from typing import Any
 
+import numpy as np
+
 Array = Any  # of NumPy, or a tensor
 
 
@@ -116,8 +118,8 @@ def _since(began: Array, before: Array, now: Array) -> Array:
     """Return what was `before`, `[N, k]`, and where an episode begins, what is `now`."""
     if before is None:
         return now * 1.0
-    first = began[:, None]
-    return before * ~first + now * first
+    first = began[:, None]  # chosen, not multiplied: a simulator may end an episode with numbers that are not finite
+    return now.where(first, before) if hasattr(now, "where") else np.where(first, now, before)
 
 
 def _peak(numbers: Array) -> Array:

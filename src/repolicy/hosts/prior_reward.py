@@ -4,6 +4,7 @@ reward = prior_reward("prior.safetensors", omega=0.17, alpha=0.13)
 rewards = reward(observations, actions, rewards, log_probs)
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
+from repolicy.hosts.begun import unbounded
 from repolicy.hosts.kept_prior import Opened, check_squashed, open_prior
 from repolicy.hosts.measuring import Sizes, density_of_states, weighed
 from repolicy.hosts.method import PARTS, check_finite
@@ -21,6 +23,7 @@ from repolicy.objective import Objective, reformulated, residual
 from repolicy.policies.density import Density
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, Prior
+from repolicy.priors.kinds import MeanPrior
 
 
 def prior_reward(
@@ -62,7 +65,7 @@ class PriorReward:
         self.steering, self.density, self.parts = steering, density, dict[str, float]()
         prior = source.prior
         check_squashed(source, False, "give an object whose log_prob scores what you store")
-        self._score = _scored_by(prior) if isinstance(prior, Policy) else prior.log_prob
+        self._score = _scored_by(prior) if isinstance(prior, Policy | MeanPrior) else prior.log_prob
 
     @property
     def objective(self) -> Objective:
@@ -110,28 +113,39 @@ class PriorReward:
         return found.to(rewards.dtype) if isinstance(rewards, Tensor) else found.numpy().astype(rewards.dtype)
 
 
-def _scored_by(prior: Policy) -> Callable[[Any, Any], Any]:
-    """Return the policy's log_prob for tensors of any device and for arrays."""
+def _scored_by(prior: Policy | MeanPrior) -> Callable[[Any, Any], Any]:
+    """Return the prior's log_prob for tensors of any device and for arrays."""
+    placed = None if isinstance(prior, Policy) else functools.cache(prior.placed)
 
     def score(observations: Any, actions: Any) -> Any:
-        if observations.shape[-1] != prior.spec.observation_size:
-            raise UsageError(
-                f"the prior takes observations of {prior.spec.observation_size} numbers, and these have "
-                f"{observations.shape[-1]}"
-            )
-        if prior.spec.actions.kind == "discrete" and actions.ndim < observations.ndim:
-            actions = actions[..., None]  # one choice a step, written without an axis of its own
-        if tuple(actions.shape) != (*observations.shape[:-1], prior.actions.width):
-            raise UsageError(
-                f"actions have the shape {tuple(actions.shape)} and observations {tuple(observations.shape)}; of each "
-                f"step the prior takes {prior.actions.width} numbers as the action"
-            )
+        own: Any = prior
+        if placed is not None:
+            own = placed(observations.shape[-1], unbounded(actions.shape[-1]))
+        else:
+            actions = _fitting(own, observations, actions)
         if isinstance(observations, Tensor):
-            return prior.to(observations.device).log_prob(observations.float(), actions.float())
+            return own.to(observations.device).log_prob(observations.float(), actions.float())
         tensors = (torch.from_numpy(np.asarray(part, np.float32)) for part in (observations, actions))
-        return prior.log_prob(*tensors).numpy()
+        return own.log_prob(*tensors).numpy()
 
     return score
+
+
+def _fitting(prior: Policy, observations: Any, actions: Any) -> Any:
+    """Return the actions `[..., A]`. Raises where these sizes are not the policy's."""
+    if observations.shape[-1] != prior.spec.observation_size:
+        raise UsageError(
+            f"the prior takes observations of {prior.spec.observation_size} numbers, and these have "
+            f"{observations.shape[-1]}"
+        )
+    if prior.spec.actions.kind == "discrete" and actions.ndim < observations.ndim:
+        actions = actions[..., None]  # one choice a step, written without an axis of its own
+    if tuple(actions.shape) != (*observations.shape[:-1], prior.actions.width):
+        raise UsageError(
+            f"actions have the shape {tuple(actions.shape)} and observations {tuple(observations.shape)}; of each "
+            f"step the prior takes {prior.actions.width} numbers as the action"
+        )
+    return actions
 
 
 def _detached(part: Any) -> Any:

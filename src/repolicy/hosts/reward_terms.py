@@ -1,11 +1,15 @@
 """Wishes with a past as reward terms of Isaac Lab and mjlab.
 
-    from repolicy.envs.gaits import Jerk
-    rewards["jerk"] = RewardTermCfg(func=term(Jerk, lambda env: (env.action_manager.action,)), weight=0.1)
+    @partial(term, Jerk)  # in a module: Isaac Lab's scripts write a term as its name, and find it by that
+    def jerk(env):
+        return (env.action_manager.action,)
+
+    rewards["jerk"] = RewardTermCfg(func=jerk, weight=0.1)
 
 The functions of `repolicy.envs.gaits` that have no past need no help: they take tensors as they are.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,6 +25,7 @@ def term(wish: Callable[[], Any], reads: Callable[[Any], Sequence[Tensor]]) -> C
     """
     objects: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
+    @functools.wraps(reads)
     def paid(env: Any) -> Tensor:
         if env not in objects:
             objects[env] = wish()

@@ -40,6 +40,7 @@ from repolicy.hosts.sb3_policies import HeadPolicy, actions_of, from_repolicy, l
 from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
 from repolicy.hosts.steering import Steering, say_of_bonus, usual_warmup, weighs, weights_named
+from repolicy.loading import printable
 from repolicy.objective import Objective
 from repolicy.policies.policy import Policy
 from repolicy.prepare.defaults import ROLLOUT, of_shape
@@ -189,11 +190,15 @@ class ResidualPPO(PPO):
         """Load a model of this class, or Stable-Baselines3's own PPO with `prior=`, `omega=`, `alpha=` given."""
         kept = kept_in(path)
         if options.get("prior") is None:
+            if kept.prior is None and kept.name not in (None, called(None)):
+                raise UsageError(
+                    f"the model does not hold its prior, {printable(str(kept.name))}: name it again, prior="
+                )
             options["prior"] = kept.prior
         else:
             options["prior"], options["prior_name"] = read(options["prior"]), called(path_of(options["prior"]))
-            if kept.prior is not None:
-                check_same_prior(tensors_of(options["prior"]), tensors_of(kept.prior), options["prior_name"], kept.name)
+            if kept.tensors:
+                check_same_prior(tensors_of(options["prior"]), kept.tensors, options["prior_name"], kept.name)
         if isinstance(options.get("objective"), Objective):
             options["objective"] = options["objective"].as_dict()
         loaded: ResidualPPO = super().load(path, env, device, **options)

@@ -20,9 +20,10 @@ from repolicy.policies.density import Density
 from repolicy.policies.file import policy_bytes, read_own
 from repolicy.policies.policy import Policy
 
-OURS, THEIRS, STATES = (
+OURS, THEIRS, MARKS, STATES = (
     "prior.safetensors",
     "prior_of_sb3.safetensors",
+    "prior_that_runs.safetensors",
     "states.safetensors",
 )  # names in a saved model's zip
 
@@ -64,15 +65,14 @@ def read(prior: Any) -> Any:
 def stored(prior: Any, density: Density | None) -> list[tuple[str, bytes]]:
     """Return a prior and the density of its states as names and bytes of files.
 
-    An object of the user's own has none, and must be named again.
+    What runs as it is must be named again; of a file, it is known by which.
     """
     found = [] if density is None else [(STATES, safetensors.torch.save(density.to("cpu").tensors()))]
     if isinstance(prior, Given) and isinstance(prior.prior, Policy):
         return [*found, (OURS, policy_bytes(copy.deepcopy(prior.prior).cpu(), {}))]
-    if isinstance(prior, SameKind):
-        tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in prior.policy.state_dict().items()}
-        return [*found, (THEIRS, safetensors.torch.save(tensors))]
-    return found
+    tensors = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors_of(prior).items()}
+    name = THEIRS if isinstance(prior, SameKind) else MARKS
+    return [*found, (name, safetensors.torch.save(tensors))] if tensors else found
 
 
 def tensors_of(prior: Any) -> Mapping[str, Tensor]:
@@ -91,6 +91,7 @@ class Kept(NamedTuple):
     prior: Policy | Weights | None = None
     name: object = None
     density: Density | None = None
+    tensors: Mapping[str, Tensor] = {}
 
 
 def kept_in(path: Any) -> Kept:
@@ -105,7 +106,8 @@ def kept_in(path: Any) -> Kept:
                 prior = read_own(Path(OURS), archive.read(OURS)).policy
             states = safetensors.torch.load(archive.read(STATES)) if STATES in names else None
             density = None if states is None else Density.from_tensors(states)
-            return Kept(prior, json.loads(archive.read("data")).get("prior_name"), density)
+            tensors = safetensors.torch.load(archive.read(MARKS)) if MARKS in names else tensors_of(prior)
+            return Kept(prior, json.loads(archive.read("data")).get("prior_name"), density, tensors)
     except zipfile.BadZipFile:
         return Kept()
     finally:

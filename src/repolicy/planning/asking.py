@@ -17,17 +17,14 @@ from repolicy.planning.model import Model
 from repolicy.planning.mujoco_model import CannotBatchError, MujocoModel
 from repolicy.planning.planner import Planner, Search
 from repolicy.planning.scoring import Score
-from repolicy.planning.value import fitted_value
-from repolicy.policies.density import Density
+from repolicy.planning.value import fitted_value, rollouts_in
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy
 from repolicy.prepare.session import open_prior
-from repolicy.prepare.states import check_learnable, density_of
+from repolicy.prepare.states import check_learnable, density_in, wanted
 from repolicy.prepare.weights import Weighing
-from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.reading import Options
-from repolicy.runs.ranks import Alone, one_thread
-from repolicy.runs.request import Request
+from repolicy.runs.ranks import one_thread
 from repolicy.runs.settings import Settings
 
 Say = Callable[[str], None]
@@ -122,13 +119,17 @@ def planned(
         states = weights.states if states is None else states
         by_weights = f"omega is {omega:.3g} and states {states:.3g}, by what a nat of the prior is worth of {reward}"
     model, of_model = model_of(policy, place, learned, search.seed, say)
-    score = Score(wish, omega, states, search.discount, prior_states(policy, place) if states else None, None)
     with one_thread():
+        if states:
+            check_learnable(policy)
+        rollouts = rollouts_in(policy, place, search.seed) if states or tries or value else []
+        density = density_in(rollouts, policy, wanted(settings.steps)) if states else None
+        score = Score(wish, omega, states, search.discount, density, None)
         if tries:
-            say("trying weights of the prior in a plan, which takes up to a minute (--omega goes without)")
-            score, by_weights = chosen(policy, place, model, score, search)
+            say("trying weights of the prior in a plan, which takes a minute or two (--omega goes without)")
+            score, by_weights = chosen(policy, place, model, score, search, rollouts)
         elif value:
-            score = replace(score, value=fitted_value(policy, place, score, search.seed))
+            score = replace(score, value=fitted_value(policy, rollouts, score, search.seed))
     notes = tuple(note for note in (by_weights, of_model) if note)
     search = search.filled(choices, score.value is not None)
     return Planned(Planner(policy, model, score, search), start.saved, place, wishes, notes)
@@ -150,12 +151,3 @@ def model_of(prior: Policy, env: str, learned: bool, seed: int, say: Say) -> tup
         except CannotBatchError as error:
             note = f"{error}: copies of it are simulated, which is slow"
     return CopyModel(env, seed), note
-
-
-def prior_states(prior: Policy | MeanPrior, env: str) -> Density:
-    """Return how likely the prior's states are, from its own episodes."""
-    assert isinstance(prior, Policy)
-    check_learnable(prior)
-    with one_thread():
-        request = Request(env, residual(), Settings())
-        return density_of(prior, request, Alone())

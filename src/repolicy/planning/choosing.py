@@ -6,7 +6,7 @@ for HalfCheetah apart. The best paid one is taken. The old reward is not asked.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Collector
+from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import UsageError
 from repolicy.planning.model import Model
 from repolicy.planning.planner import Planner, Search
@@ -39,10 +39,12 @@ class Candidate(NamedTuple):
 CANDIDATES = (Candidate(1.0, 1.0, False), Candidate(1 / 3, 1.0, False), Candidate(1 / 3, 1 / 3, True))
 
 
-def chosen(prior: Policy, env: str, model: Model, worth: Score, search: Search) -> tuple[Score, str]:
+def chosen(
+    prior: Policy, env: str, model: Model, worth: Score, search: Search, rollouts: Sequence[Rollout]
+) -> tuple[Score, str]:
     """Return the candidate that is paid best, and a sentence about it. The weights of `worth` are that of a nat."""
     tried = replace(search, samples=min(SAMPLES, search.samples or SAMPLES))
-    scores = list(candidates(prior, env, worth, search.seed))
+    scores = list(candidates(prior, rollouts, worth, search.seed))
     judge = replace(worth, omega=PRICE * worth.omega, states=PRICE * worth.states)
     planners = [Planner(prior, model, score, tried.filled(False, score.value is not None)) for score in scores]
     payments = [paid(planner, prior, env, judge) for planner in planners]
@@ -51,7 +53,7 @@ def chosen(prior: Policy, env: str, model: Model, worth: Score, search: Search) 
     return score, f"omega is {score.omega:.3g} and states {score.states:.3g}, by what trials were paid a step ({told})"
 
 
-def candidates(prior: Policy, env: str, worth: Score, seed: int) -> Iterator[Score]:
+def candidates(prior: Policy, rollouts: Sequence[Rollout], worth: Score, seed: int) -> Iterator[Score]:
     """Yield the scores to try. Those with a value are tried where episodes of the prior end early, and late enough.
 
     Where none ends, a value tells of no fall, and its error made plans worse that the judge found better.
@@ -59,7 +61,7 @@ def candidates(prior: Policy, env: str, worth: Score, seed: int) -> Iterator[Sco
     for omega, states, value in CANDIDATES:
         score = replace(worth, omega=omega * worth.omega, states=states * worth.states)
         with contextlib.suppress(UsageError):
-            yield replace(score, value=fitted_value(prior, env, score, seed, of_ends=True) if value else None)
+            yield replace(score, value=fitted_value(prior, rollouts, score, seed, of_ends=True) if value else None)
 
 
 def words(score: Score) -> str:

@@ -20,7 +20,7 @@ from repolicy.policies.policy import Policy
 from repolicy.runs.ranks import one_thread
 
 ENVS, STEPS, HELD_OUT = 64, 800, 8  # environments, steps in each, and how many environments only judge
-NETWORKS, HIDDEN, EPOCHS = 3, (256, 256), 20
+NETWORKS, HIDDEN, EPOCHS = 3, (256, 256), 10
 AHEAD = 8  # steps over which its error is told
 FAR = 10.0  # stds of the observations seen: beyond, the model knows nothing
 TOLD = 0.9  # the least share of the variance of an entry of `info` that must be explained, or the entry is left out

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from repolicy.policies.network import Mlp
 
-MINIBATCH, LEARNING_RATE = 512, 1e-3
+MINIBATCH, LEARNING_RATE = 512, 1e-2  # at first; it falls to 0
 
 Function = Callable[[np.ndarray], np.ndarray]
 
@@ -21,12 +21,14 @@ def regression(inputs: Tensor, targets: np.ndarray, hidden: tuple[int, ...], epo
         torch.manual_seed(seed)
         network = Mlp(inputs.shape[1], hidden, targets.shape[1])
         optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
-        for _ in range(epochs):
-            for rows in torch.randperm(len(inputs)).split(MINIBATCH):
-                loss = (network(inputs[rows]) - wanted[rows]).square().mean()
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+        order = [rows for _ in range(epochs) for rows in torch.randperm(len(inputs)).split(MINIBATCH)]
+        falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, len(order))
+        for rows in order:
+            loss = (network(inputs[rows]) - wanted[rows]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            falling.step()
     run = network.snapshot()
 
     def fitted(rows: np.ndarray) -> np.ndarray:

@@ -1,40 +1,50 @@
 """What is still to come after a plan's end, fitted to episodes of the prior within seconds."""
 
+from collections.abc import Sequence
 from contextlib import closing
+from itertools import islice
 
 import numpy as np
 import torch
 
-from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Collector, Rollout
+from repolicy.envs.rollout import Rollout
 from repolicy.errors import UsageError
+from repolicy.objective import residual
 from repolicy.planning.regression import regression
 from repolicy.planning.scoring import Score, Value, step_rewards
 from repolicy.policies.policy import Policy
+from repolicy.prepare.states import rollouts_of
+from repolicy.runs.request import Request
+from repolicy.runs.settings import Settings
 
-ENVS, STEPS, BLOCK = 64, 400, 50
+BLOCKS = 32  # of the prior's rollouts, of 64 environments and 50 steps each: with fewer, few of its falls are seen
 AHEAD = 100  # steps that must be known behind one whose value is learned
-HIDDEN, EPOCHS = (64, 64), 30
+HIDDEN, EPOCHS = (64, 64), 8
 NETWORKS = 4  # whose mean is the value, because a planner goes where a single one is too high
 
 
-def fitted_value(prior: Policy, env: str, score: Score, seed: int = 0, of_ends: bool = False) -> Value:
+def rollouts_in(prior: Policy, env: str, seed: int) -> list[Rollout]:
+    """Return what the prior's sampled actions do in some thousand steps."""
+    with closing(rollouts_of(prior, Request(env, residual(), Settings(seed=seed)))) as rollouts:
+        return [*islice(rollouts, BLOCKS)]
+
+
+def fitted_value(
+    prior: Policy, rollouts: Sequence[Rollout], score: Score, seed: int = 0, of_ends: bool = False
+) -> Value:
     """Return V by regression on the discounted sums of what a planner scores, along the prior's sampled actions.
 
     Raises where the prior's episodes are too short, or with `of_ends` where none of them ends early.
     """
-    with closing(make_envs(env, ENVS, seed)) as envs:
-        collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
-        rollouts = [collector.collect(prior) for _ in range(STEPS // BLOCK)]
     rewards = np.concatenate([rewards_of(prior, rollout, score) for rollout in rollouts])
     terminated = np.concatenate([rollout.terminated for rollout in rollouts])
     if of_ends and not terminated.any():
-        raise UsageError(f"no episode of the prior ends early in {env}, so a value has no end to tell of")
+        raise UsageError("no episode of the prior ends early, so a value has no end to tell of")
     ended = terminated | np.concatenate([rollout.truncated for rollout in rollouts])
     sums, known = to_come(rewards, terminated, ended, score.discount)
     observations = np.concatenate([rollout.observations[:-1] for rollout in rollouts])[known]
     if not len(observations):
-        raise UsageError(f"the prior's episodes in {env} are shorter than {AHEAD} steps: plan without a value")
+        raise UsageError(f"the prior's episodes are shorter than {AHEAD} steps: plan without a value")
     inputs = prior.normalizer(torch.from_numpy(observations))
     targets, normalize = sums[known][:, None], prior.normalizer.snapshot()
     fitted = [regression(inputs, targets, HIDDEN, EPOCHS, NETWORKS * seed + number) for number in range(NETWORKS)]

@@ -1,6 +1,6 @@
 """The states that a prior visits by itself, fitted once before customizing. No reward is read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Collector
+from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import UsageError
 from repolicy.policies.density import PARTS, STRETCH, Density, fitted
 from repolicy.policies.policy import Policy
@@ -49,29 +49,38 @@ def density_of(prior: Policy, request: Request, team: ranks.Ranks) -> Density:
     size = prior.observation_size
     packed = torch.zeros(size + size * size + 1 + 2 * size, dtype=torch.float64)
     if team.index == 0:
-        density = fitted(prior.normalizer(visited(prior, request)), prior.normalizer)
+        with closing(rollouts_of(prior, request)) as rollouts:
+            density = density_in(rollouts, prior, wanted(request.settings.steps))
         packed = torch.cat([getattr(density, name).flatten() for name in PARTS])
     team.sum(packed)
     mean, whitening, edge, shift, scale = packed.split([size, size * size, 1, size, size])
     return Density(mean, whitening.reshape(size, size), edge.squeeze(0), shift, scale)
 
 
-def visited(prior: Policy, request: Request) -> Tensor:
-    """Return true next observations `[M, O]` of the prior's sampled actions, all from the run's seed.
-
-    Those of an environment follow each other, for a block of steps.
-    """
-    seed, many = derived_seed(request.settings.seed, 0, 2000), wanted(request.settings.steps)
-    count = max(1, many // EACH)
-    blocks, steps, episodes = [np.empty((0, prior.observation_size))], 0, 0
+def rollouts_of(prior: Policy, request: Request) -> Generator[Rollout]:
+    """Yield what the prior's sampled actions do, one block after the other without end, all from the run's seed."""
+    seed, count = derived_seed(request.settings.seed, 0, 2000), max(1, wanted(request.settings.steps) // EACH)
     with closing(make_envs(request.env, count, seed, request.settings.backend)) as envs:
         collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keep_transitions=True)
-        while sum(map(len, blocks)) < many and steps < PATIENCE * (many + count * SKIPPED):
-            rollout = collector.collect(prior)
-            assert rollout.next_observations is not None
-            blocks.append(rollout.next_observations.swapaxes(0, 1)[rollout.ages.T > SKIPPED])
-            steps += BLOCK * count
-            episodes += len(rollout.episodes.lengths)
+        while True:
+            yield collector.collect(prior)
+
+
+def density_in(rollouts: Iterable[Rollout], prior: Policy, many: int) -> Density:
+    """Return the density of the states in a prior's rollouts, of so many that there are enough."""
+    return fitted(prior.normalizer(visited(rollouts, many)), prior.normalizer)
+
+
+def visited(rollouts: Iterable[Rollout], many: int) -> Tensor:
+    """Return true next observations `[M, O]`. Those of an environment follow each other, for a block of steps."""
+    blocks, steps, episodes = list[np.ndarray](), 0, 0
+    for rollout in rollouts:
+        assert rollout.next_observations is not None
+        blocks.append(rollout.next_observations.swapaxes(0, 1)[rollout.ages.T > SKIPPED])
+        steps += rollout.ages.size
+        episodes += len(rollout.episodes.lengths)
+        if sum(map(len, blocks)) >= many or steps >= PATIENCE * (many + rollout.ages.shape[1] * SKIPPED):
+            break
     states = np.concatenate(blocks).astype(np.float32)
     check_enough(len(states), steps / max(episodes, 1))
     return torch.from_numpy(states)

@@ -62,6 +62,8 @@ class MeanPrior(nn.Module):
         self.program = mean if isinstance(mean, Program) else None
         self.remembers = self.program is not None
         self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32))
+        if file := getattr(mean, "sha256", ""):  # by which a checkpoint knows the prior that it was made beside
+            self.register_buffer("sha256", torch.tensor([*bytes.fromhex(file)], dtype=torch.uint8))
         if self.std.dim() > 1 or not bool((torch.isfinite(self.std) & (self.std >= LEAST_STD * (1.0 - 1e-6))).all()):
             raise UsageError(f"the std of {self.name} is {std}; it must be above 0, {LEAST_STD:g} or more")
 

@@ -94,7 +94,8 @@ def signature(graph: Any, path: Path) -> Signature:
     left = [name for name in outputs if name not in memory.values()]
     if not left:
         raise FileError(f"{path} gives nothing but its memory ({', '.join(outputs)}), and no action")
-    shape, sizes = inputs[sources[0]], {name: inputs[name] for name in memory}
+    shape = inputs[sources[0]]
+    sizes = {name: [1 if axis and axis == shape[0] else axis for axis in inputs[name]] for name in memory}  # a row's
     for size in sizes.values():
         if not all(isinstance(number, int) for number in size):
             raise FileError(f"{path} has a memory of a shape that it does not fix, {size}: it cannot be run as it is")
@@ -158,7 +159,7 @@ class Graph:
     observation_size = 0  # where the graph does not fix it
 
     def __init__(self, file: PolicyFile) -> None:
-        self._session, self._path = Session(file), file.path
+        self._session, self._path, self.sha256 = Session(file), file.path, file.sha256
         self._source, shape, self._memory, self._shapes, self._action, self.notes = signature(
             self._session.model.graph, file.path
         )
@@ -223,7 +224,7 @@ class Script:
     notes = ()
 
     def __init__(self, file: PolicyFile) -> None:
-        self._module, self._path = scripted(file), file.path
+        self._module, self._path, self.sha256 = scripted(file), file.path, file.sha256
         self._names, self._axes = list[str](), dict[str, int | None]()
         self.remembers = self._together = False
 

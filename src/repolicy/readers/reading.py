@@ -42,7 +42,8 @@ class Options:
 
 
 OPTION = re.compile(
-    r"--(std|temperature|vecnormalize|file-activation|demonstrations)\b(?: (fit|none|FILE\.npz|\d[\d.]*)\b)?"
+    r"--(std|temperature|vecnormalize|file-activation|demonstrations|layout|trust)\b"
+    r"(?: (fit|none|FILE\.npz|\d[\d.]*)\b)?"
 )
 
 
