@@ -14,6 +14,7 @@ from repolicy.cli.main import main as command_line
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import read_json
 from repolicy.many.pool import Here, Job, on_ray, work
+from repolicy.runs.result import Result
 
 Rows = dict[str, Row]
 PAUSE = 1.0  # seconds between two looks at the runs
@@ -60,6 +61,13 @@ def measure(path: Path, wanted: Mapping[str, Callable[[], Row]]) -> None:
             row = {"key": key} | measured()
             ledger.add({"machine": machine()} | row | {"cpu_seconds": round(time.process_time() - began, 1)})
             print(f"{number}/{len(missing)}  {key}", flush=True)
+
+
+def whole(result: Result) -> Result:
+    """Return a run's result. A signal that has ended the run early ends the campaign, which else took it for whole."""
+    if not result.finished:
+        raise KeyboardInterrupt
+    return result
 
 
 def customized(words: Sequence[str], folder: Path) -> str:

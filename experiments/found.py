@@ -53,7 +53,7 @@ def measure(task: Task, path: Path, folder: Path, seed: int, steps: int, budget:
     env, addon = observing(task.env, saved.policy.observation_size), combined([task.addon])
     settings = replace(customize_defaults(saved.policy, steps), steps=steps, seed=seed, ranks=1)
     wanted = residual("auto" if budget else None)
-    result = customize(path, task.addon, wanted, folder, settings, env=env, resume=True)
+    result = campaign.whole(customize(path, task.addon, wanted, folder, settings, env=env, resume=True))
     request, last = RunFolder(folder).request(), read_policy(RunFolder(folder).last_policy)
     assert request is not None
     row: Row = {"prior": task.prior, "env": env, "addon": task.addon, "seed": seed, "steps": result.steps}

@@ -91,9 +91,9 @@ def made(name: str, seed: int, runs: Path) -> RunFolder:
     if task.rough:
         settings = replace(settings, learning_rate=0.01, schedule="constant", target_kl=None)
     if task.prior:
-        customize(prior, task.addon, task.objective, out, settings, env=task.env, resume=True)
+        campaign.whole(customize(prior, task.addon, task.objective, out, settings, env=task.env, resume=True))
     else:
-        train(task.env, task.objective, out, settings, resume=True)
+        campaign.whole(train(task.env, task.objective, out, settings, resume=True))
     return RunFolder(out)
 
 

@@ -140,7 +140,7 @@ def begun(plan: Plan, file: Path, steps: int) -> Row:
         out = file.with_name(f"{file.stem}-{name}-{steps}")
         settings = {"steps": steps, "ranks": 1, "seed": plan.seed}
         began = time.perf_counter()
-        done = customize(plan.prior, plan.addon, out=out, settings=settings, init=init, resume=True)
+        done = campaign.whole(customize(plan.prior, plan.addon, out=out, settings=settings, init=init, resume=True))
         row[f"seconds_{name}"] = round(time.perf_counter() - began, 1)
         row[name] = summary(done.evaluate(KEPT_EPISODES, seed=EVALUATION_SEED))
         row[f"{name}_sampled"] = summary(done.evaluate(KEPT_EPISODES, seed=EVALUATION_SEED, deterministic=False))

@@ -49,7 +49,7 @@ def through_engine(prior: str, seed: int, steps: int) -> Policy:
     env, addon = TASKS[prior]
     settings = replace(customize_defaults(prior), steps=steps, seed=seed, ranks=1)  # updates as large as the hosts'
     with tempfile.TemporaryDirectory() as folder:
-        made = customize(prior, addon, out=Path(folder) / "run", settings=settings, env=env)
+        made = campaign.whole(customize(prior, addon, out=Path(folder) / "run", settings=settings, env=env))
         return load_policy(RunFolder(made.folder).last_policy)  # as the hosts give it
 
 

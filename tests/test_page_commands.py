@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quick_graphs import quick_graph
 from typed_commands import with_few_states, worked
 
 from repolicy.cli import main as cli
@@ -16,6 +17,7 @@ from repolicy.cli.options import read
 from repolicy.envs import evaluation
 from repolicy.many import sweep
 from repolicy.planning import choosing, value
+from repolicy.policies import export
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
@@ -134,7 +136,8 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     with_few_states(patch)
     for name, few in (("STEPS", 2), ("SKIPPED", 0)):
         patch.setattr(choosing, name, few)
-    patch.setattr(value, "EPOCHS", 1)
+    patch.setattr(value, "BLOCKS", 4)
+    patch.setattr(export, "onnx_graph", quick_graph)
     patch.setattr(diagnosis, "STEPS", 50)
     patch.setattr(weights.trial, "__defaults__", (32,))  # steps of each environment
     patch.setattr(film, "films", filmed)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from known_optimum import FEW
+from quick_graphs import quick_graph
 from typed_commands import SMALL, typed, with_few_states
 
 import repolicy
@@ -84,6 +85,7 @@ def test_a_generative_policy(capsys: pytest.CaptureFixture[str], monkeypatch: py
     steps = {"observations": np.zeros((200, 17)), "actions": np.zeros((200, 6)), "ended": np.arange(200) % 50 == 49}
     np.savez("cheetah.npz", **steps)
     monkeypatch.setattr(flows, "STEPS", 2)
+    monkeypatch.setattr(flows, "onnx_graph", quick_graph)
     assert "--noise 24 --chunk 4 --env HalfCheetah-v4" in run_all(capsys, fitted, monkeypatch)[0]
 
 

@@ -157,9 +157,13 @@ def test_the_doctor_names_the_extra_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(about, "EXTRAS", {"sb3": ["a_package_that_nobody_has"]})
+    monkeypatch.setattr(about, "renderer", str)
+    monkeypatch.setattr(about, "find_spec", lambda name: None)
     monkeypatch.setenv("COLUMNS", "120")
     about.doctor()
-    assert "pip install 'repolicy[sb3]'" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "pip install 'repolicy[sb3]'" in told
+    assert "does not work: install the extra engine" in told
 
 
 def test_what_people_read_is_printed_letter_for_letter(capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,8 +85,6 @@ def _signals() -> Iterator[None]:
 
 
 TAKEN = ["theirs/x?observe=y.py:f", "x?observe_critic=y.py:f=2", "a#b.py:f", "a=b.py:f", "height=y.py:f", "y.py:f"]
-
-
 WHOLE = ["policy.safetensors", "run/run.json", "customized/run.json", "run/checkpoints/*", "sweep/sweep.json"]
 
 
@@ -122,9 +120,8 @@ def test_an_add_on_that_looks_like_an_option_does_not_run(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     name = "theirs/x?observe=y.py:f"
     damage.lay(name, fuzz.MARK)
-    save_policy(
-        "theirs.safetensors", repolicy.load_policy("hopper"), {"request": {"env": "Hopper-v4", "addons": [name]}}
-    )
+    card = {"request": {"env": "Hopper-v4", "addons": [name]}}
+    save_policy("theirs.safetensors", repolicy.load_policy("hopper"), card)
     with pytest.raises(UsageError, match="names code that would be run"):
         repolicy.evaluate("theirs.safetensors", episodes=1)
     assert not Path("owned").exists()

@@ -20,6 +20,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.runs.folder import RunFolder
+from repolicy.runs.result import Result
 
 SMALL = (
     "--steps 256 --envs 2 --n-steps 64 --minibatch 64 --checkpoint-every 1 --evaluation-episodes 1 --ranks 1 --seed 0"
@@ -167,3 +168,13 @@ def test_folders_of_runs_are_folders(tmp_path: Path) -> None:
     made = rql.run("cartpole", "rql", 2, Path("runs/rql"), 5)
     assert made.words[:3] == ("rql", "customize", "runs/rql/cartpole-prior-2")
     assert (made.folder, made.trains) == ("cartpole-rql-2", True)
+
+
+def test_a_run_that_a_signal_ended_early_becomes_no_line(tmp_path: Path) -> None:
+    early, whole = (Result(tmp_path, 10, finished, {}) for finished in (False, True))
+    with pytest.raises(KeyboardInterrupt):
+        campaign.measure(tmp_path / "rows.jsonl", {
+            "whole": lambda: {"steps": campaign.whole(whole).steps},
+            "early": lambda: {"steps": campaign.whole(early).steps},
+        })  # fmt: skip
+    assert [row["key"] for row in Ledger(tmp_path / "rows.jsonl").rows()] == ["whole"]

@@ -171,9 +171,8 @@ def test_stable_baselines3_measures_and_learns_states(shown: bool, monkeypatch: 
     assert weights.states == (0.0 if shown else 0.3)  # its own reward does not know what the actions are
     assert (model.method.density is None) == shown
     if not shown:
-        near, far = model.method.density.familiarity(
-            model.method.density.normalized(torch.tensor([[0.0, 0.0, 0.0], [5.0, 5.0, 5.0]]))
-        )
+        density, states = model.method.density, torch.tensor([[0.0] * 3, [5.0] * 3])
+        near, far = density.familiarity(density.normalized(states))
         assert near == 0.0
         assert far < -10.0
 

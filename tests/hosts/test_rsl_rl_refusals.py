@@ -10,10 +10,12 @@ from runners import Algorithm, checkpoint, collected, residual, runner, small_po
 
 pytest.importorskip("rsl_rl")
 from rsl_rl.runners import OnPolicyRunner
-from runner_envs import OURS, Drift, settings
+from runner_envs import ACTIONS, OURS, SIZE, Drift, settings
 
+from repolicy import load_policy
 from repolicy.errors import FileError, UsageError
 from repolicy.hosts import kept_prior as common
+from repolicy.hosts.prior_reward import prior_reward
 
 WRONG = [
     ({"prior": "nowhere.pt"}, "there is no file nowhere.pt"),
@@ -47,6 +49,14 @@ def test_a_checkpoint_of_the_runner_s_takes_no_reading(tmp_path: Path) -> None:
 def test_a_recurrent_prior_needs_a_recurrent_actor(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is recurrent, and this runner's actor has no memory"):
         runner(algorithm=residual(str(checkpoint(tmp_path, "lstm"))))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_elsewhere_a_checkpoint_is_read_with_the_activation_that_is_told(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path)
+    observations, actions = torch.randn(7, SIZE), torch.randn(7, ACTIONS)
+    found = prior_reward({"path": path, "activation": "tanh"}, 1.0, 0.0)(observations, actions, *torch.zeros(2, 7))
+    torch.testing.assert_close(found, load_policy(path, activation="tanh").log_prob(observations, actions))
 
 
 def test_a_checkpoint_that_runs_code_is_refused(tmp_path: Path) -> None:

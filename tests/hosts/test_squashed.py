@@ -17,10 +17,11 @@ from small import small_policy
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from repolicy import Policy
+from repolicy import Policy, load_policy
 from repolicy.errors import UsageError
 from repolicy.hosts.begun import as_gaussian, as_squashed, with_one_std
 from repolicy.hosts.sb3 import ResidualPPO, Squashed, to_repolicy
+from repolicy.readers.described import CannotCopyError
 
 OMEGA, ALPHA = 0.3, 0.2
 
@@ -183,6 +184,8 @@ def test_an_actor_of_rsl_rl_made_of_our_policy_is_that_policy(tmp_path: Path, fa
     again = OnPolicyRunner(env, made_like(prior), None, "cpu")
     again.load(str(tmp_path / "model.pt"))
     assert_alike(again.alg.get_policy().state_dict(), actor.state_dict())
+    with pytest.raises(CannotCopyError, match=r"of a PolicyActor, .*to_repolicy\(runner.alg.get_policy\(\)\)"):
+        load_policy(tmp_path / "model.pt")
 
 
 def made_like(prior: Policy) -> dict[str, Any]:

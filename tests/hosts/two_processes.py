@@ -3,8 +3,8 @@
 import contextlib
 import hashlib
 import io
-import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -22,8 +22,8 @@ class Push:
 
 def main(rank: int) -> str:
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    place = {"init_method": "tcp://127.0.0.1:29517", "timeout": timedelta(minutes=2)}
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2, **place)
     from repolicy.hosts.rsl_rl import ResidualPPO
 
     config = settings(algorithm={"class_name": OURS, "omega": 0.2, "alpha": 0.1, "kl_budget": 0.5, "prior": Push()})
@@ -45,6 +45,7 @@ def main(rank: int) -> str:
     return f"{hashlib.sha256(b''.join(tensors)).hexdigest()} {algorithm.steering}"
 
 
-with contextlib.redirect_stdout(io.StringIO()):
-    said = main(int(sys.argv[1]))
-print(said)
+if __name__ == "__main__":
+    with contextlib.redirect_stdout(io.StringIO()):
+        said = main(1)
+    print(said)

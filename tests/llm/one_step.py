@@ -62,13 +62,9 @@ def main(prior: str, data: str, out: str, rows: str) -> None:
 
     common = {"objective": residual(0.3, 0.2), "processing_class": AutoTokenizer.from_pretrained(prior)}
     fixed = ResidualGRPOTrainer(
-        model(),
-        addon,
-        settings(ResidualGRPOConfig, *online, "--output_dir", f"{out}/fixed"),
-        Dataset.from_list([{"prompt": "."}] * 8),
-        rollout_func=rollout,
-        **common,
-    )
+        model(), addon, settings(ResidualGRPOConfig, *online, "--output_dir", f"{out}/fixed"),
+        Dataset.from_list([{"prompt": "."}] * 8), rollout_func=rollout, **common,
+    )  # fmt: skip
     fixed.train()
     fixed.save_model(f"{out}/fixed")
     labelled = [

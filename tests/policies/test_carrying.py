@@ -128,13 +128,8 @@ def test_names_units_and_the_control_period_of_a_robot(tmp_path: Path) -> None:
     cheetah, ant, dog = (carried(path) for path in sorted(tmp_path.glob("*.pt"), key=lambda p: "HAG".index(p.name[0])))
     assert cheetah["actions"]["names"] == ["bthigh", "bshin", "bfoot", "fthigh", "fshin", "ffoot"]
     assert [cheetah["observations"]["names"][index] for index in (2, 8)] == ["position of bthigh", "velocity of rootx"]
-    assert [cheetah["observations"]["units"][index] for index in (0, 1, 8, 9, 10)] == [
-        "m",
-        "rad",
-        "m/s",
-        "m/s",
-        "rad/s",
-    ]
+    units = cheetah["observations"]["units"]
+    assert [units[index] for index in (0, 1, 8, 9, 10)] == ["m", "rad", "m/s", "m/s", "rad/s"]
     assert ant["actions"]["names"][:2] == ["hip_4", "ankle_4"]  # motors are in another order than joints
     assert [ant["observations"]["names"][index] for index in (0, 4, 13, 27)] == [
         *("position of root.z", "position of root.qz", "velocity of root.x", "cfrc_ext[0]"),

@@ -17,13 +17,11 @@ from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import shares_memory
 
 PROGRAM = """
-import numpy as np
-
 def steer(observations):
     return -0.4 * observations
 
 def wish(observations, actions, next_observations, info):
-    return -np.square(actions[:, 0])
+    return -(actions[:, 0] ** 2)
 """
 TWICE = """
 import sys
@@ -35,8 +33,6 @@ try:
     main([*sys.argv[1:], "--out", "ranks"])
 except SystemExit as refused:
     assert refused.code == 2
-else:
-    raise AssertionError("a run was not refused")
 main([*sys.argv[1:], "--out", "torchrun"])
 """
 

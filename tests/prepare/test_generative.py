@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from noise_worlds import AIM, COST, HERE, RIGHT, SKEWED, WALK, named, same, three
+from quick_graphs import quick_graph
 from small_runs import Listening
 from torch import Tensor, nn
 
@@ -127,19 +128,9 @@ class Flow(nn.Module):
         return torch.tanh(noise.flatten(1) + seen.sum(1, keepdim=True))
 
 
-def written(file: Path, module: nn.Module, *inputs: Tensor) -> None:
-    """Write a module as a graph, by the exporter that is the quickest and is called old."""
-    names = ["seen", "noise"]
-    with warnings.catch_warnings(action="ignore"):
-        torch.onnx.export(
-            module, inputs or (torch.zeros(2, 2),) * 2, file, input_names=names, dynamo=False,
-            dynamic_axes={name: {0: "rows"} for name in names},
-        )  # fmt: skip
-
-
 def test_a_graph_and_torchscript_decode_as_the_module_does(tmp_path: Path) -> None:
     flow, noise, seen = Flow(), torch.randn(5, 2, 3), torch.randn(5, 4)
-    written(tmp_path / "flow.onnx", flow, seen, noise)
+    (tmp_path / "flow.onnx").write_bytes(quick_graph(flow, (seen, noise)))
     with warnings.catch_warnings(action="ignore"):
         torch.jit.trace(flow, (seen, noise.flatten(1))).save(str(tmp_path / "flow.pt"))
     for file in ("flow.onnx", "flow.pt"):
@@ -162,15 +153,19 @@ class Shifted(nn.Module):
         return self.sign * noise - 0.1 * seen
 
 
+def shifted(sign: float) -> bytes:
+    return quick_graph(Shifted(sign), (torch.zeros(2, 2), torch.zeros(2, 2)))
+
+
 def test_a_policys_file_needs_no_other_to_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither where its decoder is gone, nor where another has its name."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     flow, moved, out = tmp_path / "flow_noise.onnx", tmp_path / "moved.safetensors", tmp_path / "run"
-    written(flow, Shifted(1.0))
+    flow.write_bytes(shifted(1.0))
     result = customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, env=WALK, noise=2)
     before = evaluate(result.folder, episodes=20, trust=True).basic
     moved.write_bytes((out / "policy.safetensors").read_bytes())
-    written(flow, Shifted(-1.0))
+    flow.write_bytes(shifted(-1.0))
     with pytest.raises(UsageError, match="another file than when this run began"):
         customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, noise=2, resume=True, trust=True)
     np.testing.assert_array_equal(evaluate(moved, episodes=20, trust=True).basic, before)
@@ -196,10 +191,10 @@ def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(tmp_path: Path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(decoders, "LARGEST", 10)
     flow, out = tmp_path / "flow_noise.onnx", tmp_path / "run"
-    written(flow, Shifted(1.0))
+    flow.write_bytes(shifted(1.0))
     customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, env=WALK, noise=2)
     evaluate(out, episodes=2, trust=True)
-    written(flow, Shifted(-1.0))
+    flow.write_bytes(shifted(-1.0))
     with pytest.raises(FileError, match="is another file now"):
         evaluate(out, episodes=2, trust=True)
     flow.unlink()

@@ -159,12 +159,8 @@ def doctor() -> dict[str, Any]:
     facts: dict[str, Any] = dict(versions())
     facts["cores"] = physical_cores()
     facts["environments"] = _environments()
-    library = renderer()
-    facts["rendering"] = (
-        f"works off-screen with MUJOCO_GL={library}"
-        if library
-        else "does not work: install libegl1 or libosmesa6 for films"
-    )
+    library, lacks = renderer(), "libegl1 or libosmesa6 for films" if find_spec("mujoco") else "the extra engine"
+    facts["rendering"] = f"works off-screen with MUJOCO_GL={library}" if library else f"does not work: install {lacks}"
     for extra, packages in EXTRAS.items():
         missing = ", ".join(name for name in packages if find_spec(name) is None)
         facts[f"extra {extra}"] = f"missing {missing}: pip install 'repolicy[{extra}]'" if missing else "installed"

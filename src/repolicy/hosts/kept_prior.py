@@ -39,7 +39,7 @@ def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], e
 
 
 BESIDE = "; give it beside the path: prior={'path': FILE, ...}"
-READING = ("std", "temperature", "vecnormalize", "trust")  # what a mapping says of a file, beside its path
+READING = ("std", "temperature", "vecnormalize", "activation", "demonstrations", "layout", "trust")  # beside a path
 
 
 class Opened(NamedTuple):
@@ -51,7 +51,7 @@ class Opened(NamedTuple):
 
 
 def path_of(given: Any) -> Any:
-    """Return what a mapping `{path, std, temperature, vecnormalize, trust}` names, and anything else as it is."""
+    """Return what a mapping of a `path` and how to read it names, and anything else as it is."""
     if not isinstance(given, Mapping):
         return given
     if "path" not in given or (unknown := {*given} - {"path", *READING}):
@@ -70,6 +70,8 @@ def open_prior(given: Any) -> Opened:
         reading = dict(given) if isinstance(given, Mapping) else {}
         trust = reading.pop("trust", False) is True  # and no word, such as "false"
         reading.pop("path", None)
+        if "activation" in reading:
+            reading["file_activation"] = reading.pop("activation")
         with told_in_python("" if reading else BESIDE):  # who gave some knows where
             prior: Any = opened(path, Options(**reading), trust)
         notes = getattr(prior, "notes", [])

@@ -84,6 +84,11 @@ def _layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
         names = list(tensors)
         if any(name.startswith(("memory", "rnn")) for name in tensors):
             raise CannotCopyError("the policy has a memory (a recurrent layer)")
+        if "mlp.weights.0" in tensors:
+            raise CannotCopyError(
+                "it is of a PolicyActor, whose shape is not in it: save_policy keeps repolicy.hosts.rsl_rl's "
+                "to_repolicy(runner.alg.get_policy())"
+            )
         if any(name.startswith(("cnn", "actor_cnn")) for name in tensors):
             raise CannotCopyError("the policy looks at images")
         if below(tensors, layout.actor):
