@@ -61,6 +61,13 @@ def evaluation(basic: np.ndarray, addon: np.ndarray) -> Evaluation:
     return Evaluation("env", "gymnasium", True, 0, basic, addon, None, one, one, one)
 
 
+def test_a_point_is_judged_by_sampled_noise_where_that_is_what_acts() -> None:
+    mean, sampled = (evaluation(np.full(2, basic), np.full(2, addon)) for basic, addon in ((1.0, 2.0), (3.0, 4.0)))
+    for env, judged in (("env", (1.0, 2.0)), (noise_worlds.named("same"), (3.0, 4.0))):
+        point = Point(0.1, Path("nowhere"), *(dataclasses.replace(each, env=env) for each in (mean, sampled)))
+        assert (point.basic, point.addon) == judged
+
+
 # HalfCheetah's hind leg, as docs/results-customizing.md has it
 SWEPT = [(np.inf, 7599.0, -3899.0), (0.1, -60.0, -22.0), (0.17, 3846.0, -757.0), (0.3, 6071.0, -1733.0)]
 SWEPT += [(0.6, 7162.0, -2855.0), (1.0, 7427.0, -3319.0), (3.0, 7572.0, -3756.0)]

@@ -178,7 +178,8 @@ def customize(
         init = folder.init if before.init and init == "auto" else init
     if not wishes:
         raise UsageError(f"customizing {NO_ADDON}")
-    asked, (start, name) = name, start_of(
+    asked = name
+    start, name = start_of(
         prior, name, settings, noise, chunk, trust, folder.prior, before is not None, reading, init
     )  # fmt: skip
     looks = 1 + (name != asked)  # at a prior that acts: a generative policy's statistics take one more
