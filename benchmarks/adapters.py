@@ -14,13 +14,13 @@ import contextlib
 import json
 import os
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.turns import median_and_quartiles, slice_of
 from experiments.batches import ForRslRl, ForSb3, Paid
 from experiments.ledger import command, commit
 
@@ -72,21 +72,6 @@ def rsl_rl(residual: bool) -> Iteration:
     runner = OnPolicyRunner(ForRslRl(Paid(ENV, ADDON, COUNT, 0)), config, None, "cpu")
     from_repolicy(load_policy(PRIOR), runner.alg.get_policy())
     return lambda: runner.learn(1)
-
-
-def slice_of(iterate: Iteration, seconds: float) -> tuple[float, float]:
-    """Seconds that an iteration took over a slice: on the clock, and of the processor."""
-    count, began, busy = 0, time.perf_counter(), time.process_time()
-    while time.perf_counter() - began < seconds:
-        iterate()
-        count += 1
-    return (time.perf_counter() - began) / count, (time.process_time() - busy) / count
-
-
-def median_and_quartiles(ratios: list[float]) -> list[float]:
-    """[median, lower quartile, upper quartile]."""
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    return [round(value, 4) for value in (middle, low, high)]
 
 
 def main() -> None:

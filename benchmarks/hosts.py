@@ -10,6 +10,8 @@ import argparse
 import contextlib
 import json
 import os
+import statistics
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +20,8 @@ from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 from torch import Tensor
 
-from benchmarks.adapters import median_and_quartiles, slice_of
-from experiments.ledger import command, commit
+from benchmarks.turns import median_and_quartiles, slice_of
+from experiments.ledger import Ledger
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import PolicySpec, seeded
 
@@ -89,28 +91,34 @@ def shapes(ours: Any) -> dict[str, list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cuda", help="cuda, cpu or meta")
+    parser.add_argument("--out", type=Path, default=Path("results/hosts.jsonl"))
     parser.add_argument("--envs", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=24, help="of each environment between two updates")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=2.0)
     options = parser.parse_args()
     size = options.envs, options.steps, options.device
-    row: dict[str, Any] = {"command": command(), "commit": commit(), "device": options.device, "envs": options.envs}
     ours = runner(*size, residual())
     if options.device == "meta":
-        print(json.dumps(row | shapes(ours)))
+        print(json.dumps(shapes(ours)))
         return
-    pair, ratios = (runner(*size, {"class_name": "PPO"}), ours), list[float]()
+    pair, ratios, seconds = (runner(*size, {"class_name": "PPO"}), ours), list[float](), list[float]()
     with contextlib.redirect_stdout(open(os.devnull, "w")):
         for turn in range(-1, options.rounds):  # the first warms up
             order = pair if turn % 2 else pair[::-1]
             took = {id(each): slice_of(lambda each=each: each.learn(1), options.seconds)[0] for each in order}  # type: ignore[misc]
             if turn >= 0:
+                seconds.append(took[id(pair[0])])
                 ratios.append(took[id(ours)] / took[id(pair[0])] - 1.0)
-    name = torch.cuda.get_device_name() if options.device.startswith("cuda") else options.device
-    print(
-        json.dumps(row | {"name": name, "seconds": round(took[id(ours)], 4), "overhead": median_and_quartiles(ratios)})
-    )
+    row = {
+        "key": torch.cuda.get_device_name() if options.device.startswith("cuda") else options.device,
+        "envs": options.envs,
+        "rounds": options.rounds,
+        "seconds": round(statistics.median(seconds), 4),
+        "overhead": median_and_quartiles(ratios),
+    }
+    Ledger(options.out).add(row)
+    print(json.dumps(row))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "llm/*": ("src/repolicy/llm", "experiments/llm"),
     "rql.jsonl": ("src/repolicy/rql", "experiments/rql.py", *TRAINING),  # Residual PPO's rows are the engine's
     "adapters.jsonl": (*HOSTS, "benchmarks/adapters.py"),
+    "hosts.jsonl": (*HOSTS, "benchmarks/hosts.py"),
     "through_hosts.jsonl": (*HOSTS, "experiments/through_hosts.py", *TRAINING),  # some rows are the engine's
     "fine_tuning.jsonl": (*HOSTS, "experiments/fine_tuning.py", *POLICY),
     "planning.jsonl": (*POLICY, "src/repolicy/prepare", "src/repolicy/planning"),
