@@ -24,10 +24,10 @@ from repolicy.envs.gaits import power
 assert mjlab.tasks  # importing it registers the tasks
 
 
-def thrifty(env: ManagerBasedRlEnv, price: float = 0.0002) -> torch.Tensor:
-    """Return −0.0002 a watt of mechanical power, `[N]`. At −0.001 standing still pays."""
+def thrifty(env: ManagerBasedRlEnv) -> torch.Tensor:
+    """Return −0.001 a watt of mechanical power, `[N]`. It pays to walk slowly; a smaller price asks for less."""
     robot = env.scene["robot"].data
-    return price * power(robot.qfrc_actuator, robot.joint_vel)
+    return 0.001 * power(robot.qfrc_actuator, robot.joint_vel)
 
 
 def right(env: ManagerBasedRlEnv) -> torch.Tensor:

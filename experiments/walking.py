@@ -5,8 +5,7 @@
     python -m experiments.walking --prior logs/rsl_rl/go1_velocity/RUN/model_399.pt
 
 in an environment with mjlab. A line of the ledger for the prior and for each run: its last policy's mean action in one
-episode of 1,024 robots, its curves, and what an iteration took; the wish is at −0.001 a watt. A run that is in the
-file is not repeated.
+episode of 1,024 robots, its curves, and what an iteration took. A run that is in the file is not repeated.
 """
 
 import runpy
@@ -25,9 +24,7 @@ from repolicy.loading import file_sum
 
 TASK, EXPERIMENT = "Mjlab-Velocity-Flat-Unitree-Go1", "go1_velocity"
 PLAIN = {"omega": 0.0, "alpha": 0.0, "critic_warmup": 5}  # PPO, begun as the prior
-HIGH = 0.001  # the price of a watt of all runs but the example's own; for it a robot that stands earns more
 RUNS: dict[str, dict[str, Any]] = {  # what is named beside the prior and the wish
-    "example": {},
     "less_power": {},
     "few_minibatches": {"num_mini_batches": 4},
     "wish_alone": PLAIN,
@@ -42,13 +39,9 @@ CURVES = {
 TIMES = {"collecting": "Perf/collection_time", "learning": "Perf/learning_time"}
 
 
-def wished(prior: str, price: float | None = None) -> Any:
-    """Return the example's settings of mjlab, at another price of a watt if one is named."""
-    example = runpy.run_path("examples/mjlab_residual.py")
-    config = example["wished"](TASK, prior)
-    if price is not None:
-        config.env.metrics["wish"].params["wish"] = partial(example["thrifty"], price=price)
-    return config
+def wished(prior: str) -> Any:
+    """Return the example's settings of mjlab."""
+    return runpy.run_path("examples/mjlab_residual.py")["wished"](TASK, prior)
 
 
 def speed_error(env: Any) -> torch.Tensor:
@@ -65,7 +58,7 @@ def evaluated(checkpoint: Path, envs: int) -> Row:
     from mjlab.rl import MjlabOnPolicyRunner, RslRlVecEnvWrapper
     from mjlab.tasks.registry import load_rl_cfg
 
-    config, device = wished("", HIGH).env, "cuda:0" if torch.cuda.is_available() else "cpu"
+    config, device = wished("").env, "cuda:0" if torch.cuda.is_available() else "cpu"
     config.scene.num_envs, config.seed = envs, 12345
     config.metrics["speed_error"] = MetricsTermCfg(func=speed_error)
     env = RslRlVecEnvWrapper(ManagerBasedRlEnv(cfg=config, device=device))
@@ -115,8 +108,8 @@ def last_policy(name: str, seed: int, prior: Path, iterations: int, envs: int) -
     from mjlab.scripts.train import launch_training
     from mjlab.tasks.registry import load_rl_cfg
 
-    config, named = wished(str(prior), None if name == "example" else HIGH), RUNS[name]
-    usual = {} if name in ("example", "less_power", "few_minibatches") else asdict(load_rl_cfg(TASK).algorithm)
+    config, named = wished(str(prior)), RUNS[name]
+    usual = {} if name in ("less_power", "few_minibatches") else asdict(load_rl_cfg(TASK).algorithm)
     config.agent.algorithm = usual | config.agent.algorithm | named
     config.agent.run_name, config.agent.seed = f"{name}_{seed}", seed
     config.agent.max_iterations, config.env.scene.num_envs = iterations, envs
@@ -139,7 +132,7 @@ def run(name: str, seed: int, prior: Path, iterations: int, envs: int, robots: i
 def main() -> None:
     parser = campaign.parser("walking", __doc__, ())
     parser.add_argument("--prior", type=Path, required=True, help="a checkpoint of mjlab's own training")
-    parser.add_argument("--runs", nargs="+", default=["example/0"], metavar="NAME/SEED")
+    parser.add_argument("--runs", nargs="+", default=["less_power/0"], metavar="NAME/SEED")
     parser.add_argument("--iterations", type=int, default=150)
     parser.add_argument("--envs", type=int, default=4096)
     parser.add_argument("--robots", type=int, default=1024, help="in an evaluation")

@@ -6,17 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
-from runners import runner
+from runners import collected, residual, runner, small_policy
 from sb3_models import trained
 
 from repolicy.cli.main import main
 from repolicy.errors import FileError, UsageError
-from repolicy.hosts.resuming import causes, read_checkpoint
+from repolicy.hosts.resuming import causes, first_ratios, read_checkpoint
 
 
 def saved(path: Path, change: Callable[[dict[str, Any]], Any] = lambda checkpoint: None) -> Path:
@@ -150,3 +151,50 @@ def test_an_actor_s_own_optimizer_counts(tmp_path: Path) -> None:
     sac.learn(20)
     sac.save(tmp_path / "sac.zip")
     assert read_checkpoint(tmp_path / "sac.zip").remembers
+
+
+def rollout(folder: Path) -> tuple[Path, Path]:
+    """Return rsl_rl's checkpoint before its first update, and the batch that its policy sampled."""
+    started = runner(algorithm=residual(small_policy()))
+    storage = collected(started)
+    torch.save(started.alg.save() | {"iter": 0}, folder / "model_0.pt")
+    flat = {"observations": storage.observations["policy"], "actions": storage.actions}
+    arrays = {name: tensor.flatten(0, 1).numpy() for name, tensor in flat.items()}
+    (folder / "params").mkdir()
+    (folder / "params/agent.yaml").write_text("actor:\n  activation: tanh\n")
+    np.savez(folder / "first.npz", **arrays, log_probs=storage.actions_log_prob.flatten().numpy())
+    return folder / "model_0.pt", folder / "first.npz"
+
+
+def changed(path: Path, actor: Callable[[dict[str, torch.Tensor]], Any]) -> Path:
+    checkpoint = torch.load(path)
+    actor(checkpoint["actor_state_dict"])
+    torch.save(checkpoint, path)
+    return path
+
+
+def test_a_batch_that_another_policy_sampled_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, batch = rollout(tmp_path)
+    capsys.readouterr()
+    asked = ["doctor", str(path), "--batch", str(batch), "--json"]
+    main(asked)
+    assert "log-probabilities" not in capsys.readouterr().out
+    changed(path, lambda actor: actor["distribution.std_param"].mul_(2.0))
+    main(asked)
+    said = json.loads(capsys.readouterr().out)["causes"]
+    assert any(each.startswith("the log-probabilities of the batch are not the checkpoint's") for each in said)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "sentence"),
+    [
+        ("actions", np.zeros((3, 4)), "actions have the shape"),
+        ("observations", np.full((3, 3), np.nan), "not finite, the first in row 0"),
+        ("observations", np.array([["a"] * 3] * 3), "observations have the shape"),
+    ],
+)
+def test_a_batch_of_another_shape_is_one_sentence(tmp_path: Path, name: str, array: Any, sentence: str) -> None:
+    arrays = {"observations": np.zeros((3, 3)), "actions": np.zeros((3, 2)), "log_probs": np.zeros(3)} | {name: array}
+    np.savez(tmp_path / "batch.npz", **arrays)
+    with pytest.raises(FileError, match=sentence):
+        first_ratios(small_policy(), tmp_path / "batch.npz")

@@ -104,17 +104,22 @@ class Doctor(Command):
     """A checkpoint of rsl_rl or Stable-Baselines3, or rsl_rl's folder: soon after it was resumed."""
     before: Path | None = None
     """The checkpoint that was resumed."""
+    batch: Path | None = None
+    """Observations, actions and log_probs (.npz) that RUN's policy sampled before its next update."""
 
     def run(self) -> dict[str, Any]:
         if self.checkpoint is None:
-            if self.before is not None:
-                raise UsageError("--before goes with the checkpoint of the training that went on from it")
+            if self.before is not None or self.batch is not None:
+                raise UsageError("--before and --batch go with the checkpoint of the training that went on")
             return doctor()
-        from repolicy.hosts.resuming import causes, read_checkpoint
+        from repolicy.hosts.resuming import causes, first_ratios, read_checkpoint
+        from repolicy.priors.opening import load_policy
         from repolicy.report.host_page import checkpoint_in
 
-        now = read_checkpoint(checkpoint_in(self.checkpoint))
-        found = causes(now, None if self.before is None else read_checkpoint(self.before))
+        path = checkpoint_in(self.checkpoint)
+        found = causes(read_checkpoint(path), None if self.before is None else read_checkpoint(self.before))
+        if self.batch is not None:
+            found += first_ratios(load_policy(path), self.batch)
         terminal = Terminal()
         for sentence in found or ["none of the usual causes is there"]:
             terminal.say(sentence)

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.loading import read_bytes
+from repolicy.policies.policy import Policy
+from repolicy.readers.demonstrations import read_npz
 from repolicy.readers.pickles import load
 
 FAR = 2.0  # times: by so much a learning rate or a std does not change in a few iterations
 COLLAPSED = 0.01  # a std below this hardly tries anything
 SHIFTED = 0.25  # of a std: by so much the mean of an observation moves only where statistics begin anew
+NEAR = 0.05  # nats, in the mean: less is the rounding, and statistics that move within a rollout
 
 Tensors = dict[str, np.ndarray]
 
@@ -110,6 +114,35 @@ def causes(now: Checkpoint, before: Checkpoint | None = None) -> list[str]:
     if same and all(np.array_equal(now.critic[name], before.critic[name]) for name in now.critic):
         found.append("the critic is the one of before: where the reward is another, begin with a fresh one, alone")
     return found
+
+
+def first_ratios(policy: Policy, batch: Path) -> list[str]:
+    """Return a sentence where a batch's log-probabilities are not those of the policy that is to have sampled it.
+
+    The batch is an .npz of a first rollout: `observations` `[..., O]`, `actions` `[..., A]`, `log_probs` `[...]`.
+    """
+    arrays = read_npz(batch, ("observations", "actions", "log_probs"))
+    sizes = {"observations": policy.observation_size, "actions": policy.actions.width, "log_probs": 1}
+    steps = arrays["log_probs"].size
+    for name, size in sizes.items():
+        if arrays[name].dtype.kind not in "fiu" or arrays[name].size != steps * size:
+            raise FileError(
+                f"{batch}: {name} have the shape {arrays[name].shape}, where {steps:,} steps of this policy have "
+                f"{size} numbers each"
+            )
+    rows, actions = (torch.from_numpy(arrays[name].reshape(steps, -1)).float() for name in ("observations", "actions"))
+    with in_one_sentence(f"{batch}: the actions are not this policy's", FileError):
+        told = policy.log_prob(rows, actions).numpy()
+    far = told - arrays["log_probs"].reshape(-1)
+    if not np.isfinite(far).all():
+        raise FileError(f"{batch}: log-probabilities are not finite, the first in row {np.argmin(np.isfinite(far))}")
+    if np.abs(far).mean() < NEAR:
+        return []
+    low, high = np.exp(np.quantile(far, (0.05, 0.95)))
+    return [
+        "the log-probabilities of the batch are not the checkpoint's: nine in ten ratios, 1 before an update, are "
+        f"{low:.2g} to {high:.2g}, so what acted had other weights, statistics or std; load all of it before it acts"
+    ]
 
 
 def _of_statistics(now: Tensors, before: Tensors) -> list[str]:
