@@ -124,6 +124,9 @@ def test_what_was_saved_beside_another_prior_is_refused_with_both_names(host: An
     for prior, name in ((str(tmp_path / "b.safetensors"), "b.safetensors"), (PRIOR, "a Policy")):
         with pytest.raises(UsageError, match=f"made beside the prior .*a.safetensors, and .*{name} is another"):
             host.resumed(tmp_path, prior)
+    (tmp_path / "b.safetensors").replace(tmp_path / "a.safetensors")
+    with pytest.raises(UsageError, match="a.safetensors, and today's has other numbers"):
+        host.resumed(tmp_path, str(tmp_path / "a.safetensors"))
 
 
 class Broken:

@@ -114,9 +114,11 @@ def check_same_prior(given: Mapping[str, Tensor], kept: Mapping[str, Tensor], na
     """Raise where the prior that is named now has other numbers than the one that a checkpoint was made beside."""
     if given.keys() == kept.keys() and all(torch.equal(given[key].cpu(), kept[key].cpu()) for key in given):
         return
+    its = printable(str(theirs or "in it"))
+    another = "today's has other numbers, or is read with another std" if its == name else f"{name} is another"
     raise UsageError(
-        f"the checkpoint was made beside the prior {printable(str(theirs or 'in it'))}, and {name} is another: name "
-        "the checkpoint's own prior, or begin a run of its own"
+        f"the checkpoint was made beside the prior {its}, and {another}: name the checkpoint's own prior, or begin a "
+        "run of its own"
     )
 
 
