@@ -1,11 +1,16 @@
-"""A walking robot of mjlab, customized on a GPU by `examples/mjlab_residual.py`: its old reward, power, falls, speed.
+"""Robots of mjlab, customized by `examples/mjlab_residual.py`: the old reward, the wish, falls, and the curves.
 
     train Mjlab-Velocity-Flat-Unitree-Go1 --env.scene.num-envs 4096 \\
         --agent.max-iterations 400 --agent.logger tensorboard
     python -m experiments.walking --prior logs/rsl_rl/go1_velocity/RUN/model_399.pt
 
-in an environment with mjlab. A line of the ledger for the prior and for each run: its last policy's mean action in one
-episode of 1,024 robots, its curves, and what an iteration took. A run that is in the file is not repeated.
+in an environment with mjlab. The example's cart needs no GPU (`--gpu-ids None` behind `train`):
+
+    python -m experiments.walking --robot cart --prior logs/rsl_rl/cartpole/RUN/model_50.pt \\
+        --runs to_the_right/0 to_the_right/1 --iterations 100 --envs 128
+
+A line of the ledger for the prior and for each run: its last policy's mean action in one episode of 1,024 robots, its
+curves, and what an iteration took. A run that is in the file is not repeated.
 """
 
 import runpy
@@ -22,10 +27,14 @@ from experiments import campaign
 from experiments.ledger import Row
 from repolicy.loading import file_sum
 
-TASK, EXPERIMENT = "Mjlab-Velocity-Flat-Unitree-Go1", "go1_velocity"
+ROBOTS = {  # mjlab's task, and its folder of runs
+    "go1": ("Mjlab-Velocity-Flat-Unitree-Go1", "go1_velocity"),
+    "cart": ("Mjlab-Cartpole-Balance", "cartpole"),
+}
 PLAIN = {"omega": 0.0, "alpha": 0.0, "critic_warmup": 5}  # PPO, begun as the prior
 RUNS: dict[str, dict[str, Any]] = {  # what is named beside the prior and the wish
     "less_power": {},
+    "to_the_right": {},
     "few_minibatches": {"num_mini_batches": 4},
     "wish_alone": PLAIN,
     "both_rewards": {"critic_warmup": 5, "objective": {"task": "both", "omega": 0.0, "alpha": 0.0}},
@@ -39,9 +48,9 @@ CURVES = {
 TIMES = {"collecting": "Perf/collection_time", "learning": "Perf/learning_time"}
 
 
-def wished(prior: str) -> Any:
+def wished(task: str, prior: str) -> Any:
     """Return the example's settings of mjlab."""
-    return runpy.run_path("examples/mjlab_residual.py")["wished"](TASK, prior)
+    return runpy.run_path("examples/mjlab_residual.py")["wished"](task, prior)
 
 
 def speed_error(env: Any) -> torch.Tensor:
@@ -51,35 +60,42 @@ def speed_error(env: Any) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def evaluated(checkpoint: Path, envs: int) -> Row:
+def evaluated(robot: str, checkpoint: Path, envs: int) -> Row:
     """Return means over one episode of each robot by the mean action; the old reward's terms are a second's."""
     from mjlab.envs import ManagerBasedRlEnv
     from mjlab.managers.metrics_manager import MetricsTermCfg
     from mjlab.rl import MjlabOnPolicyRunner, RslRlVecEnvWrapper
     from mjlab.tasks.registry import load_rl_cfg
 
-    config, device = wished("").env, "cuda:0" if torch.cuda.is_available() else "cpu"
+    task, _ = ROBOTS[robot]
+    config, device = wished(task, "").env, "cuda:0" if torch.cuda.is_available() else "cpu"
     config.scene.num_envs, config.seed = envs, 12345
-    config.metrics["speed_error"] = MetricsTermCfg(func=speed_error)
+    if robot == "go1":
+        config.metrics["speed_error"] = MetricsTermCfg(func=speed_error)
     env = RslRlVecEnvWrapper(ManagerBasedRlEnv(cfg=config, device=device))
-    runner = MjlabOnPolicyRunner(env, asdict(load_rl_cfg(TASK)), None, device)
+    runner = MjlabOnPolicyRunner(env, asdict(load_rl_cfg(task)), None, device)
     runner.load(str(checkpoint), load_cfg={"actor": True}, map_location=device)
-    policy, task, metrics = runner.get_inference_policy(), env.unwrapped.reward_manager, env.unwrapped.metrics_manager
-    names = [*task.active_terms, *metrics.active_terms]
+    policy, terms, metrics = runner.get_inference_policy(), env.unwrapped.reward_manager, env.unwrapped.metrics_manager
+    names = [*terms.active_terms, *metrics.active_terms]
     sums, lengths, falls = torch.zeros(envs, len(names), device=device), torch.zeros(envs, device=device), 0
     first = torch.ones(envs, dtype=torch.bool, device=device)
     observations = env.reset()[0]
     for _ in range(env.max_episode_length):
         observations, _, dones, extras = env.step(policy(observations))
-        sums += torch.where(first.unsqueeze(-1), torch.cat([task._step_reward, metrics._step_values], -1), 0.0)
+        sums += torch.where(first.unsqueeze(-1), torch.cat([terms._step_reward, metrics._step_values], -1), 0.0)
         lengths += first
         falls += int((first & (dones > 0) & ~extras["time_outs"]).sum())
         first &= dones == 0
     env.close()
     steps = (sums / lengths.unsqueeze(-1)).T
     found = {name: mean_and_error(steps[at]) for at, name in enumerate(names)}
-    terms = sums[:, : len(task.active_terms)].sum(-1) * env.unwrapped.step_dt
-    return {"return": mean_and_error(terms), "length": mean_and_error(lengths), "falls": falls, "robots": envs} | found
+    returns = sums[:, : len(terms.active_terms)].sum(-1) * env.unwrapped.step_dt
+    return {
+        "return": mean_and_error(returns),
+        "length": mean_and_error(lengths),
+        "falls": falls,
+        "robots": envs,
+    } | found
 
 
 def mean_and_error(values: torch.Tensor) -> list[float]:
@@ -103,34 +119,36 @@ def logged(folder: Path) -> Row:
     }
 
 
-def last_policy(name: str, seed: int, prior: Path, iterations: int, envs: int) -> Path:
+def last_policy(robot: str, name: str, seed: int, prior: Path, iterations: int, envs: int) -> Path:
     """Train a run; return its last checkpoint."""
     from mjlab.scripts.train import launch_training
     from mjlab.tasks.registry import load_rl_cfg
 
-    config, named = wished(str(prior)), RUNS[name]
-    usual = {} if name in ("less_power", "few_minibatches") else asdict(load_rl_cfg(TASK).algorithm)
+    (task, folder), named = ROBOTS[robot], RUNS[name]
+    config = wished(task, str(prior))
+    usual = asdict(load_rl_cfg(task).algorithm) if "critic_warmup" in named else {}  # PPO as mjlab has it
     config.agent.algorithm = usual | config.agent.algorithm | named
     config.agent.run_name, config.agent.seed = f"{name}_{seed}", seed
     config.agent.max_iterations, config.env.scene.num_envs = iterations, envs
-    launch_training(TASK, config)
-    return max(Path("logs/rsl_rl", EXPERIMENT).glob(f"*_{name}_{seed}/model_{iterations - 1}.pt"))
+    launch_training(task, config)
+    return max(Path("logs/rsl_rl", folder).glob(f"*_{name}_{seed}/model_{iterations - 1}.pt"))
 
 
-def measured(checkpoint: Path, robots: int, **told: Any) -> Row:
+def measured(robot: str, checkpoint: Path, robots: int, **told: Any) -> Row:
     packages = {name: version(name) for name in ("mjlab", "rsl-rl-lib", "mujoco-warp", "warp-lang", "torch")}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     row = {"device": device, "packages": packages, "policy": file_sum(checkpoint)} | told
-    return row | evaluated(checkpoint, robots) | logged(checkpoint.parent)
+    return row | evaluated(robot, checkpoint, robots) | logged(checkpoint.parent)
 
 
-def run(name: str, seed: int, prior: Path, iterations: int, envs: int, robots: int) -> Row:
-    checkpoint = last_policy(name, seed, prior, iterations, envs)
-    return measured(checkpoint, robots, envs=envs, named=RUNS[name])
+def run(robot: str, name: str, seed: int, prior: Path, iterations: int, envs: int, robots: int) -> Row:
+    checkpoint = last_policy(robot, name, seed, prior, iterations, envs)
+    return measured(robot, checkpoint, robots, envs=envs, named=RUNS[name])
 
 
 def main() -> None:
     parser = campaign.parser("walking", __doc__, ())
+    parser.add_argument("--robot", choices=ROBOTS, default="go1")
     parser.add_argument("--prior", type=Path, required=True, help="a checkpoint of mjlab's own training")
     parser.add_argument("--runs", nargs="+", default=["less_power/0"], metavar="NAME/SEED")
     parser.add_argument("--iterations", type=int, default=150)
@@ -138,10 +156,11 @@ def main() -> None:
     parser.add_argument("--robots", type=int, default=1024, help="in an evaluation")
     options = parser.parse_args()
     size = (options.prior, options.iterations, options.envs, options.robots)
-    wanted = {"prior": partial(measured, options.prior, options.robots, envs=options.envs)}
+    among = "" if options.robot == "go1" else f"{options.robot}/"  # the keys of the rows
+    wanted = {f"{among}prior": partial(measured, options.robot, options.prior, options.robots, envs=options.envs)}
     for each in options.runs:
         name, _, seed = each.partition("/")
-        wanted[each] = partial(run, name, int(seed), *size)
+        wanted[f"{among}{each}"] = partial(run, options.robot, name, int(seed), *size)
     campaign.measure(options.ledger, wanted)
 
 
