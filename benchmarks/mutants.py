@@ -30,7 +30,7 @@ TREE = "tests/planning/test_tree.py"
 WISH_FILE = "tests/envs/test_wish_file.py"
 DOORS = "tests/cli/test_doors_files.py tests/cli/test_doors_output.py"
 ROOMS = [
-    Mutant("prepare/best_of.py", "np.where(step.chunk.counts, self.addon.reward(tried), 0.0)", "self.addon.reward(tried)", GENERATIVE, "steps behind an end count for a draw"),
+    Mutant("prepare/generative.py", "np.where(step.chunk.counts, self.addon.reward(tried), 0.0)", "self.addon.reward(tried)", GENERATIVE, "steps behind an end count for a draw"),
     Mutant("learning/ppo.py", "(returns - self.mean.to(returns))", "(returns - self.mean.to(returns.dtype))", "tests/hosts/test_waits.py", "the unit of returns on another device than they"),
     Mutant("envs/gaits.py", "first = began[:, None]", "first = began[:, None] & False", GAITS, "a past that outlives its episode"),
     Mutant("envs/gaits.py", "self._before = actions * 1.0", "self._before = actions", GAITS, "the action before is the present one"),
@@ -98,7 +98,7 @@ ROOMS = [
     Mutant("learning/worker.py", "moves and explained > LOST", "moves", WORKER, "weights move where the critic cannot follow"),
     Mutant("learning/worker.py", "alone and (enough or", "alone or (enough and", WORKER, "the actor does not wait for its critic"),
     Mutant("learning/ppo.py", 'schedule == "adaptive" and fit_actor', 'schedule == "adaptive"', PPO, "a step that grows while nothing moves"),
-    Mutant("runs/result.py", "self.mean - other.mean > ", "self.mean - other.mean < ", "tests/learning/test_doubts.py", "a gain taken for a loss"),
+    Mutant("runs/result.py", "self.mean - other.mean > ", "self.mean - other.mean < ", "tests/learning/test_candidate.py", "a gain taken for a loss"),
     Mutant("learning/worker.py", "next_values = values[1:].clone()", "next_values = values[:-1].clone()", WORKER, "next values not next"),
     Mutant("learning/worker.py", "next_values[rollout.cut[:, 0], rollout.cut[:, 1]] = learner.values(ends)", "pass", WORKER, "values after time limits not replaced"),
     Mutant("learning/worker.py", "self.scorer(self.bare(observations), actions", "self.scorer(2 * self.bare(observations), actions", WORKER, "prior sees other observations"),
@@ -256,7 +256,7 @@ ROOMS = [
     Mutant("prepare/weights.py", "running[ended] = 0.0", "running[ended] *= 1.0", GENERATIVE, "what an episode varies by grows with those before it"),
     Mutant("priors/decoders.py", "+ self.std * noise", "+ noise", "tests/prepare/test_flows.py", "the noise of an exported policy has no std"),
     Mutant("envs/evaluation.py", "- math.log(2.0 * math.pi)", "- 0.0", GENERATIVE, "the square of noise with a constant in it"),
-    Mutant("prepare/best_of.py", "paid.argmax(1)", "paid.argmin(1)", GENERATIVE, "the worst of some draws is taken"),
+    Mutant("prepare/generative.py", "paid.argmax(1)", "paid.argmin(1)", GENERATIVE, "the worst of some draws is taken"),
     Mutant("prepare/generative.py", "taken += (BEST + 1) * _taken(of_copies)", "taken += _taken(of_copies)", GENERATIVE, "steps of copies are not counted"),
     Mutant("priors/decoders.py", "if not np.allclose(decoded, self._run", "if False and not np.allclose(decoded, self._run", GENERATIVE, "a decoder draws numbers of its own"),
     Mutant("priors/decoders.py", "and sum_of(reference) == sha256)", "and True)", GENERATIVE, "another decoder of the same name is taken"),

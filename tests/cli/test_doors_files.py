@@ -1,7 +1,6 @@
 """What lies on a disk may be somebody else's, damaged or forged: no code of it runs, nothing is taken on trust."""
 
 import json
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -296,29 +295,6 @@ def test_a_checkpoint_of_wrong_types_gives_way(tmp_path: Path, story: dict[str, 
 
 
 # What is not ours is left alone ---------------------------------------------------------------------------------------
-
-
-def contents() -> dict[str, str]:
-    return {str(path): path.read_text() for path in Path().rglob("*") if path.is_file() and not path.is_symlink()}
-
-
-@pytest.mark.parametrize("kind", ["a file", "a link", "a link to nothing", "a folder", "a pipe"])
-def test_a_lock_of_something_else_is_left_alone(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lock = Path("out/.lock")
-    lock.parent.mkdir()
-    Path("precious").write_text("mine")
-    {
-        "a file": lambda: lock.write_text("mine"),
-        "a link": lambda: lock.symlink_to("../precious"),
-        "a link to nothing": lambda: lock.symlink_to("../nothing"),
-        "a folder": lock.mkdir,
-        "a pipe": lambda: os.mkfifo(lock),
-    }[kind]()
-    before = contents()
-    said = refused(capsys, 1, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SHORT[:-1], "--out", "out")
-    assert "out/.lock is there already, and no run's lock; choose another --out" in said
-    assert contents() == before
-    assert os.path.lexists(lock)
 
 
 def test_a_folder_that_is_refused_is_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:

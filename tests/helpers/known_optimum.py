@@ -10,10 +10,11 @@ import torch
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 
 from repolicy.exact import LinearGaussian, LinearQuadratic, linear_quadratic_optimal, quadratic_cost
-from repolicy.learning.training import Result, customize
+from repolicy.learning.training import customize
 from repolicy.objective import Objective
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.runs.result import Result
 from repolicy.runs.settings import Settings
 
 DISCOUNT = 0.9

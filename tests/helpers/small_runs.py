@@ -7,9 +7,10 @@ import torch
 from tiny_envs import tiny
 from torch import Tensor
 
-from repolicy.learning.training import Result, train
+from repolicy.learning.training import train
 from repolicy.objective import soft
 from repolicy.runs.folder import RunFolder
+from repolicy.runs.result import Result
 from repolicy.runs.settings import Settings
 
 SMALL = Settings(

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +13,10 @@ from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
 import repolicy
 from repolicy.cli import main as cli
-from repolicy.envs.dialed import ENDS, Dialed
+from repolicy.envs.dialed import Dialed
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
 from repolicy.errors import FileError, UsageError
-from repolicy.learning import ppo
 from repolicy.objective import kl, residual
 from repolicy.policies.distributions import Gaussian
 from repolicy.policies.file import save_policy
@@ -58,16 +56,6 @@ def test_a_dial_over_one_wish_alone_has_one_head(prior: Path, tmp_path: Path) ->
     torch.testing.assert_close(gains, ((targets - values) * made.terms.weights()).sum(-1).float())
 
 
-def test_every_environment_has_a_stratum_of_its_own_whatever_rank_it_is_of() -> None:
-    total, count = 40, 10
-    batches = [Dialed(make_envs(tiny("Counter"), count, 0), 7, first, total) for first in range(0, total, count)]
-    places = np.concatenate([batch.reset()[:, -1] for batch in batches])
-    shares = np.sort(places)
-    assert [(shares == end).sum() for end in (-1.0, 1.0)] == [ENDS * total, ENDS * total]
-    inner = shares[int(ENDS * total) : -int(ENDS * total)]
-    assert (np.floor((inner + 1.0) / 2.0 * len(inner)).clip(0, len(inner) - 1) == np.arange(len(inner))).all()
-
-
 @pytest.mark.parametrize("env", ["Counter", "Mortal"])  # all end at once by a time limit; each ends by itself
 def test_a_position_stays_until_its_episode_ends(env: str) -> None:
     envs = Dialed(make_envs(tiny(env), 6, 0), 3)
@@ -96,33 +84,6 @@ def test_an_environment_that_is_begun_anew_gets_a_new_position_and_the_others_ke
 
 
 # How it is paid -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("alpha", [0.15, 0.0, "omega"])
-def test_the_parts_advantages_add_up_to_that_of_the_whole(prior: Path, tmp_path: Path, alpha: Any) -> None:
-    """As of a critic whose value is the weighted sum of its heads', with each episode's own omega in the reward."""
-    made = worker(prior, tmp_path, residual(Range(0.05, 1.6), alpha, 0.0))
-    made.learner.return_scale.statistics[2] = torch.tensor([4.0, 9.0, 0.25])[: 2 + (alpha != 0)].double()
-    rollout = made.collector.collect(made.learner.policy)
-    inputs = made.learner.policy.normalizer(torch.from_numpy(rollout.observations))
-    log_prior, values, next_values = made.score(rollout, inputs)
-    assert log_prior is not None
-    reward = made.reward(rollout, log_prior)
-    terminated = torch.from_numpy(rollout.terminated)
-    ended = terminated | torch.from_numpy(rollout.truncated)
-    assert bool(ended.any())
-    omegas = made.terms.values["omega"]
-    assert float(omegas.min()) == pytest.approx(0.05)
-    assert float(omegas.max()) == pytest.approx(1.6)
-    torch.testing.assert_close(reward.prior, omegas * log_prior.double())
-    own = omegas if alpha == "omega" else alpha
-    torch.testing.assert_close(reward.entropy, -own * rollout.log_probs.double())
-    gains, targets = made.terms.credit(reward, values, next_values, terminated, ended)
-    weights = made.terms.weights()
-    value, next_value = ((weights * each).sum(-1) for each in (values, next_values))
-    wanted = ppo.advantages(reward.total, value, next_value, terminated, ended, FEW.gamma, FEW.gae_lambda)
-    torch.testing.assert_close(gains.double(), wanted, atol=1e-4, rtol=1e-4)
-    assert targets.shape == (*gains.shape, len(made.learner.return_scale.std))
 
 
 def test_advantages_are_of_one_size_in_every_part_of_the_dial(prior: Path, tmp_path: Path) -> None:
@@ -229,20 +190,6 @@ def test_where_one_policy_is_wanted_it_says_how_to_keep_one(dialed: Path, tmp_pa
         evaluate(dialed, tiny("WithoutReward"), 1)
     with pytest.raises(UsageError, match="the dial omega from 0.05 to 1.6 is no prior"):
         customized(dialed, kl(0.1), tmp_path / "run", FEW)
-
-
-@pytest.mark.parametrize("text", ["3..0.03", "0..3", "1..1", "-1..2", "0.1..", "..3", "a..b", "0.1..inf", "0.1..0"])
-def test_no_range_is_refused_in_a_sentence(
-    prior: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ["customize", str(prior), "--addon", WISH, f"--omega={text}", "--out", str(tmp_path / "run"), "--trust"]
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(asked)
-    assert stopped.value.code == 2
-    said = capsys.readouterr().err
-    assert "range" in said
-    assert "0.03..3" in said
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_range_goes_with_no_budget_and_no_other_objective(prior: Path, tmp_path: Path) -> None:

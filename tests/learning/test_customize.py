@@ -31,7 +31,6 @@ from repolicy.learning.training import customize
 from repolicy.objective import Objective, greedy, kl, residual
 from repolicy.policies.file import save_policy
 from repolicy.priors.opening import read_policy
-from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request, words
 from repolicy.runs.settings import Settings
 
@@ -88,23 +87,6 @@ def test_the_basic_reward_is_never_read(prior: Path, tmp_path: Path) -> None:
     ours, theirs = with_reward.policy.state_dict(), without.policy.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert not torch.equal(ours["log_std"], read_policy(prior).policy.state_dict()["log_std"])
-
-
-def test_the_actor_stays_the_prior_while_the_critic_warms_up(prior: Path, tmp_path: Path) -> None:
-    warm = Settings(**SETTINGS.as_dict() | {"steps": 4_096, "critic_warmup": 1.0, "checkpoint_every": 2})
-    found = customized(prior, residual(0.2, 0.1), tmp_path / "run", warm)
-    kept, start = found.policy.state_dict(), read_policy(prior).policy.state_dict()
-    assert all(torch.equal(kept[name], start[name]) for name in kept)
-
-
-def test_the_result_carries_its_prior(prior: Path, tmp_path: Path) -> None:
-    few = Settings(**SETTINGS.as_dict() | {"steps": 2_048, "checkpoint_every": 1})
-    found = customized(prior, residual(0.2, 0.1), tmp_path / "run", few)
-    saved = read_policy(RunFolder(found.folder).last_policy)
-    assert saved.prior is not None
-    states, actions = torch.randn(5, 1), torch.randn(5, 1)
-    assert torch.equal(saved.prior.log_prob(states, actions), read_policy(prior).policy.log_prob(states, actions))
-    assert saved.card["request"]["addons"] == [WISH]
 
 
 def test_omega_holds_a_budget_of_drift(prior: Path, tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import NumericError, UsageError
-from repolicy.learning.ppo import Batch, Learner, Losses, Sum, adapted, check_first_minibatch, losses, update
+from repolicy.learning.ppo import Batch, Learner, Losses, Sum, adapted, losses, update
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import Mlp
-from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.runs.settings import Settings
 
@@ -137,18 +136,6 @@ def test_long_gradients_are_shortened(limit: float) -> None:
     torch.testing.assert_close(made.gradient[: len(made.parameters)], shortened, rtol=1e-4, atol=1e-9)
 
 
-def test_a_step_goes_down() -> None:
-    made = learner()
-    batch = batch_of(made)
-    before = made.parameters.clone()
-    direction = gradient_of(made, batch)
-    stepped(made, batch, 1e6)
-    moved = made.parameters.detach() - before
-    # The first step of Adam is the learning rate against the gradient's sign.
-    large = direction.abs() > 1e-3
-    torch.testing.assert_close(moved[large], -SETTINGS.learning_rate * direction[large].sign(), rtol=0.02, atol=0)
-
-
 def test_the_sum_over_ranks_is_averaged() -> None:
     one, two = learner(), learner()
     two.parameters.data.copy_(one.parameters)
@@ -193,17 +180,6 @@ def test_minibatches_hold_every_sample_once() -> None:
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(batch, name)[rows])
 
 
-def test_update_raises_what_was_good() -> None:
-    made = learner()
-    batch = batch_of(made, 256)
-    report = update(made, batch, replace(SETTINGS, epochs=5), torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        after = made.policy.distribution(batch.inputs).log_prob(batch.actions)
-    assert float((batch.advantages * (after - batch.log_probs)).mean()) > 0.01
-    assert report.epochs == 5
-    assert report.kl > 0
-
-
 @pytest.mark.parametrize("speed", [1.0, 5.0])
 def test_the_steps_are_those_of_torchs_adam(speed: float) -> None:
     """Where the std learns faster, those of one that has its logarithm in a group of its own."""
@@ -235,14 +211,6 @@ def test_a_minibatch_is_shared_by_the_ranks(ranks: int, steps: int) -> None:
     update(made, batch_of(made, 64), SETTINGS, torch.Generator(), count, ranks)
     assert made.state()["adam_steps"].tolist() == [steps, steps]
     assert len(summed) == (steps if ranks > 1 else 0)
-
-
-def test_an_update_ends_at_the_target_kl() -> None:
-    made = learner()
-    settings = replace(SETTINGS, epochs=50, learning_rate=1e-2)
-    report = update(made, batch_of(made), replace(settings, target_kl=0.01), torch.Generator().manual_seed(0))
-    assert 1 < report.epochs < 50
-    assert update(made, batch_of(made), settings, torch.Generator().manual_seed(0)).epochs == 50
 
 
 @pytest.mark.parametrize(
@@ -288,29 +256,6 @@ def test_a_learner_goes_on_to_the_bit_from_its_state() -> None:
 # Guards ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_minibatch_has_ratio_one() -> None:
-    made = learner()
-    batch = batch_of(made)
-    found = losses_of(made, batch)
-    check_first_minibatch(found, batch)
-    assert float(found.log_ratios.abs().max()) < 1e-5
-
-
-def test_a_normalizer_that_moved_is_noticed() -> None:
-    made = learner()
-    observations = torch.randn(64, 3) * 2.0
-    batch = replace(batch_of(made), inputs=made.policy.normalizer(observations))
-    with torch.no_grad():
-        batch = replace(batch, log_probs=made.policy.distribution(batch.inputs).log_prob(batch.actions))
-    update(made, batch, SETTINGS, torch.Generator())  # nothing moved yet
-    with torch.no_grad():
-        batch = replace(batch, log_probs=made.policy.log_prob(observations, batch.actions))
-    made.policy.normalizer.update(sums(observations.numpy()))
-    batch = replace(batch, inputs=made.policy.normalizer(observations))
-    with pytest.raises(NumericError, match=r"in the first minibatch .* the normalizer moved"):
-        update(made, batch, SETTINGS, torch.Generator())
-
-
 def test_stale_log_probabilities_are_noticed() -> None:
     made = learner()
     batch = batch_of(made)
@@ -343,6 +288,8 @@ def test_an_update_ends_in_the_very_step_that_went_too_far() -> None:
     report = update(made, batch_of(made), settings, torch.Generator().manual_seed(0))
     assert report.epochs == 1
     assert made.state()["adam_steps"].tolist() == [2, 2]  # the second minibatch sees what the first step did
+    other, calm = learner(), replace(settings, target_kl=None, learning_rate=1e-3)
+    assert update(other, batch_of(other), calm, torch.Generator()).epochs == 50
 
 
 def test_a_policy_that_stands_still_steers_no_step() -> None:

@@ -58,6 +58,8 @@ def test_on_each_dial_every_environment_has_a_stratum_of_its_own() -> None:
 
 
 CASES = {
+    "omega, and alpha with it": ((f"{QUIET}=0.5",), residual(Range(0.05, 1.6), "omega", 0.0), 3),
+    "omega, and no entropy": ((f"{QUIET}=0.5",), residual(Range(0.05, 1.6), 0.0, 0.0), 2),
     "omega and an add-on": ((f"{FAST}=0.5", f"{QUIET}=0..2"), residual(Range(0.05, 1.6), 0.15, 0.0), 4),
     "two add-ons, one of them thrice": ((f"{FAST}=0..1", f"{QUIET}=0.5..3", f"{FAST}=2"), kl(0.2), 5),
     "alpha and an add-on": ((f"{QUIET}=0..2",), Objective("addon", alpha=Range(0.1, 0.4)), 2),
@@ -86,11 +88,9 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     for request in addons:  # the scalar reward, from what was asked for
         name, weight = request.rpartition(":")[2].split("=")
         wanted = wanted + (chosen[name] if ".." in weight else float(weight)) * pay[name]
-    wanted = wanted + (chosen["omega"] if isinstance(objective.omega, Range) else objective.omega) * log_prior.double()
-    wanted = (
-        wanted
-        - (chosen["alpha"] if isinstance(objective.alpha, Range) else objective.alpha) * rollout.log_probs.double()
-    )
+    omega = chosen.get("omega", objective.omega)
+    alpha = omega if objective.alpha == "omega" else chosen.get("alpha", objective.alpha)
+    wanted = wanted + omega * log_prior.double() - alpha * rollout.log_probs.double()
     assert bare.shape == rollout.sent.shape
     torch.testing.assert_close(reward.total, wanted, atol=1e-6, rtol=1e-6)
 
@@ -182,19 +182,7 @@ def test_two_ranks_share_the_strata_and_end_in_one_policy(prior: Path, tmp_path:
 
 def test_the_command_line_asks_for_it_and_says_it_again(prior: Path, tmp_path: Path) -> None:
     asked = f"--alpha 0.05..0.4 --omega 0.1 --addon {FAST} --addon {QUIET}=0..2 --steps 256 --envs 16 --n-steps 16"
-    cli.main(
-        [
-            "customize",
-            str(prior),
-            *asked.split(),
-            "--ranks",
-            "1",
-            "--no-report",
-            "--out",
-            str(tmp_path / "run"),
-            "--trust",
-        ]
-    )
+    cli.main(["customize", str(prior), *f"{asked} --ranks 1 --no-report --trust --out {tmp_path}/run".split()])
     request = Request.from_dict(RunFolder(tmp_path / "run").request())
     assert request.dials == (Dial("alpha", 0.05, 0.4), Dial("quiet", 0.0, 2.0, "linear"))
     said = words(request, prior)
@@ -211,6 +199,7 @@ RANGES = [
     (f"--addon {QUIET}=0..inf --omega 0.1", "is no range"),
     (f"--addon {QUIET}=0.. --omega 0.1", "'0..' is no range of weights; write NAME=0..2"),
     (f"--addon {QUIET}=0...2 --omega 0.1", "'0...2' is no range of weights; write NAME=0..2"),
+    *[(f"--addon {QUIET} --omega={text}", "range") for text in ("3..0.03", "-1..2", "..3", "0.1..inf")],
     (f"--addon {QUIET} --omega 0.1...3", "--omega is '0.1...3'; it must be a number, a range such as 0.03..3"),
     (f"--addon {QUIET}=0..1 --addon {QUIET}=0..2 --omega 0.1", "two dials are called 'quiet'"),
     *[

@@ -80,18 +80,6 @@ def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(whole: Path, tmp
     assert RunFolder(whole).policy.read_bytes() == RunFolder(tmp_path / "killed").policy.read_bytes()
 
 
-def test_a_damaged_checkpoint_is_passed_over(whole: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "run")
-    newest = max((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
-    newest.write_bytes(newest.read_bytes()[:-100])
-    segments = Segments(Request(tiny("LinearQuadratic"), soft(0.1), SMALL), RunFolder(tmp_path / "run"), Alone())
-    complaints = segments.restore()
-    assert segments.segment == int(newest.stem) - 1
-    assert "damaged" in complaints[0]
-    small(tmp_path / "run", resume=True)
-    assert same(weights(whole), weights(tmp_path / "run"))
-
-
 class AtIteration:
     """A callback that does something once, when an iteration is over."""
 
@@ -245,12 +233,6 @@ def test_cart_pole_is_learnt(tmp_path: Path) -> None:
     assert evaluate(found.policy, "CartPole-v1", 20).basic.mean() >= 475
 
 
-def test_the_basic_reward_is_not_read_where_the_task_is_the_add_ons(tmp_path: Path) -> None:
-    for env in ("LinearQuadratic", "WithoutReward"):
-        train(tiny(env), greedy(0.01), tmp_path / env, SMALL, addon=[tiny("stay_near")])
-    assert same(weights(tmp_path / "LinearQuadratic"), weights(tmp_path / "WithoutReward"))
-
-
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 
@@ -319,18 +301,6 @@ def test_a_mistake_before_the_first_iteration_is_no_bad_checkpoint(
     monkeypatch.setattr(Segments, "learn_prior", fails)
     with pytest.raises(ValueError, match="^a mistake$"):
         small(tmp_path / "run")
-
-
-def test_a_folder_holds_one_run(tmp_path: Path) -> None:
-    small(tmp_path / "run", replace(SMALL, steps=1_024))
-    before = weights(tmp_path / "run")
-    with pytest.raises(UsageError, match="--resume"):
-        small(tmp_path / "run")
-    with pytest.raises(UsageError, match="seed was 0 and is now 3"):
-        small(tmp_path / "run", replace(SMALL, steps=1_024, seed=3), resume=True)
-    with RunFolder(tmp_path / "run").locked(), pytest.raises(FileError, match="another run is at work"):
-        small(tmp_path / "run", resume=True)
-    assert same(before, weights(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from typed_commands import with_few_states
 
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import evaluate
-from repolicy.planning import choosing
-from repolicy.planning.asking import planned
-from repolicy.planning.choosing import CANDIDATES, SEED, chosen, paid
+from repolicy.planning import asking
+from repolicy.planning.asking import CANDIDATES, SEED, candidates, chosen, paid, planned
 from repolicy.planning.planner import Search
 from repolicy.planning.scoring import Score
 from repolicy.planning.value import rollouts_in
@@ -28,8 +27,8 @@ def prior():
 
 def test_the_judge_pays_the_wish_less_the_nats_of_strange_actions(prior, monkeypatch):
     """One std beside the mode in each of six numbers costs half a nat each."""
-    monkeypatch.setattr(choosing, "STEPS", 10)
-    monkeypatch.setattr(choosing, "SKIPPED", 0)
+    monkeypatch.setattr(asking, "STEPS", 10)
+    monkeypatch.setattr(asking, "SKIPPED", 0)
     stray = frozen(prior)
     stray.network.biases[-1].data[:6] += prior.std
     wish = evaluate(stray, CHEETAH, 4, addon="hind_leg=10", longest=10, seed=SEED).addon.mean() / 10
@@ -47,8 +46,8 @@ def test_the_best_paid_candidate_is_taken(best, prior, monkeypatch):
         assert planner.search.horizon == (4 if planner.score.value else 8)
         return float(len(seen) == best + 1)
 
-    monkeypatch.setattr(choosing, "paid", payment)
-    monkeypatch.setattr(choosing, "fitted_value", lambda *_, of_ends: lambda observations: observations[:, 0])
+    monkeypatch.setattr(asking, "paid", payment)
+    monkeypatch.setattr(asking, "fitted_value", lambda *_, of_ends: lambda observations: observations[:, 0])
     score, told = chosen(prior, CHEETAH, None, replace(JUDGE, states=0.2), Search(samples=64), [])
     assert (score.omega, score.states) == pytest.approx((0.5 * wanted.omega, 0.2 * wanted.states))
     assert (score.value is not None) == wanted.value
@@ -62,7 +61,7 @@ def test_a_value_is_tried_where_episodes_of_the_prior_end_early(prior, monkeypat
     hopper = read_policy(find_policy("hopper")).policy
     for policy, env, count in ((prior, CHEETAH, 2), (hopper, "Hopper-v4", 3)):
         judge = replace(JUDGE, addon=combined(["action_rate"]))
-        assert len(list(choosing.candidates(policy, rollouts_in(policy, env, 0), judge, 0))) == count
+        assert len(list(candidates(policy, rollouts_in(policy, env, 0), judge, 0))) == count
 
 
 @pytest.mark.parametrize("named", [{"omega": 0.2}, {"states": 0.2}, {"value": True}])

@@ -26,8 +26,7 @@ from repolicy.learning.training import customize
 from repolicy.objective import residual
 from repolicy.policies.export import onnx_reader
 from repolicy.policies.file import SavedPolicy, save_policy
-from repolicy.prepare.best_of import BestOf, check_possible
-from repolicy.prepare.generative import noise_prior, referred, scaled, standard_normal
+from repolicy.prepare.generative import BestOf, check_possible, noise_prior, referred, scaled, standard_normal
 from repolicy.prepare.weights import decide
 from repolicy.priors import decoders
 from repolicy.priors.decoders import decoder_of, noise_input

@@ -194,10 +194,8 @@ def test_a_budget_needs_an_alpha_to_begin_at() -> None:
             decide(residual(omega, alpha), prior(), f"{HERE}Indifferent", (f"{HERE}nowhere",), FEW)
 
 
-def test_a_prior_whose_worth_cannot_be_told_is_held_by_a_budget() -> None:
+def test_beside_a_dial_no_budget_finds_what_cannot_be_told() -> None:
     still = SavedPolicy(optimum(), None, {})
-    held = decide(residual(), still, f"{HERE}Indifferent", (f"{HERE}nowhere",), FEW)
-    assert held.settings.kl_budget == BUDGET
     with pytest.raises(UsageError, match="cannot be told, and beside a dial no budget can find it"):
         decide(residual(), still, f"{HERE}Indifferent", (f"{HERE}nowhere=0..1",), FEW)
 
@@ -214,29 +212,14 @@ def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be(m
         assert "the most that a nat of the prior can be worth" in held.notes[-1]
 
 
-@pytest.mark.parametrize("again", [[], ["--resume"]])
-def test_the_shortest_command_runs(
-    again: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_shortest_command_runs_and_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    small = [
-        "--steps",
-        "64",
-        "--envs",
-        "4",
-        "--n-steps",
-        "4",
-        "--minibatch",
-        "8",
-        "--checkpoint-every",
-        "2",
-        "--ranks",
-        "1",
-    ]
-    main(["train", "CartPole-v1", *small])
+    small = "--steps 64 --envs 4 --n-steps 4 --minibatch 8 --checkpoint-every 2 --ranks 1"
+    main(["train", "CartPole-v1", *small.split()])
     assert "alpha is 0.01, scaled from the reward in trial steps" in capsys.readouterr().err
     objective = json.loads(Path("runs/CartPole-v1-soft-0/run.json").read_text())["request"]["objective"]
     assert objective["alpha"] == 0.01
-    if again:
-        main(["train", "CartPole-v1", "--resume"])
-        assert "scaled" not in capsys.readouterr().err
+    main(["train", "CartPole-v1", "--resume"])
+    assert "scaled" not in capsys.readouterr().err

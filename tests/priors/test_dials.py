@@ -13,7 +13,6 @@ import repolicy
 from repolicy.cli import main as cli
 from repolicy.errors import UsageError
 from repolicy.exact import linear_quadratic as lq
-from repolicy.learning.training import Result
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.file import SavedPolicy, save_policy
@@ -22,6 +21,7 @@ from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.dials import HOWS, dial, turned
 from repolicy.priors.opening import read_policy
 from repolicy.report import run_page as report
+from repolicy.runs.result import Result
 
 BOX = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
 CHOICES = ActionSpace("discrete", (3, 2), (), ())

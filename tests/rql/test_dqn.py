@@ -10,10 +10,9 @@ import torch
 from known_problems import Double, Table, Walk, WithoutReward, wild_prior
 from torch import Tensor, nn
 
-from repolicy.envs.evaluation import evaluate
 from repolicy.errors import NumericError, UsageError
 from repolicy.exact import Solution, soft_optimal, solve_residual
-from repolicy.objective import Objective, full, greedy, residual, soft
+from repolicy.objective import Objective, full, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import frozen
 from repolicy.priors.opening import read_policy
@@ -111,12 +110,6 @@ def test_what_it_learns_is_the_exact_residual_q(objective: Objective) -> None:
     torch.testing.assert_close(found, solution.log_policy.float(), atol=0.05, rtol=0)
 
 
-def test_before_it_has_learnt_it_is_the_prior() -> None:
-    _, prior = exact(RESIDUAL)
-    model = with_q(ResidualDQN(Walk(), residual(0.4, 0.4), Table(prior), QUICK), torch.zeros(3, 2))
-    torch.testing.assert_close(model.policy.distribution(STATES).log_probs[0], prior.float())
-
-
 def test_the_prior_does_not_move() -> None:
     prior = wild_prior()
     before = frozen(prior).state_dict()
@@ -208,12 +201,3 @@ def test_a_customized_policy_can_be_customized_again(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = second.policy.distribution(seen).log_probs[0]
         torch.testing.assert_close(second.as_policy()(seen).log_probs[0], wanted, atol=1e-4, rtol=1e-4)
-
-
-def test_the_rest_of_repolicy_reads_its_files(tmp_path: Path) -> None:
-    model = ResidualDQN(Walk(), greedy(0.3), settings=QUICK)
-    model.save(tmp_path / "policy.safetensors")
-    found = evaluate(
-        read_policy(tmp_path / "policy.safetensors").policy, f"{Path(__file__).parent / 'known_problems.py'}:Walk", 3
-    )
-    assert found.lengths.sum() > 0

@@ -86,12 +86,6 @@ def test_at_the_optimum_target_and_loss_are_the_soft_value(objective: Objective,
     torch.testing.assert_close(model.actor_loss(seen), torch.tensor(-value), atol=1e-3, rtol=0)
 
 
-def test_nothing_follows_a_terminal_step() -> None:
-    model = solved(OBJECTIVES[1])
-    batch = SimpleNamespace(next_observations=torch.rand(5, 1), rewards=torch.ones(5, 1), dones=torch.ones(5, 1))
-    assert torch.equal(model.targets(batch), batch.rewards)
-
-
 @pytest.mark.parametrize(
     ("objective", "family"), [*((each, FAMILIES[0]) for each in OBJECTIVES), (OBJECTIVES[1], FAMILIES[1])]
 )

@@ -1,7 +1,6 @@
 """A run's folder: its newest whole checkpoint, one request, one run at a time."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -131,11 +130,3 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("in the way")
     with pytest.raises(FileError, match="cannot be used as a run's folder: File exists"):
         RunFolder(tmp_path / "run").locked().__enter__()
-
-
-def test_metrics_that_will_be_written_again_are_forgotten(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    lines = [json.dumps({"iteration": iteration, "x": math.nan}) for iteration in (1, 2, 3, 4)]
-    folder.metrics.write_text("\n".join(lines) + '\n{"iterati')  # killed in the middle of a line
-    folder.forget_after(2)
-    assert folder.metrics.read_text() == "\n".join(lines[:2]) + "\n"

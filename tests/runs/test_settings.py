@@ -143,11 +143,6 @@ def test_a_file_replaces_what_it_names(tmp_path: Path) -> None:
     assert isinstance(found.gamma, float)
 
 
-def test_settings_survive_their_own_file(tmp_path: Path) -> None:
-    settings = replace(train_defaults("CartPole-v1"), target_kl=0.02, hidden=(8, 9))
-    assert Settings(**read_settings(written(tmp_path, settings.as_dict()), Settings)) == settings
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -24,7 +24,7 @@ from repolicy.runs.settings import ACTORS, BUDGETS, Settings
 from repolicy.runs.terminal import Terminal
 
 if TYPE_CHECKING:
-    from repolicy.learning.training import Result
+    from repolicy.runs.result import Result
 
 
 ObjectiveName = Literal["no_entropy", "end_entropy", "repeat_entropy", "soft", "full"]

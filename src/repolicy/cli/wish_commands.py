@@ -200,9 +200,9 @@ class Takeover(Acts):
 @contextmanager
 def who(person: str, kind: str, env: str) -> Iterator[tuple[Any, Any, Any]]:
     """Yield (what the person does, whether they want to act, their keys)."""
+    from repolicy.envs.names import one_env
     from repolicy.loading import load_object
     from repolicy.wishes.keys import TerminalKeys, WindowKeys
-    from repolicy.wishes.pairs import one_env
     from repolicy.wishes.takeover import by_keys
 
     act = load_object(person, "person") if person else None

@@ -2,13 +2,14 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, cast
 
 import gymnasium
 
-from repolicy.errors import UsageError
+from repolicy.errors import UsageError, in_one_sentence
 from repolicy.loading import load_object, nearest, reference_to
 
 OBSERVE = ("observe", "observe_critic")  # options of any environment, which name parts of an observation
@@ -148,6 +149,15 @@ def maker(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
     """Return what makes one such environment of Gymnasium's, or of the user's own; it takes further options."""
     make, given = _maker(name), of_reset(name)
     return (lambda **options: ResetWith(make(**options), given)) if given else make
+
+
+def one_env(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
+    """Return one such environment, or raise a sentence."""
+    with (
+        in_one_sentence(f"environment {name!r} cannot be made", UsageError),
+        warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
+    ):
+        return maker(name)(**options)
 
 
 def _maker(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.kept_prior import squashes
 from repolicy.hosts.steering import Steering, weighs
-from repolicy.learning.multipliers import Measured
 from repolicy.learning.ppo import ReturnScale, adapted, std_speed
 from repolicy.learning.worker import ALONE
 from repolicy.objective import DIALED, Reward, reformulated
@@ -25,6 +24,7 @@ from repolicy.policies.distributions import log_tanh_slope
 from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import sums
 from repolicy.prepare.states import familiarity
+from repolicy.runs.result import Measured
 from repolicy.runs.settings import Settings
 
 DESIRED_KL = Settings().desired_kl  # of an update

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from repolicy.objective import Objective
 from repolicy.policies.policy import Policy
 from repolicy.runs.ranks import Ranks
 from repolicy.runs.request import Request, derived_seed
+from repolicy.runs.result import Measured
 
 FARTHEST = 2.0  # bound of how far off something is
 STEERING = 0.03  # how much a weight follows it in an iteration
@@ -99,18 +100,6 @@ def steered(objective: Objective, before: float, now: float, *, omega_alone: boo
     return replace(objective, omega=raised(objective.omega, now, now - before), alpha=alpha)
 
 
-class Measured(NamedTuple):
-    """A mean over environments, and its std."""
-
-    value: float
-    noise: float
-
-    @classmethod
-    def of(cls, total: float, squares: float, count: float) -> "Measured":
-        value = total / count
-        return cls(value, math.sqrt(max(squares / count - value**2, 0.0) / max(count - 1.0, 1.0)))
-
-
 @dataclass
 class Weight:
     """The weight of one limit, and how far that is off: None before it was measured."""
@@ -149,7 +138,7 @@ class Limits(dict[str, tuple[Limit, Weight]]):
             if not weight.first:
                 weight.first = weight.value = (objective.omega or objective.alpha or 1.0) / max(sizes[name], LEAST)
                 weight.unit = weight.unit or UNIT * (abs(limit.bound) or sizes[name] or 1.0)
-            found |= {f"limit_{name}": measured[name].value, f"multiplier_{name}": weight.value}
+            found |= {f"limit_{name}": measured[name].mean, f"multiplier_{name}": weight.value}
         return found
 
     def steer(self) -> None:
@@ -219,7 +208,7 @@ class Multipliers:
         if self.keep:
             a_step, (more, noise) = max(abs(totals["expected"] / totals["probed"]), 1e-12), measured.pop("kept")
             self.kept = Measured(1.0 + more / a_step, noise / a_step)
-            found["kept"] = self.kept.value
+            found["kept"] = self.kept.mean
         sizes = {name: math.sqrt(totals[f"size of {name}"] / steps) for name in self.limits}
         return found | self.limits.told(measured, sizes, objective)
 

@@ -25,7 +25,7 @@ from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import polite_interrupt, torchrun_place
 from repolicy.runs.request import Request
-from repolicy.runs.result import Result as Result
+from repolicy.runs.result import Result
 
 
 @runtime_checkable

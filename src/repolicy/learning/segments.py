@@ -37,7 +37,7 @@ from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import keep_freed_memory, versions
 from repolicy.runs.request import Request, derived_seed
-from repolicy.runs.result import Standing
+from repolicy.runs.result import Measured
 
 CAREFUL = 4  # times the episodes of a short evaluation, over which an earlier policy is compared with the last one
 
@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
     evaluation: dict[str, float]
 
 
-def clearly_better(gain: Standing, longer: float) -> bool:
+def clearly_better(gain: Measured, longer: float) -> bool:
     """Say whether an earlier policy is to be handed out instead of the last one.
 
     `gain` is by how much its objective of an episode is higher, `longer` by how much its episodes are longer, over
@@ -182,19 +182,16 @@ class Segments:
         gains, longer = (ours[name] - others[name] for name in ("evaluation_objective", "evaluation_length"))
         sums = [float(len(gains)), float(gains.sum()), float(np.square(gains).sum()), float(longer.sum())]
         count, total, squares, more = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-        gain = Standing.of(total, squares, count)
+        gain = Measured.of(total, squares, count)
         if not clearly_better(gain, more):
             return last
-        called = f"the policy after {found.steps:,} steps" if found.steps else self.began_as
+        first = "what the actor began as" if self.worker.request.init else "the prior"
+        called = f"the policy after {found.steps:,} steps" if found.steps else first
         self.notes.append(
             f"{called} is handed out: its objective of an episode is above the last policy's by {gain} "
             f"({count:.0f} episodes each, from the same starts); the last policy is {self.folder.replaced}"
         )
         return found
-
-    @property
-    def began_as(self) -> str:
-        return "what the actor began as" if self.worker.request.init else "the prior"
 
     def write(self, path: Path, which: Candidate, called: str) -> None:
         worker = self.worker
@@ -204,8 +201,8 @@ class Segments:
             card |= {"versions": versions(), "which": called} | ({"prior_is": self.clone_of} if self.clone_of else {})
             save_policy(path, which.policy, card, worker.prior, worker.density, held(decoder(worker.request.env)))
 
-    def standing(self, metrics: dict[str, float]) -> Standing:
-        return Standing(metrics[self.compared], metrics["evaluation_error"])
+    def standing(self, metrics: dict[str, float]) -> Measured:
+        return Measured(metrics[self.compared], metrics["evaluation_error"])
 
     def evaluated(self) -> dict[str, float]:
         """Return the run's own objective and its parts over a few sampled episodes, the same in all segments."""
@@ -214,7 +211,7 @@ class Segments:
         sums = [float(len(after)), float(np.square(after).sum()), *(float(each.sum()) for each in totals.values())]
         count, squares, *summed = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
         found = dict(zip(totals, summed, strict=True))
-        error = Standing.of(found[self.compared], squares, count).error
+        error = Measured.of(found[self.compared], squares, count).error
         means = {name: total if name == ENDED_EARLY else total / count for name, total in found.items()}
         return means | {"evaluation_error": error}
 

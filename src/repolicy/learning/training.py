@@ -39,7 +39,7 @@ from repolicy.readers.reading import Options
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import torchrun_place
 from repolicy.runs.request import Request, check_dials, spec_for
-from repolicy.runs.result import Result as Result
+from repolicy.runs.result import Result
 from repolicy.runs.settings import ACTORS, Settings
 
 

@@ -22,6 +22,7 @@ from repolicy.many import pool
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, episodes_of, point_words
 from repolicy.objective import Objective, Weight
+from repolicy.policies.file import OBJECTIVE
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import FORMAT, check_shape, write_bytes, write_json
 from repolicy.prepare.generative import start_of
@@ -43,7 +44,7 @@ SWEEP = {
     "request": {
         "env": str,
         "addons": [str],
-        "alpha": (float, [float], "omega"),
+        "alpha": OBJECTIVE["alpha"],
         "states": float,
         "settings": {},
         "sparse": bool,

@@ -3,13 +3,12 @@
 A copy is made of the very environment that is acted in. Its random stream is its own, so that luck is not foreseen.
 """
 
-import warnings
 from typing import Any
 
 import numpy as np
 
 from repolicy.envs.gymnasium import batched, check_copied, copied
-from repolicy.envs.names import maker
+from repolicy.envs.names import one_env
 from repolicy.envs.step import Backend, Info, action_space, flat, native, shown
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.planning.model import Simulated
@@ -23,11 +22,7 @@ class CopyModel:
     def __init__(self, name: str, seed: int = 0) -> None:
         self.name, self._seed, self._live = name, seed, list[Any]()
         self._random = np.random.default_rng(seed)
-        with (
-            in_one_sentence(f"environment {name!r} cannot be made", UsageError),
-            warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
-        ):
-            made = maker(name)()
+        made = one_env(name)
         self._space, self._own = action_space(made.action_space, name), made.action_space
         self._keys, _ = shown(made.observation_space, name, False)
         rate = made.metadata.get("render_fps")

@@ -7,7 +7,6 @@ import contextlib
 import json
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.names import maker
+from repolicy.envs.names import one_env
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.step import Info, action_space, native
 from repolicy.errors import RepolicyError, UsageError
@@ -66,8 +65,7 @@ class Stage:
 
     def __init__(self, made: Planned, out: Path) -> None:
         self.made, self.out, self.lock = made, out, threading.Lock()
-        with warnings.catch_warnings(action="ignore"):  # "out of date": a task's version is part of the task
-            self._env: Any = maker(made.env)()
+        self._env: Any = one_env(made.env)
         if not hasattr(self._env.unwrapped, "model"):
             raise UsageError(f"{made.env} has no MuJoCo robot, which is what the page draws: plan without --live")
         self._space = action_space(self._env.action_space, made.env)

@@ -5,14 +5,13 @@ to bounds. Which one, is found by trying; what is seen of no state, such as how 
 So a planner needs no access to the environment that is acted in, and it plans in EnvPool's as well.
 """
 
-import warnings
 from typing import Any
 
 import numpy as np
 
-from repolicy.envs.names import maker
+from repolicy.envs.names import one_env
 from repolicy.envs.step import Backend, Info, action_space, native
-from repolicy.errors import UsageError, in_one_sentence
+from repolicy.errors import UsageError
 from repolicy.planning.model import Simulated
 
 TRIED, FAR = 20, 1e3  # steps by which the model is compared with its environment; a coordinate beyond any bound
@@ -37,11 +36,7 @@ class MujocoModel:
         from mujoco import rollout
 
         self.name = name
-        with (
-            in_one_sentence(f"environment {name!r} cannot be made", UsageError),
-            warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
-        ):
-            made = maker(name)()
+        made = one_env(name)
         env: Any = made.unwrapped
         if not all(hasattr(env, part) for part in ("model", "data", "frame_skip", "_get_obs")):
             raise CannotBatchError(f"{name} is none of Gymnasium's MuJoCo environments")

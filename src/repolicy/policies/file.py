@@ -14,24 +14,26 @@ from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.storage import check_shape, is_own, packed, read, write, write_bytes
+from repolicy.policies.storage import Shape, check_shape, is_own, packed, read, write, write_bytes
 from repolicy.ranges import MOST_DIALS, Dial
 
 PROBES = 64
 DECODER = "decoder"  # the name of the tensor that is the bytes of a decoder's file
 
+# An objective's JSON; in a policy's file any of it may be missing.
+OBJECTIVE: dict[str, Shape] = {
+    "task": str,
+    "omega": (float, [float]),
+    "alpha": (float, [float], "omega"),
+    "bonus": float,
+    "states?": float,
+}
 # What readers rely on in the header that a policy's file tells, and in the spec of a policy.
 CARD = {
     "request?": {
         "env?": str,
         "addons?": [str],
-        "objective?": {
-            "task?": str,
-            "omega?": (float, [float]),
-            "alpha?": (float, [float], "omega"),
-            "bonus?": float,
-            "states?": float,
-        },
+        "objective?": {f"{name.removesuffix('?')}?": shape for name, shape in OBJECTIVE.items()},
         "settings?": {},
     },
     "which?": str,

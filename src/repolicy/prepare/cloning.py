@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from repolicy.envs.evaluation import Evaluation, run_episodes
-from repolicy.envs.making import make_envs, probed
+from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import HasSpaces
 from repolicy.errors import FileError, UsageError
@@ -79,11 +79,6 @@ def name_of(prior: Exact) -> str:
     return "the prior" if isinstance(prior, Policy) else prior.name
 
 
-def spec_of(prior: Exact, env: str) -> PolicySpec:
-    """Return a clone's shape."""
-    return _spec(prior, probed(env))
-
-
 def acts(prior: Exact) -> bool:
     return not isinstance(prior, ScoredPrior)
 
@@ -97,12 +92,13 @@ def fitted(prior: Exact, env: str, settings: Settings) -> tuple[Policy, int]:
     blocks = max(1, round(min(STEPS, settings.steps) / (ENVS * BLOCK)))
     fit_to, rounds = (_to_means, ROUNDS) if acts(prior) else (_to_scores, SCORED_ROUNDS)
     with closing(make_envs(env, ENVS, seed, settings.backend)) as envs:
-        policy = seeded(_spec(prior, envs), seed)
+        policy = seeded(spec_of(prior, envs), seed)
         fit_to(prior, policy, Collector(envs, BLOCK, torch.Generator().manual_seed(seed)), blocks)
     return policy, rounds * blocks * ENVS * BLOCK
 
 
-def _spec(prior: Exact, spaces: HasSpaces) -> PolicySpec:
+def spec_of(prior: Exact, spaces: HasSpaces) -> PolicySpec:
+    """Return a clone's shape."""
     width = min(256, max(64, 2 ** math.ceil(math.log2(8 * spaces.observation_size))))
     hidden = (width, width)
     if isinstance(prior, Policy):

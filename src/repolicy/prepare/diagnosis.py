@@ -80,8 +80,11 @@ class Diagnosis:
     def verdict(self) -> str:
         if self.complaints:
             return self.complaints[0]
-        falls = f"{self.by_mean.fell.sum():.0f} of {len(self.by_mean.fell)} episodes end before their time"
-        return f"it acts: {'no episode ends' if not self.by_mean.fell.any() else falls}{_return(self)}"
+        fell, by_mean, sampled = self.by_mean.fell, self.by_mean.basic, self.sampled.basic
+        falls = f"{fell.sum():.0f} of {len(fell)} episodes end before their time" if fell.any() else "no episode ends"
+        if not np.isfinite(by_mean).all():
+            return f"it acts: {falls}, and the environment tells no reward"
+        return f"it acts: {falls}, return {by_mean.mean():,.4g} by the mean action and {sampled.mean():,.4g} sampled"
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -99,13 +102,6 @@ class Diagnosis:
             "settings": self.settings.as_dict(),
             "reasons": self.reasons,
         }
-
-
-def _return(diagnosis: Diagnosis) -> str:
-    by_mean, sampled = diagnosis.by_mean.basic, diagnosis.sampled.basic
-    if not np.isfinite(by_mean).all():
-        return ", and the environment tells no reward"
-    return f", return {by_mean.mean():,.4g} by the mean action and {sampled.mean():,.4g} sampled"
 
 
 def diagnose(

@@ -1,23 +1,28 @@
 """A generative policy as a prior: N(0, I) over its noise, in the environment in which an action is that noise."""
 
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from repolicy.envs import addons
+from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import Evaluation, evaluate
+from repolicy.envs.gymnasium import check_copied
 from repolicy.envs.making import make_envs, probed
-from repolicy.envs.names import chunk_of, decoder, with_decoder
-from repolicy.errors import UsageError
+from repolicy.envs.names import chunk_of, decoder, in_gymnasium, one_env, parsed, with_decoder
+from repolicy.envs.rollout import Transitions
+from repolicy.envs.step import Backend
+from repolicy.errors import UsageError, in_one_sentence
 from repolicy.loading import lives_here_alone, load_object, reference_to
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
-from repolicy.prepare.best_of import BestOf, check_possible
 from repolicy.prepare.session import Start, called, open_prior, settings_of
 from repolicy.prepare.weights import trial
 from repolicy.priors.decoders import decoder_of, sum_of
@@ -48,47 +53,25 @@ def start_of(
 
     `kept` is the copy of the prior that the run keeps; it is there already where the run is `resumed`.
     """
-    noise, chunk = sizes_of(given, noise, chunk)
+    if not noise:  # an object may tell itself
+        thing = load_object(given, "prior") if is_code(given) else given
+        noise = getattr(thing, "noise_size", 0)
+        chunk = getattr(thing, "chunk", chunk) if noise else chunk
     if not noise:
         return open_prior(given, reading, init, trust, kept), env
     if reading not in (None, Options()):
         raise UsageError("a generative policy runs as it is: leave out --std and what else tells how to read a file")
-    shape = settings_of(settings, Settings())
-    return begun_through_noise(given, noise, chunk, env, shape, trust, kept if resumed else None)
-
-
-def sizes_of(given: Any, noise: int, chunk: int) -> tuple[int, int]:
-    """Return how much noise and how many actions a chunk there are: as the user says, else as an object tells itself.
-
-    No noise: what is given is not generative.
-    """
-    if noise:
-        return noise, chunk
-    thing = load_object(given, "prior") if is_code(given) else given
-    size = getattr(thing, "noise_size", 0)
-    return size, getattr(thing, "chunk", chunk) if size else chunk
-
-
-def begun_through_noise(
-    given: Any, noise: int, chunk: int, env: str | None, settings: Settings, trust: bool, resumed: Path | None = None
-) -> tuple[Start, str]:
-    """Return what customizing a generative policy starts from, and the name of its environment.
-
-    Of a run that is resumed both are there: the copy of its prior, and the environment's name.
-    """
     if env is None:
         raise UsageError(f"{called(given)} does not say which environment it is for; name one with --env")
-    if resumed is not None:
-        reference, through = referred(given), decoder(env)
-        if through is None:
-            return open_prior(resumed), with_decoder(env, reference, noise, chunk, sum_of(reference))
-        if Path(reference).is_file() and through["sha256"] not in (None, sum_of(reference)):
-            raise UsageError(
-                f"{reference} is another file than when this run began: put that back, or name another --out"
-            )
-        return open_prior(resumed), env
-    policy, name = noise_prior(given, noise, chunk, env, settings, trust)
-    return replace(open_prior(policy), name=called(given)), name
+    if not resumed:
+        policy, name = noise_prior(given, noise, chunk, env, settings_of(settings, Settings()), trust)
+        return replace(open_prior(policy), name=called(given)), name
+    reference, through = referred(given), decoder(env)
+    if through is None:
+        return open_prior(kept), with_decoder(env, reference, noise, chunk, sum_of(reference))
+    if Path(reference).is_file() and through["sha256"] not in (None, sum_of(reference)):
+        raise UsageError(f"{reference} is another file than when this run began: put that back, or name another --out")
+    return open_prior(kept), env
 
 
 def noise_prior(
@@ -165,6 +148,53 @@ def free(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -
     except UsageError as error:
         notes.append(f"{best} is not known: {error}")
     return [*(f"without training, {note}" for note in notes), _moved(env, settings)], taken
+
+
+class BestOf:
+    """An agent that draws noise so many times, and takes the draw whose chunk the wish pays most in copies."""
+
+    backend: Backend = "gymnasium"
+
+    def __init__(self, prior: Policy, addon: Addon, count: int, seed: int = 0) -> None:
+        self.observation_size, self.actions = prior.observation_size, prior.actions
+        self.addon, self.count, self.random = addon, count, np.random.default_rng(seed)
+
+    def watch(self, envs: Any) -> None:
+        """Copy these environments from now on."""
+        self._envs = envs
+
+    def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "BestOf":
+        return self
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        rows = len(observations)
+        draws = self.random.standard_normal((rows * self.count, self.actions.width)).astype(np.float32)
+        step = self._envs.copies(self.count, self.random).step(draws)
+        tried = Transitions(step.chunk.observations, step.chunk.actions, step.chunk.final, step.chunk.info)
+        paid = np.where(step.chunk.counts, self.addon.reward(tried), 0.0).sum(0).reshape(rows, self.count)
+        best: np.ndarray = draws.reshape(rows, self.count, -1)[np.arange(rows), paid.argmax(1)]
+        return best
+
+    def log_probs(self, actions: Tensor) -> Tensor:
+        """Return zeros: who takes the best of several draws has no density in closed form."""
+        return torch.zeros(actions.shape[:-1])
+
+    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
+        return self.log_probs(actions)
+
+    def to_environment(self, actions: np.ndarray) -> np.ndarray:
+        return actions
+
+
+def check_possible(env: str, addon: Addon) -> None:
+    """Raise where an environment cannot be copied, or where a wish has a past."""
+    plain, _ = parsed(env)
+    if addon.with_past:
+        raise UsageError(f"{addon.with_past[0]} has a past, which a copy does not know")
+    if not in_gymnasium(env):
+        raise UsageError(f"{plain} is EnvPool's alone, whose environments cannot be copied")
+    with closing(one_env(env)) as made, in_one_sentence(f"{plain} cannot be copied", UsageError):
+        check_copied(made, plain)
 
 
 def _taken(found: Evaluation) -> int:

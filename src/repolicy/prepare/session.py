@@ -276,7 +276,7 @@ class Start:
             return customize_defaults(self.saved.policy, steps)
         env = self.with_roles(env)
         exact, env = placed(self.exact, env) if isinstance(self.exact, MeanPrior) else (self.exact, env)
-        return customize_defaults(Policy(spec_of(exact, env)), steps)
+        return customize_defaults(Policy(spec_of(exact, probed(env))), steps)
 
     def with_roles(self, env: str, backend: Backend = "auto") -> str:
         """Return the environment's name with the parts that this prior and a critic observe."""

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from repolicy.envs.addons import check_env, names
-from repolicy.envs.names import in_gymnasium, maker, observed, observed_by_critic
+from repolicy.envs.names import in_gymnasium, observed, observed_by_critic, one_env
 from repolicy.envs.trust import env_of
-from repolicy.errors import FileError, UsageError, in_one_sentence
+from repolicy.errors import FileError, UsageError
 from repolicy.learning.run import Callback, tell
 from repolicy.learning.training import check_given, watchdog
 from repolicy.loading import nearest
@@ -225,9 +225,7 @@ def make(env: str) -> gymnasium.Env[Any, Any]:
     if observed(reference) or observed_by_critic(reference):
         parts = f"environment {env!r} names parts of a Dict, which Residual Q-learning does not take"
         raise UsageError(f"{parts}: leave them out, and wrap the environment in gymnasium's FlattenObservation")
-    make_one = maker(reference)
-    with in_one_sentence(f"environment {env!r} cannot be made", UsageError):
-        return make_one()
+    return one_env(reference)
 
 
 def _request(

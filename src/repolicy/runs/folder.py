@@ -1,11 +1,9 @@
 """A run's folder: what was asked for, what was logged, the last checkpoints, the policies."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum, read_bytes, read_json
-from repolicy.policies.file import read_card
+from repolicy.policies.file import OBJECTIVE, read_card
 from repolicy.policies.storage import FORMAT, check_shape, finite, read, write, write_bytes, write_json
 from repolicy.runs.request import Request
 
@@ -166,16 +164,11 @@ class RunFolder:
             new_lock = not os.path.lexists(path)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            if not new_lock and error.errno not in (errno.EROFS, errno.EACCES):
-                raise FileError(f"{path} is there already, and no run's lock; choose another --out") from None
             raise FileError(f"{self.path} cannot be used as a run's folder: {error.strerror}") from None
         try:
-            status = os.fstat(lock)
-            if not stat.S_ISREG(status.st_mode) or status.st_size:
-                raise FileError(f"{path} is there already, and no run's lock; choose another --out")
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.path.samestat(status, os.lstat(path)):  # its holder has just removed it
+                if not os.path.samestat(os.fstat(lock), os.lstat(path)):  # its holder has just removed it
                     raise BlockingIOError
             except OSError:
                 raise FileError(
@@ -275,13 +268,7 @@ class RunFolder:
 
 REQUEST = {
     "env": str,
-    "objective": {
-        "task": str,
-        "omega": (float, [float]),
-        "alpha": (float, [float], "omega"),
-        "bonus": float,
-        "states?": float,
-    },
+    "objective": OBJECTIVE,
     "settings": {},
     "addons": [str],
     "prior": str,
@@ -297,7 +284,7 @@ CHECKPOINT = {
     "candidate?": {"steps": int, "evaluation": {str: float}},
     "off_budget?": float,
     "limits?": {str: [float]},
-    "objective?": REQUEST["objective"],
+    "objective?": OBJECTIVE,
     "request?": REQUEST,
     "versions?": {str: str},
 }

@@ -1,13 +1,15 @@
 """What a run ended in, and what can be done with it in Python."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from repolicy.envs.evaluation import Evaluation, evaluate
 from repolicy.errors import UsageError
+from repolicy.loading import figures
 from repolicy.policies.policy import Policy
 from repolicy.priors.dials import How, dial
 from repolicy.priors.opening import load_policy
@@ -15,9 +17,6 @@ from repolicy.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-import math
-
-from repolicy.loading import figures
 
 # What `plot` draws where nothing else is asked for, as far as the run has it: a metric and its axis.
 CURVES = {
@@ -91,22 +90,18 @@ class Result:
         return figure
 
 
-# What a policy brings an episode, with the error of that, and whether it beats another's ------------------------------
-
-
-@dataclass(frozen=True)
-class Standing:
-    """What a policy brings an episode, with the standard error of that."""
+class Measured(NamedTuple):
+    """A mean over episodes or environments, and its standard error."""
 
     mean: float
     error: float
 
     @classmethod
-    def of(cls, total: float, squares: float, count: float) -> "Standing":
+    def of(cls, total: float, squares: float, count: float) -> "Measured":
         mean = total / count
-        return cls(mean, math.sqrt(max(squares / count - mean * mean, 0.0) / max(count - 1.0, 1.0)))
+        return cls(mean, math.sqrt(max(squares / count - mean**2, 0.0) / max(count - 1.0, 1.0)))
 
-    def beats(self, other: "Standing") -> bool:
+    def beats(self, other: "Measured") -> bool:
         """Say whether it is higher by more than the error of the difference."""
         return self.mean - other.mean > math.hypot(self.error, other.error)
 

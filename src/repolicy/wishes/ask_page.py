@@ -6,7 +6,7 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
-from repolicy.envs.names import in_gymnasium
+from repolicy.envs.names import in_gymnasium, one_env
 from repolicy.envs.wish_file import LearntWish, check_same_env, open_wish
 from repolicy.errors import UsageError
 from repolicy.loading import counted
@@ -14,7 +14,7 @@ from repolicy.policies.storage import write_bytes
 from repolicy.priors.opening import Acting
 from repolicy.report.movie import Shot, films
 from repolicy.report.page import page
-from repolicy.wishes.pairs import CANDIDATES, Pairs, asked, candidates, fingerprint, one_env
+from repolicy.wishes.pairs import CANDIDATES, Pairs, asked, candidates, fingerprint
 
 SCRIPT = (Path(__file__).parent / "ask.js").read_text()
 STYLE = """<style>

@@ -70,10 +70,10 @@ def inferred(
     goal, step = ours @ mine, np.zeros(len(scale))
     for _ in range(ROUNDS):
         now, curvature = moments(other, weights(other, step, alpha, theirs))
-        move = np.linalg.solve(damped(curvature) / alpha**2, gradient(goal, now, alpha))
-        move *= min(
-            1.0, alpha / np.sqrt(max(move @ curvature @ move, 1e-300))
-        )  # at most one standard deviation at a time
+        damping = RIDGE * max(np.diag(curvature).max(), 1e-12) * np.eye(len(curvature))  # so that it can be inverted
+        move = np.linalg.solve((curvature + damping) / alpha**2, gradient(goal, now, alpha))
+        spread = np.sqrt(max(move @ curvature @ move, 1e-300))
+        move *= min(1.0, alpha / spread)  # at most one standard deviation at a time
         while np.abs(move).max() > CLOSE and share(weights(other, step + move, alpha, theirs), theirs) < least:
             move /= 2
         if np.abs(move).max() <= CLOSE:
@@ -136,12 +136,6 @@ def _noise(features: np.ndarray, chances: np.ndarray) -> np.ndarray:
 def share(found: np.ndarray, before: np.ndarray) -> float:
     """Return the effective number of trajectories by their weights, as a share of what it was before."""
     return float((before @ before) / (found @ found)) if len(found) else 0.0
-
-
-def damped(curvature: np.ndarray) -> np.ndarray:
-    """Return a curvature that can be inverted."""
-    damping: np.ndarray = curvature + RIDGE * max(np.diag(curvature).max(), 1e-12) * np.eye(len(curvature))
-    return damping
 
 
 def spreads(person: np.ndarray, policy: np.ndarray) -> np.ndarray:

@@ -1,22 +1,19 @@
 """Pairs of clips from the same start, for a person to compare, and which of many candidates are worth an answer."""
 
-import warnings
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.making import make_envs, observing
-from repolicy.envs.names import in_gymnasium, maker
+from repolicy.envs.names import in_gymnasium
 from repolicy.envs.step import own_numbers
 from repolicy.envs.wish_file import Features, LearntWish, inputs_of
-from repolicy.errors import FileError, UsageError, in_one_sentence
+from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum
 from repolicy.policies.policy import Agent
 from repolicy.policies.storage import check_shape, read, write
@@ -88,15 +85,6 @@ ARRAYS = ("observations", "actions", "after", "seeds", "starts", "played")
 def fingerprint(path: Path) -> str:
     """Return what a policy is known by, in a file that was made with it."""
     return file_sum(path)[:16] if path.is_file() else sha256(str(path).encode()).hexdigest()[:16]
-
-
-def one_env(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """Return one environment of Gymnasium's or of the user's own."""
-    with (
-        in_one_sentence(f"environment {name!r} cannot be made", UsageError),
-        warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
-    ):
-        return maker(name)(**options)
 
 
 def candidates(
