@@ -40,7 +40,7 @@ class Evaluate(Acts):
     library's."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs.addons import check_env, combined
+        from repolicy.envs.addons import wished
         from repolicy.envs.evaluation import evaluate
         from repolicy.envs.trust import addons_of
         from repolicy.policies.storage import write_json
@@ -55,9 +55,7 @@ class Evaluate(Acts):
         for note in notes:
             terminal.say(note)
         try:
-            addons = self.addon or addons_of(card, path, self.trust)
-            check_env(addons, env)
-            addon = combined(addons) if addons else None
+            addon = wished(self.addon or addons_of(card, path, self.trust), env)
         except UsageError as error:
             if self.addon:
                 raise

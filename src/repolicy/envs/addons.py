@@ -164,6 +164,13 @@ def names(wanted: object) -> tuple[str, ...]:
     return references
 
 
+def wished(wanted: Wish, env: str) -> Addon | None:
+    """Return one add-on of all that is wished for in an environment; None where that is nothing."""
+    requests = names(wanted)
+    check_env(requests, env)
+    return combined(requests) if requests else None
+
+
 def combined(requests: Sequence[str]) -> Addon:
     """Return one add-on of requests such as `height`, `height=0.5`, `hind_leg(joint=bshin)=2` or `my.py:quiet=0.1`."""
     each = [parse(request) for request in requests]

@@ -9,7 +9,6 @@ and drawn anew with each seed. A grid would leave few environments to a dial; dr
 import numpy as np
 
 from repolicy.envs.step import Envs, Step
-from repolicy.policies.distributions import ActionSpace
 
 ENDS = 0.1  # share of the strata at each end of the dial, exactly on it
 
@@ -33,27 +32,9 @@ class Dialed:
 
     def __init__(self, envs: Envs, seed: int, first: int = 0, total: int | None = None, dials: int = 1) -> None:
         self.envs, self.backend, self.count, self.dials = envs, envs.backend, envs.count, dials
+        self.name, self.actions, self.groups, self.limit = envs.name, envs.actions, envs.groups, envs.limit
+        self.observation_size = envs.observation_size + dials
         self._drawn = Places(envs.count, seed, first, total, dials).drawn
-
-    @property
-    def name(self) -> str:
-        return self.envs.name
-
-    @property
-    def observation_size(self) -> int:
-        return self.envs.observation_size + self.dials
-
-    @property
-    def actions(self) -> ActionSpace:
-        return self.envs.actions
-
-    @property
-    def groups(self) -> dict[str, int]:
-        return self.envs.groups
-
-    @property
-    def limit(self) -> int | None:
-        return self.envs.limit
 
     def reset(self) -> np.ndarray:
         self._places = self._drawn()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.addons import Addon, Wish, check_env, combined, names
+from repolicy.envs.addons import Addon, Wish, wished
 from repolicy.envs.limits import Limit
 from repolicy.envs.limits import limits as parsed_limits
 from repolicy.envs.making import make_envs, observing, placed
@@ -194,9 +194,7 @@ def evaluate(
     if isinstance(agent, MeanPrior):
         agent, env = placed(agent, env, backend)
     if addon is not None and not isinstance(addon, Addon):
-        wishes = names(addon)
-        check_env(wishes, env)
-        addon = combined(wishes) if wishes else None
+        addon = wished(addon, env)
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
     if backend == "auto" and isinstance(agent, Watching):

@@ -15,7 +15,7 @@ import numpy as np
 
 from repolicy.envs import addons
 from repolicy.envs.addons import Addon
-from repolicy.envs.registered import REGISTERED, Function
+from repolicy.envs.registered import REGISTERED, told
 from repolicy.envs.rollout import Rollout
 from repolicy.envs.step import Info
 from repolicy.errors import UsageError
@@ -51,7 +51,10 @@ class Limit:
         """What is measured; a function of the user's own is imported here."""
         if ":" in self.name or self.name.partition("(")[0] in REGISTERED:
             return addons.combined([self.name])
-        return Addon((self.name,), (_entry(self.name),), (1.0,))
+        return Addon((self.name,), (self._told,), (1.0,))
+
+    def _told(self, observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:
+        return told(info, self.name, f"a limit is on {self.name!r}, which is no add-on and must stand")
 
     def values(self, rollout: Rollout, size: int | None = None) -> np.ndarray:
         """Return the quantity in each step `[T, N]`, of the first `size` numbers of each observation, or of all."""
@@ -76,17 +79,3 @@ def limits(wanted: Sequence[str], env: str | None = None) -> tuple[Limit, ...]:
                 what = "name the same side twice" if one.sign == other.sign else "contradict each other"
                 raise UsageError(f"the limits {other} and {one} {what}: leave one of them out")
     return found
-
-
-def _entry(name: str) -> Function:
-    """Return the function that reads an entry of `info`."""
-
-    def read(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> np.ndarray:
-        if name not in info:
-            raise UsageError(
-                f"a limit is on {name!r}, which is no add-on, and the environment's info does not tell it; that has "
-                f"{', '.join(sorted(info)) or 'nothing'}"
-            )
-        return info[name]
-
-    return read

@@ -5,7 +5,6 @@ is z, and a step is the whole chunk. So the prior over actions is exactly N(0, I
 """
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,19 +27,9 @@ class NoiseEnvs:
         if envs.actions.kind != "continuous":
             raise UsageError(f"{decoder.name} gives numbers as actions, and {envs.name!r} takes {envs.actions}")
         self.actions = ActionSpace("continuous", (decoder.noise,))
+        self.observation_size, self.groups = envs.observation_size, envs.groups
+        self.limit = None if envs.limit is None else -(-envs.limit // decoder.chunk)
         self._seen = seen
-
-    @property
-    def observation_size(self) -> int:
-        return self.envs.observation_size
-
-    @property
-    def groups(self) -> dict[str, int]:
-        return self.envs.groups
-
-    @cached_property
-    def limit(self) -> int | None:
-        return None if self.envs.limit is None else -(-self.envs.limit // self.decoder.chunk)
 
     def reset(self) -> np.ndarray:
         self._current = self.envs.reset()

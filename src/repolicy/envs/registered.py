@@ -1,6 +1,7 @@
 """The add-on rewards that ship, a function each."""
 
 import inspect
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +43,7 @@ class Registered:
     make: Callable[..., Function | WithPast]
     envs: tuple[str, ...]  # none: any whose actions are numbers
     metric: str
-    measure: Callable[[np.ndarray], np.ndarray]  # from the reward to the metric
+    measure: Callable[[np.ndarray], np.ndarray] = operator.neg  # from the reward to the metric
     reads: Literal["observation", "info"] = "observation"
     option: str = ""  # of the environment, which may weigh it with 0
 
@@ -52,11 +53,6 @@ def hind_leg(joint: str = "bthigh") -> Function:
     if joint not in CHEETAH_JOINTS:
         raise UsageError(f"HalfCheetah has no joint {joint!r}; choose from {', '.join(CHEETAH_JOINTS)}")
     return lambda observations, actions, next_observations, info: -np.abs(next_observations[:, CHEETAH_JOINTS[joint]])
-
-
-def sideways() -> Function:
-    """The velocity along y, Δy/Δt: walk to the left as well (the paper's add-on for Ant)."""
-    return lambda observations, actions, next_observations, info: _info(info, "y_velocity")
 
 
 def on_command() -> Function:
@@ -90,14 +86,17 @@ ASIDE = _of("Ant's velocity toward −y, from its observation: the task of Resid
 JOINT = _of("−|angle of Swimmer's first joint|: the task of Residual-MPPI.", lambda after: -np.abs(after[:, 1]))
 
 
-def _told(term: str, what: str) -> Callable[[], Function]:
-    """Return what makes an add-on of a term of its reward that MuJoCo Playground tells in `info`."""
+def _told(what: str, key: str) -> Callable[[], Function]:
+    """Return what makes an add-on of an entry of `info`."""
 
     def make() -> Function:
-        return lambda observations, actions, next_observations, info: _info(info, f"reward_{term}")
+        return lambda observations, actions, next_observations, info: told(info, key, f"this add-on needs {key!r}")
 
     make.__doc__ = what
     return make
+
+
+SIDEWAYS = _told("The velocity along y, Δy/Δt: walk to the left as well (the paper's add-on for Ant).", "y_velocity")
 
 
 def action_rate() -> WithPast:
@@ -131,19 +130,17 @@ def _numbers(steps: Transitions) -> Any:
 
 
 REGISTERED = {
-    "action_rate": Registered(action_rate, (), "mean squared change", lambda reward: -reward),
-    "jerk": Registered(jerk, (), "mean squared jerk", lambda reward: -reward),
-    "symmetry": Registered(symmetry, ("Walker2d",), "mean squared gap", lambda reward: -reward),
-    "hind_leg": Registered(hind_leg, ("HalfCheetah",), "mean |θ|", lambda reward: -reward),
+    "action_rate": Registered(action_rate, (), "mean squared change"),
+    "jerk": Registered(jerk, (), "mean squared jerk"),
+    "symmetry": Registered(symmetry, ("Walker2d",), "mean squared gap"),
+    "hind_leg": Registered(hind_leg, ("HalfCheetah",), "mean |θ|"),
     "height": Registered(HEIGHT, ("Hopper", "Walker2d"), "mean z", lambda reward: reward),
-    "sideways": Registered(sideways, ("Ant", "Humanoid"), "mean v_y", lambda reward: reward, reads="info"),
+    "sideways": Registered(SIDEWAYS, ("Ant", "Humanoid"), "mean v_y", lambda reward: reward, reads="info"),
     "mppi_front_foot": Registered(FRONT_FOOT, ("HalfCheetah",), "mean |θ|", lambda reward: -reward / 10.0),
     "mppi_height": Registered(HIGHER, ("Hopper",), "mean z", lambda reward: reward / 10.0 + 1.0),
-    "mppi_sideways": Registered(ASIDE, ("Ant",), "mean v_y", lambda reward: -reward),
-    "mppi_joint": Registered(JOINT, ("Swimmer",), "mean |θ|", lambda reward: -reward),
-    "on_command": Registered(
-        on_command, ("Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain"), "missed velocity²", lambda reward: -reward
-    ),
+    "mppi_sideways": Registered(ASIDE, ("Ant",), "mean v_y"),
+    "mppi_joint": Registered(JOINT, ("Swimmer",), "mean |θ|"),
+    "on_command": Registered(on_command, ("Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain"), "missed velocity²"),
 }
 
 # (add-on, Playground's term, what it is, its metric, the option that weighs it, where that may be 0)
@@ -183,17 +180,16 @@ OF_PLAYGROUND = (
 )
 REGISTERED |= {
     name: Registered(
-        _told(term, f"{what} (Playground's own)"), PLAYGROUND, metric, lambda reward: -reward, "info", option
+        _told(f"{what} (Playground's own)", f"reward_{term}"), PLAYGROUND, metric, reads="info", option=option
     )
     for name, term, what, metric, option in OF_PLAYGROUND
 }
 
 
-def _info(info: Info, key: str) -> np.ndarray:
+def told(info: Info, key: str, why: str) -> np.ndarray:
+    """Return an entry of an environment's info; where there is none, raise with `why` it is needed."""
     if key not in info:
-        raise UsageError(
-            f"this add-on needs {key!r} in the environment's info, which has {', '.join(sorted(info)) or 'nothing'}"
-        )
+        raise UsageError(f"{why} in the environment's info, which has {', '.join(sorted(info)) or 'nothing'}")
     return info[key]
 
 

@@ -46,17 +46,15 @@ class Transitions(NamedTuple):
         return Transitions(before, actions, after, {key: change(value) for key, value in self.info.items()}, self.past)
 
 
-def everything(steps: Transitions) -> Any:
-    """Return all that is known of steps: what a class of the user's own is called with."""
-    return steps[:4]
-
-
 @dataclass(frozen=True)
 class WithPast:
-    """An add-on whose objects are called with the parts that `reads` takes of a step, and `began` `[N]`."""
+    """An add-on whose objects are called with the parts that `reads` takes of a step, and `began` `[N]`.
+
+    A class of the user's own is called with all that is known of a step.
+    """
 
     make: Callable[[], Any]
-    reads: Callable[[Transitions], Any] = everything
+    reads: Callable[[Transitions], Any] = itemgetter(slice(4))
 
 
 @dataclass

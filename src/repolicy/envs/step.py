@@ -40,7 +40,10 @@ class Batch:
         final = current = self.flat(observations)
         ended = terminated | truncated
         if ended.any():
-            check_last(final, ended, self.name)
+            wrong = np.flatnonzero(ended & ~np.isfinite(final).all(-1))
+            if len(wrong):  # (what is acted on next is looked at by who collects)
+                last = f"environment {wrong[0]} of {self.name!r} ended an episode in an observation"
+                raise NumericError(f"{last} that is not finite")
             current = self.renew(ended, final)
         return Step(
             current, rewards.astype(np.float64), terminated, truncated & ~terminated, final, numeric(info, self.count)
@@ -195,14 +198,6 @@ def stacked(infos: list[Info]) -> Info:
     """Return infos as arrays `[T, ...]`, 0 in the steps that do not tell an entry."""
     zeros = {key: np.zeros_like(value) for info in infos for key, value in info.items()}
     return {key: np.stack([info.get(key, zero) for info in infos]) for key, zero in sorted(zeros.items())}
-
-
-def check_last(final: np.ndarray, ended: np.ndarray, name: str) -> None:
-    """Raise where an episode ended in what is no number. (What is acted on next is looked at by who collects.)"""
-    wrong = ended & ~np.isfinite(final).all(-1)
-    if wrong.any():
-        n = np.flatnonzero(wrong)[0]
-        raise NumericError(f"environment {n} of {name!r} ended an episode in an observation that is not finite")
 
 
 class HasSpaces(Protocol):

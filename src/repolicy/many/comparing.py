@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from repolicy.envs.addons import Addon, Wish, check_env, combined, names
+from repolicy.envs.addons import Addon, Wish, wished
 from repolicy.envs.evaluation import BLOCK, Evaluation, check_fit, run_episodes
 from repolicy.envs.making import make_envs, observing, placed, probed
 from repolicy.envs.names import EnvLike, env_name, with_observed_of
@@ -33,6 +33,7 @@ from repolicy.readers.reading import Options
 USUAL = "5%"  # by how much the new policy may be worse
 ROUND = 25  # episodes of each policy between two looks
 TITLES = {"basic_reward": "return", "addon_reward": "add-on", "length": "length", "ended_early": "ended early"}
+Quantities = dict[str, np.ndarray]  # of each episode
 SHOWN = ("length", "ended_early")  # these decide nothing: in some tasks an early end is a success
 
 
@@ -190,12 +191,10 @@ def compare(
     if addon is None:
         addon = addons_of(sides[1].card, sides[1].path, trust)
     if not isinstance(addon, Addon):
-        wishes = names(addon)
-        check_env(wishes, env)
-        addon = combined(wishes) if wishes else None
+        addon = wished(addon, env)
     ready = [_placed(side, env, backend) for side in sides]
     is_paired, kinds = _repeats(*ready[0], seed, backend), ("sampled", "mean") if sampled else ("mean", "sampled")
-    drawn, rounds, done = {kind: _Drawn() for kind in kinds}, 0, 0
+    drawn, rounds, done = {kind: list[list[Quantities]]() for kind in kinds}, 0, 0
 
     def ran(agent: Agent, place: str, kind: str, count: int) -> Evaluation:
         with closing(make_envs(place, count, seed + done, backend)) as envs:  # an episode each
@@ -205,9 +204,9 @@ def compare(
         count = min(ROUND, episodes - done)
         for kind in kinds:
             pair = [ran(*each, kind, count) for each in ready]
-            drawn[kind].add(*pair)
+            drawn[kind].append([_quantities(each) for each in pair])
         rounds, done = rounds + 1, done + count
-        rows = {kind: drawn[kind].judged(margin, error) for kind in kinds}
+        rows = {kind: _judged(drawn[kind], margin, error) for kind in kinds}
         deciding = [row.verdict for row in rows[kinds[0]] if row.decides]
         if not deciding:
             raise UsageError(f"environment {env!r} tells no reward, so that nothing can decide; name one with --addon")
@@ -225,29 +224,18 @@ def env_of_both(old: Any, new: Any, env: EnvLike | None, others: dict[str, Any])
     return _env(_sides(old, new, others.get("options"), others.get("new_options"), trust), trust)
 
 
-class _Drawn:
-    """What each quantity was in the episodes so far, the old policy's and the new one's."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-
-    def add(self, old: Evaluation, new: Evaluation) -> None:
-        quantities = [_quantities(each) for each in (old, new)]
-        for name, values in quantities[0].items():
-            self._values.setdefault(name, []).append((values, quantities[1][name]))
-
-    def judged(self, margin: Margin, error: float) -> list[Compared]:
-        """Return each quantity's verdict. A margin that is a number is one of rewards; the others have the usual."""
-        usual = margin if margin.is_share else Margin.of(USUAL)
-        found = []
-        for name, parts in self._values.items():
-            old, new = (np.concatenate(each) for each in zip(*parts, strict=True))
-            if np.isfinite([old, new]).all():  # not every environment tells its reward
-                found.append(judged(name, old, new, usual if name in SHOWN else margin, error))
-        return found
+def _judged(rounds: list[list[Quantities]], margin: Margin, error: float) -> list[Compared]:
+    """Return each quantity's verdict. A margin that is a number is one of rewards; the others have the usual."""
+    usual = margin if margin.is_share else Margin.of(USUAL)
+    found = []
+    for name in rounds[0][0]:
+        old, new = (np.concatenate([each[name] for each in side]) for side in zip(*rounds, strict=True))
+        if np.isfinite([old, new]).all():  # not every environment tells its reward
+            found.append(judged(name, old, new, usual if name in SHOWN else margin, error))
+    return found
 
 
-def _quantities(evaluation: Evaluation) -> dict[str, np.ndarray]:
+def _quantities(evaluation: Evaluation) -> Quantities:
     """Return what is compared, of each episode. Of several wishes, each is."""
     assert evaluation.terminated is not None
     wishes = {f"addon_reward_{name}": values for name, values in evaluation.wishes.items()}

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +74,10 @@ def work(
                 if not running:
                     break
                 time.sleep(pause)
-                for job, code in _finished(running):
+                for job, at_work in list(running.items()):
+                    if (code := at_work.poll()) is None:
+                        continue
+                    del running[job]
                     if (code < 0 or code == STOPPED) and attempts[job] < ATTEMPTS:
                         waiting.insert(0, job)
                     else:
@@ -84,14 +87,6 @@ def work(
             _stop(list(running.values()))
             raise
     return waiting
-
-
-def _finished(running: dict[Job, Started]) -> Iterator[tuple[Job, int]]:
-    for job, at_work in list(running.items()):
-        code = at_work.poll()
-        if code is not None:
-            del running[job]
-            yield job, code
 
 
 def _stop(running: Sequence[Started]) -> None:

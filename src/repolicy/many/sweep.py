@@ -158,7 +158,7 @@ def sweep(
         say(sentence)
     starter = pool.on_ray() if on_ray else Here
     with RunFolder(folder).locked():
-        omegas = _claim(folder, request, omegas, start.content, resume)
+        omegas = _claim(folder, request, omegas, start.content)
         count = jobs or (len(omegas) if on_ray else physical_cores())
         errors = _train(omegas, folder, request, starter, count, say, progress)
         failed = {omega: errors[omega] for omega in omegas if errors[omega]}
@@ -203,9 +203,8 @@ def _place(folder: Path, omega: float) -> Path:
     return folder / f"omega-{_written(omega)}"
 
 
-def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes, resume: bool) -> list[float]:
+def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes) -> list[float]:
     """Claim the folder for this sweep, a new one or the one before with more values of ω′. Returns all values."""
-    _check_new(folder, resume)
     file, before = folder / "sweep.json", claimed(folder)
     if before is not None:
         omegas = in_order({*before["omegas"], *omegas})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs.addons import Addon, check_env, combined
+from repolicy.envs.addons import wished
 from repolicy.envs.evaluation import Evaluation
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.loading import counted, printable
@@ -65,7 +65,8 @@ def push(
     saved = read_policy(path, reading)
     content = own_bytes(saved)
     hub = library()
-    env, addon = _played(saved, path, env, trust)
+    env = env or env_of(saved.card, path, trust)
+    addon = wished(addons_of(saved.card, path, trust), env)
     with in_sentences(at):  # before the evaluation, which takes a while
         api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
         api.create_repo(at.repository, exist_ok=True, private=private)
@@ -85,13 +86,6 @@ def push(
     if license is None:
         say("its card names no license: others may not use it; --license mit says that they may")
     return Pushed(str(at), done.oid, tuple(files))
-
-
-def _played(saved: SavedPolicy, path: Path, env: str | None, trust: bool) -> tuple[str, Addon | None]:
-    """Return the environment of the card's table, and the add-on that it reports."""
-    env, names = env or env_of(saved.card, path, trust), addons_of(saved.card, path, trust)
-    check_env(names, env)
-    return env, combined(names) if names else None
 
 
 def card(
