@@ -6,10 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from repolicy.errors import FileError
-from repolicy.loading import printable, read_json
+from repolicy.loading import read_json
 from repolicy.policies.carrying import fingerprint
 from repolicy.policies.distributions import Gaussian, SquashedGaussian
 from repolicy.policies.file import PROBES
@@ -28,6 +26,8 @@ from repolicy.runs.settings import budget_of
 from repolicy.runs.terminal import Terminal
 
 MOST_ROWS = 64  # of a table on the screen
+DIAL = "{name} from {low:g} to {high:g}, {scale}; NaN counts as {if_nan:g}"
+Story = tuple[dict[str, Any], dict[str, Any]]  # what is printed, and what --json tells besides
 MOST_STDS = 8  # more do not fit a line
 
 
@@ -35,29 +35,40 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     """Return the story of a policy, a checkpoint or a run's folder: printed, and returned."""
     if not is_on_hub(path):
         check_reachable(path)
-    if path.is_dir():
-        check_own(path, options)
-        return _inspect_planner(path) if is_plan(path) else _inspect_folder(path)
-    path = find_policy(path)
-    file = PolicyFile(path)
-    if not is_own(path, file.content):
-        if (carried := file.carried) is None:
-            return _inspect_foreign(file, options)
-        facts = (
-            _inspect_policy(file, options, f", exported to {file.format}")
-            if carried.is_as_exported
-            else _inspect_foreign(file, options)
-        )
-        _say_contract(carried.about)
-        return facts | {"carries": carried.about}
+    file = None if path.is_dir() else PolicyFile(find_policy(path))
+    facts, more = _of_folder(path, options) if file is None else _of_file(file, options)
+    Terminal().facts(facts)
+    if "carries" in more:
+        _say_contract(more["carries"])
+    return facts | more
+
+
+def _of_folder(path: Path, options: Options | None) -> Story:
     check_own(path, options)
-    tensors, header = read(path, content=file.content)
-    if header["kind"] != "policy":
-        return _inspect_other(path, tensors, header)
-    return _inspect_policy(file, options)
+    if is_plan(path):
+        return {"folder": str(path), "kind": "planner"} | read_json(path / PLAN), {}
+    return _of_run(path)
 
 
-def _inspect_policy(file: PolicyFile, options: Options | None, exported: str = "") -> dict[str, Any]:
+def _of_file(file: PolicyFile, options: Options | None) -> Story:
+    if not is_own(file.path, file.content):
+        if (carried := file.carried) is None:
+            return _of_foreign(file, options), {}
+        told: dict[str, Any] = {"carries": carried.about}
+        if not carried.is_as_exported:
+            return _of_foreign(file, options), told
+        facts, more = _of_policy(file, options, f", exported to {file.format}")
+        return facts, more | told
+    check_own(file.path, options)
+    tensors, header = read(file.path, content=file.content)
+    if header["kind"] == "policy":
+        return _of_policy(file, options)
+    # a checkpoint, or the batch that a run failed on
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    return header | {"file": str(file.path), "tensors": shapes}, {}
+
+
+def _of_policy(file: PolicyFile, options: Options | None, exported: str = "") -> Story:
     path, saved = file.path, read_file(file, options or Options())
     spec, card = saved.policy.spec, saved.card
     request = card.get("request", {})
@@ -84,8 +95,7 @@ def _inspect_policy(file: PolicyFile, options: Options | None, exported: str = "
     if isinstance(saved.policy, Conditioned):
         inputs = " and ".join(f"{each.name} as an input, from {each.ends}" for each in saved.policy.dials)
         facts["dial"] = f"takes {inputs}"
-    Terminal().facts(facts)
-    return facts | {"card": card}
+    return facts, {"card": card}
 
 
 def _say_contract(about: dict[str, Any]) -> None:
@@ -97,7 +107,7 @@ def _say_contract(about: dict[str, Any]) -> None:
             "environment": about["env"] or unknown,
             "control period": unknown if period is None else f"{period:g} s",
             "actions stay within their range": "yes" if actions["stay_within"] else "no: clip them",
-            "dials": "; ".join(map(_dial, about["dials"])) or "none",
+            "dials": "; ".join(map(DIAL.format_map, about["dials"])) or "none",
             "fingerprint of its prior": about.get("prior", "none"),
         }
     )
@@ -111,10 +121,6 @@ def _say_contract(about: dict[str, Any]) -> None:
         terminal.numbers("", [title, "name", "unit", "from", "to"], rows[:MOST_ROWS])
         if len(rows) > MOST_ROWS:
             terminal.say(f"and {len(rows) - MOST_ROWS} more, which --json tells")
-
-
-def _dial(told: dict[str, Any]) -> str:
-    return "{name} from {low:g} to {high:g}, {scale}; NaN counts as {if_nan:g}".format(**told)
 
 
 def _facts_of(card: dict[str, Any]) -> dict[str, str]:
@@ -155,7 +161,7 @@ def _std(policy: Policy) -> str:
     return f"{std}{more}{before}" + ("" if dist.log_std.dim() == 1 else ", where observations are at their mean")
 
 
-def _inspect_foreign(file: PolicyFile, options: Options | None) -> dict[str, Any]:
+def _of_foreign(file: PolicyFile, options: Options | None) -> dict[str, Any]:
     """Return another library's policy: what is in its file, and what is missing."""
     from repolicy.readers.copying import policy_from
     from repolicy.readers.described import CannotCopyError
@@ -168,7 +174,7 @@ def _inspect_foreign(file: PolicyFile, options: Options | None) -> dict[str, Any
         foreign = described_with(file, replace(options, temperature=1.0))
         missing.append("a temperature (--temperature)")
     except CannotCopyError as error:
-        return _inspect_uncopied(file, error)
+        return _of_uncopied(file, error)
     actor, std, normalizer = foreign.actor, foreign.std, foreign.normalizer
     norms = sum(hidden.norm is not None for hidden in actor.hidden)
     if std is not None:
@@ -178,7 +184,7 @@ def _inspect_foreign(file: PolicyFile, options: Options | None) -> dict[str, Any
     else:
         width, missing = "none", [*missing, "a std (--std)"]
     seen = f", {normalizer.count:,.0f} observations seen" if normalizer and normalizer.count else ""
-    facts = {
+    return {
         "file": str(file.path),
         "kind": f"{foreign.kind} of {foreign.library} {foreign.version}".strip(),
         "observations": f"{foreign.observation_size} numbers"
@@ -192,11 +198,9 @@ def _inspect_foreign(file: PolicyFile, options: Options | None) -> dict[str, Any
         "missing": ", ".join(missing),
         "notes": "; ".join(foreign.notes) or "none",
     }
-    Terminal().facts(facts)
-    return facts
 
 
-def _inspect_uncopied(file: PolicyFile, why: FileError) -> dict[str, Any]:
+def _of_uncopied(file: PolicyFile, why: FileError) -> dict[str, Any]:
     """Return another library's policy that can only run as it is; the reason again, where it cannot even do that."""
     from repolicy.priors.running import signature
 
@@ -210,31 +214,16 @@ def _inspect_uncopied(file: PolicyFile, why: FileError) -> dict[str, Any]:
             runs = "in onnxruntime"
         except FileError as error:
             runs, missing = f"no: it {str(error).removeprefix(f'{path} ')}", "a function that runs it (file.py:act), "
-    facts = {
+    return {
         "file": str(path),
         "kind": "an ONNX graph" if onnx else "TorchScript",
         "can be copied": f"no: {str(why).partition(' cannot be copied: ')[2] or why}",
         "runs as it is": runs,
         "missing": f"{missing}the environment (--env), a std (--std)",
     }
-    Terminal().facts(facts)
-    return facts
 
 
-def _inspect_other(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint, or the batch that a run failed on."""
-    facts = header | {"file": str(path), "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()}}
-    Terminal().facts({key: printable(str(value)) for key, value in facts.items()})
-    return facts
-
-
-def _inspect_planner(path: Path) -> dict[str, Any]:
-    facts = {"folder": str(path), "kind": "planner"} | read_json(path / PLAN)
-    Terminal().facts({key: printable(str(value)) for key, value in facts.items()})
-    return facts
-
-
-def _inspect_folder(path: Path) -> dict[str, Any]:
+def _of_run(path: Path) -> Story:
     from repolicy.rql.customizing import Request as ResidualQLearning
 
     folder = RunFolder(path, Request, ResidualQLearning)
@@ -259,8 +248,7 @@ def _inspect_folder(path: Path) -> dict[str, Any]:
     }
     if folder.policy.exists() and not isinstance(made := read_policy(folder.policy).policy, Conditioned):
         facts["std"] = _std(made)
-    Terminal().facts(facts)
-    return facts | {"request": request}
+    return facts, {"request": request}
 
 
 def _sentence(request: dict[str, Any]) -> str:

@@ -111,13 +111,12 @@ class Render(Acts):
         from repolicy.envs.trust import env_of
         from repolicy.policies.file import read_card
         from repolicy.policies.storage import is_own, write_bytes
-        from repolicy.priors.finding import PLAN, find_policy, is_plan
+        from repolicy.priors.finding import PLAN, is_plan
         from repolicy.priors.opening import check_own, own_bytes, read_policy
-        from repolicy.report.movie import FORMATS, Shot, films
+        from repolicy.report.movie import FORMATS, Shot, file_of, films
 
         warn_of_unfinished(self.policy)
-        planned = is_plan(self.policy)
-        path = Path(self.policy) if planned else find_policy(self.policy)
+        planned, path = is_plan(self.policy), file_of(self.policy)
         card = read_json(path / PLAN) if planned else read_card(path)
         env = self.env or env_of(card, path, self.trust)
         suffix = ".mp4" if self.out is None else self.out.suffix.lower()

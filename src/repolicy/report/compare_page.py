@@ -9,9 +9,9 @@ from repolicy.loading import counted
 from repolicy.many.comparing import Compared, Comparison
 from repolicy.many.varying import Around, Place
 from repolicy.policies.storage import is_own
-from repolicy.priors.finding import find_policy, is_plan
+from repolicy.priors.finding import is_plan
 from repolicy.report import page
-from repolicy.report.movie import Shot
+from repolicy.report.movie import Shot, file_of
 from repolicy.report.run_page import filmed
 from repolicy.report.verdict import number
 
@@ -112,7 +112,7 @@ def _map(around: Around) -> str:
 
 
 def _films(place: Place, policies: tuple[str, ...], say: Callable[[str], None]) -> tuple[list[bytes | None], str]:
-    files = [Path(policy) if is_plan(policy) else find_policy(policy) for policy in policies if ":" not in policy]
+    files = [file_of(policy) for policy in policies if ":" not in policy]
     if len(files) < 2 or not all(is_plan(file) or is_own(file) for file in files):
         return [None, None], "a policy that is no file of Repolicy's is filmed by repolicy render"
     return filmed([Shot(str(file), place.found.env, seed=place.found.seed) for file in files], say)

@@ -205,13 +205,6 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
     )  # fmt: skip
 
 
-def write_dial_report(dial: Turning, swept: Found, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Film every position, and write `report.html` and `dial.json` into the dial's folder."""
-    pictures, complaint = _filmed(dial, say)
-    write_json(dial.out / "dial.json", as_dict(dial, swept))
-    return _written(dial, swept, pictures, complaint)
-
-
 def as_dict(dial: Turning, swept: Found) -> dict[str, Any]:
     """Return what `dial.json` holds; numbers that are not finite become null."""
 
@@ -281,7 +274,10 @@ def _sliders(dial: Turning, swept: Found) -> list[str]:
     ]  # fmt: skip
 
 
-def _written(dial: Turning, swept: Found, pictures: Sequence[bytes | None], complaint: str) -> Path:
+def write_dial_report(dial: Turning, swept: Found, say: Callable[[str], None]) -> Path:
+    """Film every position, and write `report.html` and `dial.json` into the dial's folder."""
+    pictures, complaint = _filmed(dial, say)
+    write_json(dial.out / "dial.json", as_dict(dial, swept))
     several = len(dial.trained) > 1
     commands = [
         f'<div class="beneath" data-shown="{index}">{page.command(dial.command(position))}</div>'

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,7 +83,7 @@ def films(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) ->
         _check(shot)
     say(f"{TELLS}{counted(len(shots), 'film')}, up to {sum(map(pictures_of, shots)):,} pictures")
     with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
-        ready = [asdict(replace(shot, policy=str(_file(shot.policy).resolve()))) for shot in shots]
+        ready = [asdict(replace(shot, policy=str(file_of(shot.policy).resolve()))) for shot in shots]
         Path(folder, "shots.json").write_text(json.dumps(ready))
         for library in libraries():
             code, output = _in_its_own_process(folder, library, say)
@@ -96,7 +97,7 @@ def films(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) ->
     raise RepolicyError(CANNOT_RENDER)
 
 
-def _file(policy: str) -> Path:
+def file_of(policy: str) -> Path:
     """Return a policy's file, or a planner's folder."""
     return Path(policy) if is_plan(policy) else find_policy(policy)
 
@@ -262,18 +263,25 @@ def _stage(shot: Shot, look: Callable[[bool], None]) -> Stage:
     return Stage(env, batch, float(env.metadata.get("render_fps") or 30), chunk)
 
 
+@contextmanager
+def _drawing() -> Iterator[None]:
+    """Take whatever fails here for a graphics library that gives no picture."""
+    try:
+        yield
+    except Exception as error:
+        raise _NoRendererError from error
+
+
 _CONTEXTS: list[Any] = []  # kept, so that they live as long as this process
 
 
 def _need_context(shot: Shot) -> None:
     """Make a context current: EnvPool draws robots into it, and ends the process where there is none."""
-    try:
+    with _drawing():
         import mujoco
 
         _CONTEXTS.append(mujoco.GLContext(shot.width, shot.height))
         _CONTEXTS[-1].make_current()
-    except Exception as error:
-        raise _NoRendererError from error
 
 
 def _made(make: Any, shot: Shot) -> Any:
@@ -289,7 +297,8 @@ def _made(make: Any, shot: Shot) -> Any:
         except TypeError:
             continue
         except Exception as error:
-            _need_mujoco()
+            with _drawing():
+                import mujoco  # noqa: F401  # which fails without the graphics library that it is to use
             raise UsageError(_why(shot, error)) from error
     raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
 
@@ -299,14 +308,6 @@ def _why(shot: Shot, error: Exception) -> str:
     if "pygame" in str(error):
         return f"environment {shot.env!r} cannot be filmed without pygame: pip install 'repolicy[film]'"
     return f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}"
-
-
-def _need_mujoco() -> None:
-    """Raise where MuJoCo cannot be imported, as without the graphics library that it is to use."""
-    try:
-        import mujoco  # noqa: F401
-    except Exception as error:
-        raise _NoRendererError from error
 
 
 def _prepare(task: Any, fine: bool) -> None:
@@ -319,10 +320,8 @@ def _prepare(task: Any, fine: bool) -> None:
     if fine:
         return
     task.model.vis.quality.offsamples = 0
-    try:
+    with _drawing():
         task.render()  # makes the scene
-    except Exception as error:
-        raise _NoRendererError from error
     task.mujoco_renderer.viewer.scn.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
     task.mujoco_renderer.viewer.scn.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
 

@@ -108,8 +108,8 @@ def card(
     )
     lines = ["---", header.to_yaml(), "---", "", f"# {at.repository.partition('/')[2]}: {title}", ""]
     if saved.prior:
-        sentence = _plain(verdict([(by["prior"], by["customized"])], name_of_prior(saved.card)))
-        lines += [f"{sentence} ({basis([by['customized']])}).", ""]
+        sentence = verdict([(by["prior"], by["customized"])], name_of_prior(saved.card))
+        lines += [f"{sentence[0].upper()}{sentence[1:]} ({basis([by['customized']])}).", ""]
     if film:
         tag = f"![film]({film.name})" if film.suffix == ".gif" else f'<video src="{film.name}" controls></video>'
         lines += [tag, ""]
@@ -167,7 +167,3 @@ def _row(cells: list[str]) -> str:
 
 def _code(*lines: str) -> list[str]:
     return ["```", *lines, "```", ""]
-
-
-def _plain(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -162,6 +162,10 @@ def _written(report: Report) -> Path:
         page.film(picture, scene.caption, scene.kind)
         for scene, picture in zip(report.scenes, report.films, strict=True)
     ]
+    episodes = len(next(iter(judged.values())).basic)
+    note = f"Mean ± std over {episodes} episodes a row, in {escape(request['env'])}."
+    if report.prior:
+        note += " “Log prior” is the prior's log-probability of the actions that were taken."
     parts = [
         _verdict(report),
         page.tiles(tiles(judged)),
@@ -170,7 +174,7 @@ def _written(report: Report) -> Path:
             page.films(figures, report.complaint),
             note="In real time, with the mean action; what an episode earns is its total reward.",
         ),
-        page.section("What it earns", page.table(*rewards(by_action(report.mean, report.sampled))), note=_what(report)),
+        page.section("What it earns", page.table(*rewards(by_action(report.mean, report.sampled))), note=note),
         distribution(judged),
         learning(report.folder, request, report.sampled, "prior_is" in report.saved.card),
         page.section(
@@ -194,12 +198,6 @@ def _lead(report: Report) -> str:
         lead += " By the run's own objective it was clearly better than the last one."
     warning = report.folder.unfinished(report.request)
     return f"{lead} <strong>{warning}</strong>" if warning else lead
-
-
-def _what(report: Report) -> str:
-    episodes = len(next(iter(report.mean.values())).basic)
-    about = " “Log prior” is the prior's log-probability of the actions that were taken." if report.prior else ""
-    return f"Mean ± std over {episodes} episodes a row, in {escape(report.request['env'])}.{about}"
 
 
 # What both kinds of report say ----------------------------------------------------------------------------------------
