@@ -381,8 +381,8 @@ def test_options_for_the_new_policys_file(capsys: pytest.CaptureFixture[str], tm
         {"request": {"env": tiny("LinearQuadratic")}},
     )
     for word, said in (
-        ("stdd=1", "--of-new is 'stdd=1'; it must be NAME=VALUE"),
-        ("std=x", "std must be a number"),
+        ("stdd=1", "there is no option --stdd=1; did you mean --std"),
+        ("std=x", "--std is 'x'; it must be a number"),
         ("std=0.2", "leave out --std"),
     ):
         with pytest.raises(SystemExit) as ended:

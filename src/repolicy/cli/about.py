@@ -161,9 +161,13 @@ EXTRAS = {
 
 def doctor() -> dict[str, Any]:
     """Print and return versions, backends, rendering and cores."""
+    from repolicy.envs.names import envpool_names
+
     facts: dict[str, Any] = dict(versions())
     facts["cores"] = physical_cores()
-    facts["environments"] = _environments()
+    names = envpool_names()
+    known = f"EnvPool's {len(names):,}, and Gymnasium's" if names else "Gymnasium's only (no EnvPool here: slower)"
+    facts["environments"] = known
     library, lacks = renderer(), "libegl1 or libosmesa6 for films" if find_spec("mujoco") else "the extra engine"
     facts["rendering"] = f"works off-screen with MUJOCO_GL={library}" if library else f"does not work: install {lacks}"
     for extra, packages in EXTRAS.items():
@@ -171,13 +175,6 @@ def doctor() -> dict[str, Any]:
         facts[f"extra {extra}"] = f"missing {missing}: pip install 'repolicy[{extra}]'" if missing else "installed"
     Terminal().facts(facts)
     return facts
-
-
-def _environments() -> str:
-    from repolicy.envs.names import envpool_names
-
-    names = envpool_names()
-    return f"EnvPool's {len(names):,}, and Gymnasium's" if names else "Gymnasium's only (no EnvPool here: slower)"
 
 
 def renderer() -> str:

@@ -1,11 +1,11 @@
 """The commands that tell about policies without training: compare, diagnose, plan."""
 
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from repolicy.cli.options import Acts, OfPolicy, Positional, Repeated
+from repolicy.cli.options import Acts, OfPolicy, Positional, Repeated, read
 from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, counted, stem_of
 from repolicy.readers.reading import Options
@@ -60,9 +60,10 @@ class Compare(Acts):
         if self.out is not None:
             check_place(self.out / "report.html")  # before the work, which would be lost
         terminal, names = Terminal(), f"{self.old} and {self.new}"
+        new = read(Options, [f"--{text}" for text in self.of_new], "repolicy compare")
         asked: dict[str, Any] = {
             "addon": self.addon or None, "sampled": self.sampled, "error": self.error, "episodes": self.episodes,
-            "seed": self.seed, "backend": self.backend, "options": self.reading, "new_options": _options(self.of_new),
+            "seed": self.seed, "backend": self.backend, "options": self.reading, "new_options": new,
             "trust": self.trust,
         }  # fmt: skip
         with one_thread(), terminal.status(f"{names}: the first episodes") as status:
@@ -88,23 +89,6 @@ class Compare(Acts):
             terminal.say(f"report: {page}")
             said["report"] = str(page)
         return said
-
-
-def _options(given: tuple[str, ...]) -> Options:
-    """Return the options of reading that `NAME=VALUE` name."""
-    known = [each.name for each in fields(Options)]
-    values: dict[str, Any] = {}
-    for text in given:
-        name, _, value = text.partition("=")
-        key = name.replace("-", "_")
-        if key not in known or not value or key in values:
-            names = ", ".join(known).replace("_", "-")
-            raise UsageError(f"--of-new is {text!r}; it must be NAME=VALUE, once for each, with one of {names}")
-        try:
-            values[key] = float(value) if key in ("std", "temperature") and value != "fit" else value
-        except ValueError:
-            raise UsageError(f"--of-new {text}: {name} must be a number") from None
-    return Options(**values)
 
 
 # The command that looks at a prior before anything is trained ---------------------------------------------------------

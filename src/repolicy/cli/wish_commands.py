@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from repolicy.cli.options import Acts, Command, Positional, Repeated
 from repolicy.errors import UsageError
-from repolicy.loading import as_file_name, counted, stem_of
+from repolicy.loading import as_file_name, counted, read_bytes, stem_of
 from repolicy.readers.reading import Options
 from repolicy.runs.terminal import Terminal
 
@@ -143,7 +143,7 @@ class Infer(Beside, Acts):
         from repolicy.wishes.learning_loop import infer
         from repolicy.wishes.record import Labels, Record
 
-        if any(_is_answers(Path(name)) for name in self.data):
+        if any(read_bytes(Path(name)).lstrip().startswith(b'{"page"') for name in self.data):
             raise UsageError("answers need the folder that `repolicy ask` wrote: name it with --asked")
         records = [Record.read(Path(name), self.env or "") for name in self.data]
         for name in ("features", "policy", "alpha"):
@@ -156,13 +156,6 @@ class Infer(Beside, Acts):
         assert self.alpha is not None
         wish = infer(records, found, self.features, self.alpha, earlier, labels, self.length, self.seed, self.alone)
         return wish, {"rate": records[-1].rate}
-
-
-def _is_answers(path: Path) -> bool:
-    """Return whether a file is one of answers, by its first line."""
-    from repolicy.loading import read_bytes
-
-    return read_bytes(path)[:200].lstrip().startswith(b'{"page"')
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -203,7 +203,7 @@ def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np
             pictures.append(_picture(env, shot))  # (where it is over, the environment has begun anew)
             seen()
 
-    env, batch, native, chunk = _stage(shot, look)
+    env, batch, native = _stage(shot, look)
     check_fit(policy, batch)
     stride = max(1, round(native / FRAMES_A_SECOND))
     rate = native / stride
@@ -222,7 +222,7 @@ def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np
         if not generates:
             look(bool(ended[0]))
 
-    for _ in range(shot.around - round(shot.seconds * native / (2 * chunk))):
+    for _ in range(shot.around - round(shot.seconds * native / (2 * chunk_of(shot.env)))):
         go()
     pictures, steps = [_picture(env, shot)], 0
     while len(pictures) < most and (len(given) or not shot.actions):
@@ -239,28 +239,19 @@ def choices(shot: Shot, space: ActionSpace) -> np.ndarray:
     return given - np.array(space.low, int) if space.kind == "discrete" and space.low else given
 
 
-class Stage(NamedTuple):
-    """Who renders, the same one behind the contract that policies act in, its steps a second, and in a decision."""
-
-    camera: Any
-    batch: Envs
-    rate: float
-    chunk: int
-
-
-def _stage(shot: Shot, look: Callable[[bool], None]) -> Stage:
-    chunk = chunk_of(shot.env)
+def _stage(shot: Shot, look: Callable[[bool], None]) -> tuple[Any, Envs, float]:
+    """Return who renders, the same one behind the contract that policies act in, and its steps a second."""
     if not in_gymnasium(shot.env):
         _need_context(shot)
         pool = EnvPoolEnvs(shot.env, 1, shot.seed, filmed=(shot.width, shot.height))
-        return Stage(pool, through_noise(pool, shot.env, look), pool.steps_a_second, chunk)
+        return pool, through_noise(pool, shot.env, look), pool.steps_a_second
     env = _made(maker(shot.env), shot)
     if getattr(env, "render_mode", None) != "rgb_array":
         raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
     if getattr(env.unwrapped, "mujoco_renderer", None) is not None:
         _prepare(env.unwrapped, shot.fine)
     batch = through_noise(GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), shot.env, look)
-    return Stage(env, batch, float(env.metadata.get("render_fps") or 30), chunk)
+    return env, batch, float(env.metadata.get("render_fps") or 30)
 
 
 @contextmanager
