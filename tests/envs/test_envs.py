@@ -154,20 +154,6 @@ def test_a_time_limit_that_never_comes_is_none() -> None:
     assert make_envs("Pendulum-v1", 1, 0, "gymnasium").limit == 200
 
 
-class Huge(Counter):
-    """Finite, but for single precision."""
-
-    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
-
-    def step(self, action: Any) -> Any:
-        return np.array([0.0, 1e300]), *super().step(action)[1:]
-
-
-def test_a_number_beyond_single_precision_is_not_taken_for_an_infinite_one() -> None:
-    with pytest.raises(NumericError, match=r"an observation of 1e\+300, beyond single precision"):
-        make_envs(f"{__file__}:Huge", 1, 0).step(np.zeros((1, 1)))
-
-
 def test_terminated_goes_before_truncated() -> None:
     batch = make_envs(tiny("Both"), 1, 0)
     batch.reset()

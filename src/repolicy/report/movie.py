@@ -105,8 +105,6 @@ def file_of(policy: str) -> Path:
 def _check(shot: Shot) -> None:
     if not in_gymnasium(shot.env) and parsed(shot.env)[0] not in envpool_names():
         raise UsageError(f"{shot.env!r} cannot be filmed: neither Gymnasium nor EnvPool has one of that name")
-    if shot.format not in FORMATS:
-        raise UsageError(f"a film cannot be a {shot.format!r}; choose one of {', '.join(FORMATS)}")
     if not 0 < shot.seconds <= 3600:
         raise UsageError(f"seconds is {shot.seconds:g}; a film must last more than 0 and at most 3600")
     for name in ("width", "height"):
