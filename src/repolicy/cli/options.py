@@ -46,7 +46,6 @@ class Repeatable(NamedTuple):
 
 Repeated = Annotated[tuple[str, ...], Repeatable()]
 Usual = tuple[str, list[Any]]  # what a command's settings depend on by default, and examples
-WHOLE = "it must be a whole number"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +128,6 @@ class Option:
     def what(self) -> str:
         """What stands below its field."""
         return docstrings(self.of).get(self.place[-1], "")
-
-    @property
-    def setting(self) -> bool:
-        return self.place[0] == "settings"
 
     @property
     def several(self) -> bool:
@@ -265,7 +260,7 @@ def add_options(made: argparse.ArgumentParser, command: type) -> None:
 
 def _converter(option: Option, made: argparse.ArgumentParser) -> Callable[[str], Any]:
     """Return what makes an option's value of a word."""
-    what = WHOLE if option.value is int else "it must be a number"
+    what = "a whole number" if option.value is int else "a number"
 
     def convert(text: str) -> Any:
         if option.value not in (int, float):
@@ -281,7 +276,7 @@ def _converter(option: Option, made: argparse.ArgumentParser) -> Callable[[str],
             return int(text)
         except (ValueError, OverflowError):
             pass
-        raise UsageError(f"--{option.name} is {text!r}; {what}; {made.prog} --help lists the options")
+        raise UsageError(f"--{option.name} is {text!r}; it must be {what}; {made.prog} --help lists the options")
 
     return convert
 
@@ -361,7 +356,7 @@ def _grouped(every: list[Option]) -> list[tuple[str, list[Option]]]:
     order = {name: place for place, name in enumerate(home)}
     groups: dict[str, list[Option]] = {title: [] for title in GROUPS}
     for option in sorted(every, key=lambda option: order.get(option.name, len(order))):
-        groups[home.get(option.name, "learning" if option.setting else "what to ask for")].append(option)
+        groups[home.get(option.name, "learning" if option.place[0] == "settings" else "what to ask for")].append(option)
     return [(title, members) for title, members in groups.items() if members]
 
 

@@ -59,10 +59,7 @@ class Addon:
 
     def reward(self, steps: Transitions) -> np.ndarray:
         """Return the rewards `[...]` of transitions with observations `[..., O]`, each function's shape checked."""
-        total = np.zeros(steps.observations.shape[:-1])
-        for reward in self.apart(steps):
-            total += reward
-        return total
+        return sum(self.apart(steps), np.zeros(steps.observations.shape[:-1]))
 
     def apart(self, steps: Transitions) -> Iterator[np.ndarray]:
         """Yield the rewards of each function, times its weight, in the order of `names`."""
@@ -132,17 +129,16 @@ def check_env(requests: Sequence[str], env: str) -> None:
     for request in requests:
         if is_wish_file(called := _weighed(request)[0]):
             check_same_env(called, env)
-    for name in (request.partition("=")[0].partition("(")[0] for request in requests):
-        if name not in REGISTERED or ":" in env or not REGISTERED[name].envs:
+        entry = REGISTERED.get(name := called.partition("(")[0])
+        if entry is None or ":" in env or not entry.envs:
             continue
-        wanted = REGISTERED[name].envs
-        if without_version(env) not in wanted:
+        if without_version(env) not in entry.envs:
             raise UsageError(
-                f"add-on {name!r} reads the numbers of {' and '.join(wanted)}, "
+                f"add-on {name!r} reads the numbers of {' and '.join(entry.envs)}, "
                 f"which mean something else in {env}; {own}"
             )
         moved = [key for key, value in parsed(env)[1].items() if value != STANDS.get(key, value)]
-        if moved and REGISTERED[name].reads == "observation":
+        if moved and entry.reads == "observation":
             raise UsageError(
                 f"add-on {name!r} reads a place in the observation that {moved[0]} moves; "
                 f"leave that option out, or {own}"

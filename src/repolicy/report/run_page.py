@@ -4,7 +4,7 @@ import contextlib
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +26,7 @@ from repolicy.priors.opening import read_policy
 from repolicy.report import charts, page
 from repolicy.report.charts import learning
 from repolicy.report.movie import Shot, films
-from repolicy.report.scenes import Scene, scenes
+from repolicy.report.scenes import scenes
 from repolicy.report.verdict import (
     Difference,
     Pair,
@@ -52,24 +52,6 @@ FILM_BYTES = 900_000  # of all films: as text they are a third larger, and the p
 
 UNITS = {"metric": "mean of an episode", "length": "steps", "log_prior_a_step": "nats, mean over all steps"}
 REWARDS = ("total_reward", "basic_reward", "addon_reward")
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a report is made of: evaluations by who acts, and the films."""
-
-    folder: RunFolder
-    request: dict[str, Any]
-    saved: SavedPolicy
-    mean: dict[str, Evaluation]
-    sampled: dict[str, Evaluation]
-    scenes: list[Scene]
-    films: list[bytes | None]
-    complaint: str
-
-    @property
-    def prior(self) -> Evaluation | None:
-        return self.mean.get("prior")
 
 
 def write_report(
@@ -103,7 +85,12 @@ def write_report(
         )
     pairs = pairs_of(mean, sampled)
     if pairs:
-        say(f"{verdict(pairs, name_of_prior(saved.card))} ({basis([after for _, after in pairs])})")
+        said, why = verdict(pairs, name_of_prior(saved.card)), basis([after for _, after in pairs])
+        say(f"{said} ({why})")
+        top = page.verdict(said, why)
+    else:
+        words = early(mean["policy"])
+        top = page.verdict(words[0], f"With {action(mean['policy'])}") if words else ""
     say(laid_out(*rewards(by_action(mean, sampled))))
     if pairs and (sentence := hint(folder, request, pairs)):
         say(sentence)
@@ -111,7 +98,11 @@ def write_report(
     pictures, complaint = filmed([scene.shot for scene in chosen], say)
     if complaint:
         say(f"report: no films, {complaint}")
-    return _written(Report(folder, request, saved, mean, sampled, chosen, pictures, complaint))
+    figures = [page.film(picture, each.caption, each.kind) for each, picture in zip(chosen, pictures, strict=True)]
+    parts = [top, *_parts(folder, request, saved, mean, sampled, page.films(figures, complaint))]
+    wanted = " + ".join(request["addons"])
+    title = f"{request['env']}{f' with {wanted}' if wanted else ''}"
+    return page.write(folder.path / "report.html", title, _lead(folder, request, saved), parts)
 
 
 def evaluations(
@@ -155,48 +146,50 @@ def filmed(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -
         return [None] * len(shots), str(error)
 
 
-def _written(report: Report) -> Path:
-    request, settings, wanted = report.request, report.request["settings"], " + ".join(report.request["addons"])
-    again, judged = repeat(report.folder, request), judged_by(report.mean, report.sampled)[0]
-    figures = [
-        page.film(picture, scene.caption, scene.kind)
-        for scene, picture in zip(report.scenes, report.films, strict=True)
-    ]
+def _parts(
+    folder: RunFolder,
+    request: dict[str, Any],
+    saved: SavedPolicy,
+    mean: dict[str, Evaluation],
+    sampled: dict[str, Evaluation],
+    films: str,
+) -> list[str]:
+    """Return what stands below the verdict."""
+    again, judged = repeat(folder, request), judged_by(mean, sampled)[0]
     episodes = len(next(iter(judged.values())).basic)
     note = f"Mean ± std over {episodes} episodes a row, in {escape(request['env'])}."
-    if report.prior:
+    if "prior" in mean:
         note += " “Log prior” is the prior's log-probability of the actions that were taken."
-    parts = [
-        _verdict(report),
+    return [
         page.tiles(tiles(judged)),
         page.section(
             "How it moves",
-            page.films(figures, report.complaint),
+            films,
             note="In real time, with the mean action; what an episode earns is its total reward.",
         ),
-        page.section("What it earns", page.table(*rewards(by_action(report.mean, report.sampled))), note=note),
+        page.section("What it earns", page.table(*rewards(by_action(mean, sampled))), note=note),
         distribution(judged),
-        learning(report.folder, request, report.sampled, "prior_is" in report.saved.card),
+        learning(folder, request, sampled, "prior_is" in saved.card),
         page.section(
             "The same again",
             page.command(again) if again else "",
-            page.settings(settings | {f"objective: {key}": value for key, value in request["objective"].items()}),
-            page.settings(report.saved.card.get("versions", {}), "versions"),
+            page.settings(
+                request["settings"] | {f"objective: {name}": value for name, value in request["objective"].items()}
+            ),
+            page.settings(saved.card.get("versions", {}), "versions"),
         ),
     ]
-    title = f"{request['env']}{f' with {wanted}' if wanted else ''}"
-    return page.write(report.folder.path / "report.html", title, _lead(report), parts)
 
 
-def _lead(report: Report) -> str:
-    steps = report.saved.card.get("steps", 0)
-    shown = "last policy" if report.folder.last_policy == report.folder.policy else "policy"
-    beside = f", beside {name_of_prior(report.saved.card)}" if report.prior else ""
-    asked = escape(recipe(Request.from_dict(report.request)))
+def _lead(folder: RunFolder, request: dict[str, Any], saved: SavedPolicy) -> str:
+    steps = saved.card.get("steps", 0)
+    shown = "last policy" if folder.last_policy == folder.policy else "policy"
+    beside = f", beside {name_of_prior(saved.card)}" if saved.prior is not None else ""
+    asked = escape(recipe(Request.from_dict(request)))
     lead = f"{asked}. Shown is the {shown}, after {steps:,} environment steps{beside}."
     if shown == "policy":
         lead += " By the run's own objective it was clearly better than the last one."
-    warning = report.folder.unfinished(report.request)
+    warning = folder.unfinished(request)
     return f"{lead} <strong>{warning}</strong>" if warning else lead
 
 
@@ -264,15 +257,6 @@ def caption(who: str, evaluation: Evaluation) -> str:
     parts = [f"{columns[name].title} {number(columns[name].mean)}" for name in wanted if name in columns]
     mean = ": on average " if evaluation.deterministic else "; sampled, on average "
     return f"{who}, mean action{mean if parts else ''}{', '.join(parts)}"
-
-
-def _verdict(report: Report) -> str:
-    if report.prior is None:
-        words = early(report.mean["policy"])
-        return page.verdict(words[0], f"With {action(report.mean['policy'])}") if words else ""
-    pairs = pairs_of(report.mean, report.sampled)
-    than = name_of_prior(report.saved.card)
-    return page.verdict(verdict(pairs, than), basis([after for _, after in pairs]))
 
 
 def pairs_of(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> list[Pair]:
