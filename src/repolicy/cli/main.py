@@ -98,8 +98,7 @@ def _run(arguments: list[str]) -> None:
         print(__version__)
         return
     command = _in_group(*arguments) if arguments[0] in GROUPS else _parsed(arguments[0], arguments[1:])
-    with not_ended_from_within(), stopped_with_advice(hasattr(command, "resume")), silent_stdout():
-        values = command.run()
+    values = _done(command)
     if command.json and speaks():
         from repolicy.policies.storage import finite
 
@@ -208,22 +207,16 @@ def caught() -> Iterator[None]:
         _fail(_surprise(error))
 
 
-@contextlib.contextmanager
-def not_ended_from_within() -> Iterator[None]:
-    """Raise where a command does not end by returning: `sys.exit(0)` in an environment is no success."""
+def _done(command: Any) -> dict[str, Any]:
+    """Run a command: it must end by returning, and one that is stopped at once says how it can be resumed."""
     try:
-        yield
-    except SystemExit as error:
+        with silent_stdout():
+            return dict(command.run())
+    except SystemExit as error:  # `sys.exit(0)` in an environment is no success
         raise RepolicyError(f"the command was ended by the code that it ran: {described(error)}") from error
-
-
-@contextlib.contextmanager
-def stopped_with_advice(resumes: bool) -> Iterator[None]:
-    """Say how a command that was stopped at once can be resumed, where it can."""
-    try:
-        yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("; the same command with --resume goes on" if resumes else "") from None
+        advice = "; the same command with --resume goes on" if hasattr(command, "resume") else ""
+        raise KeyboardInterrupt(advice) from None
 
 
 def sentence(text: str) -> str:

@@ -8,6 +8,7 @@ among the places, so that a *worse* at any of them is wrong no more often than i
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,11 +126,7 @@ def compare_around(
         chosen = dict(zip((axis.name for axis in axes), values, strict=True))
         words = "&".join(f"{key}={value:g}" for key, value in chosen.items())
         place = f"{name}{'&' if '?' in name else '?'}{words}"
-
-        def told(done: int, words: str = words) -> None:
-            if progress is not None:
-                progress(words, done)
-
+        told = None if progress is None else partial(progress, words)
         share = error / STEPS ** len(axes)
         places.append(Place(chosen, compare(old, new, place, not_worse, error=share, progress=told, **options)))
     return Around(places)
