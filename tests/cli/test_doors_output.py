@@ -212,14 +212,6 @@ def test_options_of_reading_are_refused_for_files_of_ours(
         assert "is Repolicy's own file and holds all" in refused(capsys, 2, *words.split(), *option.split())
 
 
-def test_one_position_of_a_dial_takes_no_episodes(capsys: pytest.CaptureFixture[str]) -> None:
-    policy = repolicy.Policy(PolicySpec(11, SPACE))
-    save_policy("mine", policy, {"request": {"env": "Hopper-v4"}}, prior=policy)
-    said = refused(capsys, 2, "dial", "mine", "--at", "0.5", "--episodes", "10", "--out", "half")
-    assert "--env, --addon and --episodes are for the report" in said
-    assert not Path("half").exists()
-
-
 def test_a_position_of_a_policy_in_a_cache_is_put_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -307,23 +307,16 @@ def test_wrong_shapes_are_named(name: str, message: str) -> None:
         make_envs(tiny(name), 2, 0)
 
 
-def test_an_environment_that_fails_is_one_sentence() -> None:
-    batch = make_envs(tiny("Raises"), 2, 0)
+@pytest.mark.parametrize(
+    ("name", "steps", "said"),
+    [("Raises", 10, "ValueError: the motor is on fire"), ("Quits", 2, r"it called sys.exit\(0\)")],
+)
+def test_an_environment_that_fails_is_one_sentence(name: str, steps: int, said: str) -> None:
+    batch = make_envs(tiny(name), 2, 0)
     batch.reset()
-    for _ in range(10):
+    for _ in range(steps):
         batch.step(np.zeros((2, 1), np.float32))
-    with pytest.raises(RepolicyError, match="Raises' failed: ValueError: the motor is on fire"):
-        batch.step(np.zeros((2, 1), np.float32))
-
-
-def test_an_environment_that_ends_the_program_is_a_failure() -> None:
-    with pytest.raises(UsageError, match=r"QuitsAtOnce' cannot be made: it called sys.exit\(0\)"):
-        make_envs(tiny("QuitsAtOnce"), 2, 0)
-    batch = make_envs(tiny("Quits"), 2, 0)
-    batch.reset()
-    for _ in range(2):
-        batch.step(np.zeros((2, 1), np.float32))
-    with pytest.raises(RepolicyError, match=r"Quits' failed: it called sys.exit\(0\)"):
+    with pytest.raises(RepolicyError, match=f"{name}' failed: {said}"):
         batch.step(np.zeros((2, 1), np.float32))
 
 

@@ -172,7 +172,6 @@ def test_an_evaluation_shows_a_line_a_quantity() -> None:
     [
         ("Counter", 0, UsageError, "episodes is 0; it must be 1 or more"),
         ("Counter", 1, UsageError, "takes observations of 1 numbers, but .* gives 2"),
-        ("Manifold", 1, UsageError, "takes observations of 1 numbers"),
         ("NanObservation", 1, NumericError, "not finite"),
     ],
 )

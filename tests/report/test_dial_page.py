@@ -84,6 +84,7 @@ def test_what_is_no_position_of_a_dial_is_not_written_over(file: Path, tmp_path:
         (["--at", "0"], "it must be a number above 0"),
         (["--at", "0.2", "--how", "weights"], "there is nothing to mix"),
         (["--at", "0.2", "--beside", "sweep"], "--beside is for the report"),
+        (["--at", "0.2", "--episodes", "10"], "--env, --addon and --episodes are for the report"),
     ],
 )
 def test_what_cannot_be_turned_is_refused(

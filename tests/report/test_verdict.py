@@ -105,7 +105,7 @@ def test_a_run_that_changed_nothing_is_seldom_told_to_be_better_or_worse() -> No
     assert not any(share["contradicted"] for share in shares)
 
 
-def test_a_share_is_not_nothing() -> None:
+def test_without_an_add_on_the_basic_reward_is_judged_and_a_share_is_not_nothing() -> None:
     said = verdict(evaluated(HALF + 10_000, None), evaluated(HALF + 10_020, None))
     assert said == "better than its prior in the basic reward: by 20.00 ± 0.20 (under 1 %)"
 
@@ -130,11 +130,6 @@ def test_without_a_basic_reward_the_wish_alone_is_judged() -> None:
     unknown = np.full(50, np.nan)
     said = verdict(evaluated(unknown, HALF + 10), evaluated(unknown, HALF + 20))
     assert said.startswith("better than its prior in the wish: by 10.00 ± 0.20 (100 %); the environment tells no basic")
-
-
-def test_without_an_add_on_the_basic_reward_is_judged() -> None:
-    said = verdict(evaluated(HALF + 10, None), evaluated(HALF + 20, None))
-    assert said == "better than its prior in the basic reward: by 10.00 ± 0.20 (100 %)"
 
 
 def test_an_evaluation_knows_which_episodes_the_environment_ended() -> None:

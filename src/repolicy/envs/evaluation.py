@@ -310,9 +310,8 @@ def quantities(
     if addon is not None:
         rewards = [rollout.of_decisions(reward) for reward in addon.apart(rollout.transitions)]
         found["addon"] = sum(rewards, np.zeros_like(rollout.basic))
-        found |= (
-            {"metric": rollout.of_decisions(addon.metric(rollout.transitions), mean=True)} if addon.reported else {}
-        )
+        if addon.reported:
+            found["metric"] = rollout.of_decisions(addon.metric(rollout.transitions), mean=True)
         for title, reward in zip(addon.titles, rewards, strict=True) if len(rewards) > 1 else ():
             found[OF + title] = found.get(OF + title, 0.0) + reward
     found |= {f"limit {limit}": limit.values(rollout) for limit in limits}

@@ -40,9 +40,9 @@ class Point:
         """What counts: the mean action, but of a generative policy sampled noise, whose mean is another policy."""
         return self.sampled if decoder(self.mean.env) else self.mean
 
-    def column(self, name: str) -> Column | None:
+    def column(self, name: str) -> Column:
         """Return a quantity of each episode: of those that count, and the KL of sampled ones."""
-        return (self.sampled if name == "kl_a_step" else self.judged).columns.get(name)
+        return (self.sampled if name == "kl_a_step" else self.judged).columns[name]
 
     @property
     def kl(self) -> float:
@@ -196,8 +196,7 @@ def knee(costs: Sequence[float], gains: Sequence[float]) -> int:
 
 def _drawn(point: Point, names: Sequence[str], random: np.random.Generator | None) -> list[np.ndarray]:
     """Return means of quantities over a point's episodes `[R]`, in R drawings of these episodes with replacement."""
-    columns = [column for name in names if (column := point.column(name)) is not None]
-    assert len(columns) == len(names)
+    columns = [point.column(name) for name in names]
     if random is None:
         return [np.array([column.mean]) for column in columns]
     picked = random.integers(0, len(columns[0].values), (DRAWINGS, len(columns[0].values)))  # the same for all

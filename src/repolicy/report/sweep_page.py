@@ -217,7 +217,6 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
 def _with_error(point: Point, name: str) -> tuple[float, float]:
     """Return a quantity and two of its standard errors; no error where there is one episode."""
     column = point.column(name)
-    assert column is not None
     return column.mean, 0.0 if math.isnan(column.error) else 2 * column.error
 
 
