@@ -163,7 +163,7 @@ def test_a_limit_is_an_add_on_an_entry_of_info_or_a_function() -> None:
     [
         ({"limits": "effort"}, "limit 'effort' is not of the form NAME<=NUMBER or NAME>=NUMBER"),
         ({"limits": "effort<=much"}, "limit 'effort<=much' is not of the form"),
-        ({"limits": "power<=1"}, "'power', .* the environment's info does not tell it; that has distance"),
+        ({"limits": "power<=1"}, "'power', .* in the environment's info, which has distance"),
         ({"limits": ["distance<=1", "distance>=2"]}, "limits distance<=1 and distance>=2 contradict each other"),
         ({"limits": ["distance<=1", "distance<=2"]}, "limits distance<=1 and distance<=2 name the same side twice"),
         ({"limits": "nobody.py:effort<=1"}, "add-on 'nobody.py:effort'"),
