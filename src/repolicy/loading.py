@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import math
 import re
 import stat
 import sys
@@ -136,6 +137,14 @@ def stem_of(reference: str | Path) -> str:
     """Return the last part of a path without its suffix; `omega-0.3` has none."""
     path = Path(reference)
     return path.name if path.suffix[1:].isdigit() else path.stem
+
+
+def as_number(text: str) -> float:
+    """Return the number that a text says, NaN where it says none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def counted(number: int, what: str) -> str:

@@ -23,7 +23,7 @@ from repolicy.envs.registered import REGISTERED, STANDS, Function, Registered
 from repolicy.envs.rollout import Transitions, WithPast
 from repolicy.envs.wish_file import check_same_env, is_wish_file, open_wish
 from repolicy.errors import NumericError, UsageError, described, in_one_sentence
-from repolicy.loading import load_object, nearest, reference_to, without_version
+from repolicy.loading import as_number, load_object, nearest, reference_to, without_version
 from repolicy.ranges import Dial, Range
 
 SHOWN = 6  # numbers of an observation and of an action, in a sentence
@@ -195,11 +195,7 @@ def parse(request: str) -> tuple[str, Function | WithPast, float, Reported | Non
         raise UsageError(
             f"add-on {request!r} has a range of weights, which goes with `repolicy customize`; write one, as NAME=0.5"
         )
-    try:
-        weight = float(written)
-    except ValueError:
-        weight = math.nan
-    if not math.isfinite(weight):
+    if not math.isfinite(weight := as_number(written)):
         raise UsageError(f"add-on {request!r}: {written!r} is not a weight; write NAME=0.5")
     if is_wish_file(called):
         return called, open_wish(called), weight, None

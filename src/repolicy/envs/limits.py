@@ -19,6 +19,7 @@ from repolicy.envs.registered import REGISTERED, told
 from repolicy.envs.rollout import Rollout
 from repolicy.envs.step import Info
 from repolicy.errors import UsageError
+from repolicy.loading import as_number
 
 FORM = re.compile(r"(.*\S)\s*([<>]=)\s*(\S+)")
 
@@ -35,11 +36,7 @@ class Limit:
     def of(cls, text: str) -> "Limit":
         """Return what `NAME<=NUMBER` or `NAME>=NUMBER` says. Nothing is imported yet."""
         form = FORM.fullmatch(text.strip())
-        try:
-            bound = math.nan if form is None else float(form[3])
-        except ValueError:
-            bound = math.nan
-        if form is None or not math.isfinite(bound):
+        if form is None or not math.isfinite(bound := as_number(form[3])):
             raise UsageError(f"limit {text!r} is not of the form NAME<=NUMBER or NAME>=NUMBER")
         return cls(form[1], 1 if form[2] == "<=" else -1, bound)
 

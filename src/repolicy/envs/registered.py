@@ -13,6 +13,7 @@ from repolicy.envs.gaits import ActionRate, Jerk, Symmetry
 from repolicy.envs.rollout import Transitions, WithPast
 from repolicy.envs.step import Info
 from repolicy.errors import UsageError
+from repolicy.loading import as_number
 
 Function = Callable[[np.ndarray, np.ndarray, np.ndarray, Info], np.ndarray]
 
@@ -111,10 +112,7 @@ def jerk() -> WithPast:
 
 def symmetry(steps: str = "50") -> WithPast:
     """−Σ (left − right)² of Walker2d's joints, as means of about so many steps: use both legs alike."""
-    try:
-        window = float(steps)
-    except ValueError:
-        window = 0.0
+    window = as_number(steps)
     if not window >= 1.0:
         raise UsageError(f"symmetry: {steps!r} steps are no number of 1 or more")
     return WithPast(

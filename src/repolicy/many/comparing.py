@@ -23,6 +23,7 @@ from repolicy.envs.rollout import Collector
 from repolicy.envs.step import Backend
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError
+from repolicy.loading import as_number
 from repolicy.many.bets import ORDER, Verdict, lower, shown
 from repolicy.policies.policy import Agent
 from repolicy.priors.finding import on_shelf
@@ -48,10 +49,7 @@ class Margin:
     def of(cls, given: str | float) -> "Margin":
         """Return what `5%` or `100` says."""
         text = str(given).strip()
-        try:
-            value = float(text.removesuffix("%"))
-        except ValueError:
-            value = math.nan
+        value = as_number(text.removesuffix("%"))
         if not 0.0 < value < math.inf:
             raise UsageError(f"--not-worse is {text!r}; it must be a share of the old mean (5%), or a number above 0")
         return cls(value / 100.0, True) if text.endswith("%") else cls(value, False)

@@ -68,6 +68,11 @@ class Point:
     def policy(self) -> Path:
         return RunFolder(self.folder).policy
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return how far it is from the prior, and its episodes."""
+        distance = {"kl": self.kl, "log_prior": self.log_prior}
+        return distance | {"mean_action": self.mean.as_dict(), "sampled_action": self.sampled.as_dict()}
+
 
 @dataclass(frozen=True)
 class Found:
@@ -220,14 +225,8 @@ def as_dict(swept: Found) -> dict[str, Any]:
     """Return what `sweep.json` holds; numbers that are not finite become null."""
 
     def described(point: Point) -> dict[str, Any]:
-        return {
-            "omega": point.omega,
-            "policy": str(point.policy if math.isfinite(point.omega) else point.folder),
-            "kl": point.kl,
-            "log_prior": point.log_prior,
-            "mean_action": point.mean.as_dict(),
-            "sampled_action": point.sampled.as_dict(),
-        }
+        file = point.policy if math.isfinite(point.omega) else point.folder
+        return {"omega": point.omega, "policy": str(file)} | point.as_dict()
 
     index = swept.knee
     content = {

@@ -207,15 +207,10 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
 
 def as_dict(dial: Turning, swept: Found) -> dict[str, Any]:
     """Return what `dial.json` holds; numbers that are not finite become null."""
-
-    def described(point: Point, at: Any) -> dict[str, Any]:
-        distance = {"at": at, "kl": point.kl, "log_prior": point.log_prior}
-        return distance | {"mean_action": point.mean.as_dict(), "sampled_action": point.sampled.as_dict()}
-
     whose: dict[str, Any] = {"format": FORMAT, "of": str(dial.path), "sha256": dial.checksum, "how": dial.how}
-    whose |= {"prior": described(swept.prior, swept.prior.omega)} if dial.trained else {}
+    whose |= {"prior": {"at": swept.prior.omega} | swept.prior.as_dict()} if dial.trained else {}
     places = [each[0] if len(each) == 1 else dial.named(each) for each in dial.positions]
-    positions = [described(point, at) for point, at in zip(swept.points, places, strict=True)]
+    positions = [{"at": at} | point.as_dict() for point, at in zip(swept.points, places, strict=True)]
     return dict(finite(whose | swept.request | {"positions": positions}))
 
 
