@@ -57,12 +57,6 @@ def test_a_batch_is_its_rows():
     assert np.array_equal(together.observations, alone)
 
 
-def test_two_threads_give_the_same_bits(cheetah):
-    two = replace(cheetah, model=MujocoModel("HalfCheetah-v4", threads=2))
-    observations = np.random.default_rng(0).normal(0, 0.1, (3, 17)).astype(np.float32)
-    assert np.array_equal(two.act(observations), cheetah.act(observations))
-
-
 @pytest.mark.parametrize(
     ("env", "why"),
     [

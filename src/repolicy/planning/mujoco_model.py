@@ -31,7 +31,7 @@ class MujocoModel:
     def watch(self, envs: Any) -> None:
         """Do nothing: observations tell the whole state."""
 
-    def __init__(self, name: str, threads: int = 1) -> None:
+    def __init__(self, name: str) -> None:
         import mujoco
         from mujoco import rollout
 
@@ -51,8 +51,8 @@ class MujocoModel:
         self._ends = hasattr(type(env), "is_healthy")
         if not self._ends and type(env).__name__ not in ENDLESS:
             raise CannotBatchError(f"{name} does not say when its episodes end (is_healthy)")
-        self._data = [mujoco.MjData(env.model) for _ in range(threads)]
-        self._rollout = rollout.Rollout(nthread=threads if threads > 1 else 0)
+        self._data = [mujoco.MjData(env.model)]
+        self._rollout = rollout.Rollout(nthread=0)
         self.told: tuple[str, ...] = ("x_velocity", "y_velocity")  # of the environment's info, what can be rebuilt
         self._check(made)
 

@@ -155,9 +155,9 @@ class BestOf:
 
     backend: Backend = "gymnasium"
 
-    def __init__(self, prior: Policy, addon: Addon, count: int, seed: int = 0) -> None:
+    def __init__(self, prior: Policy, addon: Addon, count: int) -> None:
         self.observation_size, self.actions = prior.observation_size, prior.actions
-        self.addon, self.count, self.random = addon, count, np.random.default_rng(seed)
+        self.addon, self.count, self.random = addon, count, np.random.default_rng(0)
 
     def watch(self, envs: Any) -> None:
         """Copy these environments from now on."""

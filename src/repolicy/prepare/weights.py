@@ -69,18 +69,16 @@ def decide(
     """
     if objective.is_set:
         return Decision(objective, settings, [])
-    task = Weighing(prior, env, wishes, settings, say)
     if prior is None:
-        alpha, why = task.alpha_of_training(objective)
+        alpha, why = alpha_of_training(objective, env, wishes, settings)
         unset: dict[str, Any] = {name: alpha for name in ("alpha", "bonus") if getattr(objective, name) is None}
         return Decision(replace(objective, **unset), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
-    return decided(objective, task)
+    return decided(objective, Weighing(prior, env, wishes, settings, say))
 
 
 def decided(objective: Objective, task: "Weighing") -> Decision:
     """Return the same for a policy that is customized, wherever its episodes run."""
     prior, wishes, settings = task.prior, task.wishes, task.settings
-    assert prior is not None
     omega, states, notes, most = objective.omega, objective.states, list[str](), 0.0
     if settings.budget is not None and settings.keep is None:
         if omega not in (None, "auto"):
@@ -144,9 +142,9 @@ def usual_budget(prior: Policy) -> float:
 
 @dataclass
 class Weighing:
-    """What weights are found for. `prior` is None where a policy is trained from nothing."""
+    """What the weights of a policy that is customized are found for."""
 
-    prior: SavedPolicy | None
+    prior: SavedPolicy
     env: str
     wishes: tuple[str, ...]
     settings: Settings
@@ -159,7 +157,6 @@ class Weighing:
         And the most that a nat can be worth by these, and of which reward. A wish is measured at weight 1, so that ten
         times its weight is ten times more beside the prior. `unless` names the option that goes without measuring.
         """
-        assert self.prior is not None
         card, policy = self.prior.card, self.prior.policy
         known = weights_of(card, policy.observation_size)
         if known is not None:
@@ -182,7 +179,6 @@ class Weighing:
 
     def worths(self) -> Worths:
         """Return what a nat is worth by episodes of the prior."""
-        assert self.prior is not None
         longest = int(MEASURED * self.settings.steps)
         episodes = max(FEWEST, min(EPISODES, longest // (2 * LONGEST)))
         with one_thread():
@@ -198,7 +194,6 @@ class Weighing:
     @cached_property
     def tried(self) -> Rollout:
         """Some steps of the prior."""
-        assert self.prior is not None
         self.taken += ENVS * STEPS
         return trial(self.prior.policy, self.env, self.settings)
 
@@ -208,10 +203,8 @@ class Weighing:
         But no less than the `most` that a nat can be worth: who is held too much is let go later, who is lost stays
         lost.
         """
-        assert self.prior is not None
-        alpha = self.prior.card.get("request", {}).get("objective", {}).get("alpha")
-        if alpha and isinstance(alpha, int | float):
-            return float(alpha), ""
+        if (known := alpha_in(self.prior.card)) is not None:
+            return known, ""
         if omega not in ("auto", "alpha", 0):
             if self.acts_by_noise:
                 return "omega", "since N(0, I) is what entropy is measured from, too"
@@ -247,17 +240,18 @@ class Weighing:
         lengths = self.tried.episodes.lengths
         return two_digits(BUDGET_OF_NOISE / (float(np.mean(lengths)) if lengths else STEPS))
 
-    def alpha_of_training(self, objective: Objective) -> tuple[float, str]:
-        """Return the row of the environment, else an alpha by the size of the reward that a new policy meets."""
-        row = without_version(self.env)
-        if row in ALPHAS:
-            return ALPHAS[row], f"the usual one for {row}"
-        policy = seeded(spec_for(probed(self.env, self.settings.backend), self.settings), self.settings.seed)
-        steps = trial(policy, self.env, self.settings)
-        rewards = np.asarray(steps.basic)
-        if objective.reads_addon and self.wishes:
-            rewards = rewards + addons.combined(self.wishes).reward(steps.transitions)
-        return _scaled(rewards, policy.actions.width, "reward in trial steps")
+
+def alpha_of_training(objective: Objective, env: str, wishes: tuple[str, ...], settings: Settings) -> tuple[float, str]:
+    """Return the row of the environment, else an alpha by the size of the reward that a new policy meets."""
+    row = without_version(env)
+    if row in ALPHAS:
+        return ALPHAS[row], f"the usual one for {row}"
+    policy = seeded(spec_for(probed(env, settings.backend), settings), settings.seed)
+    steps = trial(policy, env, settings)
+    rewards = np.asarray(steps.basic)
+    if objective.reads_addon and wishes:
+        rewards = rewards + addons.combined(wishes).reward(steps.transitions)
+    return _scaled(rewards, policy.actions.width, "reward in trial steps")
 
 
 def _scaled(rewards: np.ndarray, numbers: int, what: str) -> tuple[float, str]:
@@ -285,6 +279,12 @@ class Weights(NamedTuple):
 
     omega: float
     states: float
+
+
+def alpha_in(card: dict[str, Any]) -> float | None:
+    """Return the alpha that a prior was trained with, where its card tells one above 0."""
+    alpha = card.get("request", {}).get("objective", {}).get("alpha")
+    return float(alpha) if alpha and isinstance(alpha, int | float) else None
 
 
 def worth_in(card: dict[str, Any]) -> Worth | None:

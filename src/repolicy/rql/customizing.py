@@ -33,7 +33,7 @@ from repolicy.policies.policy import Policy
 from repolicy.prepare.session import earlier, settings_of
 from repolicy.prepare.spending import Spending
 from repolicy.prepare.states import check_learnable, density_of, steps_for
-from repolicy.prepare.weights import decide
+from repolicy.prepare.weights import alpha_in, decide
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import own_bytes, read_policy
 from repolicy.readers.reading import Options
@@ -194,7 +194,9 @@ def _weighed(
     if not wishes:  # only the environment knows it, and the engine's episodes do not tell
         if objective.omega is None:
             raise UsageError("objective residual needs omega; name one with --omega")
-        known = _alpha_of_prior(saved, path) if objective.alpha is None else objective.alpha
+        known = alpha_in(saved.card) if objective.alpha is None else objective.alpha
+        if known is None:
+            raise UsageError(f"{path} does not tell the alpha that it was trained with; name one with --alpha")
         return replace(objective, alpha=known, states=objective.states or 0.0), [], 0
     engines = EngineSettings(steps=settings.steps, seed=settings.seed)
     found = decide(objective, saved, env, wishes, engines, lambda sentence: tell(callbacks, [sentence]))
@@ -208,13 +210,6 @@ def _alpha_of_task(env: str) -> float:
         known = f"is no task whose temperature is known{nearest(env, TASKS)}"
         raise UsageError(f"{env} {known}; for another environment give --alpha")
     return task.alpha
-
-
-def _alpha_of_prior(saved: SavedPolicy, path: Path) -> float:
-    alpha = saved.card.get("request", {}).get("objective", {}).get("alpha")
-    if not alpha or not isinstance(alpha, int | float):
-        raise UsageError(f"{path} does not tell the alpha that it was trained with; name one with --alpha")
-    return float(alpha)
 
 
 def make(env: str) -> gymnasium.Env[Any, Any]:
