@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from tiny_envs import LinearQuadratic, constant, stay_near, tiny
+from typed_commands import refused, typed
 
 from benchmarks import comparing as simulated
-from repolicy.cli import main as cli
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.many.bets import BOLDEST, WATCHED, lower, shown, wealth
@@ -203,19 +203,10 @@ def a_file(place: Path, env: str | None = QUADRATIC, size: int = 1, seed: int = 
     return str(place)
 
 
-def ended(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = 0
-    try:
-        cli.main(["compare", *words])
-    except SystemExit as end:
-        code = int(end.code or 0)
-    return code, *capsys.readouterr()
-
-
 @pytest.mark.parametrize(("words", "code"), [(["--not-worse", "1e3"], 0), (["--not-worse", "1e-9"], 3)])
 def test_the_exit_code_tells(words: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = a_file(tmp_path / "a.safetensors")
-    found, out, said = ended(capsys, path, path, "--trust", "--json", "--episodes", "50", *words)
+    found, out, said = typed(capsys, "compare", path, path, "--trust", "--json", "--episodes", "50", *words)
     values = json.loads(out)
     assert found == code == (0 if values["verdict"] == "not worse" else 3)
     assert said.startswith(f"{values['verdict']}, with the mean action, by return; the margin is ")
@@ -243,10 +234,7 @@ def test_what_cannot_be_compared_is_one_sentence(
     a_file(Path("other"), "Pendulum-v1")
     a_file(Path("wide"), size=3)
     a_file(Path("bare"), None)
-    code, out, err = ended(capsys, *words, "--trust")
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert re.search(said, err)
+    assert re.search(said, refused(capsys, 2, "compare", *words, "--trust"))
 
 
 def test_a_file_that_names_its_part_of_an_observation_is_for_the_same_environment(tmp_path: Path) -> None:
@@ -361,10 +349,9 @@ def test_the_page_shows_the_map_and_films_the_worst_place(
     policy = Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)), hidden=(4,)))
     save_policy(path := tmp_path / "a.safetensors", policy, {"request": {"env": "Pendulum-v1"}})
     words = [str(path), str(path), "--backend", "gymnasium", "--episodes", "2", "--json", *vary]
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["compare", *words, "--out", str(tmp_path / "page")])
-    assert ended.value.code == 3  # two episodes tell nothing
-    values = json.loads(capsys.readouterr().out)
+    code, out, _ = typed(capsys, "compare", *words, "--out", str(tmp_path / "page"))
+    assert code == 3  # two episodes tell nothing
+    values = json.loads(out)
     page = (tmp_path / "page" / "report.html").read_text()
     assert values["report"] == str(tmp_path / "page" / "report.html")
     worst = f"?g={values['worst']['g']:g}" if vary else ""
@@ -385,7 +372,4 @@ def test_options_for_the_new_policys_file(capsys: pytest.CaptureFixture[str], tm
         ("std=x", "--std is 'x'; it must be a number"),
         ("std=0.2", "leave out --std"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["compare", str(path), str(path), "--of-new", word])
-        assert ended.value.code == 2
-        assert said in capsys.readouterr().err
+        assert said in refused(capsys, 2, "compare", str(path), str(path), "--of-new", word)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from several import FAST, QUIET
+from typed_commands import answered, refused
 
 import repolicy
 from repolicy.cli import main as cli
@@ -41,8 +42,12 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_position_is_a_file_like_any_other(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mine.safetensors"
-    cli.main(["dial", str(file), "--at", "0.2", "--out", str(out), "--json"])
-    assert json.loads(capsys.readouterr().out) == {"file": str(out), "at": 0.2, "how": "trained", "of": str(file)}
+    assert answered(capsys, "dial", str(file), "--at", "0.2", "--out", str(out)) == {
+        "file": str(out),
+        "at": 0.2,
+        "how": "trained",
+        "of": str(file),
+    }
     saved, observations = read_policy(out), torch.randn(10, 4)
     assert torch.equal(saved.policy(observations).mode(), repolicy.dial(file, 0.2)(observations).mode())
     assert not torch.allclose(saved.policy(observations).mode(), repolicy.dial(file, 1.0)(observations).mode())
@@ -65,13 +70,13 @@ def test_outside_of_the_range_the_command_warns_and_the_file_is_the_end_s(
     )
 
 
-def test_what_is_no_position_of_a_dial_is_not_written_over(file: Path, tmp_path: Path) -> None:
+def test_what_is_no_position_of_a_dial_is_not_written_over(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.safetensors").write_text("not yours")
     for name, code in (("policy.safetensors", 2), ("mine.safetensors", 1), ("mine.py", 2)):
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["dial", str(file), "--at", "0.5", "--out", str(tmp_path / name)])
-        assert ended.value.code == code
+        refused(capsys, code, "dial", str(file), "--at", "0.5", "--out", str(tmp_path / name))
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
     for at in ("0.5", "0.7"):  # a position may be kept anew
         cli.main(["dial", str(file), "--at", at, "--out", str(tmp_path / "kept.safetensors")])
@@ -90,10 +95,7 @@ def test_what_is_no_position_of_a_dial_is_not_written_over(file: Path, tmp_path:
 def test_what_cannot_be_turned_is_refused(
     file: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["dial", str(file), *words])
-    assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+    assert said in refused(capsys, 2, "dial", str(file), *words)
 
 
 def test_the_page_has_every_position_and_the_points_beside_it(
@@ -106,9 +108,8 @@ def test_the_page_has_every_position_and_the_points_beside_it(
     points = [{"omega": 0.3, "kl": 0.5, "mean_action": means}, {"omega": 0.4, "kl": 0.5, "mean_action": silent}]
     sweep = {"request": request, "points": points}
     (tmp_path / "sweep.json").write_text(json.dumps(sweep))
-    words = ["--episodes", "2", "--beside", str(tmp_path), "--out", str(tmp_path / "dial"), "--trust", "--json"]
-    cli.main(["dial", str(file), *words])
-    found = json.loads(capsys.readouterr().out)
+    words = ["--episodes", "2", "--beside", str(tmp_path), "--out", str(tmp_path / "dial"), "--trust"]
+    found = answered(capsys, "dial", str(file), *words)
     places = [position["at"] for position in found["positions"]]
     assert places == Dial("omega", 0.01, 1.0).spread(11)
     assert abs(found["prior"]["kl"]) < 1e-4 < found["positions"][0]["kl"]

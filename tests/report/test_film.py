@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image, ImageChops
 from tiny_envs import tiny
+from typed_commands import refused
 
-from repolicy.cli import main as cli
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Backend
@@ -102,10 +102,7 @@ def test_an_environment_that_does_not_fit_is_refused_in_one_sentence(policy: str
 def test_the_command_refuses_in_one_sentence(
     policy: str, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["render", policy, *words])
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert said in refused(capsys, 2, "render", policy, *words)
 
 
 def test_an_environment_that_lacks_a_package_says_which_one_would_help(

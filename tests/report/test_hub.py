@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_envs import tiny
+from typed_commands import typed
 
 import repolicy
-from repolicy.cli.main import main
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
@@ -41,22 +41,13 @@ def a_policy(name: str = "mine.safetensors", **card: Any) -> Policy:
     return policy
 
 
-def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    code = 0
-    try:
-        main(list(words))
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    return code, capsys.readouterr().err
-
-
 def test_what_is_pushed_comes_back_as_a_prior(
     files: dict[str, dict[str, bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy = a_policy(request={"env": ENV, "objective": {"alpha": 0.1}})
     Path("mine.gif").write_bytes(b"GIF89a")
     pushed = ["push", "mine.safetensors", "hf://somebody/mine", "--license", "mit", "--episodes", "3", "--trust"]
-    code, said = typed(capsys, *pushed)
+    code, _, said = typed(capsys, *pushed)
     assert (code, "pushed: hf://somebody/mine, policy.safetensors, README.md, mine.gif" in said) == (0, True), said
     assert set(files["somebody/mine"]) == {"policy.safetensors", "README.md", "mine.gif"}
     assert files["somebody/mine"]["policy.safetensors"] == Path("mine.safetensors").read_bytes()
@@ -66,11 +57,11 @@ def test_what_is_pushed_comes_back_as_a_prior(
     for name in ("hf://somebody/mine", "hf://somebody/mine@v1", Path("hf://somebody/mine")):
         np.testing.assert_array_equal(repolicy.load_policy(name).predict(states, deterministic=True)[0], ours)
     assert not Path("cache/models--somebody--mine/snapshots", "c" * 40, "README.md").exists()  # one file, no more
-    code, said = typed(capsys, "evaluate", "hf://somebody/mine", "--episodes", "2", "--trust", "--json")
+    code, _, said = typed(capsys, "evaluate", "hf://somebody/mine", "--episodes", "2", "--trust", "--json")
     assert code == 0, said
     assert list(Path().glob("evaluation-policy-*.json"))  # here, and not in the hub's cache
     assert typed(capsys, "inspect", "hf://somebody/mine")[0] == 0
-    code, said = typed(capsys, "evaluate", "hf://somebody/mine")
+    code, _, said = typed(capsys, "evaluate", "hf://somebody/mine")
     assert (code, "names code that would be run" in said) == (2, True)  # a stranger's file, as any other
 
 
@@ -144,20 +135,20 @@ def test_what_can_go_wrong_is_a_sentence(
         ("hf://somebody/empty", "hf://somebody/empty holds no policy.safetensors"),
         ("hf://somebody/text", "policy.safetensors"),
     ):
-        code, said = typed(capsys, "evaluate", name)
+        code, _, said = typed(capsys, "evaluate", name)
         assert (code, said.count("\n"), sentence in said) == (1, 1, True), said
     a_policy(request={"env": ENV})
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(publish, "evaluations", lambda *_, **__: pytest.fail("evaluated"))
     push = ["push", "mine.safetensors", "hf://somebody/mine", "--episodes", "1", "--trust"]
-    code, said = typed(capsys, *push[:-1])
+    code, _, said = typed(capsys, *push[:-1])
     assert (code, said.count("\n"), "names code that would be run" in said) == (2, 1, True), said
-    code, said = typed(capsys, *push)
+    code, _, said = typed(capsys, *push)
     assert (code, "log in where it is private (hf auth login)" in said or "needs a login" in said) == (1, True), said
     for name, value in endpoint("http://127.0.0.1:9").items():  # nobody listens there
         monkeypatch.setattr(hub.library().constants, name, value)
     for words in (push, ["evaluate", "hf://somebody/mine"]):
-        code, said = typed(capsys, *words)
+        code, _, said = typed(capsys, *words)
         assert (code, "hf://somebody/mine cannot be reached: no network, or no hub" in said) == (1, True), said
 
 

@@ -185,7 +185,7 @@ def renderer() -> str:
 
 
 def _renders(backend: str) -> bool:
-    """Try it: one frame of a small scene."""
+    """Return whether it draws one frame of a small scene."""
     code = (
         "import mujoco; m = mujoco.MjModel.from_xml_string('<mujoco/>'); r = mujoco.Renderer(m, 16, 16); "
         "r.update_scene(mujoco.MjData(m)); r.render()"
