@@ -94,7 +94,12 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
     physics_slice, training_slice = statistics.median(alone), statistics.median(training)
     whole_slice = training_slice + (began + finished) / PARTS
     peak = team.sum(torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024], dtype=torch.float64))
-    where = where_time_goes(reports, adding / sum(training))
+    physics_share, acting, update = (
+        statistics.fmean(report[f"share_{part}"] for report in reports) for part in ("physics", "policy", "update")
+    )
+    sums = adding / sum(training)
+    # The shares of the first rank's time in training; the four add up to 1, but for what is not timed.
+    where = {"physics": physics_share, "acting": acting, "learning": update - sums, "sums over ranks": sums}
     shares = [one / other for one, other in zip(alone, training, strict=True)]
     return {
         "env": request.env,
@@ -111,21 +116,13 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
         "share": physics_slice / whole_slice,
         "share_without_evaluation": physics_slice / training_slice,
         "training_is": where,
-        "physics_in_training": where["physics"] * sum(training) / sum(alone),
+        "physics_in_training": physics_share * sum(training) / sum(alone),
         "slice_shares": {"min": min(shares), "median": statistics.median(shares), "max": max(shares)},
         "seconds": {
             "warm_up": warm_up, "begin": began, "physics": sum(alone), "training": sum(training), "end": finished
         },
         "memory_mb_a_rank": float(peak) / team.count,
     }  # fmt: skip
-
-
-def where_time_goes(reports: list[dict[str, float]], sums: float) -> dict[str, float]:
-    """Return the shares of the first rank's time in training; the four add up to 1, but for what is not timed."""
-    physics, acting, update = (
-        statistics.fmean(report[f"share_{part}"] for report in reports) for part in ("physics", "policy", "update")
-    )
-    return {"physics": physics, "acting": acting, "learning": update - sums, "sums over ranks": sums}
 
 
 class Timed:

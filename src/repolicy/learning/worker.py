@@ -112,7 +112,8 @@ class Worker:
         batch, metrics, observed = self.prepared(rollout, stop)
         explained = metrics["explained_variance"]
         # Budgets and limits move the weights of the next iteration, once the actor moves and its critic can follow.
-        moves, weights = self.actor_moves(explained), self.weights_in_force
+        moves = self.actor_moves(explained)
+        in_force = {name: getattr(self.objective, name) for name in DIALED}
         if moves and explained > LOST:
             self.objective = self.multipliers.steer(metrics, self.objective)
         metrics.pop("below_prior_squares", None)
@@ -131,15 +132,9 @@ class Worker:
                 "share_update": (now - collected) / (now - began),
             }
             | asdict(report)
-            | weights
+            | {name: weight for name, weight in in_force.items() if isinstance(weight, float)}  # for all episodes
             | self.width(batch.inputs[torch.linspace(0, len(batch.inputs) - 1, SEEN).long()])
         )
-
-    @property
-    def weights_in_force(self) -> dict[str, float]:
-        """The weights that are one number for all episodes."""
-        weights = {name: getattr(self.objective, name) for name in DIALED}
-        return {name: weight for name, weight in weights.items() if isinstance(weight, float)}
 
     def update(self, batch: ppo.Batch, moves: bool) -> ppo.Report:
         """Take the gradient steps of one iteration, at the step size that the schedule has for it."""

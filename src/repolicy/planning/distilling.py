@@ -66,7 +66,6 @@ def check_room(labels: int, out: Path) -> None:
 def distilled(planner: Planner, env: str, labels: int, seed: int = 0, say: Say = lambda sentence: None) -> Policy:
     """Return a policy that is fitted to so many decisions of a planner. A std of all states stays the prior's."""
     prior, steps = planner.prior, labels // (ROUNDS * ENVS)
-    assert isinstance(prior, Policy)
     student, generator = frozen(prior).requires_grad_(True), torch.Generator().manual_seed(seed)
     with one_thread(), closing(make_envs(env, ENVS, seed, planner.backend)) as envs:
         lesson = Lesson(planner, envs)

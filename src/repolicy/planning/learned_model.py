@@ -35,7 +35,10 @@ class LearnedModel:
     def __init__(self, prior: Policy, name: str, seed: int = 0) -> None:
         self.name, self._space = name, prior.actions
         with one_thread():
-            steps, ended = experience(prior, name, seed)
+            with closing(make_envs(name, ENVS, seed)) as envs:
+                collector = Collector(envs, STEPS, torch.Generator().manual_seed(seed), keep_transitions=True)
+                rollout = collector.collect(prior)
+            steps, ended = rollout.transitions, rollout.terminated | rollout.truncated
             self._fit(steps.each(lambda part: part[:, HELD_OUT:]), seed)
             self.errors = self._judged(steps.each(lambda part: part[:, :HELD_OUT]), ended[:, :HELD_OUT])
 
@@ -100,14 +103,6 @@ class LearnedModel:
 
     def _off(self, found: np.ndarray, reached: np.ndarray) -> float:
         return float(np.sqrt(np.mean(np.square((found - reached) / self._width))))
-
-
-def experience(prior: Policy, name: str, seed: int) -> tuple[Transitions, np.ndarray]:
-    """Return steps `[T, N, ...]` of the prior's sampled actions, and where its episodes ended `[T, N]`."""
-    with closing(make_envs(name, ENVS, seed)) as envs:
-        collector = Collector(envs, STEPS, torch.Generator().manual_seed(seed), keep_transitions=True)
-        rollout = collector.collect(prior)
-    return rollout.transitions, rollout.terminated | rollout.truncated
 
 
 def spread(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,6 @@ from repolicy.planning.scoring import Score, simulated
 from repolicy.planning.tree import Choosing
 from repolicy.policies.distributions import ActionSpace, Gaussian
 from repolicy.policies.policy import Policy
-from repolicy.priors.kinds import MeanPrior
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class Planner:
     can a plan be no worse than it by its own score.
     """
 
-    prior: Policy | MeanPrior
+    prior: Policy
     model: Model
     score: Score
     search: Search = field(default_factory=Search)
@@ -188,13 +187,10 @@ class Planner:
         return chosen
 
 
-def spread_of(prior: Policy | MeanPrior, observations: np.ndarray) -> np.ndarray:
+def spread_of(prior: Policy, observations: np.ndarray) -> np.ndarray:
     """Return the std `[N, A]` of a prior in its states."""
-    rows = torch.from_numpy(observations)
     with torch.no_grad():
-        distribution = prior(rows) if isinstance(prior, Policy) else prior.distribution(rows)
-    if not isinstance(distribution, Gaussian):
-        raise UsageError("the prior's actions are choices, which have no std: they are planned by a tree")
+        distribution = prior(torch.from_numpy(observations))
     spread: np.ndarray = distribution.log_std.exp().expand_as(distribution.mean).numpy()
     return spread
 

@@ -13,7 +13,6 @@ from repolicy.errors import UsageError
 from repolicy.planning.model import Model
 from repolicy.policies.density import MOST, Density
 from repolicy.policies.policy import Policy
-from repolicy.priors.kinds import MeanPrior
 
 Value = Callable[[np.ndarray], np.ndarray]  # from observations [B, O] to what is still to come [B]
 
@@ -36,7 +35,7 @@ class Score:
 @torch.no_grad()
 def simulated(
     model: Model,
-    prior: Policy | MeanPrior,
+    prior: Policy,
     observations: np.ndarray,
     plans: np.ndarray,
     spread: np.ndarray,
@@ -90,7 +89,7 @@ def simulated(
 
 def step_rewards(
     score: Score,
-    prior: Policy | MeanPrior,
+    prior: Policy,
     transitions: Transitions,
     beside: np.ndarray,
     gone: np.ndarray,
@@ -106,7 +105,6 @@ def step_rewards(
             raise
         raise UsageError(f"{error}, and that is all of it that a planner's model rebuilds") from error
     if score.density is not None and score.states:
-        assert isinstance(prior, Policy)
         inputs = prior.normalizer(torch.from_numpy(transitions.next_observations))
         rewards += score.states * score.density.familiarity(inputs).numpy()
     if gone.any():

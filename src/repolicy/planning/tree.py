@@ -23,7 +23,6 @@ from repolicy.planning.copies import CopyModel
 from repolicy.planning.model import Simulated
 from repolicy.planning.scoring import step_rewards
 from repolicy.policies.density import MOST
-from repolicy.policies.policy import Policy
 
 if TYPE_CHECKING:
     from repolicy.planning.planner import Planner
@@ -60,7 +59,6 @@ class Tree:
     """A search from one root after another in each of N environments."""
 
     def __init__(self, planner: "Planner", count: int) -> None:
-        assert isinstance(planner.prior, Policy)
         assert isinstance(planner.model, CopyModel)
         self.prior, self.model, self.score, self.search = planner.prior, planner.model, planner.score, planner.search
         self.alpha = self.score.omega if self.search.temperature is None else self.search.temperature
