@@ -24,7 +24,7 @@ from repolicy.prepare.states import check_learnable, density_of, rollouts_of, vi
 from repolicy.priors.opening import read_policy
 from repolicy.report.charts import learning
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import Alone
+from repolicy.runs.ranks import Alone, one_thread
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
@@ -123,7 +123,8 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monk
     saved = read_policy(RunFolder(whole.folder).last_policy)
     assert saved.density is not None
     assert saved.prior is not None
-    again = density_of(saved.prior, Request.from_dict(request), Alone())
+    with one_thread():  # as runs have it
+        again = density_of(saved.prior, Request.from_dict(request), Alone())
     assert all(
         torch.equal(a, b) for a, b in zip(saved.density.tensors().values(), again.tensors().values(), strict=True)
     )

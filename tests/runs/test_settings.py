@@ -63,9 +63,9 @@ def test_the_table() -> None:
     assert train_defaults("HalfCheetah-v4?reset_noise_scale=0.3") == train_defaults("HalfCheetah-v4")
 
 
-def policy(hidden: tuple[int, ...], width: int) -> Policy:
+def policy(hidden: tuple[int, ...], width: int, activation: str = "tanh") -> Policy:
     space = ActionSpace("continuous", (width,), (-1.0,) * width, (1.0,) * width)
-    return Policy(PolicySpec(7, space, hidden=hidden))
+    return Policy(PolicySpec(7, space, hidden=hidden, activation=activation))
 
 
 def test_customizing_goes_by_the_shape_of_the_prior() -> None:
@@ -75,6 +75,7 @@ def test_customizing_goes_by_the_shape_of_the_prior() -> None:
     assert (hopper.minibatch, hopper.hidden) == (512, (64, 64))
     assert hopper.learning_rate > robot.learning_rate
     assert robot.gamma == hopper.gamma < train_defaults("Hopper-v4").gamma
+    assert customize_defaults(policy((64, 64), 3, "swish")) == replace(hopper, activation="swish")
     assert robot.iteration_steps % robot.minibatch == hopper.iteration_steps % hopper.minibatch == 0
 
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from repolicy.loading import without_version
 from repolicy.runs.settings import Settings
@@ -79,14 +79,15 @@ def customize_defaults(prior: "str | Path | Policy", steps: int = STEPS) -> Sett
 
     A good policy is easily broken, and its critic begins with nothing. So the step is steered by how far it moves the
     policy, from a first one that is smaller for wider networks; the batch grows with the numbers of an action; and the
-    actor waits for the critic. With few `steps`, updates are smaller so that there are enough of them. `prior` is a
-    policy or names one, as for `customize`.
+    actor waits for the critic, which has the prior's activation. With few `steps`, updates are smaller so that there
+    are enough of them. `prior` is a policy or names one, as for `customize`.
     """
     from repolicy.priors.finding import find_policy
     from repolicy.priors.opening import read_policy
 
     spec = (read_policy(find_policy(prior)).policy if isinstance(prior, str | Path) else prior).spec
-    return of_shape(max((64, *spec.hidden)), spec.actions.width, steps)
+    settings = of_shape(max((64, *spec.hidden)), spec.actions.width, steps)
+    return replace(settings, activation=cast(Any, spec.activation))
 
 
 def usual_for(prior: "str | Path | Policy", steps: int) -> Settings:

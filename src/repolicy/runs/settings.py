@@ -144,7 +144,7 @@ class Settings(AnySettings):
     hidden: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers, of actor and critic; while customizing, of the critic (the actor is the prior)."""
     activation: Literal["tanh", "relu", "elu", "swish", "gelu", "gelu_tanh", "leaky_relu"] = "tanh"
-    """Activation of the hidden layers."""
+    """Activation of the hidden layers; while customizing, of the critic, by default the prior's."""
     initial_std: float = 1.0
     """Std of a new policy's actions."""
     min_std: float = 1e-3
