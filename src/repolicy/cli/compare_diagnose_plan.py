@@ -60,7 +60,10 @@ class Compare(Acts):
         if self.out is not None:
             check_place(self.out / "report.html")  # before the work, which would be lost
         terminal, names = Terminal(), f"{self.old} and {self.new}"
-        new = read(Options, [f"--{text}" for text in self.of_new], "repolicy compare")
+        try:
+            new = read(Options, [f"--{text}" for text in self.of_new], "repolicy compare")
+        except UsageError as error:
+            raise UsageError(f"of the new policy (--of-new), {error}") from None
         asked: dict[str, Any] = {
             "addon": self.addon or None, "sampled": self.sampled, "error": self.error, "episodes": self.episodes,
             "seed": self.seed, "backend": self.backend, "options": self.reading, "new_options": new,
