@@ -71,7 +71,7 @@ WINGS = [
     Mutant("planning/tree.py", "tree.known = [root.outcomes", "_ = [root.outcomes", TREE, "the chosen subtree is thrown away"),
     Mutant("planning/distilling.py", 'student.log_std.data.copy_(prior.state_dict()["log_std"])', "pass", "tests/planning/test_distilling.py", "what is kept has a std of its own"),
     Mutant("wishes/record.py", "start - self.before, int(", "start - self.before + 1, int(", TAKEOVER, "a bad step too few"),
-    Mutant("wishes/learning_loop.py", "records[-1], ~records[-1].person", "records[-1], records[-1].person", TAKEOVER, "a page with a person's steps for the policy's"),
+    Mutant("wishes/rounds_page.py", "records[-1], ~records[-1].person", "records[-1], records[-1].person", TAKEOVER, "a page with a person's steps for the policy's"),
     Mutant("wishes/record.py", "run[-1] + 2 - length, length", "run[-1] + 1, length", TAKEOVER, "windows that are too short"),
     Mutant("wishes/takeover.py", 'pressed.count("space") % 2', '"space" in pressed', TAKEOVER, "two strokes of Space are one"),
     Mutant("wishes/learning_loop.py", "None if earlier is None else earlier.theta, chances", "None, chances", TAKEOVER, "a round forgets the wish before it"),

@@ -4,7 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,11 @@ import pytest
 
 from repolicy.cli import main as cli
 from repolicy.cli import options as pages
-from repolicy.cli.options import docstrings, options, parser
+from repolicy.cli.options import docstrings, options, parser, usual_by_prior
 from repolicy.cli.run_commands import Customize, Train
+from repolicy.policies.distributions import ActionSpace
+from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.prepare.defaults import customize_defaults
 from repolicy.readers.reading import Options
 from repolicy.runs.settings import Settings
 
@@ -101,3 +104,14 @@ def test_other_shells_have_a_script_too(shell: str, capsys: pytest.CaptureFixtur
     assert "repolicy" in script
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+
+def test_what_differs_by_the_prior_is_not_told_as_one_default() -> None:
+    """The help tells a default where all examples agree, so these must differ wherever two priors' settings do."""
+    space = ActionSpace("continuous", (12,), (-1.0,) * 12, (1.0,) * 12)
+    specs = PolicySpec(7, space, hidden=(64,)), PolicySpec(7, space, hidden=(512,), activation="swish")
+    every = [asdict(customize_defaults(Policy(spec), steps)) for spec in specs for steps in (10_000, 1_000_000)]
+    examples = [asdict(each) for each in usual_by_prior()[1]]
+    differ = {name for name in every[0] if any(each[name] != every[0][name] for each in every)} - {"steps"}
+    assert "activation" in differ
+    assert differ <= {name for name in examples[0] if any(each[name] != examples[0][name] for each in examples)}

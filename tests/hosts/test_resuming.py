@@ -18,6 +18,7 @@ from sb3_models import trained
 from repolicy.cli.main import main
 from repolicy.errors import FileError, UsageError
 from repolicy.hosts.resuming import causes, first_ratios, read_checkpoint
+from repolicy.policies.file import SavedPolicy
 
 
 def saved(path: Path, change: Callable[[dict[str, Any]], Any] = lambda checkpoint: None) -> Path:
@@ -179,6 +180,11 @@ def test_a_batch_that_another_policy_sampled_is_found(tmp_path: Path, capsys: py
     asked = ["doctor", str(path), "--batch", str(batch), "--json"]
     main(asked)
     assert "log-probabilities" not in capsys.readouterr().out
+    (tmp_path / "params/agent.yaml").unlink()
+    main([*asked, "--file-activation", "tanh"])
+    assert "log-probabilities" not in capsys.readouterr().out
+    main(asked)
+    assert "which activation its network has" in capsys.readouterr().out
     changed(path, lambda actor: actor["distribution.std_param"].mul_(2.0))
     main(asked)
     said = json.loads(capsys.readouterr().out)["causes"]
@@ -197,4 +203,4 @@ def test_a_batch_of_another_shape_is_one_sentence(tmp_path: Path, name: str, arr
     arrays = {"observations": np.zeros((3, 3)), "actions": np.zeros((3, 2)), "log_probs": np.zeros(3)} | {name: array}
     np.savez(tmp_path / "batch.npz", **arrays)
     with pytest.raises(FileError, match=sentence):
-        first_ratios(small_policy(), tmp_path / "batch.npz")
+        first_ratios(SavedPolicy(small_policy(), None, {}), tmp_path / "batch.npz")

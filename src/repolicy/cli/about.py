@@ -11,6 +11,7 @@ from repolicy.cli.options import Command, Positional, usual_by_env
 from repolicy.errors import UsageError
 from repolicy.loading import PYTHON, counted
 from repolicy.prepare.defaults import train_defaults
+from repolicy.readers.reading import Options
 from repolicy.runs.machine import physical_cores, versions
 from repolicy.runs.settings import BUDGETS, Settings
 from repolicy.runs.terminal import Terminal
@@ -106,20 +107,23 @@ class Doctor(Command):
     """The checkpoint that was resumed."""
     batch: Path | None = None
     """Observations, actions and log_probs (.npz) that RUN's policy sampled before its next update."""
+    reading: Options = field(default_factory=Options)
 
     def run(self) -> dict[str, Any]:
         if self.checkpoint is None:
             if self.before is not None or self.batch is not None:
                 raise UsageError("--before and --batch go with the checkpoint of the training that went on")
             return doctor()
+        if self.batch is None and self.reading != Options():
+            raise UsageError("how to read the checkpoint's policy goes with --batch")
         from repolicy.hosts.resuming import causes, first_ratios, read_checkpoint
-        from repolicy.priors.opening import load_policy
+        from repolicy.priors.opening import read_policy
         from repolicy.report.host_page import checkpoint_in
 
         path = checkpoint_in(self.checkpoint)
         found = causes(read_checkpoint(path), None if self.before is None else read_checkpoint(self.before))
         if self.batch is not None:
-            found += first_ratios(load_policy(path), self.batch)
+            found += first_ratios(read_policy(path, self.reading), self.batch)
         terminal = Terminal()
         for sentence in found or ["none of the usual causes is there"]:
             terminal.say(sentence)

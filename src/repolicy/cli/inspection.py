@@ -26,9 +26,9 @@ from repolicy.runs.settings import budget_of
 from repolicy.runs.terminal import Terminal
 
 MOST_ROWS = 64  # of a table on the screen
+MOST_STDS = 8  # more do not fit a line
 DIAL = "{name} from {low:g} to {high:g}, {scale}; NaN counts as {if_nan:g}"
 Story = tuple[dict[str, Any], dict[str, Any]]  # what is printed, and what --json tells besides
-MOST_STDS = 8  # more do not fit a line
 
 
 def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:

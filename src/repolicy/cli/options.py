@@ -11,7 +11,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
@@ -93,7 +93,8 @@ def usual_by_env() -> Usual:
 
 def usual_by_prior() -> Usual:
     """Return what the settings of customizing depend on by default, and examples."""
-    return "the prior and the steps", [of_shape(64, 1), of_shape(256, 12), of_shape(64, 1, 10_000)]
+    by_shape = [of_shape(64, 1), of_shape(256, 12), of_shape(64, 1, 10_000)]
+    return "the prior and the steps", [*by_shape, replace(by_shape[0], activation="elu")]
 
 
 def overrides(command: Any, kind: type[AnySettings] = Settings) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 
 from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.loading import read_bytes
-from repolicy.policies.policy import Policy
+from repolicy.policies.file import SavedPolicy, notes_of
 from repolicy.readers.demonstrations import read_npz
 from repolicy.readers.pickles import load
 
@@ -116,11 +116,12 @@ def causes(now: Checkpoint, before: Checkpoint | None = None) -> list[str]:
     return found
 
 
-def first_ratios(policy: Policy, batch: Path) -> list[str]:
+def first_ratios(saved: SavedPolicy, batch: Path) -> list[str]:
     """Return a sentence where a batch's log-probabilities are not those of the policy that is to have sampled it.
 
     The batch is an .npz of a first rollout: `observations` `[..., O]`, `actions` `[..., A]`, `log_probs` `[...]`.
     """
+    policy = saved.policy
     arrays = read_npz(batch, ("observations", "actions", "log_probs"))
     sizes = {"observations": policy.observation_size, "actions": policy.actions.width, "log_probs": 1}
     steps = arrays["log_probs"].size
@@ -139,10 +140,12 @@ def first_ratios(policy: Policy, batch: Path) -> list[str]:
     if np.abs(far).mean() < NEAR:
         return []
     low, high = np.exp(np.quantile(far, (0.05, 0.95)))
-    return [
+    found = (
         "the log-probabilities of the batch are not the checkpoint's: nine in ten ratios, 1 before an update, are "
         f"{low:.2g} to {high:.2g}, so what acted had other weights, statistics or std; load all of it before it acts"
-    ]
+    )
+    notes = "; ".join(notes_of(saved.card))
+    return [f"{found}. First see whether the checkpoint is read as it was trained: {notes}" if notes else found]
 
 
 def _of_statistics(now: Tensors, before: Tensors) -> list[str]:

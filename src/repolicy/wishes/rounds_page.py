@@ -1,0 +1,74 @@
+"""The page of `repolicy learn-wish`: how often a person acted, what was learnt of it, and what came of that."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from repolicy.envs.wish_file import Features, LearntWish
+from repolicy.report import charts, page
+from repolicy.wishes.record import Record
+
+
+def write_rounds(
+    out: Path, features: str, records: Sequence[Record], wishes: Sequence[LearntWish | None], rate: float
+) -> Path:
+    """Write the page of all rounds so far into the folder, and return its place.
+
+    Args:
+        out: the folder.
+        features: what the wish is a sum of.
+        records: of each round, beside its policy.
+        wishes: which each round's policy had; none in the first, whose policy is the prior.
+        rate: the share of a person's steps below which all is well.
+    """
+    shares = [record.rate for record in records]
+    curve = charts.curve("your share of the steps, by round", [*range(len(shares))], shares, levels={"enough": rate})
+    drawn = charts.charts([curve]) if curve else ""
+    rows = [
+        [f"round {number}", f"{share:.1%}", f"{record.person.sum():,}", f"{len(record.person):,}"]
+        for number, (share, record) in enumerate(zip(shares, records, strict=True))
+    ]
+    parts = [
+        page.section("How often you acted", page.table(["", "your share", "your steps", "steps"], rows), drawn),
+        page.section("What the wish is", thetas(wishes), note="θ of each feature ± its error, by round."),
+        page.section("What was done", *spreads(features, records), note=DONE),
+    ]
+    lead = f"{records[0].env}: a wish learnt from take-overs in {len(records)} rounds."
+    return page.write(out / "report.html", "What you wish", lead, parts)
+
+
+DONE = "Each feature in the steps in which the prior acted, in yours of all rounds, and in those of the last policy."
+
+
+def thetas(wishes: Sequence[LearntWish | None]) -> str:
+    """Return a row for each feature, with what every round's policy had."""
+    learnt = [(number, wish) for number, wish in enumerate(wishes) if wish is not None]
+    if not learnt:
+        return "<p>Nothing is learnt yet.</p>"
+    rows = []
+    for index, name in enumerate(learnt[0][1].names):
+        cells = [f"{wish.theta[index]:.3g} ± {wish.covariance[index, index] ** 0.5:.2g}" for _, wish in learnt]
+        rows.append([name, *cells])
+    return page.table(["feature", *(f"round {number}" for number, _ in learnt)], rows)
+
+
+def spreads(features: str, records: Sequence[Record]) -> list[str]:
+    """Return a drawing for each feature: how it spreads over the steps of the prior, the person and the last policy."""
+    told = Features.of(features)
+    yours = [told(*_steps(record, record.person), {}) for record in records if record.person.any()]
+    series = {"prior": told(*_steps(records[0], ~records[0].person), {})}
+    series |= {"you": np.concatenate(yours)} if yours else {}
+    series |= {"customized": told(*_steps(records[-1], ~records[-1].person), {})} if len(records) > 1 else {}
+    series = {name: values for name, values in series.items() if len(values)}
+    sizes = (records[0].observation.shape[1], records[0].action.shape[1])
+    names = told.names(len(next(iter(series.values()))[0]), sizes)
+    drawn = [
+        charts.histogram({who: values[:, index] for who, values in series.items()}, name, "steps")
+        for index, name in enumerate(names)
+    ]
+    return [charts.charts(drawn)]
+
+
+def _steps(record: Record, which: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return record.observation[which], record.action[which], record.next[which]
