@@ -101,7 +101,7 @@ def test_many_environments_are_shared_by_who_acts() -> None:
 def test_a_runner_of_many_environments_measures_the_same() -> None:
     env = Drift(count=SHARED)
     assert in_runner(env).objective.omega == pytest.approx(2 * STD**2, rel=0.2)
-    assert len(env.paid) == env.max_episode_length  # both at once
+    assert len(env.paid) == 2 * env.max_episode_length  # both at once, after episodes that were under way
 
 
 def in_runner(env: Drift | None = None, **more: Any) -> Any:
@@ -228,3 +228,27 @@ def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     with torch.no_grad():
         runner.alg.actor.distribution.std_param.div_(10.0)
     assert "than its prior" in (said := runner.alg.verdict()) or "beside its prior" in said
+
+
+class Ending(Drift):
+    """Drift whose episodes only ever end after 12 steps, and which may be able to begin anew."""
+
+    def step(self, actions: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor, dict[str, Any]]:
+        self.state = self.state.clamp(-1.0, 1.0)
+        return super().step(actions)
+
+
+class Resettable(Ending):
+    def reset(self) -> None:
+        self.episode_length_buf = torch.zeros_like(self.episode_length_buf)
+
+
+@pytest.mark.parametrize("env", [Ending, Resettable])
+@pytest.mark.parametrize("count", [32, SHARED])
+def test_episodes_that_a_runner_left_under_way_are_neither_measured_nor_compared(env: Any, count: int) -> None:
+    algorithm = {"class_name": OURS, "addon": "addon", "prior": resting(), "num_mini_batches": 1}
+    runner = OnPolicyRunner(env(count=count), settings(algorithm=algorithm), None, "cpu")
+    assert runner.alg.steering.objective.omega == pytest.approx(2 * STD**2, rel=0.1)
+    runner.learn(1, init_at_random_ep_len=True)
+    runner.alg.verdict()
+    assert {length for told in runner.alg.method.compared for length in told["lengths"]} == {12.0}

@@ -215,7 +215,7 @@ class ResidualPPO(PPO):
 
     def verdict(self) -> str:
         """Run the prior and the actor as it is now; return their rewards, and whether the actor is better."""
-        actor = self.get_policy()
+        actor, self.envs.stepped = self.get_policy(), True  # for the runner has stepped them
         with torch.inference_mode():  # as the runner steps its environments, whose tensors know it
             return compared(self.method, self.envs, RunnersPrior(actor, actor.state_dict(), Path()))
 
@@ -301,6 +301,8 @@ class RunnerEnvs:
 
     def begin(self) -> tuple[Any, bool]:
         """Return observations; not every runner's environments can be reset, and then some episodes are under way."""
+        ages = getattr(self.env, "episode_length_buf", None)
+        self.stepped |= ages is not None and bool(ages.any())  # some begin at random ages
         if self.stepped and hasattr(self.env, "reset"):
             self.env.reset()
             self.stepped = False
