@@ -21,8 +21,9 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.noise import NoiseEnvs
 from repolicy.envs.rollout import Collector, Transitions
 from repolicy.envs.trust import confirm
-from repolicy.errors import FileError, NumericError, UsageError
+from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.learning.training import customize
+from repolicy.many.comparing import compare
 from repolicy.objective import residual
 from repolicy.policies.export import onnx_reader
 from repolicy.policies.file import SavedPolicy, save_policy
@@ -31,6 +32,7 @@ from repolicy.prepare.weights import decide
 from repolicy.priors import decoders
 from repolicy.priors.decoders import decoder_of, noise_input
 from repolicy.ranges import Range
+from repolicy.readers.reading import Options
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 
@@ -177,6 +179,28 @@ def test_a_policys_file_needs_no_other_to_decode(tmp_path: Path, monkeypatch: py
         chosen = found.mode() + found.log_std.exp() * torch.from_numpy(noise)
     decoded = onnx_reader((tmp_path / "whole.onnx").read_bytes())(seen, noise)
     np.testing.assert_allclose(decoded, chosen.numpy() - 0.1 * seen, atol=1e-5)
+
+
+def test_a_decoder_is_a_policy_where_it_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N(0, I) over its noise, beside which what was customized from it can be compared."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    flow, again, out = tmp_path / "flow_noise.onnx", tmp_path / "again.onnx", tmp_path / "run"
+    flow.write_bytes(shifted(1.0))
+    env, normal = f"{WALK}?decoder={flow}&noise=2&chunk=1", standard_normal(2, 2)
+    np.testing.assert_array_equal(evaluate(flow, env, 20).basic, evaluate(normal, env, 20).basic)
+    sampled = evaluate(str(flow), env, 200, deterministic=False, prior=normal).columns
+    assert sampled["noise_square"].mean == pytest.approx(1.0, abs=0.15)
+    assert sampled["kl_a_step"].mean == pytest.approx(0.0, abs=1e-3)  # the prior's std is 1.0 in single precision
+    customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, env=WALK, noise=2)
+    again.write_bytes(flow.read_bytes())
+    found = compare(again, out, episodes=25, trust=True)
+    assert [*found.rows] == ["sampled", "mean"]
+    still = next(row for row in found.rows["mean"] if row.name == "basic_reward")
+    assert still.old == pytest.approx(evaluate(normal, env, 25).basic.mean(), abs=1e-6)
+    again.write_bytes(shifted(-1.0))
+    for given, options in ((again, None), (flow, Options(std=0.2))):
+        with pytest.raises(RepolicyError, match="generative policy"):
+            compare(given, out, episodes=25, options=options, trust=True)
 
 
 def test_an_object_tells_its_own_sizes(tmp_path: Path) -> None:

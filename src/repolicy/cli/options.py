@@ -79,10 +79,10 @@ class Acts(OfPolicy):
 
     def acting(self, policy: str | Path) -> "tuple[Acting, str]":
         """Return who acts, and in which environment."""
+        from repolicy.envs.making import acting_in
         from repolicy.envs.trust import env_of
-        from repolicy.priors.opening import acting
 
-        found = acting(policy, self.reading, self.trust)
+        found = acting_in(self.env, policy, self.reading, self.trust)
         return found, self.env or env_of(found.card, found.path, self.trust)
 
 

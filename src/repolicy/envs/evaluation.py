@@ -15,7 +15,7 @@ from torch import Tensor
 from repolicy.envs.addons import Addon, Wish, wished
 from repolicy.envs.limits import Limit
 from repolicy.envs.limits import limits as parsed_limits
-from repolicy.envs.making import make_envs, observing, placed
+from repolicy.envs.making import acting_in, make_envs, observing, placed
 from repolicy.envs.names import EnvLike, decoder, env_name
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
@@ -24,7 +24,6 @@ from repolicy.errors import UsageError
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Agent, Prior, Watching, check_scores
 from repolicy.priors.kinds import MeanPrior, Scorer
-from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
 
 BLOCK = 20  # steps that are scored together
@@ -181,7 +180,7 @@ def evaluate(
     """
     env = None if env is None else env_name(env)
     if isinstance(agent, str | Path):
-        path, agent, own, card, _ = acting(agent, Options(), trust)
+        path, agent, own, card, _ = acting_in(env, agent, Options(), trust)
         prior = prior or own
         env = env or env_of(card, path, trust)
         addon = addons_of(card, path, trust) if addon is None else addon

@@ -6,6 +6,9 @@ step = envs.step(actions)
 """
 
 from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
 
 from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.gymnasium import GymnasiumEnvs
@@ -23,8 +26,10 @@ from repolicy.envs.noise import NoiseEnvs
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
-from repolicy.priors.decoders import decoder_of
+from repolicy.priors.decoders import decoder_of, sum_of
 from repolicy.priors.kinds import MeanPrior
+from repolicy.priors.opening import Acting, acting
+from repolicy.readers.reading import Options
 
 CUSTOMARY = ("state", "policy", "obs", "actor")  # what a policy's part of an observation is called
 ROLES = {"state": "privileged_state", "policy": "critic"}  # beside the policy's part, what the critic's is called
@@ -71,6 +76,24 @@ def placed(prior: MeanPrior, name: str, backend: Backend = "auto") -> tuple[Mean
     name = observing(name, size, backend) if size else name
     probe = probed(name, backend)
     return prior.placed(probe.observation_size, probe.actions), name
+
+
+def acting_in(env: str | None, reference: str | Path, options: Options, trust: bool) -> Acting:
+    """Return a policy to run; of the decoder of the environment where it is to act, N(0, I) over the noise."""
+    through = None if env is None else decoder(env)
+    if env is None or through is None or not _is_same(str(reference), **through):
+        return acting(reference, options, trust)
+    if options != Options():
+        raise UsageError(
+            f"{reference} is a generative policy and runs as it is: leave out what tells how to read a file"
+        )
+    still = MeanPrior(lambda observations: np.zeros((len(observations), through["noise"])), 1.0, str(reference))
+    return Acting(Path(reference), still, None, {}, ())
+
+
+def _is_same(reference: str, *, decoder: str, sha256: str | None, **_: int) -> bool:
+    """Return whether a policy is a decoder: by its name or, of a file, by its sum."""
+    return reference == decoder or (sha256 is not None and Path(reference).is_file() and sum_of(reference) == sha256)
 
 
 def observing(name: str, size: int, backend: Backend = "auto") -> str:

@@ -17,8 +17,8 @@ import torch
 
 from repolicy.envs.addons import Addon, Wish, wished
 from repolicy.envs.evaluation import BLOCK, Evaluation, check_fit, run_episodes
-from repolicy.envs.making import make_envs, observing, placed, probed
-from repolicy.envs.names import EnvLike, env_name, with_observed_of
+from repolicy.envs.making import acting_in, make_envs, observing, placed, probed
+from repolicy.envs.names import EnvLike, decoder, env_name, with_observed_of
 from repolicy.envs.rollout import Collector
 from repolicy.envs.step import Backend
 from repolicy.envs.trust import addons_of, env_of
@@ -28,7 +28,6 @@ from repolicy.many.bets import ORDER, Verdict, lower, shown
 from repolicy.policies.policy import Agent
 from repolicy.priors.finding import on_shelf
 from repolicy.priors.kinds import MeanPrior
-from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
 
 USUAL = "5%"  # by how much the new policy may be worse
@@ -164,12 +163,13 @@ def compare(
     """Run two policies from the same starts until it is told whether the new one is worse, and return the verdicts.
 
     Args:
-        old: a policy, its file, its run's folder, or the name of one that ships.
+        old: a policy, its file, its run's folder, or the name of one that ships; or a generative policy, which the new
+            one was customized from.
         new: the one that is to take its place.
         env: an id, or a function that makes one environment; by default the one that the files name.
         not_worse: how much less it may have: a share of the old policy's mean, such as "5%", or a number.
         addon: the wish that decides beside the return; by default that of the new policy's file. () is none.
-        sampled: let sampled actions decide, and no mean actions.
+        sampled: let sampled actions decide, and no mean actions; of generative policies they do in any case.
         error: the probability at most of a wrong verdict, but for losses that are rare and larger than all seen.
         episodes: at most so many of each policy, with each kind of action.
         seed: of environments and sampling.
@@ -184,14 +184,17 @@ def compare(
         raise UsageError(f"error is {error:g}; it must be above 0 and below 0.5")
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
-    sides = _sides(old, new, options, new_options, trust)
-    env = _env(sides, trust) if env is None else env_name(env)
+    name = None if env is None else env_name(env)
+    sides = _sides(old, new, name, options, new_options, trust)
+    env = name or _env(sides, trust)
     if addon is None:
         addon = addons_of(sides[1].card, sides[1].path, trust)
     if not isinstance(addon, Addon):
         addon = wished(addon, env)
     ready = [_placed(side, env, backend) for side in sides]
-    is_paired, kinds = _repeats(*ready[0], seed, backend), ("sampled", "mean") if sampled else ("mean", "sampled")
+    by_noise = decoder(env) is not None  # a generative policy's likeliest noise is a policy that nobody has
+    kinds = ("sampled", "mean") if sampled or by_noise else ("mean", "sampled")
+    is_paired = _repeats(*ready[0], seed, backend)
     drawn, rounds, done = {kind: list[list[Quantities]]() for kind in kinds}, 0, 0
 
     def ran(agent: Agent, place: str, kind: str, count: int) -> Evaluation:
@@ -219,7 +222,7 @@ def env_of_both(old: Any, new: Any, env: EnvLike | None, others: dict[str, Any])
     if env is not None:
         return env_name(env)
     trust = others.get("trust", False)
-    return _env(_sides(old, new, others.get("options"), others.get("new_options"), trust), trust)
+    return _env(_sides(old, new, None, others.get("options"), others.get("new_options"), trust), trust)
 
 
 def _judged(rounds: list[list[Quantities]], margin: Margin, error: float) -> list[Compared]:
@@ -245,14 +248,18 @@ def _quantities(evaluation: Evaluation) -> Quantities:
     }  # fmt: skip
 
 
-def _sides(old: Any, new: Any, options: Options | None, new_options: Options | None, trust: bool) -> list[Side]:
-    return [_side(old, "the old policy", options, trust), _side(new, "the new policy", new_options, trust)]
+def _sides(
+    old: Any, new: Any, env: str | None, options: Options | None, new_options: Options | None, trust: bool
+) -> list[Side]:
+    newer = _side(new, "the new policy", env, new_options, trust)
+    env = env or newer.card.get("request", {}).get("env")  # its decoder may be the old policy
+    return [_side(old, "the old policy", env, options, trust), newer]
 
 
-def _side(given: Agent | str | Path, what: str, options: Options | None, trust: bool) -> Side:
+def _side(given: Agent | str | Path, what: str, env: str | None, options: Options | None, trust: bool) -> Side:
     if not isinstance(given, str | Path):
         return Side(what, Path(), given, {})
-    path, agent, _, card, _ = acting(given, options or Options(), trust)
+    path, agent, _, card, _ = acting_in(env, given, options or Options(), trust)
     return Side(f"{what}, {given},", path, agent, card)
 
 

@@ -243,6 +243,12 @@ class Scorer:
         return distribution.log_prob(actions)  # type: ignore[no-any-return]
 
 
+GENERATIVE = (
+    "customize takes it with --noise COUNT and --chunk COUNT, and other commands in "
+    "--env 'ENV?decoder=FILE&noise=COUNT&chunk=COUNT', with its own name as FILE"
+)
+
+
 def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | ScoredPrior:
     """Return the prior that an object or a function of the user's stands for."""
     name = name or name_of(thing)
@@ -254,10 +260,7 @@ def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | 
             raise UsageError(f"{name} has log_prob, which knows its own std: leave the std out")
         return thing if isinstance(thing, MeanPrior | ScoredPrior) else ScoredPrior(thing, name)
     if _decodes(thing):
-        raise UsageError(
-            f"{name} takes noise beside observations, as a generative policy does: tell with --noise how many numbers, "
-            "and with --chunk how many actions it gives at a time"
-        )
+        raise UsageError(f"{name} takes noise beside observations, as a generative policy does: {GENERATIVE}")
     if not callable(thing) and not isinstance(thing, Program):
         raise UsageError(
             f"the prior {name} is {type(thing).__name__}; it must be a policy, an object with "

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError, described
-from repolicy.priors.kinds import State
+from repolicy.priors.kinds import GENERATIVE, State
 from repolicy.readers.onnx_graphs import left_out, unlike_an_action
 from repolicy.readers.recognize import PolicyFile
 
@@ -89,7 +89,7 @@ def signature(graph: Any, path: Path) -> Signature:
         raise FileError(
             f"{path} takes {len(sources)} inputs ({', '.join(sources)}){beside}, and a prior takes observations alone: "
             "write a function that runs it and gives the mean actions, and name that as file.py:act; if one of them is "
-            "noise, it is a generative policy, and `repolicy customize --noise COUNT` takes it"
+            f"noise, it is a generative policy: {GENERATIVE}"
         )
     left = [name for name in outputs if name not in memory.values()]
     if not left:
