@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments.ledger import Ledger, Row
 from experiments.one import Run, machine
@@ -17,28 +18,73 @@ from repolicy.many.pool import Here, Job, on_ray, work
 from repolicy.runs.result import Result
 
 Rows = dict[str, Row]
+Options = argparse.Namespace
+Wanted = dict[str, Any]  # by key what measures a row
 PAUSE = 1.0  # seconds between two looks at the runs
 
 
 def parser(
-    name: str, description: str | None, takes: Collection[str] = ("runs", "jobs", "ray")
+    name: str, description: str | None, takes: Collection[str] = ("ledger", "runs", "jobs", "ray"), **settings: Any
 ) -> argparse.ArgumentParser:
-    """Return the options of a campaign: its ledger, and those of the others that it takes."""
+    """Return a program's options: those of a campaign that it takes, and its own settings.
+
+    settings: by name the default, which tells what is asked for: any of a list's choices, several values like those of
+    a tuple, something of a type, or else one like the default. A dictionary is what argparse is to be told.
+    """
+    stem = name.rpartition(".")[2]
+    campaigns: dict[str, Any] = {
+        "ledger": Path(f"results/{stem}.jsonl"),
+        "runs": Path(f"runs/{stem}"),
+        "jobs": 2,  # runs side by side, each on one core
+        "ray": {"metavar": "ADDRESS", "help": "run on a Ray cluster (auto, HOST:PORT), --jobs tasks at a time"},
+        "only": {"nargs": "*", "default": [""], "help": "how the keys of those rows begin"},
+    }
     found = argparse.ArgumentParser(
-        prog=f"python -m experiments.{name}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog=f"python -m {name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--ledger", type=Path, default=Path(f"results/{name}.jsonl"))
-    if "runs" in takes:
-        found.add_argument("--runs", type=Path, default=Path(f"runs/{name}"), help="a folder for each run")
-    if "jobs" in takes:
-        found.add_argument("--jobs", type=int, default=2, help="runs side by side, each on one core")
-    if "ray" in takes:
-        found.add_argument(
-            "--ray", metavar="ADDRESS", help="run on a Ray cluster (auto, HOST:PORT), --jobs tasks at a time"
-        )
+    for setting, value in ({each: campaigns[each] for each in takes} | settings).items():
+        told: dict[str, Any] = {"default": value, "type": type(value), "help": f"by default {value}"}
+        if isinstance(value, dict):
+            told = value
+        elif isinstance(value, type):
+            told = {"type": value}
+        elif isinstance(value, bool):
+            told = {"default": value, "action": argparse.BooleanOptionalAction}
+        elif isinstance(value, list | tuple):
+            told |= {"nargs": "+", "type": type(value[0])} | ({"choices": value} if isinstance(value, list) else {})
+        found.add_argument(f"--{setting.replace('_', '-')}", **told)
     return found
+
+
+def program(
+    *takes: str, draw: Callable[[Rows, Path], None] | None = None, **settings: Any
+) -> Callable[[Callable[[Options], Any]], Callable[[], None]]:
+    """Make a program of the last function of a file, whose name and first words it takes; `parser` has the options.
+
+    The rows that the function returns, by their keys, are measured, and the runs are made, unless the ledger has them;
+    with --picture, what the ledger has is drawn, and nothing else is done.
+    """
+    settings |= {"picture": Path} if draw else {}
+
+    def made(main: Callable[[Options], Any]) -> Callable[[], None]:
+        file: Any = main.__globals__
+
+        def run() -> None:
+            name = file["__spec__"].name.removesuffix(".__main__")
+            options = parser(name, file["__doc__"], takes, **settings).parse_args()
+            if draw and options.picture:
+                return draw(finished(Ledger(options.ledger)), options.picture)
+            wanted, only = main(options), tuple(options.only if "only" in takes else [""])
+            if isinstance(wanted, dict):
+                measure(options.ledger, {key: each for key, each in wanted.items() if key.startswith(only)})
+            elif wanted:
+                fill([each for each in wanted if each.key.startswith(only)], options)
+
+        if main.__module__ == "__main__":
+            run_main(run)
+        return run
+
+    return made
 
 
 def run_main(main: Callable[[], None]) -> None:

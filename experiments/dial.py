@@ -69,26 +69,6 @@ TASKS = {
 }
 
 
-def main() -> None:
-    parser = campaign.parser("dial", __doc__, ("runs", "jobs"))
-    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument("--shuffled", action="store_true", help="the control: shuffled positions")
-    parser.add_argument("--picture", type=Path, default=Path("docs/images/dial.png"))
-    parser.add_argument("--longer", action="store_true", help="with twice the steps")
-    options = parser.parse_args()
-    how = "shuffled" if options.shuffled else "longer" if options.longer else "trained"
-    for name in options.tasks:
-        swept = sweeps.made(name, options.runs.parent / "sweeps", options.jobs)
-        wanted = {f"{name}/alone": partial(alone, name, swept)}
-        wanted |= {f"{name}/{free}": partial(free_dial, name, free, swept) for free in ("mixture", "weights")}
-        dials = {f"{name}/{how}/{seed}": partial(trained_dial, name, seed, options.runs, how) for seed in options.seeds}
-        campaign.measure(options.ledger, wanted | dials)
-    rows = Ledger(options.ledger).rows()
-    print(summary(rows))
-    draw(rows, options.picture)
-
-
 def point(swept: Path, omega: float) -> Path:
     """Return the policy of the sweep's point."""
     return RunFolder(swept / f"omega-{omega:.12g}").policy
@@ -316,5 +296,18 @@ def draw(found: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=80)
 
 
-if __name__ == "__main__":
-    campaign.run_main(main)
+@campaign.program(
+    "ledger", "runs", "jobs", tasks=[*TASKS], seeds=(0, 1, 2), shuffled=False, picture=Path("docs/images/dial.png"),
+    longer=False,
+)  # fmt: skip
+def main(options: campaign.Options) -> None:
+    how = "shuffled" if options.shuffled else "longer" if options.longer else "trained"
+    for name in options.tasks:
+        swept = sweeps.made(name, options.runs.parent / "sweeps", options.jobs)
+        wanted = {f"{name}/alone": partial(alone, name, swept)}
+        wanted |= {f"{name}/{free}": partial(free_dial, name, free, swept) for free in ("mixture", "weights")}
+        dials = {f"{name}/{how}/{seed}": partial(trained_dial, name, seed, options.runs, how) for seed in options.seeds}
+        campaign.measure(options.ledger, wanted | dials)
+    rows = Ledger(options.ledger).rows()
+    print(summary(rows))
+    draw(rows, options.picture)

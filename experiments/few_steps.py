@@ -130,15 +130,6 @@ def picture(found: dict[str, Row], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def main() -> None:
-    parser = campaign.parser("few_steps", __doc__)
-    parser.add_argument("--only", nargs="*", default=[""])
-    parser.add_argument("--picture", type=Path, help="draw what is in the ledger, and run nothing")
-    options = parser.parse_args()
-    if options.picture:
-        return picture(campaign.finished(Ledger(options.ledger)), options.picture)
-    campaign.fill([run for run in runs() if run.key.startswith(tuple(options.only))], options)
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+@campaign.program("ledger", "runs", "jobs", "ray", "only", draw=picture)
+def main(options: campaign.Options) -> list[Run]:
+    return runs()

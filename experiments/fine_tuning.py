@@ -27,7 +27,7 @@ from torch import Tensor
 
 from experiments import campaign
 from experiments.batches import ForSb3, Paid
-from experiments.ledger import Ledger, Row
+from experiments.ledger import Row
 from experiments.settings import settings_of
 from experiments.statistics import smooth
 from experiments.through_hosts import summary
@@ -203,11 +203,12 @@ def measure(task: str, way: str, seed: int, steps: int, priors: Path) -> Row:
     }
 
 
-def picture(rows: list[Row], path: Path) -> None:
+def picture(found: campaign.Rows, path: Path) -> None:
     """Draw the unseen reward over the steps, a panel a task, a line a way: the mean of its seeds, and their range."""
     import matplotlib.pyplot as plt
     import numpy as np
 
+    rows = [*found.values()]
     tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
     figure, panels = plt.subplots(1, len(tasks), figsize=(2.5 + 6 * len(tasks), 4), squeeze=False, layout="constrained")
     for panel, task in zip(panels[0], tasks, strict=True):
@@ -235,20 +236,9 @@ def alone(*run: Any) -> Row:
         return process.submit(measure, *run).result()
 
 
-def main() -> None:
-    parser = campaign.parser("fine_tuning", __doc__, ())
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=1_000_000)
-    parser.add_argument("--priors", type=Path, default=Path("../shared/priors"), help="the folder of other people's")
-    parser.add_argument("--picture", type=Path, help="draw the ledger's curves, and run nothing")
-    options = parser.parse_args()
-    if options.picture:
-        return picture(list(Ledger(options.ledger).by_key().values()), options.picture)
+@campaign.program(
+    "ledger", tasks=[*TASKS], seeds=(0, 1, 2), steps=1_000_000, priors=Path("../shared/priors"), draw=picture
+)
+def main(options: campaign.Options) -> campaign.Wanted:
     runs = [(task, way, seed, options.steps) for seed, task, way in product(options.seeds, options.tasks, WAYS)]
-    wanted = {"/".join(map(str, run)): partial(alone, *run, options.priors) for run in runs}
-    campaign.measure(options.ledger, wanted)
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+    return {"/".join(map(str, run)): partial(alone, *run, options.priors) for run in runs}

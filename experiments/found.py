@@ -9,6 +9,7 @@ the same seeds. A run that is in the ledger is not repeated; one that was interr
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,7 @@ from repolicy.runs.folder import RunFolder
 
 STEPS, EPISODES = 500_000, 100
 ENVS = 25  # that are evaluated at once: a robot's can hold 140 MB each
-
-
+OTHERS = Path("../shared/priors")  # the folder of other people's
 BERKELEY = "BerkeleyHumanoidJoystickFlatTerrain-v1?energy_scale=-0.001"  # by itself its energy has the weight 0
 TASKS = {  # whose prior is a name that ships, or a file in the folder of other people's priors
     "go1": Task("mujoco_playground/go1_policy.onnx", "Go1JoystickFlatTerrain-v1", "energy"),
@@ -114,25 +114,13 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def main() -> None:
-    parser = campaign.parser("found", __doc__, ("runs",))
-    parser.add_argument("--priors", type=Path, default=Path("../shared/priors"), help="the folder of other people's")
-    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--steps", type=float, default=STEPS)
-    parser.add_argument("--budget", action="store_true", help="hold each run by a KL budget")
-    options = parser.parse_args()
+@campaign.program("ledger", "runs", priors=OTHERS, tasks=[*TASKS], seeds=2, steps=float(STEPS), budget=False)
+def main(options: campaign.Options) -> campaign.Wanted:
     wanted = {}
-    for seed in range(options.seeds):
-        for name in options.tasks:
+    for seed, (name, task) in product(range(options.seeds), TASKS.items()):
+        if name in options.tasks:
             way = ["budget"] * options.budget + [f"{options.steps:g}"] * (options.steps != STEPS)
-            key, task = "/".join([name, *way, str(seed)]), TASKS[name]
-            there = options.priors / task.prior
-            path = there if there.exists() else find_policy(task.prior)
-            folder = options.runs / key.replace("/", "-")
+            key, there = "/".join([name, *way, str(seed)]), options.priors / task.prior
+            path, folder = there if there.exists() else find_policy(task.prior), options.runs / key.replace("/", "-")
             wanted[key] = partial(measure, task, path, folder, seed, int(options.steps), options.budget)
-    campaign.measure(options.ledger, wanted)
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+    return wanted

@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments import campaign
 from experiments.episodes import objective_of, played
-from experiments.ledger import Ledger, Row
+from experiments.ledger import Row
 from experiments.pages import markdown
 from experiments.statistics import mean_and_error
 from repolicy.envs.addons import combined
@@ -167,15 +167,7 @@ def _pair(values: list[float]) -> str:
     return f"**{text}**" if abs(mean) > 2 * error else text
 
 
-def main() -> None:
-    parser = campaign.parser("handed_out", __doc__, ("runs",))
-    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--seeds", type=int, default=1)
-    options = parser.parse_args()
+@campaign.program("ledger", "runs", tasks=[*TASKS], seeds=1)
+def main(options: campaign.Options) -> campaign.Wanted:
     tasks = {f"{name}/{seed}": (name, seed) for name in options.tasks for seed in range(options.seeds)}
-    campaign.measure(options.ledger, {key: partial(measured, *task, options.runs) for key, task in tasks.items()})
-    print(table(Ledger(options.ledger).rows()))
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+    return {key: partial(measured, *task, options.runs) for key, task in tasks.items()}

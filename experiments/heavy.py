@@ -111,12 +111,6 @@ def table(found: dict[str, Row]) -> str:
     return markdown(["prior, add-on", "ω′", "states", "γ", "steps", *ends], lines)
 
 
-def main() -> None:
-    parser = campaign.parser("heavy", __doc__)
-    parser.add_argument("--only", nargs="*", default=[""])
-    options = parser.parse_args()
-    campaign.fill([run for run in runs() if run.key.startswith(tuple(options.only))], options)
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+@campaign.program("ledger", "runs", "jobs", "ray", "only")
+def main(options: campaign.Options) -> list[Run]:
+    return runs()

@@ -79,16 +79,9 @@ def ship(found: dict[str, Row], runs: Path) -> None:
         save_policy(PRIORS / f"{name}.safetensors", saved.policy, card)
 
 
-def main() -> None:
-    parser = campaign.parser("learning", __doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", default=list(RUNS), choices=list(RUNS))
-    parser.add_argument("--ship", action="store_true", help="write the priors that ship, and run nothing")
-    options = parser.parse_args()
+@campaign.program("ledger", "runs", "jobs", "ray", seeds=3, only=[*RUNS], ship=False)
+def main(options: campaign.Options) -> list[Run]:
     if options.ship:
-        return ship(campaign.finished(Ledger(options.ledger)), options.runs)
-    campaign.fill([run(name, seed) for seed in range(options.seeds) for name in options.only], options)
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+        ship(campaign.finished(Ledger(options.ledger)), options.runs)
+        return []
+    return [run(name, seed) for seed in range(options.seeds) for name in options.only]

@@ -10,6 +10,7 @@ of each limit, with the mean action, over 100 episodes. A run that is in the led
 import shlex
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,17 +45,12 @@ def on_cheetah(told: str, folder: Path) -> Row:
     words = told.split()
     command = campaign.customized([*words, *LENGTH], folder)
     limits = [word for word in words if "<=" in word or ">=" in word]
+    asked: dict[str, Any] = {"addon": "hind_leg=10", "seed": EVALUATION_SEED, "limits": limits}
     with one_thread():
-        both = [
-            evaluate(who, "HalfCheetah-v4", EPISODES, addon="hind_leg=10", seed=EVALUATION_SEED, limits=limits)
-            for who in ("halfcheetah", folder)
-        ]
-    before, after = (each.columns for each in both)
+        before, after = (evaluate(who, "HalfCheetah-v4", EPISODES, **asked).columns for who in ("halfcheetah", folder))
     row: Row = {"command": command, "versions": versions(), "episodes": EPISODES}
-    row |= {
-        name: [round(after[name].mean, 4), round(after[name].error, 4)]
-        for name in ("basic_reward", "addon_reward", "metric")
-    }
+    parts = {name: after[name] for name in ("basic_reward", "addon_reward", "metric")}
+    row |= {name: [round(part.mean, 4), round(part.error, 4)] for name, part in parts.items()}
     row["limits"] = {limit: round(after[f"limit_{limit}"].mean, 4) for limit in limits}
     return row | {"kept": round(after["basic_reward"].mean / before["basic_reward"].mean, 4)}
 
@@ -82,17 +78,7 @@ def table(rows: dict[str, Row]) -> str:
     return markdown(headings, lines)
 
 
-def main() -> None:
-    parser = campaign.parser("limits", __doc__, ("runs",))
-    parser.add_argument("--robot", action="store_true")
-    parser.add_argument("--only", default="", help="how the keys of those runs begin")
-    options = parser.parse_args()
+@campaign.program("ledger", "runs", "only", robot=False)
+def main(options: campaign.Options) -> campaign.Wanted:
     measured, told = (on_go1, GO1) if options.robot else (on_cheetah, CHEETAH)
-    wanted = {
-        key: partial(measured, words, options.runs / key) for key, words in told.items() if key.startswith(options.only)
-    }
-    campaign.measure(options.ledger, wanted)
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+    return {key: partial(measured, words, options.runs / key) for key, words in told.items()}

@@ -319,14 +319,7 @@ def _cells(found: list[Row]) -> list[str]:
     return cells
 
 
-def main() -> None:
-    parser = campaign.parser("metaworld", __doc__, ("runs",))
-    parser.add_argument("--only", default="", help="how the keys of those lines begin")
-    options = parser.parse_args()
+@campaign.program("ledger", "runs", "only")
+def main(options: campaign.Options) -> campaign.Wanted:
     torch.set_num_threads(1)
-    wanted = {key: measured for key, measured in lines(options.runs).items() if key.startswith(options.only)}
-    campaign.measure(options.ledger, wanted)
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+    return lines(options.runs)

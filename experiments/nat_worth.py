@@ -32,12 +32,8 @@ def measure(name: str, episodes: int, std: float) -> Row:
     return {"env": env, "alpha": saved.card["request"]["objective"]["alpha"], "std": std, **asdict(found)}
 
 
-def main() -> None:
-    parser = campaign.parser("nat_worth", __doc__, ())
-    parser.add_argument("--episodes", type=int, default=256)
-    parser.add_argument("--priors", nargs="+", default=shipped())
-    parser.add_argument("--std", type=float, default=1.0)
-    options = parser.parse_args()
+@campaign.program("ledger", episodes=256, priors=tuple(shipped()), std=1.0)
+def main(options: campaign.Options) -> None:
     narrower = "" if options.std == 1.0 else f" --std {options.std:g}"
     keys = {name + narrower: name for name in options.priors}
     campaign.measure(
@@ -46,7 +42,3 @@ def main() -> None:
     for key, row in Ledger(options.ledger).by_key().items():
         if key in keys and not narrower:
             add_to_card(find_policy(key), {"nat_worth": {part: row[part] for part in ("value", "error", "episodes")}})
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)

@@ -4,24 +4,21 @@ make demo
 python -m experiments.picture --run runs/demo --out docs/images/customized.png
 """
 
-import argparse
 import json
 from pathlib import Path
 
 import imageio.v2 as imageio
 import matplotlib.pyplot as plt
 
+from experiments import campaign
 from repolicy.envs.evaluation import evaluate
 from repolicy.report.movie import Shot, films
 
 COLUMNS = 7
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--run", type=Path, default=Path("runs/demo"))
-    parser.add_argument("--out", type=Path, default=Path("docs/images/customized.png"))
-    options = parser.parse_args()
+@campaign.program(run=Path("runs/demo"), out=Path("docs/images/customized.png"))
+def main(options: campaign.Options) -> None:
     request = json.loads((options.run / "run.json").read_text())["request"]
     env, addon = request["env"], request["addons"][0]
     files = {"prior": options.run / "prior.safetensors", f"with {addon}": options.run / "policy.safetensors"}
@@ -37,7 +34,3 @@ def main() -> None:
             axis.imshow(pictures[len(pictures) // 2 + 2 * column][140:320, 100:380])
             axis.set_axis_off()
     figure.savefig(options.out, dpi=80)
-
-
-if __name__ == "__main__":
-    main()

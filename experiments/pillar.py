@@ -157,21 +157,14 @@ def _spreads(found: list[Row]) -> list[str]:
     return cells
 
 
-def main() -> None:
-    parser = campaign.parser("pillar", __doc__, ("runs",))
-    parser.add_argument("--only", default="", help="how the keys of those lines begin")
-    options = parser.parse_args()
+@campaign.program("ledger", "runs", "only")
+def main(options: campaign.Options) -> campaign.Wanted:
     demonstrations = options.runs / "demonstrations.npz"
     torch.set_num_threads(1)
     if not demonstrations.exists():
         record(demonstrations)
     flow = campaign.flow_of(demonstrations, ENV, CHUNK)
-    wanted = {f"best of {count}/0": partial(best_of, count, flow) for count in (1, 4, 16, 64)}
+    wanted: campaign.Wanted = {f"best of {count}/0": partial(best_of, count, flow) for count in (1, 4, 16, 64)}
     for key, told in runs().items():
         wanted[key] = partial(customized, told, flow, options.runs / key.replace(" ", "-").replace("/", "-"))
-    wanted = {key: measured for key, measured in wanted.items() if key.startswith(options.only)}
-    campaign.measure(options.ledger, wanted)
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+    return wanted

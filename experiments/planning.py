@@ -265,16 +265,9 @@ def with_error(number: list[float]) -> str:
     return f"{number[0]:,.0f} ± {number[1]:,.0f}"
 
 
-def main() -> None:
-    parser = campaign.parser("planning", __doc__, ("runs",))
-    parser.add_argument("--only", default="", help="how the keys of those rows begin")
-    options = parser.parse_args()
+@campaign.program("ledger", "runs", "only")
+def main(options: campaign.Options) -> campaign.Wanted:
     files = {key: options.runs / f"{key.replace('/', '-')}.safetensors" for key in KEPT}
     wanted = {key: partial(kept, *asked, files[key]) for key, asked in KEPT.items()}
     wanted |= {key: partial(begun, KEPT[of][0], files[of], steps) for key, (of, steps) in BEGUN.items()}
-    wanted |= {key: partial(measured, plan) for key, plan in PLANS.items()}
-    campaign.measure(options.ledger, {key: measure for key, measure in wanted.items() if key.startswith(options.only)})
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+    return wanted | {key: partial(measured, plan) for key, plan in PLANS.items()}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from experiments import campaign
 from experiments.ledger import Row
-from experiments.paper.runs import TASKS, Task
+from experiments.paper.runs import TASKS
 from experiments.settings import settings_of
 from repolicy.learning.segments import Segments
 from repolicy.learning.worker import Worker
@@ -29,15 +29,15 @@ from repolicy.runs.request import Request
 
 
 def measure(prior: str, rounds: int) -> Row:
-    task = TASKS[prior]
-    alpha, omega = float(task.alpha), float(task.omega)
+    alpha, omega = float(TASKS[prior].alpha), float(TASKS[prior].omega)
+    objectives = {
+        "dial": residual(Range(omega, 10 * omega), alpha, states=0.0),
+        "states": residual(omega, alpha, states=omega),
+        "residual": residual(omega, alpha),
+        "greedy": greedy(alpha),
+    }
     with tempfile.TemporaryDirectory() as path:
-        workers = {
-            "dial": worker(prior, task, residual(Range(omega, 10 * omega), alpha, states=0.0), Path(path) / "dial"),
-            "states": worker(prior, task, residual(omega, alpha, states=omega), Path(path) / "states"),
-            "residual": worker(prior, task, residual(omega, alpha), Path(path) / "residual"),
-            "greedy": worker(prior, task, greedy(alpha), Path(path) / "greedy"),
-        }
+        workers = {name: worker(prior, objective, Path(path, name)) for name, objective in objectives.items()}
         seconds: dict[str, list[float]] = {name: [] for name in workers}
         for _ in range(rounds + 1):
             for name, made in workers.items():
@@ -49,22 +49,15 @@ def measure(prior: str, rounds: int) -> Row:
     def overhead(one: str, other: str) -> float:
         return statistics.median(a / b for a, b in zip(seconds[one][1:], seconds[other][1:], strict=True)) - 1.0
 
-    return {
-        "task": prior,
-        "seconds_an_iteration": medians,
-        "overhead": overhead("residual", "greedy"),
-        "states_overhead": overhead("states", "residual"),
-        "dial_overhead": overhead("dial", "residual"),
-    }
+    row: Row = {"task": prior, "seconds_an_iteration": medians, "overhead": overhead("residual", "greedy")}
+    return row | {f"{name}_overhead": overhead(name, "residual") for name in ("states", "dial")}
 
 
-def worker(name: str, task: Task, objective: Objective, path: Path) -> Worker:
+def worker(prior: str, objective: Objective, path: Path) -> Worker:
     """Return a worker at the start of a run's first segment, with or without a prior in sight."""
-    settings = replace(settings_of(task.env), ranks=1)
-    folder = RunFolder(path)
-    prior = find_policy(name)
-    request = Request(task.env, objective, settings, (task.addon,), prior="shipped")
-    folder.begin(request.as_dict(), {}, resume=False, prior=prior.read_bytes())
+    task, folder = TASKS[prior], RunFolder(path)
+    request = Request(task.env, objective, replace(settings_of(task.env), ranks=1), (task.addon,), prior="shipped")
+    folder.begin(request.as_dict(), {}, resume=False, prior=find_policy(prior).read_bytes())
     segments = Segments(request, folder, Alone())
     if not objective.reads_prior:
         segments.worker.prior = None
@@ -73,13 +66,7 @@ def worker(name: str, task: Task, objective: Objective, path: Path) -> Worker:
     return segments.worker
 
 
-def main() -> None:
-    parser = campaign.parser("prior_cost", __doc__, ())
-    parser.add_argument("--rounds", type=int, default=40)
-    options = parser.parse_args()
+@campaign.program("ledger", rounds=40)
+def main(options: campaign.Options) -> None:
     with one_thread():
         campaign.measure(options.ledger, {name: partial(measure, name, options.rounds) for name in TASKS})
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)

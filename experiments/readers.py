@@ -104,14 +104,8 @@ def table(found: list[Row]) -> str:
     return markdown(["library", "versions", "kinds", "mean", "log-probability"], cells)
 
 
-def main() -> None:
-    parser = campaign.parser("readers", __doc__, ())
-    parser.add_argument("--libraries", type=Path, default=Path("runs/libraries"), help="where versions are installed")
-    options = parser.parse_args()
+@campaign.program("ledger", libraries=Path("runs/libraries"))
+def main(options: campaign.Options) -> campaign.Wanted:
     ways = [("sb3", version, kind) for version in SB3 for kind in KINDS]
     ways += [(library, version, "PPO") for library, versions in OTHERS.items() for version in versions]
-    campaign.measure(options.ledger, {" ".join(way): partial(measured, *way, options.libraries) for way in ways})
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+    return {" ".join(way): partial(measured, *way, options.libraries) for way in ways}

@@ -88,13 +88,11 @@ def table(rows: list[Row]) -> str:
     return markdown(headings, lines)
 
 
-def main() -> None:
-    parser = campaign.parser("real_robot", __doc__, ())
-    parser.add_argument("--policy", action="append", default=[], metavar="NAME=FILE")
-    parser.add_argument("--episodes", type=int, default=100)
-    parser.add_argument("--env", default=ENV)
-    parser.add_argument("--actions", nargs="+", default=["mean", "sampled"], choices=["mean", "sampled"])
-    options = parser.parse_args()
+@campaign.program(
+    "ledger", policy={"action": "append", "default": [], "metavar": "NAME=FILE"}, episodes=100, env=ENV,
+    actions=["mean", "sampled"],
+)  # fmt: skip
+def main(options: campaign.Options) -> campaign.Wanted:
     wanted = {}
     for given in options.policy:
         name, equals, file = given.partition("=")
@@ -103,8 +101,4 @@ def main() -> None:
         for action in options.actions:
             way = (find_policy(file), options.env, options.episodes, action == "mean")
             wanted[f"{name}/{action}"] = partial(measured, *way)
-    campaign.measure(options.ledger, wanted)
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+    return wanted

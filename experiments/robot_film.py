@@ -5,7 +5,6 @@ python -m experiments.robot_film --run runs/go1-energy --out docs/images/go1.gif
 The averages in it are those of `results/real_robot.jsonl`, where both policies must have been measured.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from experiments import campaign
 from experiments.tables import ledger
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
@@ -89,13 +89,8 @@ def measured(file: Path) -> dict[str, Any]:
     raise RepolicyError(f"{file} is not in the ledger: measure it by python -m experiments.real_robot")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("docs/images/go1.gif"))
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--seed", type=int, default=3)
-    options = parser.parse_args()
+@campaign.program(run={"type": Path, "required": True}, out=Path("docs/images/go1.gif"), seconds=3.0, seed=3)
+def main(options: campaign.Options) -> None:
     env = json.loads((options.run / "run.json").read_text())["request"]["env"]
     files = [options.run / "prior.safetensors", find_policy(options.run)]
     rows = [measured(file) for file in (find_policy(PRIOR), files[1])]
@@ -114,7 +109,3 @@ def main() -> None:
     )  # fmt: skip
     start, *rest = beside(left, right)
     start.save(options.out, save_all=True, append_images=rest, duration=1000 * EVERY // FRAMES_A_SECOND, loop=0)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,6 +7,7 @@ A run that is in the ledger is not repeated, and a policy that is trained alread
 """
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -14,7 +15,7 @@ import matplotlib.pyplot as plt
 
 from experiments import campaign
 from experiments.campaign import Rows
-from experiments.ledger import Ledger, Row
+from experiments.ledger import Row
 from experiments.one import Run
 from experiments.pages import markdown
 from repolicy.rql.hyperparameters import TASKS
@@ -118,33 +119,14 @@ def picture(found: Rows, path: Path) -> None:
     figure.savefig(path, dpi=80)
 
 
-def main() -> None:
-    parser = campaign.parser("rql", __doc__)
-    parser.add_argument("--tasks", nargs="+", choices=PLANS, default=list(PLANS))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--methods", nargs="+", choices=LOOKS, default=list(LOOKS))
-    parser.add_argument("--episodes", type=int, default=100)
-    parser.add_argument("--picture", type=Path, help="draw what is in the ledger, and run nothing")
-    options = parser.parse_args()
-    if options.picture:
-        return picture(campaign.finished(Ledger(options.ledger)), options.picture)
-
+@campaign.program(
+    "ledger", "runs", "jobs", "ray", tasks=[*PLANS], seeds=3, methods=[*LOOKS], episodes=100, draw=picture
+)
+def main(options: campaign.Options) -> None:
     def ready(wanted: Run, rows: Rows) -> bool:
         task, method, seed = wanted.key.split("/")
         return method not in ("rql", "ppo") or f"{task}/prior/{seed}" in rows
 
-    campaign.fill(
-        [
-            run(task, method, seed, options.runs, options.episodes)
-            for task in options.tasks
-            for seed in range(options.seeds)
-            for method in options.methods
-        ],
-        options,
-        ready=ready,
-        needs="its prior is not in the ledger; add prior to --methods",
-    )
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+    asked = product(options.tasks, range(options.seeds), options.methods)
+    runs = [run(task, method, seed, options.runs, options.episodes) for task, seed, method in asked]
+    campaign.fill(runs, options, ready=ready, needs="its prior is not in the ledger; add prior to --methods")

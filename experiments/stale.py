@@ -7,13 +7,14 @@ knows of a change to what its kind depends on since then. A change need not chan
 `benchmarks/same_bits.py` tell whether training still ends in the same bits.
 """
 
-import argparse
 import json
 import subprocess
 from collections import Counter
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
+
+from experiments import campaign
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("policies", "readers", "priors", "envs")
@@ -35,17 +36,6 @@ KINDS: dict[str, tuple[str, ...]] = {
     "kill.jsonl": (*TRAINING, "benchmarks/kill.py"),
     "*": TRAINING,
 }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--results", type=Path, default=ROOT / "results")
-    found = stale(parser.parse_args().results)
-    for (file, commit), (rows, changes) in found.items():
-        since = "a commit that this clone does not have" if changes is None else f"changed {changes} times since"
-        print(f"{file}: {rows} rows of {commit[:10]}{commit[40:]}, {since}")
-    rows, files = sum(rows for rows, _ in found.values()), {file for file, _ in found}
-    print(f"{rows} rows in {len(files)} files are older than the code that they depend on")
 
 
 def stale(results: Path) -> dict[tuple[str, str], tuple[int, int | None]]:
@@ -79,5 +69,11 @@ def changed_since(commit: str, paths: tuple[str, ...]) -> int | None:
     return int(done.stdout) if done.returncode == 0 else None
 
 
-if __name__ == "__main__":
-    main()
+@campaign.program(results=ROOT / "results")
+def main(options: campaign.Options) -> None:
+    found = stale(options.results)
+    for (file, commit), (rows, changes) in found.items():
+        since = "a commit that this clone does not have" if changes is None else f"changed {changes} times since"
+        print(f"{file}: {rows} rows of {commit[:10]}{commit[40:]}, {since}")
+    rows, files = sum(rows for rows, _ in found.values()), {file for file, _ in found}
+    print(f"{rows} rows in {len(files)} files are older than the code that they depend on")

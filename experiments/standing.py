@@ -25,7 +25,8 @@ from repolicy.runs.settings import Settings
 ENV, SEEDS, ENVS, STEPS = "HalfCheetah-v4", 10, 16, 300
 
 
-def main() -> None:
+@campaign.program()
+def main(options: campaign.Options) -> None:
     prior = read_policy(find_policy("halfcheetah")).policy
     stands = Policy(prior.spec)
     with torch.no_grad():
@@ -44,7 +45,3 @@ def main() -> None:
             prices.append(-float(found.mean()))
             print(f"seed {seed}: {prices[-1]:.1f} nats a step", flush=True)
     print(f"(most - least) / mean: {np.ptp(prices) / np.mean(prices):.2f}")
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)

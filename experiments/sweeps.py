@@ -36,20 +36,6 @@ SWEEPS = {
 STEPS = "1e6"
 
 
-def main() -> None:
-    parser = campaign.parser("sweeps", __doc__, ("runs", "jobs"))
-    parser.add_argument("--picture", type=Path, default=Path("docs/images/omega.png"))
-    parser.add_argument("--tasks", nargs="*", default=list(SWEEPS), choices=list(SWEEPS))
-    options = parser.parse_args()
-    ledger = Ledger(options.ledger)
-    with ledger.claimed():
-        known = {row["task"] for row in ledger.rows()}
-        for name in [name for name in options.tasks if name not in known]:
-            for row in rows(name, made(name, options.runs, options.jobs)):
-                ledger.add(row)
-    draw(ledger.rows(), options.picture)
-
-
 def words(name: str) -> list[str]:
     sweep = SWEEPS[name]
     named = ["sweep", sweep.prior, "--addon", sweep.addon, "--omega", *sweep.omegas.split()]
@@ -106,5 +92,12 @@ def draw(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=80)
 
 
-if __name__ == "__main__":
-    campaign.run_main(main)
+@campaign.program("ledger", "runs", "jobs", picture=Path("docs/images/omega.png"), tasks=[*SWEEPS])
+def main(options: campaign.Options) -> None:
+    ledger = Ledger(options.ledger)
+    with ledger.claimed():
+        known = {row["task"] for row in ledger.rows()}
+        for name in [name for name in options.tasks if name not in known]:
+            for row in rows(name, made(name, options.runs, options.jobs)):
+                ledger.add(row)
+    draw(ledger.rows(), options.picture)

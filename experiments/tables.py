@@ -4,7 +4,6 @@ python -m experiments.tables            # write
 python -m experiments.tables --check    # exit 1 if a table is not what the results say
 """
 
-import argparse
 import json
 import re
 import sys
@@ -16,6 +15,7 @@ from statistics import mean
 import numpy as np
 
 from experiments import (
+    campaign,
     dial,
     few_steps,
     handed_out,
@@ -319,10 +319,8 @@ TABLES: Tables = {
 PICTURES = ("frontier", "labels")  # of results/llm, which pages show
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args()
+@campaign.program(check=False)
+def main(options: campaign.Options) -> None:
     stale = []
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         if fill(path, TABLES, options.check):
@@ -335,7 +333,3 @@ def main() -> None:
                 shown.write_bytes(made.read_bytes())
     print(f"{'stale' if options.check else 'written'}: {', '.join(stale) or 'none'}")
     sys.exit(1 if options.check and stale else 0)
-
-
-if __name__ == "__main__":
-    main()

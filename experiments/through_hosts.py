@@ -117,16 +117,9 @@ def summary(policy: Policy, env: str, addon: str, episodes: int = 100) -> Row:
     return row
 
 
-def main() -> None:
-    parser = campaign.parser("through_hosts", __doc__, ())
-    parser.add_argument("--prior", choices=TASKS, default="halfcheetah")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=300_000)
-    parser.add_argument("--hosts", choices=HOSTS, nargs="+", default=[*HOSTS])
-    options = parser.parse_args()
+@campaign.program(
+    "ledger", prior={"choices": TASKS, "default": "halfcheetah"}, seeds=(0, 1, 2), steps=300_000, hosts=[*HOSTS]
+)
+def main(options: campaign.Options) -> campaign.Wanted:
     runs = [(host, options.prior, seed, options.steps) for seed, host in product(options.seeds, options.hosts)]
-    campaign.measure(options.ledger, {"/".join(map(str, run)): partial(measure, *run) for run in runs})
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+    return {"/".join(map(str, run)): partial(measure, *run) for run in runs}

@@ -60,26 +60,15 @@ def wrong(kind: str, episodes: int, starts: str, runs: int, noise: np.random.Gen
         changes = [differences(*pair)["total_reward"] for pair in pairs]
         by_two += any(abs(change.value) > 2.0 * change.error for change in changes)
         contradicted += (claims == ["better"]) == bool(hint) or ("no certain gain" in hint) == bool(claims)
+    counts = {"false": false, "false_by_two_errors": by_two, "contradicted": contradicted}
+    return {"runs": runs, **{name: count / runs for name, count in counts.items()}}
+
+
+@campaign.program("ledger")
+def main(options: campaign.Options) -> campaign.Wanted:
     return {
-        "runs": runs,
-        "false": false / runs,
-        "false_by_two_errors": by_two / runs,
-        "contradicted": contradicted / runs,
+        f"{kind}, {episodes} episodes, starts {starts}": partial(
+            wrong, kind, episodes, starts, RUNS, np.random.default_rng(0)
+        )
+        for kind, episodes, starts in product(KINDS, EPISODES, STARTS)
     }
-
-
-def main() -> None:
-    options = campaign.parser("verdicts", __doc__, ()).parse_args()
-    campaign.measure(
-        options.ledger,
-        {
-            f"{kind}, {episodes} episodes, starts {starts}": partial(
-                wrong, kind, episodes, starts, RUNS, np.random.default_rng(0)
-            )
-            for kind, episodes, starts in product(KINDS, EPISODES, STARTS)
-        },
-    )
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)

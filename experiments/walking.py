@@ -146,23 +146,15 @@ def run(robot: str, name: str, seed: int, prior: Path, iterations: int, envs: in
     return measured(robot, checkpoint, robots, envs=envs, named=RUNS[name])
 
 
-def main() -> None:
-    parser = campaign.parser("walking", __doc__, ())
-    parser.add_argument("--robot", choices=ROBOTS, default="go1")
-    parser.add_argument("--prior", type=Path, required=True, help="a checkpoint of mjlab's own training")
-    parser.add_argument("--runs", nargs="+", default=["less_power/0"], metavar="NAME/SEED")
-    parser.add_argument("--iterations", type=int, default=150)
-    parser.add_argument("--envs", type=int, default=4096)
-    parser.add_argument("--robots", type=int, default=1024, help="in an evaluation")
-    options = parser.parse_args()
+@campaign.program(
+    "ledger", robot={"choices": ROBOTS, "default": "go1"}, prior={"type": Path, "required": True},
+    runs=("less_power/0",), iterations=150, envs=4096, robots=1024,
+)  # fmt: skip
+def main(options: campaign.Options) -> campaign.Wanted:
     size = (options.prior, options.iterations, options.envs, options.robots)
     among = "" if options.robot == "go1" else f"{options.robot}/"  # the keys of the rows
     wanted = {f"{among}prior": partial(measured, options.robot, options.prior, options.robots, envs=options.envs)}
     for each in options.runs:
         name, _, seed = each.partition("/")
         wanted[f"{among}{each}"] = partial(run, options.robot, name, int(seed), *size)
-    campaign.measure(options.ledger, wanted)
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+    return wanted

@@ -332,19 +332,12 @@ def takeover_table(rows: dict[str, Row]) -> str:
     return markdown(headings, lines)
 
 
-def main() -> None:
-    parser = campaign.parser("wishes", __doc__, ("runs",))
-    parser.add_argument("--only", default="", help="how the keys of those rows begin")
-    parser.add_argument("--seeds", type=int, default=3, help="how many seeds of each")
-    options = parser.parse_args()
-    wanted: dict[str, Callable[[], Row]] = {}
+@campaign.program("ledger", "runs", "only", seeds=3)
+def main(options: campaign.Options) -> campaign.Wanted:
+    wanted: campaign.Wanted = {}
     for seed in range(options.seeds):
         wanted |= {f"prefer/{name}/{seed}": partial(prefer, options.runs, name, seed) for name in FEATURES}
         for kind, task in TAKEOVERS.items():
-            wanted |= {f"{kind}/{arm}/{seed}": partial(take_over, options.runs, arm, seed, task) for arm in ARMS}
-    only = options.only or tuple({*TAKEOVERS, "prefer"} - {"highway"})  # whose simulator is slow: by its name
-    campaign.measure(options.ledger, {key: each for key, each in wanted.items() if key.startswith(only)})
-
-
-if __name__ == "__main__":
-    campaign.run_main(main)
+            if kind != "highway" or options.only != [""]:  # whose simulator is slow: by its name
+                wanted |= {f"{kind}/{arm}/{seed}": partial(take_over, options.runs, arm, seed, task) for arm in ARMS}
+    return wanted

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from experiments.campaign import measure
+from experiments.campaign import measure, parser
 from experiments.ledger import Ledger, Row
 from repolicy.errors import UsageError
 from repolicy.policies.storage import write_bytes
@@ -31,20 +31,12 @@ class Program:
 
     def main(self, name: str, description: str | None, words: list[str]) -> None:
         """Run what is missing, and write the page of all that was asked for, with its picture if it has one."""
-        parser = argparse.ArgumentParser(
-            prog=f"python -m experiments.llm {name}",
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        for setting, value in self.usual.items():
-            several = isinstance(value, tuple)
-            kind: Any = {"type": type(value[0] if several else value), "nargs": "+" if several else None}
-            kind = {"action": argparse.BooleanOptionalAction} if isinstance(value, bool) else kind
-            parser.add_argument(f"--{setting.replace('_', '-')}", default=value, help=f"by default {value}", **kind)
-        parser.add_argument("--output", type=Path, default=Path("results/llm"), help="the folder of rows and page")
-        parser.add_argument("--priors", type=Path, default=Path("runs/llm-toy"), help="the folder of the priors")
-        parser.add_argument("--no-train", action="store_true", help="make only the page, of what is there")
-        options = parser.parse_args(words)
+        settings: dict[str, Any] = {
+            "output": Path("results/llm"),
+            "priors": Path("runs/llm-toy"),
+            "no_train": {"action": "store_true"},
+        }
+        options = parser(f"experiments.llm {name}", description, (), **self.usual, **settings).parse_args(words)
         rows = self.rows(options, options.output / f"{name}.jsonl")
         page = f"Made by `python -m experiments.llm {name}`.\n\n{self.table(rows)}\n"
         write_bytes(options.output / f"{name}.md", page.encode())

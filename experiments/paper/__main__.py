@@ -23,12 +23,10 @@ from repolicy.runs.folder import RunFolder
 
 
 def main() -> None:
-    parser = campaign.parser("paper", __doc__)
+    page, kept = Path("docs/results-paper.md"), Path("results/paper")  # the best of soft
+    only = {"nargs": "+", "default": [], "help": "tables, environments, variants; by default all"}
+    parser = campaign.parser("experiments.paper", __doc__, only=only, seeds=5, priors=kept, page=page)
     parser.add_argument("what", choices=["run", "report"])
-    parser.add_argument("--only", nargs="+", default=[], help="tables, environments, variants; by default all")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--priors", type=Path, default=Path("results/paper"), help="where the best of soft are kept")
-    parser.add_argument("--page", type=Path, default=Path("docs/results-paper.md"))
     options = parser.parse_args()
     {"run": run, "report": report}[options.what](options)
 

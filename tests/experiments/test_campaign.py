@@ -62,6 +62,25 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespa
     return campaign.parser("test", "").parse_args()
 
 
+def test_a_program_measures_the_keys_that_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, drawn = tmp_path / "l.jsonl", list[list[str]]()
+    monkeypatch.setattr(sys, "argv", ["x", "--ledger", str(ledger), "--only", "b", "c", "--seeds", "3", "4"])
+
+    @campaign.program("ledger", "only", draw=lambda rows, path: drawn.append([*rows]), seeds=(0,), how=["one", "two"])
+    def main(options: campaign.Options) -> campaign.Wanted:
+        assert options.how == ["one", "two"]
+        return {key: lambda: {"seeds": options.seeds} for key in ("apart", "beside", "close")}
+
+    main()
+    assert [(row["key"], row["seeds"]) for row in Ledger(ledger).rows()] == [("beside", [3, 4]), ("close", [3, 4])]
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--picture", "here.png"])
+    main()
+    assert drawn == [["beside", "close"]]
+    monkeypatch.setattr(sys, "argv", ["x", "--how", "three"])
+    with pytest.raises(SystemExit):
+        main()
+
+
 def test_a_run_becomes_a_line_and_is_not_repeated(options: argparse.Namespace, tmp_path: Path) -> None:
     policy = str(tmp_path / "runs" / TRAIN.folder / "policy.safetensors")
     again = Run("pendulum/again/0", (), "Pendulum-v1", policy=policy, episodes=2)
