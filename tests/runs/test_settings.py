@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from repolicy.errors import UsageError
+from repolicy.learning.ppo import std_speed
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare.defaults import TABLE, customize_defaults, train_defaults
@@ -95,6 +96,10 @@ def test_few_steps_have_enough_updates_and_a_million_is_as_it_was(hidden: tuple[
     assert [settings.evaluation_episodes for settings in found] == [0, 0, 0, 8, 8]
     million, more = found[-1], customize_defaults(policy(hidden, width), 5_000_000)
     assert replace(more, steps=1_000_000) == million == customize_defaults(policy(hidden, width))
+    assert [std_speed(few.iteration_steps) for few in (customize_defaults(policy((64, 64), 2), 200_000), million)] == [
+        1,
+        4,
+    ]
     wanted = {"gamma": 0.97, "desired_kl": 0.01, "target_kl": 0.03, "critic_warmup": 0.05, "checkpoint_every": 16}
     assert {name: getattr(million, name) for name in wanted} == wanted
 
