@@ -164,12 +164,13 @@ def customize(
     """
     check_given(settings, callbacks, objective=objective)
     callbacks = [*callbacks, *shown(progress)]
-    wanted = objective or residual()
-    folder = RunFolder(folder_for(out, prior, called_objective(wanted), settings, resume))
-    reading = reading if std is None else replace(reading or Options(), std=std)
-    folder.check_new(resume)  # before anything that takes a while
     wishes, name = addons.names(addon), None if env is None else env_name(env)
     held = (limits,) if isinstance(limits, str) else tuple(limits)
+    wanted = objective or residual()
+    reading = reading if std is None else replace(reading or Options(), std=std)
+    folder = RunFolder(folder_for(out, prior, called_objective(wanted), settings, resume))
+    folder.check_new(resume)  # before anything that takes a while
+    # Resume: what is not named again is as it was.
     trusted = trust or isinstance(prior, Result)  # the names are of this session
     before = earlier(folder, resume, trusted, env=name, addon=wishes, limits=held, customizes=True)
     if before is not None:
@@ -178,11 +179,10 @@ def customize(
         init = folder.init if before.init and init == "auto" else init
     if not wishes:
         raise UsageError(f"customizing {NO_ADDON}")
-    asked = name
+    # Open the prior, which tells its environment and its settings.
     start, name = start_of(
         prior, name, settings, noise, chunk, trust, folder.prior, before is not None, reading, init
     )  # fmt: skip
-    looks = 1 + (name != asked)  # at a prior that acts: a generative policy's statistics take one more
     name = with_observed(name or start.env(trust), observe, observe_critic)
     usual = start.usual(name, settings) if before is None else before.settings
     how, notes = ranks_for(start.settings(settings_of(settings, usual)), [name, *wishes])
@@ -199,6 +199,7 @@ def customize(
             tell(callbacks, [*notes, note])
             notes.clear()
 
+        # The actor begins as the prior, as what is fitted to it, or as another policy.
         start = start.cloned(name, how, folder.prior, say)
         start.check_not_fitted_to_another(folder.prior)
         if init not in INITS:
@@ -206,11 +207,13 @@ def customize(
             notes.append(f"the actor begins as {init}, and {start.name} stays the prior")
         saved = start.saved
         assert saved is not None
+        # Look at the wish, and at what a generative policy earns untrained.
         notes += try_addon(saved.policy, name, wishes, how, sparse, limits_of(held, name))
         untrained = 0
         if decoder(name) is not None and before is None:
             told, untrained = free(saved.policy, name, wishes, how)
             notes += told
+        # Decide what each term of the return weighs.
         wanted, how, chosen, measured = decide(wanted, saved, name, wishes, how, say)
         if not wanted.reads_addon:
             raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
@@ -221,10 +224,8 @@ def customize(
             check_learnable(saved.policy)
         if before is None:
             length = float(saved.card.get("evaluation", {}).get("evaluation_length", LONGEST))
-            chosen = [
-                *chosen,
-                spending(request, measured, length, untrained, trials=looks).sentence(chunk_of(name)),
-            ]
+            spent = spending(request, measured, length, untrained, start.trials)
+            chosen = [*chosen, spent.sentence(chunk_of(name))]
         return run(request, folder, resume, callbacks, [*notes, *chosen], env_timeout, start)
 
 

@@ -65,7 +65,7 @@ def start_of(
         raise UsageError(f"{called(given)} does not say which environment it is for; name one with --env")
     if not resumed:
         policy, name = noise_prior(given, noise, chunk, env, settings_of(settings, Settings()), trust)
-        return replace(open_prior(policy), name=called(given)), name
+        return replace(open_prior(policy), name=called(given), trials=2), name  # the first for its statistics
     reference, through = referred(given), decoder(env)
     if through is None:
         return open_prior(kept), with_decoder(env, reference, noise, chunk, sum_of(reference))

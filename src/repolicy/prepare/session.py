@@ -241,6 +241,7 @@ class Start:
     exact: Exact | None = None
     source: Source | None = None  # how other processes load `exact`
     init: bytes | None = None
+    trials: int = 1  # how often some steps of it are looked at before the run
 
     def env(self, trust: bool) -> str:
         """Return the environment that the prior was made for, where it is known."""
