@@ -16,6 +16,11 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([f"| {first} |", "|---" * len(headings) + "|", *(f"| {row} |" for row in others)])
 
 
+def grouped(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the rows without a first cell that the row above has, too."""
+    return [["" if row[0] == above[0] else row[0], *row[1:]] for above, row in zip([[""], *rows], rows, strict=False)]
+
+
 def filled(text: str, tables: Tables) -> str:
     """Return the page with each of the tables written anew; tables of other names stay as they are."""
 

@@ -34,12 +34,6 @@ def mean(scores: np.ndarray) -> np.ndarray:
     return np.asarray(scores.mean(axis=(-2, -1)))
 
 
-def improvement(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Return the probability that a seed of ours is better than one of theirs, a tie for half; the mean over tasks."""
-    left, right = ours[..., :, None, :], theirs[..., None, :, :]
-    return np.asarray(((left > right) + 0.5 * (left == right)).mean(axis=(-3, -2, -1)))
-
-
 def chance(
     statistic: Callable[[np.ndarray, np.ndarray], float], ours: np.ndarray, theirs: np.ndarray, known: bool = False
 ) -> float:

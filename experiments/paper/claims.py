@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.paper import printed
 from experiments.paper.results import Results, Scores
-from experiments.statistics import chance, improvement, interval, mean
+from experiments.statistics import chance, interval, mean
 
 Verdict = Literal["holds here", "does not", "cannot tell", "not measured yet"]
 Way = tuple[str, str]  # which policy of a run, by which action
@@ -102,8 +102,6 @@ class Finding:
     figure: float | None = None  # share · left − right
     low: float | None = None
     high: float | None = None
-    better: float | None = None  # the probability that a seed of left is above one of right
-    seeds: tuple[int, int] = (0, 0)
 
 
 def findings(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Finding]:
@@ -120,8 +118,7 @@ def examined(results: Results, claim: Claim, task: str) -> Finding:
     )
     (verdict, p), *others = (judged(*both(results, claim, task, way), claim) for way in (MAIN, *OTHERS))
     left, right = both(results, claim, task, MAIN)
-    seeds = count(left), count(right)
-    found = Finding(claim, task, verdict, tuple(other for other, _ in others), *in_print, p, seeds=seeds)
+    found = Finding(claim, task, verdict, tuple(other for other, _ in others), *in_print, p)
     if left is None or right is None:
         return found
     one, other = (scores[:, None] for scores in (claim.share * left.seeds, right.seeds))
@@ -132,7 +129,7 @@ def examined(results: Results, claim: Claim, task: str) -> Finding:
         else (None, None)
     )
     middle = middle_of(claim)
-    return replace(found, figure=middle(one) - middle(other), low=low, high=high, better=float(improvement(one, other)))
+    return replace(found, figure=middle(one) - middle(other), low=low, high=high)
 
 
 def both(results: Results, claim: Claim, task: str, way: Way) -> tuple[Scores | None, Scores | None]:
@@ -161,7 +158,3 @@ def middle_of(claim: Claim) -> Callable[[np.ndarray], float]:
     """Return what makes of seeds the one number that a claim is about."""
     middle = np.max if claim.whose == "best seed" else np.mean
     return lambda seeds: float(middle(seeds))
-
-
-def count(scores: Scores | None) -> int:
-    return 0 if scores is None else len(scores.means)

@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import get_args
 
+from experiments.pages import grouped
 from experiments.paper import printed
 from experiments.paper.claims import Finding, Verdict
 from experiments.paper.results import SETTINGS, Results, Scores, cost, mixed, settings_of
 from experiments.paper.runs import BEYOND, EVERY, OWN, TASKS, VARIANTS
-from experiments.statistics import interval, iqm, mean
+from experiments.statistics import interval, iqm
 
 Rows = tuple[list[str], list[list[str]]]
 NAMES = {
@@ -30,7 +31,6 @@ SHOWN = {  # the order of the paper
 }
 ENVIRONMENTS = {"halfcheetah": "HalfCheetah", "hopper": "Hopper", "ant": "Ant"}
 PARTS = {"total_reward": "total", "basic_reward": "basic", "metric": "metric", "addon_reward": "add-on"}
-WAYS = (("last", "mean"), ("last", "sampled"), ("best", "mean"), ("best", "sampled"))
 NOT_YET = "–"
 VERDICTS = get_args(Verdict)
 TABLES = {
@@ -71,20 +71,20 @@ def ours(results: Results, task: str, variant: str) -> Scores | None:
     return results.scores(task, variant, of_interest(variant)[0])
 
 
-def learning(results: Results, table: str) -> Rows:
+def learning(results: Results) -> Rows:
     """Return Tables 1 and 5: the basic return."""
     headings = ["environment", "variant", "seeds", "average: paper", "ours", "interquartile mean"]
     headings += ["best seed: paper", "ours", "ours, sampled actions"]
     rows = []
     for task in TASKS:
-        for variant in SHOWN[table]:
+        for variant in (*SHOWN["table1"], "soft_state_std"):
             last, sampled = (results.scores(task, variant, "basic_reward", "last", a) for a in ("mean", "sampled"))
             rows.append([
-                ENVIRONMENTS[task] if variant == SHOWN[table][0] else "", NAMES[variant], seeds(results, last),
+                ENVIRONMENTS[task], NAMES[variant], seeds(results, last),
                 pair(printed.AVERAGE[task][variant]), pooled(last), middle(last),
                 pair(printed.BEST[task][variant]), best(last), pooled(sampled),
             ])  # fmt: skip
-    return headings, rows
+    return headings, grouped(rows)
 
 
 def customizing(results: Results) -> Rows:
@@ -97,70 +97,51 @@ def customizing(results: Results) -> Rows:
             found = {part: results.scores(task, variant, part) for part in PARTS}
             theirs = dict(zip(printed.PARTS, printed.CUSTOMIZED[task][variant], strict=True))
             total, sampled = found["total_reward"], results.scores(task, variant, "total_reward", "last", "sampled")
-            row = [ENVIRONMENTS[task] if variant == "prior" else "", NAMES[variant], seeds(results, total)]
+            row = [ENVIRONMENTS[task], NAMES[variant], seeds(results, total)]
             row += [pair(theirs["total_reward"]), pooled(total), middle(total), pooled(sampled)]
             for part in ("basic_reward", "metric", "addon_reward"):
                 row += [pair(theirs[part]), pooled(found[part])]
             rows.append(row)
-    return headings, rows
+    return headings, grouped(rows)
 
 
 def ways(results: Results) -> Rows:
-    """Return the same runs by last and best policy, mean and sampled actions: the return that the run was to raise."""
-    headings = ["environment", "variant", "return", *(f"{which}, {action} action" for which, action in WAYS)]
-    rows = []
+    """Return the best policies of the same runs, by the return that they were to raise. A prior is one policy."""
+    headings, rows = ["environment", "variant", "return", "best policy, mean action", "sampled actions"], []
     for task in TASKS:
-        for variant, name in NAMES.items():
+        for variant in [name for name in NAMES if name != "prior"]:
             part, called = of_interest(variant)
-            cells = [pooled(results.scores(task, variant, part, *way)) for way in WAYS]
+            cells = [pooled(results.scores(task, variant, part, "best", action)) for action in ("mean", "sampled")]
             if cells[0] != NOT_YET:
-                rows.append([ENVIRONMENTS[task], name, called, *cells])
-    return headings, rows
+                rows.append([ENVIRONMENTS[task], NAMES[variant], called, *cells])
+    return headings, grouped(rows)
 
 
 def claims(findings: Sequence[Finding]) -> Rows:
     headings = ["the paper says", "environment", "here", "p", "by the best policies", "by sampled actions"]
-    headings += ["difference", "95 % interval", "the paper's difference", "as it says", "a seed is better", "seeds"]
+    headings += ["difference", "95 % interval", "the paper's difference"]
     rows = []
-    for before, found in zip([None, *findings], findings, strict=False):
-        said = "" if before is not None and before.claim.said == found.claim.said else found.claim.said
+    for found in findings:
         figure = NOT_YET if found.figure is None else number(found.figure)
         between = NOT_YET if found.low is None or found.high is None else f"{number(found.low)} to {number(found.high)}"
-        better = NOT_YET if found.better is None else f"{found.better:.0%}"
         p = NOT_YET if found.p is None else f"{found.p:.3f}"
-        row = [said, ENVIRONMENTS[found.task], found.verdict, p, *found.others, figure, between]
-        row += [number(found.printed), "yes" if found.holds_in_print else "no", better]
-        rows.append([*row, f"{found.seeds[0]}, {found.seeds[1]}"])
-    return headings, rows
-
-
-def aims(results: Results) -> Rows:
-    """Return our averages less the paper's, of all that the paper prints an average of."""
-    headings = ["environment", "variant", "return", "paper", "ours", "difference", "95 % interval of ours"]
-    rows = []
-    for task in TASKS:
-        for variant, name in NAMES.items():
-            part, called = of_interest(variant)
-            paper, scores = printed.value(task, variant, part), ours(results, task, variant)
-            if scores is not None:
-                average = scores.pooled[0]
-                row = [ENVIRONMENTS[task], name, called, number(paper), number(average), number(average - paper)]
-                rows.append([*row, bounds(scores, mean)])
-    return headings, rows
+        row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict, p, *found.others, figure, between]
+        rows.append([*row, number(found.printed) + ("" if found.holds_in_print else " (no)")])
+    return headings, grouped(rows)
 
 
 def beyond(results: Results) -> Rows:
     """Return what the paper has not: whatever else is in the ledger."""
-    headings = ["environment", "what", "seeds", "total", "basic", "metric", "add-on", "total, sampled actions"]
-    rows = []
+    headings, rows = ["environment", "what", "seeds", "total", "basic", "metric", "total, sampled actions"], []
     for task, entry in (TASKS | OWN).items():
         for variant in EVERY if task in OWN else BEYOND:
-            found = [results.scores(task, variant, part) for part in PARTS]
+            found = [results.scores(task, variant, part) for part in ("total_reward", "basic_reward", "metric")]
             if found[0] is not None:
                 sampled = results.scores(task, variant, "total_reward", "last", "sampled")
                 name = NAMES.get(variant, variant.replace("_", " "))
-                rows.append([entry.env, name, seeds(results, found[0]), *map(pooled, [*found, sampled])])
-    return headings, rows
+                many = "one policy" if found[0].one_policy else str(len(found[0].means))
+                rows.append([entry.env, name, many, *map(pooled, [*found, sampled])])
+    return headings, grouped(rows)
 
 
 def expense(results: Results) -> Rows:
@@ -230,8 +211,10 @@ def cell(value: object) -> str:
 
 
 def seeds(results: Results, scores: Scores | None) -> str:
-    many = f"{0 if scores is None else len(scores.means)} of {results.seeds}"
-    return f"{many}, one policy" if scores is not None and scores.one_policy else many
+    count = 0 if scores is None else len(scores.means)
+    if scores is not None and scores.one_policy:
+        return "one policy"
+    return str(count) if count == results.seeds else f"{count} of {results.seeds}"
 
 
 def pooled(scores: Scores | None) -> str:

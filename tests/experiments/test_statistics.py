@@ -6,23 +6,21 @@ import numpy as np
 import pytest
 
 from experiments import statistics
-from experiments.statistics import chance, improvement, interval, iqm, mean, mean_and_error
+from experiments.statistics import chance, interval, iqm, mean, mean_and_error
 
 X = np.array([[4.1, 0.2], [5.3, 0.9], [2.2, 0.4], [9.9, 0.7], [4.8, -3.0]])
 Y = np.array([[3.9, 0.1], [4.1, 0.8], [1.0, 0.5], [5.5, 0.6]])
 
 
 def test_the_figures_are_those_of_rliable() -> None:
-    """rliable 1.2.0: aggregate_iqm and probability_of_improvement."""
+    """rliable 1.2.0: aggregate_iqm."""
     assert iqm(X) == pytest.approx(2.1833333333333336, abs=1e-12)
     assert iqm(Y) == pytest.approx(1.575, abs=1e-12)
-    assert improvement(X, Y) == pytest.approx(0.5625, abs=1e-12)
 
 
 def test_the_intervals_are_those_of_rliable() -> None:
     """rliable 1.2.0: get_interval_estimates, with 15,000 and 5,000 resamples."""
     assert interval(iqm, X) == pytest.approx((1.31666667, 3.43333333), abs=0.06)  # one step of it
-    assert interval(improvement, X, Y) == pytest.approx((0.275, 0.825), abs=0.026)  # one step of it
 
 
 def test_an_interval_is_that_of_all_resamples() -> None:
@@ -52,9 +50,8 @@ def test_a_chance_is_the_share_of_deals(monkeypatch: pytest.MonkeyPatch) -> None
             assert chance(gap, *sides, known) == exact
 
 
-def test_the_middle_ignores_the_ends_and_ties_count_half() -> None:
+def test_the_middle_ignores_the_ends() -> None:
     assert iqm(np.array([[1.0], [2.0], [3.0], [4.0], [-1e9]])) == 2.0
-    assert improvement(np.array([[1.0], [1.0]]), np.array([[1.0], [2.0]])) == 0.25
     assert interval(iqm, np.full((4, 2), 7.0)) == (7.0, 7.0)
 
 
