@@ -139,7 +139,7 @@ def test_a_worth_that_cannot_be_told_falls_back_to_a_budget_and_says_so(capsys: 
     assert found.kl_budget == BUDGET
     assert found.objective.omega == found.objective.alpha > 0
     said = capsys.readouterr().out
-    assert "cannot be told" in said
+    assert "cannot be told from these episodes: does it act as it should?\n" in said
     assert "drifts 2 nats a step from its prior; kl_budget sets another distance" in said
 
 

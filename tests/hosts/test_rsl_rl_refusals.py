@@ -20,6 +20,8 @@ from repolicy.hosts.prior_reward import prior_reward
 WRONG = [
     ({"prior": "nowhere.pt"}, "there is no file nowhere.pt"),
     ({"objective": {"task": "both"}, "omega": None, "alpha": None}, "the task 'both' needs two rewards"),
+    ({"addon": ["addon", "my.py:quiet"]}, "it must be one name: let the environment add several up"),
+    ({"kl_budget": 2.0, "alpha": None}, "^kl_budget goes with omega auto and no other objective than residual"),
 ]
 
 

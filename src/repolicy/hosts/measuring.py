@@ -280,13 +280,23 @@ def weighed(
         return steering
 
     def told(sentence: str) -> None:
-        say(re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), sentence))
+        say(in_hosts_words(sentence))
 
     task = InHost(SavedPolicy(sizes, None, card), "", (), steering.settings, told, look=look)
-    found = decided(steering.objective, task)
+    try:
+        found = decided(steering.objective, task)
+    except UsageError as error:
+        raise UsageError(in_hosts_words(str(error))) from None
     for note in found.notes:
         told(note)
     return replace(steering, objective=found.objective, kl_budget=found.settings.kl_budget)
+
+
+def in_hosts_words(sentence: str) -> str:
+    """Return a sentence of the command line's without its dashes, and without the command that no host's task fits."""
+    return re.sub(
+        r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), sentence.replace(" (repolicy diagnose)", "")
+    )
 
 
 def decide_in(method: Method, envs: Envs) -> None:

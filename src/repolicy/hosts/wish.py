@@ -5,6 +5,7 @@ from torch import Tensor
 
 from repolicy.envs import addons
 from repolicy.envs.rollout import Transitions
+from repolicy.errors import UsageError
 
 
 class Wished:
@@ -16,6 +17,8 @@ class Wished:
     @classmethod
     def of(cls, addon: str | None) -> "Wished | None":
         """Return the wish where an add-on names a file or a module; else it is an entry of the host's extras."""
+        if not isinstance(addon, str | None):
+            raise UsageError(f"addon is {addon!r}; it must be one name: let the environment add several up")
         return cls(addon) if addon and addons.imported(addon) else None
 
     def paid(self, before: Tensor, actions: Tensor, after: Tensor, ended: Tensor) -> Tensor:
