@@ -51,7 +51,7 @@ RUNS = {
     "categorical, relu": ["train", "CartPole-v1", "--alpha", "0.01", "--ranks", "1", "--activation", "relu"],
     "customize, 1 rank": ["customize", "halfcheetah", "--addon", "hind_leg", "--omega", "0.17", "--ranks", "1"],
     "customize, budget, 2 ranks": [
-        *("customize", "hopper", "--addon", "height", "--omega", "auto", "--kl-budget", "2", "--ranks", "2"),
+        *("customize", "hopper", "--addon", "height", "--omega", "auto", "--kl-budget", "2", "--ranks", "2")
     ],
 }
 

@@ -125,3 +125,10 @@ class ForRslRl(RunnerEnv):
         dones = torch.from_numpy(step.terminated | step.truncated).long()
         extras = {"time_outs": torch.from_numpy(step.truncated)}
         return self.get_observations(), torch.from_numpy(rewards.astype(np.float32)), dones, extras
+
+
+def runner_config(steps: int, actor: dict[str, Any], critic: dict[str, Any], algorithm: dict[str, Any]) -> Any:
+    """Return what rsl_rl's runner is told: so many steps between two updates, and that nothing is saved."""
+    groups, parts = {"actor": ["policy"], "critic": ["policy"]}, {"actor": actor, "critic": critic}
+    settings = {"num_steps_per_env": steps, "save_interval": 10**9, "obs_groups": groups, "multi_gpu": None}
+    return settings | parts | {"algorithm": algorithm}

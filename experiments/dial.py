@@ -3,11 +3,9 @@
     python -m experiments.dial --tasks halfcheetah hopper --seeds 0 1 2
     python -m experiments.dial --tasks halfcheetah --seeds 0 --shuffled     # a control, which must lose
 
-For each task: one run over a range of ω′ with the usual settings (2.5 times the steps of one point of
-`experiments.sweeps`), evaluated at the sweep's values and at twenty others; and the mixture and the weights between the
-prior and the sweep's first point. The sweep is made where it is not there. What is in the ledger is not repeated, and a
-run that was cut off goes on. With --shuffled, the run over the range is paid by other positions than those that its
-network is shown, which then say nothing.
+For each task: one run over a range of ω′ with the usual settings, evaluated at the values of `experiments.sweeps` and
+at twenty others; and the mixture and the weights between the prior and the first point of the sweep, which is made
+where it is not there. With --shuffled, a run is paid by other positions than those that its network is shown.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +42,7 @@ from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import versions
 
-EPISODES, MANY = 20, 20
+EPISODES, MANY, ACTIONS = 20, 20, ("mean", "sampled")
 STEPS = {"trained": "2.5e6", "longer": "5e6", "shuffled": "2.5e6"}
 
 
@@ -69,22 +67,21 @@ TASKS = {
 }
 
 
-def point(swept: Path, omega: float) -> Path:
-    """Return the policy of the sweep's point."""
-    return RunFolder(swept / f"omega-{omega:.12g}").policy
+def point(swept: Path, omega: float) -> RunFolder:
+    """Return the run of the sweep's point."""
+    return RunFolder(swept / f"omega-{omega:.12g}")
 
 
 def alone(name: str, swept: Path) -> Row:
     """Measure the prior, and the points that were trained alone."""
     task = TASKS[name]
-    first = read_policy(point(swept, task.low))
-    row: Row = {"task": name, "how": "alone", "episodes": EPISODES}
-    row["objective"] = objective_of(swept / f"omega-{task.low:.12g}")
+    first, request = read_policy(point(swept, task.low).policy), point(swept, task.low).request()
     assert first.prior is not None
-    row["prior"] = position(name, first.prior, first.prior, first.density)
-    row["positions"] = []
+    assert request is not None
+    row: Row = {"task": name, "how": "alone", "episodes": EPISODES, "objective": dict(request["objective"])}
+    row |= {"prior": position(name, first.prior, first.prior, first.density), "positions": []}
     for omega in task.omegas:
-        saved = read_policy(point(swept, omega))
+        saved = read_policy(point(swept, omega).policy)
         row["positions"].append({"at": omega} | position(name, saved.policy, saved.prior, saved.density))
     return row | {"versions": versions()}
 
@@ -92,7 +89,7 @@ def alone(name: str, swept: Path) -> Row:
 def free_dial(name: str, how: str, swept: Path) -> Row:
     """Measure between the prior and the sweep's first point, at as many positions as the sweep has in the range."""
     task = TASKS[name]
-    end = read_policy(point(swept, task.low))
+    end = read_policy(point(swept, task.low).policy)
     assert end.prior is not None
     row: Row = {"task": name, "how": how, "episodes": EPISODES, "positions": []}
     for t in np.linspace(0.0, 1.0, len(task.omegas)):
@@ -154,18 +151,8 @@ def others(places: np.ndarray) -> np.ndarray:
     return placed(shares)[which.reshape(-1)].reshape(places.shape).astype(np.float32)
 
 
-def objective_of(folder: Path) -> dict[str, Any]:
-    request = RunFolder(folder).request()
-    assert request is not None
-    return dict(request["objective"])
-
-
 def position(
-    name: str,
-    policy: Policy,
-    prior: Policy | None,
-    density: Density | None,
-    actions: tuple[str, ...] = ("mean", "sampled"),
+    name: str, policy: Policy, prior: Policy | None, density: Density | None, actions: tuple[str, ...] = ACTIONS
 ) -> Row:
     """Measure a position over episodes: with the mean action, and with sampled ones the objective's parts."""
     task, found = TASKS[name], Row()
@@ -178,14 +165,10 @@ def position(
     return found
 
 
-# What it comes to -----------------------------------------------------------------------------------------------------
-
-
 def objective(found: Row, asked: dict[str, Any], omega: float) -> float:
     """Return J(ω′) of an episode with sampled actions: what training is after."""
-    parts, weighed = found["sampled"], Objective(**asked | {"omega": omega})
-    of_states = parts.get("familiarity")
-    return float(reformulated(weighed, parts["addon"], parts["log_prior"], parts["log_policy"], of_states).total)
+    addon, prior, policy, states = map(found["sampled"].get, ("addon", "log_prior", "log_policy", "familiarity"))
+    return float(reformulated(Objective(**asked | {"omega": omega}), addon, prior, policy, states).total)
 
 
 def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float]) -> float:
@@ -285,11 +268,9 @@ def draw(found: list[Row], path: Path) -> None:
         for each in points["positions"]:
             axis.annotate(f"{each['at']:g}", outcome(each), textcoords="offset points", xytext=(-22, -10), fontsize=8)
         axis.plot(*outcome(points["prior"]), "s", color="#777777", label="prior")
-        axis.set_xlabel("old reward, of an episode (never read)")
-        axis.set_ylabel(f"the wish: {TASKS[points['task']].addon}")
-        axis.set_title(
-            f"{points['task']}, ω′ from {TASKS[points['task']].low:g} to {TASKS[points['task']].high:g}", loc="left"
-        )
+        task = TASKS[points["task"]]
+        axis.set(xlabel="old reward, of an episode (never read)", ylabel=f"the wish: {task.addon}")
+        axis.set_title(f"{points['task']}, ω′ from {task.low:g} to {task.high:g}", loc="left")
         axis.legend(frameon=False, loc="lower left")
         axis.margins(0.15)
     figure.tight_layout()

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 
 from experiments import campaign
 from experiments.heavy import SEEDS, TASKS, made
-from experiments.ledger import Ledger, Row
+from experiments.ledger import Ledger, Row, grouped
 from experiments.one import Run
 from experiments.pages import markdown
 from repolicy.prepare import states
@@ -35,19 +35,16 @@ def large(name: str, steps: str) -> str:
     """Return the options that give a run of so many steps the settings of a million."""
     prior = find_policy(TASKS[name].prior)
     ours, theirs = (customize_defaults(prior, each).as_dict() for each in (int(float(steps)), 1_000_000))
-    return " ".join(
-        f"--{key.replace('_', '-')} {theirs[key]}" for key in ours if ours[key] != theirs[key] and key != "steps"
-    )
+    named = [key for key in ours if ours[key] != theirs[key] and key != "steps"]
+    return " ".join(f"--{key.replace('_', '-')} {theirs[key]}" for key in named)
 
 
 def runs() -> list[Run]:
     """Return all runs, a seed after the other, and the fewest steps first."""
     found = []
-    for seed in range(SEEDS):
-        for steps in STEPS:
-            for name in NAMES:
-                found += [made(name, f"rule/{steps}", "", seed, steps, episodes=EPISODES)]
-                found += [made(name, f"large/{steps}", "", seed, steps, large(name, steps), EPISODES)]
+    for seed, steps, name in product(range(SEEDS), STEPS, NAMES):
+        found += [made(name, f"rule/{steps}", "", seed, steps, episodes=EPISODES)]
+        found += [made(name, f"large/{steps}", "", seed, steps, large(name, steps), EPISODES)]
     found += [made(ITS, f"rule/{FEWEST}", "", seed, FEWEST, episodes=EPISODES) for seed in range(SEEDS)]
     found += [by_sac(ITS, FEWEST, seed) for seed in range(SEEDS)]
     third = "--omega 0.1 --states 0.1"  # of what a nat of Ant's prior is worth
@@ -63,13 +60,8 @@ def by_sac(name: str, steps: str, seed: int) -> Run:
     return Run(f"{name}/sac/{steps}/{seed}", tuple(words.split()), task.env, task.addon, episodes=EPISODES)
 
 
-def groups(found: dict[str, Row]) -> dict[tuple[str, str, str], list[Row]]:
-    """Return the runs of each task, way and number of steps."""
-    sorted_ones: dict[tuple[str, str, str], list[Row]] = {}
-    for key, row in found.items():
-        name, way, steps, _ = key.split("/")
-        sorted_ones.setdefault((name, way, steps), []).append(row)
-    return sorted_ones
+def way_of(row: Row) -> tuple[str, ...]:
+    return tuple(row["key"].split("/")[:3])  # task, way and number of steps
 
 
 def totals(runs: list[Row], action: str) -> list[float]:
@@ -78,7 +70,7 @@ def totals(runs: list[Row], action: str) -> list[float]:
 
 def table(found: dict[str, Row], longest: dict[str, list[Row]]) -> str:
     """Return a row a task and number of steps, up to the longest runs that are known; the first is the prior's own."""
-    known, priors, lines = groups(found), Ledger(PRIORS).by_key(), list[list[str]]()
+    known, priors, lines = grouped(found.values(), way_of), Ledger(PRIORS).by_key(), list[list[str]]()
     for name in NAMES:
         task = TASKS[name]
         lines.append([f"{task.prior}, `{task.addon}`", "prior", "", both([priors[f"{name}/prior/0"]]), "", ""])
@@ -107,7 +99,7 @@ def in_all(row: Row) -> int:
 
 def picture(found: dict[str, Row], path: Path) -> None:
     """Draw the total against all steps of the environment."""
-    known, priors = groups(found), Ledger(PRIORS).by_key()
+    known, priors = grouped(found.values(), way_of), Ledger(PRIORS).by_key()
     figure, axes = plt.subplots(1, len(NAMES), figsize=(11, 3.4), layout="constrained")
     for name, axis in zip(NAMES, axes, strict=True):
         for action, style in (("mean", "-o"), ("sampled", "--o")):
@@ -120,9 +112,8 @@ def picture(found: dict[str, Row], path: Path) -> None:
             height = priors[f"{name}/prior/0"]["last"][action]["total_reward"][0]
             axis.axhline(height, color="gray", linestyle=style[:-1], linewidth=1)
         ticks = [float(steps) for steps in (FEWEST, *STEPS)]
-        axis.set(
-            xscale="log", title=f"{TASKS[name].prior}, {TASKS[name].addon}", xlabel="steps of the environment, all"
-        )
+        title = f"{TASKS[name].prior}, {TASKS[name].addon}"
+        axis.set(xscale="log", title=title, xlabel="steps of the environment, all")
         axis.set_xticks(ticks, [f"{tick / 1000:.0f}k" for tick in ticks])
         axis.minorticks_off()
     axes[0].set_ylabel("old reward + wish (gray: the prior)")

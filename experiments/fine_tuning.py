@@ -3,10 +3,9 @@
     python -m experiments.fine_tuning
     python -m experiments.fine_tuning --picture docs/images/fine-tuning.png     # of what is in the file
 
-Every way is a row of WAYS, and all are Stable-Baselines3's PPO on the same batch of environments, so nothing differs
-but what the row says. The environment pays the wish alone. Each line of the file holds the curves of one run: the basic
-reward, which nobody learns from, and the wish's, both a step, at each iteration; and 100 episodes of the policy at the
-end. Go1 is the robot's published policy, from the folder --priors. A run that is in the file is not repeated.
+All are Stable-Baselines3's PPO on the same environments, which pay the wish alone: nothing differs but what the row of
+WAYS says. A line of the file holds the curves of a run, of the basic reward, which nobody learns from, and of the wish,
+and 100 episodes at the end. Go1 is the published policy of a robot, from the folder --priors.
 """
 
 import copy
@@ -28,7 +27,7 @@ from torch import Tensor
 from experiments import campaign
 from experiments.batches import ForSb3, Paid
 from experiments.ledger import Row
-from experiments.settings import settings_of
+from experiments.paper.runs import settings_of
 from experiments.statistics import smooth
 from experiments.through_hosts import summary
 from repolicy import Policy, load_policy
@@ -162,28 +161,13 @@ def measure(task: str, way: str, seed: int, steps: int, priors: Path) -> Row:
     else:
         kind, built = Acting, {"start": prior, "how": how, "net_arch": {"pi": [], "vf": list(settings.hidden)}}
         scores = SimpleNamespace(log_prob=prior.log_prob)  # of actions before tanh, which hosts know nothing of
+    warmup, budget = round(0.05 * settings.iterations) if how.warmup else 0, setup.budget if how.budget else None
     model = ResidualPPO(
-        kind,
-        ForSb3(paid),
-        prior=scores,
-        copy_prior=False,
-        omega=weights[0],
-        alpha=weights[1],
-        critic_warmup=round(0.05 * settings.iterations) if how.warmup else 0,
-        kl_budget=setup.budget if how.budget else None,
-        policy_kwargs=built,
-        ent_coef=how.kl_loss,
-        learning_rate=settings.learning_rate * how.rate,
-        n_steps=settings.n_steps,
-        batch_size=settings.minibatch,
-        n_epochs=settings.epochs,
-        gamma=settings.gamma,
-        gae_lambda=settings.gae_lambda,
-        vf_coef=0.5,  # Stable-Baselines3's own, as every way has them
-        target_kl=None,
-        seed=seed,
-        device="cpu",
-    )
+        kind, ForSb3(paid), prior=scores, copy_prior=False, omega=weights[0], alpha=weights[1], critic_warmup=warmup,
+        kl_budget=budget, policy_kwargs=built, ent_coef=how.kl_loss, learning_rate=settings.learning_rate * how.rate,
+        n_steps=settings.n_steps, batch_size=settings.minibatch, n_epochs=settings.epochs, gamma=settings.gamma,
+        gae_lambda=settings.gae_lambda, vf_coef=0.5, target_kl=None, seed=seed, device="cpu",
+    )  # fmt: skip
     if shipped:
         from_repolicy(prior, model)
         if how.kl_loss:
@@ -192,15 +176,11 @@ def measure(task: str, way: str, seed: int, steps: int, priors: Path) -> Row:
     curves = Curves(paid)
     model.learn(steps, callback=curves)
     names = sorted({name for each in curves.found for name in each})
-    return {
-        "task": task,
-        "way": way,
-        "seed": seed,
-        "curve": setup.curve,
-        "iteration_steps": settings.iteration_steps,
-        "curves": {name: [each.get(name) for each in curves.found] for name in names},
-        "end": summary(to_repolicy(model) if shipped else frozen(model.policy.actor), setup.env, setup.addon),
-    }
+    row: Row = {"task": task, "way": way, "seed": seed, "curve": setup.curve}
+    row |= {"iteration_steps": settings.iteration_steps}
+    row["curves"] = {name: [each.get(name) for each in curves.found] for name in names}
+    last = to_repolicy(model) if shipped else frozen(model.policy.actor)
+    return row | {"end": summary(last, setup.env, setup.addon)}
 
 
 def picture(found: campaign.Rows, path: Path) -> None:
@@ -219,10 +199,9 @@ def picture(found: campaign.Rows, path: Path) -> None:
             curves = np.array([smooth(row) for row in mine])
             steps = mine[0]["iteration_steps"] * np.arange(1, curves.shape[1] + 1) / 1e6
             seen = ~np.isnan(curves).any(0)
-            line = panel.plot(steps[seen], curves.mean(0)[seen], label=way, lw=2.2 if "residual" in way else 1.2)
-            panel.fill_between(
-                steps[seen], curves.min(0)[seen], curves.max(0)[seen], color=line[0].get_color(), alpha=0.12
-            )
+            steps, low, middle, high = (each[seen] for each in (steps, curves.min(0), curves.mean(0), curves.max(0)))
+            [line] = panel.plot(steps, middle, label=way, lw=2.2 if "residual" in way else 1.2)
+            panel.fill_between(steps, low, high, color=line.get_color(), alpha=0.12)
         what = "basic reward a step" if TASKS[task].curve == "basic" else "basic return of an episode"
         panel.set(title=f"{task}, {TASKS[task].addon}", xlabel="million steps", ylabel=f"{what}, which nobody sees")
         panel.spines[["top", "right"]].set_visible(False)

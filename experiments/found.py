@@ -2,9 +2,8 @@
 
     python -m experiments.found --priors ../shared/priors
 
-Nothing is chosen by hand but the wish: all else is what `repolicy customize` takes by itself. With --budget each run is
-held by a KL budget instead. The objective is measured at the start and at the end, over episodes of sampled actions on
-the same seeds. A run that is in the ledger is not repeated; one that was interrupted goes on.
+Nothing is chosen by hand but the wish: all else is what `repolicy customize` takes by itself, or with --budget a KL
+budget. The objective is measured at the start and at the end, over episodes of sampled actions on the same seeds.
 """
 
 from dataclasses import replace

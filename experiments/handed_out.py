@@ -2,9 +2,8 @@
 
     python -m experiments.handed_out
 
-In six of them steps cost and episodes can end, so a policy that falls early has the higher sum. Beside the policy that
-is handed out stands the one with the highest sum in the short evaluations. Both are compared with the last policy, over
-episodes with the same starts. A run that is in the ledger is not repeated; one that was interrupted goes on.
+In six of them steps cost and episodes can end, so a policy that falls early has the higher sum. What is handed out, and
+the policy with the highest sum in the short evaluations, are compared with the last one, over the same starts.
 """
 
 from dataclasses import dataclass, replace
@@ -113,21 +112,16 @@ def returns(policy: Policy, saved: SavedPolicy, task: Task) -> dict[str, np.ndar
     beside: dict[str, Any] = {"addon": addon, "prior": saved.prior, "density": saved.density, "envs": ENVS}
     sampled, by_mean = (played(policy, task.env, EPISODES, sampled=each, **beside) for each in (True, False))
     assert sampled.terminated is not None
-    ended_early, own = sampled.terminated.astype(float), objective_of(task.objective, sampled)
-    return {
-        "objective": own, "total_sampled": sampled.total, "total_mean": by_mean.total, "ended_early": ended_early
-    }  # fmt: skip
+    found = {"objective": objective_of(task.objective, sampled), "total_sampled": sampled.total}
+    return found | {"total_mean": by_mean.total, "ended_early": sampled.terminated.astype(float)}
 
 
 def measured(name: str, seed: int, runs: Path) -> Row:
     """Measure by how much what is handed out is better than the last policy, and what had the highest sum."""
     task, folder = TASKS[name], made(name, seed, runs)
     last, handed_out = read_policy(folder.last_policy), read_policy(folder.policy)
-    policies = {
-        "last": (last.card["steps"], last.policy),
-        "handed_out": (handed_out.card["steps"], handed_out.policy),
-        "highest": highest(folder, last),
-    }
+    policies = {name: (of.card["steps"], of.policy) for name, of in (("last", last), ("handed_out", handed_out))}
+    policies["highest"] = highest(folder, last)
     of = {steps: returns(policy, last, task) for steps, policy in dict(policies.values()).items()}
     row: Row = {"env": task.env, "addon": task.addon, "objective": task.objective.as_dict(), "episodes": EPISODES}
     for which, (steps, _) in policies.items():

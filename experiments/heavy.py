@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 
 from experiments import campaign
-from experiments.ledger import Ledger, Row
+from experiments.ledger import Ledger, Row, grouped
 from experiments.one import Run
 from experiments.pages import each_and_mean, markdown
 from experiments.paper.runs import TASKS as PAPERS
@@ -87,21 +87,20 @@ def runs() -> list[Run]:
     return found + [made(heavy, variant, weights, 0, "5e6") for variant, weights in HOLDS.items()]
 
 
+def setting_of(row: Row) -> tuple[str, ...]:
+    """Return the prior and the wish of a run, and its weights, discount and steps."""
+    task = TASKS[row["key"].split("/")[0]]
+    if "request" not in row:
+        return f"{task.prior}, {task.addon}", "*the prior*", "", "", ""
+    words, objective, settings = row["command"].split(), row["request"]["objective"], row["request"]["settings"]
+    budget, states = settings["kl_budget"], f"{objective.get('states', 0.0):.3g}"
+    omega = f"{objective['omega']:.3g}" if budget is None else f"by a budget of {budget:g}"
+    return f"{words[2]}, {words[4]}", omega, states, f"{settings['gamma']:g}", f"{settings['steps'] / 1e6:g}M"
+
+
 def table(found: dict[str, Row]) -> str:
     """Return each prior, and a row a setting of the weights: means over seeds, the last policies."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for key, row in found.items():
-        if "request" not in row:  # the prior itself
-            task = TASKS[key.split("/")[0]]
-            groups[f"{task.prior}, {task.addon}", "*the prior*", "", "", ""] = [row]
-            continue
-        words, objective, settings = row["command"].split(), row["request"]["objective"], row["request"]["settings"]
-        budget = settings["kl_budget"]
-        omega = f"{objective['omega']:.3g}" if budget is None else f"by a budget of {budget:g}"
-        weights = omega, f"{objective.get('states', 0.0):.3g}"
-        group = (f"{words[2]}, {words[4]}", *weights, f"{settings['gamma']:g}", f"{settings['steps'] / 1e6:g}M")
-        groups.setdefault(group, []).append(row)
-    lines = []
+    groups, lines = grouped(found.values(), setting_of), list[list[str]]()
     for what in sorted(groups, key=lambda what: (what[0], what[1] != "*the prior*", what[3:], what[2])):
         runs = [row["last"] for row in groups[what]]
         basic, addon = (mean(run["mean"][f"{part}_reward"][0] for run in runs) for part in ("basic", "addon"))

@@ -3,7 +3,7 @@
     python -m experiments.learning --jobs 2
     python -m experiments.learning --ship       # make the priors that ship of the best seeds in the ledger
 
-A run that is in the ledger is not repeated; one that was interrupted goes on where its last checkpoint stands.
+What is in the ledger is not repeated; a run that was interrupted goes on where its last checkpoint stands.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 
 from experiments import campaign
-from experiments.ledger import Ledger, Row
+from experiments.ledger import Ledger, Row, grouped, seedless
 from experiments.one import Run
 from experiments.pages import markdown
 from repolicy.policies.file import save_policy
@@ -52,14 +52,12 @@ def run(name: str, seed: int) -> Run:
 
 def table(runs_by_key: dict[str, Row]) -> str:
     """Return a line for each environment: the mean over seeds, and each seed."""
-    lines, found = list[list[str]](), dict[str, list[Row]]()
-    for key, row in sorted(runs_by_key.items(), key=lambda item: item[0].rpartition("/")[2]):
-        found.setdefault(key.rpartition("/")[0], []).append(row)
-    for env, runs in found.items():
-        cells = []
-        for which, action in (("last", "mean"), ("best", "mean"), ("last", "sampled")):
-            scores = [run[which][action]["basic_reward"][0] for run in runs]
-            cells.append(f"**{mean(scores):,.0f}** ({', '.join(f'{score:,.0f}' for score in scores)})")
+    lines = list[list[str]]()
+    by_seed = sorted(runs_by_key.values(), key=lambda row: row["key"].rpartition("/")[2])
+    for env, runs in grouped(by_seed, seedless).items():
+        ways = (("last", "mean"), ("best", "mean"), ("last", "sampled"))
+        of_ways = [[run[which][how]["basic_reward"][0] for run in runs] for which, how in ways]
+        cells = [f"**{mean(scores):,.0f}** ({', '.join(f'{score:,.0f}' for score in scores)})" for scores in of_ways]
         options = re.sub(r"^repolicy train \S+ | --seed \d+| --ranks 1", "", runs[0]["command"])
         lines.append([env, str(len(runs)), *cells, f"`{options}`"])
     return markdown(["environment", "seeds", "mean action, last", "best", "sampled, last", "options"], lines)
@@ -68,7 +66,7 @@ def table(runs_by_key: dict[str, Row]) -> str:
 def ship(found: dict[str, Row], runs: Path) -> None:
     """Write the best seed's policy of each environment, as its run left it, with its scores on its card."""
     for env, name in SHIPPED.items():
-        candidates = [row for key, row in found.items() if key.rpartition("/")[0] == env]
+        candidates = grouped(found.values(), seedless)[env]
         row = max(candidates, key=lambda row: row["best"]["mean"]["basic_reward"][0])
         seed, best = int(row["key"].rpartition("/")[2]), row["best"]
         saved = read_policy(runs / run(env, seed).folder / "policy.safetensors")

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,10 +84,22 @@ class Ledger:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise FileError(
-                    f"another program is filling {self.path}; wait for it, or choose another file"
-                ) from None
+                said = f"another program is filling {self.path}; wait for it, or choose another file"
+                raise FileError(said) from None
             yield
+
+
+def grouped(rows: Iterable[Row], kind: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    """Return the rows of each kind, in the order in which they come."""
+    found: dict[Any, list[Row]] = {}
+    for row in rows:
+        found.setdefault(kind(row), []).append(row)
+    return found
+
+
+def seedless(row: Row) -> str:
+    """Return a row's key without its last part, which is the seed."""
+    return str(row["key"].rpartition("/")[0])
 
 
 def checksum(row: Row) -> str:

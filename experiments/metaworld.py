@@ -3,14 +3,10 @@
     python -m experiments.metaworld [--only push]
 
 A scripted arm records demonstrations: it reaches past the left or the right of the straight line, faster or slower, and
-then picks and places, pushes, or opens a drawer. A flow is fitted to them, and customized without success being told:
-
-- `left`: reach on the left of the straight line (a wish between ways that were demonstrated)
-- `gentle`: move with smaller actions (a wish of degree)
-- `success`: told as a wish, for flows of fewer demonstrations: a *weak* one of 25, a *weaker* of 8, the *weakest* of 4
-
-A line of the ledger an agent, in the same 100 episodes of 150 steps: the share that succeeds at any step, the share
-that reaches on the left, and the mean square of the three numbers that move the hand.
+then picks and places, pushes, or opens a drawer. A flow is fitted to them and customized: to reach on the left (a wish
+between ways that were demonstrated), to move with smaller actions (a wish of degree), or, where the demonstrations were
+few, to succeed, which else nobody tells. A row has of 100 episodes the shares that succeed at any step and that reach
+on the left, and the mean square of the three numbers that move the hand.
 """
 
 import math
@@ -26,10 +22,10 @@ import numpy as np
 import torch
 
 from experiments import campaign
-from experiments.ledger import Row
+from experiments.ledger import Row, grouped, seedless
 from experiments.pages import markdown
 from repolicy.envs.addons import combined
-from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
+from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Info
 from repolicy.policies.policy import Policy
@@ -54,9 +50,6 @@ def env_of(task: str) -> str:
     return f"MetaWorld/{TASKS[task]}-v3?partially_observable=false&max_episode_steps={LENGTH}"
 
 
-# Wishes ---------------------------------------------------------------------------------------------------------------
-
-
 def sides(observations: np.ndarray) -> np.ndarray:
     """Return 1 where the hand reaches on the left of its straight line, −1 on the right, 0 beside the thing."""
     hand, thing = observations[..., HAND][..., :2], observations[..., THING][..., :2]
@@ -77,9 +70,6 @@ def gentle(observations: np.ndarray, actions: np.ndarray, next_observations: np.
 def success(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> np.ndarray:
     """Pay for each step in which the task is solved."""
     return 0.05 * info["success"]
-
-
-# Demonstrations -------------------------------------------------------------------------------------------------------
 
 
 class Arm:
@@ -145,31 +135,18 @@ def flow_of(task: str, runs: Path, count: int = DEMONSTRATIONS) -> Path:
     return campaign.flow_of(data, env_of(task), CHUNK)
 
 
-# Measuring ------------------------------------------------------------------------------------------------------------
-
-
 def shares(left: np.ndarray, gentle: np.ndarray, success: np.ndarray) -> Row:
     """Return a line's numbers, from what each wish paid in each episode."""
-    return {
-        "success": round(float((success > 0.0).mean()), 4),
-        "left": round(float((left > 0.0).mean()), 4),
-        "square": round(float(-gentle.mean() / LENGTH), 4),
-    }
-
-
-def figures(found: Evaluation) -> Row:
-    row = shares(**{name: found.wishes[name] for name in WISHES})
-    return row if found.deterministic else row | {"nats_an_episode": round(found.columns["kl_an_episode"].mean, 3)}
+    found = {"success": (success > 0.0).mean(), "left": (left > 0.0).mean(), "square": -gentle.mean() / LENGTH}
+    return {name: round(float(value), 4) for name, value in found.items()}
 
 
 def measured(agent: Policy | Path, env: str, deterministic: bool, prior: Policy | None = None) -> Row:
+    how: Any = {"prior": prior, "deterministic": deterministic, "seed": EVALUATION_SEED, "trust": True}
     with one_thread():
-        return figures(
-            evaluate(
-                agent, env, EPISODES, addon=list(WISHES.values()), prior=prior, deterministic=deterministic,
-                seed=EVALUATION_SEED, trust=True,
-            )
-        )  # fmt: skip
+        found = evaluate(agent, env, EPISODES, addon=list(WISHES.values()), **how)
+    row = shares(**{name: found.wishes[name] for name in WISHES})
+    return row if deterministic else row | {"nats_an_episode": round(found.columns["kl_an_episode"].mean, 3)}
 
 
 def at_scale(task: str, runs: Path, count: int, scale: float) -> Row:
@@ -180,13 +157,11 @@ def at_scale(task: str, runs: Path, count: int, scale: float) -> Row:
 
 def customized(task: str, runs: Path, count: int, told: str, folder: Path) -> Row:
     """Return what a run ends in, by sampled noise and by its mean."""
-    flow, env = flow_of(task, runs, count), env_of(task)
-    words = [str(flow), "--noise", str(NOISE), "--chunk", str(CHUNK), "--env", env, *told.split(), "--ranks", "1"]
-    command = campaign.customized(words, folder)
-    _, name = noise_prior(str(flow), NOISE, CHUNK, env)
-    policy = folder / "policy.safetensors"
-    row = {"command": command} | measured(policy, name, False)
-    return row | {"mean": measured(policy, name, True)}
+    flow, env, policy = str(flow_of(task, runs, count)), env_of(task), folder / "policy.safetensors"
+    words = f"--noise {NOISE} --chunk {CHUNK} --env {env} {told} --ranks 1"
+    command = campaign.customized([flow, *words.split()], folder)
+    _, name = noise_prior(flow, NOISE, CHUNK, env)
+    return {"command": command} | measured(policy, name, False) | {"mean": measured(policy, name, True)}
 
 
 def best_of(task: str, runs: Path, wish: str, count: int) -> Row:
@@ -254,12 +229,9 @@ def twice(acts: Sequence[Any], make: Callable[[], Any]) -> Row:
     return rows[0] | {"mean": rows[1]}
 
 
-# The lines ------------------------------------------------------------------------------------------------------------
-
-
-def lines(runs: Path) -> dict[str, Callable[[], Row]]:
+def lines(runs: Path) -> campaign.Wanted:
     """Return what is measured, by its key: the first seed of each run first."""
-    found: dict[str, Callable[[], Row]] = {}
+    found: campaign.Wanted = {}
 
     def run(key: str, told: str, count: int = DEMONSTRATIONS) -> None:
         folder, seed = runs / key.replace("/", "-").replace(" ", "-"), key.rpartition("/")[2]
@@ -267,9 +239,8 @@ def lines(runs: Path) -> dict[str, Callable[[], Row]]:
         found[key] = partial(customized, task, runs, count, f"{told} --steps {STEPS} --seed {seed}", folder)
 
     for seed in range(3):
-        for task in TASKS:
-            for wish in ("left", "gentle"):
-                run(f"{task}/{wish}/{seed}", f"--addon {WISHES[wish]}")
+        for task, wish in product(TASKS, ("left", "gentle")):
+            run(f"{task}/{wish}/{seed}", f"--addon {WISHES[wish]}")
         if seed > 0:
             continue
         for task in TASKS:
@@ -298,24 +269,21 @@ def lines(runs: Path) -> dict[str, Callable[[], Row]]:
 
 def table(rows: dict[str, Row]) -> str:
     """Return a row for each kind of agent: the mean of its seeds."""
-    kinds: dict[str, list[Row]] = {}
-    for key in sorted(rows, key=lambda key: (list(TASKS).index(key.partition("/")[0]), key)):
-        between = "/weaker," in key  # of the weak flows one is neither sure nor lost; half the noise is in between, too
-        if between or not ("/weak" in key or "noise 0.5" in key):
-            kinds.setdefault(key.rpartition("/")[0], []).append(rows[key])
     headings = ["agent", "seeds", "succeeds", "on the left", "square of an action", "nats an episode"]
-    return markdown(headings, [[kind, str(len(found)), *_cells(found)] for kind, found in kinds.items()])
+    order = sorted(rows, key=lambda key: (list(TASKS).index(key.partition("/")[0]), key))
+    # Of the weak flows one is neither sure nor lost; half the noise is in between, too.
+    told = [key for key in order if "/weaker," in key or not ("/weak" in key or "noise 0.5" in key)]
+    kinds = grouped((rows[key] for key in told), seedless).items()
+    return markdown(headings, [[kind, str(len(found)), *_cells(found)] for kind, found in kinds])
 
 
 def _cells(found: list[Row]) -> list[str]:
     """Return the means by sampled noise and, in brackets, by its mean."""
-    cells = []
+    cells, both = [], (found, [row.get("mean", {}) for row in found])
     for name, form in (("success", "{:.0%}"), ("left", "{:.0%}"), ("square", "{:.3f}"), ("nats_an_episode", "{:.1f}")):
-        sampled, by_mean = (
-            [row[name] for row in rows if name in row] for rows in (found, [r.get("mean", {}) for r in found])
-        )
-        cells.append(form.format(np.mean(sampled)) if sampled else "")
-        cells[-1] += f" ({form.format(np.mean(by_mean))})" if by_mean else ""
+        numbers = [[row[name] for row in rows if name in row] for rows in both]
+        sampled, by_mean = (form.format(np.mean(values)) if values else "" for values in numbers)
+        cells.append(sampled + (f" ({by_mean})" if by_mean else ""))
     return cells
 
 

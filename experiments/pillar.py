@@ -4,10 +4,8 @@
 
 A point walks from the left to a goal on the right, around a pillar. The demonstrations pass it on either side; a flow
 is fitted to them (`repolicy imitate --flow`) and customized through its noise to the wish *left*. Nobody tells the runs
-of the goal. Beside them: the flow alone, the best of N chunks by the wish, and runs without a prior (`greedy`).
-
-A line of the ledger an agent, in the same 400 episodes of sampled noise: the share that arrives, the share that passes
-on the left, and the nats by which the noise is unlike N(0, I). A line that is there is not measured again.
+of the goal. Beside them: the flow alone, the best of N chunks by the wish, and runs without a prior (`greedy`). A row
+has of 400 episodes of sampled noise the shares that arrive and that pass on the left, and the nats from N(0, I).
 """
 
 import math
@@ -20,7 +18,7 @@ import numpy as np
 import torch
 
 from experiments import campaign
-from experiments.ledger import Row
+from experiments.ledger import Row, grouped, seedless
 from experiments.pages import markdown
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import make_envs
@@ -78,25 +76,19 @@ def record(file: Path) -> None:
 
 def figures(basic: np.ndarray, wish: np.ndarray, nats: float) -> Row:
     """Return a line's numbers; `nats` are those of a decision."""
-    return {
-        "success": round(float((basic > 0.5).mean()), 4),
-        "left": round(float((wish > 0.0).mean()), 4),
-        "nats_a_decision": round(nats, 4),
-        "episodes": len(basic),
-    }
+    found = {"success": (basic > 0.5).mean(), "left": (wish > 0.0).mean(), "nats_a_decision": nats}
+    return {name: round(float(value), 4) for name, value in found.items()} | {"episodes": len(basic)}
 
 
 def customized(told: str, flow: Path, folder: Path) -> Row:
     """Return what a run ends in."""
-    words = [str(flow), "--noise", str(NOISE), "--chunk", str(CHUNK), "--env", ENV, "--addon", WISH]
-    command = campaign.customized([*words, *told.split(), "--ranks", "1"], folder)
+    words = f"--noise {NOISE} --chunk {CHUNK} --env {ENV} --addon {WISH} {told} --ranks 1"
+    command = campaign.customized([str(flow), *words.split()], folder)
+    acts: Any = {"deterministic": False, "seed": EVALUATION_SEED, "trust": True}
     with one_thread():
-        found: Evaluation = evaluate(
-            folder, episodes=EPISODES, addon=WISH, deterministic=False, seed=EVALUATION_SEED, trust=True
-        )
+        found: Evaluation = evaluate(folder, episodes=EPISODES, addon=WISH, **acts)
     assert found.addon is not None
-    nats = found.columns["kl_a_step"].mean
-    return {"command": command} | figures(found.basic, found.addon, nats)
+    return {"command": command} | figures(found.basic, found.addon, found.columns["kl_a_step"].mean)
 
 
 def best_of(count: int, flow: Path) -> Row:
@@ -119,41 +111,32 @@ def best_of(count: int, flow: Path) -> Row:
             running &= ~(step.terminated | step.truncated)
             places = step.observations
     envs.close()
-    nats = math.log(count) - (count - 1) / count  # of the best of N by any order
-    return figures(basic, wish, nats)
+    return figures(basic, wish, math.log(count) - (count - 1) / count)  # the nats of the best of N by any order
 
 
 def runs() -> dict[str, str]:
     """Return the options of each run."""
-    by_default = {f"default/{seed}": f"--steps 1e5 --seed {seed}" for seed in range(5)}
-    weights = {"0.02": 1, "0.1": 5, "0.3": 1, "1": 1, "10": 1}
-    named = {
-        f"omega {weight}/{seed}": f"--omega {weight} --alpha {weight} --steps 1e5 --seed {seed}"
-        for weight, seeds in weights.items()
-        for seed in range(seeds)
-    }
-    long = {f"omega 0.1, long/{seed}": f"--omega 0.1 --alpha 0.1 --steps 4e5 --seed {seed}" for seed in range(3)}
-    greedy = {f"greedy/{seed}": f"--objective greedy --steps 1e5 --seed {seed}" for seed in range(3)}
-    greedy |= {f"greedy, long/{seed}": f"--objective greedy --steps 4e5 --seed {seed}" for seed in range(3)}
-    return by_default | named | long | greedy
+    kinds = [("default", "--steps 1e5", 5)]
+    for weight, seeds in {"0.02": 1, "0.1": 5, "0.3": 1, "1": 1, "10": 1}.items():
+        kinds.append((f"omega {weight}", f"--omega {weight} --alpha {weight} --steps 1e5", seeds))
+    kinds += [("omega 0.1, long", "--omega 0.1 --alpha 0.1 --steps 4e5", 3)]
+    kinds += [("greedy", "--objective greedy --steps 1e5", 3), ("greedy, long", "--objective greedy --steps 4e5", 3)]
+    return {f"{kind}/{seed}": f"{told} --seed {seed}" for kind, told, seeds in kinds for seed in range(seeds)}
 
 
 def table(rows: dict[str, Row]) -> str:
     """Return a row for each kind of agent: the mean of its seeds, and the least and most where there are several."""
-    kinds: dict[str, list[Row]] = {}
-    for key, row in rows.items():
-        kinds.setdefault(key.partition("/")[0], []).append(row)
     headings = ["agent", "seeds", "arrives", "on the left", "nats a decision"]
-    return markdown(headings, [[kind, str(len(found)), *_spreads(found)] for kind, found in kinds.items()])
+    kinds = grouped(rows.values(), seedless).items()
+    return markdown(headings, [[kind, str(len(found)), *_spreads(found)] for kind, found in kinds])
 
 
 def _spreads(found: list[Row]) -> list[str]:
     cells = []
     for name, form in (("success", "{:.1%}"), ("left", "{:.1%}"), ("nats_a_decision", "{:.3g}")):
         values = [row[name] for row in found]
-        cells.append(form.format(np.mean(values)))
-        if len(values) > 1:
-            cells[-1] += f" ({form.format(min(values))} to {form.format(max(values))})"
+        several = f" ({form.format(min(values))} to {form.format(max(values))})" if len(values) > 1 else ""
+        cells.append(form.format(np.mean(values)) + several)
     return cells
 
 

@@ -3,8 +3,8 @@
     python -m experiments.planning
     python -m experiments.planning --only ant       # the rows whose keys begin so
 
-A line of the ledger a planner. Its episodes run side by side and are cut after so many steps as the row says; its prior
-has episodes of the same seeds. The speed is by the processor's time, whatever else the machine did.
+A line of the ledger a planner, and its prior in episodes of the same seeds, cut after so many steps as the row says.
+The speed is by the processor's time, whatever else the machine did.
 """
 
 import time
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from experiments import campaign
-from experiments.ledger import Row
+from experiments.ledger import Row, grouped, seedless
 from experiments.pages import markdown
 from experiments.statistics import spearman
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
@@ -67,10 +67,7 @@ PLANS = {
         for seed in range(3)
     },
     "twenty/halfcheetah/128/0": Plan(*CHEETAH, search={"samples": 128}, episodes=20),
-    **{
-        f"omega/halfcheetah/{omega:g}": Plan(*CHEETAH, omega, WORTH, steps=300)
-        for omega in OMEGAS
-    },
+    **{f"omega/halfcheetah/{omega:g}": Plan(*CHEETAH, omega, WORTH, steps=300) for omega in OMEGAS},
     **{
         f"omega/ant/{omega:g}": Plan(*ANT, omega, LIGHT, True, search={"horizon": 8}, episodes=3, steps=300)
         for omega in OMEGAS
@@ -92,10 +89,7 @@ PLANS = {
     "tree/cartpole": Plan(CARTPOLE, f"{TASKS}:addon", 0.5, 0.0, episodes=4, steps=500, env=f"{TASKS}:CartPole"),
 }  # fmt: skip
 
-KEPT = {
-    "kept/halfcheetah/20000": (Plan(*CHEETAH), 20_000),
-    "kept/ant/6400": (Plan(*ANT), 6_400),
-}
+KEPT = {"kept/halfcheetah/20000": (Plan(*CHEETAH), 20_000), "kept/ant/6400": (Plan(*ANT), 6_400)}
 BEGUN = {"init/halfcheetah/300000": ("kept/halfcheetah/20000", 300_000)}  # customizing goes on from what was kept
 
 
@@ -150,10 +144,8 @@ def begun(plan: Plan, file: Path, steps: int) -> Row:
 def summary(found: Evaluation) -> Row:
     """Return means with their standard errors, and how many episodes ended by themselves."""
     assert found.terminated is not None
-    columns = found.columns
-    parts = {
-        name: [columns[name].mean, columns[name].error] for name in ("total_reward", "basic_reward", "addon_reward")
-    }
+    columns = {name: found.columns[name] for name in ("total_reward", "basic_reward", "addon_reward")}
+    parts = {name: [column.mean, column.error] for name, column in columns.items()}
     return {**parts, "episodes": len(found.basic), "ended_early": int(found.terminated.sum())}
 
 
@@ -169,16 +161,8 @@ def rate(planner: Planner, observation: np.ndarray) -> float:
 
 def table(rows: dict[str, Row]) -> str:
     """Return a row a planner, but for the curve of ω′ and what was kept."""
-    headings = [
-        "prior, wish",
-        "planner",
-        "ω′, states",
-        "total: prior",
-        "planned",
-        "episodes",
-        "falls",
-        "times real time",
-    ]
+    headings = ["prior, wish", "planner", "ω′, states", "total: prior", "planned", "episodes", "falls",
+                "times real time"]  # fmt: skip
     lines = list[list[str]]()
     for key, row in pooled(rows).items():
         if key.startswith(("omega/", "kept/", "init/")):
@@ -193,21 +177,19 @@ def table(rows: dict[str, Row]) -> str:
         after = row["after"]
         episodes = f"{after['episodes']}" + f" of {row['steps']} steps" * (row["steps"] < WHOLE)
         speed = f"{row['real_time']:.2g}" if row["real_time"] else f"{row['decisions_a_second']:.0f} a second"
-        lines.append(
-            [f"{Path(row['prior']).stem}, {row['addon'].rpartition(':')[2]}", how, weights, totals[0],
-             f"**{totals[1]}**", episodes, f"{after['ended_early']}", speed]
-        )  # fmt: skip
+        first = f"{Path(row['prior']).stem}, {row['addon'].rpartition(':')[2]}"
+        cells = [first, how, weights, totals[0], f"**{totals[1]}**", episodes, f"{after['ended_early']}", speed]
+        lines.append(cells)
     return markdown(headings, lines)
 
 
 def pooled(rows: dict[str, Row]) -> dict[str, Row]:
     """Return the rows, those that differ in their seed alone as one: of as many episodes each."""
-    kinds: dict[str, list[Row]] = {}
-    for key, row in rows.items():
-        weights = (
-            f"{key.rpartition('/')[0]}/{row['omega']:.3g}/{row['states']:.3g}" if key.startswith("twenty/") else key
-        )
-        kinds.setdefault(weights, []).append(row)
+    weighed = "{}/{omega:.3g}/{states:.3g}"
+    kinds = grouped(
+        rows.values(),
+        lambda row: weighed.format(seedless(row), **row) if row["key"].startswith("twenty/") else row["key"],
+    )
     return {
         kind: found[0] | {when: together([row[when] for row in found]) for when in ("before", "after")}
         for kind, found in kinds.items()
@@ -240,24 +222,21 @@ def policies(rows: dict[str, Row]) -> str:
     """Return a row a policy that was kept of a planner."""
     headings = ["prior, wish", "decisions", "seconds, one core", "total: prior", "kept", "falls"]
     lines = list[list[str]]()
-    for key, row in rows.items():
-        if key.startswith("kept/"):
-            after = row["after"]
-            cells = [f"{row['labels']:,}", f"{row['seconds']:.0f}", with_error(row["before"]["total_reward"])]
-            cells += [f"**{with_error(after['total_reward'])}**", f"{after['ended_early']} of {after['episodes']}"]
-            lines.append([f"{row['prior']}, {row['addon']}", *cells])
+    for row in (row for key, row in rows.items() if key.startswith("kept/")):
+        after = row["after"]
+        cells = [f"{row['labels']:,}", f"{row['seconds']:.0f}", with_error(row["before"]["total_reward"])]
+        cells += [f"**{with_error(after['total_reward'])}**", f"{after['ended_early']} of {after['episodes']}"]
+        lines.append([f"{row['prior']}, {row['addon']}", *cells])
     return markdown(headings, lines)
 
 
 def begun_table(rows: dict[str, Row]) -> str:
     """Return a row a policy from which customizing went on."""
     headings = ["prior, wish", "steps", "total from the prior", "from what was kept", "the same sampled", ""]
-    lines = list[list[str]]()
-    for key, row in rows.items():
-        if key.startswith("init/"):
-            names = ("before", "after", "before_sampled", "after_sampled")
-            before, after, *sampled = [with_error(row[name]["total_reward"]) for name in names]
-            lines.append([f"{row['prior']}, {row['addon']}", f"{row['steps']:,}", before, f"**{after}**", *sampled])
+    names, lines = ("before", "after", "before_sampled", "after_sampled"), list[list[str]]()
+    for row in (row for key, row in rows.items() if key.startswith("init/")):
+        before, after, *sampled = [with_error(row[name]["total_reward"]) for name in names]
+        lines.append([f"{row['prior']}, {row['addon']}", f"{row['steps']:,}", before, f"**{after}**", *sampled])
     return markdown(headings, lines)
 
 

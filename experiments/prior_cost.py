@@ -16,8 +16,7 @@ from pathlib import Path
 
 from experiments import campaign
 from experiments.ledger import Row
-from experiments.paper.runs import TASKS
-from experiments.settings import settings_of
+from experiments.paper.runs import TASKS, settings_of
 from repolicy.learning.segments import Segments
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective, greedy, residual

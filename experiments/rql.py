@@ -15,9 +15,10 @@ import matplotlib.pyplot as plt
 
 from experiments import campaign
 from experiments.campaign import Rows
-from experiments.ledger import Row
+from experiments.ledger import Row, grouped
 from experiments.one import Run
 from experiments.pages import markdown
+from experiments.paper.results import task_of
 from repolicy.rql.hyperparameters import TASKS
 
 ADDON = "repolicy.rql.tasks:addon"
@@ -65,19 +66,11 @@ def run(task: str, method: str, seed: int, folder: Path, episodes: int) -> Run:
     )  # fmt: skip
 
 
-def by_task(found: Rows) -> dict[str, list[Row]]:
-    """Return the rows of each task."""
-    tasks: dict[str, list[Row]] = {}
-    for key, row in found.items():
-        tasks.setdefault(key.partition("/")[0], []).append(row)
-    return tasks
-
-
 def table(found: Rows) -> str:
     """Return means over seeds, ± std (of a sample: n − 1); shares of the prior's basic return and of the full total."""
     headings = ["task", "policy", "seeds", "basic", "add-on", "total", "of prior's basic", "of full total"]
     lines = list[list[str]]()
-    for task, rows in by_task(found).items():
+    for task, rows in grouped(found.values(), task_of).items():
         for method, (label, *_) in LOOKS.items():
             own = values(rows, method, "mean", "basic")
             if own:
@@ -105,7 +98,7 @@ def share(rows: list[Row], method: str, reference: str, part: str) -> str:
 
 
 def picture(found: Rows, path: Path) -> None:
-    tasks = by_task(found)
+    tasks = grouped(found.values(), task_of)
     figure, axes = plt.subplots(1, len(tasks), figsize=(4.5 * len(tasks), 4), squeeze=False)
     for axis, (task, rows) in zip(axes[0], tasks.items(), strict=True):
         for method, (label, color, marker) in LOOKS.items():

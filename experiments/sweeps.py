@@ -73,9 +73,9 @@ def draw(rows: list[Row], path: Path) -> None:
         for name in (name for name in dict.fromkeys(row["task"] for row in rows) if SWEEPS[name].prior == prior):
             start, *points = [row for row in rows if row["task"] == name]
             basic, addon = ([row["mean"][part][0] for row in points] for part in ("basic_reward", "addon_reward"))
-            color, label = ("#b5532a", "states 0") if SWEEPS[name].more else ("#0b6e99", "states priced")
+            plain, priced = ("#b5532a", "states 0", (-36, -10)), ("#0b6e99", "states priced", (6, 5))
+            color, label, place = plain if SWEEPS[name].more else priced
             axis.plot(basic, addon, "o-", color=color, label=label)
-            place = (-36, -10) if SWEEPS[name].more else (6, 5)
             for row, x, y in zip(points, basic, addon, strict=True):
                 label = f"ω′ {row['omega']:g}"
                 axis.annotate(label, (x, y), textcoords="offset points", xytext=place, fontsize=8, color=color)
@@ -83,8 +83,7 @@ def draw(rows: list[Row], path: Path) -> None:
         axis.plot(x, y, "s", color="#777777")
         axis.annotate("prior", (x, y), textcoords="offset points", xytext=(6, -12), fontsize=9, color="#777777")
         axis.axline((x, y), slope=-1, color="#bbbbbb", linewidth=0.8, linestyle=":")
-        axis.set_xlabel("basic return (never read)")
-        axis.set_ylabel(f"add-on return: {SWEEPS[name].addon}")
+        axis.set(xlabel="basic return (never read)", ylabel=f"add-on return: {SWEEPS[name].addon}")
         axis.set_title(prior, loc="left")
         axis.legend(frameon=False)
         axis.margins(0.15)

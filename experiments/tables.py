@@ -31,7 +31,7 @@ from experiments import (
 )
 from experiments import found as found_settings
 from experiments.campaign import finished
-from experiments.ledger import Ledger, Row
+from experiments.ledger import Ledger, Row, grouped
 from experiments.llm.__main__ import PROGRAMS
 from experiments.pages import Tables, each_and_mean, fill, markdown
 from experiments.paper.runs import TASKS as PAPERS
@@ -75,17 +75,11 @@ def peers() -> str:
     return markdown(["", "steps a second, median", "repolicy is faster by", "with minibatches of 1024"], lines)
 
 
-def average(runs: list[Row], action: str, part: str) -> float:
-    """Return the mean over runs of a part of the last policies' returns."""
-    return mean(run["last"][action][part][0] for run in runs)
-
-
 def scores(runs: list[Row]) -> list[str]:
     """Return means of the last policies by the mean action, and the total with sampled ones."""
-    parts = ("basic_reward", "addon_reward", "metric", "total_reward")
-    basic, addon, metric, total = (average(runs, "mean", part) for part in parts)
-    sampled = average(runs, "sampled", "total_reward")
-    return [f"{basic:,.0f}", f"{addon:,.0f}", f"{metric:.3f}", f"**{total:,.0f}**", f"{sampled:,.0f}"]
+    ways = {"basic_reward": "{:,.0f}", "addon_reward": "{:,.0f}", "metric": "{:.3f}", "total_reward": "**{:,.0f}**"}
+    cells = [form.format(mean(run["last"]["mean"][part][0] for run in runs)) for part, form in ways.items()]
+    return [*cells, f"{mean(run['last']['sampled']['total_reward'][0] for run in runs):,.0f}"]
 
 
 def by_default() -> str:
@@ -113,10 +107,8 @@ def by_default_runs(found: dict[str, Row], name: str) -> list[Row]:
 
 def few() -> str:
     """Return few steps, and what the longest runs reach."""
-    found = ledger("heavy.jsonl")
-    return few_steps.table(
-        ledger("few_steps.jsonl"), {name: by_default_runs(found, name) for name in few_steps.NAMES}
-    )  # fmt: skip
+    longest = {name: by_default_runs(ledger("heavy.jsonl"), name) for name in few_steps.NAMES}
+    return few_steps.table(ledger("few_steps.jsonl"), longest)
 
 
 def sweeps() -> str:
@@ -124,29 +116,21 @@ def sweeps() -> str:
                 "KL to the prior a step", ""]  # fmt: skip
     lines, before = [], ""
     for row in ledger("sweeps.jsonl").values():
-        first, before = row["task"] != before, row["task"]
-        parts = [
-            *(row["mean"][f"{part}_reward"] for part in ("basic", "addon", "total")),
-            row["sampled"]["total_reward"],
-        ]
-        task, omega = f"{row['task'].removesuffix('_plain')}, {row['addon']}", row["omega"]
-        cells = [
-            task if first else "",
-            f"{row['states']:.3g}" if first else "",
-            "prior" if omega is None else f"{omega:g}",
-        ]
-        cells += [f"{part[0]:,.0f}" for part in parts]
-        lines.append([*cells, f"{round(row['kl'], 2) + 0.0:.2f}", "knee" if row["knee"] else ""])  # no -0.00
+        begins, before = row["task"] != before, row["task"]
+        ways = [("mean", "basic"), ("mean", "addon"), ("mean", "total"), ("sampled", "total")]
+        numbers = [f"{row[how][f'{part}_reward'][0]:,.0f}" for how, part in ways]
+        first = [f"{row['task'].removesuffix('_plain')}, {row['addon']}", f"{row['states']:.3g}"]
+        omega = "prior" if row["omega"] is None else f"{row['omega']:g}"
+        kl = f"{round(row['kl'], 2) + 0.0:.2f}"  # no -0.00
+        lines.append([*(first if begins else ["", ""]), omega, *numbers, kl, "knee" if row["knee"] else ""])
     return markdown(headings, lines)
 
 
 def nat_worth() -> str:
     lines = []
     for row in sorted(rows("nat_worth.jsonl"), key=lambda row: str(row["key"])):
-        worth = f"**{row['value']:.3f}** ± {row['error']:.3f}"
-        lines.append(
-            [row["key"].split()[0], f"{row['alpha']:g}", f"{row.get('std', 1.0):g}", worth, str(row["episodes"])]
-        )
+        cells = [f"{row['alpha']:g}", f"{row.get('std', 1.0):g}", f"**{row['value']:.3f}** ± {row['error']:.3f}"]
+        lines.append([row["key"].split()[0], *cells, str(row["episodes"])])
     return markdown(["prior", "trained at α", "std of the actions, as a share", "a nat is worth", "episodes"], lines)
 
 
@@ -170,14 +154,12 @@ def large_prior() -> str:
     return markdown(["environment", "speed, of what physics and networks allow", "seconds"], lines)
 
 
-PRICES = ("overhead", "states_overhead", "dial_overhead")
-
-
 def prior() -> str:
     headings, lines = ["prior", "an iteration without it", "with it", "costs", "its states cost", "a dial costs"], []
     for row in ledger("prior_cost.jsonl").values():
         without, with_it = (1000 * row["seconds_an_iteration"][name] for name in ("greedy", "residual"))
-        costs = [f"{100 * row[name]:.1f} %" if name in row else "–" for name in PRICES]
+        prices = ("overhead", "states_overhead", "dial_overhead")
+        costs = [f"{100 * row[name]:.1f} %" if name in row else "–" for name in prices]
         lines.append([row["task"], f"{without:.0f} ms", f"{with_it:.0f} ms", *costs])
     return markdown(headings, lines)
 
@@ -194,9 +176,8 @@ def llm_programs() -> str:
 def through_hosts() -> str:
     """Return a row a task, its steps and a trainer: means over its seeds, and from which seed to which."""
     lines = []
-    found: dict[tuple[str, ...], list[Row]] = {}
-    for key, run in ledger("through_hosts.jsonl").items():
-        found.setdefault((run["prior"], key.rpartition("/")[2], run["host"]), []).append(run)
+    rows = ledger("through_hosts.jsonl").values()
+    found = grouped(rows, lambda run: (run["prior"], run["key"].rpartition("/")[2], run["host"]))
     for (prior, steps, host), mine in sorted(found.items(), key=lambda item: (item[0][0] == "ant", int(item[0][1]))):
         nats = [run["nats"] for run in mine]
         parts = [mean(run["mean"][f"{part}_reward"][0] for run in mine) for part in ("basic", "addon", "total")]

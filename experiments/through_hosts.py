@@ -3,8 +3,7 @@
     python -m experiments.through_hosts
 
 Each by its defaults: nothing is named but the prior, the wish and how many steps. The environments are the same, as
-many for each, and each acts for as long between two updates. Every policy is evaluated by `repolicy.evaluate`, 100
-episodes with the mean action and with samples. A run that is in the file is not repeated.
+many for each, and each acts for as long between two updates.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 
 from experiments import campaign
-from experiments.batches import ForRslRl, ForSb3, Paid
+from experiments.batches import ForRslRl, ForSb3, Paid, runner_config
 from experiments.ledger import Row
 from repolicy import Policy, customize, evaluate, load_policy
 from repolicy.prepare.defaults import customize_defaults
@@ -39,9 +38,8 @@ OURS = {"class_name": "repolicy.hosts.rsl_rl:PolicyActor"}  # for a std that dep
 def paid(prior: str, seed: int) -> Paid:
     """Return the environments of a task, which get actions as the prior sends them."""
     policy = load_policy(prior)
-    return Paid(
-        *TASKS[prior], customize_defaults(prior).envs, seed, policy.to_environment if policy.family.squashes else None
-    )
+    send = policy.to_environment if policy.family.squashes else None
+    return Paid(*TASKS[prior], customize_defaults(prior).envs, seed, send)
 
 
 def through_engine(prior: str, seed: int, steps: int) -> Policy:
@@ -75,15 +73,9 @@ def through_rsl_rl(prior: str, seed: int, steps: int) -> Policy:
     network = {"class_name": "MLPModel", "obs_normalization": True, "activation": spec.activation}
     network |= {"hidden_dims": [*spec.hidden]}
     gaussian = {"class_name": "GaussianDistribution", "std_type": "scalar"}
-    config = {
-        "num_steps_per_env": settings.n_steps,
-        "save_interval": 10**9,
-        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
-        "actor": OURS if std is None else network | {"distribution_cfg": gaussian},
-        "critic": network,
-        "algorithm": {"class_name": "repolicy.hosts.rsl_rl:ResidualPPO", "prior": prior},
-        "multi_gpu": None,
-    }
+    actor = OURS if std is None else network | {"distribution_cfg": gaussian}
+    ours = {"class_name": "repolicy.hosts.rsl_rl:ResidualPPO", "prior": prior}
+    config = runner_config(settings.n_steps, actor, network, ours)
     with contextlib.redirect_stdout(open(os.devnull, "w")):
         runner = OnPolicyRunner(ForRslRl(paid(prior, seed)), config, None, "cpu")
         runner.learn(-(-steps // settings.iteration_steps))
@@ -91,11 +83,8 @@ def through_rsl_rl(prior: str, seed: int, steps: int) -> Policy:
     return as_squashed(made, start) if start.family.squashes else made
 
 
-HOSTS: dict[str, Callable[[str, int, int], Policy]] = {
-    "engine": through_engine,
-    "stable-baselines3": through_sb3,
-    "rsl_rl": through_rsl_rl,
-}
+HOSTS: dict[str, Callable[[str, int, int], Policy]]
+HOSTS = {"engine": through_engine, "stable-baselines3": through_sb3, "rsl_rl": through_rsl_rl}
 
 
 def measure(host: str, prior: str, seed: int, steps: int) -> Row:

@@ -39,12 +39,8 @@ RUNS: dict[str, dict[str, Any]] = {  # what is named beside the prior and the wi
     "wish_alone": PLAIN,
     "both_rewards": {"critic_warmup": 5, "objective": {"task": "both", "omega": 0.0, "alpha": 0.0}},
 }
-CURVES = {
-    "old_reward": "Train/mean_reward",
-    "length": "Train/mean_episode_length",
-    "wish": "Loss/reward_task",
-    "nats": "Loss/prior_kl",
-}
+CURVES = {"old_reward": "Train/mean_reward", "length": "Train/mean_episode_length"}
+CURVES |= {"wish": "Loss/reward_task", "nats": "Loss/prior_kl"}
 TIMES = {"collecting": "Perf/collection_time", "learning": "Perf/learning_time"}
 
 
@@ -90,12 +86,8 @@ def evaluated(robot: str, checkpoint: Path, envs: int) -> Row:
     steps = (sums / lengths.unsqueeze(-1)).T
     found = {name: mean_and_error(steps[at]) for at, name in enumerate(names)}
     returns = sums[:, : len(terms.active_terms)].sum(-1) * env.unwrapped.step_dt
-    return {
-        "return": mean_and_error(returns),
-        "length": mean_and_error(lengths),
-        "falls": falls,
-        "robots": envs,
-    } | found
+    row = {"return": mean_and_error(returns), "length": mean_and_error(lengths), "falls": falls, "robots": envs}
+    return row | found
 
 
 def mean_and_error(values: torch.Tensor) -> list[float]:
@@ -110,13 +102,10 @@ def logged(folder: Path) -> Row:
     told = {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     every = max(1, max(map(len, told.values()), default=1) // 30)
     curves = {name: [float(f"{value:.4g}") for value in told.get(tag, ())[::every]] for name, tag in CURVES.items()}
-    return {
-        "iterations": max(map(len, told.values()), default=0),
-        "seconds": {
-            name: round(median(told[tag][len(told[tag]) // 2 :]), 3) for name, tag in TIMES.items() if tag in told
-        },
-        "curves": curves | {"every": every},
-    }
+    lasting = {name: told[tag][len(told[tag]) // 2 :] for name, tag in TIMES.items() if tag in told}
+    seconds = {name: round(median(each), 3) for name, each in lasting.items()}
+    row = {"iterations": max(map(len, told.values()), default=0), "seconds": seconds}
+    return row | {"curves": curves | {"every": every}}
 
 
 def last_policy(robot: str, name: str, seed: int, prior: Path, iterations: int, envs: int) -> Path:

@@ -3,11 +3,9 @@
     python -m experiments.wishes                    # all rows that are not there yet
     python -m experiments.wishes --only prefer      # those whose key begins so
 
-The person's hidden wish is to spare HalfCheetah's hind leg, that Hopper stays high, or that a car on the highway keeps
-to the right. Who answers is wrong in one answer of ten. Who takes over acts as the policy that was customized to the
-hidden wish does, when the wish was met too badly on average over the last steps, and hands back when it is met well
-(hysteresis). A row says what the program was never told: the rank correlation of the learnt wish with the hidden one,
-and what the customized policies have of the hidden wish's gain.
+Who answers is wrong in one answer of ten. Who takes over acts as the policy that was customized to the hidden wish
+does, when the wish was met too badly over the last steps, and hands back when it is met well. A row says what the
+program was never told: the learnt wish's rank correlation with the hidden one, and the policies' share of its gain.
 """
 
 from collections.abc import Callable
@@ -104,13 +102,8 @@ FEATURES = {"joints": CHEETAH.features, "all": "next^1", "networks": ""}
 EPISODES = 20
 ROUNDS, RATE = 3, 0.05
 # What the steps weigh that were let pass, and whether the prior counts. `true-wish` watches the person's own policy.
-ARMS = {
-    "mereq": (1.0, True),
-    "no-pseudo-expert": (0.0, True),
-    "no-prior": (1.0, False),
-    "cloning": (1.0, True),
-    "true-wish": (1.0, True),
-}
+ARMS = {"mereq": (1.0, True), "no-pseudo-expert": (0.0, True), "no-prior": (1.0, False)}
+ARMS |= {"cloning": (1.0, True), "true-wish": (1.0, True)}
 
 
 def who(reference: str | Path) -> Acting:
@@ -124,13 +117,12 @@ def hidden(pairs: Pairs) -> np.ndarray:
 
 def answers_of(pairs: Pairs, random: np.random.Generator) -> np.ndarray:
     """Return 1 for left and 0 for right, some of them wrong."""
-    worth = hidden(pairs)
-    right = worth[:, 0] > worth[:, 1]
+    right = np.greater(*hidden(pairs).T)
     return np.where(random.random(len(right)) < WRONG, ~right, right).astype(float)
 
 
 def learnt_from(pairs: list[Pairs], told: list[np.ndarray], features: str) -> LearntWish:
-    known = {(page, p): float(each) for page, values in enumerate(told) for p, each in enumerate(values)}
+    known = {(page, p): float(each) for page, of in enumerate(told) for p, each in enumerate(of)}
     return learnt(pairs, dict(known), features)
 
 
@@ -146,19 +138,14 @@ def measured(reference: str | Path, task: Task = CHEETAH) -> dict[str, float]:
     with one_thread():
         found = evaluate(who(reference).agent, task.env, EPISODES, addon=task.hidden, seed=EVALUATION_SEED)
     assert found.addon is not None
-    return {
-        "basic": round(float(found.basic.mean()), 1),
-        "hidden": round(float(found.addon.mean()), 2),
-        "length": float(found.lengths.mean()),
-    }
+    row = {"basic": round(float(found.basic.mean()), 1), "hidden": round(float(found.addon.mean()), 2)}
+    return row | {"length": float(found.lengths.mean())}
 
 
 def customized(addon: str, folder: Path, seed: int, task: Task = CHEETAH) -> Path:
     """Customize the prior, or take what lies there."""
-    objective = residual(task.omega, task.alpha, task.states)
-    task.customizing(
-        task.prior, addon, objective, folder, task.training | {"seed": seed}, env=task.env, resume=True, progress=False
-    )
+    told = residual(task.omega, task.alpha, task.states), folder, task.training | {"seed": seed}
+    task.customizing(task.prior, addon, *told, env=task.env, resume=True, progress=False)
     return folder
 
 
@@ -192,7 +179,7 @@ def prefer(runs: Path, features: str, seed: int) -> Row:
             left = [place for place in left if place not in places]
             shown.append(chosen)
             known.append(told[places])
-        scale = CHEETAH.weight * float(hidden_steps(pool).std())
+        scale = CHEETAH.weight * float(CHEETAH.wish.reward(Transitions(*pool.steps, {})).std())
     row: Row = {"features": FEATURES[features], "versions": versions(), "answers": ANSWERS, "wrong": WRONG}
     row |= {"correlation": curve, "prior": measured(CHEETAH.prior), "true": measured(true_one(runs, seed))}
     path = runs / f"wish-{features}-{seed}.safetensors"
@@ -200,10 +187,6 @@ def prefer(runs: Path, features: str, seed: int) -> Row:
     weight = scale / spread_a_step([pool], at_random)
     row["learnt"] = measured(customized(f"{path}={weight!r}", runs / f"prefer-{features}-{seed}", seed))
     return row | shares(row["learnt"], row)
-
-
-def hidden_steps(pairs: Pairs) -> np.ndarray:
-    return CHEETAH.wish.reward(Transitions(*pairs.steps, {}))
 
 
 def shares(found: dict[str, float], row: Row) -> Row:
@@ -310,10 +293,8 @@ def preferences_table(rows: dict[str, Row]) -> str:
     lines = []
     for name, features in FEATURES.items():
         if found := [row for key, row in rows.items() if key.startswith(f"prefer/{name}/")]:
-            random, chosen = (
-                "–".join(f"{value:.2f}" for value in sorted({min(last), max(last)}))
-                for last in ([row["correlation"][how][-1] for row in found] for how in ("random", "chosen"))
-            )
+            lasts = [[row["correlation"][how][-1] for row in found] for how in ("random", "chosen")]
+            random, chosen = ("–".join(f"{value:.2f}" for value in sorted({min(of), max(of)})) for of in lasts)
             shares = (f"{np.mean([row[key] for row in found]):.0%}" for key in ("gain", "kept"))
             lines.append([f"`{features}`" if features else "networks", str(len(found)), random, chosen, *shares])
     return markdown(headings, lines)
