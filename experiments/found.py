@@ -18,7 +18,7 @@ from experiments import campaign
 from experiments.episodes import objective_of, played
 from experiments.heavy import Task
 from experiments.ledger import Row
-from experiments.pages import markdown
+from experiments.pages import markdown, once
 from experiments.statistics import mean_and_error
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.making import observing
@@ -87,8 +87,7 @@ def measured(
 
 def table(rows: list[Row]) -> str:
     """Return a row a run: what it was after, and where that stood at the start and at the end."""
-    headings = ["prior, wish", "seed", "weights", "objective, start", "end", "gained", "wish", "old return", "both",
-                "both, sampled"]  # fmt: skip
+    headings = ["prior, wish", "seed", "weights", "gained", "wish", "old return", "both", "both, sampled"]
     lines = []
     for row in sorted(rows, key=lambda row: row["key"]):
         start, last, budget = row["start"], row["last"], row["settings"]["kl_budget"]
@@ -98,11 +97,10 @@ def table(rows: list[Row]) -> str:
         pairs = [[each["mean"][part][0] for each in (start, last)] for part in ("addon", "basic")]
         pairs += [[_both(each[action]) for each in (start, last)] for action in ("mean", "sampled")]
         parts = [" to ".join(map(_number, pair)) for pair in pairs]
-        ends = [_number(found["objective"][0]) for found in (start, last)]
         gained = f"**{' ± '.join(map(_number, row['gained']))}**"
         few = f", {row['steps']:,} steps" if row["steps"] < STEPS else ""
-        lines.append([f"{name}, {row['addon']}{few}", str(row["seed"]), held, *ends, gained, *parts])
-    return markdown(headings, lines)
+        lines.append([f"{name}, {row['addon']}{few}", str(row["seed"]), held, gained, *parts])
+    return markdown(headings, once(lines))
 
 
 def _both(found: dict[str, list[float]]) -> float:

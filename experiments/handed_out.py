@@ -134,13 +134,11 @@ def measured(name: str, seed: int, runs: Path) -> Row:
 
 
 def table(rows: list[Row]) -> str:
-    """Return a row a run, but for those in which both candidates are the last policy."""
+    """Return a row a run in which a candidate is clearly better or worse than the last policy."""
     headings = ["task", "last policy: objective", "ended early", "handed out", "objective, better by", "total"]
     headings += ["highest sum", "ended early", "objective, better by", "total"]
     lines = []
     for row in sorted(rows, key=lambda row: (list(TASKS).index(row["key"].partition("/")[0]), row["key"])):
-        if all(row[which]["steps"] == row["last"]["steps"] for which in ("handed_out", "highest")):
-            continue
         name, _, seed = row["key"].partition("/")
         line = [name.replace("_", " ") + (f", seed {seed}" if seed != "0" else "")]
         line += [_pair(row["last"]["objective"]).strip("*"), str(row["last"]["ended_early"])]
@@ -149,7 +147,7 @@ def table(rows: list[Row]) -> str:
             line.append("the last" if same else f"after {found['steps']:,} steps" if found["steps"] else "the prior")
             line += [str(found["ended_early"])] if which == "highest" else []
             line += ["–" if same else _pair(found[f"{part}_better"]) for part in ("objective", "total_sampled")]
-        lines.append(line)
+        lines += [line] * ("**" in "".join(line))
     return markdown(headings, lines)
 
 

@@ -12,7 +12,7 @@ from statistics import mean
 from experiments import campaign
 from experiments.ledger import Ledger, Row, grouped
 from experiments.one import Run
-from experiments.pages import each_and_mean, markdown
+from experiments.pages import each_and_mean, markdown, once
 from experiments.paper.runs import TASKS as PAPERS
 
 WORTH = Path("results/nat_worth.jsonl")
@@ -107,7 +107,7 @@ def table(found: dict[str, Row]) -> str:
         totals = [each_and_mean([run[action]["total_reward"][0] for run in runs]) for action in ("mean", "sampled")]
         lines.append([*what, f"{basic:,.0f}", f"{addon:,.0f}", *totals])
     ends = ["basic", "add-on", "**total**", "total, sampled"]
-    return markdown(["prior, add-on", "ω′", "states", "γ", "steps", *ends], lines)
+    return markdown(["prior, add-on", "ω′", "states", "γ", "steps", *ends], once(lines))
 
 
 @campaign.program("ledger", "runs", "jobs", "ray", "only")

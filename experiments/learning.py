@@ -8,12 +8,11 @@ What is in the ledger is not repeated; a run that was interrupted goes on where 
 
 import re
 from pathlib import Path
-from statistics import mean
 
 from experiments import campaign
 from experiments.ledger import Ledger, Row, grouped, seedless
 from experiments.one import Run
-from experiments.pages import markdown
+from experiments.pages import each_and_mean, markdown
 from repolicy.policies.file import save_policy
 from repolicy.priors.finding import PRIORS
 from repolicy.priors.opening import read_policy
@@ -55,12 +54,11 @@ def table(runs_by_key: dict[str, Row]) -> str:
     lines = list[list[str]]()
     by_seed = sorted(runs_by_key.values(), key=lambda row: row["key"].rpartition("/")[2])
     for env, runs in grouped(by_seed, seedless).items():
-        ways = (("last", "mean"), ("best", "mean"), ("last", "sampled"))
-        of_ways = [[run[which][how]["basic_reward"][0] for run in runs] for which, how in ways]
-        cells = [f"**{mean(scores):,.0f}** ({', '.join(f'{score:,.0f}' for score in scores)})" for scores in of_ways]
+        of_ways = [[run["last"][how]["basic_reward"][0] for run in runs] for how in ("mean", "sampled")]
+        cells = map(each_and_mean, of_ways)
         options = re.sub(r"^repolicy train \S+ | --seed \d+| --ranks 1", "", runs[0]["command"])
         lines.append([env, str(len(runs)), *cells, f"`{options}`"])
-    return markdown(["environment", "seeds", "mean action, last", "best", "sampled, last", "options"], lines)
+    return markdown(["environment", "seeds", "mean action", "sampled", "options"], lines)
 
 
 def ship(found: dict[str, Row], runs: Path) -> None:

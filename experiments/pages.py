@@ -16,7 +16,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([f"| {first} |", "|---" * len(headings) + "|", *(f"| {row} |" for row in others)])
 
 
-def grouped(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+def once(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return the rows without a first cell that the row above has, too."""
     return [["" if row[0] == above[0] else row[0], *row[1:]] for above, row in zip([[""], *rows], rows, strict=False)]
 

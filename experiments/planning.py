@@ -17,7 +17,7 @@ import numpy as np
 
 from experiments import campaign
 from experiments.ledger import Row, grouped, seedless
-from experiments.pages import markdown
+from experiments.pages import markdown, once
 from experiments.statistics import spearman
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.learning.training import customize
@@ -180,7 +180,7 @@ def table(rows: dict[str, Row]) -> str:
         first = f"{Path(row['prior']).stem}, {row['addon'].rpartition(':')[2]}"
         cells = [first, how, weights, totals[0], f"**{totals[1]}**", episodes, f"{after['ended_early']}", speed]
         lines.append(cells)
-    return markdown(headings, lines)
+    return markdown(headings, once(sorted(lines, key=lambda line: line[0])))
 
 
 def pooled(rows: dict[str, Row]) -> dict[str, Row]:

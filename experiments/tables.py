@@ -33,7 +33,7 @@ from experiments import found as found_settings
 from experiments.campaign import finished
 from experiments.ledger import Ledger, Row, grouped
 from experiments.llm.__main__ import PROGRAMS
-from experiments.pages import Tables, each_and_mean, fill, markdown
+from experiments.pages import Tables, each_and_mean, fill, markdown, once
 from experiments.paper.runs import TASKS as PAPERS
 from experiments.readers import table as reader_table
 from experiments.statistics import smooth
@@ -178,16 +178,16 @@ def through_hosts() -> str:
     lines = []
     rows = ledger("through_hosts.jsonl").values()
     found = grouped(rows, lambda run: (run["prior"], run["key"].rpartition("/")[2], run["host"]))
-    for (prior, steps, host), mine in sorted(found.items(), key=lambda item: (item[0][0] == "ant", int(item[0][1]))):
+    for (prior, steps, host), mine in sorted(found.items(), key=lambda item: (item[0][0], int(item[0][1]))):
         nats = [run["nats"] for run in mine]
         parts = [mean(run["mean"][f"{part}_reward"][0] for run in mine) for part in ("basic", "addon", "total")]
         totals = [run["mean"]["total_reward"][0] for run in mine]
         sampled = mean(run["sampled"]["total_reward"][0] for run in mine)
         cells = [f"{min(nats):.2f}–{max(nats):.2f}", *(f"{part:,.0f}" for part in parts[:2]), f"**{parts[2]:,.0f}**"]
         of_seeds = f"{min(totals):,.0f}–{max(totals):,.0f}"
-        lines.append([prior, f"{int(steps):,}", host, *cells, of_seeds, f"{sampled:,.0f}", str(len(mine))])
-    head = ["prior", "steps", "trainer", "nats", "basic", "add-on", "total", "of seeds", "sampled", "seeds"]
-    return markdown(head, lines)
+        lines.append([f"{prior}, {int(steps):,} steps", host, *cells, of_seeds, f"{sampled:,.0f}"])
+    head = ["prior", "trainer", "nats", "basic", "add-on", "total", "of seeds", "sampled"]
+    return markdown(head, once(lines))
 
 
 # A task, and that of `heavy` with the same prior and wish. Go1's prior is a row of `real_robot`.
@@ -195,23 +195,21 @@ FINE_TUNED = {"halfcheetah": "halfcheetah_10", "hopper": "hopper"}
 
 
 def fine_tuning() -> str:
-    """Return a row a way: how much of the unseen reward is lost at first and at the end, and 100 episodes then."""
-    headings = ["prior", "way", "lowest of the first 50", "at the end", "mean action: basic", "add-on", "total",
-                "sampled: basic", "total", "steps", "seeds"]  # fmt: skip
+    """Return a row a way: how much of the unseen reward is left at the end, and 100 episodes then."""
+    headings = ["prior", "way", "kept", "mean action: basic", "add-on", "total", "sampled: basic", "total", "steps"]
     lines, runs = [], list(ledger("fine_tuning.jsonl", "/1000000").values())
     done = Counter((run["task"], run["seed"]) for run in runs)
     runs = [run for run in runs if done[run["task"], run["seed"]] == max(done.values())]  # seeds with all ways
     for task, way in dict.fromkeys((run["task"], run["way"]) for run in sorted(runs, key=lambda run: run["task"])):
         mine = [run for run in runs if (run["task"], run["way"]) == (task, way)]
-        shares = [of_the_prior(run) for run in mine]
-        kept = [f"{mean(share[i] for share in shares):.0%}" for i in (0, 1)]
+        kept = f"{mean(map(of_the_prior, mine)):.0%}"
         parts = [("mean", "basic"), ("mean", "addon"), ("mean", "total"), ("sampled", "basic"), ("sampled", "total")]
         ends = [[run["end"][how][f"{part}_reward"][0] for run in mine] for how, part in parts]
         steps, digits = mean(run["end"]["sampled"]["length"][0] for run in mine), 0 if task in FINE_TUNED else 1
         rewards = [f"{mean(end):,.{digits}f}" for end in ends]
         rewards[2] = each_and_mean(ends[2], digits)
-        lines.append([task, way, *kept, *rewards, f"{steps:,.0f}", str(len(mine))])
-    return markdown(headings, lines)
+        lines.append([task, way, kept, *rewards, f"{steps:,.0f}"])
+    return markdown(headings, once(lines))
 
 
 ALTERNATIVES = {
@@ -230,14 +228,14 @@ def alternatives() -> str:
     runs, lines = ledger("fine_tuning.jsonl", "/1000000").values(), []
     for way, (name, when) in ALTERNATIVES.items():
         cheetah, hopper = ([run for run in runs if run["task"] == task and run["way"] == way] for task in FINE_TUNED)
-        kept = mean(of_the_prior(run)[1] for run in cheetah)
+        kept = mean(map(of_the_prior, cheetah))
         totals = [mean(run["end"]["mean"]["total_reward"][0] for run in each) for each in (cheetah, hopper)]
         lines.append([name, f"{kept:.0%}", *(f"{total:,.0f}" for total in totals), when])
     return markdown(headings, lines)
 
 
-def of_the_prior(row: Row) -> tuple[float, float]:
-    """Return the lowest value of the first 50 iterations and the last one, as shares of the prior's own."""
+def of_the_prior(row: Row) -> float:
+    """Return the old reward at the end of training, as a share of the prior's own."""
     if row["task"] in FINE_TUNED:
         kept = ledger("heavy.jsonl")[f"{FINE_TUNED[row['task']]}/prior/0"]["last"]["sampled"]
         own, length = kept["basic_reward"][0], kept["length"][0]
@@ -246,7 +244,7 @@ def of_the_prior(row: Row) -> tuple[float, float]:
         own, length = kept["basic"][0], kept["length"][0]
     own /= length if row["curve"] == "basic" else 1.0
     curve = smooth(row)
-    return float(np.nanmin(curve[:50])) / own, float(curve[~np.isnan(curve)][-1]) / own
+    return float(curve[~np.isnan(curve)][-1]) / own
 
 
 def written(name: str, part: int | None = None) -> Callable[[], str]:

@@ -19,7 +19,7 @@ import torch
 
 from experiments import campaign
 from experiments.ledger import Row
-from experiments.pages import markdown
+from experiments.pages import markdown, once
 from experiments.statistics import spearman
 from repolicy.envs.addons import Addon, combined
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
@@ -310,7 +310,7 @@ def takeover_table(rows: dict[str, Row]) -> str:
             rates = ", ".join(f"{rate:.0%}" for rate in row["rates"])
             shares = (f"{row[name]:.0%}" for name in ("gain", "kept"))
             lines.append([Path(TAKEOVERS[kind].prior).name, arm, seed, rates, f"{sum(row['person_steps']):,}", *shares])
-    return markdown(headings, lines)
+    return markdown(headings, once(lines))
 
 
 @campaign.program("ledger", "runs", "only", seeds=3)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import get_args
 
-from experiments.pages import grouped
+from experiments.pages import once
 from experiments.paper import printed
 from experiments.paper.claims import Finding, Verdict
 from experiments.paper.results import SETTINGS, Results, Scores, cost, mixed, settings_of
@@ -84,7 +84,7 @@ def learning(results: Results) -> Rows:
                 pair(printed.AVERAGE[task][variant]), pooled(last), middle(last),
                 pair(printed.BEST[task][variant]), best(last), pooled(sampled),
             ])  # fmt: skip
-    return headings, grouped(rows)
+    return headings, once(rows)
 
 
 def customizing(results: Results) -> Rows:
@@ -102,7 +102,7 @@ def customizing(results: Results) -> Rows:
             for part in ("basic_reward", "metric", "addon_reward"):
                 row += [pair(theirs[part]), pooled(found[part])]
             rows.append(row)
-    return headings, grouped(rows)
+    return headings, once(rows)
 
 
 def ways(results: Results) -> Rows:
@@ -114,7 +114,7 @@ def ways(results: Results) -> Rows:
             cells = [pooled(results.scores(task, variant, part, "best", action)) for action in ("mean", "sampled")]
             if cells[0] != NOT_YET:
                 rows.append([ENVIRONMENTS[task], NAMES[variant], called, *cells])
-    return headings, grouped(rows)
+    return headings, once(rows)
 
 
 def claims(findings: Sequence[Finding]) -> Rows:
@@ -127,7 +127,7 @@ def claims(findings: Sequence[Finding]) -> Rows:
         p = NOT_YET if found.p is None else f"{found.p:.3f}"
         row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict, p, *found.others, figure, between]
         rows.append([*row, number(found.printed) + ("" if found.holds_in_print else " (no)")])
-    return headings, grouped(rows)
+    return headings, once(rows)
 
 
 def beyond(results: Results) -> Rows:
@@ -141,7 +141,7 @@ def beyond(results: Results) -> Rows:
                 name = NAMES.get(variant, variant.replace("_", " "))
                 many = "one policy" if found[0].one_policy else str(len(found[0].means))
                 rows.append([entry.env, name, many, *map(pooled, [*found, sampled])])
-    return headings, grouped(rows)
+    return headings, once(rows)
 
 
 def expense(results: Results) -> Rows:
