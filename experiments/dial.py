@@ -26,7 +26,7 @@ from experiments.episodes import played
 from experiments.ledger import Ledger, Row
 from experiments.one import Run as Training
 from experiments.one import trained
-from experiments.pages import markdown
+from experiments.pages import markdown, once
 from experiments.statistics import spearman
 from repolicy.envs.addons import combined
 from repolicy.envs.dialed import placed
@@ -234,7 +234,7 @@ def summary(found: list[Row]) -> str:
                 name = f"{row['how']}, seed {row['seed']}" if "seed" in row else row["how"]
                 more = turning(row) if "many" in row else [""] * 4
                 lines.append([row["task"], name, f"{area(row, points):.0%}", *more])
-    return markdown(headings, lines)
+    return markdown(headings, once(lines))
 
 
 def free(found: list[Row]) -> str:

@@ -75,7 +75,7 @@ def largest(env: str, key: str) -> float:
 def table(rows: list[Row]) -> str:
     """Return a row a policy and way of acting, beside the prior's."""
     headings = ["policy", "action", "old return (not trained on)", "energy cost a step", "clearance cost a step",
-                "error of speed, m/s", "of turning, rad/s", "falls"]  # fmt: skip
+                "error of speed, m/s", "falls"]  # fmt: skip
     found = {row["key"]: row for row in rows}
     lines = []
     for key, row in found.items():
@@ -83,8 +83,7 @@ def table(rows: list[Row]) -> str:
         prior = found[f"prior/{action}"]
         kept = f"{row['basic'][0]:.2f} ± {row['basic'][1]:.2f} ({row['basic'][0] / prior['basic'][0]:.0%})"
         costs = [f"{-row[part][0]:.4f} ({row[part][0] / prior[part][0] - 1:+.0%})" for part in ("energy", "clearance")]
-        errors = [f"{row[part][0]:.3f}" for part in TRACKED]
-        lines.append([name, action, kept, *costs, *errors, f"{row['falls']} of {row['episodes']}"])
+        lines.append([name, action, kept, *costs, f"{row['speed_error'][0]:.3f}", str(row["falls"])])
     return markdown(headings, lines)
 
 

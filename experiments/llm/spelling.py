@@ -123,13 +123,13 @@ def decode(row: list[int]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Return the measures, and 24 names as they came, at each omega."""
+    """Return the measures, and 12 names as they came, at each omega."""
     order, lines, shown = sorted(rows, key=lambda row: row["job"]["omega"] or -1), list[list[str]](), ""
     for row in order:
         title = "the prior" if row["job"]["omega"] is None else f"{row['job']['omega']:g}"
         numbers = [f"{row[name]:.2f}" for name in MEASURED]
         lines.append([title, *numbers, str(row["different"]), f"{row['real']:.2f}"])
-        shown += f"\n\n**{title}**: {', '.join(name.capitalize() or '(empty)' for name in row['names'])}"
+        shown += f"\n\n**{title}**: {', '.join(name.capitalize() or '(empty)' for name in row['names'][:12])}"
     return markdown(["omega", *MEASURED.values(), "different", "real"], lines) + shown
 
 

@@ -51,7 +51,7 @@ def test_a_robots_row_stands_beside_its_priors() -> None:
     line = real_robot.table([prior, ours]).splitlines()[-1]
     assert "29.40 ± 1.00 (98%)" in line
     assert "0.0800 (-20%)" in line
-    assert line.endswith("2 of 100 |")
+    assert line.endswith("| 0.100 | 2 |")
 
 
 def test_two_films_stand_side_by_side_and_say_how_much_power_each_takes() -> None:
