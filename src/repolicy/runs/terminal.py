@@ -32,12 +32,13 @@ class Terminal(Console):
         self.say(f"{title}\n{laid_out(headings, rows)}")
 
     def facts(self, facts: Mapping[str, object]) -> None:
-        """Print a name and what there is to say of it, a line each."""
+        """Print a name and what there is to say of it, a line each; nothing where there is nothing to say."""
         table = Table(show_header=False, box=None, padding=(0, 2))
         table.add_column()
         table.add_column(overflow="fold")  # a path that ends in … cannot be copied
         for name, value in facts.items():
-            table.add_row(Text(printable(name), "bold"), str(value))
+            if value != "":
+                table.add_row(Text(printable(name), "bold"), str(value))
         self.print(table)
 
     def render_str(self, text: str, **options: Any) -> Text:
