@@ -186,7 +186,8 @@ def given_objective(
     try:
         return Objective(**objective)
     except TypeError:
-        raise UsageError(f"the objective {objective!r} must have the fields task, omega, alpha, bonus") from None
+        fields = "task, omega, alpha, states and bonus"
+        raise UsageError(f"the objective is {objective!r}; it must be a mapping with some of {fields}") from None
 
 
 def plain(objective: Objective, host: str, states: bool = False, ranges: bool = False) -> Objective:

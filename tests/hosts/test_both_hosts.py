@@ -34,7 +34,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"kl_budget": 1.0, "omega": 0.0}, "a budget adapts omega, so omega must start above 0"),
     ({"prior": 3}, "a int cannot be a prior: it has no log_prob"),
     ({"objective": {"task": "addon"}}, "an objective was given, and omega, alpha or states too"),
-    ({"objective": {"wish": 1}} | UNNAMED, "must have the fields task, omega, alpha, bonus"),
+    ({"objective": {"wish": 1}} | UNNAMED, "it must be a mapping with some of task, omega, alpha, states and bonus"),
+    ({"objective": "kl"} | UNNAMED, "the objective is 'kl'; it must be a mapping"),
     ({"objective": Objective("addon", 0.1, 0.1, bonus=1.0)} | UNNAMED, "bonus is 1, and this host knows no"),
     ({"prior": small_policy(observations=4)}, "takes observations of 4 numbers, but the environment gives 3"),
 ]
