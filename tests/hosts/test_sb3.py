@@ -109,6 +109,35 @@ def test_noise_that_depends_on_the_state_is_theirs_and_the_priors() -> None:
     assert kl_of(ours) != pytest.approx(0.0, abs=1e-5)
 
 
+def test_sampled_steps_of_such_a_prior_have_noise_of_their_own() -> None:
+    prior = residual(prior=trained(use_sde=True), use_sde=True).prior
+    with torch.no_grad():
+        observations = torch.ones(4000, 3)
+        drawn = torch.stack([prior.act(observations, sample=True)[0] for _ in range(2)])
+        spread = prior.distribution(observations[:1]).distribution.stddev
+    torch.testing.assert_close(drawn.std(1), spread.expand(2, -1), rtol=0.05, atol=0.0)
+    assert abs(torch.corrcoef(drawn[..., 0])[0, 1]) < 0.05
+
+
+def test_of_such_a_prior_s_file_it_is_said_what_begins_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(use_sde=True).save(tmp_path / "gsde.zip")
+    residual(prior=tmp_path / "gsde.zip")
+    assert "gsde.zip has a std for each state and the actor one for all" in (said := capsys.readouterr().out)
+    assert "as the prior it begins with prior=PPO.load(FILE) and use_sde=True" in said
+    with pytest.raises(UsageError, match=r"the model has gSDE: its prior is prior=PPO.load\(FILE\)"):
+        residual(prior=tmp_path / "gsde.zip", use_sde=True)
+    residual(prior=small_policy())
+    assert "std" not in capsys.readouterr().out
+
+
+def test_a_verdict_needs_an_environment(tmp_path: Path) -> None:
+    residual(prior=small_policy()).save(tmp_path / "model.zip")
+    with pytest.raises(UsageError, match="the model has no environment: load it with env=, or set_env"):
+        ResidualPPO.load(tmp_path / "model.zip").verdict()
+
+
 def test_the_first_ratio_is_one() -> None:
     ours = residual(prior=small_policy()).learn(64)
     rollout(ours)

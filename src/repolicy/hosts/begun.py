@@ -47,6 +47,15 @@ def with_one_std(policy: Policy) -> Policy:
     return found.requires_grad_(False).eval()
 
 
+def say_of_one_std(prior: Policy, begun: Policy, name: str, remedy: str) -> None:
+    """Print that an actor begins elsewhere than its prior, where it has one std and the prior one for each state."""
+    if begun.std is not None and prior.std is None:
+        print(
+            f"ResidualPPO: {name} has a std for each state and the actor one for all, so it begins some nats away; as "
+            f"the prior it begins with {remedy}"
+        )
+
+
 def as_squashed(policy: Policy, prior: Policy) -> Policy:
     """Return a Gaussian that has acted through tanh as the policy that it is, with its prior's bounds."""
     family = policy.spec.family.replace("gaussian", "squashed")

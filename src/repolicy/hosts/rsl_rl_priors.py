@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
-from repolicy.hosts.begun import as_gaussian, fill, unbounded, with_one_std
+from repolicy.hosts.begun import as_gaussian, fill, say_of_one_std, unbounded, with_one_std
 from repolicy.hosts.kept_prior import ByDistribution, Given, open_prior, path_of
 from repolicy.hosts.rsl_rl_networks import PolicyActor
 from repolicy.hosts.rsl_rl_policies import from_repolicy
@@ -91,13 +91,9 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
     width = side_by_side(storage.observations).shape[-1]
     prior = Given(open_prior(given), width, unbounded(storage.actions_shape[0]), side_by_side)
     if copied and isinstance(prior.prior, Policy) and not isinstance(actor, PolicyActor):
-        begun = as_gaussian(prior.prior)
-        from_repolicy(with_one_std(begun), actor)
-        if begun.std is None:
-            print(
-                f"ResidualPPO: {prior.name} has a std for each state and the actor one for all, so it begins some nats "
-                "away; as the prior it begins with actor={'class_name': 'repolicy.hosts.rsl_rl:PolicyActor'}"
-            )
+        begun = with_one_std(gaussian := as_gaussian(prior.prior))
+        from_repolicy(begun, actor)
+        say_of_one_std(gaussian, begun, prior.name, "actor={'class_name': 'repolicy.hosts.rsl_rl:PolicyActor'}")
         _keep_statistics(actor)
     return prior
 

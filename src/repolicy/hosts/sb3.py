@@ -23,7 +23,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
-from repolicy.hosts.begun import as_gaussian, fill, with_one_std
+from repolicy.hosts.begun import as_gaussian, fill, say_of_one_std, with_one_std
 from repolicy.hosts.kept_prior import (
     Given,
     Opened,
@@ -119,7 +119,11 @@ class ResidualPPO(PPO):
         if _init_setup_model and copy_prior:
             if isinstance(named, Policy):
                 check_seen_alike(self)
-                from_repolicy(_begun(named, isinstance(self.policy, HeadPolicy)), self)
+                begun, gaussian = _begun(named, isinstance(self.policy, HeadPolicy)), as_gaussian(named)
+                from_repolicy(begun, self)
+                gsde = "prior=PPO.load(FILE) and use_sde=True"
+                remedy = gsde if named.spec.family.startswith("features") else "no policy_kwargs"
+                say_of_one_std(gaussian, begun, self.prior_name, remedy)
             elif isinstance(self.prior, SameKind):
                 own, weights = _critics_own(self.policy), self.prior.policy.state_dict()
                 weights = {name: tensor for name, tensor in weights.items() if not name.startswith(own)}

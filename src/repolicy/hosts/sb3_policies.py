@@ -149,8 +149,10 @@ def _layers(policy: ActorCriticPolicy) -> list[nn.Linear]:
 def _spec_of(model: PPO) -> PolicySpec:
     """Return what a model's actor would be as a policy of ours, or a sentence that says why it cannot be one."""
     policy, layers = model.policy, _layers(model.policy)
-    if model.use_sde or not isinstance(policy.features_extractor, Standardized | FlattenExtractor):
-        part = "gSDE" if model.use_sde else type(policy.features_extractor).__name__
+    if model.use_sde:
+        raise UsageError("the model has gSDE: its prior is prior=PPO.load(FILE), and `load_policy` reads what it saves")
+    if not isinstance(policy.features_extractor, Standardized | FlattenExtractor):
+        part = type(policy.features_extractor).__name__
         raise UsageError(f"the model has {part}, which Repolicy's own policies have not")
     activation = [name for name, module in MODULES.items() if policy.activation_fn is module]
     if not activation:

@@ -42,6 +42,12 @@ class SameKind(ByDistribution):
     def distribution(self, observations: Any) -> Any:
         return self.policy.get_distribution(observations)
 
+    def act(self, observations: Any, sample: bool) -> tuple[Tensor, Tensor]:
+        if sample and self.policy.use_sde:  # whose noise would else be one draw for all
+            rows = next(iter(observations.values())) if isinstance(observations, dict) else observations
+            self.policy.reset_noise(len(rows))
+        return super().act(observations, sample)
+
     def score_rows(self, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor | None]:
         one_choice = isinstance(self.policy.action_space, spaces.Discrete)
         return super().score_rows(observations, actions.long().flatten() if one_choice else actions.float())

@@ -24,7 +24,8 @@ class ModelEnvs:
     """A model's environments, for episodes of the prior before training."""
 
     def __init__(self, model: Any) -> None:
-        assert model.env is not None
+        if model.env is None:
+            raise UsageError("the model has no environment: load it with env=, or set_env")
         self.model, self.env, self.count = model, model.env, int(model.env.num_envs)
 
     @property
