@@ -9,7 +9,6 @@ minibatches of 1024, 5 epochs; both begin as the shipped prior and, at a learnin
 tumbles costs the physics more.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -21,13 +20,13 @@ from typing import Any
 import torch
 
 from benchmarks.turns import median_and_quartiles, slice_of
-from experiments.batches import ForRslRl, ForSb3, Paid
-from experiments.ledger import command, commit
+from experiments import campaign
+from experiments.batches import ForRslRl, ForSb3, Paid, runner_config
+from experiments.ledger import write
 
 ENV, ADDON, PRIOR, COUNT, STEPS = "HalfCheetah-v4", "hind_leg=10", "halfcheetah", 64, 64
 WEIGHTS: dict[str, Any] = {"prior": PRIOR, "omega": 0.17, "alpha": 0.13472, "critic_warmup": 0}
 UPDATE = {"num_learning_epochs": 5, "num_mini_batches": 4, "schedule": "fixed", "use_clipped_value_loss": True}
-UPDATE |= {"learning_rate": 0.0}
 Iteration = Callable[[], Any]
 
 
@@ -54,32 +53,15 @@ def rsl_rl(residual: bool) -> Iteration:
 
     network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh", "obs_normalization": True}
     named = {"class_name": "repolicy.hosts.rsl_rl:ResidualPPO"} | WEIGHTS if residual else {"class_name": "PPO"}
-    config = {
-        "num_steps_per_env": STEPS,
-        "save_interval": 10**9,
-        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
-        "actor": network | {"distribution_cfg": {"class_name": "GaussianDistribution"}},
-        "critic": network,
-        "algorithm": {
-            "num_learning_epochs": 5,
-            "num_mini_batches": 4,
-            "schedule": "fixed",
-            "use_clipped_value_loss": True,
-        }
-        | named,
-        "multi_gpu": None,
-    }
+    actor = network | {"distribution_cfg": {"class_name": "GaussianDistribution"}}
+    config = runner_config(STEPS, actor, network, UPDATE | named)
     runner = OnPolicyRunner(ForRslRl(Paid(ENV, ADDON, COUNT, 0)), config, None, "cpu")
     from_repolicy(load_policy(PRIOR), runner.alg.get_policy())
     return lambda: runner.learn(1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("results/adapters.jsonl"))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    options = parser.parse_args()
+@campaign.program(out=Path("results/adapters.jsonl"), rounds=15, seconds=2.0)
+def main(options: campaign.Options) -> None:
     torch.set_num_threads(1)
     rows = []
     with contextlib.redirect_stdout(open(os.devnull, "w")):
@@ -92,15 +74,10 @@ def main() -> None:
                 if turn >= 0:
                     times[name].append((found[id(host)], found[id(ours)]))
     for name, measured in times.items():
-        row: dict[str, Any] = {"command": command(), "commit": commit(), "host": name, "rounds": len(measured)}
+        row: dict[str, Any] = {"host": name, "rounds": len(measured)}
         for index, what in enumerate(("clock", "processor")):
             row[f"{what}_seconds"] = round(statistics.median(host[index] for host, _ in measured), 4)
             row[f"{what}_overhead"] = median_and_quartiles([ours[index] / host[index] - 1.0 for host, ours in measured])
         rows.append(row)
         print(json.dumps(row))
-    options.out.parent.mkdir(exist_ok=True)
-    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-if __name__ == "__main__":
-    main()
+    write(options.out, rows)

@@ -9,7 +9,6 @@ itself with a share of its actions replaced at random; or those of two policies'
 made by `repolicy customize halfcheetah --addon hind_leg=10 --out runs/cheetah`.
 """
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 from statistics import NormalDist
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments import campaign
 from experiments.ledger import Ledger
 from repolicy.envs.evaluation import evaluate
 from repolicy.many.bets import shown
@@ -151,14 +151,11 @@ def compared(old: Any, new: Any, env: str, episodes: int, noise: np.random.Gener
     return found | episodes_needed(*pair, sign, noise)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--comparisons", type=int, default=10_000)
-    parser.add_argument("--episodes", type=int, default=200, help="of HalfCheetah, that are drawn from")
-    parser.add_argument("--pair", action="append", help="NAME=OLD,NEW,ENV: two policies' files, and nothing else")
-    parser.add_argument("--only-real", action="store_true", help="leave out what is simulated")
-    parser.add_argument("--out", type=Path, default=Path("results/comparing.jsonl"))
-    options = parser.parse_args()
+@campaign.program(
+    comparisons=10_000, episodes=200, pair={"action": "append", "help": "NAME=OLD,NEW,ENV: two policies' files"},
+    only_real=False, out=Path("results/comparing.jsonl"),
+)  # fmt: skip
+def main(options: campaign.Options) -> None:
     ledger, noise = Ledger(options.out), np.random.default_rng(0)
     torch.set_num_threads(1)
     for name, _, files in (text.partition("=") for text in options.pair or ()):
@@ -177,7 +174,3 @@ def main() -> None:
         new = Unsteady(prior, share) if share else prior
         ledger.add(found := {"key": f"halfcheetah: {name}"} | compared(prior, new, env, options.episodes, noise))
         print(found, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,8 +6,6 @@ The decoder has three layers of 256 numbers, as ONNX, and one pass. In turns of 
 noise through `NoiseEnvs`, and then the other steps the same environments without it, by the actions that were decoded.
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -18,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.peers import spread
-from experiments.ledger import command, commit
+from benchmarks.turns import median_and_quartiles
+from experiments import campaign
+from experiments.ledger import write
 from repolicy.envs.making import make_envs
 from repolicy.envs.names import with_decoder
 from repolicy.policies.export import onnx_graph
@@ -69,25 +68,16 @@ def measure(env: str, rounds: int, file: Path) -> dict[str, object]:
     through.close()
     found = {name: each[1:] for name, each in speeds.items()}  # the first is a warm-up
     return {
-        "command": command(),
-        "commit": commit(),
         "env": env,
-        "share": spread([a / b for a, b in zip(found["through"], found["alone"], strict=True)]),
+        "share": median_and_quartiles([a / b for a, b in zip(found["through"], found["alone"], strict=True)], 2),
         "steps_per_second": {name: round(statistics.median(each)) for name, each in found.items()},
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("results/decoding.jsonl"))
-    parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
+@campaign.program(out=Path("results/decoding.jsonl"), rounds=15)
+def main(options: campaign.Options) -> None:
     with tempfile.TemporaryDirectory() as folder, one_thread():
         rows = [measure(env, options.rounds, Path(folder) / f"{n}.onnx") for n, env in enumerate(ENVS)]
-    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(options.out, rows)
     for row in rows:
         print(f"{row['env']}: {row['share']} of the speed of the environment alone")
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,6 @@ read and checked, is left out: training itself, episodes, films, the processes o
 to the network.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -38,6 +37,7 @@ from benchmarks.bombs import laid, odd_answer
 from benchmarks.damage import a_name, forge, lay, rename, replace_by_something_else, spoil
 from benchmarks.odd_lines import odd_line
 from benchmarks.pretended_hub import Hub, serving
+from experiments import campaign
 from repolicy.cli import main as cli
 from repolicy.errors import RepolicyError
 from repolicy.objective import soft
@@ -53,16 +53,9 @@ SECONDS = 20  # after which a case counts as hanging
 MOST_MB = 500  # that a file may add to the memory
 ENV = "Hopper-v4"
 TINY = repolicy.Settings(
-    steps=64,
-    envs=2,
-    n_steps=16,
-    minibatch=16,
-    checkpoint_every=1,
-    ranks=1,
-    evaluation_episodes=1,
-    hidden=(4,),
+    steps=64, envs=2, n_steps=16, minibatch=16, checkpoint_every=1, ranks=1, evaluation_episodes=1, hidden=(4,),
     epochs=1,
-)
+)  # fmt: skip
 
 
 LAID, OPENED = set[str](), set[str]()  # files that a name could mean, and those of them that were opened
@@ -372,13 +365,8 @@ def _hang(*_: Any) -> None:
     raise _HangError
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--files", type=int, default=1000)
-    parser.add_argument("--lines", type=int, default=2000)
-    parser.add_argument("--answers", type=int, default=200, help="of a hub")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+@campaign.program(files=1000, lines=2000, answers=200, seed=0)
+def main(options: campaign.Options) -> None:
     began = time.perf_counter()
     faults, codes = fuzz(options.files, options.lines, options.answers, options.seed)
     for fault in faults:
@@ -390,7 +378,3 @@ def main() -> None:
         f"hub and the bombs, {time.perf_counter() - began:.0f} s"
     )
     sys.exit(bool(faults))
-
-
-if __name__ == "__main__":
-    main()

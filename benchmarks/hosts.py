@@ -6,7 +6,6 @@
 The prior is a policy of Repolicy of the actor's size; both learn at a rate of 0, so both walk alike.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -21,6 +20,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from benchmarks.turns import median_and_quartiles, slice_of
+from experiments import campaign
+from experiments.batches import runner_config
 from experiments.ledger import Ledger
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import PolicySpec, seeded
@@ -55,15 +56,8 @@ class RandomDynamics(VecEnv):  # type: ignore[misc]
 def runner(count: int, steps: int, device: str, algorithm: dict[str, Any]) -> Any:
     network = {"class_name": "MLPModel", "hidden_dims": [*HIDDEN], "activation": "elu"}
     fixed = {"num_learning_epochs": 5, "num_mini_batches": 4, "schedule": "fixed", "learning_rate": 0.0}
-    config = {
-        "num_steps_per_env": steps,
-        "save_interval": 10**9,
-        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
-        "actor": network | {"distribution_cfg": {"class_name": "GaussianDistribution"}},
-        "critic": network,
-        "algorithm": fixed | algorithm,
-        "multi_gpu": None,
-    }
+    actor = network | {"distribution_cfg": {"class_name": "GaussianDistribution"}}
+    config = runner_config(steps, actor, network, fixed | algorithm)
     torch.manual_seed(0)
     with contextlib.redirect_stdout(open(os.devnull, "w")):
         return OnPolicyRunner(RandomDynamics(count, device), config, None, device)
@@ -88,15 +82,8 @@ def shapes(ours: Any) -> dict[str, list[int]]:
     return {name: [*getattr(storage, name).shape] for name in ("observations", "rewards", "returns", "advantages")}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--device", default="cuda", help="cuda, cpu or meta")
-    parser.add_argument("--out", type=Path, default=Path("results/hosts.jsonl"))
-    parser.add_argument("--envs", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=24, help="of each environment between two updates")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    options = parser.parse_args()
+@campaign.program(device="cuda", out=Path("results/hosts.jsonl"), envs=4096, steps=24, rounds=15, seconds=2.0)
+def main(options: campaign.Options) -> None:
     size = options.envs, options.steps, options.device
     ours = runner(*size, residual())
     if options.device == "meta":
@@ -119,7 +106,3 @@ def main() -> None:
     }
     Ledger(options.out).add(row)
     print(json.dumps(row))
-
-
-if __name__ == "__main__":
-    main()

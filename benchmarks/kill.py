@@ -7,7 +7,6 @@ run is killed, one of its processes alone, or it is told to stop by Ctrl-C, SIGT
 Compared are the policies, to the bit, and every number of the log that is no time.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from experiments import campaign
 from experiments.ledger import command, commit
 
 TIMES = ("seconds", "steps_per_second", "share_physics", "share_policy", "share_update")
@@ -42,52 +42,6 @@ WAYS: dict[str, Callable[[int], None]] = {
     "SIGTERM": lambda pid: os.kill(pid, signal.SIGTERM),
     "the terminal went away": lambda pid: os.killpg(pid, signal.SIGHUP),
 }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--env", default="Hopper-v4")
-    parser.add_argument("--steps", type=int, default=50_000)
-    parser.add_argument("--seed", type=int, default=0, help="of the instants")
-    parser.add_argument("--out", type=Path, default=Path("results/kill.jsonl"))
-    options = parser.parse_args()
-    words = ["train", options.env, "--alpha", "0.001", "--ranks", str(options.ranks), "--checkpoint-every", "2"]
-    words += ["--steps", str(options.steps), "--resume", "--evaluation-episodes", "2"]
-    random.seed(options.seed)
-    for each in (signal.SIGINT, signal.SIGHUP):  # which under nohup, or behind &, the runs would ignore too
-        signal.signal(each, signal.SIG_DFL)
-    ends, differing, kills = Counter[str](), list[str](), 0
-    with tempfile.TemporaryDirectory() as folder:
-        whole, stopped = Path(folder) / "whole", Path(folder) / "stopped"
-        began = time.time()
-        start(words, whole).wait()
-        seconds, wanted = time.time() - began, content(whole)
-        closing = time.time() - (whole / "metrics.jsonl").stat().st_mtime  # after the last line of the log
-        while kills < options.kills or stopped.exists():
-            process = start(words, stopped)
-            if kills < options.kills:
-                await_instant(kills % 3, process, stopped, seconds, closing, lines=len(wanted["metrics.jsonl"]))
-                if process.poll() is None:
-                    way = [*WAYS][kills % len(WAYS)]
-                    WAYS[way](process.pid)
-                    kills += 1
-                    ends[f"{way}: {ended(process)}"] += 1
-                    continue
-            if process.wait() != 0:
-                ends[f"not finished: exit code {process.returncode}"] += 1
-                break
-            now = content(stopped)
-            differing += [name for name in wanted | now if wanted.get(name) != now.get(name)]
-            ends["finished"] += 1
-            shutil.rmtree(stopped)
-    row = {"command": command(), "ends": dict(ends), "differing": differing, "commit": commit()}
-    options.out.parent.mkdir(exist_ok=True)
-    with options.out.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    print(json.dumps(row, indent=2))
-    sys.exit(1 if differing or any("not" in end for end in ends) else 0)
 
 
 def await_instant(
@@ -130,5 +84,40 @@ def content(folder: Path) -> dict[str, Any]:
     return sums | {"metrics.jsonl": [{key: row[key] for key in row if key not in TIMES} for row in rows]}
 
 
-if __name__ == "__main__":
-    main()
+@campaign.program(kills=30, ranks=1, env="Hopper-v4", steps=50_000, seed=0, out=Path("results/kill.jsonl"))
+def main(options: campaign.Options) -> None:
+    words = ["train", options.env, "--alpha", "0.001", "--ranks", str(options.ranks), "--checkpoint-every", "2"]
+    words += ["--steps", str(options.steps), "--resume", "--evaluation-episodes", "2"]
+    random.seed(options.seed)
+    for each in (signal.SIGINT, signal.SIGHUP):  # which under nohup, or behind &, the runs would ignore too
+        signal.signal(each, signal.SIG_DFL)
+    ends, differing, kills = Counter[str](), list[str](), 0
+    with tempfile.TemporaryDirectory() as folder:
+        whole, stopped = Path(folder) / "whole", Path(folder) / "stopped"
+        began = time.time()
+        start(words, whole).wait()
+        seconds, wanted = time.time() - began, content(whole)
+        closing = time.time() - (whole / "metrics.jsonl").stat().st_mtime  # after the last line of the log
+        while kills < options.kills or stopped.exists():
+            process = start(words, stopped)
+            if kills < options.kills:
+                await_instant(kills % 3, process, stopped, seconds, closing, lines=len(wanted["metrics.jsonl"]))
+                if process.poll() is None:
+                    way = [*WAYS][kills % len(WAYS)]
+                    WAYS[way](process.pid)
+                    kills += 1
+                    ends[f"{way}: {ended(process)}"] += 1
+                    continue
+            if process.wait() != 0:
+                ends[f"not finished: exit code {process.returncode}"] += 1
+                break
+            now = content(stopped)
+            differing += [name for name in wanted | now if wanted.get(name) != now.get(name)]
+            ends["finished"] += 1
+            shutil.rmtree(stopped)
+    row = {"command": command(), "ends": dict(ends), "differing": differing, "commit": commit()}
+    options.out.parent.mkdir(exist_ok=True)
+    with options.out.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(json.dumps(row, indent=2))
+    sys.exit(1 if differing or any("not" in end for end in ends) else 0)

@@ -8,8 +8,6 @@ rollout, and forward and backward passes of actor and critic for each minibatch 
 and autograd. Measured is the processor time of this process, on one thread.
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -21,7 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from experiments.ledger import command, commit
+from experiments import campaign
+from experiments.ledger import write
 from repolicy.envs.making import make_envs
 from repolicy.learning.segments import Segments
 from repolicy.objective import residual
@@ -35,18 +34,6 @@ from repolicy.runs.settings import Settings
 
 HIDDEN = (512, 256, 128)
 TASKS = {"HalfCheetah-v4": "hind_leg", "Ant-v4": "sideways"}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("results/large_prior.jsonl"))
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
-    with one_thread():
-        rows = [measure(env, addon, options.rounds) for env, addon in TASKS.items()]
-    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for row in rows:
-        print(f"{row['env']}: {row['share']:.0%} of what physics and passes alone allow")
 
 
 def measure(env: str, addon: str, rounds: int) -> dict[str, object]:
@@ -72,8 +59,6 @@ def measure(env: str, addon: str, rounds: int) -> dict[str, object]:
     whole, *parts = ([*each[1:]] for each in seconds.values())  # the first is a warm-up
     shares = [sum(each) / iteration for iteration, *each in zip(whole, *parts, strict=True)]
     return {
-        "command": command(),
-        "commit": commit(),
         "env": env,
         "share": round(statistics.median(shares), 3),
         "shares": [round(min(shares), 3), round(max(shares), 3)],
@@ -119,5 +104,10 @@ def plain(inputs: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(inputs, outputs))
 
 
-if __name__ == "__main__":
-    main()
+@campaign.program(out=Path("results/large_prior.jsonl"), rounds=7)
+def main(options: campaign.Options) -> None:
+    with one_thread():
+        rows = [measure(env, addon, options.rounds) for env, addon in TASKS.items()]
+    write(options.out, rows)
+    for row in rows:
+        print(f"{row['env']}: {row['share']:.0%} of what physics and passes alone allow")

@@ -22,7 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.ledger import command, commit
+from benchmarks.turns import median_and_quartiles
+from experiments import campaign
+from experiments.ledger import write
 
 ENV = "HalfCheetah-v4"
 SECONDS = 2.0
@@ -87,17 +89,13 @@ def rsl_rl(turns: Turns, envs: int, threads: int, steps: int, minibatches: int) 
     """rsl_rl's PPO on EnvPool, 5 epochs."""
     from rsl_rl.runners import OnPolicyRunner
 
-    network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh"}
+    from experiments.batches import runner_config
+
+    network: dict[str, Any] = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh"}
     gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0}
-    config = {
-        "num_steps_per_env": steps,
-        "save_interval": 10**9,
-        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
-        "actor": network | {"obs_normalization": True, "distribution_cfg": gaussian},
-        "critic": network | {"obs_normalization": True},
-        "algorithm": {"class_name": "PPO", "num_learning_epochs": 5, "num_mini_batches": minibatches},
-        "multi_gpu": None,
-    }
+    network |= {"obs_normalization": True}
+    ppo = {"class_name": "PPO", "num_learning_epochs": 5, "num_mini_batches": minibatches}
+    config = runner_config(steps, network | {"distribution_cfg": gaussian}, network, ppo)
     if threads == 1:
         import torch
 
@@ -197,18 +195,10 @@ def family(pid: int) -> list[int]:
     return [pid, *(member for child in children for member in family(int(child)))]
 
 
-def spread(values: list[float]) -> list[float]:
-    """Median, and the middle half."""
-    low, middle, high = statistics.quantiles(values, n=4)
-    return [round(value, 2) for value in (middle, low, high)]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("results/peers.jsonl"))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--contender", choices=list(CONTENDERS), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+@campaign.program(
+    out=Path("results/peers.jsonl"), rounds=15, contender={"choices": [*CONTENDERS], "help": argparse.SUPPRESS}
+)
+def main(options: campaign.Options) -> None:
     if options.contender:
         turns = Turns()
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -228,16 +218,13 @@ def main() -> None:
             contender.end()
     rows = []
     for name, found in speeds.items():
-        row: dict[str, Any] = {"command": command(), "env": ENV, "contender": name}
-        row |= {"commit": commit(), "rounds": options.rounds, "steps_per_second": statistics.median(found)}
+        row: dict[str, Any] = {"env": ENV, "contender": name, "rounds": options.rounds}
+        row["steps_per_second"] = statistics.median(found)
         for mine in list(CONTENDERS)[:2]:
-            row[f"{mine} is faster by"] = spread([a / b for a, b in zip(speeds[mine], found, strict=True)])
+            ratios = [a / b for a, b in zip(speeds[mine], found, strict=True)]
+            row[f"{mine} is faster by"] = median_and_quartiles(ratios, 2)
         rows.append(row)
         factor, low, high = row["repolicy is faster by"]
         speed = row["steps_per_second"]
         print(f"{name:68s} {speed:8,.0f} steps a second; repolicy × {factor:.2f} ({low:.2f} – {high:.2f})")
-    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-if __name__ == "__main__":
-    main()
+    write(options.out, rows)

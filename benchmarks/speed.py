@@ -4,23 +4,19 @@ python -m benchmarks.speed --out results/speed.jsonl                        # al
 python -m benchmarks.speed --out results/speed.jsonl --envs Ant-v4 --ranks 1  # one again
 """
 
-import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from experiments.ledger import commit
+from experiments import campaign
+from experiments.ledger import commit, write
 
-ENVS = ["HalfCheetah-v4", "Hopper-v4", "Ant-v4"]
+ENVS = ("HalfCheetah-v4", "Hopper-v4", "Ant-v4")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, default=Path("results/speed.jsonl"))
-    parser.add_argument("--envs", nargs="+", default=ENVS)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    options = parser.parse_args()
+@campaign.program(out=Path("results/speed.jsonl"), envs=ENVS, ranks=(1, 2))
+def main(options: campaign.Options) -> None:
     rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     for env in options.envs:
         for ranks in options.ranks:
@@ -29,9 +25,4 @@ def main() -> None:
             found = json.loads(subprocess.run(program, capture_output=True, text=True, check=True).stdout)
             rows = [row for row in rows if (row["env"], row["ranks"]) != (env, ranks)]
             rows.append({"command": " ".join(["repolicy", *words]), "commit": commit()} | found)
-            options.out.parent.mkdir(exist_ok=True)
-            options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-if __name__ == "__main__":
-    main()
+            write(options.out, rows)

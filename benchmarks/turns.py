@@ -15,7 +15,7 @@ def slice_of(iterate: Callable[[], Any], seconds: float) -> tuple[float, float]:
     return (time.perf_counter() - began) / count, (time.process_time() - busy) / count
 
 
-def median_and_quartiles(ratios: list[float]) -> list[float]:
+def median_and_quartiles(ratios: list[float], digits: int = 4) -> list[float]:
     """Return [median, lower quartile, upper quartile]."""
     low, middle, high = statistics.quantiles(ratios, n=4)
-    return [round(value, 4) for value in (middle, low, high)]
+    return [round(value, digits) for value in (middle, low, high)]

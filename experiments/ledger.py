@@ -102,6 +102,13 @@ def seedless(row: Row) -> str:
     return str(row["key"].rpartition("/")[0])
 
 
+def write(path: Path, rows: Iterable[Row]) -> None:
+    """Write a file anew that is no ledger of runs, its rows with the command and the commit of the code."""
+    made_by = {"command": command(), "commit": commit()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(made_by | row) + "\n" for row in rows))
+
+
 def checksum(row: Row) -> str:
     """Of what a row says, whatever the order of its entries."""
     return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
