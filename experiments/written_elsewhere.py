@@ -118,13 +118,8 @@ def rl_games(kind: str, out: Path, obs: torch.Tensor) -> Told:
     plain, builder = {"name": "default"}, A2CBuilder()
     stds = {"mu_activation": "None", "sigma_activation": "None", "mu_init": plain, "fixed_sigma": True}
     stds["sigma_init"] = {"name": "const_initializer", "val": -0.3}
-    layers = {
-        "units": [8, 7],
-        "activation": "elu",
-        "d2rl": False,
-        "initializer": plain,
-        "regularizer": {"name": "None"},
-    }
+    layers = {"units": [8, 7], "activation": "elu", "d2rl": False, "initializer": plain}
+    layers["regularizer"] = {"name": "None"}
     builder.load({"separate": False, "space": {"continuous": stds}, "mlp": layers})
     shapes = {"actions_num": ACTIONS, "input_shape": (SIZE,), "num_seqs": 1, "value_size": 1}
     model = ModelA2CContinuousLogStd(builder).build(shapes | {"normalize_value": True, "normalize_input": True})
@@ -186,6 +181,8 @@ def skrl(kind: str, out: Path, obs: torch.Tensor) -> Told:
     spaces = {"observation_space": gymnasium.spaces.Box(-np.inf, np.inf, (SIZE,))}
     spaces["action_space"] = gymnasium.spaces.Box(-1.0, 1.0, (ACTIONS,))
 
+    seen = "observations" if is_new else "states"
+
     def layers(size: int) -> Any:
         nn = torch.nn
         return nn.Sequential(nn.Linear(SIZE, 8), nn.ELU(), nn.Linear(8, 7), nn.ELU(), nn.Linear(7, size))
@@ -197,7 +194,7 @@ def skrl(kind: str, out: Path, obs: torch.Tensor) -> Told:
             self.net, self.log_std_parameter = layers(ACTIONS), torch.nn.Parameter(torch.full((ACTIONS,), -0.3))
 
         def compute(self, inputs: Any, role: str = "") -> Any:
-            mean = self.net(inputs["observations" if is_new else "states"])
+            mean = self.net(inputs[seen])
             return (mean, {"log_std": self.log_std_parameter}) if is_new else (mean, self.log_std_parameter, {})
 
     class Critic(DeterministicMixin, Model):  # type: ignore[misc]
@@ -207,7 +204,7 @@ def skrl(kind: str, out: Path, obs: torch.Tensor) -> Told:
             self.net = layers(1)
 
         def compute(self, inputs: Any, role: str = "") -> Any:
-            return self.net(inputs["observations" if is_new else "states"]), {}
+            return self.net(inputs[seen]), {}
 
     scaler = "observation_preprocessor" if is_new else "state_preprocessor"
     settings: Any = {scaler: RunningStandardScaler, f"{scaler}_kwargs": {"size": SIZE, "device": "cpu"}}
@@ -216,10 +213,8 @@ def skrl(kind: str, out: Path, obs: torch.Tensor) -> Told:
     scaled: Any = getattr(agent, f"_{scaler}")
     scaled(obs, train=True)
     agent.save(str(out / "agent_3.pt"))
-    inputs = {"observations" if is_new else "states": scaled(obs)}
-    acted = actor.act(inputs, role="policy")
-    more = acted[-1]
-    return more["mean_actions"], acted[0], (more["log_prob"] if is_new else acted[1]).squeeze(-1)
+    acted = actor.act({seen: scaled(obs)}, role="policy")
+    return acted[-1]["mean_actions"], acted[0], (acted[-1]["log_prob"] if is_new else acted[1]).squeeze(-1)
 
 
 LIBRARIES = {"sb3": sb3, "rsl_rl": rsl_rl, "rl_games": rl_games, "tianshou": tianshou, "skrl": skrl}
@@ -231,10 +226,8 @@ def main() -> None:
     obs, out = 3.0 * torch.randn(COUNT, SIZE) + 1.0, Path(folder)
     with torch.no_grad():
         mean, actions, log_prob = LIBRARIES[library](kind, out, obs)
-    found: dict[str, Any] = {"observations": obs, "mean": mean}
-    if actions is not None and log_prob is not None:
-        found |= {"actions": actions, "log_prob": log_prob}
-    np.savez(out / "told.npz", **{name: each.numpy() for name, each in found.items()})
+    found: dict[str, Any] = {"observations": obs, "mean": mean, "actions": actions, "log_prob": log_prob}
+    np.savez(out / "told.npz", **{name: each.numpy() for name, each in found.items() if each is not None})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.ledger import Row
+from experiments.ledger import Row, grouped
 from experiments.llm.program import Job, Program
 from experiments.llm.toy import Toy, new_model, next_token, optimum, tables
 from experiments.llm.toy_training import load, online, opened, worth
@@ -82,10 +82,8 @@ def cost(tokens: int = 64, rows: int = 16, rounds: int = 5) -> dict[str, float]:
 
 def table(rows: list[Row]) -> str:
     """Return KL to the exact optimum: a row for each omega, a number for each seed; and what a token costs."""
-    groups: dict[tuple[bool, int], list[Row]] = {}
-    for row in rows:
-        if row["job"]["kind"] != "cost":
-            groups.setdefault((row["job"]["seed"] is not None, KINDS.index(row["job"]["kind"])), []).append(row)
+    dialled = (row for row in rows if row["job"]["kind"] != "cost")
+    groups = grouped(dialled, lambda row: (row["job"]["seed"] is not None, KINDS.index(row["job"]["kind"])))
     found = dict(sorted(groups.items()))
     headings = ["omega"]
     for (trained, kind), runs in found.items():

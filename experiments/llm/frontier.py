@@ -1,8 +1,7 @@
 """The trade-off that omega buys on the toy, against the exact optimum: python -m experiments.llm frontier.
 
-For every omega, method and seed: train, list every response, and measure the distance from the optimum, both rewards,
-length and entropy. Controls: stock GRPO, RLOO, stock DPO (omega = alpha), a prior that was stopped early, and a
-language in which all human text has one length.
+Controls: stock GRPO, RLOO, stock DPO (omega = alpha), a prior that was stopped early, and a language in which all human
+text has one length.
 """
 
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from experiments.ledger import Row
+from experiments.ledger import Row, grouped
 from experiments.llm.program import Job, Program, of_seeds
 from experiments.llm.toy import labelled_pairs, measure, optimum, policy_log_probs, sample_responses
 from experiments.llm.toy_training import offline, online, opened, worth
@@ -70,10 +69,8 @@ def run(job: Job, priors: Path) -> Row:
 
 def table(rows: list[Row]) -> str:
     """Return three tables: the exact optimum at each omega, and KL to it of the methods and of the controls."""
-    found: dict[tuple[str, str], dict[float, list[Row]]] = {}
-    for row in rows:
-        job = row["job"]
-        found.setdefault((job["world"], job["method"]), {}).setdefault(job["omega"], []).append(row)
+    methods = grouped(rows, lambda row: (row["job"]["world"], row["job"]["method"]))
+    found = {method: grouped(of, lambda row: row["job"]["omega"]) for method, of in methods.items()}
     best, distances, controls = list[list[str]](), list[list[str]](), list[list[str]]()
     for omega, runs in found["standard", "whole"].items():
         best.append([f"{omega:g}", *(f"{runs[0]['best'][name]:.2f}" for name in COLUMNS)])
@@ -83,13 +80,8 @@ def table(rows: list[Row]) -> str:
         for omega, runs in found.get((world, method), {}).items():
             if (world, method) != ("standard", "decomposed") or omega == runs[0]["job"]["alpha"]:
                 controls.append([what, f"{omega:g}", f"{runs[0]['before']['kl']:.2f}", of_seeds(runs)])
-    return "\n\n".join(
-        [
-            markdown(["omega", *COLUMNS.values()], best),
-            markdown(["omega", "before", *METHODS.values()], distances),
-            markdown(["control", "omega", "before", "KL"], controls),
-        ]
-    )
+    heads = ["omega", *COLUMNS.values()], ["omega", "before", *METHODS.values()], ["control", "omega", "before", "KL"]
+    return "\n\n".join(map(markdown, heads, (best, distances, controls)))
 
 
 def draw(rows: list[Row], priors: Path, file: Path) -> None:
@@ -97,20 +89,19 @@ def draw(rows: list[Row], priors: Path, file: Path) -> None:
     standard = [row for row in rows if row["job"]["world"] == "standard"]
     alpha, most = standard[0]["job"]["alpha"], max(row["job"]["omega"] for row in standard)
     toy, _, log_prior = opened("standard", priors)
-    exact = []
-    for objective in (residual(0.01 * i, alpha) for i in range(int(100 * most) + 1)):
-        exact.append((objective.omega, measure(toy, objective, optimum(objective, log_prior, toy.rewards), log_prior)))
-    methods = sorted({row["job"]["method"] for row in standard})
-    of = {method: [row for row in standard if row["job"]["method"] == method] for method in methods}
+    objectives = [residual(0.01 * i, alpha) for i in range(int(100 * most) + 1)]
+    best = [measure(toy, each, optimum(each, log_prior, toy.rewards), log_prior) for each in objectives]
+    of = dict(sorted(grouped(standard, lambda row: row["job"]["method"]).items()))
     names = {"addon": "add-on reward", "length": "letters", "entropy": "entropy of a response"}
     figure, panels = plt.subplots(1, 4, figsize=(16, 3.8), layout="constrained")
     for panel, (name, label) in zip(panels, names.items(), strict=False):
-        panel.plot([omega for omega, _ in exact], [getattr(at, name) for _, at in exact], "k", label="exact optimum")
+        omegas, values = [each.omega for each in objectives], [getattr(at, name) for at in best]
+        panel.plot(omegas, values, "k", label="exact optimum")
         panel.set(xlabel="omega", ylabel=label)
         for method, runs in of.items():
             x, y = [run["job"]["omega"] for run in runs], [run["after"][name] for run in runs]
             panel.plot(x, y, "o", alpha=0.6, markersize=5, label=method)
-    panels[3].plot([at.log_prior for _, at in exact], [at.addon for _, at in exact], color="black")
+    panels[3].plot([at.log_prior for at in best], [at.addon for at in best], color="black")
     for runs in of.values():
         panels[3].plot([r["after"]["log_prior"] for r in runs], [r["after"]["addon"] for r in runs], "o", alpha=0.6)
     panels[3].set(xlabel="log-probability under the prior", ylabel="add-on reward", title="the frontier")

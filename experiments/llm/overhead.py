@@ -31,11 +31,8 @@ TRAINERS: dict[str, dict[bool, tuple[Any, Any]]] = {  # of TRL, and ours
     "GRPO": {False: (GRPOTrainer, GRPOConfig), True: (ResidualGRPOTrainer, ResidualGRPOConfig)},
 }
 # Settings in which the parent means what ours does.
-ALIKE = {
-    "DPO": {},
-    "KTO": {"loss_type": "apo_zero_unpaired"},
-    "GRPO": {"scale_rewards": "none", "loss_type": "dr_grpo"},
-}
+ALIKE: dict[str, dict[str, str]] = {"DPO": {}, "KTO": {"loss_type": "apo_zero_unpaired"}}
+ALIKE["GRPO"] = {"scale_rewards": "none", "loss_type": "dr_grpo"}
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
@@ -99,11 +96,8 @@ def table(rows: list[Row]) -> str:
     """Return a row for each pair of trainers."""
     lines = []
     for row in rows:
-        ours, times = (
-            TRAINERS[row["parent"]][True][0].__name__,
-            [f"{row[f'{who}_ms']:.0f}" for who in ("parent", "child")],
-        )
-        lines.append([ours, row["parent"], str(row["tokens"]), *times, f"{row['overhead_percent']:+.1f} %"])
+        ours, times = TRAINERS[row["parent"]][True][0], [f"{row[f'{who}_ms']:.0f}" for who in ("parent", "child")]
+        lines.append([ours.__name__, row["parent"], str(row["tokens"]), *times, f"{row['overhead_percent']:+.1f} %"])
     return markdown(["trainer", "parent", "tokens", "parent, ms", "ours, ms", "difference"], lines)
 
 

@@ -1,14 +1,14 @@
 """A language so small that every response can be written down, so the best policy is known exactly.
 
 Responses are strings of letters that stop at the end token or after `length + 1` tokens. "Human" text is a Markov
-chain over the letters; a prior is a tiny transformer trained on it. The add-on reward is for up to two letters `e`.
-With every response in one list, the optimum of the decoupled objective is one softmax (`optimum`), and how far a
-trained model is from it is a sum (`measure`): no sampling error anywhere.
+chain over the letters; a prior is a tiny transformer trained on it. With every response in one list, the optimum of the
+decoupled objective is one softmax (`optimum`), and how far a trained model is from it is a sum (`measure`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,8 @@ class Toy:
     @cached_property
     def responses(self) -> list[str]:
         """Return every response, as text without the end token: ended ones by length, then those that were cut off."""
-        words = [""]
-        every = [*words]
-        for _ in range(self.length + 1):
-            words = [word + letter for word in words for letter in self.letters]
-            every += words
-        return every
+        lengths = range(self.length + 2)
+        return ["".join(word) for length in lengths for word in product(self.letters, repeat=length)]
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -113,18 +109,11 @@ def measure(toy: Toy, objective: Objective, log_policy: Tensor, log_prior: Tenso
     weight = log_policy.exp()
     best = optimum(objective, log_prior, toy.rewards)
     addon, prior, entropy = (float((weight * x).sum()) for x in (toy.rewards, log_prior, -log_policy))
-    return Measures(
-        kl=float((weight * (log_policy - best)).sum()),
-        addon=addon,
-        log_prior=prior,
-        log_human=float((weight * toy.response_log_probs(toy.human)).sum()),
-        length=float((weight * toy.lengths).sum()),
-        entropy=entropy,
-        objective=addon + objective.omega * prior + objective.alpha * entropy,
+    kl, human, length = (
+        float((weight * x).sum()) for x in (log_policy - best, toy.response_log_probs(toy.human), toy.lengths)
     )
-
-
-# The prior ------------------------------------------------------------------------------------------------------------
+    worth = addon + objective.omega * prior + objective.alpha * entropy
+    return Measures(kl, addon, prior, human, length, entropy, worth)
 
 
 @torch.no_grad()
@@ -161,21 +150,10 @@ def new_model(letters: str, length: int, hidden: int = 64, layers: int = 2, seed
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=1 + len(letters),
-            hidden_size=hidden,
-            intermediate_size=2 * hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=length + 4,
-            bos_token_id=0,
-            eos_token_id=0,
-            pad_token_id=None,  # a padding token's embedding stays zero, and this one is also the prompt
-            tie_word_embeddings=False,
-        )
-    )
+    sizes = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": length + 4}
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}  # a padding token's embedding stays zero
+    return LlamaForCausalLM(LlamaConfig(vocab_size=1 + len(letters), tie_word_embeddings=False, **sizes, **ends))
 
 
 def new_tokenizer(letters: str) -> Any:
@@ -187,9 +165,8 @@ def new_tokenizer(letters: str) -> Any:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False
-    )
+    ends = {"eos_token": END, "pad_token": END, "clean_up_tokenization_spaces": False}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends)
 
 
 def taught(model: Any, loss: Callable[[], Tensor], steps: int, rate: float = 3e-3, weight_decay: float = 0.0) -> None:
@@ -232,9 +209,6 @@ def make_prior(toy: Toy, folder: Path, steps: int = 500, hidden: int = 64, layer
         pretrain(toy, model, steps)
         model.save_pretrained(folder)
         new_tokenizer(toy.letters).save_pretrained(folder)
-
-
-# Data -----------------------------------------------------------------------------------------------------------------
 
 
 def sample_responses(toy: Toy, log_probs: Tensor, count: int, seed: int) -> list[str]:

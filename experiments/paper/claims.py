@@ -34,30 +34,21 @@ class Claim:
 
 ALL = ("halfcheetah", "hopper", "ant")
 SOFT = "Soft is as good as {}, or better (up to 5 %)"
+NEAR = "the best seed {} comes near Soft's best (up to 10 %)"
+OTHER_ENTROPIES = {"no_entropy": "No-Entropy", "end_entropy": "End-Entropy", "repeat_entropy": "Repeat-Entropy"}
+WITH = {"no_entropy": "without entropy", "end_entropy": "of End-Entropy", "repeat_entropy": "of Repeat-Entropy"}
 CLAIMS = (
     *(
         Claim(SOFT.format(name), "soft", variant, "basic_reward", ALL, margin=0.05)
-        for name, variant in (
-            ("No-Entropy", "no_entropy"),
-            ("End-Entropy", "end_entropy"),
-            ("Repeat-Entropy", "repeat_entropy"),
-        )
+        for variant, name in OTHER_ENTROPIES.items()
     ),
     Claim(
         "Repeat-Entropy fails where Soft learns (under a half of it)",
         "soft", "repeat_entropy", "basic_reward", ("halfcheetah",), share=HALF,
     ),
-    Claim(
-        "the best seed without entropy comes near Soft's best (up to 10 %)",
-        "no_entropy", "soft", "basic_reward", ALL, margin=0.1, whose="best seed",
-    ),
-    Claim(
-        "the best seed of End-Entropy comes near Soft's best (up to 10 %)",
-        "end_entropy", "soft", "basic_reward", ALL, margin=0.1, whose="best seed",
-    ),
-    Claim(
-        "the best seed of Repeat-Entropy comes near Soft's best (up to 10 %)",
-        "repeat_entropy", "soft", "basic_reward", ALL, margin=0.1, whose="best seed",
+    *(
+        Claim(NEAR.format(what), variant, "soft", "basic_reward", ALL, margin=0.1, whose="best seed")
+        for variant, what in WITH.items()
     ),
     Claim("a global std beats one that depends on the state", "soft", "soft_state_std", "basic_reward", ALL),
     Claim(
@@ -112,10 +103,8 @@ def examined(results: Results, claim: Claim, task: str) -> Finding:
     """Hold a claim against our runs: verdicts by the main way and by the others, and by the main one the figures."""
     best = claim.whose == "best seed"
     theirs = [printed.value(task, name, claim.part, best) for name in (claim.left, claim.right)]
-    in_print = (
-        claim.share * theirs[0] - theirs[1],
-        claim.share * theirs[0] > theirs[1] - claim.margin * abs(theirs[1]),
-    )
+    left_one, right_one = claim.share * theirs[0], theirs[1]
+    in_print = left_one - right_one, left_one > right_one - claim.margin * abs(right_one)
     (verdict, p), *others = (judged(*both(results, claim, task, way), claim) for way in (MAIN, *OTHERS))
     left, right = both(results, claim, task, MAIN)
     found = Finding(claim, task, verdict, tuple(other for other, _ in others), *in_print, p)
@@ -123,11 +112,8 @@ def examined(results: Results, claim: Claim, task: str) -> Finding:
         return found
     one, other = (scores[:, None] for scores in (claim.share * left.seeds, right.seeds))
     several = min((len(each.seeds) for each in (left, right) if not each.one_policy), default=1) > 1
-    low, high = (
-        interval(lambda x, y: mean(x) - mean(y), one, other)
-        if several and not best  # a bootstrap knows nothing beyond the best seed
-        else (None, None)
-    )
+    known = several and not best  # a bootstrap knows nothing beyond the best seed
+    low, high = interval(lambda x, y: mean(x) - mean(y), one, other) if known else (None, None)
     middle = middle_of(claim)
     return replace(found, figure=middle(one) - middle(other), low=low, high=high)
 

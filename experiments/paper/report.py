@@ -80,9 +80,6 @@ def figures(results: Results) -> dict[str, dict[str, Curve]]:
     return found
 
 
-# Learning curves ------------------------------------------------------------------------------------------------------
-
-
 def limits(curves: Mapping[str, Curve]) -> list[float]:
     """Return the lowest and the highest return to show: a policy that has lost all would flatten the others."""
     ys = np.concatenate([part for _, *parts in curves.values() for part in parts])

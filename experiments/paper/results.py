@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.ledger import Row
+from experiments.ledger import Row, grouped, seedless
 from experiments.paper.runs import EVERY, OWN, TASKS, planned
 
 SETTINGS: tuple[str, ...] = (
@@ -95,14 +95,12 @@ def mixed(rows: Sequence[Row]) -> list[str]:
     said += _several("processor", [each["machine"]["processor"] for each in made])
     commits = len({each["commit"] for each in made})
     said += [f"code: {commits} commits"] * (commits > 1)
-    for task in sorted({task_of(row) for row in rows}):
-        mine = [row for row in rows if task_of(row) == task]
+    for task, mine in sorted(grouped(rows, task_of).items()):
         said += _several(f"{task}'s prior", [prior[:10] for row in mine if (prior := prior_of(row))])
         known = [settings_of(row) for row in mine if row.get("request")]
         for name in SETTINGS:
             said += _several(f"{task}'s {name}", [settings.get(name) for settings in known])
-    for variant in sorted({variant_of(row) for row in rows}):
-        same = [row for row in rows if variant_of(row) == variant]
+    for variant, same in sorted(grouped(rows, seedless).items()):
         commands = [row["command"] for row in same if "command" in row]
         said += _several(f"{variant}'s command", [re.sub(r" --seed \d+", "", command) for command in commands])
         for name in ("env", "addon", "episodes"):
@@ -114,10 +112,6 @@ def task_of(row: Row) -> str:
     return str(row["key"].partition("/")[0])
 
 
-def variant_of(row: Row) -> str:
-    return str(row["key"].rpartition("/")[0])
-
-
 def prior_of(row: Row) -> str:
     """Return the checksum of the policy that a run began from, or that was evaluated as a prior; else nothing."""
     is_prior = EVERY[row["key"].split("/")[1]].command == "evaluate"
@@ -126,8 +120,7 @@ def prior_of(row: Row) -> str:
 
 def settings_of(row: Row) -> dict[str, Any]:
     """Return the settings that stand in the table of settings."""
-    settings = row["request"].get("settings", {})
-    return {name: settings.get(name) for name in SETTINGS}
+    return {name: row["request"].get("settings", {}).get(name) for name in SETTINGS}
 
 
 def _several(name: str, values: Sequence[Any]) -> list[str]:

@@ -164,10 +164,8 @@ def planned(only: tuple[str, ...] = (), seeds: int = 5) -> list[Planned]:
     names = [*{how.table: None for how in EVERY.values()}, *TASKS, *OWN, *EVERY]
     for word in only:
         if word not in names:
-            raise UsageError(
-                f"there is no table, environment or variant {word!r}{nearest(word, names)}; "
-                f"choose from {', '.join(names)}"
-            )
+            said = f"there is no table, environment or variant {word!r}{nearest(word, names)}; choose from "
+            raise UsageError(said + ", ".join(names))
     tasks = [task for task in TASKS | OWN if task in only] or list(TASKS)
     asked = [name for name, how in EVERY.items() if {name, how.table} & set(only)] or list(VARIANTS)
     found = []

@@ -33,14 +33,8 @@ ENVIRONMENTS = {"halfcheetah": "HalfCheetah", "hopper": "Hopper", "ant": "Ant"}
 PARTS = {"total_reward": "total", "basic_reward": "basic", "metric": "metric", "addon_reward": "add-on"}
 NOT_YET = "–"
 VERDICTS = get_args(Verdict)
-TABLES = {
-    "table1": "Table 1",
-    "table2": "Table 2",
-    "table5": "Table 5",
-    "recommended": "what we recommend",
-    "sensitivity": "other weights",
-    "joints": "the joints",
-}
+TABLES = {"table1": "Table 1", "table2": "Table 2", "table5": "Table 5"}
+TABLES |= {"recommended": "what we recommend", "sensitivity": "other weights", "joints": "the joints"}
 
 
 def summary(results: Results, found: Sequence[Finding]) -> Rows:
@@ -194,9 +188,6 @@ def missing(results: Results) -> str:
     return "\n".join(f"- {sentence}" for sentence in said)
 
 
-# Cells ----------------------------------------------------------------------------------------------------------------
-
-
 def number(value: float) -> str:
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f}".replace("-", "−")
@@ -227,11 +218,9 @@ def best(scores: Scores | None) -> str:
 
 def middle(scores: Scores | None) -> str:
     """Return the interquartile mean of the seeds with its interval."""
-    return (
-        NOT_YET
-        if scores is None or scores.one_policy
-        else f"{number(float(iqm(scores.column)))} [{bounds(scores, iqm)}]"
-    )
+    if scores is None or scores.one_policy:
+        return NOT_YET
+    return f"{number(float(iqm(scores.column)))} [{bounds(scores, iqm)}]"
 
 
 def bounds(scores: Scores, statistic: Callable[..., object]) -> str:
