@@ -20,7 +20,7 @@ POLICY = "tests/policies/test_policy.py"
 PRIVILEGED = "tests/learning/test_privileged.py"
 STATES = "tests/prepare/test_states.py"
 WORTH = "tests/prepare/test_worth.py"
-DIAL = "tests/policies/test_dialed_policy.py tests/envs/test_envs.py tests/learning/test_conditioned_run.py tests/learning/test_several_run.py"
+DIAL = "tests/policies/test_dialed_policy.py tests/envs/test_envs.py tests/learning/test_several_run.py"
 GAITS = "tests/envs/test_gaits.py"
 CARRYING = "tests/policies/test_carrying.py"
 POOL = "tests/many/test_pool.py"
@@ -73,12 +73,12 @@ ROOMS = [
     Mutant("prepare/weights.py", "if worths.basic in worths.known", "if worths.basic", WORTH, "states by a chance"),
     Mutant("prepare/worth.py", "or not likely or", "or", WORTH, "a worth is sought where nothing speaks for one"),
     Mutant("prepare/worth.py", "+ episodes * len(rounds)  #", "  #", WORTH, "the same episodes count again and again"),
-    Mutant("learning/ppo.py", "gamma * (~terminated)", "gamma * (~ended)", "tests/learning/test_advantages.py", "time limits treated as termination"),
-    Mutant("learning/ppo.py", "decays = gamma * lam * (~ended)", "decays = gamma * lam * (~terminated)", "tests/learning/test_advantages.py", "advantages leak across time limits"),
-    Mutant("learning/ppo.py", "decays = gamma * lam *", "decays = gamma *", "tests/learning/test_advantages.py", "λ dropped"),
-    Mutant("learning/ppo.py", "discounts * next_values - values", "discounts * next_values + values", "tests/learning/test_advantages.py", "sign of the baseline"),
-    Mutant("learning/ppo.py", "rewards + discounts * next_values", "rewards + next_values", "tests/learning/test_advantages.py", "discount dropped"),
-    Mutant("learning/ppo.py", "reversed(range(len(errors)))", "range(len(errors))", "tests/learning/test_advantages.py", "advantages run forwards"),
+    Mutant("learning/ppo.py", "gamma * (~terminated)", "gamma * (~ended)", PPO, "time limits treated as termination"),
+    Mutant("learning/ppo.py", "decays = gamma * lam * (~ended)", "decays = gamma * lam * (~terminated)", PPO, "advantages leak across time limits"),
+    Mutant("learning/ppo.py", "decays = gamma * lam *", "decays = gamma *", PPO, "λ dropped"),
+    Mutant("learning/ppo.py", "discounts * next_values - values", "discounts * next_values + values", PPO, "sign of the baseline"),
+    Mutant("learning/ppo.py", "rewards + discounts * next_values", "rewards + next_values", PPO, "discount dropped"),
+    Mutant("learning/ppo.py", "reversed(range(len(errors)))", "range(len(errors))", PPO, "advantages run forwards"),
     Mutant("learning/ppo.py", "policy = -torch.minimum(", "policy = torch.minimum(", PPO, "sign of the surrogate"),
     Mutant("learning/ppo.py", "-torch.minimum(ratios", "-torch.maximum(ratios", PPO, "maximum for minimum"),
     Mutant("learning/ppo.py", "loss - bonus * distribution", "loss + bonus * distribution", PPO, "sign of the bonus"),
@@ -117,8 +117,8 @@ ROOMS = [
     Mutant("learning/multipliers.py", "probed.basic.mean(0) - expected", "probed.basic.mean(0) + expected", LIMITS, "a share of the old return without the old return"),
     Mutant("learning/segments.py", 'worker.multipliers.restore(header, state.get("prior_earns"))', "pass", LIMITS, "multipliers that a resumed run forgets"),
     Mutant("envs/limits.py", "one.broken_by(other.bound) > 0", "False", LIMITS, "limits that exclude each other"),
-    Mutant("learning/multipliers.py", "objective.alpha if omega_alone else", "", "tests/learning/test_steering.py", "a log-prior budget moves alpha too"),
-    Mutant("learning/worker.py", "nats = own - log_prior.double()", "nats = log_prior.double() - own", "tests/learning/test_steering.py", "likelier actions spend the log-prior budget"),
+    Mutant("learning/multipliers.py", "objective.alpha if omega_alone else", "", LIMITS, "a log-prior budget moves alpha too"),
+    Mutant("learning/worker.py", "nats = own - log_prior.double()", "nats = log_prior.double() - own", LIMITS, "likelier actions spend the log-prior budget"),
     Mutant("learning/multipliers.py", "raised(objective.omega, now, now - before)", "raised(objective.omega, now, before - now)", WORKER, "a drift on its way pushed along"),
     Mutant("learning/segments.py", "return not self.moves and not", "return not", WORKER, "returns by other weights compared"),
     Mutant("learning/segments.py", " and longer >= 0.0", "", "tests/learning/test_candidate.py", "an early fall is handed out"),

@@ -227,7 +227,7 @@ def test_every_named_objective_knows_its_name() -> None:
 
 def test_the_task_is_checked() -> None:
     with pytest.raises(UsageError, match="task is 'bonus'"):
-        Objective("bonus")  # type: ignore[arg-type]
+        Objective("bonus")
 
 
 def test_named() -> None:

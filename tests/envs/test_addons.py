@@ -63,7 +63,7 @@ def test_the_shipped_ones(request_: str, expected: np.ndarray) -> None:
 
 
 def test_every_shipped_one_is_tested_and_described() -> None:
-    marks = test_the_shipped_ones.pytestmark  # type: ignore[attr-defined]
+    marks = test_the_shipped_ones.pytestmark
     apart = {"on_command"}  # further down, as it reads two observations
     apart |= {"action_rate", "jerk", "symmetry"}  # in test_gaits.py, as they have a past
     assert {re.split(r"[(=]", row[0])[0] for row in marks[0].args[1]} | apart == set(REGISTERED)

@@ -244,7 +244,7 @@ def test_actions_have_the_numbers_and_the_shape_that_the_environment_asks_for(
 
 def test_bounds_are_known() -> None:
     for backend in ("envpool", "gymnasium"):
-        batch = make_envs("Pendulum-v1", 1, 0, backend)  # type: ignore[arg-type]
+        batch = make_envs("Pendulum-v1", 1, 0, backend)
         assert batch.actions == ActionSpace("continuous", (1,), (-2.0,), (2.0,))
         batch.close()
     assert make_envs(tiny("Unbounded"), 1, 0).actions.high == (np.inf,)
@@ -278,7 +278,7 @@ def test_without_envpool_gymnasium_steps_in(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_class_with_gymnasiums_interface_that_is_none_of_its_children_is_trained(tmp_path: Path) -> None:
     class Other:
         observation_space = action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-        metadata, render_mode, close = {}, None, lambda self: None  # type: ignore[var-annotated]
+        metadata, render_mode, close = {}, None, lambda self: None
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             return np.zeros(1, np.float32), {}
@@ -287,7 +287,7 @@ def test_a_class_with_gymnasiums_interface_that_is_none_of_its_children_is_train
             return np.zeros(1, np.float32), 1.0, False, True, {}
 
     settings = repolicy.Settings(steps=64, ranks=1, envs=2, n_steps=16, minibatch=16, hidden=(4,))
-    assert repolicy.train(Other, repolicy.soft(0.1), tmp_path / "run", settings).finished  # type: ignore[arg-type]
+    assert repolicy.train(Other, repolicy.soft(0.1), tmp_path / "run", settings).finished
 
 
 # Broken ones ----------------------------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ def test_episodes_follow_each_other_without_a_gap() -> None:
     for n in range(2):
         assert rollout.observations[:-1, n].tolist() == [list(pair) for pair in zip(episode, before, strict=True)]
         assert rollout.observations[-1, n].tolist() == [4, 1]
-        assert rollout.next_observations is not None
         assert rollout.next_observations[:, n].tolist() == [[e, t + 1] for e, t in zip(episode, before, strict=True)]
         assert rollout.basic[:, n].tolist() == [10 * e + t + 1 for e, t in zip(episode, before, strict=True)]
         assert np.flatnonzero(rollout.terminated[:, n]).tolist() == [2, 11]
@@ -109,7 +108,6 @@ def test_a_first_episode_that_is_cut_is_bootstrapped_and_counts_in_no_statistics
     policy = Policy(spec_for(batch, Settings(hidden=(4,))))
     cuts = np.array([2, 5])
     rollout = Collector(batch, 9, torch.Generator().manual_seed(0), keep_transitions=True, cuts=cuts).collect(policy)
-    assert rollout.next_observations is not None
     assert rollout.observations[:4, 0].tolist() == [[1, 0], [1, 1], [2, 0], [2, 1]]
     assert rollout.next_observations[1, 0].tolist() == [1, 2]
     assert rollout.cut.tolist() == [[1, 0], [5, 0], [6, 1]]  # the first by us, the others by the time limit

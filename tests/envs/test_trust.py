@@ -62,7 +62,7 @@ def test_a_name_that_is_free_imports_nothing(name: str) -> None:
     with mock.patch.object(addons, "load_object", load), mock.patch.object(names, "load_object", load):
         for kind, use in (("addons", addons.parse), ("env", names.maker)):
             try:
-                confirm("file", False, **{kind: [name] if kind == "addons" else name})  # type: ignore[arg-type]
+                confirm("file", False, **{kind: [name] if kind == "addons" else name})
                 use(name)
             except RepolicyError:
                 continue

@@ -115,7 +115,7 @@ def test_a_damaged_file_is_one_sentence(header: object, tensors: object, why: st
     wish().write(path)
     kept, values = read(path, "wish")
     values = {name: value for name, value in values.items() if name not in ("format", "kind")}
-    write(path, "wish", kept | tensors, values | header)  # type: ignore[operator]
+    write(path, "wish", kept | tensors, values | header)
     with pytest.raises(RepolicyError, match=why):
         combined([str(path)])
 
@@ -145,4 +145,4 @@ def test_features_that_cannot_be_are_one_sentence(reference: str) -> None:
 )
 def test_features_that_are_wrong_are_one_sentence(function: object, why: str) -> None:
     with pytest.raises(RepolicyError, match=why):
-        Features("own.py:f", function)(BEFORE, DONE, AFTER, {})  # type: ignore[arg-type]
+        Features("own.py:f", function)(BEFORE, DONE, AFTER, {})

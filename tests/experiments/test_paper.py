@@ -101,7 +101,6 @@ def test_each_column_has_its_own_policy_and_action() -> None:
 def test_pooled_is_over_all_episodes() -> None:
     """As if the episodes of both seeds stood in one list: 100 at 7 ± 3 and 100 at 13 ± 3."""
     scores = results(soft=[7.0, 13.0]).scores("halfcheetah", "soft", "basic_reward")
-    assert scores is not None
     each = np.concatenate([np.repeat([4.0, 10.0], 50), np.repeat([10.0, 16.0], 50)])
     assert scores.pooled == pytest.approx((each.mean(), each.std()))
     assert scores.best == (13.0, 3.0)

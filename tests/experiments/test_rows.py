@@ -35,7 +35,6 @@ def test_new_states_are_priced_from_the_step_on_that_counts(monkeypatch: pytest.
     noise = torch.randn(10_000, 1, generator=torch.Generator().manual_seed(0))
     elsewhere = fitted(5.0 + 3e-5 * noise, Normalizer(1))
     seen = played(optimum(), tiny("LinearQuadratic"), 4, sampled=True, prior=optimum(), density=elsewhere)
-    assert seen.familiarity is not None
     assert seen.familiarity.tolist() == [-MOST * 5.0] * 4
 
 

@@ -58,7 +58,6 @@ def test_a_run_goes_on_where_it_stopped(folder: Path, name: str, tmp_path: Path)
 def test_a_sweep_and_a_run_of_residual_q_learning_are_read(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "rql", tmp_path / "rql")
     swept, run = claimed(folder / "swept"), RunFolder(tmp_path / "rql", Request, ResidualQLearning)
-    assert swept is not None
     assert [point["omega"] for point in swept["points"]] == swept["omegas"] == [0.1, 1.0]
     assert run.latest() is not None
     assert rql.train("repolicy.rql.tasks:CartPole", soft(0.5), tmp_path / "rql", resume=True).finished

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 
@@ -40,6 +41,12 @@ def optimum(state_cost: float, control_cost: float, alpha: float) -> LinearGauss
     return linear_quadratic_optimal(problem, alpha).policy
 
 
+def of_both(omega: float = 1.0, alpha: float = ALPHA, wish: float = 1.0, control: float = 0.0) -> LinearGaussian:
+    """The optimum of the first cost times omega, and the second one times the wish's weight."""
+    costs = omega * STATE_COST + wish * WISH_STATE_COST, omega * CONTROL_COST + wish * WISH_CONTROL_COST + control
+    return optimum(*costs, alpha)
+
+
 def as_policy(exact: LinearGaussian) -> Policy:
     """The same distribution as a network: −K·x = −K·relu(x) + K·relu(−x)."""
     spec = PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(2,), activation="relu", min_std=0.0)
@@ -63,7 +70,12 @@ def gain_and_std(policy: Policy) -> tuple[float, float]:
     states = torch.linspace(-1.0, 1.0, 41).unsqueeze(1)
     with torch.no_grad():
         distribution = policy(states)
-    return -float((states * distribution.mean).sum() / states.square().sum()), float(distribution.log_std.exp())  # type: ignore[attr-defined]
+    return -float((states * distribution.mean).sum() / states.square().sum()), float(distribution.log_std.exp())
+
+
+def assert_found(policy: Policy, wanted: LinearGaussian, rel: float = 0.05) -> None:
+    found, expected = gain_and_std(policy), (float(wanted.gain), math.sqrt(float(wanted.covariance)))
+    assert found == pytest.approx(expected, rel=rel)
 
 
 class Log:

@@ -28,7 +28,6 @@ SMALL = Settings(
 
 def weights(folder: Path) -> dict[str, Tensor]:
     latest = RunFolder(folder).latest()
-    assert latest is not None
     return latest[0]
 
 

@@ -50,6 +50,5 @@ def optimum() -> Policy:
     with torch.no_grad():
         policy.network.weights[0].copy_(torch.tensor([[1.0], [-1.0]]))
         policy.network.weights[1].copy_(float(best.gain) * torch.tensor([[-1.0, 1.0]]))
-        assert policy.log_std is not None
         policy.log_std.fill_(0.5 * math.log(float(best.covariance)))
     return policy

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 SIZE, ACTIONS = 3, 2
 
 
-class Drift(VecEnv):  # type: ignore[misc]
+class Drift(VecEnv):
     """A state that drifts, is pushed by the actions, and pays for staying near 0; some episodes end, some are cut."""
 
     def __init__(self, count: int = 8, seed: int = 0, images: bool = False, clip_actions: Any = None) -> None:

@@ -17,7 +17,7 @@ def small_policy(
         space = ActionSpace("discrete", (3,))
     else:
         space = ActionSpace("continuous", (actions,), (-1.0,) * actions, (1.0,) * actions)
-    policy = Policy(PolicySpec(observations, space, family, hidden, initial_std=0.5))  # type: ignore[arg-type]
+    policy = Policy(PolicySpec(observations, space, family, hidden, initial_std=0.5))
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

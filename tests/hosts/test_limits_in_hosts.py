@@ -79,7 +79,6 @@ def test_multipliers_move_as_the_engines_do() -> None:
             basic=np.zeros((STEPS, ENVS)),
         )
         price = engine.price(steps)
-        assert price is not None
         torch.testing.assert_close(got, -price.float())
         log = engine.told(engine.sums(steps, steps), weights(0.5, 0.25))
         assert log == pytest.approx({name: found[name] for name in log}, rel=1e-9)
@@ -169,7 +168,7 @@ def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
         other.load(str(tmp_path / "model_2.pt"))
         first, again = trained.alg.method, other.alg.method
     [(limit, weight)] = first.steering.share.values()
-    earned = float(re.search(r"keep is 0.9 of (\S+), what the prior's sampled", capsys.readouterr().out)[1])  # type: ignore[index]
+    earned = float(re.search(r"keep is 0.9 of (\S+), what the prior's sampled", capsys.readouterr().out)[1])
     assert earned < 0.0
     assert (limit.name, limit.sign) == ("basic_reward", -1)
     assert limit.bound == pytest.approx(1.1 * earned, rel=0.01)

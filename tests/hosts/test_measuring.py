@@ -35,7 +35,6 @@ def resting(hidden: tuple[int, ...] = (16, 16)) -> Policy:
     with torch.no_grad():
         policy.network.weights[-1].zero_()
         policy.network.biases[-1].zero_()
-        assert policy.log_std is not None
         policy.log_std.fill_(np.log(STD))
     return policy.requires_grad_(False)
 
@@ -196,7 +195,7 @@ def test_unfamiliar_states_cost_once_an_episode_is_under_way() -> None:
             return -states.squeeze(-1).double()
 
     method = Method(Steering(residual(0.0, 0.0, states=0.5)), None)
-    method.density = Far()  # type: ignore[assignment]
+    method.density = Far()
     steps, zeros = SKIPPED + 2, torch.zeros(SKIPPED + 2, 1)
     ended = torch.zeros(steps, 1, dtype=torch.bool)
     ended[0] = True

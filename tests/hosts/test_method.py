@@ -20,7 +20,7 @@ ENDED = torch.tensor([[0, 0], [1, 0], [0, 0], [0, 1], [0, 0]]).bool()
 class Pushing:
     """A prior whose log-probability is the action, and whose entropy is 2."""
 
-    def score(self, observations: torch.Tensor, actions: torch.Tensor, ended: torch.Tensor) -> tuple:  # type: ignore[type-arg]
+    def score(self, observations: torch.Tensor, actions: torch.Tensor, ended: torch.Tensor) -> tuple:
         return actions.squeeze(-1), torch.full(ended.shape, 2.0)
 
 

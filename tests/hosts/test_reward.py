@@ -208,7 +208,7 @@ def test_what_another_librarys_file_lacks_is_asked_for_as_python_gives_it(tmp_pa
 
 def test_a_deterministic_policy_is_no_prior() -> None:
     with pytest.raises(UsageError, match="it has no log_prob"):
-        prior_reward(lambda observations: observations, 0.3, 0.2)  # type: ignore[arg-type]
+        prior_reward(lambda observations: observations, 0.3, 0.2)
 
 
 def test_a_graph_that_gives_a_mean_is_a_prior(tmp_path: Path) -> None:

@@ -161,4 +161,4 @@ def test_what_a_range_cannot_have_is_a_sentence() -> None:
     with pytest.raises(UsageError, match="omega is '3..x'; it must be a finite number"):
         runner("3..x")
     with pytest.raises(UsageError, match=r"omega is a range, and this host takes one number"):
-        prior_reward(prior(), RANGE, 0.1)  # type: ignore[arg-type]
+        prior_reward(prior(), RANGE, 0.1)

@@ -66,7 +66,7 @@ def test_stable_baselines3_pays_by_torchs_own_densities(family: str) -> None:
     )
     with torch.no_grad():
         own, host = prior(observations), model.policy.get_distribution(observations).distribution
-        log_prior = behind_tanh(own.mean, own.log_std.exp(), actions)  # type: ignore[attr-defined]
+        log_prior = behind_tanh(own.mean, own.log_std.exp(), actions)
         log_policy = behind_tanh(host.mean, host.stddev, actions)
     expected = torch.from_numpy(task).flatten() + OMEGA * log_prior - ALPHA * log_policy
     torch.testing.assert_close(torch.from_numpy(rewards).flatten().double(), expected, rtol=1e-4, atol=1e-4)
@@ -79,7 +79,7 @@ def test_rsl_rl_pays_by_torchs_own_densities() -> None:
     storage = collected(runner)
     observations, actions = storage.observations["policy"], storage.actions
     own = prior(observations)
-    log_prob = behind_tanh(own.mean, own.log_std.exp().expand_as(own.mean), actions)  # type: ignore[attr-defined]
+    log_prob = behind_tanh(own.mean, own.log_std.exp().expand_as(own.mean), actions)
     paid = runner.alg._paid + (OMEGA - ALPHA) * log_prob  # the actor begins as the prior
     at_limits = storage.rewards.squeeze(-1) - paid
     cut = at_limits.abs() > 1e-3
@@ -137,7 +137,7 @@ def test_stable_baselines3_begins_as_a_policy_whose_std_depends_on_the_state(
     )
     with torch.no_grad():
         drawn = model.policy.get_distribution(observations).distribution
-        torch.testing.assert_close(drawn.stddev, prior(observations).log_std.exp().expand_as(drawn.mean))  # type: ignore[attr-defined]
+        torch.testing.assert_close(drawn.stddev, prior(observations).log_std.exp().expand_as(drawn.mean))
     model.learn(1)
     model.save(tmp_path / "model.zip")
     again = ResidualPPO.load(tmp_path / "model.zip", model.env)

@@ -108,7 +108,7 @@ def test_a_step_of_rsl_rl_waits_for_nothing_and_an_iteration_once(kind: str, tmp
 
                 steps.append(waits(step))
                 seen = following[0]
-            ending = waits(lambda alg=each.alg, seen=seen: alg.compute_returns(seen))  # type: ignore[misc]
+            ending = waits(lambda alg=each.alg, seen=seen: alg.compute_returns(seen))
         found[name] = steps, ending, waits(each.alg.update)
     for theirs, mine in zip(found["theirs"][0], found["ours"][0], strict=True):
         assert mine[0] == theirs[0]

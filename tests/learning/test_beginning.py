@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from known_optimum import ALPHA, EXACT, SETTINGS, WISH, WISH_CONTROL_COST, WISH_STATE_COST, Log, as_policy, optimum
-from tiny_envs import CONTROL_COST, STATE_COST, tiny
+from known_optimum import ALPHA, EXACT, SETTINGS, WISH, Log, as_policy, of_both
+from tiny_envs import tiny
 
 from repolicy.errors import UsageError
 from repolicy.learning.training import customize
@@ -20,13 +20,7 @@ from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request, words
 
-FOUND = optimum(STATE_COST + WISH_STATE_COST, CONTROL_COST + WISH_CONTROL_COST, ALPHA)
-
-
-@pytest.fixture
-def prior(tmp_path: Path) -> Path:
-    save_policy(tmp_path / "prior.safetensors", as_policy(EXACT), {})
-    return tmp_path / "prior.safetensors"
+FOUND = of_both()
 
 
 @pytest.fixture
@@ -51,7 +45,6 @@ def test_the_actor_begins_as_another_policy_and_the_prior_scores_it(prior: Path,
     least = float(torch.distributions.kl_divergence(*stds))
     assert all(metrics["prior_kl"] > 0.9 * least > 0.01 for metrics in log.metrics)
     carried = read_policy(found.folder / "policy.safetensors").prior
-    assert carried is not None
     assert torch.equal(carried.state_dict()["log_std"], read_policy(prior).policy.state_dict()["log_std"])
 
 

@@ -1,6 +1,5 @@
 """Customizing: the prior is held by its log-probability alone, and the basic reward by nobody."""
 
-import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,53 +8,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_optimum import (
-    ALPHA,
-    SETTINGS,
-    WISH,
-    WISH_CONTROL_COST,
-    WISH_STATE_COST,
-    Log,
-    as_policy,
-    customized,
-    gain_and_std,
-    optimum,
-)
-from tiny_envs import CONTROL_COST, STATE_COST, WithoutReward, tiny
+from known_optimum import ALPHA, SETTINGS, WISH, Log, as_policy, assert_found, customized, gain_and_std, of_both
+from tiny_envs import WithoutReward, tiny
 
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
+from repolicy.exact import LinearGaussian
 from repolicy.learning import ppo
 from repolicy.learning.ppo import STD_SAMPLES, STD_SPEED
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, greedy, kl, residual
-from repolicy.policies.file import save_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.request import Request, words
 from repolicy.runs.settings import Settings
 
 
-@pytest.fixture(scope="module")
-def prior(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The exact optimum of the first task: all that customizing gets to know of it."""
-    path = tmp_path_factory.mktemp("prior") / "prior.safetensors"
-    policy = as_policy(optimum(STATE_COST, CONTROL_COST, ALPHA))
-    save_policy(path, policy, {"request": {"env": tiny("WithoutReward"), "objective": {"alpha": ALPHA}}})
-    return path
-
-
 @pytest.mark.parametrize(
-    ("objective", "omega", "alpha"),
-    [(residual(omega=2.0 * ALPHA, alpha=0.15), 2.0, 0.15), (kl(ALPHA), 1.0, ALPHA)],
+    ("objective", "wanted"),
+    [(residual(omega=2.0 * ALPHA, alpha=0.15), of_both(2.0, 0.15)), (kl(ALPHA), of_both())],
     ids=["residual, omega 2, another temperature", "kl, omega 1, the same temperature"],
 )
 def test_the_optimum_of_the_summed_cost_is_found_without_the_first_reward(
-    prior: Path, tmp_path: Path, objective: Objective, omega: float, alpha: float
+    prior: Path, tmp_path: Path, objective: Objective, wanted: LinearGaussian
 ) -> None:
-    wanted = optimum(omega * STATE_COST + WISH_STATE_COST, omega * CONTROL_COST + WISH_CONTROL_COST, alpha)
-    gain, std = gain_and_std(customized(prior, objective, tmp_path / "run").policy)
-    assert gain == pytest.approx(float(wanted.gain), rel=0.05)
-    assert std == pytest.approx(math.sqrt(float(wanted.covariance)), rel=0.05)
+    assert_found(customized(prior, objective, tmp_path / "run").policy, wanted)
 
 
 @pytest.mark.parametrize(("least", "speed"), [(1, STD_SPEED), (STD_SAMPLES, 1.0)])
@@ -73,11 +49,10 @@ def test_from_some_samples_on_the_logarithm_of_the_std_takes_longer_steps(
 
 
 def test_greedy_forgets_the_first_task(prior: Path, tmp_path: Path) -> None:
-    summed = optimum(STATE_COST + WISH_STATE_COST, CONTROL_COST + WISH_CONTROL_COST, ALPHA)
-    alone = optimum(WISH_STATE_COST, WISH_CONTROL_COST, ALPHA)
+    summed, alone = float(of_both().gain), float(of_both(omega=0.0).gain)
     gain, _ = gain_and_std(customized(prior, greedy(ALPHA), tmp_path / "run").policy)
-    assert gain == pytest.approx(float(alone.gain), rel=0.1)
-    assert abs(gain - float(summed.gain)) > 0.3 * float(summed.gain)
+    assert gain == pytest.approx(alone, rel=0.1)
+    assert abs(gain - summed) > 0.3 * summed
 
 
 def test_the_basic_reward_is_never_read(prior: Path, tmp_path: Path) -> None:
@@ -93,25 +68,18 @@ def test_omega_holds_a_budget_of_drift(prior: Path, tmp_path: Path) -> None:
     """Where the drift settles at the budget, the policy is the optimum that the multiplier found stands for."""
     found = customized(prior, kl(ALPHA), tmp_path / "run", Settings(**SETTINGS.as_dict() | {"kl_budget": 0.1}))
     drift = evaluate(found.policy, tiny("WithoutReward"), 200, prior=read_policy(prior).policy, deterministic=False)
-    assert drift.log_prior is not None
     assert (drift.log_policy - drift.log_prior).sum() / drift.lengths.sum() == pytest.approx(0.1, rel=0.15)
     multiplier = found.last["omega"]
-    omega = multiplier / ALPHA
-    wanted = optimum(omega * STATE_COST + WISH_STATE_COST, omega * CONTROL_COST + WISH_CONTROL_COST, multiplier)
-    gain, std = gain_and_std(found.policy)
-    assert gain == pytest.approx(float(wanted.gain), rel=0.1)
-    assert std == pytest.approx(math.sqrt(float(wanted.covariance)), rel=0.1)
+    assert_found(found.policy, of_both(multiplier / ALPHA, multiplier), rel=0.1)
     assert not 0.8 < multiplier / ALPHA < 1.2  # it had to move
 
 
 def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -> None:
     """The budget is what the exact optimum at a known omega spends; from a third of it, that omega is found."""
     omega, alpha = 0.2, 0.8
-    share = omega / ALPHA
-    known = optimum(share * STATE_COST + WISH_STATE_COST, share * CONTROL_COST + WISH_CONTROL_COST, alpha)
+    known = of_both(omega / ALPHA, alpha)
     held = read_policy(prior).policy
     acted = evaluate(as_policy(known), tiny("WithoutReward"), 2_000, prior=held, deterministic=False)
-    assert acted.log_prior is not None
     own = -held(torch.zeros(1, 1)).entropy().item()
     budget = own - acted.log_prior.sum() / acted.lengths.sum()
     assert budget > 0.1
@@ -156,10 +124,7 @@ def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior
         ({"addon": tiny("wrong_shape_addon")}, "returned shape"),
         ({"addon": tiny("failing_addon")}, "KeyError"),
         ({"env": tiny("Counter")}, "observations of 1 numbers, .* gives 2"),
-        (
-            {"addon": tiny("constant")},
-            "the same reward, 0, in all of 2,048 trial steps; if it is meant to be that rare",
-        ),
+        ({"addon": tiny("constant")}, "the same reward, 0, in all of 2,048 trial steps; if it is meant"),
         ({"settings": {"steps": 255}}, "steps is 255, and one update takes 256: name that many at least"),
         ({"addon": tiny("stay_near") + "=0"}, "the same reward, 0, in all of 2,048 trial steps; its weight is 0"),
         ({"addon": tiny("badly_told")}, r"metric 'mean <lambda>' returned one number for"),
@@ -174,12 +139,9 @@ def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior
 def test_what_cannot_work_is_refused_before_anything_is_written(
     prior: Path, tmp_path: Path, change: dict[str, Any], sentence: str
 ) -> None:
-    asked: dict[str, Any] = {
-        "addon": WISH, "objective": residual(0.2, 0.1), "env": tiny("WithoutReward"),
-        "settings": SETTINGS,
-    } | change  # fmt: skip
+    usual: Any = {"addon": WISH, "objective": residual(0.2, 0.1), "env": tiny("WithoutReward"), "settings": SETTINGS}
     with pytest.raises(UsageError, match=sentence):
-        customize(prior, asked["addon"], asked["objective"], tmp_path / "run", asked["settings"], env=asked["env"])
+        customize(prior, out=tmp_path / "run", **usual | change)
     assert not (tmp_path / "run").exists()
 
 

@@ -114,7 +114,6 @@ class Known:
     """The familiarity of the process's states, in the place of a density."""
 
     def familiarity(self, inputs: Tensor) -> Tensor:
-        assert MDP_.familiarity is not None
         return MDP_.familiarity[inputs.argmax(-1)]
 
 
@@ -122,7 +121,6 @@ class Table:
     """The add-on reward of the process, as the engine asks for it."""
 
     def reward(self, steps: Transitions) -> np.ndarray:
-        assert MDP_.addon is not None
         return MDP_.addon.numpy()[steps.observations.argmax(-1), steps.actions[..., 0]]
 
 

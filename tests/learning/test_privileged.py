@@ -171,7 +171,6 @@ def test_where_a_time_limit_cuts_the_critic_values_what_is_hidden_in_the_last_ob
     assert len(rollout.cut) == 4 * FEW.envs
     assert (rollout.cut_observations[:, 3] == LIMIT).all()
     _, _, next_values = made.score(rollout, made.seen(rollout.observations)[1])
-    assert rollout.next_observations is not None
     with torch.no_grad():
         after = made.learner.values(made.critic_normalizer(torch.from_numpy(rollout.next_observations[..., 2:])))
     assert float(after.std()) > 0.01
@@ -238,7 +237,7 @@ def test_a_critic_of_a_prior_has_statistics_from_its_first_rollout_on(tmp_path: 
     made.critic_normalizer = Normalizer(3)
     told: list[Tensor] = []
     values = made.learner.values
-    made.learner.values = lambda inputs: [told.append(inputs), values(inputs)][1]  # type: ignore[assignment,func-returns-value]
+    made.learner.values = lambda inputs: [told.append(inputs), values(inputs)][1]
     made.iterate(stop=False)
     seen = told[0][:-1].flatten(0, 1)
     torch.testing.assert_close(seen.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
@@ -361,7 +360,6 @@ def test_with_dials_both_see_the_positions_last(tmp_path: Path, objective: Objec
     own, place, hidden = torch.from_numpy(rollout.observations).split([2, len(objective.dials), 3], -1)
     assert float(place.min()) == -1.0
     inputs, critic_inputs = made.seen(rollout.observations)
-    assert made.prior is not None
     assert torch.equal(inputs, torch.cat([made.prior.normalizer(own), place], -1))
     assert torch.equal(critic_inputs, torch.cat([made.critic_normalizer(hidden), place], -1))
     log_prior, *_ = made.score(rollout, critic_inputs)

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 import os
 import shutil
 import signal
@@ -14,18 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import known_optimum
 import pytest
 import tiny_envs
 import torch
-from small_runs import SMALL, same, small, weights
-from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, Endless, Raises, tiny
+from small_runs import SMALL, Listening, same, small, weights
+from tiny_envs import Endless, Raises, tiny
 from torch import Tensor
 
 from repolicy import rql
 from repolicy.cli.inspection import inspect
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
-from repolicy.exact import LinearQuadratic, linear_quadratic_optimal, quadratic_cost
 from repolicy.learning.segments import Segments
 from repolicy.learning.training import customize, train
 from repolicy.many.sweep import sweep
@@ -37,7 +36,6 @@ from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import shares_memory
 from repolicy.runs.ranks import Alone
 from repolicy.runs.request import Request
-from repolicy.runs.settings import Settings
 
 # The same bits --------------------------------------------------------------------------------------------------------
 
@@ -61,7 +59,7 @@ HELPERS = str(Path(tiny_envs.__file__).parent)
 PROGRAM = """
 import sys
 from pathlib import Path
-from small_runs import SMALL, small
+from small_runs import SMALL, Listening, small
 small(Path(sys.argv[1]), resume=True)
 """
 
@@ -80,19 +78,16 @@ def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(whole: Path, tmp
     assert RunFolder(whole).policy.read_bytes() == RunFolder(tmp_path / "killed").policy.read_bytes()
 
 
-class AtIteration:
-    """A callback that does something once, when an iteration is over."""
+class AtIteration(Listening):
+    """Does something once, when an iteration is over."""
 
     def __init__(self, iteration: int, action: Callable[[], object]) -> None:
+        super().__init__()
         self._iteration, self._action = iteration, action
 
-    def begin(self, request: Request, start: int, total: int) -> None: ...
     def write(self, metrics: dict[str, float]) -> None:
         if metrics["iteration"] == self._iteration:
             self._action()
-
-    def say(self, sentence: str) -> None: ...
-    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
@@ -116,7 +111,6 @@ def test_a_signal_at_the_end_of_a_segment_loses_nothing(
     stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, callbacks=[asked])
     assert (stopped.finished, stopped.steps) == (finished, iteration * SMALL.iteration_steps)
     latest = RunFolder(tmp_path / "run").latest()
-    assert latest is not None
     assert latest[1]["iteration"] == iteration  # a checkpoint, a log of all and a policy
     assert RunFolder(tmp_path / "run").logged()["iteration"][-1] == iteration
     assert RunFolder(tmp_path / "run").last_policy.exists()
@@ -136,7 +130,6 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(
         train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, callbacks=[fills_up])
     monkeypatch.undo()
     latest = RunFolder(tmp_path / "run").latest()
-    assert latest is not None
     assert latest[1]["iteration"] == 8  # the segment before
     small(tmp_path / "run", resume=True)
     assert same(weights(whole), weights(tmp_path / "run"))
@@ -212,19 +205,9 @@ def test_the_critic_finds_the_value_of_one_a_step(tmp_path: Path, env: str, valu
 
 
 def test_soft_ppo_finds_the_optimum_of_linear_quadratic_control(tmp_path: Path) -> None:
-    settings = Settings(
-        steps=150_000, ranks=1, envs=64, n_steps=16, minibatch=512, checkpoint_every=150, learning_rate=3e-3, gamma=0.9,
-        normalize_observations=False, hidden=(32,), evaluation_episodes=4, initial_std=0.5,
-    )  # fmt: skip
-    found = train(tiny("LinearQuadratic"), soft(0.2), tmp_path / "run", settings).policy
-    problem = LinearQuadratic(DYNAMICS, CONTROL, quadratic_cost(STATE_COST, CONTROL_COST), 0.9)
-    wanted = linear_quadratic_optimal(problem, 0.2).policy
-    states = torch.linspace(-1.0, 1.0, 41).unsqueeze(1)
-    with torch.no_grad():
-        distribution = found(states)
-    gain = -float((states * distribution.mode()).sum() / states.square().sum())
-    assert gain == pytest.approx(float(wanted.gain), rel=0.05)
-    assert float(distribution.log_std.exp()) == pytest.approx(math.sqrt(float(wanted.covariance)), rel=0.05)  # type: ignore[attr-defined]
+    settings = replace(known_optimum.SETTINGS, steps=150_000, initial_std=0.5)
+    found = train(tiny("LinearQuadratic"), soft(known_optimum.ALPHA), tmp_path / "run", settings).policy
+    known_optimum.assert_found(found, known_optimum.EXACT)
 
 
 def test_cart_pole_is_learnt(tmp_path: Path) -> None:
@@ -265,9 +248,9 @@ def test_what_is_of_another_kind_is_refused_before_a_folder_is_made(given: Any, 
         train(tiny("Endless"), soft(0.1), tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match="settings is list"):
-        sweep("hopper", "height", [0.1], settings=["steps"])  # type: ignore[arg-type]
+        sweep("hopper", "height", [0.1], settings=["steps"])
     with pytest.raises(UsageError, match="settings is list"):
-        rql.train(tiny("Endless"), soft(0.1), tmp_path / "run", ["steps"])  # type: ignore[arg-type]
+        rql.train(tiny("Endless"), soft(0.1), tmp_path / "run", ["steps"])
 
 
 @pytest.mark.parametrize("where", ["while learning", "while evaluating"])

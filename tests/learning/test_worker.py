@@ -25,7 +25,7 @@ from repolicy.policies.normalizer import sums
 
 
 def seen_by(made: Worker, rollout: Rollout) -> Tensor:
-    return made.learner.policy.normalizer(torch.from_numpy(rollout.observations))  # type: ignore[no-any-return]
+    return made.learner.policy.normalizer(torch.from_numpy(rollout.observations))
 
 
 # Scores ---------------------------------------------------------------------------------------------------------------
@@ -78,7 +78,6 @@ def test_the_prior_stays_as_it_is(tmp_path: Path) -> None:
     """Neither its weights nor its observation statistics move, and the actor keeps those statistics."""
     made = worker(tmp_path, "LinearQuadratic", kl(0.5), prior=True)
     assert made.settings.normalize_observations
-    assert made.prior is not None
     before = {name: value.clone() for name, value in made.prior.state_dict().items()}
     started = made.learner.parameters.clone()
     made.iterate(stop=False)
@@ -119,7 +118,6 @@ def test_the_reward_is_made_of_its_parts(tmp_path: Path, objective: Objective) -
     rollout = made.collector.collect(made.learner.policy)
     log_prior, *_ = made.score(rollout, seen_by(made, rollout))
     reward = made.reward(rollout, log_prior)
-    assert rollout.next_observations is not None
     addon = -np.square(rollout.next_observations[..., 0].astype(np.float64))
     task = {"basic": rollout.basic, "addon": addon, "both": rollout.basic + addon}[objective.task]
     np.testing.assert_allclose(reward.task, task, rtol=1e-6)
@@ -138,7 +136,7 @@ def test_what_the_update_learns_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def watched(learner: ppo.Learner, batch: ppo.Batch, *rest: object) -> ppo.Report:
         caught.append(batch)
-        return update(learner, batch, *rest)  # type: ignore[arg-type]
+        return update(learner, batch, *rest)
 
     monkeypatch.setattr(ppo, "update", watched)
     metrics = made.iterate(stop=False)

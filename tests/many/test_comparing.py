@@ -251,7 +251,7 @@ def test_two_objects_need_an_environment() -> None:
 # Around the place where the old policy was trained --------------------------------------------------------------------
 
 
-class Wired(LinearQuadratic):  # type: ignore[misc]
+class Wired(LinearQuadratic):
     """With a motor that may be connected the other way round, and a push."""
 
     def __init__(self, wires: float = 1.0, push: float = 0.0) -> None:

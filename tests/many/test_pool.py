@@ -140,7 +140,6 @@ def test_a_job_does_not_outlive_a_pool_that_was_killed(pool: "subprocess.Popen[b
 def test_a_pool_that_is_told_to_stop_tells_its_jobs(tmp_path: Path, sent: signal.Signals, ignored: bool) -> None:
     with begun(tmp_path, ignored=ignored) as pool:
         pool.send_signal(sent)
-        assert pool.stderr is not None
         assert b"KeyboardInterrupt" in pool.stderr.read()
         assert (tmp_path / "polite").exists()
         assert is_gone(int((tmp_path / "pid").read_text()))
@@ -167,11 +166,11 @@ def test_a_job_is_killed_also_where_the_interrupt_came_while_it_was_asked(
     """Python may raise between taking Popen's lock and the `try` that gives it back."""
     monkeypatch.setattr("repolicy.many.pool.PATIENCE", 0.2)
     job = Here(Job("sleeps", (sys.executable, "-S", "-c", "import time; time.sleep(60)"), tmp_path / "log"))
-    job._process._waitpid_lock.acquire()  # type: ignore[attr-defined]
+    job._process._waitpid_lock.acquire()
     stopping = threading.Thread(target=_stop, args=([job],), daemon=True)
     stopping.start()
     stopping.join(5.0)
     assert not stopping.is_alive()
     until(lambda: is_gone(job._process.pid))
-    job._process._waitpid_lock.release()  # type: ignore[attr-defined]
+    job._process._waitpid_lock.release()
     assert job.poll() is not None

@@ -126,7 +126,7 @@ def test_values_that_make_no_sweep_are_refused(omegas: Any, said: str) -> None:
 def test_a_policy_that_is_no_file_is_refused_without_showing_all_of_it() -> None:
     policy = Policy(PolicySpec(4, ActionSpace("continuous", (1,))))
     with pytest.raises(UsageError, match="not a Policy: save it and name it$"):
-        sweep(policy, "none", [0.1])  # type: ignore[arg-type]
+        sweep(policy, "none", [0.1])
 
 
 def test_values_come_in_order() -> None:

@@ -191,7 +191,7 @@ def test_what_cannot_be_planned_is_one_sentence():
     with pytest.raises(UsageError, match="take Gymnasium's"):
         made.watch(object())
     with pytest.raises(UsageError, match="temperature is 0"):
-        planner(Process, 0.0, None, 1.0, 20).actor(1, 1)  # type: ignore[arg-type]
+        planner(Process, 0.0, None, 1.0, 20).actor(1, 1)
 
 
 def test_the_command_plans_choices(tmp_path, capsys):

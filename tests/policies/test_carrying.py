@@ -38,7 +38,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_policy(folder / "mine.safetensors", dialed(), card, prior)
     for format, name in FORMATS.items():
         cli.main(["export", str(folder / "mine.safetensors"), "--out", str(folder / name)])
-        export(seeded(HALVED, 5), folder / f"plain-{name}", format)  # type: ignore[arg-type]
+        export(seeded(HALVED, 5), folder / f"plain-{name}", format)
     return folder
 
 

@@ -183,7 +183,6 @@ def test_a_customized_policy_brings_its_prior(tmp_path: Path) -> None:
     save_policy(tmp_path / "policy", policy, {}, prior)
     saved = read_policy(tmp_path / "policy")
     actions = policy(observations).sample()
-    assert saved.prior is not None
     assert torch.equal(saved.prior.log_prob(observations, actions), prior.log_prob(observations, actions))
     assert torch.equal(saved.policy.log_prob(observations, actions), policy.log_prob(observations, actions))
 

@@ -85,7 +85,7 @@ def test_at_the_start_it_is_the_prior_at_every_position_to_the_bit(kind: str, it
     found, sure = made(observations), start(observations[:, :4])
     assert torch.equal(found.mode(), sure.mode())
     if hasattr(sure, "log_std"):
-        assert torch.equal(found.log_std.expand(50, 2), sure.log_std.expand(50, 2))  # type: ignore[attr-defined]
+        assert torch.equal(found.log_std.expand(50, 2), sure.log_std.expand(50, 2))
     for place in (-1.0, 0.2, 1.0):
         state = made.at(**{dial.name: dial.value(place) for dial in its}).state_dict()
         assert all(torch.equal(state[name], value) for name, value in start.state_dict().items())
@@ -145,7 +145,7 @@ def test_outside_of_the_range_it_warns_and_acts_as_at_the_end() -> None:
     assert torch.equal(found.network.weights[0], made.at(3.0).network.weights[0])
     for wrong in (0.0, -1.0, float("nan"), float("inf"), "1", True):
         with pytest.raises(UsageError, match="a number above 0: this policy's go from 0.03 to 3"):
-            made.at(wrong)  # type: ignore[arg-type]
+            made.at(wrong)
 
 
 LEG = Dial("hind_leg(joint=foot)", 0.0, 2.0, "linear")
@@ -238,7 +238,7 @@ def file(tmp_path: Path) -> Path:
     made = Conditioned.begun(start, (OMEGA, QUIETLY))
     made.network.film.data.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
     request = {"env": tiny("LinearQuadratic"), "addons": [f"{FAST}=0.5", f"{QUIET}=0..2"]}
-    request["objective"] = residual(Range(0.03, 3.0), ALPHA, 0.0).as_dict()  # type: ignore[assignment]
+    request["objective"] = residual(Range(0.03, 3.0), ALPHA, 0.0).as_dict()
     path = tmp_path / "policy.safetensors"
     save_policy(path, made, {"request": request, "which": "last"}, start)
     return path
@@ -318,6 +318,13 @@ def test_a_file_with_other_dials_is_refused(file: Path, dials: Any) -> None:
     assert header["dials"] == DIALS
     file.write_bytes(packed("policy", tensors, header | {"dials": dials}))
     with pytest.raises(FileError):
+        read_policy(file)
+
+
+def test_a_file_whose_tensors_are_not_its_networks_is_refused(file: Path) -> None:
+    tensors, header = read(file, "policy")
+    file.write_bytes(packed("policy", tensors | {"policy.network.film": torch.zeros(4, 3)}, header))
+    with pytest.raises(FileError, match=r"network\.film is \[4, 3\]"):
         read_policy(file)
 
 

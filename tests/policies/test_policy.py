@@ -218,23 +218,21 @@ def test_networks_that_act_differently_have_no_mixture(one: Any, other: Any, mes
 # What cannot be -------------------------------------------------------------------------------------------------------
 
 
+def within(low: float, high: float) -> ActionSpace:
+    return ActionSpace("continuous", (1,), (low,), (high,))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"family": "categorical"}, "a categorical policy cannot act with continuous actions .2 numbers."),
         ({"actions": CHOICES}, "a gaussian policy cannot act with discrete actions .choices of 2, 3."),
-        (
-            {"family": "squashed", "actions": ActionSpace("continuous", (1,), (-1.0,), (math.inf,))},
-            "squashed policy needs bounded actions",
-        ),
+        ({"family": "squashed", "actions": within(-1.0, math.inf)}, "squashed policy needs bounded actions"),
         ({"family": "squashed", "actions": ActionSpace("continuous", (1,))}, "squashed policy needs bounded actions"),
         ({"clips": True, "actions": ActionSpace("continuous", (1,))}, "1 numbers have the bounds .. and .."),
-        ({"clips": True, "actions": ActionSpace("continuous", (1,), (2.0,), (-2.0,))}, "a lower one and a higher one"),
-        (
-            {"family": "squashed", "actions": ActionSpace("continuous", (1,), (2.0,), (-2.0,))},
-            "a lower one and a higher one",
-        ),
-        ({"clips": True, "actions": ActionSpace("continuous", (1,), (math.nan,), (2.0,))}, "a lower one and a higher"),
+        ({"clips": True, "actions": within(2.0, -2.0)}, "a lower one and a higher one"),
+        ({"family": "squashed", "actions": within(2.0, -2.0)}, "a lower one and a higher one"),
+        ({"clips": True, "actions": within(math.nan, 2.0)}, "a lower one and a higher"),
         ({"activation": "sine"}, "no activation 'sine'; choose from tanh, relu, elu"),
         ({"hidden": (64, 0)}, "hidden is .*; it must be layer sizes"),
         ({"initial_std": 1e-4}, "0 <= min_std < initial_std, not 0.001 and 0.0001"),

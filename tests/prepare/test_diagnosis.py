@@ -37,9 +37,7 @@ def test_a_good_prior_acts_and_its_nats_have_their_worth() -> None:
     healthy = found(optimum())
     assert healthy.complaints == []
     assert healthy.verdict.startswith("it acts: no episode ends, return")
-    assert healthy.worths.basic is not None
     assert healthy.worths.basic.value == pytest.approx(ALPHA, abs=3 * healthy.worths.basic.error)
-    assert healthy.worths.addon is not None
     omega, states = healthy.weights or (0.0, 0.0)
     assert omega == pytest.approx(max(healthy.worths.basic.value, healthy.worths.addon.value), rel=0.05)
     assert states == pytest.approx(healthy.worths.basic.value, rel=0.05)
@@ -51,7 +49,6 @@ def test_a_good_prior_acts_and_its_nats_have_their_worth() -> None:
 def test_the_worth_in_a_file_is_taken_where_it_is_no_chance() -> None:
     for told, value in ((Worth(0.7, 0.1, 8), 0.7), (Worth(0.7, 0.6, 8), ALPHA)):
         basic = diagnose(optimum(), LONG, combined([tiny("stay_near")]), nat_worth=told).worths.basic
-        assert basic is not None
         assert basic.value == pytest.approx(value, rel=0.1)
 
 

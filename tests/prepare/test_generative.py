@@ -81,7 +81,6 @@ def test_a_chunk_is_its_actions_one_after_the_other_until_the_episode_ends() -> 
         for index, action in enumerate(three(seen[1], given).reshape(3, 1, 2)):
             own = plain.step(action)
             paid += own.rewards
-            assert step.chunk is not None
             np.testing.assert_array_equal(step.chunk.final[index], own.final)
             np.testing.assert_array_equal(step.chunk.info["first"][index], own.info["first"])
             if own.terminated or own.truncated:
@@ -206,7 +205,6 @@ def test_a_decoder_is_a_policy_where_it_decodes(tmp_path: Path, monkeypatch: pyt
 def test_an_object_tells_its_own_sizes(tmp_path: Path) -> None:
     result = customize(f"{HERE}:Telling", RIGHT, residual(0.1, 0.1, 0.0), tmp_path / "run", FEW, env=WALK, trust=True)
     request = RunFolder(result.folder).request()
-    assert request is not None
     assert request["env"] == f"{WALK}?decoder={HERE}:Telling&noise=2&chunk=3"
 
 

@@ -168,7 +168,6 @@ def test_a_std_before_tanh_is_fitted_before_tanh(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", observations=states, actions=torch.tanh(before))
     policy = load_policy(tmp_path / "policy.pt", std="fit", demonstrations=str(tmp_path / "d.npz"))
     assert policy.spec.family == "squashed"
-    assert policy.std is not None
     assert policy.std.tolist() == pytest.approx([0.1, 0.4], rel=0.06)
 
 

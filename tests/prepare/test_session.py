@@ -241,7 +241,7 @@ def test_predict_is_what_stable_baselines3_predicts(tmp_path: Path) -> None:
     torch.manual_seed(0)
     sampled = np.stack([ours.predict(seen[0], deterministic=False)[0] for _ in range(400)])
     assert sampled.std() > 0.3
-    mean, _ = evaluate_policy(ours, env, n_eval_episodes=1, warn=False)  # type: ignore[arg-type]
+    mean, _ = evaluate_policy(ours, env, n_eval_episodes=1, warn=False)
     assert -2000 < mean < 0
     with pytest.raises(UsageError, match=r"observations of 3 numbers, .* shape \(4,\)"):
         ours.predict(np.zeros(4))

@@ -47,12 +47,12 @@ def test_the_missing_nats_are_those_of_students_t(monkeypatch: pytest.MonkeyPatc
     covariance = torch.cov(inputs.T, correction=0) + density.RIDGE * inputs.var(0, correction=0).diag()
     half = torch.tensor(0.5 * density.FREEDOM).double()
     logs = torch.linspace(-12.0, 4.0, 801).double()  # of the factor on the precision; its Jacobian is the factor
-    gamma = torch.distributions.Gamma(half, half).log_prob(logs.exp()) + logs  # type: ignore[no-untyped-call]
+    gamma = torch.distributions.Gamma(half, half).log_prob(logs.exp()) + logs
     widths = covariance / logs.exp().view(-1, 1, 1)
     known = torch.distributions.MultivariateNormal(inputs.mean(0), widths)
 
     def score(states: torch.Tensor) -> torch.Tensor:
-        each = known.log_prob(states.unsqueeze(1))  # type: ignore[no-untyped-call]
+        each = known.log_prob(states.unsqueeze(1))
         return torch.logsumexp(each + gamma, -1)
 
     far = torch.tensor([[29.0, 3.0], [-5.0, -4.0], [1.0, -1.0], [4.0, -4.0]]).double()
@@ -121,7 +121,6 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monk
     assert request is not None
     assert "Price of states unlike the prior" in learning(RunFolder(whole.folder), request, {})
     saved = read_policy(RunFolder(whole.folder).last_policy)
-    assert saved.density is not None
     assert saved.prior is not None
     with one_thread():  # as runs have it
         again = density_of(saved.prior, Request.from_dict(request), Alone())
@@ -180,7 +179,6 @@ def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
     mine = fitted(inputs, policy.normalizer)
     save_policy(tmp_path / "right.safetensors", policy, {}, policy, mine)
     found = read_policy(tmp_path / "right.safetensors").density
-    assert found is not None
     assert torch.equal(found.whitening, mine.whitening)
     other = replace(mine, shift=mine.shift + 1.0)
     save_policy(tmp_path / "wrong.safetensors", policy, {}, policy, other)

@@ -33,7 +33,6 @@ LOW, HIGH = (-1.0, -1.0), (1.0, 1.0)
 
 def test_a_nat_is_worth_alpha_at_the_optimum_of_alpha() -> None:
     found = measured(optimum(), LONG, 100)
-    assert found is not None
     assert found.error < 0.02 * ALPHA
     assert found.value == pytest.approx(ALPHA, abs=3 * found.error + 0.01 * ALPHA)  # the last steps cost less: 1 %
     assert found.is_known
@@ -47,7 +46,6 @@ def sums(by_mean: np.ndarray, sampled: np.ndarray, nats: float) -> tuple[Sums, S
 def test_noise_that_costs_nothing_tells_nothing() -> None:
     returns = np.random.default_rng(0).normal(size=(2, 50))
     found = worth_of(*sums(returns[0], returns[1], 10.0))
-    assert found is not None
     assert not found.is_known
     assert worth_of(*sums(returns[0], returns[1], 0.0)) is None  # a policy without noise
 
@@ -83,7 +81,6 @@ def test_a_nat_of_what_is_soft_optimal_is_worth_its_temperature(family: str) -> 
         by_mode = distribution.log_prob(distribution.mode()).double().numpy()[:10]
         entropy = Entropy(policy).log_prob(state[:1], state[:1]).double().numpy()
     found = worth_of(Sums(ALPHA * by_mode, by_mode), Sums(ALPHA * draws, np.resize(entropy, len(draws))))
-    assert found is not None
     assert found.value == pytest.approx(ALPHA, abs=4.0 * found.error)
     assert found.error < 0.01 * ALPHA
     if family == "gaussian":
@@ -235,7 +232,6 @@ def test_it_does_not_matter_where_an_episode_is_cut(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("repolicy.prepare.worth.LONGEST", longest)
     for env, limit in ((f"{Path(__file__)}:Calms", math.inf), (f"{Path(__file__)}:calms_within_a_limit", 50)):
         found = sought(optimum(), env, (), 1)
-        assert found.basic is not None
         assert found.basic.value == pytest.approx(1 / sum(nats_of_optimum()), rel=1e-5)
         assert found.length == min(longest, limit)
 
@@ -252,8 +248,6 @@ def stay(observations: Any, actions: Any, next_observations: Any, info: Any) -> 
 
 def test_the_worth_is_sought_in_both_rewards_at_once() -> None:
     found = sought(optimum(), LONG, (f"{Path(__file__)}:stay",), 1)
-    assert found.basic is not None
-    assert found.addon is not None
     assert found.addon.value == pytest.approx(0.1 * found.basic.value, rel=1e-4)
     assert found.basic.value == pytest.approx(ALPHA, abs=3 * found.basic.error + 0.01 * ALPHA)
     assert (found.length, found.basic.episodes) == (200.0, EPISODES)
@@ -262,8 +256,6 @@ def test_the_worth_is_sought_in_both_rewards_at_once() -> None:
 def test_a_cost_that_shows_seldom_is_sought_for_longer() -> None:
     policy, env, wish = optimum(), RARELY, (CALM,)
     once, often = (sought(policy, env, wish, steps) for steps in (1, 10_000))
-    assert once.basic is not None
-    assert often.basic is not None
     assert once.known == []
     assert once.basic.episodes == EPISODES < often.basic.episodes
     assert often.basic.is_known
@@ -288,7 +280,6 @@ def test_what_may_well_be_chance_is_sought_no_longer(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("repolicy.prepare.worth.evaluate", told)
     found = sought(optimum(), "any", (), 10_000)
-    assert found.basic is not None
     assert found.basic.value == pytest.approx(cost / 5)
     assert found.basic.episodes == rounds * EPISODES
 

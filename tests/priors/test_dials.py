@@ -55,7 +55,6 @@ def as_policy(linear: lq.LinearGaussian) -> Policy:
         policy.network,
         [(torch.cat([eye, -eye]), torch.zeros(2 * n)), (torch.cat([-gain, gain], 1), torch.zeros(m))],
     )
-    assert policy.log_std is not None
     policy.log_std.data = linear.covariance.diagonal().sqrt().log().float()
     return policy
 
@@ -74,7 +73,6 @@ def test_without_a_future_the_mixture_is_the_optimum_of_another_weight(t: float)
     found, states = turned(*ends, t), torch.randn(50, 2)
     means = found(states).mode().double()
     assert torch.allclose(means, -states.double() @ wanted.gain.T, rtol=1e-6, atol=1e-6)
-    assert found.std is not None
     assert torch.allclose(found.std.double() ** 2, wanted.covariance.diagonal(), rtol=1e-6, atol=1e-6)
 
 
@@ -144,8 +142,6 @@ def test_what_has_nothing_between_is_refused_in_a_sentence() -> None:
 
 def test_beyond_the_ends_it_warns_and_stops_where_there_is_no_distribution() -> None:
     prior, customized = pair("gaussian")
-    assert prior.log_std is not None
-    assert customized.log_std is not None
     prior.log_std.data.fill_(0.0)
     customized.log_std.data.fill_(0.5)
     with pytest.warns(UserWarning, match="beyond the customized policy"):

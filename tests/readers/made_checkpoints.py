@@ -7,8 +7,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from comparing import random
+from comparing import random, stirred
 from torch import Tensor, nn
 
 
@@ -75,3 +76,29 @@ class Around(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         first = torch.tanh(self.first(obs))
         return self.last(first + torch.tanh(self.second(first)))
+
+
+def squashed(*heads: str) -> dict[str, torch.Tensor]:
+    """The tensors of CleanRL's squashed policies, with these heads."""
+    state = {"action_scale": torch.ones(2), "action_bias": torch.zeros(2)}
+    for name, sizes in ({"fc1": (5, 8), "fc2": (8, 8)} | dict.fromkeys(heads, (8, 2))).items():
+        state |= named(name, nn.Linear(*sizes))
+    return state
+
+
+def settings(folder: Path, text: str) -> None:
+    """What Isaac Lab writes beside a checkpoint."""
+    (folder / "params").mkdir(exist_ok=True)
+    (folder / "params" / "agent.yaml").write_text(f"seed: 42\npolicy:\n{text}")
+
+
+def seen_by_rsl_rl(obs: Tensor, kind: str, **more: Any) -> tuple[Any, Any]:
+    """A model of rsl_rl 5 whose normalizer has seen these observations, and what it takes."""
+    models, tensordict = pytest.importorskip("rsl_rl.models"), pytest.importorskip("tensordict")
+    groups, distribution = tensordict.TensorDict({"policy": obs}, batch_size=[len(obs)]), {"class_name": kind} | more
+    actor = models.MLPModel(
+        groups, {"s": ["policy"]}, "s", 2, [8, 7], "elu", obs_normalization=True, distribution_cfg=distribution
+    )
+    stirred(actor).train()
+    actor.update_normalization(groups)
+    return actor.eval(), groups

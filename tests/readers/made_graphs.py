@@ -42,7 +42,7 @@ def graph(
     nodes: list[Any],
     constants: dict[str, np.ndarray],
     inputs: tuple[Any, ...] = ("obs",),
-    opset: int = 18,
+    opset: int = 20,
     kind: int = TensorProto.FLOAT,
 ) -> Path:
     """A graph from five observations to `out`."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_runs import Listening
 from tiny_envs import tiny
 from torch import nn
 
@@ -45,22 +46,9 @@ def run(prior: Any, out: Path, **options: Any) -> Any:
     return customize(prior, addon, residual(0.1, 0.1), out, SETTINGS, env=env, **options)
 
 
-class Listener:
-    """A callback that keeps what is said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def begin(self, *_: Any) -> None: ...
-    def write(self, *_: Any) -> None: ...
-    def close(self) -> None: ...
-    def say(self, sentence: str) -> None:
-        self.said.append(sentence)
-
-
 def test_a_run_from_another_librarys_file_keeps_all_that_it_needs(tmp_path: Path) -> None:
     path, actor = rsl_rl(tmp_path / "model_7.pt")
-    listener = Listener()
+    listener = Listening()
     run(path, tmp_path / "run", callbacks=[listener])
     assert any("elu, is assumed" in sentence for sentence in listener.said)
     assert any(sentence.startswith("add-on") for sentence in listener.said)
@@ -71,7 +59,6 @@ def test_a_run_from_another_librarys_file_keeps_all_that_it_needs(tmp_path: Path
     assert (origin["library"], origin["file"]) == ("rsl_rl", "model_7.pt")
     assert origin["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     request = RunFolder(tmp_path / "run").request()
-    assert request is not None
     assert request["prior"] == hashlib.sha256((tmp_path / "run" / "prior.safetensors").read_bytes()).hexdigest()
     assert run(path, tmp_path / "run", resume=True).finished
     path.unlink()
@@ -242,5 +229,4 @@ def test_playgrounds_go1_walks(real: Any) -> None:
     found = repolicy.evaluate(path, "Go1JoystickFlatTerrain-v1", 2, addon="energy")
     assert found.lengths.tolist() == [1000, 1000]
     assert 25.0 < found.basic.mean() < 33.0
-    assert found.addon is not None
     assert found.addon.max() < 0.0

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from comparing import COUNT, assert_equal, assert_scored, describe, log_prob, mean, observations, recognized, stirred
-from made_checkpoints import Agent, mlp, named, saved
+from made_checkpoints import Agent, mlp, named, saved, seen_by_rsl_rl, settings
 from torch import nn
 
 from repolicy.errors import FileError, UsageError
@@ -25,35 +25,19 @@ from repolicy.readers.reading import Options
 @pytest.mark.parametrize("std_type", ["scalar", "log"])
 @pytest.mark.parametrize("kind", ["GaussianDistribution", "HeteroscedasticGaussianDistribution"])
 def test_rsl_rl_5(std_type: str, kind: str, tmp_path: Path) -> None:
-    models = pytest.importorskip("rsl_rl.models")
-    tensordict = pytest.importorskip("tensordict")
     obs = observations(5, 3.0)
-    groups = tensordict.TensorDict({"policy": obs}, batch_size=[COUNT])
-    settings = {"class_name": kind, "std_type": std_type, "init_std": 0.7}
-    actor = models.MLPModel(
-        groups, {"s": ["policy"]}, "s", 2, [8, 7], "elu", obs_normalization=True, distribution_cfg=settings
-    )
-    critic = models.MLPModel(groups, {"s": ["policy"]}, "s", 1, [9], "elu", obs_normalization=True)
-    stirred(actor).train()
-    actor.update_normalization(groups)
-    actor.eval()
-    kept = {"actor_state_dict": actor.state_dict(), "critic_state_dict": critic.state_dict(), "iter": 3}
+    actor, groups = seen_by_rsl_rl(obs, kind, std_type=std_type, init_std=0.7)
+    kept = {"actor_state_dict": actor.state_dict(), "critic_state_dict": {}, "iter": 3}
     path = saved(tmp_path / "model_3.pt", kept)
-    agent(tmp_path, f"  activation: elu\n  std_type: {std_type}\n")
+    settings(tmp_path, f"  activation: elu\n  std_type: {std_type}\n")
     assert recognized(path) == "rsl_rl"
     described = describe(path)
     assert described.family == ("gaussian" if kind == "GaussianDistribution" else "state_gaussian")
-    assert described.normalizer is not None
     assert described.normalizer.count == COUNT
     with torch.no_grad():
         actions = actor(groups, stochastic_output=True)
         assert_equal(log_prob(described, obs, actions), actor.get_output_log_prob(actions))
         assert_equal(mean(described, obs), actor(groups))
-
-
-def agent(folder: Path, text: str) -> None:
-    (folder / "params").mkdir(exist_ok=True)
-    (folder / "params" / "agent.yaml").write_text(f"seed: 42\npolicy:\n{text}")
 
 
 def normalization() -> nn.Module:
@@ -93,7 +77,7 @@ def test_an_activation_comes_from_the_user_or_from_the_runs_settings(tmp_path: P
     with torch.no_grad():
         wanted = actor(obs)
     assert_equal(mean(describe(path, Options(file_activation="tanh")), obs), wanted)
-    agent(tmp_path, "  class_name: ActorCritic\n  activation: 'tanh'\n")
+    settings(tmp_path, "  class_name: ActorCritic\n  activation: 'tanh'\n")
     described = describe(path)
     assert_equal(mean(described, obs), wanted)
     assert not any("assumed" in note for note in described.notes)
@@ -127,23 +111,18 @@ def test_an_actor_is_copied_whatever_its_critic_is(layout: str, kind: str, tmp_p
     assert_equal(mean(described, obs), dist.mean)
 
 
+ONES = torch.ones
+
+
 @pytest.mark.parametrize(
     ("model", "kind", "sentence"),
     [
-        ({"memory_a.rnn.weight_ih_l0": torch.ones(4, 5), "std": torch.ones(2)}, CannotCopyError, "has a memory"),
-        ({"backbone.0.weight": torch.ones(4, 5)}, FileError, "holds no actor of rsl_rl"),
-        ({"actor.0.weight": torch.ones(4, 5), "std": torch.ones(3)}, FileError, "3 stds do not fit 4 actions"),
-        (
-            {"actor.0.weight": torch.ones(4, 5), "actor.2.weight": torch.ones(2, 3), "std": torch.ones(2)},
-            FileError,
-            "a layer of 4 units goes into one that takes 3",
-        ),
-        (
-            {"actor.0.weight": torch.ones(4, 5), "actor.3.weight": torch.ones(2, 4), "std": torch.ones(2)},
-            CannotCopyError,
-            "there is not one activation",
-        ),
-        ({"actor.0.weight": torch.full((2, 5), torch.nan), "std": torch.ones(2)}, FileError, "is not finite"),
+        ({"memory_a.rnn.weight_ih_l0": ONES(4, 5), "std": ONES(2)}, CannotCopyError, "has a memory"),
+        ({"backbone.0.weight": ONES(4, 5)}, FileError, "no actor of rsl_rl"),
+        ({"actor.0.weight": ONES(4, 5), "std": ONES(3)}, FileError, "3 stds do not fit 4"),
+        ({"actor.0.weight": ONES(4, 5), "actor.2.weight": ONES(2, 3), "std": ONES(2)}, FileError, "takes 3"),
+        ({"actor.0.weight": ONES(4, 5), "actor.3.weight": ONES(2, 4), "std": ONES(2)}, CannotCopyError, "activation"),
+        ({"actor.0.weight": torch.full((2, 5), torch.nan), "std": ONES(2)}, FileError, "not finite"),
     ],
 )
 def test_other_checkpoints_are_one_sentence(model: Any, kind: Any, sentence: str, tmp_path: Path) -> None:
@@ -305,7 +284,6 @@ def test_brax_parameters(dict_observations: bool, norm: bool, tmp_path: Path, mo
     assert recognized(path) == "brax"
     described = describe(path)
     assert described.groups == ((("state", 5),) if dict_observations else ())
-    assert described.normalizer is not None
     assert described.normalizer.count == 1e4
     obs = observations(5)
     hidden = (obs.double() - torch.as_tensor(mu)) / torch.as_tensor(std)

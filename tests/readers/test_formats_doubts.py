@@ -10,7 +10,7 @@ import pytest
 import torch
 from comparing import COUNT, assert_equal, assert_scored, describe, log_prob, mean, observations, random, stirred
 from gymnasium import spaces
-from made_checkpoints import Agent, brax_file, mlp, named, saved
+from made_checkpoints import Agent, brax_file, mlp, named, saved, seen_by_rsl_rl, settings
 from made_graphs import graph, node, onnx, script, stacked
 from made_sb3 import Still, contrib, made, sb3
 from torch import nn
@@ -132,7 +132,6 @@ def test_a_graph_that_runs_gives_its_action_and_not_its_std(tmp_path: Path) -> N
     heads = [node("Softsign", "b", "s"), node("Gemm", "s v", "moves"), node("Softplus", "moves", "the_std")]
     path = two_outputs(tmp_path / "policy.onnx", [*BODY, *heads], ["the_std", "moves"])
     prior, obs = opened(path, Options(std=0.2)), observations(5)
-    assert prior is not None
     assert prior.notes[-1] == "of the graph's outputs moves is taken, and not the_std"
     session = pytest.importorskip("onnxruntime").InferenceSession(path)
     [wanted] = session.run(["moves"], {"obs": obs.numpy()})
@@ -213,7 +212,6 @@ def test_one_std_for_all_numbers_of_an_action(tmp_path: Path) -> None:
     state = stirred(Agent(5, 3)).state_dict()
     described = describe(saved(tmp_path / "one.pt", state | {"actor_logstd": torch.tensor([[-0.7]])}))
     assert described.actions.width == 3
-    assert described.std is not None
     assert np.allclose(described.std.raw, -0.7)
     with pytest.raises(FileError, match="4 stds"):
         describe(saved(tmp_path / "four.pt", state | {"actor_logstd": torch.zeros(1, 4)}))
@@ -261,16 +259,13 @@ YAML = "  class_name: MLPModel\n  activation: relu\n  distribution_cfg:\n    cla
 @pytest.mark.parametrize("kind", ["BetaDistribution", "HeteroscedasticGaussianDistribution"])
 def test_a_beta_policy_is_no_gaussian(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """rsl_rl 5's have the same tensors; Isaac Lab writes the kind beside them."""
-    models, tensordict = pytest.importorskip("rsl_rl.models"), pytest.importorskip("tensordict")
-    groups = tensordict.TensorDict({"policy": torch.randn(3, 5)}, batch_size=[3])
-    model = models.MLPModel(groups, {"s": ["policy"]}, "s", 2, [8], "relu", distribution_cfg={"class_name": kind})
-    for name in ("params", "checkpoints"):
-        (tmp_path / name).mkdir()
+    model, _ = seen_by_rsl_rl(observations(5), kind)
+    (tmp_path / "checkpoints").mkdir()
     whole = tmp_path / "checkpoints" / "model_1.pt"
     saved(whole, {"actor_state_dict": model.state_dict(), "critic_state_dict": {}, "iter": 1})
     said = "without params/agent.yaml a Beta policy looks the same, and its copy would be wrong"
     assert said in describe(whole).notes
-    (tmp_path / "params" / "agent.yaml").write_text(f"actor:\n{YAML}{kind}\n")
+    settings(tmp_path, f"actor:\n{YAML}{kind}\n")
     monkeypatch.chdir(tmp_path / "checkpoints")
     for path in (whole, Path("model_1.pt")):
         if kind == "BetaDistribution":

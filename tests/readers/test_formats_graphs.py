@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import COUNT, assert_equal, describe, log_prob, mean, observations, random, recognized, stirred
+from comparing import assert_equal, describe, log_prob, mean, observations, random, recognized, stirred
+from made_checkpoints import seen_by_rsl_rl
 from made_graphs import graph, node, onnx, run, script, stacked
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
@@ -116,7 +117,6 @@ def test_torchscript_perceptrons(activation: nn.Module, traced: bool, tmp_path: 
     assert recognized(path) == "torchscript"
     described = describe(path)
     assert described.squashed == traced
-    assert described.normalizer is not None
     assert described.normalizer.clip == 5.0
     obs = observations(5, 3.0)
     with torch.no_grad():
@@ -150,24 +150,13 @@ def test_repolicys_own_exports(family: Any, tmp_path: Path) -> None:
     assert_equal(mean(described, obs), wanted)
 
 
-@pytest.mark.parametrize("hetero", [False, True])
-def test_rsl_rls_exports(hetero: bool, tmp_path: Path) -> None:
-    model = pytest.importorskip("rsl_rl.models")
-    kind = "HeteroscedasticGaussianDistribution" if hetero else "GaussianDistribution"
-    tensordict = pytest.importorskip("tensordict")
+@pytest.mark.parametrize("kind", ["GaussianDistribution", "HeteroscedasticGaussianDistribution"])
+def test_rsl_rls_exports(kind: str, tmp_path: Path) -> None:
     obs = observations(5, 3.0)
-    groups = tensordict.TensorDict({"policy": obs}, batch_size=[COUNT])
-    actor = model.MLPModel(
-        groups, {"actor": ["policy"]}, "actor", 2, [8, 7], obs_normalization=True, distribution_cfg={"class_name": kind}
-    )
-    stirred(actor)
-    actor.train()
-    actor.update_normalization(groups)
-    actor.eval()
+    actor, groups = seen_by_rsl_rl(obs, kind)
     path = script(tmp_path / "policy.pt", actor.as_jit(), 5)
     with torch.no_grad():
-        wanted = actor(groups).numpy()
-    assert_equal(mean(describe(path), obs), wanted)
+        assert_equal(mean(describe(path), obs), actor(groups))
 
 
 # By hand: what exporters write in other ways --------------------------------------------------------------------------
@@ -179,45 +168,6 @@ def test_a_constant_of_every_type_is_what_onnx_reads(number: int, tmp_path: Path
     values = np.array([[1.0, -0.5], [0.0, 3.0]]).astype(TYPES[number])
     for tensor in (numpy_helper.from_array(values), helper.make_tensor("w", number, (2, 2), values.flatten())):
         np.testing.assert_array_equal(_array(tensor), values)
-
-
-def test_a_split_into_two_of_five_is_three_and_two(tmp_path: Path) -> None:
-    split = helper.make_node("Split", ["c"], ["out", "rest"], axis=-1, num_outputs=2)
-    path = graph(tmp_path / "policy.onnx", [node("Gemm", "obs w", "c"), split], {"w": random(5, 5)})
-    obs = observations(5)
-    assert_equal(mean(describe(path), obs), run(path, obs))
-
-
-def test_matmul_add_and_factors_between_layers(tmp_path: Path) -> None:
-    nodes = [
-        node("Sub", "m obs", "a"),  # turned around: a negative scale
-        node("Div", "a s", "b"),
-        node("MatMul", "b w", "c"),
-        node("Add", "c k", "d"),
-        node("Relu", "d", "e"),
-        node("Mul", "e f", "g"),
-        node("Gemm", "g v k2", "h", alpha=0.5, beta=2.0, transB=1),
-        node("Mul", "h s2", "out"),
-    ]
-    constants = {"m": random(5), "s": abs(random(5)) + 1, "w": random(5, 7), "k": random(7), "f": random(7)}
-    constants |= {"v": random(3, 7), "k2": random(3), "s2": np.array(3.0)}
-    path = graph(tmp_path / "policy.onnx", nodes, constants)
-    obs = observations(5)
-    assert_equal(mean(describe(path), obs), run(path, obs))
-
-
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu_as_one_node(approximate: str, tmp_path: Path) -> None:
-    nodes = [
-        node("Gemm", "obs w", "a"),
-        node("Gelu", "a", "b", approximate=approximate),
-        node("LayerNormalization", "b s k", "c", epsilon=1e-3),
-        node("Gemm", "c v", "out"),
-    ]
-    constants = {"w": random(5, 7), "s": random(7), "k": random(7), "v": random(7, 3)}
-    path = graph(tmp_path / "policy.onnx", nodes, constants, opset=20)
-    obs = observations(5)
-    assert_equal(mean(describe(path), obs), run(path, obs))
 
 
 def test_the_largest_output_is_a_choice(tmp_path: Path) -> None:
@@ -266,3 +216,109 @@ def test_a_constant_larger_than_its_bytes_is_refused(tmp_path: Path) -> None:
     path.write_bytes(model.SerializeToString())
     with pytest.raises(FileError, match="is damaged"):
         describe(path)
+
+
+FIRST_LAYER = [node("Gemm", "obs w", "a")]
+BODY = [*FIRST_LAYER, node("Tanh", "a", "b"), node("Gemm", "b v", "c")]
+LAYERS = {"w": random(5, 7), "v": random(7, 3), "zero": np.array([0], np.int64), "one": np.array([1], np.int64)}
+ROW = {"k": random(3)}
+SEVEN, TWO = np.array(7, np.int64), np.array(2, np.int64)
+
+SCALE = [node("Squeeze", "u zero", "flat"), node("Gemm", "obs flat", "out")]
+SPLIT = onnx.helper.make_node("Split", ["c"], ["out", "rest"], axis=-1, num_outputs=2)
+FACTORS = [
+    node("Sub", "m obs", "a"),  # turned around: a negative scale
+    node("Div", "a s", "b"),
+    node("MatMul", "b w", "c"),
+    node("Add", "c k", "d"),
+    node("Relu", "d", "e"),
+    node("Mul", "e f", "g"),
+    node("Gemm", "g u k2", "h", alpha=0.5, beta=2.0, transB=1),
+    node("Mul", "h s2", "out"),
+]
+OF_FACTORS = {"m": random(5), "s": abs(random(5)) + 1, "k": random(7), "f": random(7), "u": random(3, 7)}
+OF_NORM = {"s": random(7), "l": random(7)}
+NORMED = [node("LayerNormalization", "b s l", "c", epsilon=1e-3), node("Gemm", "c v", "out")]
+COPIED: dict[str, tuple[list[Any], dict[str, np.ndarray]]] = {
+    "a weight that loses an axis": (SCALE, {"u": random(1, 5, 3)}),
+    "a row that gets an axis": ([*BODY, node("Unsqueeze", "k zero", "row"), node("Mul", "c row", "out")], ROW),
+    "a quotient": ([*BODY, node("Div", "k l", "row"), node("Mul", "c row", "out")], ROW | {"l": random(1, 3)}),
+    "a split into two of five is three and two": ([node("Gemm", "obs w", "c"), SPLIT], {"w": random(5, 5)}),
+    "factors between layers": (FACTORS, OF_FACTORS | {"k2": random(3), "s2": np.array(3.0)}),
+} | {
+    f"gelu {kind}": (
+        [*FIRST_LAYER, node("Gelu", "a", "b", approximate=kind), *NORMED],
+        {"s": random(7), "k": random(7)},
+    )
+    for kind in ("none", "tanh")
+}
+
+
+def through(kind: int) -> list[Any]:
+    """Observations that go through another type of numbers."""
+    return [node("Cast", "obs", "coarse", to=kind), node("Cast", "coarse", "x", to=onnx.TensorProto.FLOAT)]
+
+
+REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
+    ([*BODY, node("Unsqueeze", "k one", "column"), node("Mul", "c column", "out")], {"k": random(3)}, "it holds Mul"),
+    (  # a quotient of whole numbers
+        [*BODY, node("Div", "seven two", "q"), node("Cast", "q", "f", to=1), node("Mul", "c f", "out")],
+        {"seven": SEVEN, "two": TWO},
+        "it holds Mul",
+    ),
+    (
+        [*BODY, node("Clip", "c low high", "d"), node("ArgMax", "d", "out", axis=1)],
+        {"low": -1.0, "high": 1.0},
+        "its outputs are clipped before the largest is chosen",
+    ),
+    (
+        [node("Clip", "obs low high", "x"), node("Gemm", "x w", "out")],
+        {"low": 1.0, "high": -1.0},
+        "clip stands where a linear layer belongs",
+    ),
+    (
+        [*BODY, node("Slice", "c start end one", "out")],
+        {"start": np.array([5], np.int64), "end": np.array([9], np.int64)},
+        "a slice leaves nothing of its last layer",
+    ),
+    ([*FIRST_LAYER, node("Softsign", "a", "b"), node("Gemm", "b v", "out")], {}, "it holds Softsign"),
+    ([*FIRST_LAYER, node("Gemm", "a v", "out")], {}, "linear follows its last layer"),
+    ([*FIRST_LAYER, node("Relu", "a", "b"), node("Add", "b a", "c"), node("Gemm", "c v", "out")], {}, "it holds Add"),
+    ([*FIRST_LAYER, node("Elu", "a", "b", alpha=0.5), node("Gemm", "b v", "out")], {}, "it holds Elu"),
+    ([node("Relu", "obs", "a"), node("Gemm", "a w", "out")], {}, "relu stands where a linear layer belongs"),
+    ([*through(onnx.TensorProto.INT64), node("Gemm", "x w", "out")], {}, "it holds Cast"),
+    ([*through(onnx.TensorProto.FLOAT16), node("Gemm", "x w", "out")], {}, "it holds Cast"),
+    ([*BODY, node("Reshape", "c s", "out")], {"s": np.array([-1, 1])}, "it holds Reshape"),
+    ([*BODY[:2], node("Gemm", "b v m", "out")], {"m": random(4, 3)}, "it holds Gemm"),
+    ([*BODY[:2], node("Gemm", "b u obs", "out")], {"u": random(7, 5)}, "it holds Gemm"),  # a way around the layers
+    ([node("Gemm", "obs u", "out")], {"u": random(1, 5, 3)}, "it holds Gemm"),  # an axis too many
+    ([node("LayerNormalization", "obs k obs", "x"), node("Gemm", "x w", "out")], {"k": random(5)}, "LayerNormal"),
+    ([*FIRST_LAYER, node("Relu", "a", "b", domain="mine"), node("Gemm", "b v", "out")], {}, "it holds Relu"),
+]
+DAMAGED: list[tuple[list[Any], dict[str, Any], str]] = [
+    ([*BODY[:2], node("Gemm", "b w", "out")], {}, "a layer of 7 units goes into one that takes 5"),
+    ([node("Sub", "obs m", "x"), node("Gemm", "x w", "out")], {"m": random(4)}, "is damaged"),
+    ([*BODY[:2], node("Gemm", "b nan", "out")], {"nan": random(7, 3) * np.nan}, "weights are not finite"),
+    ([*BODY[:2], node("Gemm", "b v inf", "out")], {"inf": random(3) + np.inf}, "weights are not finite"),
+]
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_a_constant_that_is_computed_is_what_onnxruntime_computes(name: str, tmp_path: Path) -> None:
+    nodes, constants = COPIED[name]
+    path, obs = graph(tmp_path / "policy.onnx", nodes, LAYERS | constants), observations(5)
+    assert_equal(mean(describe(path), obs), run(path, obs))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants", "reason", "wanted"),
+    [*((*each, CannotCopyError) for each in REFUSED), *((*each, FileError) for each in DAMAGED)],
+)
+def test_what_no_perceptron_does_is_refused(
+    nodes: list[Any], constants: Any, reason: str, wanted: type[FileError], tmp_path: Path
+) -> None:
+    kind = onnx.TensorProto.INT64 if nodes[-1].op_type == "ArgMax" else onnx.TensorProto.FLOAT
+    arrays = LAYERS | {name: np.array(values) for name, values in constants.items()}
+    with pytest.raises(wanted, match=reason) as caught:
+        describe(graph(tmp_path / "policy.onnx", nodes, arrays, kind=kind))
+    assert "\n" not in str(caught.value)

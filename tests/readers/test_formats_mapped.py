@@ -162,7 +162,7 @@ def test_layers_below_actor_layers(whole: bool, tmp_path: Path) -> None:
     actor = mlp((5, 8, 2), nn.ELU)
     model = nn.Module()
     model.actor = nn.Module()
-    model.actor.layers = actor  # type: ignore[assignment]
+    model.actor.layers = actor
     model.std = nn.Parameter(STD)
     path = saved(tmp_path / "model.pt", model if whole else {"model_state_dict": model.state_dict()})
     root = "" if whole else "model_state_dict."

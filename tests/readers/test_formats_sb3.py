@@ -68,7 +68,6 @@ def test_activations_and_unequal_networks(activation: str, tmp_path: Path) -> No
 def test_generalized_state_dependent_exploration(settings: dict[str, Any], tmp_path: Path) -> None:
     model, path = made(sb3.PPO, tmp_path, use_sde=True, policy_kwargs=settings)
     described = describe(path)
-    assert described.std is not None
     assert described.std.source == "features"
     obs = observations(5)
     with torch.no_grad():
@@ -121,7 +120,6 @@ def test_deterministic_policies_take_the_users_std(kind: str, tmp_path: Path) ->
     assert "--std" in " ".join(described.notes)
     assert_equal(mean(described, obs := observations(5)), predicted(model, obs))
     given = describe(path, Options(std=0.2)).std
-    assert given is not None
     assert given.link == "identity"
     assert np.allclose(given.raw, 0.2)
 
@@ -281,14 +279,14 @@ def test_a_cut_zip_is_one_sentence(tmp_path: Path) -> None:
         describe(path)
 
 
-def test_what_cannot_be_copied_says_why(tmp_path: Path) -> None:
-    recurrent = contrib("RecurrentPPO")
-    _, path = made(recurrent, tmp_path, policy="MlpLstmPolicy")
-    with pytest.raises(CannotCopyError, match="has a memory"):
-        describe(path)
-    _, path = made(sb3.PPO, tmp_path, policy_kwargs={"activation_fn": torch.nn.Mish})
-    with pytest.raises(CannotCopyError, match="its activation is Mish"):
-        describe(path)
-    _, path = made(sb3.PPO, tmp_path, seen=spaces.Discrete(3))
-    with pytest.raises(CannotCopyError, match="observations are a Discrete"):
-        describe(path)
+@pytest.mark.parametrize(
+    ("kind", "settings", "reason"),
+    [
+        (lambda: contrib("RecurrentPPO"), {"policy": "MlpLstmPolicy"}, "has a memory"),
+        (KINDS["PPO"], {"policy_kwargs": {"activation_fn": torch.nn.Mish}}, "activation is Mish"),
+        (KINDS["PPO"], {"seen": spaces.Discrete(3)}, "observations are a Discrete"),
+    ],
+)
+def test_what_cannot_be_copied_says_why(kind: Any, settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(CannotCopyError, match=reason):
+        describe(made(kind(), tmp_path, **settings)[1])

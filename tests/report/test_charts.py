@@ -82,7 +82,7 @@ def prior(basic: float = 3.0) -> Evaluation:
 
 
 def asked(**settings: float) -> Request:
-    return Request("env", residual(0.1, 0.2), Settings(**settings), ("hind_leg",))  # type: ignore[arg-type]
+    return Request("env", residual(0.1, 0.2), Settings(**settings), ("hind_leg",))
 
 
 def test_the_prior_stands_beside_what_was_learned() -> None:

@@ -85,7 +85,7 @@ def test_the_second_picture_tells_how_long_all_take_and_later_ones_every_ten_sec
 )
 def test_a_film_that_cannot_be_is_refused(policy: str, shot: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        films([Shot(policy, ENV, **shot)])  # type: ignore[arg-type]
+        films([Shot(policy, ENV, **shot)])
 
 
 def test_an_environment_that_does_not_fit_is_refused_in_one_sentence(policy: str) -> None:
@@ -180,7 +180,6 @@ def test_an_episode_of_an_evaluation_is_the_same_again_to_the_bit(backend: Backe
 
 def test_the_first_episodes_are_kept_and_only_these() -> None:
     found = evaluate(agent(1), tiny("LinearQuadratic"), 60, addon=f"{tiny('stay_near')}=2", seed=EVALUATION_SEED)
-    assert found.steps is not None
     for place in (0, 49):
         assert episode(found, place).total == pytest.approx(found.total[place], rel=1e-9)
     assert len(found.steps.sent) - found.lengths[:50].max() < 20  # a block

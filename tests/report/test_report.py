@@ -44,7 +44,7 @@ def distance(observations: np.ndarray, actions: np.ndarray, next_observations: n
     return np.abs(next_observations[..., 0])
 
 
-calm.metric = distance  # type: ignore[attr-defined]
+calm.metric = distance
 CALM = f"{__file__}:calm"
 
 
@@ -139,7 +139,7 @@ def test_an_unknown_basic_reward_is_left_out(
     real = report.evaluate
 
     def without_basic(*arguments: object, **options: object) -> object:
-        found = real(*arguments, **options)  # type: ignore[arg-type]
+        found = real(*arguments, **options)
         found.basic[:] = np.nan
         return found
 
@@ -256,7 +256,7 @@ def test_a_constant_curve_is_drawn() -> None:
 def test_of_a_generative_policy_sampled_noise_comes_first() -> None:
     for env, first in (("Hopper-v4", "mean"), ("Hopper-v4?decoder=flow.py:decode&noise=4&chunk=2", "sampled")):
         both = ({"policy": SimpleNamespace(env=env, name=name)} for name in ("mean", "sampled"))
-        assert report.judged_by(*both)[0]["policy"].name == first  # type: ignore[arg-type]
+        assert report.judged_by(*both)[0]["policy"].name == first
 
 
 def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:

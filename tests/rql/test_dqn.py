@@ -35,7 +35,7 @@ def with_q(model: Any, q: Tensor) -> Any:
     """The model with a table `[S, A]` in the place of both networks."""
     table = nn.Linear(3, 2, bias=False)
     table.weight.data = q.T.float()
-    table.set_training_mode = table.train  # type: ignore[assignment]
+    table.set_training_mode = table.train
     model.policy.q_net = model.policy.q_net_target = model.q_net = model.q_net_target = table
     return model
 
@@ -173,7 +173,6 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
         torch.testing.assert_close(saved.policy(seen).log_probs[0], wanted, atol=1e-4, rtol=1e-4)
     assert (wanted - prior(seen).log_probs[0]).abs().max() > 0.05  # it is not the prior
     assert saved.card == {"seed": 3}
-    assert saved.prior is not None
     actions = torch.randint(2, (50, 1))
     assert torch.equal(saved.prior.log_prob(seen, actions), prior.log_prob(seen, actions))
 

@@ -240,9 +240,9 @@ def test_bad_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_buffer_that_no_memory_holds_is_said_before() -> None:
     wide = SimpleNamespace(observation_space=spaces.Box(-1, 1, (10**6,)), action_space=spaces.Box(-1, 1, (2,)))
-    check_memory(1_000, wide)  # type: ignore[arg-type]
+    check_memory(1_000, wide)
     with pytest.raises(UsageError, match="takes 8,000 GB, and this machine has .* --buffer"):
-        check_memory(1_000_000, wide)  # type: ignore[arg-type]
+        check_memory(1_000_000, wide)
 
 
 def test_a_deterministic_policy_is_no_prior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,7 +148,7 @@ joined().sum(torch.full((1,), float(other.wait())))
     with ranks.launched(2, program(code)) as team:
         assert team.sum(torch.zeros(1)).tolist() == [-signal.SIGTERM]
         for _ in range(2):
-            team._watch._pass_on()  # type: ignore[attr-defined]
+            team._watch._pass_on()
     assert capsys.readouterr().err == "repolicy: it hängs\n"
 
 
@@ -157,7 +157,7 @@ def test_the_others_go_when_the_first_one_fails() -> None:
 
     def fail() -> None:
         with ranks.launched(2, program("import time; time.sleep(600)")) as team:
-            team_of_children.extend(team._watch._children)  # type: ignore[attr-defined]
+            team_of_children.extend(team._watch._children)
             raise ValueError("a mistake of the first rank")
 
     with pytest.raises(ValueError, match="a mistake of the first rank"):

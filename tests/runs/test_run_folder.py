@@ -39,7 +39,6 @@ def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         folder.save(segment, STATE, {"iteration": segment})
         (tmp_path / "checkpoints" / "1 copy.safetensors").touch()
         found = folder.latest()
-        assert found is not None
         assert found[1]["segment"] == segment
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert kept == ["1 copy.safetensors", "1000000.safetensors", "1000001.safetensors"]

@@ -38,9 +38,9 @@ def test_bounds(name: str, value: float) -> None:
 
 
 def test_values_are_taken_as_what_they_must_be_or_refused() -> None:
-    settings = Settings(steps=3e6, hidden=[8, 8])  # type: ignore[arg-type]
+    settings = Settings(steps=3e6, hidden=[8, 8])
     assert (settings.steps, settings.hidden, type(settings.steps)) == (3_000_000, (8, 8), int)
-    numbers = Settings(seed=np.int64(3), gamma=np.float32(0.5), hidden=[*np.array([8])])  # type: ignore[arg-type]
+    numbers = Settings(seed=np.int64(3), gamma=np.float32(0.5), hidden=[*np.array([8])])
     usual = Settings(seed=3, gamma=0.5, hidden=(8,))
     assert json.dumps(numbers.as_dict()) == json.dumps(usual.as_dict())
     with pytest.raises(UsageError, match="'learning_rate' is nan; it must be a number"):

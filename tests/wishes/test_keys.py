@@ -115,7 +115,7 @@ def test_a_person_acts_by_keys() -> None:
     for space in (gymnasium.spaces.Box(-np.inf, 1.0, (1,)), gymnasium.spaces.MultiBinary(2)):
         with pytest.raises(RepolicyError, match="cannot be given by keys"):
             by_keys(Typed(), space)
-    keys.held = lambda: {"s", "2"}  # type: ignore[method-assign]
+    keys.held = lambda: {"s", "2"}
     assert by_keys(keys, box)(np.zeros(1), np.array([0.5, 0.5])).tolist() == [0.5, -2.0]
     choices = gymnasium.spaces.Discrete(3)
     assert by_keys(keys, choices)(np.zeros(1), np.array(0)) == 2

@@ -66,7 +66,7 @@ def test_space_takes_over_and_hands_back_enter_ends_and_backspace_drops(tmp_path
 
 def test_a_person_whose_action_is_none_is_one_sentence() -> None:
     for action, why in ((np.ones(3), "takes 1 number"), (np.array([np.nan]), "is .nan.")):
-        env = Takeover(gymnasium.make(PENDULUM), lambda o, a, action=action: action, wants=lambda o, a, acts: True)  # type: ignore[misc]
+        env = Takeover(gymnasium.make(PENDULUM), lambda o, a, action=action: action, wants=lambda o, a, acts: True)
         env.reset(seed=0)
         with pytest.raises(RepolicyError, match=why):
             env.step(np.zeros(1, np.float32))
@@ -76,7 +76,7 @@ def test_a_person_whose_action_is_none_is_one_sentence() -> None:
 
 
 def test_a_dict_is_not_recorded() -> None:
-    class Dicts(gymnasium.ObservationWrapper):  # type: ignore[type-arg]
+    class Dicts(gymnasium.ObservationWrapper):
         observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(-1, 1, (3,))})
 
     with pytest.raises(RepolicyError, match="FlattenObservation"):
