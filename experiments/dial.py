@@ -139,9 +139,8 @@ def shuffled() -> Iterator[None]:
 def others(places: np.ndarray) -> np.ndarray:
     """Return other positions than those `[T, N, dials]` that episodes are shown, drawn in the same way.
 
-    What an episode is shown, and in which environment, seeds its draw: so it keeps its own, also in the next rollout
-    and in a run that goes on. The network does not know its environment, so even at the ends of a dial, where many
-    episodes are shown the same, it cannot learn what they are paid by.
+    What an episode is shown, and in which environment, seeds its draw: so it keeps its own, also in a run that goes on,
+    and even where many episodes are shown the same, the network cannot learn what they are paid by.
     """
     flat = places.reshape(-1, places.shape[-1])
     where = np.broadcast_to(np.arange(places.shape[1], dtype=np.uint32)[:, None], (*places.shape[:2], 1))

@@ -3,8 +3,8 @@
     python -m experiments.limits                # HalfCheetah
     python -m experiments.limits --robot        # the Go1
 
-A line of the ledger a run: its command, what the policy that is handed out has of the prior's return, of the wish and
-of each limit, with the mean action, over 100 episodes. A run that is in the ledger is not repeated.
+A line of the ledger a run: what the policy that is handed out has of the prior's return, of the wish and of each limit,
+with the mean action, over 100 episodes.
 """
 
 import shlex

@@ -113,16 +113,12 @@ def trained(run: Run, folder: Path) -> Row:
     except SystemExit as error:
         if error.code:
             raise
-    spent, logged, request = time.process_time() - began, RunFolder(folder).logged(), request_of(folder)
-    done = logged["steps"][-1] - before
-    return {
-        "command": run.command,
-        "request": request,
-        "steps": logged["steps"][-1],
-        "seconds": round(clock(logged["seconds"]), 1),
-        "steps_per_cpu_second": round(done / spent) if done else None,  # of the last attempt, if it was interrupted
-        "curve": thinned(logged),
-    }
+    spent, logged = time.process_time() - began, RunFolder(folder).logged()
+    request, steps = RunFolder(folder, Request, ResidualQLearning).request(), logged["steps"][-1]
+    row: Row = {"command": run.command, "request": request, "steps": steps}
+    row["seconds"] = round(clock(logged["seconds"]), 1)
+    speed = round((steps - before) / spent) if steps != before else None  # of the last attempt, if it was interrupted
+    return row | {"steps_per_cpu_second": speed, "curve": thinned(logged)}
 
 
 def attempts(folder: Path) -> list[Row]:
@@ -132,10 +128,6 @@ def attempts(folder: Path) -> list[Row]:
 
 def stamp() -> Row:
     return {"versions": versions(), "machine": machine(), "commit": commit()}
-
-
-def request_of(folder: Path) -> dict[str, Any] | None:
-    return RunFolder(folder, Request, ResidualQLearning).request()
 
 
 def steps_done(folder: Path) -> int:
@@ -150,13 +142,11 @@ def clock(column: list[float]) -> float:
 
 def thinned(logged: dict[str, list[Any]], points: int = POINTS) -> dict[str, list[float | None]]:
     """Return the learning curve: means over equal stretches of the run; None where nothing was logged."""
-    stretches = np.array_split(np.arange(len(logged["steps"])), min(points, len(logged["steps"])))
     curve = {}
-    for name in CURVE:
-        if name in logged:
-            column = np.array([np.nan if value is None else value for value in logged[name]], np.float64)
-            parts = [column[stretch][np.isfinite(column[stretch])] for stretch in stretches]
-            curve[name] = [float(f"{part.mean():.6g}") if len(part) else None for part in parts]
+    for name in (name for name in CURVE if name in logged):
+        column = np.array(logged[name], np.float64)  # None becomes nan
+        parts = [part[np.isfinite(part)] for part in np.array_split(column, min(points, len(column)))]
+        curve[name] = [float(f"{part.mean():.6g}") if len(part) else None for part in parts]
     return curve
 
 

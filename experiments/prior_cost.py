@@ -2,9 +2,8 @@
 
     python -m experiments.prior_cost
 
-All four read the same add-on in the same environment. Greedy asks the prior for nothing, residual for its
-log-probabilities, and the third for the density of its states as well. The fourth trains a policy for a range of omega.
-Measured is the processor time of this process, which other programs on the machine do not lengthen much.
+Greedy asks the prior for nothing, residual for its log-probabilities, and the third for the density of its states as
+well. The fourth trains a policy for a range of omega. Measured is the processor time of this process.
 """
 
 import statistics

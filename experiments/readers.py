@@ -2,10 +2,9 @@
 
     python -m experiments.readers
 
-Each version is installed into a folder of its own, without what it depends on; a process that finds it there writes a
-policy's file and says means and log-probabilities (`experiments.written_elsewhere`). Here the file is read. A row has
-the greatest difference of 256 observations, each beside the number's size where that is above 1. The copy computes in
-double precision, as the library does for SAC; for the others a difference is the library's own rounding.
+Each version is installed into a folder of its own; a process that finds it there writes a policy's file and says means
+and log-probabilities (`experiments.written_elsewhere`). A row has the greatest difference of 256 observations, each
+beside the number's size where that is above 1. The copy computes in double precision, as the library does for SAC.
 """
 
 import os
@@ -34,15 +33,13 @@ OTHERS = {
     "tianshou": ("0.5.1", "1.2.0", "2.0.1"),
 }
 NAMES = {"sb3": "Stable-Baselines3"}
-OLD_GYM = ("gym==0.26.2", "gym-notices==0.1.0")
+TIANSHOUS = ("h5py", "numba", "llvmlite", "pettingzoo")
+NEWER = (*TIANSHOUS, "deepdiff", "orderly-set", "cachebox", "sensai-utils", "overrides")
 BESIDE = {  # what a version imports that is not installed here
-    "skrl 1.3.0": OLD_GYM,
-    "rl_games 1.6.1": OLD_GYM,
-    "tianshou 0.5.1": ("h5py", "numba", "llvmlite", "pettingzoo", "gymnasium==0.28.1", "jax-jumpy"),
-} | dict.fromkeys(
-    ["tianshou 1.2.0", "tianshou 2.0.1"],
-    ("h5py", "numba", "llvmlite", "pettingzoo", "deepdiff", "orderly-set", "cachebox", "sensai-utils", "overrides"),
-)
+    **dict.fromkeys(("skrl 1.3.0", "rl_games 1.6.1"), ("gym==0.26.2", "gym-notices==0.1.0")),
+    "tianshou 0.5.1": (*TIANSHOUS, "gymnasium==0.28.1", "jax-jumpy"),
+    **dict.fromkeys(("tianshou 1.2.0", "tianshou 2.0.1"), NEWER),
+}
 
 
 def packages(library: str, version: str) -> list[str]:
@@ -69,9 +66,8 @@ def measured(library: str, version: str, kind: str, folder: Path) -> Row:
     with tempfile.TemporaryDirectory() as out:
         words = [sys.executable, "-W", "ignore", "-m", "experiments.written_elsewhere", library, kind, out]
         paths = os.pathsep.join([str(place.resolve()), str(Path(__file__).parents[1])])
-        done = subprocess.run(
-            words, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False
-        )
+        told_where = os.environ | {"PYTHONPATH": paths}
+        done = subprocess.run(words, env=told_where, capture_output=True, text=True, check=False)
         if done.returncode:
             return row | {"failed": f"the library: {done.stderr.strip().splitlines()[-1]}"}
         [file] = [path for path in Path(out).iterdir() if path.name != "told.npz"]

@@ -2,8 +2,8 @@
 
     python -m experiments.real_robot --policy prior=go1_policy.onnx --policy energy=runs/go1-energy
 
-A line of the ledger a policy and way of acting. The tracking error is that of the velocities themselves, taken out of
-the task's own terms, exp(−error² / 0.25), which `info` tells; it serves this table, and no run has read it.
+A line of the ledger a policy and way of acting. The errors of the velocities are taken out of the task's own terms,
+exp(−error² / 0.25), which `info` tells, for this table alone.
 """
 
 from functools import partial

@@ -2,9 +2,8 @@
 
     python -m experiments.stale
 
-A row names the commit that made it; where `filled_in` has "commit", the one that added the row. A row is stale when git
-knows of a change to what its kind depends on since then. A change need not change a result: the eight short runs of
-`benchmarks/same_bits.py` tell whether training still ends in the same bits.
+A row is stale when git knows of a change to what its kind depends on since the commit that the row names. That need not
+change a result: `benchmarks/same_bits.py` tells whether training still ends in the same bits.
 """
 
 import json

@@ -1,9 +1,8 @@
 """Other ways to steer the same flow: SAC over its noise (DSRL), and a residual that is added to its actions.
 
-DSRL is Wagenmaker et al., 2025, as its program sets it: noise within 1.5, no prior, target entropy 0, 20 gradient steps
-for four decisions, a buffer that begins with the flow's own noise; but networks of 3 x 256 in place of 3 x 2,048, and
-no layer norm. The residual is customary, too: PPO whose policy sees observation and flow action, and adds to it.
-Both train by Stable-Baselines3, and are paid the wish alone.
+DSRL is Wagenmaker et al., 2025, as its program sets it, but with networks of 3 x 256 in place of 3 x 2,048, and no
+layer norm. The residual is customary, too: PPO whose policy sees observation and flow action, and adds to it. Both
+train by Stable-Baselines3, and are paid the wish alone.
 """
 
 import math
@@ -58,9 +57,6 @@ class Paid:
         return step, paid(step, self.wish).sum(0)
 
 
-# DSRL -----------------------------------------------------------------------------------------------------------------
-
-
 def dsrl(envs: Envs, wish: Addon, seed: int, decisions: int, gradients: int, seconds: float) -> tuple[SAC, int]:
     """Return SAC over the noise after so many decisions, or seconds of this process, and how many it took."""
     began, given = time.process_time(), ForSb3(Paid(envs, wish), BOUND)
@@ -97,9 +93,6 @@ class ByNoise:
         prior = torch.distributions.Normal(0.0, 1.0).log_prob(noise).sum(1)
         self.nats += float((own - prior).mean())
         return noise.numpy()
-
-
-# A residual -----------------------------------------------------------------------------------------------------------
 
 
 class Corrected:

@@ -10,7 +10,7 @@ in an environment with mjlab. The example's cart needs no GPU (`--gpu-ids None` 
         --runs to_the_right/0 to_the_right/1 --iterations 100 --envs 128
 
 A line of the ledger for the prior and for each run: its last policy's mean action in one episode of 1,024 robots, its
-curves, and what an iteration took. A run that is in the file is not repeated.
+curves, and what an iteration took.
 """
 
 import runpy

@@ -1,8 +1,7 @@
 """GRPO's KL and entropy against the exact gradient, by listing every response: python -m experiments.llm gradients.
 
-The paper's reward makes log policy and log prior part of the return, so a token answers for what comes after it. GRPO
-puts them into the loss, where a token answers for itself alone (the δ(t′, t) of Eq. 8). What that changes is a number:
-the expected gradient of each, compared with the gradient of the objective, for random policies and references.
+In the paper's return a token answers for what comes after it; in GRPO's loss, for itself alone (the δ(t′, t) of Eq. 8).
+Compared is the expected gradient of each with that of the objective, for random policies and references.
 """
 
 from collections.abc import Callable
@@ -64,9 +63,6 @@ def token_log_probs(scores: Tensor, rows: list[list[int]]) -> tuple[Tensor, Tens
     return log_probs, -(following.exp() * following).sum(-1) * mask, mask
 
 
-# The objectives, of a policy's token log-probabilities, the reference's, token entropies and mask --------------------
-
-
 def _kl(policy: Tensor, reference: Tensor, _: Tensor, mask: Tensor) -> Tensor:
     """Return −KL of whole responses: the exact sum, through which a gradient flows in every way that it can."""
     return (policy.sum(1).exp() * (reference - policy).sum(1)).sum()
@@ -74,9 +70,6 @@ def _kl(policy: Tensor, reference: Tensor, _: Tensor, mask: Tensor) -> Tensor:
 
 def _entropy(policy: Tensor, reference: Tensor, _: Tensor, mask: Tensor) -> Tensor:
     return -(policy.sum(1).exp() * policy.sum(1)).sum()
-
-
-# What is added up over samples; each is an expectation over responses of the present policy ---------------------------
 
 
 def _k3(corrected: bool) -> Loss:

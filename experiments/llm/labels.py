@@ -1,8 +1,7 @@
 """Cross-Entropy-DPO against DPO on the toy, from few preferences to many: python -m experiments.llm labels.
 
-A comparison must say what it holds equal. N pairs are 2N responses and N judgements, so there are two of them:
-`responses`: cross-entropy sees the same 2N responses, each with a label of its own (2N judgements); `judgements`: it
-sees N of them. One judge rules all: σ of the difference of two rewards for a pair, σ(reward − 0.5) for a label.
+N pairs are 2N responses and N judgements. `responses`: cross-entropy sees the same 2N responses, each with a label of
+its own; `judgements`: it sees N of them. One judge rules all: σ of the difference of two rewards, or σ(reward − 0.5).
 """
 
 from dataclasses import asdict

@@ -1,8 +1,7 @@
 """The dial, to be seen: a model of people's names is asked for doubled letters: python -m experiments.llm spelling.
 
 The names are those of the census, which the package `names` carries. The prior is a small transformer over letters. The
-add-on reward counts doubled letters, up to two. At a small omega the model pays for them with what makes a name a
-name; at a large one it finds names that have them; larger still, it says the commonest names and little else.
+add-on reward counts doubled letters, up to two.
 """
 
 from importlib.util import find_spec
