@@ -105,14 +105,8 @@ def spoil(random_: random.Random, path: Path) -> None:
     for _ in range(random_.choice([1, 1, 3, 30])):
         start = random_.randrange(len(content) + 1)
         stop = min(len(content), start + random_.choice([0, 1, 8, 500, 10**6]))
-        content[start:stop] = random_.choice(
-            [
-                b"",
-                bytes(stop - start),
-                random_.randbytes(max(1, min(stop - start, 100))),
-                bytes(content[start:stop]) * 2,
-            ]
-        )[: 10**6]
+        some, other = random_.randbytes(max(1, min(stop - start, 100))), bytes(content[start:stop]) * 2
+        content[start:stop] = random_.choice([b"", bytes(stop - start), some, other])[: 10**6]
     path.write_bytes(content)
 
 

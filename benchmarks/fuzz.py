@@ -178,66 +178,45 @@ def prepared(folder: Path) -> None:
     (folder / "rql.json").write_text(json.dumps(rql_defaults(ENV).as_dict()))
 
 
-WISH = ["--addon", "height", "--omega", "0.1"]
-TARGETS: dict[str, list[list[str]]] = {
+WISH = "--addon height --omega 0.1"
+AGAIN = f"train {ENV} --out run --resume"
+THEIRS = f"theirs.onnx --env {ENV} --std"
+TARGETS = {  # by the file that is damaged, commands that read it
     "policy.safetensors": [
-        ["inspect", "policy.safetensors"],
-        ["inspect", "policy.safetensors", "--json"],
-        ["evaluate", "policy.safetensors"],
-        ["render", "policy.safetensors"],
-        ["dial", "policy.safetensors"],
-        ["dial", "policy.safetensors", "--at", "0.5"],
-        ["diagnose", "policy.safetensors", "--addon", "height"],
-        ["push", "policy.safetensors", "hf://a/b"],
-        ["export", "policy.safetensors", "--format", "torchscript"],
-        ["customize", "policy.safetensors", *WISH],
-        ["sweep", "policy.safetensors", *WISH],
-        ["rql", "customize", "policy.safetensors", "--omega", "0.1"],
+        "inspect policy.safetensors", "inspect policy.safetensors --json", "evaluate policy.safetensors",
+        "render policy.safetensors", "dial policy.safetensors", "dial policy.safetensors --at 0.5",
+        "diagnose policy.safetensors --addon height", "push policy.safetensors hf://a/b",
+        "export policy.safetensors --format torchscript", f"customize policy.safetensors {WISH}",
+        f"sweep policy.safetensors {WISH}", "rql customize policy.safetensors --omega 0.1",
     ],
-    "run/run.json": [
-        ["inspect", "run"],
-        ["evaluate", "run"],
-        ["customize", "run", *WISH],
-        ["train", ENV, "--out", "run", "--resume"],
-    ],
-    "run/policy.safetensors": [["evaluate", "run"], ["render", "run"], ["inspect", "run"]],
+    "run/run.json": ["inspect run", "evaluate run", f"customize run {WISH}", AGAIN],
+    "run/policy.safetensors": ["evaluate run", "render run", "inspect run"],
     "customized/run.json": [
-        ["inspect", "customized"],
-        ["evaluate", "customized"],
-        ["dial", "customized"],
-        ["customize", "policy.safetensors", "--out", "customized", "--resume", "--no-report"],
+        "inspect customized", "evaluate customized", "dial customized",
+        "customize policy.safetensors --out customized --resume --no-report",
     ],
-    "customized/policy.safetensors": [
-        ["evaluate", "customized"],
-        ["dial", "customized"],
-        ["sweep", "customized", *WISH],
-    ],
-    "run/metrics.jsonl": [["inspect", "run"], ["train", ENV, "--out", "run", "--resume"]],
-    "run/checkpoints/*": [["inspect", "CHECKPOINT"], ["inspect", "run"], ["train", ENV, "--out", "run", "--resume"]],
-    "sweep/sweep.json": [["sweep", "policy.safetensors", "--out", "sweep", "--resume"]],
-    "theirs.onnx": [
-        ["inspect", "theirs.onnx"],
-        ["evaluate", "theirs.onnx", "--env", ENV, "--std", "0.2"],
-        ["customize", "theirs.onnx", *WISH, "--env", ENV, "--std", "0.2"],
-    ],
-    "exported.onnx": [["inspect", "exported.onnx"], ["evaluate", "exported.onnx", "--env", ENV]],
+    "customized/policy.safetensors": ["evaluate customized", "dial customized", f"sweep customized {WISH}"],
+    "run/metrics.jsonl": ["inspect run", AGAIN],
+    "run/checkpoints/*": ["inspect CHECKPOINT", "inspect run", AGAIN],
+    "sweep/sweep.json": ["sweep policy.safetensors --out sweep --resume"],
+    "theirs.onnx": ["inspect theirs.onnx", f"evaluate {THEIRS} 0.2", f"customize {THEIRS} 0.2 {WISH}"],
+    "exported.onnx": ["inspect exported.onnx", f"evaluate exported.onnx --env {ENV}"],
     "demonstrations.npz": [
-        ["imitate", "demonstrations.npz", "--hidden", "4"],
-        ["evaluate", "theirs.onnx", "--env", ENV, "--std", "fit", "--demonstrations", "demonstrations.npz"],
+        "imitate demonstrations.npz --hidden 4", f"evaluate {THEIRS} fit --demonstrations demonstrations.npz"
     ],
-    "settings.json": [["train", ENV, "--alpha", "0.1", "--settings", "settings.json"]],
-    "rql.json": [["rql", "train", ENV, "--alpha", "0.1", "--settings", "rql.json"]],
-}
+    "settings.json": [f"train {ENV} --alpha 0.1 --settings settings.json"],
+    "rql.json": [f"rql train {ENV} --alpha 0.1 --settings rql.json"],
+}  # fmt: skip
 
 
 def undamaged(whole: Path, folder: Path) -> list[str]:
     """The commands that do not get as far as the work with whole files: with them, damage would go unseen."""
     stuck = []
-    for words in {" ".join(words): words for commands in TARGETS.values() for words in commands}.values():
+    for line in dict.fromkeys(line for lines in TARGETS.values() for line in lines):
         afresh(whole, folder)
-        case = Case(with_checkpoint(words, "run/checkpoints/000001.safetensors"))
+        case = Case(line.replace("CHECKPOINT", "run/checkpoints/000001.safetensors").split())
         if case.fault or (case.code and "as far as" not in case.said):
-            stuck.append(f"whole files: repolicy {' '.join(words)}\n{case.fault or case.said}\n")
+            stuck.append(f"whole files: repolicy {line}\n{case.fault or case.said}\n")
     return stuck
 
 
@@ -247,10 +226,6 @@ def afresh(whole: Path, folder: Path) -> None:
     os.chdir(folder)
     LAID.clear()
     OPENED.clear()
-
-
-def with_checkpoint(words: list[str], path: str) -> list[str]:
-    return [path if word == "CHECKPOINT" else word for word in words]
 
 
 KINDS = ("bytes", "bytes", "forged", "forged", "forged", "odd", "named", "named", "named")
@@ -264,7 +239,7 @@ def damaged(random_: random.Random, whole: Path, folder: Path, kinds: Sequence[s
     known = [(path, load_policy(path).state_dict()) for path in Path().glob("*.safetensors")]
     kind = random_.choice(kinds)
     {"bytes": spoil, "forged": forge, "odd": replace_by_something_else, "named": named}[kind](random_, path)
-    words = with_checkpoint(random_.choice(commands), str(path))
+    words = random_.choice(commands).replace("CHECKPOINT", str(path)).split()
     case = Case(words)
     case.fault = case.fault or ("sends control characters" if "\x1b" in case.said + case.out else "")
     if kind == "bytes":

@@ -36,11 +36,8 @@ def missing(extra: str) -> list[str]:
     """What the extra asks for and is not installed."""
     absent = []
     for needed in map(Requirement, distribution("repolicy").requires or []):
-        if (
-            needed.marker is not None
-            and needed.marker.evaluate({"extra": extra})
-            and not needed.marker.evaluate({"extra": ""})
-        ):
+        asked = [needed.marker is not None and needed.marker.evaluate({"extra": each}) for each in (extra, "")]
+        if asked == [True, False]:
             try:
                 distribution(needed.name)
             except PackageNotFoundError:
