@@ -57,6 +57,13 @@ def test_a_clip_keeps_its_distance_from_the_mean_action(policy: Path) -> None:
     assert away.std() > 1.0  # twice a sample's
 
 
+def test_short_episodes_take_several_draws(policy: Path) -> None:
+    short, agent = f"{PENDULUM}?max_episode_steps=10", acting(policy, Options(), False).agent
+    pairs = candidates(agent, "p", short, 8, 6, 2.0, 30, 0)
+    assert len(pairs.seeds) == len({*pairs.seeds}) == 8
+    assert pairs.starts.max() <= 4
+
+
 def test_what_was_played_gives_the_same_clip_again(policy: Path) -> None:
     """A film of these actions from this seed shows the clip."""
     from repolicy.envs.making import make_envs

@@ -240,7 +240,9 @@ def dials(requests: Sequence[str]) -> tuple[Dial, ...]:
             if isinstance(weight := Range.of(written), Range):
                 ranges.append(Dial(_title(called), *weight, "linear").checked())
         except ValueError:
-            raise UsageError(f"add-on {request!r}: {written!r} is no range of weights; write NAME=0..2") from None
+            raise UsageError(
+                f"add-on {request!r}: {written!r} is no weight; write NAME=10, or NAME=0..2 for a range"
+            ) from None
     return tuple(ranges)
 
 

@@ -92,8 +92,8 @@ def candidates(
 ) -> Pairs:
     """Return pairs in which the policy acts alike up to a step of its own, at most `latest`, and then in two ways.
 
-    Each way adds to the mean action one sample's distance from it, times `noise`, all along the clip. A policy that
-    makes choices samples each of them.
+    Where episodes end too soon for that, further draws part earlier. Each way adds to the mean action one sample's
+    distance from it, times `noise`, all along the clip. A policy that makes choices samples each of them.
     """
     if count < 1 or steps < 2 or not 0 < noise < np.inf:
         raise UsageError(
@@ -105,13 +105,13 @@ def candidates(
     found = list[Pairs]()
     for round_ in range(PATIENCE):
         random = np.random.default_rng([seed, round_])
-        starts, first = random.integers(0, latest + 1, count), seed + round_ * count
+        starts, first = random.integers(0, (latest >> round_) + 1, count), seed + round_ * count
         sides = []
         for side in range(2):
             generator = torch.Generator().manual_seed(int(random.integers(2**31)) + side)
             with closing(make_envs(env, count, first, backend)) as envs:  # type: ignore[arg-type]
                 check_fit(agent, envs)
-                sides.append(_played(agent, envs, starts, steps, noise, generator))
+                sides.append(_played(agent, envs, starts, steps, latest + steps, noise, generator))
         arrays = [np.stack(each, 1) for each in zip(*(side[:-1] for side in sides), strict=True)]
         whole = np.flatnonzero(sides[0][-1] & sides[1][-1])
         observations, actions, after, played = (each[whole] for each in arrays)
@@ -125,10 +125,10 @@ def candidates(
 
 
 def _played(
-    agent: Agent, envs: object, starts: np.ndarray, steps: int, noise: float, generator: torch.Generator
+    agent: Agent, envs: object, starts: np.ndarray, steps: int, total: int, noise: float, generator: torch.Generator
 ) -> tuple[np.ndarray, ...]:
     """Return (observations, actions, after, all sent, whether the clip is whole), `[P, T, ...]` each."""
-    total, count = int(starts.max()) + steps, len(starts)
+    count = len(starts)
     usual, drawn = agent.actor(total, count), agent.actor(total, count, generator)
     now, held = envs.reset(), None  # type: ignore[attr-defined]
     seen, did, after = [], [], []
