@@ -5,14 +5,14 @@ from benchmarks.mutants import GAITS, TREE, Mutant
 SQUASHED = "tests/hosts/test_squashed.py"
 HELD = "tests/hosts/test_limits_in_hosts.py"
 HOST_DIAL = "tests/hosts/test_rsl_rl_dial.py"
-LEARNED = "tests/planning/test_learned_model.py"
+LEARNED = "tests/planning/test_sampling.py"
 DQN = "tests/rql/test_dqn.py"
 SAC = "tests/rql/test_sac.py"
 CHOOSING = "tests/planning/test_choosing.py"
 SAMPLING = "tests/planning/test_sampling.py"
 PLANNER = "tests/planning/test_planner.py"
 INFERENCE = "tests/wishes/test_inference.py"
-PREFERENCES = "tests/wishes/test_preferences.py"
+PREFERENCES = "tests/wishes/test_inference.py"
 TAKEOVER = "tests/wishes/test_takeover.py"
 KEYS = "tests/wishes/test_keys.py"
 ASK = "tests/wishes/test_ask.py"
@@ -60,16 +60,16 @@ WINGS = [
     Mutant("planning/asking.py", "np.argmax(payments)", "np.argmin(payments)", CHOOSING, "the worst paid weights are taken"),
     Mutant("planning/value.py", "if of_ends and not terminated.any()", "if of_ends and terminated.any()", CHOOSING, "a value where no episode ends"),
     Mutant("planning/value.py", "rollout.actions) - prior.log_prob(observations, modes)", "modes) - prior.log_prob(observations, modes)", CHOOSING, "the judge asks nothing for strange actions"),
-    Mutant("planning/distilling.py", "if student is None else student", "if True else student", "tests/planning/test_distilling.py", "the student's own states are not labelled"),
-    Mutant("planning/live.py", "in own and (not origin or origin in own)", "in own", "tests/planning/test_live.py", "other pages may call the live page"),
-    Mutant("planning/live.py", "max(value, self._sliders[name][0])", "max(0 * value, self._sliders[name][0])", "tests/planning/test_live.py", "a slider that does nothing"),
-    Mutant("planning/pace.py", "* (MORE - FEW) /", "* MORE /", "tests/planning/test_pace.py", "more samples than there is time for"),
+    Mutant("planning/distilling.py", "if student is None else student", "if True else student", "tests/planning/test_choosing.py", "the student's own states are not labelled"),
+    Mutant("planning/live.py", "in own and (not origin or origin in own)", "in own", "tests/planning/test_plan_command.py", "other pages may call the live page"),
+    Mutant("planning/live.py", "max(value, self._sliders[name][0])", "max(0 * value, self._sliders[name][0])", "tests/planning/test_plan_command.py", "a slider that does nothing"),
+    Mutant("planning/pace.py", "* (MORE - FEW) /", "* MORE /", "tests/planning/test_planner.py", "more samples than there is time for"),
     Mutant("planning/tree.py", "(self.score.omega - self.alpha)", "self.score.omega", TREE, "a leaf's steps without the entropy's price"),
     Mutant("planning/tree.py", "value - self._soft(self.score.omega * log_prior)", "value", TREE, "an action not tried yet is worth too much"),
     Mutant("planning/tree.py", "self._chance |= bool(known)", "pass", TREE, "one draw stands for all chance"),
     Mutant("planning/tree.py", "worst = min(reward, 0.0) -", "worst = 0.0 *", TREE, "an end as a way out of a tree"),
     Mutant("planning/tree.py", "tree.known = [root.outcomes", "_ = [root.outcomes", TREE, "the chosen subtree is thrown away"),
-    Mutant("planning/distilling.py", 'student.log_std.data.copy_(prior.state_dict()["log_std"])', "pass", "tests/planning/test_distilling.py", "what is kept has a std of its own"),
+    Mutant("planning/distilling.py", 'student.log_std.data.copy_(prior.state_dict()["log_std"])', "pass", "tests/planning/test_choosing.py", "what is kept has a std of its own"),
     Mutant("wishes/record.py", "start - self.before, int(", "start - self.before + 1, int(", TAKEOVER, "a bad step too few"),
     Mutant("wishes/rounds_page.py", "records[-1], ~records[-1].person", "records[-1], records[-1].person", TAKEOVER, "a page with a person's steps for the policy's"),
     Mutant("wishes/record.py", "run[-1] + 2 - length, length", "run[-1] + 1, length", TAKEOVER, "windows that are too short"),
@@ -83,7 +83,7 @@ WINGS = [
     Mutant("wishes/pairs.py", "mode + held, mode)", "mode + away, mode)", ASK, "a clip's deviation is not held"),
     Mutant("wishes/answers.py", "-centre[:, None]", "0 * centre[:, None]", ASK, "networks that pay every step alike"),
     Mutant("wishes/answers.py", "sums[:, 0] - sums[:, 1], values", "sums[:, 1] - sums[:, 0], values", ASK, "the worse clip is liked"),
-    Mutant("exact/solve.py", "task + objective.states * states", "task", "tests/exact/test_states_term.py", "the optimum without the states"),
+    Mutant("exact/solve.py", "task + objective.states * states", "task", "tests/exact/test_nat.py", "the optimum without the states"),
     Mutant("report/verdict.py", "math.hypot(*errors)", "after.error", "tests/report/test_verdict.py", "a difference with the error of one side"),
     Mutant("report/verdict.py", "< ERROR / self.told", "< ERROR", "tests/report/test_verdict.py", "two chances to be wrong, each of 5 %"),
     Mutant("report/verdict.py", "(index - 1) / index", "index / (index + 1)", "tests/report/test_verdict.py", "Student's t with another series"),

@@ -16,18 +16,13 @@ from repolicy.errors import NumericError, UsageError
 OBSERVATIONS = np.zeros((2, 3, 27), np.float32)
 NEXT = np.arange(2 * 3 * 27, dtype=np.float32).reshape(2, 3, 27) - 81.0  # [T, N, O], of both signs
 ACTIONS = np.zeros((2, 3, 8), np.float32)
+PLAYGROUNDS = {"energy": "energy", "smooth": "action_rate", "clearance": "feet_clearance", "torques": "torques"}
+PLAYGROUNDS |= {"still": "stand_still", "joint_limits": "dof_pos_limits", "air_time": "feet_air_time"}
+PLAYGROUNDS = {name: f"reward_{theirs}" for name, theirs in (PLAYGROUNDS | {"slip": "feet_slip"}).items()}
 INFO = {
     "y_velocity": np.array([[1.0, 2.0, 3.0], [-1.0, 0.0, 0.5]]),
     "x_velocity": np.zeros((2, 3)),
-    "reward_energy": np.arange(6.0).reshape(2, 3),
-    "reward_action_rate": np.arange(2.0, 8.0).reshape(2, 3),
-    "reward_feet_clearance": np.arange(3.0, 9.0).reshape(2, 3),
-    "reward_torques": np.arange(4.0, 10.0).reshape(2, 3),
-    "reward_stand_still": np.arange(5.0, 11.0).reshape(2, 3),
-    "reward_dof_pos_limits": np.arange(6.0, 12.0).reshape(2, 3),
-    "reward_feet_air_time": np.arange(7.0, 13.0).reshape(2, 3),
-    "reward_feet_slip": np.arange(8.0, 14.0).reshape(2, 3),
-}
+} | {name: np.arange(6.0).reshape(2, 3) + first for first, name in enumerate(PLAYGROUNDS.values())}
 
 
 def reward(*requests: str) -> np.ndarray:
@@ -45,14 +40,7 @@ def reward(*requests: str) -> np.ndarray:
         ("mppi_height", 10 * (NEXT[..., 0] - 1)),
         ("mppi_sideways", -NEXT[..., 14]),
         ("mppi_joint", -np.abs(NEXT[..., 1])),
-        ("energy", INFO["reward_energy"]),
-        ("smooth", INFO["reward_action_rate"]),
-        ("clearance=2", 2 * INFO["reward_feet_clearance"]),
-        ("torques", INFO["reward_torques"]),
-        ("still", INFO["reward_stand_still"]),
-        ("joint_limits", INFO["reward_dof_pos_limits"]),
-        ("air_time", INFO["reward_feet_air_time"]),
-        ("slip", INFO["reward_feet_slip"]),
+        *((f"{name}=2", 2 * INFO[theirs]) for name, theirs in PLAYGROUNDS.items()),
         ("height=0.5", 0.5 * NEXT[..., 0]),
         ("height=-2", -2 * NEXT[..., 0]),
         ("hind_leg(joint=ffoot)=3", -3 * np.abs(NEXT[..., 7])),
@@ -156,10 +144,7 @@ def test_joints_are_where_gymnasium_says() -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (
-            "hindleg",
-            "no add-on 'hindleg'; did you mean hind_leg.; name your own as module:function or file.py:function",
-        ),
+        ("hindleg", "no add-on 'hindleg'; did you mean hind_leg.; name your own as module:function or file.py"),
         ("hind_leg(joint=knee)", "no joint 'knee'; choose from bthigh, "),
         ("hind_leg(knee=1)", "'hind_leg' has no option 'knee'; it has joint"),
         ("height(joint=bthigh)", "'height' has no option 'joint'; it has none"),

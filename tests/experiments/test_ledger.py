@@ -1,12 +1,18 @@
-"""A ledger grows, and tells when a line of it was changed."""
+"""Ledgers: how they grow, what made each row, what is older than its code, and statistics of few seeds."""
 
 import json
 import math
+import re
+import subprocess
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from experiments.ledger import Ledger, command, commit
+from experiments import stale, statistics
+from experiments.ledger import Ledger, checksum, command, commit
+from experiments.statistics import chance, interval, iqm, mean, mean_and_error
 from repolicy.errors import FileError
 
 
@@ -68,3 +74,145 @@ def test_one_program_fills_it_at_a_time(ledger: Ledger) -> None:
             pass
     with ledger.claimed():
         assert len(ledger.rows()) == 3
+
+
+WHO = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(stale, "ROOT", tmp_path)
+    stale.changed_since.cache_clear()
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    return tmp_path
+
+
+def committed(clone: Path, **files: str) -> str:
+    """A commit of these files, `__` in a name for a folder; its name."""
+    for name, text in files.items():
+        path = clone / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    subprocess.run(["git", "add", "-A"], cwd=clone, check=True)
+    subprocess.run(["git", *WHO, "commit", "-qm", "a step"], cwd=clone, check=True)
+    told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=clone, capture_output=True, text=True, check=True)
+    return told.stdout.strip()
+
+
+def rows(*commits: str) -> str:
+    return "".join(json.dumps({"key": str(index), "commit": each}) + "\n" for index, each in enumerate(commits))
+
+
+def test_a_row_is_stale_once_what_it_depends_on_has_changed(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = committed(clone, src__repolicy__learning="1", src__repolicy__llm="1")
+    second = committed(clone, src__repolicy__learning="2")
+    third = committed(clone, src__repolicy__llm="2", docs="1")
+    (clone / "results").mkdir()
+    (clone / "results" / "runs.jsonl").write_text(rows(first, f"{first}+", second, third, "f" * 40))
+    committed(clone, results__llm__dial="")
+    expected = {
+        ("runs.jsonl", first): (1, 1), ("runs.jsonl", f"{first}+"): (1, 1), ("runs.jsonl", "f" * 40): (1, None)
+    }  # fmt: skip
+    assert stale.stale(clone / "results") == expected
+    monkeypatch.setattr("sys.argv", ["stale", "--results", str(clone / "results")])
+    stale.main()
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == f"runs.jsonl: 1 rows of {first[:10]}, changed 1 times since"
+    assert "ffffffffff, a commit that this clone does not have" in told[2]
+    assert told[3] == "3 rows in 1 files are older than the code that they depend on"
+    committed(clone, src__repolicy__learning="3")
+    (clone / "results" / "new.jsonl").write_text(rows(first))  # git does not know it yet
+    stale.changed_since.cache_clear()
+    found = stale.stale(clone / "results")
+    assert found["new.jsonl", first] == found["runs.jsonl", first] == (1, 2)
+    assert sum(count for count, _ in found.values()) == 6
+
+
+def test_what_a_kind_depends_on() -> None:
+    assert "src/repolicy/llm" in stale.depends_on("llm/rate-0.002/frontier.jsonl")
+    assert "src/repolicy/learning" in stale.depends_on("anything.jsonl")
+    assert "src/repolicy/learning" not in stale.depends_on("adapters.jsonl")
+    root = Path(stale.__file__).parents[1]
+    assert all((root / path).exists() for paths in stale.KINDS.values() for path in paths)
+
+
+RESULTS = Path(__file__).parents[2] / "results"
+FILES = sorted(RESULTS.rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(RESULTS).as_posix())
+def test_every_row_names_its_command_and_its_commit(path: Path) -> None:
+    for number, row in enumerate(map(json.loads, path.read_text().splitlines()), start=1):
+        missing = {"command", "commit"} - row.keys()
+        assert not missing, f"row {number} lacks {' and '.join(sorted(missing))}"
+        assert re.match(r"(repolicy|python) ", row["command"]), number
+        assert not re.search(r"(^|[\s=])/", row["command"]), f"row {number} names a place on somebody's disk"
+        assert re.fullmatch(r"[0-9a-f]{40}\+?", row["commit"]), number
+        assert set(row.get("filled_in", [])) <= {"command", "commit"}
+        if "key" in row:  # of a ledger
+            assert row["sha256"] == checksum({name: value for name, value in row.items() if name != "sha256"})
+
+
+def test_a_ledger_names_both_where_the_row_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    monkeypatch.setattr("sys.orig_argv", ["/somewhere/python3", "-m", "experiments.found", "--tasks", "go1 too"])
+    ledger.add({"key": "mine"})
+    ledger.add({"key": "told", "command": "repolicy train", "commit": "c" * 40})
+    mine, told = ledger.rows()
+    assert (mine["command"], mine["commit"]) == (command(), commit())
+    assert mine["command"] == "python -m experiments.found --tasks 'go1 too'"
+    assert (told["command"], told["commit"]) == ("repolicy train", "c" * 40)
+
+
+X = np.array([[4.1, 0.2], [5.3, 0.9], [2.2, 0.4], [9.9, 0.7], [4.8, -3.0]])
+Y = np.array([[3.9, 0.1], [4.1, 0.8], [1.0, 0.5], [5.5, 0.6]])
+
+
+def test_the_figures_are_those_of_rliable() -> None:
+    """rliable 1.2.0: aggregate_iqm."""
+    assert iqm(X) == pytest.approx(2.1833333333333336, abs=1e-12)
+    assert iqm(Y) == pytest.approx(1.575, abs=1e-12)
+
+
+def test_the_intervals_are_those_of_rliable() -> None:
+    """rliable 1.2.0: get_interval_estimates, with 15,000 and 5,000 resamples."""
+    assert interval(iqm, X) == pytest.approx((1.31666667, 3.43333333), abs=0.06)  # one step of it
+
+
+def test_an_interval_is_that_of_all_resamples() -> None:
+    scores = np.array([[1.0], [2.0], [4.0]])
+    every = np.array([scores[list(which)] for which in product(range(3), repeat=3)])
+    low, high = np.quantile(mean(every), [0.1, 0.9])
+    assert interval(mean, scores, share=0.8) == pytest.approx((low, high), abs=1e-9)
+
+
+def test_a_chance_is_the_share_of_deals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 3 and 3 there are 20 ways to deal; of 2^3 signs one is as large. Of too many so many are drawn."""
+    low, high = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0])
+
+    def gap(ours: np.ndarray, theirs: np.ndarray) -> float:
+        return float(ours.mean() - theirs.mean())
+
+    assert chance(gap, high, low) == 1 / 20
+    assert chance(gap, low, high) == 1.0
+    assert chance(gap, high, np.array([3.5]), known=True) == 1 / 8
+    seeds, others = np.random.default_rng(0).normal(size=(2, 6))  # 924 deals, 64 signs
+    for sides, known in (((seeds + 0.5, others), False), ((seeds + 0.5, np.array([0.0])), True)):
+        exact = chance(gap, *sides, known)
+        with monkeypatch.context() as patch:
+            patch.setattr(statistics, "DEALS", 60)
+            assert 0.0 < abs(chance(gap, *sides, known) - exact) < 0.15  # drawn: 2.5 standard errors at most
+            patch.setattr(statistics, "DEALS", 50_000)
+            assert chance(gap, *sides, known) == exact
+
+
+def test_the_middle_ignores_the_ends() -> None:
+    assert iqm(np.array([[1.0], [2.0], [3.0], [4.0], [-1e9]])) == 2.0
+    assert interval(iqm, np.full((4, 2), 7.0)) == (7.0, 7.0)
+
+
+def test_a_standard_error_is_that_of_a_sample() -> None:
+    """Of n − 1: two values 0 and 2 have a variance of 2, and their mean a standard error of 1."""
+    assert mean_and_error(np.array([0.0, 2.0])) == [1.0, 1.0]

@@ -98,3 +98,8 @@ class Log:
 EXACT = optimum(STATE_COST, CONTROL_COST, ALPHA)
 GAIN, STD = float(EXACT.gain), math.sqrt(float(EXACT.covariance))
 FEW = replace(SETTINGS, steps=2_048, checkpoint_every=2)
+
+
+def steer(observations: np.ndarray) -> np.ndarray:
+    """The first task's optimum, as somebody would write it by hand."""
+    return -GAIN * observations

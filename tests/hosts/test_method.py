@@ -25,15 +25,8 @@ class Pushing:
 
 
 def seen(task: torch.Tensor) -> Seen:
-    return Seen(
-        task,
-        torch.full((*task.shape, 1), 3.0),
-        torch.full_like(task, -1.0),
-        task,
-        ENDED,
-        lambda: task,
-        torch.zeros(0, *task.shape),
-    )
+    actions, log_policy = torch.full((*task.shape, 1), 3.0), torch.full_like(task, -1.0)
+    return Seen(task, actions, log_policy, task, ENDED, lambda: task, torch.zeros(0, *task.shape))
 
 
 def test_the_age_of_a_state_is_its_steps_into_the_episode() -> None:

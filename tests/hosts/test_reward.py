@@ -1,7 +1,9 @@
-"""One function for a training loop of one's own."""
+"""A function for a training loop of one's own, and reward terms that pay what the engine pays."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,13 @@ import torch
 from small import sine
 
 from repolicy import Policy, load_policy, save_policy
+from repolicy.envs.addons import combined
+from repolicy.envs.gaits import ActionRate, Jerk
+from repolicy.envs.rollout import Past, Transitions
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.prior_reward import prior_reward
+from repolicy.hosts.reward_terms import term
+from repolicy.loading import load_object
 from repolicy.objective import reformulated, residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.modulated import Conditioned
@@ -219,3 +226,37 @@ def test_a_graph_that_gives_a_mean_is_a_prior(tmp_path: Path) -> None:
     expected = rewards + 0.3 * log_prior - 0.2 * log_policy
     torch.testing.assert_close(reward(*parts), expected)
     np.testing.assert_allclose(reward(*(part.numpy() for part in parts)), expected.numpy(), rtol=1e-5)
+
+
+class Robots(SimpleNamespace):
+    """What a term sees of an environment; an environment of Isaac Lab can be a key, too."""
+
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize(("wish", "name"), [(ActionRate, "action_rate"), (Jerk, "jerk")])
+def test_a_term_pays_what_the_engine_pays(wish: Any, name: str) -> None:
+    actions = np.random.default_rng(0).normal(size=(12, 3, 2)).astype(np.float32)
+    lengths = np.arange(1, 13)[:, None] - np.array([0, 4, 7])  # in the middle of an episode the first steps are, too
+    lengths = np.where(lengths > 0, lengths, lengths + 20)
+    pays, sent = term(wish, lambda env: (env.action_manager.action,)), torch.empty(3, 2)
+    for _ in range(2):  # another environment begins anew
+        env = Robots(action_manager=SimpleNamespace(action=sent), episode_length_buf=torch.zeros(3))
+        found = []
+        for t in range(12):
+            sent.copy_(torch.from_numpy(actions[t]))  # in place, as both do it
+            env.episode_length_buf = torch.from_numpy(lengths[t])
+            found.append(pays(env))
+        nothing = np.zeros((12, 3, 1), np.float32)
+        expected = combined([name]).reward(Transitions(nothing, actions, nothing, {}, Past(lengths == 1, {})))
+        np.testing.assert_allclose(torch.stack(found), expected, rtol=1e-5)
+        assert np.count_nonzero(expected[0]) == 0
+
+
+@partial(term, Jerk)
+def jerk(env: Any) -> tuple[torch.Tensor]:
+    return (env.action_manager.action,)
+
+
+def test_a_term_is_found_by_the_name_that_isaac_lab_writes() -> None:
+    assert load_object(f"{jerk.__module__}:{jerk.__qualname__}", "term") is jerk

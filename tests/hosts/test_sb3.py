@@ -51,10 +51,7 @@ def test_without_weights_it_is_their_ppo_to_the_bit(acts: str) -> None:
 @pytest.mark.parametrize(
     ("sees", "acts", "policy"),
     [
-        ("numbers", "numbers", "MlpPolicy"),
-        ("numbers", "choice", "MlpPolicy"),
-        ("numbers", "choices", "MlpPolicy"),
-        ("numbers", "switches", "MlpPolicy"),
+        *(("numbers", acts, "MlpPolicy") for acts in ("numbers", "choice", "choices", "switches")),
         ("images", "numbers", "CnnPolicy"),
         ("both", "choice", "MultiInputPolicy"),
     ],
@@ -224,12 +221,8 @@ def test_a_model_of_theirs_goes_on_with_a_prior(tmp_path: Path) -> None:
 
 def test_plain_values_are_enough_as_in_a_yaml_file(tmp_path: Path) -> None:
     save_policy(tmp_path / "prior.safetensors", small_policy(), {})
-    ours = residual(
-        prior=str(tmp_path / "prior.safetensors"),
-        objective={"task": "addon", "omega": 0.1, "alpha": 0.1},
-        omega=None,
-        alpha=None,
-    )
+    objective = {"task": "addon", "omega": 0.1, "alpha": 0.1}
+    ours = residual(prior=str(tmp_path / "prior.safetensors"), objective=objective, omega=None, alpha=None)
     assert ours.learn(32).steering.iterations == 1
 
 

@@ -56,13 +56,8 @@ def test_cleanrl() -> None:
     """The names and shapes of CleanRL's script; its package does not install on the Pythons that we support."""
     prior = pendulum_prior()
     obs, actions = torch.randn(16, 4, 3), torch.randn(16, 4, 1)
-    names = {
-        "rewards_of": prior_reward(prior, 0.2, 0.1),
-        "obs": obs,
-        "actions": actions,
-        "rewards": torch.zeros(16, 4),
-        "logprobs": torch.ones(16, 4),
-    }
+    names = {"rewards_of": prior_reward(prior, 0.2, 0.1), "obs": obs, "actions": actions}
+    names |= {"rewards": torch.zeros(16, 4), "logprobs": torch.ones(16, 4)}
     exec(code("CleanRL"), names)
     torch.testing.assert_close(names["rewards"], 0.2 * prior.log_prob(obs, actions) - 0.1)
 

@@ -102,9 +102,7 @@ def test_the_actor_begins_as_the_prior_and_ends_as_a_squashed_policy(tmp_path: P
     model.save(tmp_path / "model.zip")
     again = ResidualPPO.load(tmp_path / "model.zip", model.env)
     assert again.method.squashes
-    torch.testing.assert_close(
-        to_repolicy(again).log_prob(observations, actions), to_repolicy(model).log_prob(observations, actions)
-    )
+    assert_densities(to_repolicy(again), to_repolicy(model))
     with pytest.raises(UsageError, match="wrap it in repolicy.hosts.sb3.Squashed"):
         again.set_env(DummyVecEnv([Drift] * 4))
 
@@ -132,9 +130,7 @@ def test_stable_baselines3_begins_as_a_policy_whose_std_depends_on_the_state(
     prior = made_of(squashed(family), std)
     observations, actions = torch.randn(50, 3), torch.randn(50, 2)
     model = sb3(env=envs() if "squashed" in family else DummyVecEnv([Drift] * 4), prior=prior)
-    torch.testing.assert_close(
-        to_repolicy(model).log_prob(observations, actions), prior.log_prob(observations, actions)
-    )
+    assert_densities(to_repolicy(model), prior)
     with torch.no_grad():
         drawn = model.policy.get_distribution(observations).distribution
         torch.testing.assert_close(drawn.stddev, prior(observations).log_std.exp().expand_as(drawn.mean))
@@ -142,9 +138,7 @@ def test_stable_baselines3_begins_as_a_policy_whose_std_depends_on_the_state(
     model.save(tmp_path / "model.zip")
     again = ResidualPPO.load(tmp_path / "model.zip", model.env)
     assert_alike(again.policy.state_dict(), model.policy.state_dict())
-    torch.testing.assert_close(
-        to_repolicy(again).log_prob(observations, actions), to_repolicy(model).log_prob(observations, actions)
-    )
+    assert_densities(to_repolicy(again), to_repolicy(model))
     assert not torch.equal(to_repolicy(model).log_prob(observations, actions), prior.log_prob(observations, actions))
 
 
@@ -200,3 +194,8 @@ def test_environments_that_take_actions_as_they_are_are_refused() -> None:
     how = settings(algorithm=residual(squashed(hidden=(16, 16))), activation="swish")
     with pytest.raises(UsageError, match=r"apply it in the environment's step, and give that .* squashes = True"):
         OnPolicyRunner(RunnerDrift(), how, None, "cpu")
+
+
+def assert_densities(found: Policy, expected: Policy) -> None:
+    observations, actions = torch.randn(50, 3), torch.randn(50, 2)
+    torch.testing.assert_close(found.log_prob(observations, actions), expected.log_prob(observations, actions))

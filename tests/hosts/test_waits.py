@@ -81,11 +81,7 @@ PRIORS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", PRIORS)
 def test_a_step_of_rsl_rl_waits_for_nothing_and_an_iteration_once(kind: str, tmp_path: Any) -> None:
-    prior: Any = PRIORS[kind]()
-    network = prior if isinstance(prior, str) else "mlp"
-    if isinstance(prior, str):
-        runner(network).save(tmp_path / "prior.pt")
-        prior = str(tmp_path / "prior.pt")
+    prior, network = named(PRIORS[kind](), tmp_path)
     weights: dict[str, Any] = {"omega": 0.3, "alpha": 0.2} if prior is not None else {"omega": 0, "alpha": 0.2}
     weights |= {} if prior is not None else {"schedule": "fixed"}
     ours = runner(network, {"class_name": OURS, "prior": prior, "critic_warmup": 0} | weights)
@@ -122,15 +118,11 @@ def test_a_step_of_rsl_rl_waits_for_nothing_and_an_iteration_once(kind: str, tmp
 @pytest.mark.parametrize("actor", ["MLPModel", "repolicy.hosts.rsl_rl:PolicyActor"])
 def test_a_rollout_stays_on_its_device_up_to_the_one_wait(kind: str, actor: str, tmp_path: Any) -> None:
     """On `meta` there are shapes alone, and a tensor of another device is an error."""
-    prior: Any = PRIORS[kind]()
     if actor != "MLPModel" and kind != "a file of ours":
         pytest.skip("it is made of a file of ours")
-    network = prior if isinstance(prior, str) else "mlp"
-    if isinstance(prior, str):
-        runner(network).save(tmp_path / "prior.pt")
-        prior = str(tmp_path / "prior.pt")
-    named = {"class_name": OURS, "prior": prior, "critic_warmup": 0, "omega": 0.3 if prior is not None else 0}
-    config = settings(network, named | {"alpha": 0.2, "limits": ["addon>=-1"]})
+    prior, network = named(PRIORS[kind](), tmp_path)
+    asked = {"class_name": OURS, "prior": prior, "critic_warmup": 0, "omega": 0.3 if prior is not None else 0}
+    config = settings(network, asked | {"alpha": 0.2, "limits": ["addon>=-1"]})
     config["actor"] |= {"class_name": actor} if network == "mlp" else {}
     env = Drift()
     started = OnPolicyRunner(env, config, None, "meta").alg
@@ -168,3 +160,11 @@ def test_a_rollout_of_stable_baselines3_is_copied_once(kind: str) -> None:
     with Calls("to") as calls:
         model.method.reward(seen)
     assert calls.waits.total() == 1
+
+
+def named(prior: Any, folder: Any) -> tuple[Any, str]:
+    """A prior as it is given, or the file of a network of rsl_rl's own, and the network that fits it."""
+    if not isinstance(prior, str):
+        return prior, "mlp"
+    runner(prior).save(folder / "prior.pt")
+    return str(folder / "prior.pt"), prior

@@ -74,17 +74,10 @@ def test_generation_follows_the_policy(trainer: Callable[..., Any]) -> None:
     model = trainer().model.eval()
     ids, attention = torch.tensor([[0, 0, 3], [0, 1, 2]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
     generated = model.generate(
-        input_ids=ids,
-        attention_mask=attention,
-        do_sample=False,
-        max_new_tokens=3,
-        min_new_tokens=3,
-        pad_token_id=0,
-        output_logits=False,
-        output_scores=True,
-        return_dict_in_generate=True,
+        input_ids=ids, attention_mask=attention, do_sample=False, max_new_tokens=3, min_new_tokens=3, pad_token_id=0,
+        output_scores=True, return_dict_in_generate=True,
         logits_processor=[QAdapterLogits(model, OBJECTIVE, attention)],
-    )
+    )  # fmt: skip
     for row, start in ((0, 1), (1, 0)):
         whole = generated.sequences[row : row + 1, start:]
         expected = policy(model, whole)[0][0, -4:-1]

@@ -1,8 +1,10 @@
-"""Many runs: their order, what is tried again, and that nobody outlives the pool."""
+"""Many runs, here or on Ray: their order, what is tried again, and that nobody outlives the pool."""
 
 import contextlib
+import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from repolicy.many.pool import ATTEMPTS, Here, Job, _stop, work
+from repolicy.errors import RepolicyError, UsageError
+from repolicy.many.pool import ATTEMPTS, Here, Job, _stop, check_answers, on_ray, work
 
 
 class Pretended:
@@ -174,3 +177,46 @@ def test_a_job_is_killed_also_where_the_interrupt_came_while_it_was_asked(
     until(lambda: is_gone(job._process.pid))
     job._process._waitpid_lock.release()
     assert job.poll() is not None
+
+
+def test_an_address_that_does_not_answer_is_a_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        port = taken.getsockname()[1]
+        for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+            with pytest.raises(RepolicyError, match=f"no Ray cluster answers at .*{port}"):
+                check_answers(address)
+        taken.listen()
+        check_answers(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("address", ["nonsense", "host:", "host:port", ":"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="must be HOST:PORT"):
+        check_answers(address)
+
+
+def test_without_an_address_ray_starts_here() -> None:
+    for address in (None, "auto", "local"):
+        check_answers(address)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
+def test_without_ray_the_sentence_says_what_to_install() -> None:
+    with pytest.raises(UsageError, match=r"pip install 'repolicy\[ray\]'"):
+        on_ray()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_jobs_on_ray_end_as_they_do_here(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    codes = {
+        "good": "print('hello')",
+        "bad": "import sys; sys.exit('repolicy: bad luck')",
+        "dies": "import os; os.kill(os.getpid(), 9)",
+    }
+    jobs = [Job(name, (sys.executable, "-S", "-c", code), tmp_path / f"{name}.log") for name, code in codes.items()]
+    found: dict[str, str] = {}
+    work(jobs, on_ray("local"), 3, ended=lambda job, error: found.update({job.name: error}))
+    ray.shutdown()
+    assert found == {"good": "", "bad": "bad luck", "dies": "it was killed by signal 9, 3 times"}

@@ -1,16 +1,22 @@
-"""`repolicy plan`, and its folder in the hands of the other commands."""
+"""`repolicy plan`: its folder in the hands of the other commands, and the page on which a planner acts."""
 
+import http.client
 import json
+import socket
+import threading
+from dataclasses import replace
 
+import mujoco
 import numpy as np
 import pytest
 from linear_world import nothing
 
 import repolicy
 from repolicy.cli.main import main
-from repolicy.errors import RepolicyError
+from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import planned
 from repolicy.planning.keeping import keep
+from repolicy.planning.live import HERE, Stage, parts, server
 from repolicy.planning.planner import Search
 from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
@@ -129,3 +135,120 @@ def test_inspect_shows_what_it_was_made_with(folder, capsys):
     main(["inspect", str(folder), "--json"])
     shown = json.loads(capsys.readouterr().out)
     assert (shown["kind"], shown["omega"], shown["search"]["samples"]) == ("planner", 0.1, 4)
+
+
+@pytest.fixture
+def stage(tmp_path):
+    return Stage(planned("halfcheetah", "hind_leg=10", None, 0.1, 0.0, False, Search(samples=4, horizon=2)), tmp_path)
+
+
+@pytest.fixture
+def port(stage):
+    with server(stage, 0) as serving:
+        serving.daemon_threads = True
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        yield serving.server_address[1]
+        serving.shutdown()
+
+
+def asked(port, method, path, body=None, **headers):
+    connection = http.client.HTTPConnection(HERE, port, timeout=60)
+    connection.request(method, path, body, headers)
+    return connection.getresponse()
+
+
+def test_a_slider_acts_on_the_next_step_and_what_is_kept_is_the_planner_with_it(stage, port):
+    steps = asked(port, "GET", "/steps")
+    first = json.loads(steps.readline())
+    assert (first["omega"], first["samples"]) == (0.1, 4)
+    assert asked(port, "POST", "/set", json.dumps({"omega": 0.5, "samples": 6, "weight of hind_leg": 20})).status == 200
+    seen = [json.loads(steps.readline()) for _ in range(3)]
+    assert seen[-1]["omega"] == 0.5
+    assert np.ptp([step["parts"][0][0] for step in [first, *seen]]) > 0.0
+    kept = asked(port, "POST", "/keep").read().decode()
+    planner = acting(kept, Options(), trust=False).agent
+    assert (planner.score.omega, planner.search.samples, planner.score.addon.weights) == (0.5, 6, (20.0,))
+    assert asked(port, "POST", "/set", '{"weight of hind_leg": 1000}').status == 200
+    assert stage.settings["weight of hind_leg"] == 50.0
+
+
+def test_the_robot_s_limbs_are_where_its_bodies_are(stage):
+    env = stage._env.unwrapped
+    shown = parts(env)
+    assert len(shown) == 8  # HalfCheetah's torso, head, and two legs of three
+    for limb, geom in zip(shown, np.flatnonzero(env.model.geom_bodyid), strict=True):
+        middle = np.add(limb[:3], limb[3:6]) / 2
+        assert middle == pytest.approx(env.data.geom_xpos[geom], abs=1e-3)
+        length = np.linalg.norm(np.subtract(limb[:3], limb[3:6]))
+        assert length == pytest.approx(2.0 * env.model.geom_size[geom, 1], abs=1e-3)
+
+
+def test_the_first_path_is_where_the_prior_would_go(stage):
+    env, prior = stage._env.unwrapped, stage.made.planner.prior
+    began = env.data.qpos.copy(), env.data.qvel.copy()
+    seen, at = stage._seen, env.data.xpos[1].copy()
+    gone = []
+    for _ in range(2):
+        seen = env.step(prior.predict(seen)[0])[0]
+        mujoco.mj_kinematics(env.model, env.data)
+        gone.append(env.data.xpos[1] - at)
+    env.set_state(*began)
+    shown = stage.step()
+    assert np.shape(shown["paths"]) == (4, 2, 3)
+    assert shown["paths"][0] == pytest.approx(np.array(gone), abs=2e-3)
+    assert np.ptp(shown["paths"], axis=0).max() > 0.01
+    assert sum(shown["weights"]) == pytest.approx(1.0, abs=1e-2)
+    assert shown["effective"] == pytest.approx(1 / np.square(shown["weights"]).sum(), rel=1e-2)
+
+
+def test_others_are_refused(port, stage):
+    assert asked(port, "GET", "/", Host="evil.example").status == 403
+    assert asked(port, "POST", "/keep", Origin="http://evil.example").status == 403
+    assert asked(port, "GET", "/../secret").status == 404
+    for body in ('{"port": 1}', '{"omega": "much"}', "[]", "no JSON"):
+        assert asked(port, "POST", "/set", body).status == 400
+    assert stage.settings["omega"] == 0.1
+    for wanted in ({"omega": float("nan")}, {"states": 1.0}):  # which has no price here
+        with pytest.raises(UsageError, match="no slider"):
+            stage.set(wanted)
+
+
+def test_an_environment_without_a_robot_is_one_sentence(stage, tmp_path):
+    with pytest.raises(UsageError, match="plan without --live"):
+        Stage(replace(stage.made, env="Pendulum-v1"), tmp_path)
+
+
+def test_a_port_that_is_taken_is_one_sentence(stage):
+    with socket.socket() as taken:
+        taken.bind((HERE, 0))
+        taken.listen()
+        with pytest.raises(RepolicyError, match="choose another --port"):
+            server(stage, taken.getsockname()[1])
+    with pytest.raises(RepolicyError, match="0 to 65535"):
+        server(stage, 65536)
+
+
+def test_in_a_browser_the_robot_moves_a_slider_acts_and_the_button_keeps(port, stage, browser, tmp_path):
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    def wait(condition):
+        WebDriverWait(browser, 60, 0.05).until(lambda _: condition())
+
+    browser.get(f"http://{HERE}:{port}/")
+    told = browser.find_element("id", "told")
+    wait(lambda: "decisions a second" in told.text)
+    browser.execute_script(
+        "const slider = document.getElementById('omega'); slider.value = 0.5; slider.dispatchEvent(new Event('input'))"
+    )
+    wait(lambda: stage.settings["omega"] == pytest.approx(10**0.5))
+    browser.execute_script(
+        "const slider = document.getElementById('weight of hind_leg');"
+        "slider.value = 25; slider.dispatchEvent(new Event('input'))"
+    )
+    wait(lambda: stage.settings["weight of hind_leg"] == 25.0)
+    browser.find_element("id", "keep").click()
+    wait(lambda: "kept in" in browser.find_element("id", "kept").text)
+    assert json.loads((tmp_path / "plan.json").read_text())["omega"] == pytest.approx(10**0.5)
+    drawn = "return document.getElementById('stage').getContext('2d').getImageData(0, 0, 960, 339).data.some(n => n)"
+    assert browser.execute_script(drawn)
+    assert not [line for line in browser.get_log("browser") if "favicon" not in line["message"]]

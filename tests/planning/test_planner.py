@@ -1,7 +1,7 @@
-"""A planner as an agent: what it takes and leaves alone, in a linear world and on MuJoCo."""
+"""A planner as an agent, in a linear world and on MuJoCo, and what fits between two of its decisions."""
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import gymnasium
 import numpy as np
@@ -12,10 +12,13 @@ from linear_world import OMEGA, PRIOR, LinearModel, nothing, planner
 from tiny_envs import CONTROL, DYNAMICS, tiny
 
 import repolicy
+from repolicy.cli.main import main
 from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
+from repolicy.planning import pace
 from repolicy.planning.mujoco_model import CannotBatchError, MujocoModel
+from repolicy.planning.pace import MOST, within
 from repolicy.planning.planner import Search
 from repolicy.planning.scoring import Score
 from repolicy.planning.value import AHEAD, fitted_value, rollouts_in, to_come
@@ -183,3 +186,40 @@ def test_a_fitted_value_is_what_the_prior_s_own_actions_bring(monkeypatch):
     low, middle, high = found(np.array([[-1.0], [0.0], [1.0]], np.float32))
     assert middle - low == pytest.approx(curve, rel=0.1)
     assert middle - high == pytest.approx(curve, rel=0.1)
+
+
+STEP = 1e-4  # seconds that the clock counts for a simulated step
+
+
+@dataclass
+class SlowModel(LinearModel):
+    now: float = 0.0
+    edge: float = field(default=np.inf)
+    broken: float = field(default=np.inf)
+
+    def step(self, states, actions):
+        self.now += STEP * len(states)
+        return super().step(states, actions)
+
+
+@pytest.mark.parametrize(
+    ("steps", "samples", "horizon"),
+    [(800, 100, 8), (64, 8, 8), (63, 15, 4), (8, 8, 1), (100_000, MOST, 8)],
+)
+def test_what_fits_is_taken_and_the_horizon_is_halved_where_nothing_does(steps, samples, horizon, monkeypatch):
+    model = SlowModel()
+    monkeypatch.setattr(pace, "perf_counter", lambda: model.now)
+    made = planner(horizon=8, model=model)
+    found = within(made, np.ones((1, 1), np.float32), (steps + 0.5) * STEP).search
+    assert (found.samples, found.horizon) == (samples, horizon)
+
+
+def test_a_pace_that_cannot_be_is_one_sentence(tmp_path, capsys, monkeypatch):
+    model = SlowModel()
+    monkeypatch.setattr(pace, "perf_counter", lambda: model.now)
+    with pytest.raises(UsageError, match="8 samples of one step"):
+        within(planner(horizon=8, model=model), np.ones((1, 1), np.float32), 7.5 * STEP)
+    words = ["plan", "halfcheetah", "--addon", "hind_leg=10", "--omega", "0.1", "--states", "0", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        main([*words, "--hz", "-1"])
+    assert "it must be above 0" in capsys.readouterr().err

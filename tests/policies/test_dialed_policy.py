@@ -240,7 +240,7 @@ def file(tmp_path: Path) -> Path:
     request = {"env": tiny("LinearQuadratic"), "addons": [f"{FAST}=0.5", f"{QUIET}=0..2"]}
     request["objective"] = residual(Range(0.03, 3.0), ALPHA, 0.0).as_dict()
     path = tmp_path / "policy.safetensors"
-    save_policy(path, made, {"request": request, "which": "last"}, start)
+    save_policy(path, made, {"request": request, "which": "last", "evaluation": {"task": 1.0}}, start)
     return path
 
 
@@ -254,6 +254,10 @@ def test_a_position_is_a_file_like_any_other(file: Path, capsys: pytest.CaptureF
     assert torch.equal(saved.policy(observations).mode(), wanted(observations).mode())
     assert saved.card["request"]["addons"] == [f"{FAST}=0.5", f"{QUIET}=1.5"]
     assert saved.card["request"]["objective"] == residual(0.3, ALPHA).as_dict()
+    assert "evaluation" not in saved.card
+    assert saved.prior is not None
+    other = repolicy.dial(file, omega=3.0, quiet=1.5)
+    assert not torch.equal(saved.policy(observations).mode(), other(observations).mode())
     for path, said in (
         (found["file"], "trained at omega = 0.3, quiet = 1.5 of"),
         (file, "takes omega as an input, from 0.03 to 3 and quiet as an input, from 0 to 2"),
@@ -263,6 +267,8 @@ def test_a_position_is_a_file_like_any_other(file: Path, capsys: pytest.CaptureF
     assert evaluate(found["file"], episodes=1, trust=True).addon is not None
     cli.main(["dial", str(file), "--at", "quiet=3", "--at", "omega=0.3"])
     assert "warning: quiet is 3, and this policy was trained from 0 to 2" in " ".join(capsys.readouterr().err.split())
+    end = read_policy(file.with_name("policy-trained-omega-0.3-quiet-2.safetensors"))
+    assert end.card["dial"]["values"] == {"omega": 0.3, "quiet": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -276,6 +282,8 @@ def test_a_position_is_a_file_like_any_other(file: Path, capsys: pytest.CaptureF
         ("--at omega=0 --at quiet=1", "omega is 0.0; it must be a number above 0"),
         ("--at omega=0.3 --at quiet=1 --how weights", "there is nothing to mix"),
         ("--beside sweep", "a range of omega and no other dial"),
+        ("--at omega=0.3 --at quiet=1 --beside sweep", "--beside is for the report"),
+        ("--at omega=0.3 --at quiet=1 --episodes 10", "--env, --addon and --episodes are for the report"),
     ],
 )
 def test_what_cannot_be_turned_is_refused(

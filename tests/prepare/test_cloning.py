@@ -1,6 +1,10 @@
-"""A prior that cannot be copied: its own log-probability is in the return, and the actor is fitted to it first."""
+"""A prior that cannot be copied: its own log-probability is in the return; the actor is fitted to it, in every rank."""
 
+import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,15 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_optimum import ALPHA, EXACT, FEW, GAIN, STD, WISH, Log, as_policy, gain_and_std
+from known_optimum import ALPHA, EXACT, FEW, GAIN, STD, WISH, Log, as_policy, gain_and_std, steer
 from tiny_envs import tiny
 from torch import Tensor
+from typed_commands import answered
 
 from repolicy.errors import UsageError
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies.storage import read
 from repolicy.prepare import cloning
 from repolicy.prepare.cloning import fitted, score_loss
 from repolicy.priors.fitting import Samples
@@ -25,13 +31,9 @@ from repolicy.priors.opening import read_policy
 from repolicy.ranges import Range
 from repolicy.report.run_page import repeat
 from repolicy.runs.folder import RunFolder
+from repolicy.runs.machine import shares_memory
 from repolicy.runs.result import Result
 from repolicy.runs.settings import Settings
-
-
-def steer(observations: np.ndarray) -> np.ndarray:
-    """The first task's optimum, as somebody would write it by hand."""
-    return -GAIN * observations
 
 
 class Steering:
@@ -47,17 +49,8 @@ def _roughly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cloning, "FIT_EPOCHS", 2)
 
 
-class Said(Log):
-    def __init__(self) -> None:
-        super().__init__()
-        self.sentences: list[str] = []
-
-    def say(self, sentence: str) -> None:
-        self.sentences.append(sentence)
-
-
-def customized(prior: Any, out: Path, settings: Settings = FEW, **options: Any) -> tuple[Result, Said]:
-    said, asked = Said(), {"env": tiny("LinearQuadratic")} | options
+def customized(prior: Any, out: Path, settings: Settings = FEW, **options: Any) -> tuple[Result, Log]:
+    said, asked = Log(), {"env": tiny("LinearQuadratic")} | options
     return customize(prior, WISH, residual(2.0 * ALPHA, 0.15), out, settings, callbacks=[said], **asked), said
 
 
@@ -70,7 +63,7 @@ def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, t
     entropy = 0.5 + math.log(STD * math.sqrt(2.0 * math.pi))
     assert result.last["log_prior"] == pytest.approx(-entropy, abs=0.1)
     assert result.last["prior_kl"] == pytest.approx(0.0, abs=0.05)
-    [sentence] = [sentence for sentence in said.sentences if "nats a step from" in sentence]
+    [sentence] = [sentence for sentence in said.said if "nats a step from" in sentence]
     assert "with a return of -" in sentence
     assert ("where the prior has -" in sentence) == (std is not None)
     folder = RunFolder(result.folder)
@@ -105,7 +98,7 @@ def test_a_run_is_resumed_to_the_bit_with_the_same_prior_and_refused_with_anothe
     again, said = customized(steer, tmp_path / "run", four, std=STD, resume=True)
     assert all(torch.equal(before[name], value) for name, value in again.policy.state_dict().items())
     assert (tmp_path / "run" / "prior.safetensors").read_bytes() == kept
-    assert not [sentence for sentence in said.sentences if "is fitted to it" in sentence]
+    assert not [sentence for sentence in said.said if "is fitted to it" in sentence]
     for other, std in ((lambda observations: -0.5 * observations, STD), (steer, 2 * STD)):
         with pytest.raises(UsageError, match="is not the prior of the run in .*differ by up to"):
             customized(other, tmp_path / "run", four, std=std, resume=True)
@@ -141,7 +134,7 @@ def test_a_dial_goes_with_a_prior_that_is_fitted(weight: str, objective: Objecti
 @pytest.mark.usefixtures("_roughly")
 def test_a_clone_without_a_memory_says_what_that_costs(tmp_path: Path) -> None:
     result, said = customized(prior_of(Remembering(), 0.1), tmp_path / "run", replace(FEW, critic_warmup=1.0))
-    [sentence] = [sentence for sentence in said.sentences if "nats a step from Remembering" in sentence]
+    [sentence] = [sentence for sentence in said.said if "nats a step from Remembering" in sentence]
     assert "that much of the prior is lost where customizing begins" in sentence
     kl = read_policy(RunFolder(result.folder).prior).card["clone_of"]["kl"]
     assert kl > 1.0
@@ -224,7 +217,7 @@ def test_a_policy_that_could_be_copied_is_fitted_where_that_is_wanted(tmp_path: 
     result, said = customized(as_policy(EXACT), tmp_path / "run", replace(FEW, critic_warmup=1.0), init="clone")
     assert result.policy.spec.hidden == (64, 64)
     assert gain_and_std(result.policy) == pytest.approx((GAIN, STD), rel=0.1)
-    assert any("nats a step from the prior" in sentence for sentence in said.sentences)
+    assert any("nats a step from the prior" in sentence for sentence in said.said)
 
 
 @pytest.mark.parametrize("std", [[[0.1], [0.2]], 0.0, math.nan])
@@ -271,3 +264,53 @@ def test_a_prior_that_tells_no_action_from_another_is_named(tmp_path: Path, monk
     said = list[str]()
     cloning.clone(constant(-3.0), tiny("LinearQuadratic"), FEW, tmp_path / "none", said.append)
     assert any("gives all actions the same log-probability" in sentence for sentence in said)
+
+
+PROGRAM = """
+def steer(observations):
+    return -0.4 * observations
+
+def wish(observations, actions, next_observations, info):
+    return -(actions[:, 0] ** 2)
+"""
+TWICE = """
+import sys
+from repolicy.cli.main import main
+from repolicy.prepare import cloning
+
+cloning.FIT_EPOCHS = 2
+try:
+    main([*sys.argv[1:], "--out", "ranks"])
+except SystemExit as refused:
+    assert refused.code == 2
+main([*sys.argv[1:], "--out", "torchrun"])
+"""
+
+
+@pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
+@pytest.mark.usefixtures("_elsewhere")
+def test_a_clone_under_torchrun_ends_in_the_bits_of_two_ranks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever number of threads a process may have: a plain shell gives it as many as there are."""
+    Path("mine.py").write_text(PROGRAM)
+    Path("twice.py").write_text(TWICE)
+    monkeypatch.setattr(cloning, "FIT_EPOCHS", 2)
+    words = ["customize", "mine.py:steer", "--std", "0.3", "--addon", "mine.py:wish"]
+    words += ["--env", tiny("LinearQuadratic"), "--omega", "0.3", "--alpha", "0.1", "--no-report"]
+    words += ["--steps=1024", "--envs=16", "--n-steps=16", "--checkpoint-every=2", "--evaluation-episodes=2"]
+    ours = answered(capsys, *words, "--ranks", "2", "--out", "ranks")
+    assert ours["metrics"]["prior_kl"] == pytest.approx(0.0, abs=0.2)  # the second rank has imported the prior
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "twice.py"]
+    seen = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([*torchrun, *words, "--json"], capture_output=True, text=True, check=False, env=seen)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["finished"] is True  # one object: the second process says nothing
+    assert done.stderr.count("runs as it is; a policy is fitted to it") == 1
+    assert done.stderr.count("holds a run already") == 1  # the second rank is told, and does not wait for the first
+    assert "RuntimeError" not in done.stderr
+    for file in ("prior", "last_policy"):
+        (one, header), (other, _) = (read(getattr(RunFolder(name), file), "policy") for name in ("ranks", "torchrun"))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one), file
+        assert header["card"].get("clone_of") or header["card"]["prior_is"]

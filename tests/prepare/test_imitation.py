@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_optimum import EXACT, GAIN, STD, as_policy
+from known_optimum import EXACT, GAIN, STD, as_policy, steer
 from quick_graphs import quick_graph
 from tiny_envs import tiny
 from typed_commands import SMALL, answered, refused
@@ -112,10 +112,6 @@ def test_the_part_of_a_dict_that_was_recorded_is_found(tmp_path: Path) -> None:
 
 
 # The std of a mean ----------------------------------------------------------------------------------------------------
-
-
-def steer(observations: np.ndarray) -> np.ndarray:
-    return -GAIN * observations
 
 
 def test_the_std_of_a_mean_is_fitted_to_its_recorded_actions(tmp_path: Path) -> None:
@@ -224,15 +220,9 @@ def spoilt(values: np.ndarray, number: float) -> np.ndarray:
         ({"observations": np.zeros((201, 3)), "actions": DONE}, "leave out the last observation of each episode"),
         ({"observations": SEEN[:5], "actions": DONE[:5]}, "5 steps are too few to learn from"),
         ({"observations": spoilt(SEEN, np.nan), "actions": DONE}, "observations have 1 numbers that are not finite"),
-        (
-            {"observations": SEEN, "actions": spoilt(DONE, np.inf)},
-            "actions have 1 numbers that are not finite, the first in row 7",
-        ),
+        ({"observations": SEEN, "actions": spoilt(DONE, np.inf)}, "1 numbers that are not finite, the first in row 7"),
         ({"observations": SEEN.astype(str), "actions": DONE}, "observations are no rows of numbers, but <U"),
-        (
-            {"observations": SEEN, "actions": np.zeros((200, 0))},
-            "of shape [200, 0]",
-        ),
+        ({"observations": SEEN, "actions": np.zeros((200, 0))}, "of shape [200, 0]"),
         ({"observations": SEEN, "actions": DONE, "ended": np.zeros(3)}, "ended has 3 entries for 200 steps"),
         ({"observations": SEEN, "actions": DONE, "ended": np.full(200, "False")}, "ended are no numbers"),
         ({"observations": SEEN, "actions": np.full((200, 1), -1)}, "count choices from 0, but one is -1"),

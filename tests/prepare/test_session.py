@@ -27,9 +27,7 @@ SMALL = repolicy.Settings(
 )
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("_elsewhere")
 
 
 @pytest.fixture(scope="module")

@@ -87,27 +87,24 @@ def test_a_nat_of_what_is_soft_optimal_is_worth_its_temperature(family: str) -> 
         assert by_mode[0] + entropy[0] == pytest.approx(1.0)  # half a nat a number
 
 
+SHORT = Settings(ranks=1, envs=4, n_steps=16, minibatch=32, steps=128, hidden=(4,), evaluation_episodes=2)
+
+
 def test_training_ends_with_what_a_nat_is_worth(tmp_path: Path) -> None:
     """Measured on the policy that is handed out, once, and nothing but its card is touched."""
-    settings = Settings(ranks=1, envs=4, n_steps=16, minibatch=32, steps=128, hidden=(4,), evaluation_episodes=2)
-    result = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", settings)
-    best = RunFolder(result.folder).policy
+    best = RunFolder(train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SHORT).folder).policy
     known = read_policy(best)
-    found = measured(known.policy, tiny("LinearQuadratic"), 8)
-    assert found is not None
-    assert known.card["nat_worth"] == asdict(found)
+    assert known.card["nat_worth"] == asdict(measured(known.policy, tiny("LinearQuadratic"), 8))
     before = best.read_bytes()
-    train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", settings, resume=True)
+    train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SHORT, resume=True)
     assert best.read_bytes() == before
 
 
 def test_who_learned_from_an_add_on_alone_is_measured_in_it(tmp_path: Path) -> None:
-    settings = Settings(ranks=1, envs=4, n_steps=16, minibatch=32, steps=128, hidden=(4,), evaluation_episodes=2)
     env, wishes = tiny("WithoutReward"), (tiny("stay_near"),)
-    best = RunFolder(train(env, greedy(0.1), tmp_path / "run", settings, addon=wishes).folder).policy
+    best = RunFolder(train(env, greedy(0.1), tmp_path / "run", SHORT, addon=wishes).folder).policy
     known = read_policy(best)
     found = measured(known.policy, env, 8, addons=wishes, addon_alone=True)
-    assert found is not None
     assert known.card["nat_worth"] == asdict(found)
     assert measured(known.policy, env, 8, addons=wishes) is None  # the sum with a reward that is no number
 
@@ -139,10 +136,7 @@ def test_the_priors_that_ship_tell_what_was_measured() -> None:
         ({}, None),
         ({"nat_worth": {"value": 0.3, "error": 0.2, "episodes": 8}}, None),  # within its error
         ({"nat_worth": {"value": 0.3, "error": 0.1, "episodes": 8}}, (0.3, 0.0)),
-        (
-            {"nat_worth": {"value": 0.3, "error": 0.1, "episodes": 8}, "evaluation": {"evaluation_length": 20.0}},
-            (0.3, 0),
-        ),
+        ({"nat_worth": vars(Worth(0.3, 0.1, 8)), "evaluation": {"evaluation_length": 20.0}}, (0.3, 0)),
     ],
 )
 def test_the_usual_weights_are_what_the_card_tells(card: dict[str, Any], expected: Any) -> None:

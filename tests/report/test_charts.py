@@ -17,15 +17,14 @@ from repolicy.runs.settings import Settings
 STEPS = [100.0 * (index + 1) for index in range(10)]
 
 
+def points(drawn: str) -> np.ndarray:
+    """The curve's points as they are drawn: how far across, and how high."""
+    [path] = re.findall(r'class="line" d="M([^"]*)"', drawn)
+    return np.array([point.split(",") for point in path.split("L")], float)
+
+
 def heights(drawn: str) -> list[float]:
-    """The curve's height, point by point, as it is drawn."""
-    [path] = re.findall(r'class="line" d="M([^"]*)"', drawn)
-    return [float(point.split(",")[1]) for point in path.split("L")]
-
-
-def across(drawn: str) -> list[float]:
-    [path] = re.findall(r'class="line" d="M([^"]*)"', drawn)
-    return [float(point.split(",")[0]) for point in path.split("L")]
+    return points(drawn)[:, 1].tolist()
 
 
 def test_a_change_of_a_third_of_a_percent_is_drawn_small() -> None:
@@ -46,8 +45,8 @@ def test_every_curve_has_the_same_steps() -> None:
     early = curve("early", STEPS[:5], STEPS[:5], until=1000.0)
     late = curve("late", STEPS[5:], STEPS[5:], until=1000.0)
     width = Axes([0.0, 1000.0], [0.0, 1.0])
-    assert across(early) == pytest.approx([width.x(step) for step in STEPS[:5]], abs=0.06)
-    assert across(late) == pytest.approx([width.x(step) for step in STEPS[5:]], abs=0.06)
+    assert points(early)[:, 0] == pytest.approx([width.x(step) for step in STEPS[:5]], abs=0.06)
+    assert points(late)[:, 0] == pytest.approx([width.x(step) for step in STEPS[5:]], abs=0.06)
 
 
 def test_levels_are_lines_with_their_names() -> None:

@@ -9,16 +9,13 @@ import torch
 from several import FAST, QUIET
 from typed_commands import answered, refused
 
-import repolicy
 from repolicy.cli import main as cli
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.export import export
 from repolicy.policies.file import SavedPolicy, read_card, save_policy
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.priors.opening import read_policy
 from repolicy.ranges import Dial, Range
 from repolicy.report import dial_page as pages
 from repolicy.report.dial_page import points_of
@@ -40,36 +37,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_position_is_a_file_like_any_other(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "mine.safetensors"
-    assert answered(capsys, "dial", str(file), "--at", "0.2", "--out", str(out)) == {
-        "file": str(out),
-        "at": 0.2,
-        "how": "trained",
-        "of": str(file),
-    }
-    saved, observations = read_policy(out), torch.randn(10, 4)
-    assert torch.equal(saved.policy(observations).mode(), repolicy.dial(file, 0.2)(observations).mode())
-    assert not torch.allclose(saved.policy(observations).mode(), repolicy.dial(file, 1.0)(observations).mode())
-    assert saved.prior is not None
-    assert saved.card["request"]["objective"] == {"task": "addon", "omega": 0.2, "alpha": 0.1}
-    assert "evaluation" not in saved.card
-    assert export(saved.policy, tmp_path / "mine.pt", "torchscript") < 1e-5
-    for path, said in ((out, "trained at omega = 0.2"), (file, "takes omega as an input, from 0.01 to 1")):
-        cli.main(["inspect", str(path)])
-        assert said in " ".join(capsys.readouterr().err.split())
-
-
-def test_outside_of_the_range_the_command_warns_and_the_file_is_the_end_s(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cli.main(["dial", str(file), "--at", "5"])
-    assert read_policy(file.with_name("policy-trained-1.safetensors")).card["dial"]["values"] == {"omega": 1.0}
-    assert "warning: omega is 5, and this policy was trained from 0.01 to 1: it acts as at 1" in " ".join(
-        capsys.readouterr().err.split()
-    )
-
-
 def test_what_is_no_position_of_a_dial_is_not_written_over(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,21 +48,6 @@ def test_what_is_no_position_of_a_dial_is_not_written_over(
     for at in ("0.5", "0.7"):  # a position may be kept anew
         cli.main(["dial", str(file), "--at", at, "--out", str(tmp_path / "kept.safetensors")])
     assert read_card(tmp_path / "kept.safetensors")["dial"]["values"] == {"omega": 0.7}
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--at", "0"], "it must be a number above 0"),
-        (["--at", "0.2", "--how", "weights"], "there is nothing to mix"),
-        (["--at", "0.2", "--beside", "sweep"], "--beside is for the report"),
-        (["--at", "0.2", "--episodes", "10"], "--env, --addon and --episodes are for the report"),
-    ],
-)
-def test_what_cannot_be_turned_is_refused(
-    file: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert said in refused(capsys, 2, "dial", str(file), *words)
 
 
 def test_the_page_has_every_position_and_the_points_beside_it(
