@@ -118,6 +118,23 @@ def test_what_is_saved_keeps_the_prior_and_the_place(host: Any, tmp_path: Path) 
 
 
 @hosts
+def test_a_weight_that_is_named_otherwise_stays_beside_what_follows_from_it(host: Any, tmp_path: Path) -> None:
+    host(omega=0.3, alpha=None).save(tmp_path)
+    for omega, alpha in ((0.3, 0.1), (0.6, 0.2)):
+        again = host.resumed(tmp_path, PRIOR, omega=omega, alpha=None)
+        again.learn(1)
+        assert (again.method.steering.objective.omega, again.method.steering.objective.alpha) == (omega, alpha)
+
+
+@hosts
+def test_a_budget_that_is_named_otherwise_stays(host: Any, tmp_path: Path) -> None:
+    host(omega=None, alpha=None, kl_budget=1.0).save(tmp_path)
+    again = host.resumed(tmp_path, PRIOR, omega=None, alpha=None, kl_budget=3.0)
+    again.learn(1)
+    assert again.method.steering.kl_budget == 3.0
+
+
+@hosts
 def test_what_was_saved_beside_another_prior_is_refused_with_both_names(host: Any, tmp_path: Path) -> None:
     for name in ("a", "b"):
         save_policy(tmp_path / f"{name}.safetensors", small_policy(hidden=(16, 16)), {})

@@ -83,6 +83,13 @@ def test_of_each_environment_one_episode_counts_from_its_beginning(fresh: bool) 
     assert found.squares.tolist() == [0 + 1 + 4, 0 + 1 + 4 + 9 + 16]
 
 
+def test_of_an_episode_that_goes_on_the_second_thousand_steps_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 2)
+    found = one_each(Ages(fresh=False), Telling(), sample=False)
+    assert found.lengths.tolist() == [1, 2]
+    assert found.addon.tolist() == [2, 2 + 3]
+
+
 def test_many_environments_are_shared_by_who_acts() -> None:
     envs, who = Ages(fresh=True, count=SHARED), [(Telling(), False), (Telling(), True)]
     [by_mean], [sampled] = side_by_side(envs, who) or []

@@ -162,3 +162,20 @@ def test_what_a_range_cannot_have_is_a_sentence() -> None:
         runner("3..x")
     with pytest.raises(UsageError, match=r"omega is a range, and this host takes one number"):
         prior_reward(prior(), RANGE, 0.1)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's exporters
+def test_the_runner_exports_it_with_the_place_as_the_last_number(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    dialed, observations, places = runner(), torch.randn(1, 3), torch.full((1, 1), 0.7)
+    dialed.learn(2)
+    dialed.export_policy_to_jit(str(tmp_path))
+    dialed.export_policy_to_onnx(str(tmp_path))
+    rows = torch.cat([observations, places], -1)
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    with torch.no_grad():
+        expected = dialed.alg.get_policy()({"policy": observations, "dial": places})
+        other = dialed.alg.get_policy()({"policy": observations, "dial": -places})
+        assert not torch.allclose(expected, other, atol=1e-5)
+        torch.testing.assert_close(torch.jit.load(tmp_path / "policy.pt")(rows), expected)
+    torch.testing.assert_close(torch.from_numpy(session.run(None, {"obs": rows.numpy()})[0]), expected)

@@ -77,7 +77,10 @@ class Episodes(NamedTuple):
 
 @torch.no_grad()
 def one_each(envs: Envs, prior: Any, sample: bool, looked_at: slice = slice(LOOKED_AT)) -> Episodes:
-    """Run one episode of the prior in each environment. States are kept of sampled ones, in the order of time."""
+    """Run one episode of the prior in each environment. States are kept of sampled ones, in the order of time.
+
+    Of an episode that was under way, and goes on for another thousand steps, those that follow count.
+    """
     observations, begins = envs.begin()
     prior.forget()
     total: Any = 0.0
@@ -99,7 +102,7 @@ def one_each(envs: Envs, prior: Any, sample: bool, looked_at: slice = slice(LOOK
             late.append(ages[looked_at] > SKIPPED)
         prior.forget(ended)
         finished = finished | (counts & ended)
-        counts = counts | ended
+        counts = counts | ended if step + 1 != LONGEST else torch.ones_like(ended)
         if bool(finished.all()):
             break
     seen = torch.stack(states).transpose(0, 1)[torch.stack(late).T] if sample else torch.empty(0)

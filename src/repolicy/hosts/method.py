@@ -100,7 +100,7 @@ class Method:
     def __init__(self, steering: Steering, prior: Any, add_up: Callable[[Tensor], Any] = lambda tensor: tensor) -> None:
         """`prior`: a `ByDistribution`, or None. `add_up` adds a tensor up over all GPUs, in place."""
         self.steering, self.prior, self.add_up = steering, prior, add_up
-        self.named = steering.objective.is_set  # or the weights are measured
+        self.named = steering.objective, steering.settings.budget  # before anything is measured
         self.scale = ReturnScale()
         self.squashes = squashes(prior)  # whether the environment gets tanh of the actions, whose density counts
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
@@ -233,7 +233,7 @@ class Method:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken."""
-        self.steering.resume(state, self.named)
+        self.steering.resume(state, *self.named)
         self.curves = {name: [*values] for name, values in state.get("curves", self.curves).items()}
         if state.get("moved"):
             self.moved = torch.tensor(state["moved"], dtype=torch.float64)

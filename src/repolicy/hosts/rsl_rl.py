@@ -229,7 +229,7 @@ class ResidualPPO(PPO):
                 told = [self.steering.state(), found and found.to("cpu")]
             if self.is_multi_gpu:
                 torch.distributed.broadcast_object_list(told)
-                self.steering.resume(told[0], named=False)
+                self.steering.resume(told[0])
                 self.method.density = told[1] and told[1].to(self.device)
         self._held = torch.zeros(len(self.steering.reads), *self._paid.shape, device=self.device)  # what limits are on
 

@@ -61,6 +61,22 @@ class PolicyActor(MLPModel):
             latent = torch.cat([latent, obs.get(GROUP, middle)], -1)
         return self.obs_normalizer(latent)  # type: ignore[no-any-return]
 
+    @torch.no_grad()
+    def as_jit(self) -> nn.Module:
+        """Return what rsl_rl exports, its parts traced, which TorchScript could not compile."""
+        whole = super().as_jit().to("cpu")
+        passed = torch.zeros(1, self.obs_dim + len(self.dials))
+        for name, part in whole.named_children():
+            traced = torch.jit.trace(part, passed)
+            setattr(whole, name, traced)
+            passed = traced(passed)
+        return whole  # type: ignore[no-any-return]
+
+    def as_onnx(self, verbose: bool) -> nn.Module:
+        whole: Any = super().as_onnx(verbose)
+        whole.input_size += len(self.dials)
+        return whole  # type: ignore[no-any-return]
+
     def has(self, weights: Mapping[str, Tensor]) -> bool:
         """Return whether these are the weights of an actor like this one."""
         return not self.dials and weights.keys() == self.state_dict().keys()

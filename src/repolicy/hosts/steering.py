@@ -9,7 +9,7 @@ from repolicy.envs.limits import Limit, limits
 from repolicy.errors import UsageError
 from repolicy.learning.multipliers import FARTHEST, Limits, Weight, off_budget, steered
 from repolicy.learning.worker import LOST, WAITS
-from repolicy.objective import Objective, given_objective, plain
+from repolicy.objective import WEIGHTS, Objective, given_objective, plain
 from repolicy.runs.settings import Budget, Settings
 
 WARMUP = 5  # iterations in which a critic that begins with nothing learns alone, where nobody names another number
@@ -109,17 +109,26 @@ class Steering:
         told = {"objective": self.objective.as_dict(), "limits": self.held.state() | self.share.state()}
         return told | {name: getattr(self, name) for name in names}
 
-    def resume(self, state: Mapping[str, Any], named: bool) -> None:
-        """Go on where `state` was taken. Weights that are named now stay, unless a budget moves them."""
+    def resume(self, state: Mapping[str, Any], named: Objective | None = None, budget: Budget | None = None) -> None:
+        """Go on where `state` was taken.
+
+        A budget that is named now stays, and so do weights that are named otherwise than there, unless a budget moves
+        them, with those that followed from them.
+        """
+        told = Objective(**state["objective"])
+        weights = {name: getattr(told, name) for name in WEIGHTS}
+        same = named is None or all(
+            isinstance(now := getattr(named, name), str | None) or now == then for name, then in weights.items()
+        )
         self.iterations, self.off_budget = int(state["iterations"]), float(state["off_budget"])
         if self.keep and state.get("kept"):
             self.hold(state["kept"])
         for each in (self.held, self.share):
             each.restore(state.get("limits", {}))
-        if not named:
+        if budget is None and same:
             self.kl_budget = state.get("kl_budget")
-        if self.settings.budget is not None or not named:
-            self.objective = Objective(**state["objective"])
+        if self.settings.budget is not None or same:
+            self.objective = replace(self.objective, **weights)
 
 
 def weights_named(objective: Any, omega: Any, alpha: Any, states: Any) -> Objective:
