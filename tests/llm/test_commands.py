@@ -103,7 +103,11 @@ def test_a_prompt_of_any_kind_is_shown(content: Any) -> None:
     [
         ("generate {low} --omega 0.1 --prompt . --prior {missing}", "cannot be read as a language model"),
         ("generate {low} --omega 0.1 --prompt . --prior {prior} --trained-at 0.1", "not of the form omega,alpha"),
-        ("generate {prior} --omega 0.1 --prompt . --prior {prior}", "has no repolicy.json"),
+        (
+            "generate {prior} --omega 0.1 --prompt . --prior {prior}",
+            "is no folder with a repolicy.json; say --trained-at",
+        ),
+        ("generate nowhere --omega 0.1 --prompt . --prior {prior}", "nowhere is no folder with a repolicy.json"),
         ("generate {low} {low} --omega 0.1 --prompt . --prior {prior}", "omega must differ"),
         ("generate {low} {low} {low} --omega 0.1 --prompt . --prior {prior}", "with one or two"),
         ("generate {low} --omega 0.1 --prompt . --prior {prior} --tokens 0", "must be 1 or more"),

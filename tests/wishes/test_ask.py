@@ -171,6 +171,10 @@ def test_a_person_answers_by_keys_on_a_phone_and_saves(
     for key in (Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.BACKSPACE, Keys.ARROW_RIGHT, Keys.ARROW_UP):
         body.send_keys(key)
     assert told.text == "Pair 4 of 4; 3 answered"
+    low = {"width": 1100, "height": 640, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", low)
+    save = browser.find_element(By.ID, "save")
+    assert save.location["y"] + save.size["height"] <= 640  # nobody scrolls to the buttons
     browser.refresh()  # who comes back goes on
     told = browser.find_element(By.ID, "told")
     assert told.text == "Pair 4 of 4; 3 answered"

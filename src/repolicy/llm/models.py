@@ -97,7 +97,7 @@ def trained_for(name: str, trained_at: str | None, prior_checksum: str) -> Objec
         return residual(omega, alpha)
     identity = identity_for(name, prior_checksum)
     if not identity:
-        raise UsageError(f"{name} has no {IDENTITY}; say --trained-at omega,alpha for every model")
+        raise UsageError(f"{name} is no folder with a {IDENTITY}; say --trained-at omega,alpha for every model")
     return residual(identity["omega"], identity["alpha"])
 
 

@@ -20,7 +20,7 @@ SCRIPT = (Path(__file__).parent / "ask.js").read_text()
 STYLE = """<style>
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 6px; }
 .pair[hidden] { display: none; }
-.pair video { width: 100%; border-radius: 6px; }
+.pair video { width: 100%; max-height: 45vh; border-radius: 6px; }
 #keys { display: grid; grid-template-columns: 1fr 1fr; gap: 6px; margin: 12px 0; }
 #keys button { min-height: 48px; font: inherit; }
 </style>"""
