@@ -26,7 +26,13 @@ from experiments.ledger import write
 
 ENV, ADDON, PRIOR, COUNT, STEPS = "HalfCheetah-v4", "hind_leg=10", "halfcheetah", 64, 64
 WEIGHTS: dict[str, Any] = {"prior": PRIOR, "omega": 0.17, "alpha": 0.13472, "critic_warmup": 0}
-UPDATE = {"num_learning_epochs": 5, "num_mini_batches": 4, "schedule": "fixed", "use_clipped_value_loss": True}
+UPDATE = {
+    "learning_rate": 0.0,
+    "num_learning_epochs": 5,
+    "num_mini_batches": 4,
+    "schedule": "fixed",
+    "use_clipped_value_loss": True,
+}
 Iteration = Callable[[], Any]
 
 
