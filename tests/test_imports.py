@@ -15,22 +15,8 @@ import repolicy
 
 SOURCE = Path(repolicy.__file__).parent
 
-ROW = [
-    *(
-        "errors",
-        "loading",
-        "ranges",
-        "objective",
-        "policies",
-        "readers",
-        "priors",
-        "envs",
-        "runs",
-        "prepare",
-        "learning",
-    ),
-    *("many", "report", "cli", "__main__"),
-]
+ROW = ["errors", "loading", "ranges", "objective", "policies", "readers", "priors", "envs", "runs"]
+ROW += ["prepare", "learning", "many", "report", "cli", "__main__"]
 # Wings: folders beside the row, and what they may know of it. Their visitors come through the command line alone.
 BEFORE_MANY = ROW[: ROW.index("learning") + 1]
 WINGS = {

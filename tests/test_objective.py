@@ -40,31 +40,12 @@ def test_the_table(made: Objective, task: str, omega: float, alpha: float, bonus
     assert (made.task, made.omega, made.alpha, made.bonus) == (task, omega, alpha, bonus)
 
 
-@given(coefficients)
-def test_the_eight_are_one_family(alpha: float) -> None:
-    assert objective.residual(alpha, alpha) == objective.kl(alpha)
-    assert objective.residual(0.0, alpha) == objective.greedy(alpha)
-    assert objective.soft(0.0) == objective.end_entropy(0.0) == objective.repeat_entropy(0.0) == objective.no_entropy()
-    assert objective.kl(0.0) == objective.greedy(0.0)
-
-
 def rewards(what: Objective, size: int = 64, log_prior: Any = "random") -> Any:
     """The reformulated reward of a random batch, whose numbers do not depend on the objective."""
     generator = torch.Generator().manual_seed(7)
     basic, addon, policy, prior = torch.randn(4, size, generator=generator, dtype=torch.float64)
     log_prior = prior if isinstance(log_prior, str) else log_prior
     return reformulated(what, task_reward(what, basic, addon), log_prior, policy)
-
-
-def test_identities_hold_to_the_bit_on_rewards() -> None:
-    for left, right in [
-        (objective.residual(ALPHA, ALPHA), objective.kl(ALPHA)),
-        (objective.residual(0.0, ALPHA), objective.greedy(ALPHA)),
-        (objective.soft(0.0), objective.no_entropy()),
-        (objective.repeat_entropy(ALPHA), objective.soft(ALPHA)),  # they differ in the loss alone
-        (objective.end_entropy(ALPHA), objective.no_entropy()),
-    ]:
-        assert torch.equal(rewards(left).total, rewards(right).total)
 
 
 def test_without_coefficients_the_reward_is_the_task_itself() -> None:

@@ -89,8 +89,6 @@ def understood(words: list[str]) -> None:
 
 
 # Running them ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with everything that the pages take for granted: two files of one's own, and some runs."""

@@ -31,7 +31,6 @@ SHORT = ["--steps", "64", "--envs", "4", "--n-steps", "16", "--minibatch", "32",
 
 
 # A file runs no code --------------------------------------------------------------------------------------------------
-
 SHELL = "os:system?command=touch owned"
 
 
@@ -112,8 +111,6 @@ def test_printable() -> None:
 
 
 # A file is what it says -----------------------------------------------------------------------------------------------
-
-
 def rewritten(path: str, **changes: Any) -> str:
     """A policy's file with another spec, and a checksum that fits."""
     save_policy(path, trained(), {})
@@ -214,16 +211,8 @@ def test_metrics_that_are_damaged_are_read_as_far_as_they_go(capsys: pytest.Capt
     folder = RunFolder("run")
     folder.begin(Request("Hopper-v4", soft(0.1), SMALL).as_dict(), {}, False)
     good = [b'{"iteration": 1, "x": null}', b'{"iteration": 3, "x": 2.5}']
-    bad = [
-        b"\xff\xfe",
-        b"7",
-        b"[]",
-        b'{"x": 1}',
-        b'{"iteration": "2"}',
-        b'{"iteration": 2, "x": {}}',
-        b"[" * 99_999,
-        b'{"it',
-    ]
+    bad = [b"\xff\xfe", b"7", b"[]", b'{"x": 1}', b'{"iteration": "2"}', b'{"iteration": 2, "x": {}}', b'{"it']
+    bad.append(b"[" * 99_999)
     folder.metrics.write_bytes(b"\n".join([good[0], *bad, good[1], b""]))
     assert folder.logged() == {"iteration": [1, 3], "x": [None, 2.5]}
     assert answered(capsys, "inspect", "run")["kind"] == "run"
@@ -237,8 +226,6 @@ def test_metrics_that_are_damaged_are_read_as_far_as_they_go(capsys: pytest.Capt
 
 
 # A run is not mixed with another --------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def begun() -> tuple[Path, Request]:
     """A run with a prior that has come to a checkpoint, and to its end."""
@@ -295,8 +282,6 @@ def test_a_checkpoint_of_wrong_types_gives_way(tmp_path: Path, story: dict[str, 
 
 
 # What is not ours is left alone ---------------------------------------------------------------------------------------
-
-
 def test_a_folder_that_is_refused_is_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     Path("out").mkdir()
     Path("out/policy.safetensors").write_text("mine")

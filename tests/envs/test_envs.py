@@ -19,9 +19,8 @@ from repolicy.policies.distributions import ActionSpace
 
 envpool = pytest.importorskip("envpool")
 
+
 # Gymnasium as the referee ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "scale", "steps"),  # contacts are chaotic: rounding of 1e-15 grows to 1e-2 within 50 to 150 wild steps
     [
@@ -93,8 +92,6 @@ def test_the_same_seed_and_actions_are_the_same_bits() -> None:
 
 
 # How episodes end -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
 def test_no_step_is_spent_on_resetting(backend: Any) -> None:
     """Hopper with wild actions: every step moves the body, from the first of an episode to the last."""
@@ -175,8 +172,6 @@ def test_gymnasium_resets_only_what_ended() -> None:
 
 
 # Spaces ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backend", ["envpool", "gymnasium"])
 def test_actions_are_not_clipped(backend: Any) -> None:
     """HalfCheetah's control cost is 0.1·Σu² of the action that it was handed."""
@@ -258,8 +253,6 @@ def test_what_is_told_of_whatever_kind_and_by_whomever_is_numbers() -> None:
 
 
 # Names ----------------------------------------------------------------------------------------------------------------
-
-
 def test_envpool_is_not_looked_at_for_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """To import it takes a second."""
     monkeypatch.setattr(making, "envpool_names", lambda: pytest.fail("it is looked at"))
@@ -291,8 +284,6 @@ def test_a_class_with_gymnasiums_interface_that_is_none_of_its_children_is_train
 
 
 # Broken ones ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

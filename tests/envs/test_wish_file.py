@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typed_commands import failed
 
-from repolicy.cli.main import main
 from repolicy.envs.addons import at, check_env, combined, dials, imported
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.trust import confirm
@@ -124,9 +124,7 @@ def test_what_is_no_wish_file_is_one_sentence(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(FileError, match="there is no file"):
         combined([str(tmp_path / "none.safetensors")])
     write(tmp_path / "p.safetensors", "policy", {}, {})
-    with pytest.raises(SystemExit):
-        main(["evaluate", "hopper", "--addon", str(tmp_path / "p.safetensors"), "--episodes", "1"])
-    assert "p.safetensors is a policy, not a wish" in capsys.readouterr().err
+    assert "is a policy, not a wish" in failed(capsys, "evaluate", "hopper", "--addon", tmp_path / "p.safetensors")
 
 
 @pytest.mark.parametrize("reference", ["nxt[0]", "next[0],my.py:f", "next[9]", "next[0:1"])

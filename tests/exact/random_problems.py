@@ -11,13 +11,8 @@ from repolicy.exact import MDP
 from repolicy.objective import Objective
 
 # The same examples in every run: a failure is a fact about the code, never about the day.
-examples = settings(
-    derandomize=True,
-    deadline=None,
-    database=None,
-    max_examples=25,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+examples = settings(derandomize=True, deadline=None, database=None, max_examples=25, suppress_health_check=SLOW)
 
 temperatures = st.floats(0.1, 3.0)
 weights = st.floats(0.0, 3.0)

@@ -43,8 +43,6 @@ def problems(**kwargs):
 
 
 # Soft Policy Gradient -------------------------------------------------------------------------------------------------
-
-
 @examples
 @given(problems(discount=st.just(1.0)), objectives())
 def test_it_is_the_exact_gradient_without_discount(problem, objective):
@@ -116,8 +114,6 @@ def test_the_residual_estimator_vanishes_at_the_customized_optimum(problem, alph
 
 
 # The estimators that the paper compares -------------------------------------------------------------------------------
-
-
 @examples
 @given(problems(), objectives(), st.floats(-3.0, 3.0), st.booleans())
 def test_shi_s_constant_changes_nothing(problem, objective, constant, restore):
@@ -181,19 +177,6 @@ def test_repeat_entropy_has_the_entropy_of_the_first_step_twice(problem, alpha):
     truth = exact_gradient(mdp, soft(alpha), logits)
     found = estimator_gradient(mdp, repeat_entropy(alpha), logits, restore_discount=True)
     assert largest(found - truth - alpha * entropy_gradient(mdp, logits, restore_discount=True)) < TIGHT
-
-
-@examples
-@given(st.data(), temperatures)
-def test_of_one_step_end_entropy_is_soft_and_repeat_entropy_is_soft_at_twice_the_temperature(data, alpha):
-    mdp = replace(data.draw(short_mdps()), horizon=1)
-    logits = data.draw(tables(mdp, timed=False))
-    of = {
-        row: estimator_gradient(mdp, row, logits)
-        for row in (soft(alpha), soft(2 * alpha), end_entropy(alpha), repeat_entropy(alpha))
-    }
-    assert largest(of[end_entropy(alpha)] - of[soft(alpha)]) < TIGHT
-    assert largest(of[repeat_entropy(alpha)] - of[soft(2 * alpha)]) < TIGHT
 
 
 @pytest.mark.parametrize("objective", [no_entropy(), end_entropy(0.5), repeat_entropy(0.5)])

@@ -111,13 +111,6 @@ def test_an_addon_that_costs_the_control_nothing_is_fine(omega):
     assert largest(found.policy.covariance - wanted.policy.covariance) < TIGHT
 
 
-def test_the_best_action_does_not_depend_on_the_temperature():
-    system = LinearQuadratic(1.1, 1.0, quadratic_cost(1.0, 0.5), discount=0.9)
-    cold, hot = linear_quadratic_optimal(system, 0.1), linear_quadratic_optimal(system, 1.0)
-    assert largest(cold.policy.gain - hot.policy.gain) == 0
-    assert largest(10 * cold.policy.covariance - hot.policy.covariance) < TIGHT
-
-
 @pytest.mark.parametrize("discount", [0.5, 0.9, 0.999])
 def test_an_addon_of_nothing_gives_the_prior_back(discount):
     """The augmented problem has then nothing left to pay for: P is zero, and what is found is the prior at ω = 1."""

@@ -100,13 +100,6 @@ def test_news_from_afar_arrives() -> None:
     assert largest(soft_optimal(mdp, alpha).v - v) < TIGHT
 
 
-def test_infinite_horizon_value_of_a_process_that_pays_one():
-    """One state and two equal actions: V = (1 + α log 2) / (1 − γ)."""
-    mdp = MDP(torch.ones(1, 2, 1), torch.ones(1, 2), torch.ones(1), discount=0.99)
-    value = soft_optimal(mdp, alpha=0.5).v.item()
-    assert abs(value - (1 + 0.5 * 0.6931471805599453) / 0.01) < TIGHT
-
-
 def test_two_steps_by_hand():
     """Rewards 0 and log 3 at temperature 1, then again: V = log 4 at the last step and log 4 + γ·log 4 before it."""
     log_3, log_4 = 1.0986122886681098, 1.3862943611198906

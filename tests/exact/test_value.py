@@ -2,12 +2,23 @@
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_problems import any_mdps, examples, largest, mdps, objectives, policies, tables, temperatures
+from random_problems import any_mdps, examples, largest, mdps, objectives, policies, short_mdps, tables, temperatures
 
-from repolicy.exact import evaluate, exact_gradient, expected_return, soft_optimal, state_distributions
+from repolicy.errors import UsageError
+from repolicy.exact import (
+    MDP,
+    enumerate_trajectories,
+    evaluate,
+    exact_gradient,
+    expected_return,
+    soft_optimal,
+    state_distributions,
+)
 from repolicy.objective import no_entropy, soft
 
 TIGHT = 1e-10
@@ -67,3 +78,25 @@ def test_j_is_the_reward_where_the_policy_goes(data, mdp):
     each_step = (visits * (policy.exp() * mdp.reward).sum(-1)).sum(-1)
     discounted = (mdp.discount ** torch.arange(mdp.horizon, dtype=torch.float64) * each_step).sum()
     assert abs(discounted - expected_return(mdp, no_entropy(), policy)) < TIGHT
+
+
+@examples
+@given(st.data(), short_mdps())
+def test_trajectories_share_all_probability_and_are_distinct(data, mdp):
+    trajectories = enumerate_trajectories(mdp)
+    policy = mdp.log_probs("policy", data.draw(policies(mdp)))
+    probability = trajectories.probability(policy)
+    assert abs(probability.sum() - 1) < 1e-10
+    together = torch.cat([trajectories.states, trajectories.actions], -1)
+    assert len(torch.unique(together, dim=0)) == len(together)
+    for t, visits in enumerate(state_distributions(mdp, policy)):
+        seen = torch.zeros_like(visits).index_add(0, trajectories.states[:, t], probability)
+        assert largest(seen - visits) < 1e-10
+
+
+def test_too_many_are_refused_whatever_kind_of_number_the_horizon_is():
+    """As one of NumPy's, it would count past the end of 64 bits, and begin anew."""
+    for horizon in (64, np.int64(64)):
+        mdp = MDP(np.full((2, 2, 2), 0.5), np.zeros((2, 2)), [1.0, 0.0], 0.9, horizon)
+        with pytest.raises(UsageError, match="shorten the horizon"):
+            enumerate_trajectories(mdp)

@@ -37,8 +37,6 @@ class Groups(Tiny):
 
 
 # The value of an endless environment ----------------------------------------------------------------------------------
-
-
 class Endless(Tiny):
     """Reward 1 a step, and nothing else: its value is 1 / (1 − γ)."""
 
@@ -68,7 +66,6 @@ class Mortal(Endless):
 
 
 # Control with a closed form -------------------------------------------------------------------------------------------
-
 DYNAMICS, CONTROL, STATE_COST, CONTROL_COST = 0.9, 0.5, 1.0, 0.5
 
 
@@ -118,8 +115,6 @@ def far_away(observations: Any, actions: Any, next_observations: Any, info: Any)
 
 
 # Episodes that one can count ------------------------------------------------------------------------------------------
-
-
 class Counter(Tiny):
     """Shows (episode, step) and ends its k-th episode after 2 + k steps: odd ones terminate, even ones are cut."""
 
@@ -168,8 +163,6 @@ class Rare(Counter):
 
 
 # Spaces ---------------------------------------------------------------------------------------------------------------
-
-
 class Manifold(Tiny):
     """A Dict to see, with a Dict inside, and two choices to make; pays for choosing what it shows."""
 
@@ -213,8 +206,6 @@ class Unbounded(Endless):
 
 
 # Broken ones ----------------------------------------------------------------------------------------------------------
-
-
 class NanObservation(Endless):
     """Fine for 10 steps of an episode, then NaN."""
 
@@ -347,7 +338,6 @@ class EndsInInfinity(Endless):
 
 
 # What is sent to an environment ---------------------------------------------------------------------------------------
-
 ACTIONS = {
     "matrix": spaces.Box(-3.0, 5.0, (2, 3), np.float32),
     "number": spaces.Box(-3.0, 5.0, (), np.float32),

@@ -32,6 +32,14 @@ def answered(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(out)
 
 
+def failed(capsys: pytest.CaptureFixture[str], *words: object, codes: tuple[int, ...] = (1, 2)) -> str:
+    """What a command says that cannot work, on however many lines."""
+    code, _, err = typed(capsys, *map(str, words))
+    assert code in codes, err
+    assert "Traceback" not in err
+    return " ".join(err.split())
+
+
 def refused(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
     """The one sentence on stderr of a command that must fail with `code`."""
     found, out, err = typed(capsys, *words)

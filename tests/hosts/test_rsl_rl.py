@@ -30,8 +30,6 @@ def same(first: Any, second: Any) -> bool:
 
 
 # Equal to the host ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("network", NETWORKS)
 def test_without_weights_it_is_rsl_rls_ppo_to_the_bit(network: str) -> None:
     theirs, ours = runner(network), runner(network, residual(omega=0.0, alpha=0.0))
@@ -152,8 +150,6 @@ def test_the_parts_are_logged_apart(tmp_path: Path) -> None:
 
 
 # Start, warm-up, budget, files ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_actor_begins_as_its_prior_and_waits_for_the_critic(tmp_path: Path, network: str) -> None:
     ours = runner(network, residual(str(checkpoint(tmp_path, network)), critic_warmup=2))
@@ -191,8 +187,6 @@ def test_two_processes_end_in_the_same_policy() -> None:
 
 
 # Policies of ours -----------------------------------------------------------------------------------------------------
-
-
 def test_a_file_of_ours_is_a_prior(tmp_path: Path) -> None:
     policy = small_policy()
     save_policy(tmp_path / "prior.safetensors", policy, {})
@@ -218,8 +212,6 @@ def test_whatever_has_log_prob_is_a_prior() -> None:
 
 
 # The add-on from extras -----------------------------------------------------------------------------------------------
-
-
 def test_the_add_on_may_come_from_extras_and_then_the_basic_reward_is_not_read() -> None:
     ours = runner(algorithm={"class_name": OURS, "omega": 0, "alpha": 0, "addon": "addon"})
     step = ours.env.step

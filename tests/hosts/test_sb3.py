@@ -37,8 +37,6 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 
 
 # Equal to the host ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("acts", ["numbers", "choice", "choices"])
 def test_without_weights_it_is_their_ppo_to_the_bit(acts: str) -> None:
     found = []
@@ -144,8 +142,6 @@ def test_the_first_ratio_is_one() -> None:
 
 
 # Start, warm-up, budget, files ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["theirs", "ours"])
 def test_the_actor_begins_as_its_prior_and_waits_for_the_critic(kind: str) -> None:
     prior = trained() if kind == "theirs" else small_policy()
@@ -227,7 +223,6 @@ def test_plain_values_are_enough_as_in_a_yaml_file(tmp_path: Path) -> None:
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
-
 ONE = {"omega": None, "alpha": None}
 WRONG = [
     ({"omega": 0.0, "prior": None}, "alpha is 0.2 and omega is 0, and Stable-Baselines3 clips actions"),

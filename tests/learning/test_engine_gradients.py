@@ -60,14 +60,8 @@ WITH_STATES = [objectives.residual(0.9, 0.8, states=1.1), objectives.named("gree
 def tabular(logits: Tensor) -> Policy:
     """A network whose output at state s, given as a unit vector, is logits[s]."""
     policy = Policy(PolicySpec(2, ActionSpace("discrete", (2,)), "categorical", hidden=(2,), activation="relu"))
-    policy.network.load_state_dict(
-        {
-            "weights.0": torch.eye(2),
-            "biases.0": torch.zeros(2),
-            "weights.1": logits.T.float(),
-            "biases.1": torch.zeros(2),
-        }
-    )
+    weights = {"weights.0": torch.eye(2), "weights.1": logits.T.float()}
+    policy.network.load_state_dict(weights | {"biases.0": torch.zeros(2), "biases.1": torch.zeros(2)})
     return policy
 
 

@@ -120,8 +120,6 @@ def segments(folder: Path, env: str, objective: Objective, settings: Settings = 
 
 
 # Who sees what --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("wanted", ["hidden", "seen,hidden", ""])
 def test_the_critics_parts_stand_behind_those_of_the_policy(wanted: str) -> None:
     name = f"{PLAIN}?observe=seen" + f"&observe_critic={wanted}" * bool(wanted)
@@ -194,8 +192,6 @@ def test_only_a_critic_that_sees_it_explains_what_hangs_on_a_hidden_number(
 
 
 # The critic's statistics ----------------------------------------------------------------------------------------------
-
-
 def test_the_same_part_for_both_is_the_ordinary_run_to_the_bit(tmp_path: Path) -> None:
     """Because the critic's statistics are then the policy's."""
     train(PLAIN, soft(0.1), tmp_path / "ordinary", FEW, observe="seen")
@@ -251,8 +247,6 @@ def test_a_critic_whose_numbers_stay_as_they_are_sees_large_ones(tmp_path: Path)
 
 
 # A policy's file is an ordinary one -----------------------------------------------------------------------------------
-
-
 def test_an_evaluation_needs_nothing_of_the_critics(tmp_path: Path) -> None:
     result = train(PLAIN, soft(0.1), tmp_path / "run", FEW, observe="seen", observe_critic="hidden")
     policy = load_policy(result.folder)
@@ -264,8 +258,6 @@ def test_an_evaluation_needs_nothing_of_the_critics(tmp_path: Path) -> None:
 
 
 # By default, and by name ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("names", "size", "observe", "critic"),
     [
@@ -347,8 +339,6 @@ def test_residual_q_learning_takes_no_parts() -> None:
 
 
 # With a dial ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "objective", [residual(Range(0.05, 1.6), 0.1, 0.0), residual(Range(0.05, 1.6), Range(0.1, 0.4), 0.0)]
 )

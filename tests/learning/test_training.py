@@ -37,9 +37,8 @@ from repolicy.runs.machine import shares_memory
 from repolicy.runs.ranks import Alone
 from repolicy.runs.request import Request
 
+
 # The same bits --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing interrupted."""
@@ -190,8 +189,6 @@ def test_metrics_of_repeated_iterations_are_written_once(whole: Path, tmp_path: 
 
 
 # Known answers --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("env", "value"),
     [("Endless", 1 / (1 - 0.9)), ("endless_with_time_limit", 1 / (1 - 0.9)), ("Mortal", 1 / (1 - 0.8 * 0.9))],
@@ -217,8 +214,6 @@ def test_cart_pole_is_learnt(tmp_path: Path) -> None:
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("objective", "addon", "sentence"),
     [

@@ -29,8 +29,6 @@ def seen_by(made: Worker, rollout: Rollout) -> Tensor:
 
 
 # Scores ---------------------------------------------------------------------------------------------------------------
-
-
 def test_how_an_episode_begins_is_not_priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Episodes of 3, 4, 5, ... steps, of which the first two are left out of the price on states."""
     monkeypatch.setattr("repolicy.prepare.states.SKIPPED", 2)
@@ -126,8 +124,6 @@ def test_the_reward_is_made_of_its_parts(tmp_path: Path, objective: Objective) -
 
 
 # What the update gets -------------------------------------------------------------------------------------------------
-
-
 def test_what_the_update_learns_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Standardized advantages, and returns that are advantages plus values, of the scaled reward."""
     made = worker(tmp_path, "Counter", soft(0.1))
@@ -169,8 +165,6 @@ def test_a_time_limit_is_followed_by_a_value_and_an_end_by_nothing(tmp_path: Pat
 
 
 # Chance ---------------------------------------------------------------------------------------------------------------
-
-
 def test_segments_have_random_numbers_of_their_own(tmp_path: Path) -> None:
     chain = segments(tmp_path, "LinearQuadratic", soft(0.1))
     made = chain.worker
@@ -197,8 +191,6 @@ def test_derived_seeds_differ() -> None:
 
 
 # Scales and budgets ---------------------------------------------------------------------------------------------------
-
-
 def test_the_unit_of_returns_is_their_mean_and_std_and_a_new_rollout_counts_half() -> None:
     scale, critic = ReturnScale(2), Mlp(1, (4,), 2)
     first, second = torch.randn(2, 500, 2, dtype=torch.float64) * torch.tensor([3.0, 0.1]) + torch.tensor([50.0, -2.0])
@@ -261,8 +253,6 @@ def test_a_snapshot_that_is_not_the_policy_is_caught(tmp_path: Path, monkeypatch
 
 
 # The critic first -----------------------------------------------------------------------------------------------------
-
-
 def test_the_actor_waits_for_its_critic_but_not_for_ever(tmp_path: Path) -> None:
     made = worker(tmp_path, "Counter", soft(0.1), settings=replace(SETTINGS, critic_warmup=0.1, critic_explains=0.3))
     alone = round(0.1 * made.settings.iterations)

@@ -70,16 +70,6 @@ def build(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
     """Trainer settings for a short quiet run."""
-    return {
-        "output_dir": str(tmp_path / "run"),
-        "bf16": False,
-        "use_cpu": True,
-        "report_to": "none",
-        "save_strategy": "no",
-        "logging_strategy": "no",
-        "disable_tqdm": True,
-        "gradient_checkpointing": False,
-        "dataloader_pin_memory": False,
-        "learning_rate": 1e-3,
-        "seed": 5,
-    }
+    quiet = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+    plain = dict.fromkeys(("bf16", "gradient_checkpointing", "dataloader_pin_memory"), False)
+    return quiet | plain | {"output_dir": str(tmp_path / "run"), "use_cpu": True, "learning_rate": 1e-3, "seed": 5}

@@ -9,6 +9,7 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from tiny_language import load, perturbed
 from transformers import AutoTokenizer
+from typed_commands import failed
 
 from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.cli import main as cli
@@ -63,9 +64,7 @@ def test_a_trained_model_says_what_it_was_trained_for(
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "one\u2028two"}, ensure_ascii=False) + "\n", "utf-8")
     compared = ["evaluate", tmp_path / "tuned", "--prompts", tmp_path / "p.jsonl", "--reward", REWARD]
     for asked in (words, compared):
-        with pytest.raises(SystemExit):
-            cli.main(["llm", *map(str, asked), "--prior", str(tmp_path / "other")])
-        assert "was tuned from another prior" in capsys.readouterr().err
+        assert "was tuned from another prior" in failed(capsys, "llm", *asked, "--prior", tmp_path / "other")
 
 
 def test_estimates_are_near_the_exact_values(
@@ -132,9 +131,4 @@ def test_refused(
     names = {name: tmp_path / name for name in ("empty", "odd", "good", "missing", "broken")}
     names["strict"] = tmp_path / "strict.py"
     filled = words.format(**names, low=tuned["low"], prior=prior, reward=REWARD).split()
-    with pytest.raises(SystemExit) as end:
-        cli.main(["llm", *filled])
-    assert end.value.code in (1, 2)
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert "Traceback" not in said
+    assert sentence in failed(capsys, "llm", *filled)

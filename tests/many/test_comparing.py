@@ -34,8 +34,6 @@ def judge(old: np.ndarray, new: np.ndarray, name: str = "basic_reward", margin: 
 
 
 # Bets -----------------------------------------------------------------------------------------------------------------
-
-
 def test_the_same_gain_again_and_again_is_told_by_the_formula() -> None:
     gains, size = np.full(200, 0.05), np.ones(200)
     bets = math.ceil(math.log(20) / math.log(1.0 + BOLDEST * 0.05))
@@ -84,8 +82,6 @@ def test_a_policy_at_the_margin_is_seldom_called_not_worse(kind: str) -> None:
 
 
 # Verdicts -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("new", "verdict"),
     [(1.1, "better"), (1.0, "not worse"), (0.98, "not worse"), (0.95, "cannot tell"), (0.9, "worse")],
@@ -124,7 +120,6 @@ def test_margins(given: str | float, margin: Margin) -> None:
 
 
 # Policies -------------------------------------------------------------------------------------------------------------
-
 GOOD, BAD = (MeanPrior(lambda seen, gain=gain: gain * seen, 0.1) for gain in (-0.9, 0.9))
 QUADRATIC = tiny("LinearQuadratic")
 
@@ -194,8 +189,6 @@ def test_an_environment_without_seeds_is_told() -> None:
 
 
 # The command ----------------------------------------------------------------------------------------------------------
-
-
 def a_file(place: Path, env: str | None = QUADRATIC, size: int = 1, seed: int = 0) -> str:
     torch.manual_seed(seed)
     policy = Policy(PolicySpec(size, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,)))
@@ -249,8 +242,6 @@ def test_two_objects_need_an_environment() -> None:
 
 
 # Around the place where the old policy was trained --------------------------------------------------------------------
-
-
 class Wired(LinearQuadratic):
     """With a motor that may be connected the other way round, and a push."""
 
@@ -302,13 +293,12 @@ def test_an_option_of_each_reset_does_what_the_same_option_does_when_it_is_made(
         compare("halfcheetah", "halfcheetah", "HalfCheetah-v4?reset.x=1", backend="envpool", episodes=1)
 
 
+TENTHS = (0.1, 0.2, 0.3, 0.4, 0.5)
+
+
 @pytest.mark.parametrize(
     ("text", "values"),
-    [
-        ("a=0..1", (0.0, 0.25, 0.5, 0.75, 1.0)),
-        ("b=-2..2", (-2.0, -1.0, 0.0, 1.0, 2.0)),
-        ("c=0.1..0.5", (0.1, 0.2, 0.3, 0.4, 0.5)),
-    ],
+    [("a=0..1", (0.0, 0.25, 0.5, 0.75, 1.0)), ("b=-2..2", (-2.0, -1.0, 0.0, 1.0, 2.0)), ("c=0.1..0.5", TENTHS)],
 )
 def test_values_of_an_option(text: str, values: tuple[float, ...]) -> None:
     assert Varied.of(text) == (text[0], values)
@@ -361,15 +351,16 @@ def test_the_page_shows_the_map_and_films_the_worst_place(
     assert len(values.get("places", [])) == (5 if vary else 0)
 
 
-def test_options_for_the_new_policys_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    save_policy(
-        path := tmp_path / "a",
-        Policy(PolicySpec(1, ActionSpace("continuous", (1,)), hidden=(4,))),
-        {"request": {"env": tiny("LinearQuadratic")}},
-    )
-    for word, said in (
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
         ("stdd=1", "there is no option --stdd=1; did you mean --std"),
         ("std=x", "--std is 'x'; it must be a number"),
         ("std=0.2", "leave out --std"),
-    ):
-        assert said in refused(capsys, 2, "compare", str(path), str(path), "--of-new", word)
+    ],
+)
+def test_options_for_the_new_policys_file(
+    word: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = a_file(tmp_path / "a")
+    assert said in refused(capsys, 2, "compare", path, path, "--of-new", word)

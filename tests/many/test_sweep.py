@@ -157,14 +157,8 @@ def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path, monkeypat
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="out cannot be made: .*file is a file and no folder"):
         refused(prior, tmp_path / "file" / "out")
-    kept = {
-        "env": "InvertedPendulum-v4",
-        "addons": [f"{__file__}:still"],
-        "alpha": 1.0,
-        "states": 0.0,
-        "settings": {},
-        "sparse": False,
-    }
+    kept = {"env": "InvertedPendulum-v4", "addons": [f"{__file__}:still"], "alpha": 1.0, "states": 0.0}
+    kept |= {"settings": {}, "sparse": False}
     write_json(out / "sweep.json", {"request": kept, "omegas": [0.2]})
     before = (out / "sweep.json").read_bytes()
     (out / "prior.safetensors").write_bytes(b"another")
@@ -206,17 +200,25 @@ def test_a_sweep_writes_over_nobodys_files(prior: Path, tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "settings.json").read_text() == "mine"
 
 
+def instead(monkeypatch: pytest.MonkeyPatch, each: Callable[[Job], object], error: str = "not today") -> list[int]:
+    """What is done with each point's job in place of its training; how many at once is kept."""
+    counts = list[int]()
+
+    def work(jobs: list[Job], start: object, at_once: int, ended: Callable[[Job, str], None], watch: object) -> None:
+        counts.append(at_once)
+        for job in jobs:
+            each(job)
+            ended(job, error)
+
+    monkeypatch.setattr("repolicy.many.sweep.work", work)
+    return counts
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The programs of the points, none of which runs."""
     found = list[tuple[str, ...]]()
-
-    def work(jobs: list[Job], start: object, at_once: int, ended: Callable[[Job, str], None], watch: object) -> None:
-        for job in jobs:
-            found.append(job.program)
-            ended(job, "not today")
-
-    monkeypatch.setattr("repolicy.many.sweep.work", work)
+    instead(monkeypatch, lambda job: found.append(job.program))
     return found
 
 
@@ -237,12 +239,10 @@ def constant(action: float) -> Policy:
 def test_each_point_is_evaluated_with_its_own_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each policy's action is ω′, and a step pays the action; the prior's log-probabilities stand beside it."""
 
-    def work(jobs: list[Job], start: object, at_once: int, ended: Callable[[Job, str], None], watch: object) -> None:
-        for job in jobs:
-            save_policy(Path(told(job.program, "--out"), "policy.safetensors"), constant(omega_of(job.program)), {})
-            ended(job, "")
+    def trained(job: Job) -> None:
+        save_policy(Path(told(job.program, "--out"), "policy.safetensors"), constant(omega_of(job.program)), {})
 
-    monkeypatch.setattr("repolicy.many.sweep.work", work)
+    instead(monkeypatch, trained, "")
     path, wish = tmp_path / "prior.safetensors", [f"{__file__}:chosen"]
     save_policy(path, constant(-1.0), {})
     given: dict[str, Any] = {"env": tiny("Counter"), "episodes": 3}
@@ -311,18 +311,9 @@ def test_the_noise_of_every_point_is_held_at_both_its_mean_and_its_width(
 def test_ray_is_given_as_many_points_at_a_time_as_are_asked_for(
     prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int, at_once: int
 ) -> None:
-    counts = list[int]()
-
-    def work(points: list[Job], start: object, count: int, ended: Callable[[Job, str], None], watch: object) -> None:
-        counts.append(count)
-        for job in points:
-            ended(job, "not today")
-
-    monkeypatch.setattr("repolicy.many.sweep.work", work)
+    counts = instead(monkeypatch, lambda job: None)
     monkeypatch.setattr("repolicy.many.pool.on_ray", lambda: None)
+    wish, asked = [f"{__file__}:still"], {"states": 0.0, "jobs": jobs, "on_ray": True}
     with pytest.raises(RepolicyError, match="not today"):
-        sweep(
-            prior, [f"{__file__}:still"], [0.1, 0.2, 0.3], 0.01, tmp_path / "out", Settings(),
-            states=0.0, jobs=jobs, on_ray=True,
-        )  # fmt: skip
+        sweep(prior, wish, [0.1, 0.2, 0.3], 0.01, tmp_path / "out", Settings(), **asked)
     assert counts == [at_once]

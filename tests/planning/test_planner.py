@@ -10,9 +10,9 @@ import torch
 from known_optimum import WISH_CONTROL_COST, WISH_STATE_COST, as_policy, wish
 from linear_world import OMEGA, PRIOR, LinearModel, nothing, planner
 from tiny_envs import CONTROL, DYNAMICS, tiny
+from typed_commands import failed
 
 import repolicy
-from repolicy.cli.main import main
 from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
@@ -220,6 +220,4 @@ def test_a_pace_that_cannot_be_is_one_sentence(tmp_path, capsys, monkeypatch):
     with pytest.raises(UsageError, match="8 samples of one step"):
         within(planner(horizon=8, model=model), np.ones((1, 1), np.float32), 7.5 * STEP)
     words = ["plan", "halfcheetah", "--addon", "hind_leg=10", "--omega", "0.1", "--states", "0", "--out", str(tmp_path)]
-    with pytest.raises(SystemExit):
-        main([*words, "--hz", "-1"])
-    assert "it must be above 0" in capsys.readouterr().err
+    assert "it must be above 0" in failed(capsys, *words, "--hz", "-1")

@@ -32,8 +32,6 @@ TENSORS = {
 
 
 # Any file -------------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     story = {"words": "ω′ and α̂", "numbers": [1, 2.5, None, math.inf], "nested": {"yes": True}}
     write(tmp_path / "deep" / "file", "checkpoint", TENSORS, story)
@@ -103,8 +101,6 @@ def test_a_format_of_the_future_asks_for_an_upgrade(tmp_path: Path, monkeypatch:
 
 
 # Writing --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_limit_on_files_leaves_what_was_there(tmp_path: Path) -> None:
     """The same from the operating system itself: files of this process may not grow beyond 4,000 bytes."""
     path = tmp_path / "file"
@@ -162,8 +158,6 @@ def test_whatever_else_writes_a_file_writes_it_whole() -> None:
 
 
 # Policies -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", list(SPECS))
 def test_a_policy_comes_back_with_its_normalizer(tmp_path: Path, family: str) -> None:
     policy, observations = trained(family), torch.randn(50, 3) * 3.0 + 5.0

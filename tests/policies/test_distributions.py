@@ -67,7 +67,6 @@ def test_sampling_repeats_with_its_generator(made: Any) -> None:
 
 
 # Squashed -------------------------------------------------------------------------------------------------------------
-
 GRID = torch.linspace(-30.0, 30.0, 400_001, dtype=torch.float64)  # values before tanh
 
 
@@ -123,8 +122,6 @@ def test_squashed_survives_far_out() -> None:
 
 
 # Categorical ----------------------------------------------------------------------------------------------------------
-
-
 def test_categorical_is_torchs_head_by_head() -> None:
     sizes, logits, other = (2, 3, 4), random(BATCH, 9), random(BATCH, 9, seed=1)
     heads = [reference.Categorical(logits=part) for part in logits.split(sizes, -1)]
@@ -161,15 +158,8 @@ def test_log_prob_can_be_differentiated_twice(kind: type[Gaussian]) -> None:
         assert check(lambda *inputs: kind(*inputs[:2]).log_prob(inputs[2]), (mean, log_std, actions))
 
 
-PLAIN = {
-    "tanh": nn.Tanh(),
-    "relu": nn.ReLU(),
-    "elu": nn.ELU(),
-    "swish": nn.SiLU(),
-    "gelu": nn.GELU(),
-    "gelu_tanh": nn.GELU("tanh"),
-    "leaky_relu": nn.LeakyReLU(0.2),
-}
+PLAIN = {"tanh": nn.Tanh(), "relu": nn.ReLU(), "elu": nn.ELU(), "swish": nn.SiLU(), "gelu": nn.GELU()}
+PLAIN |= {"gelu_tanh": nn.GELU("tanh"), "leaky_relu": nn.LeakyReLU(0.2)}
 
 
 def network(activation: str, hidden: tuple[int, ...], norms: tuple[str, ...] = ()) -> Mlp:

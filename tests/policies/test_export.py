@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typed_commands import failed
 
 from repolicy.cli import main as cli
 from repolicy.errors import RepolicyError, UsageError
@@ -141,12 +142,8 @@ def test_a_files_name_says_its_format(tmp_path: Path, capsys: pytest.CaptureFixt
     for name, format in (("cat.pt", "torchscript"), ("cat", "onnx")):
         cli.main([*words, str(tmp_path / name), "--json"])
         assert json.loads(capsys.readouterr().out)["format"] == format
-    with pytest.raises(SystemExit):
-        cli.main([*words, str(tmp_path / "dog.pt"), "--format", "onnx"])
-    assert "dog.pt is the name of a file in torchscript, and --format is onnx" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        cli.main([*words, str(tmp_path / "dog.pth")])
-    assert "dog.pth does not end in .onnx or .pt" in capsys.readouterr().err
+    assert "and --format is onnx" in failed(capsys, *words, tmp_path / "dog.pt", "--format", "onnx")
+    assert "dog.pth does not end in .onnx or .pt" in failed(capsys, *words, tmp_path / "dog.pth")
     cli.main([*words, str(tmp_path / "cat.pth"), "--format", "torchscript", "--json"])
     assert not list(tmp_path.glob("dog*"))
 

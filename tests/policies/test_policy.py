@@ -86,8 +86,6 @@ def test_stds_begin_as_asked_and_are_bounded_below(family: str) -> None:
 
 
 # The normalizer -------------------------------------------------------------------------------------------------------
-
-
 def test_the_normalizer_has_seen_all_batches_as_one() -> None:
     generator = np.random.default_rng(0)
     batches = [generator.normal(generator.normal(size=3) * 50, 1 + index, (7 + index, 4, 3)) for index in range(5)]
@@ -120,8 +118,6 @@ def test_observations_are_normalized_before_the_network() -> None:
 
 
 # Acting ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", list(SPECS | OTHERS))
 def test_an_actor_acts_as_the_distribution_says(family: str) -> None:
     """Its mode is the distribution's; its samples, over many copies of one observation, have the mean and the std."""
@@ -144,8 +140,6 @@ def test_an_actor_acts_as_the_distribution_says(family: str) -> None:
 
 
 # Copies ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", list(SPECS))
 def test_a_frozen_copy_is_the_same_and_stays_so(family: str) -> None:
     policy = wild(SPECS[family])
@@ -175,8 +169,6 @@ def test_actions_are_cut_for_the_environment_alone() -> None:
 
 
 # Squashing ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", ["squashed", "state_squashed"])
 def test_squashed_actions_reach_the_environment_within_its_bounds(family: str) -> None:
     policy = Policy(SPECS[family])
@@ -216,8 +208,6 @@ def test_networks_that_act_differently_have_no_mixture(one: Any, other: Any, mes
 
 
 # What cannot be -------------------------------------------------------------------------------------------------------
-
-
 def within(low: float, high: float) -> ActionSpace:
     return ActionSpace("continuous", (1,), (low,), (high,))
 

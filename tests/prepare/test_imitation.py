@@ -112,8 +112,6 @@ def test_the_part_of_a_dict_that_was_recorded_is_found(tmp_path: Path) -> None:
 
 
 # The std of a mean ----------------------------------------------------------------------------------------------------
-
-
 def test_the_std_of_a_mean_is_fitted_to_its_recorded_actions(tmp_path: Path) -> None:
     path = recorded(tmp_path / "d.npz")
     data = read_demonstrations(path)
@@ -193,8 +191,6 @@ def test_the_std_of_a_mean_with_a_memory_needs_to_know_where_episodes_ended(tmp_
 
 
 # Bad data -------------------------------------------------------------------------------------------------------------
-
-
 class Runs:
     """What a pickle would run."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from typed_commands import refused
 
 import repolicy
 from repolicy.cli import main as cli
@@ -195,10 +196,7 @@ def test_a_place_that_cannot_be_written_is_found_before_the_work(
         ["dial", str(file), "--out", f"{tmp_path}/taken"],
         ["render", str(file), "--out", f"{tmp_path}/taken/a.mp4"],
     ):
-        with pytest.raises(SystemExit) as stopped:
-            cli.main([*words, "--trust"])
-        assert stopped.value.code == 1
-        assert "cannot be written" in capsys.readouterr().err
+        assert "cannot be written" in refused(capsys, 1, *words, "--trust")
 
 
 def test_the_report_has_every_position_and_needs_nothing_else(

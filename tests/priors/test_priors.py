@@ -79,8 +79,6 @@ def test_what_a_prior_does_to_its_arguments_stays_with_it() -> None:
 
 
 # A memory -------------------------------------------------------------------------------------------------------------
-
-
 class Counting:
     """Its mean is how many steps of the episode it has seen, times 0.1."""
 
@@ -205,8 +203,6 @@ def test_what_remembers_has_no_log_prob_of_single_steps(counting: MeanPrior) -> 
 
 
 # What is refused, and how it is found ---------------------------------------------------------------------------------
-
-
 def flat(observations: np.ndarray) -> np.ndarray:
     return observations[:, 0]
 

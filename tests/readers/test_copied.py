@@ -11,6 +11,7 @@ import torch
 from small_runs import Listening
 from tiny_envs import tiny
 from torch import nn
+from typed_commands import failed
 
 import repolicy
 from repolicy.cli.main import main
@@ -174,12 +175,9 @@ def test_the_commands_take_another_librarys_file(tmp_path: Path, capsys: pytest.
     main(["export", str(path), "--format", "torchscript", "--out", str(tmp_path / "out.pt")])
     obs = torch.randn(5, 3)
     torch.testing.assert_close(torch.jit.load(tmp_path / "out.pt")(obs), actor(obs).detach(), rtol=1e-5, atol=1e-6)
-    with pytest.raises(SystemExit):
-        main(["customize", str(path), "--addon", "height", "--omega", "1", "--alpha", "1"])
-    assert "does not say which environment it is for; name one with --env" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["customize", str(path), "--addon", "height", "--omega", "1", "--env", "Hopper-v4"])
-    assert "takes observations of 3 numbers, but 'Hopper-v4' gives 11" in capsys.readouterr().err
+    words = ["customize", path, "--addon", "height", "--omega", "1", "--alpha", "1"]
+    assert "name one with --env" in failed(capsys, *words)
+    assert "'Hopper-v4' gives 11" in failed(capsys, *words, "--env", "Hopper-v4")
 
 
 def test_a_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
@@ -195,8 +193,6 @@ def test_a_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
 
 
 # Parts of an observation ----------------------------------------------------------------------------------------------
-
-
 def test_the_part_of_a_dict_that_fits_is_observed() -> None:
     name = tiny("Groups")
     assert observing(name, 5) == name  # all of it

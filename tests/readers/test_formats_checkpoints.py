@@ -19,9 +19,8 @@ from repolicy.errors import FileError, UsageError
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
 
+
 # rsl_rl ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("std_type", ["scalar", "log"])
 @pytest.mark.parametrize("kind", ["GaussianDistribution", "HeteroscedasticGaussianDistribution"])
 def test_rsl_rl_5(std_type: str, kind: str, tmp_path: Path) -> None:
@@ -132,8 +131,6 @@ def test_other_checkpoints_are_one_sentence(model: Any, kind: Any, sentence: str
 
 
 # skrl -----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_skrl(version: int, tmp_path: Path) -> None:
     """The names of skrl's model builder; its scaler and its clipping of the log-std as it documents them."""
@@ -181,8 +178,6 @@ def test_skrls_own_modules(tmp_path: Path) -> None:
 
 
 # CleanRL --------------------------------------------------------------------------------------------------------------
-
-
 def test_cleanrls_halfcheetah(real: Callable[[str], Path], tmp_path: Path) -> None:
     path = real("cleanrl/halfcheetah.cleanrl_model")
     model = Agent(17, 6)
@@ -238,8 +233,6 @@ def test_cleanrls_squashed_policies(soft: bool, tmp_path: Path) -> None:
 
 
 # Brax -----------------------------------------------------------------------------------------------------------------
-
-
 def brax_class(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
     """A class that pickles under the name of one of Brax's."""
     module, _, last = name.rpartition(".")

@@ -24,9 +24,8 @@ from repolicy.readers.described import CannotCopyError
 from repolicy.readers.given_by_user import statistics_beside, statistics_in
 from repolicy.readers.reading import Options
 
+
 # Stable-Baselines3: code of the user's own ----------------------------------------------------------------------------
-
-
 class Squares(sb3.common.torch_layers.BaseFeaturesExtractor):
     """No tensors of its own, so that only its name tells that it is there."""
 
@@ -101,7 +100,6 @@ def test_statistics_are_found_from_within_their_folder_too(tmp_path: Path, monke
 
 
 # ONNX -----------------------------------------------------------------------------------------------------------------
-
 LAYERS = {"w": random(5, 7), "v": random(7, 3), "one": random(7, 1), "four": random(7, 4)}
 BODY = [node("Gemm", "obs w", "a"), node("Tanh", "a", "b")]
 
@@ -158,8 +156,6 @@ def test_numbers_of_a_type_that_is_not_read(tmp_path: Path) -> None:
 
 
 # TorchScript ----------------------------------------------------------------------------------------------------------
-
-
 class Whole(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -195,8 +191,6 @@ def test_a_script_with_a_number_that_is_none(tmp_path: Path) -> None:
 
 
 # State dicts ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "_orig_mod.module."])
 @pytest.mark.parametrize("holder", [None, "model_weights", "state_dict"])
 def test_what_torch_puts_around_a_state_dict(wrapper: str, holder: str | None, tmp_path: Path) -> None:
@@ -278,8 +272,6 @@ def test_a_beta_policy_is_no_gaussian(kind: str, tmp_path: Path, monkeypatch: py
 
 
 # Brax -----------------------------------------------------------------------------------------------------------------
-
-
 class Statistics:
     """As Brax keeps them, whether they were used or not."""
 
@@ -311,8 +303,6 @@ def test_what_braxs_files_do_not_tell(parts: int, tmp_path: Path) -> None:
 
 
 # Damage ---------------------------------------------------------------------------------------------------------------
-
-
 def endless(depth: int) -> bytes:
     """A pickle of some bytes whose value, written out, would be 2^depth long: ((((), ()), ((), ())), ...)."""
     return b"\x80\x02]" + b"2\x86" * depth + b"."

@@ -25,9 +25,8 @@ from repolicy.readers.described import CannotCopyError
 from repolicy.readers.onnx_graphs import TYPES, _array
 from repolicy.readers.reading import Options
 
+
 # Real robots ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "size", "actions"), [("go1", 48, 12), ("bh", 52, 12)])
 def test_playgrounds_policies(name: str, size: int, actions: int, real: Callable[[str], Path], tmp_path: Path) -> None:
     path = real(f"mujoco_playground/{name}_policy.onnx")
@@ -83,8 +82,6 @@ def test_unitrees_policy_with_a_memory_cannot_be_copied(real: Callable[[str], Pa
 
 
 # Graphs made here -----------------------------------------------------------------------------------------------------
-
-
 class Exported(nn.Module):
     """A policy as people export it: a normalizer in front, and a tanh with its scale behind."""
 
@@ -160,8 +157,6 @@ def test_rsl_rls_exports(kind: str, tmp_path: Path) -> None:
 
 
 # By hand: what exporters write in other ways --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("number", sorted(TYPES))
 def test_a_constant_of_every_type_is_what_onnx_reads(number: int, tmp_path: Path) -> None:
     """Kept as bytes, and kept number by number, which is another way for each type."""
@@ -237,7 +232,6 @@ FACTORS = [
     node("Mul", "h s2", "out"),
 ]
 OF_FACTORS = {"m": random(5), "s": abs(random(5)) + 1, "k": random(7), "f": random(7), "u": random(3, 7)}
-OF_NORM = {"s": random(7), "l": random(7)}
 NORMED = [node("LayerNormalization", "b s l", "c", epsilon=1e-3), node("Gemm", "c v", "out")]
 COPIED: dict[str, tuple[list[Any], dict[str, np.ndarray]]] = {
     "a weight that loses an axis": (SCALE, {"u": random(1, 5, 3)}),

@@ -12,6 +12,7 @@ import torch
 from comparing import assert_equal, describe, mean, observations
 from made_checkpoints import Seen, brax_file, mlp, named, saved, settings, squashed
 from torch import nn
+from typed_commands import refused
 
 from repolicy.cli import main as cli
 from repolicy.errors import FileError, UsageError
@@ -23,8 +24,6 @@ from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import LEAST_STD, Options
 
 # Layers of the user's own ---------------------------------------------------------------------------------------------
-
-
 SQUASHED = squashed("fc_mean", "fc_logstd")
 GAUSSIAN = named("actor_mean", mlp((5, 8, 2), nn.Tanh)) | {"actor_logstd": torch.zeros(1, 2)}
 
@@ -75,8 +74,6 @@ def test_flaxs_gelu_is_the_one_by_tanh(word: str, tmp_path: Path) -> None:
 
 
 # What a run's settings say --------------------------------------------------------------------------------------------
-
-
 RANGES = ["\n    - 0.2\n    - 1.0", " !!python/tuple\n    - 0.2\n    - 1.0", " [0.2, 1.0]  # of the std"]
 
 
@@ -183,10 +180,7 @@ def test_what_numpy_and_pathlib_give_is_taken(td3: Path) -> None:
 
 
 def test_the_command_refuses_them_too(td3: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["inspect", str(td3), "--std", "1e60"])
-    assert caught.value.code == 2
-    assert "--std is 1e+60; it must be above 0" in capsys.readouterr().err
+    assert "--std is 1e+60; it must be above 0" in refused(capsys, 2, "inspect", str(td3), "--std", "1e60")
 
 
 @pytest.mark.parametrize(
@@ -203,10 +197,7 @@ def test_inspect_refuses_what_evaluate_refuses(
 ) -> None:
     monkeypatch.chdir(td3.parent)
     saved(Path("dqn.pth"), named("network", mlp((4, 8, 2), nn.ReLU)))
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["inspect", *words.split()])
-    assert caught.value.code == 2
-    assert sentence in capsys.readouterr().err
+    assert sentence in refused(capsys, 2, "inspect", *words.split())
 
 
 def test_inspect_shows_a_fitted_std(td3: Path, capsys: pytest.CaptureFixture[str]) -> None:

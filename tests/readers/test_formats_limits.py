@@ -154,8 +154,6 @@ def test_rows_of_rows_are_no_array(tmp_path: Path) -> None:
 
 
 # Spaces ---------------------------------------------------------------------------------------------------------------
-
-
 def space(name: str, **state: Any) -> Shell:
     return Shell(Name(f"gymnasium.spaces.{name}"), state=state)
 
@@ -182,8 +180,6 @@ def test_switches_are_counted_before_they_are_made() -> None:
 
 
 # TorchScript ----------------------------------------------------------------------------------------------------------
-
-
 class Counted(dict[str, Any]):
     looked = 0
 

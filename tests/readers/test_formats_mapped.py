@@ -33,8 +33,6 @@ def trunk(activation: type[nn.Module], norm: bool = False) -> nn.Sequential:
 
 
 # rl_games -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["fixed sigma", "sigma of the state", "LayerNorm", "compiled", "old", "choice"])
 def test_rl_games(kind: str, tmp_path: Path) -> None:
     body, head, sigma = trunk(nn.ELU, kind == "LayerNorm"), nn.Linear(7, 3 if kind == "choice" else 2), nn.Linear(7, 2)
@@ -76,8 +74,6 @@ def test_a_memory_of_rl_games_is_refused(tmp_path: Path) -> None:
 
 
 # tianshou -------------------------------------------------------------------------------------------------------------
-
-
 class RunningMeanStd:
     """As tianshou keeps statistics: an object, of which only what it remembers is read."""
 
@@ -121,7 +117,6 @@ def test_tianshou(kind: str, tmp_path: Path) -> None:
 
 
 # A user's layout ------------------------------------------------------------------------------------------------------
-
 BOOSTER = "actor=model.actor, log_std=model.logstd, activation=elu"
 
 

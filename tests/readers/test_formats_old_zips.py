@@ -81,8 +81,6 @@ def test_an_actor_critic_without_hidden_layers_is_none_of_ars(actions: str, tmp_
 
 
 # HER before 1.1 -------------------------------------------------------------------------------------------------------
-
-
 def of_goals(folder: Path) -> Path:
     """A SAC on five numbers beside statistics of a Dict, as HER left them when it was an algorithm of its own."""
     parts = {"achieved_goal": 2, "desired_goal": 2, "observation": 3}
@@ -108,8 +106,6 @@ def test_other_statistics_of_a_dict_do_not_fit_a_row_of_numbers(tmp_path: Path) 
 
 
 # What is not theirs, and what stands beside ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "name", ["stable_baselines3.pdqn.policies.PDQNPolicy", "stable_baselines3.common.policies.TransformerPolicy"]
 )

@@ -39,8 +39,6 @@ def placed(path: Path, size: int, width: int, trust: bool = False) -> MeanPrior:
 
 
 # Graphs ---------------------------------------------------------------------------------------------------------------
-
-
 def residual(tmp_path: Path, batch: Any = "batch") -> Path:
     """A graph with a connection around a layer, which no perceptron of ours has."""
     nodes = [
@@ -251,8 +249,6 @@ def test_weights_outside_of_a_graphs_folder_are_refused_before_it_runs(place: st
 
 
 # TorchScript ----------------------------------------------------------------------------------------------------------
-
-
 class Recurrent(nn.Module):
     """As robots' makers export it: an LSTM whose state is in buffers."""
 

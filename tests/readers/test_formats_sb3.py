@@ -36,8 +36,6 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 
 # On-policy ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["PPO", "A2C", "TRPO"])
 @pytest.mark.parametrize("actions", ["box", "choice", "choices", "switches"])
 def test_on_policy_log_probabilities_are_the_librarys_own(kind: str, actions: str, tmp_path: Path) -> None:
@@ -92,8 +90,6 @@ def test_a_dict_of_observations_is_its_groups_side_by_side(tmp_path: Path) -> No
 
 
 # Off-policy -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["SAC", "TQC"])
 @pytest.mark.parametrize("sde", [False, True])
 def test_squashed_policies(kind: str, sde: bool, tmp_path: Path) -> None:
@@ -179,8 +175,6 @@ def test_searched_policies_have_no_std(policy: str, tmp_path: Path) -> None:
 
 
 # VecNormalize ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "file", ["model.vecnormalize.pkl", "vec_normalize.pkl", "model/vecnormalize.pkl", "elsewhere/statistics.pkl"]
 )
@@ -224,8 +218,6 @@ def test_statistics_of_another_size_do_not_fit(tmp_path: Path) -> None:
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
-
-
 class Touches:
     """A pickle of this makes a file when it is loaded."""
 

@@ -8,8 +8,8 @@ from urllib.error import URLError
 
 import pytest
 from tiny_envs import tiny
+from typed_commands import refused
 
-from repolicy.cli import main as cli
 from repolicy.envs.trust import env_of
 from repolicy.errors import FileError
 from repolicy.policies.distributions import ActionSpace
@@ -107,10 +107,7 @@ def test_a_file_that_was_put_in_its_place_by_hand_will_do(mine: tuple[str, dict[
 
 
 def test_a_name_that_is_not_on_the_shelf_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["inspect", "playground:go2"])
-    assert ended.value.code == 1
-    assert "none on the shelf of that name; did you mean playground:go1" in capsys.readouterr().err
+    assert "none on the shelf of that name; did you mean" in refused(capsys, 1, "inspect", "playground:go2")
 
 
 ZOO = "rl_trained_agents/"

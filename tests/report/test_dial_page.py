@@ -85,8 +85,6 @@ def test_a_damaged_sweep_is_refused(tmp_path: Path) -> None:
 
 
 # Several dials --------------------------------------------------------------------------------------------------------
-
-
 OMEGA, QUIETLY = Dial("omega", 0.03, 3.0), Dial("quiet", 0.0, 2.0, "linear")
 
 

@@ -117,8 +117,6 @@ def test_an_environment_that_lacks_a_package_says_which_one_would_help(
 
 
 # Which episodes are filmed, and the step at which the worst one went wrong --------------------------------------------
-
-
 NOTHING = np.zeros((0, 1))
 USUAL = Episode(0, np.ones(100), False, NOTHING)
 

@@ -42,13 +42,8 @@ class Walk(gymnasium.Env[Any, Any]):
 
     @classmethod
     def process(cls) -> MDP:
-        return MDP(
-            transitions=np.eye(3)[cls.goes].tolist(),
-            reward=cls.basic.tolist(),
-            addon=cls.addon.tolist(),
-            start=[1 / 3] * 3,
-            discount=cls.discount,
-        )
+        goes = np.eye(3)[cls.goes].tolist()
+        return MDP(goes, cls.basic.tolist(), [1 / 3] * 3, cls.discount, addon=cls.addon.tolist())
 
 
 def add_on(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:

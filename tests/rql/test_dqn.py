@@ -53,8 +53,6 @@ def every_transition(reward: np.ndarray) -> SimpleNamespace:
 
 
 # Targets and policy ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("objective", [RESIDUAL, residual(0.2, 1.5), residual(0.3, 0.3)])
 def test_the_exact_residual_q_is_its_own_target(objective: Objective) -> None:
     solution, prior = exact(objective)
@@ -96,8 +94,6 @@ def test_it_acts_by_its_softmax_and_nothing_else() -> None:
 
 
 # Learning -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("objective", [RESIDUAL, soft(0.5)])
 def test_what_it_learns_is_the_exact_residual_q(objective: Objective) -> None:
     solution, prior = exact(objective)
@@ -156,8 +152,6 @@ def test_a_loss_that_is_no_number_is_not_learnt_from() -> None:
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("activation", ["relu", "tanh", "elu"])
 def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: Path, activation: str) -> None:
     save_policy(tmp_path / "prior.safetensors", wild_prior(activation=activation), {})

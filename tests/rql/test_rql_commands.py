@@ -32,7 +32,8 @@ from repolicy.rql.customizing import Request, _alpha_of_task, check_memory
 from repolicy.rql.hyperparameters import TASKS, customize_defaults, train_defaults
 from repolicy.runs.folder import RunFolder
 
-WALK, BOUNDED = (f"{Path(__file__).parent / 'known_problems.py'}:{name}" for name in ("Walk", "Bounded"))
+PROBLEMS = ("Walk", "Bounded", "upright", "add_on")
+WALK, BOUNDED, UPRIGHT, ADD_ON = (f"{Path(__file__).parent / 'known_problems.py'}:{name}" for name in PROBLEMS)
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
@@ -112,7 +113,7 @@ def test_weights_are_found_as_elsewhere_and_what_they_price_is_resumed_to_the_bi
     settings = replace(
         QUICK, steps=200, checkpoint_every=80, critic_warmup=0.5, actor_learning_rate=1e-2, minibatch=8, train_every=4
     )
-    addon, ways, heard = f"{Path(__file__).parent / 'known_problems.py'}:upright", [], Listening()
+    addon, ways, heard = UPRIGHT, [], Listening()
     for name, callbacks in (("whole", [heard]), ("stopped", [Interrupts(100)]), ("stopped", [])):
         ways.append(
             customize(
@@ -136,7 +137,7 @@ def test_more_steps_than_were_seen_to_hold_are_said_before_they_are_taken(
     prior = Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)), hidden=(8,)))
     save_policy(tmp_path / "prior.safetensors", prior, {"request": {"env": "Pendulum-v1"}})
     monkeypatch.setattr("repolicy.rql.customizing.CUSTOMIZING", replace(QUICK, steps=QUICK.steps - 1))
-    addon, said = f"{Path(__file__).parent / 'known_problems.py'}:upright", []
+    addon, said = UPRIGHT, []
     for task in (None, TASKS["parking"]):
         heard = Listening()
         monkeypatch.setattr("repolicy.rql.customizing.task_of", lambda _, task=task: task)
@@ -148,15 +149,12 @@ def test_more_steps_than_were_seen_to_hold_are_said_before_they_are_taken(
     assert said == [True, False]
 
 
-class Interrupts:
-    """A callback that presses Ctrl-C."""
+class Interrupts(Listening):
+    """Presses Ctrl-C."""
 
     def __init__(self, at: int) -> None:
+        super().__init__()
         self.at = at
-
-    def begin(self, *_: Any) -> None: ...
-    def say(self, sentence: str) -> None: ...
-    def close(self) -> None: ...
 
     def write(self, metrics: dict[str, float]) -> None:
         if metrics["steps"] >= self.at:
@@ -187,7 +185,7 @@ def test_a_folder_is_resumed_by_its_own_method_and_request_alone(tmp_path: Path)
 def test_an_add_on_is_a_function_or_the_environments_word(tmp_path: Path) -> None:
     """Walk tells its add-on; the same as a function gives the same weights."""
     settings = QUICK
-    named = f"{Path(__file__).parent / 'known_problems.py'}:add_on"
+    named = ADD_ON
     told, function, doubled = (
         train(WALK, full(0.2), tmp_path / str(run), settings, addon=addon).policy.state_dict()
         for run, addon in enumerate([(), named, f"{named}=2"])
@@ -207,8 +205,6 @@ def test_a_task_is_known_by_its_name_and_by_its_environment() -> None:
 
 
 # What cannot be, from the command line --------------------------------------------------------------------------------
-
-
 def test_bad_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prior, box = tmp_path / "prior.safetensors", tmp_path / "box.safetensors"
     save_policy(prior, wild_prior(), {"request": {"env": WALK, "objective": {"alpha": 0.5}}})
@@ -278,8 +274,6 @@ def test_without_stable_baselines3_one_sentence_names_the_extra() -> None:
 
 
 # What cannot be, from Python ------------------------------------------------------------------------------------------
-
-
 class OtherSpaces(Walk):
     def __init__(self, **spaces: Any) -> None:
         self.__dict__ |= spaces

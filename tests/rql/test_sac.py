@@ -294,8 +294,6 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
 
 
 # Add-ons are told the actions that the environment got, as by every other way to train --------------------------------
-
-
 SETTINGS = Settings(steps=20, warmup=5, hidden=(4,), minibatch=4, gradient_steps=1)
 
 

@@ -34,8 +34,6 @@ def joined() -> ranks.Ranks:
 
 
 # Sums -----------------------------------------------------------------------------------------------------------------
-
-
 def put_up(index: int, turn: int, size: int, dtype: torch.dtype) -> Tensor:
     """What rank `index` adds in its `turn`-th sum: whole numbers, so that every order of adding is exact."""
     generator = torch.Generator().manual_seed(1000 * index + turn)
@@ -67,8 +65,6 @@ def add_up_and_compare(team: ranks.Ranks, sizes: list[int]) -> tuple[list[Tensor
 
 
 # One gradient step on data that the ranks share -----------------------------------------------------------------------
-
-
 def one_step(team: ranks.Ranks) -> dict[str, Any]:
     """The same 8 × 32 samples whatever the number of ranks; each takes its share of the environments."""
     torch.manual_seed(0)
@@ -107,8 +103,6 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
 
 
 # The same with a price on states that the prior does not know --------------------------------------------------------
-
-
 def small_policy() -> Policy:
     torch.manual_seed(0)
     return Policy(PolicySpec(SIZE, ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2), hidden=(16,)))

@@ -94,8 +94,6 @@ def test_one_rank_is_alone() -> None:
 
 
 # Deaths ---------------------------------------------------------------------------------------------------------------
-
-
 def sum_with(code: str) -> None:
     with ranks.launched(2, program(code)) as team:
         team.sum(torch.ones(3))

@@ -113,8 +113,6 @@ def test_extreme_shapes_have_settings_too() -> None:
 
 
 # Sharing by ranks -----------------------------------------------------------------------------------------------------
-
-
 def test_ranks_must_share_evenly() -> None:
     assert Settings(envs=32, ranks=4).resolved().ranks == 4
     with pytest.raises(UsageError, match="envs is 32, which 3 ranks cannot share evenly; choose a multiple of 3"):
@@ -129,8 +127,6 @@ def test_ranks_are_counted_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
-
-
 def written(path: Path, content: Any) -> Path:
     file = path / "settings.json"
     if isinstance(content, bytes):

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from typed_commands import failed
 from typed_keys import Typed
 
 from repolicy.cli.main import main
@@ -29,14 +30,6 @@ SMALL = {"steps": 256, "envs": 4, "n_steps": 32, "minibatch": 64, "ranks": 1, "e
 
 def push(observation: np.ndarray, proposed: np.ndarray) -> np.ndarray:
     return np.array([1.5], np.float32)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("policy") / "p.safetensors"
-    spec = PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)))
-    save_policy(path, Policy(spec), {"request": {"env": PENDULUM}})
-    return path
 
 
 def test_space_takes_over_and_hands_back_enter_ends_and_backspace_drops(tmp_path: Path) -> None:
@@ -351,10 +344,5 @@ def test_what_cannot_be_inferred_is_one_sentence(
         (["all.jsonl", *mine, "--env", "X-v0"], "a record of Pendulum-v1, not of X-v0"),
         (["cart.jsonl", *mine], "'CartPole-v1' gives 4"),
     ):
-        with pytest.raises(SystemExit):
-            main(["infer", *words])
-        assert why in (error := capsys.readouterr().err), error
-        assert "Traceback" not in error
-    with pytest.raises(SystemExit):
-        main(["takeover", str(policy), "--keys", "terminal", "--steps", "5", "--out", "new.jsonl"])
-    assert "need a terminal or a window" in capsys.readouterr().err
+        assert why in failed(capsys, "infer", *words)
+    assert "need a terminal or a window" in failed(capsys, "takeover", policy, "--keys", "terminal", "--steps", "5")
