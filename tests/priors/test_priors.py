@@ -99,7 +99,13 @@ class CountingInNumPy:
         return 0.1 * (state["steps"] + 1.0), {"steps": state["steps"] + 1.0}
 
 
-@pytest.fixture(params=[Counting, CountingInNumPy])
+class CountingInAModule(Counting, nn.Module):
+    def step(self, observations: Any, state: State) -> tuple[Any, State]:
+        assert isinstance(observations, torch.Tensor)
+        return super().step(observations, state)
+
+
+@pytest.fixture(params=[Counting, CountingInNumPy, CountingInAModule])
 def counting(request: pytest.FixtureRequest) -> MeanPrior:
     return MeanPrior(request.param(), 0.5).placed(2, ONE)
 

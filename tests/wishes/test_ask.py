@@ -210,6 +210,10 @@ def test_answers_that_cannot_be_are_one_sentence(
     assert why in failed(capsys, "infer", str(tmp_path / "a.jsonl"), "--asked", str(tmp_path), "--features", "next^1")
 
 
+def _push(observations: np.ndarray) -> np.ndarray:
+    return observations[:, :1]
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -218,6 +222,7 @@ def test_answers_that_cannot_be_are_one_sentence(
         (["ask", "hopper", "--noise", "nan"], "with noise nan"),
         (["ask", "hopper", "--wish", "none.safetensors"], "there is no file none.safetensors"),
         (["ask", "hopper", "--seconds", "60", "--pairs", "2", "--env", PENDULUM], "observes|observation|numbers"),
+        (["ask", f"{__file__}:{_push.__name__}", "--std", "0.2", "--env", PENDULUM], "runs as it is, and this needs"),
         (["infer", "none.jsonl", "--asked", "nowhere"], "there is no file"),
         (["infer", "none.jsonl", "--out", "wish.pt"], "does not end in .safetensors"),
     ],

@@ -226,6 +226,8 @@ def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
     """Raise unless the agent's observations and actions are the environment's, with both sizes named."""
     if isinstance(agent, Conditioned) and agent.observation_size == envs.observation_size + len(agent.dials):
         raise UsageError(untold(agent, what))
+    if not agent.observation_size:  # a `MeanPrior` that was not placed
+        raise UsageError(f"{what} runs as it is, and this needs one that can be copied: customize it, and name the run")
     if agent.observation_size != envs.observation_size:
         parts = ", ".join(f"{key} {size}" for key, size in envs.groups.items())
         hint = f" ({parts}; NAME?observe=KEY,KEY takes some of them)" if parts else ""

@@ -32,7 +32,7 @@ class Program(Protocol):
     def begin(self, count: int) -> State:
         """Return what it remembers at the start of an episode, for `count` environments."""
 
-    def step(self, observations: np.ndarray, state: State) -> tuple[Any, State]:
+    def step(self, observations: Any, state: State) -> tuple[Any, State]:
         """Return the means `[N, A]` at observations `[N, O]`, and what it remembers afterwards."""
 
 
@@ -118,14 +118,15 @@ class MeanPrior(nn.Module):
         Nothing waits for what a torch module gives, so whether that is finite shows later.
         """
         with in_one_sentence(f"{self.name} failed", UsageError), torch.no_grad():
-            if self.program is None and isinstance(self.mean, nn.Module):
-                mean = self.mean(observations.clone()).detach().float()
+            of_module = isinstance(self.mean, nn.Module)
+            given: Any = observations.clone() if of_module else observations.cpu().numpy().copy()
+            if self.program is not None:
+                result, state = self.program.step(given, state)
             else:
-                array = observations.cpu().numpy().copy()
-                if self.program is not None:
-                    result, state = self.program.step(array, state)
-                else:
-                    result = self.mean(array)  # type: ignore[operator]
+                result = self.mean(given)  # type: ignore[operator]
+            if of_module:
+                mean = result.detach().float()
+            else:
                 found = torch.as_tensor(np.asarray(result.detach() if isinstance(result, Tensor) else result)).float()
                 self.check_finite(found)
                 mean = found.to(observations.device)
