@@ -232,6 +232,7 @@ FACTORS = [
     node("Mul", "h s2", "out"),
 ]
 OF_FACTORS = {"m": random(5), "s": abs(random(5)) + 1, "k": random(7), "f": random(7), "u": random(3, 7)}
+OF_NORM = {"s": random(7), "l": random(7)}
 NORMED = [node("LayerNormalization", "b s l", "c", epsilon=1e-3), node("Gemm", "c v", "out")]
 COPIED: dict[str, tuple[list[Any], dict[str, np.ndarray]]] = {
     "a weight that loses an axis": (SCALE, {"u": random(1, 5, 3)}),
@@ -240,10 +241,7 @@ COPIED: dict[str, tuple[list[Any], dict[str, np.ndarray]]] = {
     "a split into two of five is three and two": ([node("Gemm", "obs w", "c"), SPLIT], {"w": random(5, 5)}),
     "factors between layers": (FACTORS, OF_FACTORS | {"k2": random(3), "s2": np.array(3.0)}),
 } | {
-    f"gelu {kind}": (
-        [*FIRST_LAYER, node("Gelu", "a", "b", approximate=kind), *NORMED],
-        {"s": random(7), "k": random(7)},
-    )
+    f"gelu {kind}": ([*FIRST_LAYER, node("Gelu", "a", "b", approximate=kind), *NORMED], OF_NORM)
     for kind in ("none", "tanh")
 }
 
