@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from peft import LoraConfig, get_peft_model
 from tiny_language import load, perturbed
@@ -14,10 +15,20 @@ from typed_commands import failed
 from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.cli import main as cli
 from repolicy.llm.identity import checksum
-from repolicy.llm.models import MEASURES, as_page
+from repolicy.llm.models import MEASURES, as_page, with_intervals
 from repolicy.objective import residual
 
 REWARD = f"{Path(__file__).parent / 'toy_reward.py'}:addon"
+
+
+STRICT = """
+def brevity(completions):
+    return [-len(each) for each in completions]
+def never(completions, **columns):
+    return [None for each in completions]
+def endless(completions, **columns):
+    return [-float("inf") for each in completions]
+"""
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +101,11 @@ def test_estimates_are_near_the_exact_values(
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
 
 
+def test_what_was_not_judged_does_not_count() -> None:
+    found = with_intervals({"addon": np.array([[1.0, np.nan], [np.nan, np.nan], [2.0, 4.0]])})["addon"]
+    assert found == {"mean": 2.0, "low": 1.0, "high": 3.0}
+
+
 @pytest.mark.parametrize("content", ["Say it", [{"type": "text", "text": "Say it"}], None])
 def test_a_prompt_of_any_kind_is_shown(content: Any) -> None:
     found = {"model": "m", **{key: {"mean": 1.0, "low": 1.0, "high": 1.0} for key in MEASURES}}
@@ -117,18 +133,27 @@ def test_a_prompt_of_any_kind_is_shown(content: Any) -> None:
         ("evaluate {low} --prior {prior} --prompts {good} --reward x", "not of the form module:name"),
         ("evaluate {low} --prior {missing} --prompts {good} --reward {strict}:brevity", "the reward failed: TypeError"),
         ("evaluate {low} --prior {prior} --prompts {good} --reward {reward} --out {broken}", "could be written"),
+        ("generate {low} --omega 0.1 --prompt . --prior {prior} --chat", "chat template cannot write the prompt"),
+        ("evaluate {low} --prior {prior} --prompts {blank} --reward {reward}", "the prompt '' has no token"),
+        ("evaluate {low} --prior {prior} --prompts {good} --reward {strict}:never", "judged no response"),
+        ("evaluate {low} --prior {prior} --prompts {good} --reward {strict}:endless", "an infinite number"),
         ("generat", "did you mean generate?"),
     ],
 )
 def test_refused(
     prior: Path, tuned: dict[str, Path], tmp_path: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, text in (("empty", ""), ("odd", '{"question": 1}\n'), ("good", '{"prompt": "."}\n')):
+    for name, text in (
+        ("empty", ""),
+        ("odd", '{"question": 1}\n'),
+        ("good", '{"prompt": "."}\n'),
+        ("blank", '{"prompt": ""}'),
+    ):
         (tmp_path / name).write_text(text)
-    (tmp_path / "strict.py").write_text("def brevity(completions):\n    return [-len(each) for each in completions]\n")
+    (tmp_path / "strict.py").write_text(STRICT)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "repolicy.json").write_text('{"omega": "x"}')
-    names = {name: tmp_path / name for name in ("empty", "odd", "good", "missing", "broken")}
+    names = {name: tmp_path / name for name in (*files, "missing", "broken")}
     names["strict"] = tmp_path / "strict.py"
     filled = words.format(**names, low=tuned["low"], prior=prior, reward=REWARD).split()
     assert sentence in failed(capsys, "llm", *filled)

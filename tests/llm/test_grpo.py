@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from trl import RLOOConfig, RLOOTrainer
 
 from experiments.llm.toy import Toy, measure, policy_log_probs
-from repolicy.errors import UsageError
+from repolicy.errors import NumericError, UsageError
 from repolicy.llm import dial, losses, prior_reward, rloo_settings
 from repolicy.llm.budget import move_omega
 from repolicy.llm.mixing import SAMPLING
@@ -225,6 +225,11 @@ def test_a_budget_rests_where_no_response_could_be_judged(build: Callable[..., A
     ours.memory.values |= {"own": -2.0, "omega": 0.3}
     assert not scored(ours)["advantages"].any()
     assert ours.memory.values["omega"] == 0.3
+
+
+def test_an_infinite_reward_is_refused_before_it_ends_the_weights(build: Callable[..., Any]) -> None:
+    with pytest.raises(NumericError, match="infinite"):
+        scored(build("grpo", reward_funcs=lambda completions, **_: [-torch.inf] * len(completions)))
 
 
 def test_nothing_is_dropped_out_between_sampling_and_scoring(build: Callable[..., Any]) -> None:

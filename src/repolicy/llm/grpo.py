@@ -15,7 +15,7 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import use_adapter
 
-from repolicy.errors import UsageError
+from repolicy.errors import NumericError, UsageError
 from repolicy.llm.budget import check_budget, move_omega, own_log_prior
 from repolicy.llm.identity import (
     MOVING_PRIOR,
@@ -226,6 +226,8 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         """Reward as TRL does; the rewards of all ranks `[N, functions]` are kept for the advantages."""
         self._rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self._rewards.isinf().any():
+            raise NumericError("a reward is infinite, and would end the weights: return None to judge nothing")
         return self._rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

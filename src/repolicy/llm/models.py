@@ -242,17 +242,22 @@ def judged(reward: Any, rows: list[dict[str, Any]], text: list[str], ids: list[l
         raise UsageError("the reward does not return a list of numbers, one for each response") from None
     if len(rewards) != len(text):
         raise UsageError(f"the reward returned {len(rewards)} numbers for {len(text)} responses")
+    if np.isinf(rewards).any():
+        raise UsageError("the reward returned an infinite number, which has no mean: return None to judge nothing")
     return rewards
 
 
 def with_intervals(shaped: dict[str, Any], draws: int = 2000) -> dict[str, Any]:
-    """Return mean and 95 % interval of values `[prompts, responses]`."""
+    """Return mean and 95 % interval of values `[prompts, responses]`; what was not judged, NaN, does not count."""
     generator, intervals = np.random.default_rng(0), {}
     for name, values in shaped.items():
-        units = np.nanmean(values, axis=1) if len(values) > 1 else values[0]
+        rows = [row[~np.isnan(row)] for row in values]
+        units = np.array([row.mean() for row in rows if len(row)]) if len(rows) > 1 else rows[0]
+        if not len(units):
+            raise UsageError("the reward judged no response of one of the models: it returned None for all")
         drawn = units[generator.integers(len(units), size=(draws, len(units)))]
-        low, high = np.nanquantile(np.nanmean(drawn, axis=1), [0.025, 0.975])
-        intervals[name] = {"mean": float(np.nanmean(units)), "low": float(low), "high": float(high)}
+        low, high = np.quantile(drawn.mean(axis=1), [0.025, 0.975])
+        intervals[name] = {"mean": float(units.mean()), "low": float(low), "high": float(high)}
     return intervals
 
 
@@ -289,6 +294,6 @@ def as_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]],
     texts = f'<div class="texts">{table(["prompt", *names], shown)}</div>'
     parts = [
         section("What each is worth", table(["model", "omega", "alpha", *MEASURES.values()], cells), note=NOTE),
-        section("Side by side", texts, note="The first response of each to each prompt."),
+        section("Side by side", texts, note="The first response of each model, to at most 20 prompts."),
     ]
     return page("Models beside their prior", lead, parts)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from repolicy.errors import UsageError
+from repolicy.errors import UsageError, in_one_sentence
 from repolicy.objective import Objective, plain
 
 
@@ -91,7 +91,11 @@ def prompt_ids(tokenizer: Any, prompt: Any, template: dict[str, Any] | None = No
     """Return the ids of a prompt as TRL makes them: a chat template for messages, plain tokens for text."""
     if isinstance(prompt, str):
         ids: list[int] = tokenizer(prompt)["input_ids"]
-        return ids
-    chat = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True, **(template or {}))
-    tokens: list[int] = chat["input_ids"]
-    return tokens
+    else:
+        with in_one_sentence("the tokenizer's chat template cannot write the prompt", UsageError):
+            ids = tokenizer.apply_chat_template(
+                prompt, add_generation_prompt=True, return_dict=True, **(template or {})
+            )["input_ids"]
+    if not ids:
+        raise UsageError(f"the prompt {prompt!r} has no token, and a model needs one to begin from")
+    return ids
