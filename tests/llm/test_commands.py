@@ -143,12 +143,8 @@ def test_a_prompt_of_any_kind_is_shown(content: Any) -> None:
 def test_refused(
     prior: Path, tuned: dict[str, Path], tmp_path: Path, words: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, text in (
-        ("empty", ""),
-        ("odd", '{"question": 1}\n'),
-        ("good", '{"prompt": "."}\n'),
-        ("blank", '{"prompt": ""}'),
-    ):
+    files = {"empty": "", "odd": '{"question": 1}\n', "good": '{"prompt": "."}\n', "blank": '{"prompt": ""}'}
+    for name, text in files.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "strict.py").write_text(STRICT)
     (tmp_path / "broken").mkdir()
