@@ -199,6 +199,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         describe(tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")  # Python's own word about a damaged string
 @settings(max_examples=60)
 @given(st.randoms(use_true_random=False), st.integers(1, 4))
 def test_random_damage_is_one_sentence_or_another_value(chance: random.Random, count: int) -> None:
