@@ -168,6 +168,17 @@ def test_a_model_changed_in_memory_is_not_its_folder(build: Build, prior: Path, 
         assert build(kind, model=changed(), ref_model=load(prior))
 
 
+@pytest.mark.parametrize("kind", ["dpo", "labels", "grpo"])
+def test_an_adapter_that_was_given_begins_at_the_prior(build: Build, prior: Path, kind: str) -> None:
+    """TRL copies it: a new one changes nothing, a trained one is a part of the prior, a frozen one learns nothing."""
+    known, adapter = checksum(load(prior)), LoraConfig(r=2, target_modules=["q_proj"])
+    assert build(kind, model=get_peft_model(load(prior), adapter)).identity["prior_checksum"] == known
+    trained = get_peft_model(load(prior), LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    assert build(kind, model=trained).identity["prior_checksum"] != known
+    with pytest.raises(UsageError, match="is_trainable=True"):
+        build(kind, model=get_peft_model(load(prior), adapter).requires_grad_(False))
+
+
 def test_checksum_is_of_the_weights(prior: Path) -> None:
     model = load(prior)
     before = checksum(model)

@@ -98,6 +98,8 @@ class WithObjective:
 
     def introduce(self, reference_given: bool) -> None:
         """Tell what the run is; called after TRL's own `__init__`, while the model still is the prior."""
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            raise UsageError("no weight of the model is trained; an adapter must be loaded with is_trainable=True")
         sharded = getattr(self, "is_deepspeed_enabled", False) or getattr(self, "is_fsdp_enabled", False)
         if self.ref_model is not None and not reference_given and not sharded:
             require_same_weights(self.model, self.ref_model)
@@ -202,9 +204,12 @@ def checksum(model: Any) -> str:
 
     Weights count as numbers: loaded in bfloat16 or, from the same file, in float32, they have the same checksum.
     """
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        if isinstance(model, PeftModel) and parameter.requires_grad:
+    digest, peft = hashlib.sha256(), isinstance(model, PeftModel)
+    # TRL's copy of an adapter that was given: while its B is 0, as of a new one, it changes nothing of the model
+    copied = [parameter for name, parameter in model.named_parameters() if peft and ".lora_B.ref." in name]
+    new = bool(copied) and not any(parameter.any() for parameter in copied)
+    for name, parameter in model.named_parameters():
+        if peft and (parameter.requires_grad or (new and ".ref." in name)):
             continue
         weights = parameter.float() if parameter.is_floating_point() else parameter
         digest.update(f"{weights.dtype}{tuple(weights.shape)}".encode())
