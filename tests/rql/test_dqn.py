@@ -1,5 +1,6 @@
 """ResidualDQN against residual soft value iteration, solved exactly."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,15 @@ def test_it_acts_by_its_softmax_and_nothing_else() -> None:
         np.testing.assert_allclose(shares, solution.policy[:, 1], atol=0.03)
     best, _ = model.predict(np.eye(3, dtype=np.float32), deterministic=True)
     assert best.tolist() == solution.policy.argmax(-1).tolist()
+
+
+def test_another_environment_pays_the_objectives_task_too() -> None:
+    model = ResidualDQN(Walk(), RESIDUAL, wild_prior(), replace(QUICK, hidden=(8, 8)))
+    model.learn(20)
+    model.set_env(Walk())
+    model.learn(60, reset_num_timesteps=False)
+    remembered = model.replay_buffer.rewards[: model.replay_buffer.size()]
+    assert np.isin(remembered, Walk.addon.astype(np.float32)).all()
 
 
 # Learning -------------------------------------------------------------------------------------------------------------

@@ -17,11 +17,12 @@ import torch
 from gymnasium import spaces
 from known_problems import Bounded, Table, Walk, constant, wild_prior
 from small_runs import Listening
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 import repolicy
 from repolicy.cli.main import main
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.objective import full, repeat_entropy, residual, soft
+from repolicy.objective import full, kl, repeat_entropy, residual, soft
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
@@ -304,6 +305,8 @@ RESIDUAL = residual(0.5, 0.5)
         ("omega is a range", ResidualDQN, (Walk(), residual(Range(0.5, 3.0), 0.5, 0.0), "two")),
         ("alpha is 0", ResidualSAC, (Bounded(), full(0.0))),
         ("observations are of kind Dict", ResidualDQN, (SEES_A_DICT, full(0.5))),
+        ("the environment is a DummyVecEnv", ResidualDQN, (DummyVecEnv([Walk]), RESIDUAL, "two")),
+        ("takes observations of 3 numbers", ResidualSAC, (Bounded(), kl(0.5), Table(torch.zeros(3, 2)), None, "two")),
         ("or a bounded Box", ResidualSAC, (ACTS_WITHOUT_BOUNDS, full(0.5))),
     ],
 )
@@ -338,3 +341,4 @@ def test_where_nobody_tells_an_add_on_it_says_how_to_name_one(tmp_path: Path) ->
         UsageError, match=r"no add-on of its own, .* name your own with --addon \(in Python, addon=...\)"
     ):
         customize(tmp_path / "prior.safetensors", RESIDUAL, tmp_path / "out", settings, env=f"{__file__}:Silent")
+    assert not (tmp_path / "out").exists()  # so that the same folder can be named again

@@ -118,9 +118,13 @@ def test_a_prior_that_is_no_policy_needs_an_actor() -> None:
         def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
             return -actions.square().sum(-1)
 
-    with pytest.raises(UsageError, match="the prior is a Mine, which the actor cannot begin as a copy of"):
+    with pytest.raises(UsageError, match="the actor cannot begin as a copy of a Mine"):
         ResidualSAC(Bounded(), kl(0.4), Mine())
-    assert ResidualSAC(Bounded(), kl(0.4), Mine(), actor=constant(MEAN, STD)).actor.policy.spec.observation_size == 1
+    given = frozen(constant(MEAN, STD))  # as a file's is, too
+    model = ResidualSAC(Bounded(), kl(0.4), Mine(), Settings(steps=8, warmup=4, hidden=(4,)), actor=given)
+    model.learn(8)
+    assert not torch.equal(model.as_policy()(torch.zeros(1, 1)).mode(), given(torch.zeros(1, 1)).mode())
+    assert torch.equal(given(torch.zeros(1, 1)).mode(), constant(MEAN, STD)(torch.zeros(1, 1)).mode())
 
 
 def test_actions_are_within_one_where_the_bounds_are() -> None:

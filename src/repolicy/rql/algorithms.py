@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from repolicy.envs.evaluation import check_fit
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated
 from repolicy.policies.density import Density
@@ -57,6 +58,11 @@ class ResidualQ:
     prior: Prior | None
     density: Density | None = None  # of the prior's states, where they have a price
     gamma: float
+
+    def set_env(self, env: gymnasium.Env[Any, Any], force_reset: bool = True) -> None:
+        """Take another environment of the same spaces, which pays what the objective's task pays, too."""
+        spaces_of(env)
+        super().set_env(TaskReward(env, self.objective, self.density), force_reset)  # type: ignore[misc]
 
     def targets(self, batch: Any) -> Tensor:
         """Return what Q_R should be at a batch of transitions, `[B, 1]`."""
@@ -227,7 +233,7 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
             ent_coef=objective.alpha,
             policy_kwargs=network_options(settings, self._normalizer),
         )
-        first = actor or self._first_policy(settings, env_spaces)
+        first = self._first_policy(actor or self.prior, settings, env_spaces)
         self.actor = self.policy.actor = Actor(first, self._actor_rate(0), env.action_space)
 
     def next_value(self, observations: Tensor) -> Tensor:
@@ -297,13 +303,13 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
         """Return the policy as a `repolicy.Policy`."""
         return frozen(self.actor.policy)
 
-    def _first_policy(self, settings: Settings, env_spaces: Spaces) -> Policy:
-        if isinstance(self.prior, Policy):
-            return frozen(self.prior).requires_grad_(True)
-        if self.prior is not None:
+    def _first_policy(self, begins: Prior | None, settings: Settings, env_spaces: Spaces) -> Policy:
+        if isinstance(begins, Policy):
+            check_fit(begins, env_spaces, "the policy to begin as")
+            return frozen(begins).requires_grad_(True)
+        if begins is not None:
             raise UsageError(
-                f"the prior is a {type(self.prior).__name__}, which the actor cannot begin as a copy of: give the "
-                "policy to begin as, actor="
+                f"the actor cannot begin as a copy of a {type(begins).__name__}: give the policy to begin as, actor="
             )
         policy = Policy(
             PolicySpec(env_spaces.observation_size, env_spaces.actions, "state_squashed", settings.hidden, "relu")

@@ -297,9 +297,15 @@ def _work(
 def _algorithm(request: Request, prior: Policy | None) -> Any:
     """Return ResidualDQN where actions are choices, ResidualSAC where they are numbers."""
     from repolicy.rql.algorithms import ResidualDQN, ResidualSAC
+    from repolicy.rql.wrapping import TaskReward, spaces_of
 
     made = _environment(request)
     check_memory(request.settings.buffer, made)
+    spaces_of(made)
+    made.action_space.seed(request.settings.seed)
+    once = TaskReward(made, request.objective)  # a wish that fails does so here, before the folder is claimed
+    once.reset(seed=request.settings.seed)
+    once.step(made.action_space.sample())
     if isinstance(made.action_space, gymnasium.spaces.Discrete):
         return ResidualDQN(made, request.objective, prior, request.settings)
     density = None
@@ -332,12 +338,10 @@ def _environment(request: Request) -> gymnasium.Env[Any, Any]:
 
 def _renew(model: Any, request: Request, segment: int) -> None:
     """Renew the environment and every random stream, from (seed, segment)."""
-    from repolicy.rql.wrapping import TaskReward
-
     model.env.close()
     if model.ep_info_buffer is not None:
         model.ep_info_buffer.clear()
-    model.set_env(TaskReward(_environment(request), request.objective, model.density))
+    model.set_env(_environment(request))
     model.set_random_seed(engine.derived_seed(request.settings.seed, segment, 0))
 
 
