@@ -202,6 +202,27 @@ def test_a_decoder_is_a_policy_where_it_decodes(tmp_path: Path, monkeypatch: pyt
             compare(given, out, episodes=25, options=options, trust=True)
 
 
+def test_what_does_without_noise_or_takes_no_dial_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    flow, run, out = tmp_path / "flow_noise.onnx", str(tmp_path / "run"), str(tmp_path / "out.onnx")
+    flow.write_bytes(shifted(1.0))
+    customize(flow, RIGHT, residual(Range(0.1, 1.0), 0.1, 0.0), run, FEW, env=WALK, noise=2)
+    kept, person = str(tmp_path / "kept.safetensors"), tmp_path / "person.py"
+    person.write_text("def act(seen, proposed):\n    return proposed\n\nact.wants = act\n")
+    command_line(["dial", run, "--trust", "--at", "0.3", "--out", kept])
+    for words, why in (
+        (["export", run, "--trust"], "one for every omega"),
+        (["plan", kept, "--trust", "--addon", RIGHT], "a planner needs the environment's own actions"),
+        (["takeover", kept, "--trust", "--person", f"{person}:act"], "a take-over needs the environment's own"),
+        (["ask", kept, "--trust"], "a pair of clips needs the environment's own actions"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            command_line([*words, "--out", out])
+        assert (ended.value.code, why in capsys.readouterr().err) == (2, True), why
+
+
 def test_an_object_tells_its_own_sizes(tmp_path: Path) -> None:
     result = customize(f"{HERE}:Telling", RIGHT, residual(0.1, 0.1, 0.0), tmp_path / "run", FEW, env=WALK, trust=True)
     request = RunFolder(result.folder).request()

@@ -164,10 +164,12 @@ class Export(OfPolicy):
 
     def run(self) -> dict[str, Any]:
         from repolicy.cli.contract import contract
+        from repolicy.envs.evaluation import untold
         from repolicy.envs.making import observing
         from repolicy.envs.names import decoder
         from repolicy.envs.trust import env_of
         from repolicy.policies.export import BY_SUFFIX, SUFFIXES, export
+        from repolicy.policies.modulated import Conditioned
         from repolicy.priors.decoders import export_composed, found_file
         from repolicy.priors.finding import find_policy
         from repolicy.priors.opening import read_policy
@@ -186,6 +188,8 @@ class Export(OfPolicy):
         if format == "onnx" and str(through.get("decoder")).endswith(".onnx"):
             if self.env is None:
                 env_of(saved.card, path, self.trust)  # which refuses a path that nobody typed or trusts
+            if isinstance(saved.policy, Conditioned):
+                raise UsageError(untold(saved.policy))
             noise, chunk = through["noise"], through["chunk"]
             file = found_file(through["decoder"], through["sha256"]).path
             difference = export_composed(saved.policy, file, noise, chunk, out)

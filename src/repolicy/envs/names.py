@@ -53,6 +53,12 @@ def decoder(name: str) -> dict[str, Any] | None:
     return {key: options.get(key) for key in DECODER} if "decoder" in options else None
 
 
+def check_plain(name: str, what: str) -> None:
+    """Refuse an environment that is acted in through a decoder, where the environment's own actions are needed."""
+    if decoder(name) is not None:
+        raise UsageError(f"{what} needs the environment's own actions, and in {name} a policy gives noise")
+
+
 def chunk_of(name: str) -> int:
     """Return how many steps of the environment one action takes: as many as a decoder gives actions, else 1."""
     return int((decoder(name) or {"chunk": 1})["chunk"])

@@ -11,7 +11,7 @@ import torch
 from repolicy.envs.addons import Wish, check_env, combined, names
 from repolicy.envs.evaluation import check_fit
 from repolicy.envs.making import make_envs, probed
-from repolicy.envs.names import EnvLike, env_name
+from repolicy.envs.names import EnvLike, check_plain, env_name
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import UsageError
 from repolicy.objective import residual
@@ -105,6 +105,7 @@ def planned(
     if not wishes:
         raise UsageError("a planner needs a wish: name an add-on")
     check_env(wishes, place)
+    check_plain(place, "a planner")
     wish = combined(wishes)
     if wish.with_past:
         raise UsageError(

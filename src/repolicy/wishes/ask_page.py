@@ -6,7 +6,7 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
-from repolicy.envs.names import in_gymnasium, one_env
+from repolicy.envs.names import check_plain, in_gymnasium, one_env
 from repolicy.envs.wish_file import LearntWish, check_same_env, open_wish
 from repolicy.errors import UsageError
 from repolicy.loading import counted
@@ -64,6 +64,7 @@ def ask(
     if wish:
         check_same_env(wish, env)
         known = open_wish(wish)
+    check_plain(env, "a pair of clips")
     if not 0 < seconds < math.inf:
         raise UsageError(f"a clip of {seconds} seconds cannot be shown: name more than 0")
     rate = steps_a_second(env)

@@ -11,7 +11,7 @@ import torch
 
 from repolicy.envs.evaluation import LONGEST, check_fit
 from repolicy.envs.making import make_envs, probed
-from repolicy.envs.names import one_env
+from repolicy.envs.names import check_plain, one_env
 from repolicy.envs.rollout import Collector
 from repolicy.envs.step import native
 from repolicy.envs.wish_file import Features, LearntWish
@@ -52,6 +52,7 @@ def record(
     """
     if steps < 1:
         raise UsageError(f"{steps} steps cannot be recorded: name 1 or more")
+    check_plain(env, "a take-over")
     made = one_env(env, **({"render_mode": "rgb_array"} if keys and keys.shows else {}))
     with closing(made):
         spaces = probed(env, "gymnasium")
