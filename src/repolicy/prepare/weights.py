@@ -88,7 +88,7 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
     elif omega is None and task.acts_by_noise:
         omega = "auto"
     elif omega is None:
-        known, most, reward = task.weights("--omega or --kl-budget")
+        known, most, reward = task.weights("--omega")
         if known is None and (isinstance(objective.alpha, Range) or addons.dials(wishes)):
             raise UsageError(
                 "what the prior's log-probability is worth cannot be told, and beside a dial no budget can find it: "

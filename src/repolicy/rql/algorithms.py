@@ -110,7 +110,7 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
                 )
             if len(settings.hidden) != len(self.prior.spec.hidden):
                 depth = len(self.prior.spec.hidden)
-                raise UsageError(f"hidden is {settings.hidden}; the prior has {depth} hidden layers")
+                raise UsageError(f"hidden is {settings.hidden}; the prior has {depth} hidden layers: name as many")
         bound = self.prior.spec.observation_bound if isinstance(self.prior, Policy) else BOUND
         self._spec = PolicySpec(
             env_spaces.observation_size, actions, "categorical", settings.hidden, activation, observation_bound=bound
