@@ -318,6 +318,8 @@ def test_an_lstm_remembers_each_episode_of_its_own(layers: int, tmp_path: Path) 
             with torch.no_grad():
                 wanted = module.last(module.memory(steps[start:end, n : n + 1])[0])[:, 0]
             torch.testing.assert_close(found[start:end, n], wanted, atol=1e-5, rtol=1e-4)
+    again, _ = prior.placed(5, prior.actions).follow(steps[:5], ended[:5], None)
+    assert torch.equal(again.mode(), first.mode())
     fast, slow = Script(PolicyFile(path)), Script(PolicyFile(path))
     assert fast.prepare(5)
     assert fast._together  # rows are kept apart, so that they run together
@@ -336,9 +338,11 @@ def test_a_memory_without_rows_runs_row_by_row(tmp_path: Path) -> None:
     module = stirred(ByHand())
     prior = placed(script(tmp_path / "policy.pt", module, 5), 5, 3, trust=True)
     steps = torch.randn(4, 3, 5)
-    found = prior.follow(steps, torch.zeros(4, 3, dtype=torch.bool), None)[0].mode()
-    with torch.no_grad():
-        torch.testing.assert_close(found, module.last(steps.cumsum(0)), atol=1e-5, rtol=1e-5)
+    for _ in range(2):  # a run begins with it several times
+        prior = prior.placed(5, prior.actions)
+        found = prior.follow(steps, torch.zeros(4, 3, dtype=torch.bool), None)[0].mode()
+        with torch.no_grad():
+            torch.testing.assert_close(found, module.last(steps.cumsum(0)), atol=1e-5, rtol=1e-5)
 
 
 def test_a_state_that_nobody_can_see_is_refused(tmp_path: Path) -> None:

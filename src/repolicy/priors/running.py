@@ -225,11 +225,12 @@ class Script:
 
     def __init__(self, file: PolicyFile) -> None:
         self._module, self._path, self.sha256 = scripted(file), file.path, file.sha256
-        self._names, self._axes = list[str](), dict[str, int | None]()
+        self._names, self._axes, self._start = list[str](), dict[str, int | None](), dict[str, Tensor]()
         self.remembers = self._together = False
 
     def prepare(self, observation_size: int) -> bool:
         """Find its memory, and whether it can run several rows at a time."""
+        self._set(self._start)  # where it ran already
         if hasattr(self._module, "reset_memory"):  # as rsl_rl exports it
             self._module.reset_memory()
         before = self._buffers()
