@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> None:
         processing_class=AutoTokenizer.from_pretrained(script.model),
         peft_config=LoraConfig(r=script.lora_rank) if script.lora_rank else None,
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=settings.resume_from_checkpoint)
     trainer.save_model(settings.output_dir)
 
 

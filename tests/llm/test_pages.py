@@ -28,6 +28,7 @@ from experiments.llm.__main__ import main as experiment
 from repolicy.cli import main as cli
 from repolicy.cli.group_commands import LLM
 from repolicy.cli.options import read
+from repolicy.errors import UsageError
 from repolicy.llm.losses import token_rewards
 from repolicy.objective import residual
 
@@ -85,6 +86,21 @@ def test_the_commands_run_with_the_tiny_model(
             importlib.import_module(Path(words[1]).stem).main([*words[2:], *few.split()])
     assert "evaluation.html" in {file.name for file in tmp_path.iterdir()}
     assert len(capsys.readouterr().out.splitlines()) >= 4
+
+
+@pytest.mark.parametrize("name", ["llm_decomposed_dpo", "llm_residual_grpo"])
+def test_the_examples_resume(name: str, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    rows = json.dumps({"prompt": ".", "chosen": "a", "rejected": "b"}) + "\n"
+    (tmp_path / "rows.jsonl").write_text(rows * 32)
+    words = (
+        f"--model {prior} --data {tmp_path / 'rows.jsonl'} --alpha 0.2 --output_dir {tmp_path / 'run'} --max_steps 1"
+    )
+    words += " --use_cpu --bf16 false --report_to none --save_steps 1 --per_device_train_batch_size 8 --omega"
+    main = importlib.import_module(name).main
+    main([*words.split(), "0.3"])
+    with pytest.raises(UsageError, match=r"trained with omega 0\.3, and this run has 0\.4"):
+        main([*words.split(), "0.4", "--resume_from_checkpoint", str(tmp_path / "run" / "checkpoint-1")])
 
 
 @pytest.mark.parametrize("line", command_lines())
