@@ -64,6 +64,11 @@ def test_generation_follows_the_mixture(prior: Path, count: int) -> None:
         assert torch.allclose(scores, mixed_log_probs(mixture(target, anchors), each), atol=1e-4)
 
 
+def test_models_of_other_tokens_are_not_mixed() -> None:
+    with pytest.raises(UsageError, match=r"vocabularies of \[4, 5\] tokens"):
+        mixed_log_probs([1.0, 1.0], [torch.zeros(1, 4), torch.zeros(1, 5)])
+
+
 def test_the_prior_is_not_asked_between_two_models(prior: Path) -> None:
     ids = torch.tensor([[0, 1]])
     models = [(perturbed(load(prior), 0.1, seed), anchor) for seed, anchor in enumerate(ANCHORS)]

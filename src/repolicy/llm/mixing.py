@@ -57,6 +57,8 @@ def mixed_log_probs(coefficients: Sequence[float], log_probs: Sequence[Tensor]) 
 
     A token that one of them cannot write is not written.
     """
+    if len(sizes := {each.shape[-1] for each in log_probs}) > 1:
+        raise UsageError(f"the models have vocabularies of {sorted(sizes)} tokens, and a mixture needs the same tokens")
     total = torch.zeros_like(log_probs[0])
     for coefficient, each in zip(coefficients, log_probs, strict=True):
         if coefficient:  # 0 · −inf is not a number
