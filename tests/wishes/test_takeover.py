@@ -166,6 +166,11 @@ def test_other_files_are_read_as_well(tmp_path: Path) -> None:
     assert found.person.tolist() == [False, True, True, False]
     with pytest.raises(RepolicyError, match="name it with --env"):
         Record.read(tmp_path / "r.npz")
+    np.savez(tmp_path / "flat.npz", **arrays | {"action": wanted.action[:, 0]})  # one number an action
+    assert np.array_equal(Record.read(tmp_path / "flat.npz", "X-v0").action, wanted.action)
+    np.savez(tmp_path / "flat.npz", **arrays | {"person": True})
+    with pytest.raises(FileError, match="arrays of several lengths"):
+        Record.read(tmp_path / "flat.npz", "X-v0")
     (tmp_path / "r.npz").write_bytes((tmp_path / "r.npz").read_bytes()[:300])
     with pytest.raises(FileError, match="damaged"):
         Record.read(tmp_path / "r.npz", "X-v0")

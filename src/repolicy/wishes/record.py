@@ -61,7 +61,8 @@ class Record:
             ]
         except ValueError:
             raise UsageError("the record's steps differ in how many numbers they have") from None
-        return cls(env, policy, *arrays)
+        wide = (a if name in kinds else a.reshape(len(rows), -1) for name, a in zip(Step._fields, arrays, strict=True))
+        return cls(env, policy, *wide)
 
     @classmethod
     def read(cls, path: Path, env: str = "") -> Self:
@@ -124,10 +125,10 @@ class Record:
 
     @classmethod
     def _given(cls, arrays: dict[str, np.ndarray], path: Path, env: str) -> Self:
-        arrays = {"proposed": arrays["action"], "time": np.arange(len(arrays["person"]))} | arrays
+        arrays = {"proposed": arrays["action"], "time": np.arange(np.size(arrays["person"]))} | arrays
         if not env:
             raise UsageError(f"{path} does not say which environment it is of: name it with --env")
-        if len({len(arrays[name]) for name in Step._fields}) > 1:
+        if len(lengths := {np.shape(arrays[name])[:1] for name in Step._fields}) > 1 or () in lengths:
             raise FileError(f"{path} has arrays of several lengths")
         rows = zip(*(arrays[name] for name in Step._fields), strict=True)
         return cls.of((Step(*row) for row in rows), env)
