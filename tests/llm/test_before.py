@@ -66,6 +66,7 @@ def test_a_dry_run_changes_nothing(
     assert found["gradient_norm"] > 0
     assert found["first_step"] < 0
     printed = capsys.readouterr().out
+    assert dry.dry_run() == found
     for name in ("loss", "gradient_norm", "first_step", {"grpo": "residual/addon", "labels": "prior_logps/chosen"}.get(
         kind, "rewards/chosen")):  # fmt: skip
         assert f"\n{name} " in printed

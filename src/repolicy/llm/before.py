@@ -73,13 +73,14 @@ def _undone(trainer: Any) -> Iterator[None]:
     kept = ("_metrics", "_step", "_buffered_inputs", "_total_train_tokens", "_logs", "_sums", "_rewards")
     before = {name: deepcopy(getattr(trainer, name)) for name in kept if hasattr(trainer, name)}
     values, training = dict(trainer.memory.values), trainer.model.training
-    streams = random.getstate(), np.random.get_state()
+    streams, tokens = (random.getstate(), np.random.get_state()), trainer.state.num_input_tokens_seen
     try:
         with torch.random.fork_rng():
             yield
     finally:
         random.setstate(streams[0])
         np.random.set_state(streams[1])
+        trainer.state.num_input_tokens_seen = tokens
         for name, value in before.items():
             setattr(trainer, name, value)
         trainer.memory.values.clear()
