@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor
@@ -114,5 +115,7 @@ def test_a_policy_and_its_decoder_are_one_graph(made: tuple[Flowed, Flow], tmp_p
     chosen = found.mean + found.log_std.exp() * noise
     decoded = decoder_of(made[0].file, 6, 3)(observations.numpy(), chosen.numpy())
     whole = onnx_reader((tmp_path / "whole.onnx").read_bytes())
+    graph = onnx.load(tmp_path / "whole.onnx").graph
+    assert [each.name for each in (*graph.input, *graph.output)] == ["observations", "noise", "actions"]
     np.testing.assert_allclose(whole(observations.numpy(), noise.numpy()), decoded, atol=1e-5)
     assert np.abs(whole(observations.numpy(), 0.0 * noise.numpy()) - decoded).max() > 0.1

@@ -162,6 +162,7 @@ NO_NOISE = ("obs", "state", "hist", "prev", "command", "goal", "task", "h_", "hi
 
 
 BEFORE = "decoder/"  # the names of what was in the decoder's graph
+CHOSEN = "chosen"  # the noise that the policy gives, between the two
 ROWS = 64
 
 
@@ -215,11 +216,12 @@ def _joined(chooser: bytes, file: PolicyFile, source: str) -> bytes:
     import onnx
 
     first, second = onnx.load_model_from_string(chooser), onnx.compose.add_prefix(file.opened, BEFORE)
+    first.graph.output[0].name = first.graph.node[-1].output[0] = CHOSEN
     try:
         opset = max(entry.version for model in (first, second) for entry in model.opset_import if not entry.domain)
         first, second = (onnx.version_converter.convert_version(model, opset) for model in (first, second))
         first.ir_version = second.ir_version = max(first.ir_version, second.ir_version)
-        joined = onnx.compose.merge_models(first, second, io_map=[("actions", f"{BEFORE}{source}")])
+        joined = onnx.compose.merge_models(first, second, io_map=[(CHOSEN, f"{BEFORE}{source}")])
     except Exception as error:  # onnx's own, of several classes
         raise FileError(f"{file.path} cannot be joined with a policy: {described(error)[:200]}") from None
     [extra] = [entry for entry in joined.graph.input if entry.name.startswith(BEFORE)]
@@ -228,4 +230,7 @@ def _joined(chooser: bytes, file: PolicyFile, source: str) -> bytes:
         for place, name in enumerate(node.input):
             if name == extra.name:
                 node.input[place] = "observations"
+    last = joined.graph.output[0]
+    joined.graph.node.append(onnx.helper.make_node("Identity", [last.name], ["actions"]))
+    last.name = "actions"
     return joined.SerializeToString()  # type: ignore[no-any-return]
