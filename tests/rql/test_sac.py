@@ -140,6 +140,17 @@ def test_actions_are_within_one_where_the_bounds_are() -> None:
     torch.testing.assert_close(actions.grad[[0, 2]], torch.tensor([[0.25, 2.0], [0.0, 0.0]]))
 
 
+@pytest.mark.parametrize("mode", [0.2, -3.0])
+def test_a_squashed_prior_of_other_bounds_acts_as_itself(mode: float) -> None:
+    env = Bounded()
+    env.action_space = gymnasium.spaces.Box(-1.0, 3.0, (1,))
+    model = ResidualSAC(env, kl(0.4), constant(mode, 0.5, actions=ActionSpace("continuous", (1,), (-2.0,), (2.0,))))
+    seen = np.zeros(1, np.float32)
+    sent = max(2.0 * math.tanh(mode), -1.0)  # the environment's own bound
+    assert model.predict(seen, deterministic=True)[0] == pytest.approx(sent, abs=1e-6)
+    assert model.as_policy().predict(seen)[0].clip(-1.0, 3.0) == pytest.approx(sent, abs=1e-6)
+
+
 def test_far_out_nothing_blows_up() -> None:
     """Where tanh is ±1 to the bit, policy and prior still agree on what was done."""
     model = ResidualSAC(Bounded(), kl(0.4), constant(12.0, 0.5))
