@@ -5,6 +5,7 @@ import math
 import re
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from typed_commands import refused, typed
 from benchmarks import comparing as simulated
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
+from repolicy.many import comparing
 from repolicy.many.bets import BOLDEST, WATCHED, lower, shown, wealth
 from repolicy.many.comparing import ROUND, Compared, Margin, compare, env_of_both, judged, overall
 from repolicy.many.varying import Around, Place, Varied, compare_around
@@ -364,3 +366,23 @@ def test_options_for_the_new_policys_file(
 ) -> None:
     path = a_file(tmp_path / "a")
     assert said in refused(capsys, 2, "compare", path, path, "--of-new", word)
+
+
+def test_a_planner_is_compared_in_the_environments_that_it_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = SimpleNamespace(backend="gymnasium", watch=lambda envs: None)
+    sides = [
+        SimpleNamespace(agent=agent, card={}, path=Path())
+        for agent in (Policy(PolicySpec(3, ActionSpace("continuous", (1,)))), planner)
+    ]
+    monkeypatch.setattr(comparing, "_sides", lambda *_: sides)
+    seen: list[str] = []
+
+    def placed(side: Any, env: str, backend: str) -> None:
+        seen.append(backend)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(comparing, "_placed", placed)
+    for given in ("auto", "envpool"):
+        with pytest.raises(UsageError, match="enough"):
+            compare("old", "new", "Pendulum-v1", addon=(), backend=given)
+    assert seen == ["gymnasium", "envpool"]

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from quick_graphs import quick_graph
 from typed_commands import failed
 
 import repolicy
@@ -13,9 +15,10 @@ from repolicy.cli.main import main
 from repolicy.envs.addons import combined
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.wish_file import open_wish
+from repolicy.policies.policy import Policy
 from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
-from repolicy.report.movie import encoded
+from repolicy.report.movie import Shot, encoded
 from repolicy.wishes import ask_page
 from repolicy.wishes.answers import learnt, read_answers
 from repolicy.wishes.pairs import Pairs, asked, candidates
@@ -208,6 +211,20 @@ def test_answers_that_cannot_be_are_one_sentence(
     pairs.write(tmp_path)
     (tmp_path / "a.jsonl").write_text(line.replace("PAGE", pairs.page))
     assert why in failed(capsys, "infer", str(tmp_path / "a.jsonl"), "--asked", str(tmp_path), "--features", "next^1")
+
+
+def test_another_librarys_mean_is_filmed_as_it_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that renders reads no options."""
+    file, read = tmp_path / "mean.onnx", list[Policy]()
+    file.write_bytes(quick_graph(torch.nn.Linear(3, 1), (torch.zeros(2, 3),)))
+
+    def filmed(shots: list[Shot], say: object) -> list[bytes]:
+        read.extend(acting(shot.policy, Options(), False).agent for shot in shots)
+        return [b""] * len(shots)
+
+    monkeypatch.setattr(ask_page, "films", filmed)
+    ask_page.ask(acting(file, Options(std=0.3), False), PENDULUM, tmp_path / "asked", 1, 0.2)
+    assert [policy.std.item() for policy in read] == [pytest.approx(0.3)] * 2
 
 
 def _push(observations: np.ndarray) -> np.ndarray:

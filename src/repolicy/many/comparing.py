@@ -25,7 +25,7 @@ from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError
 from repolicy.loading import as_number
 from repolicy.many.bets import ORDER, Verdict, lower, shown
-from repolicy.policies.policy import Agent
+from repolicy.policies.policy import Agent, Watching
 from repolicy.priors.finding import on_shelf
 from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.reading import Options
@@ -191,6 +191,8 @@ def compare(
         addon = addons_of(sides[1].card, sides[1].path, trust)
     if not isinstance(addon, Addon):
         addon = wished(addon, env)
+    if backend == "auto":
+        backend = next((side.agent.backend for side in sides if isinstance(side.agent, Watching)), backend)
     ready = [_placed(side, env, backend) for side in sides]
     by_noise = decoder(env) is not None  # a generative policy's likeliest noise is a policy that nobody has
     kinds = ("sampled", "mean") if sampled or by_noise else ("mean", "sampled")

@@ -5,11 +5,14 @@ import math
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from repolicy.envs.names import check_plain, in_gymnasium, one_env
 from repolicy.envs.wish_file import LearntWish, check_same_env, open_wish
 from repolicy.errors import UsageError
 from repolicy.loading import counted
+from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy
 from repolicy.policies.storage import write_bytes
 from repolicy.priors.opening import Acting
 from repolicy.report.movie import Shot, films
@@ -72,18 +75,26 @@ def ask(
     many = count if known is None else CANDIDATES * count
     pool = candidates(found.agent, fingerprint(found.path), env, many, steps, noise, 5 * steps, seed)
     pairs = asked(pool, count, known)
-    shots = [
+    with TemporaryDirectory(prefix="repolicy-ask-") as folder:
+        acts = found.path
+        if isinstance(found.agent, Policy):  # the process that renders knows no options of another library's file
+            save_policy(acts := Path(folder, "policy.safetensors"), found.agent, {})
+        clips = films(_shots(pairs, str(acts), rate, width), say)
+    pairs.write(out)
+    write_bytes(out / "ask.html", _html(pairs, clips, question).encode())
+    return pairs
+
+
+def _shots(pairs: Pairs, policy: str, rate: float, width: int) -> list[Shot]:
+    steps = pairs.after.shape[2]
+    return [
         Shot(
-            str(found.path), pairs.env, seed=int(pairs.seeds[p]), seconds=steps / rate,
+            policy, pairs.env, seed=int(pairs.seeds[p]), seconds=steps / rate,
             actions=pairs.played[p, side, : pairs.starts[p] + steps].tolist(),
             around=int(pairs.starts[p]) + round(steps / 2), width=width, height=width * 2 // 3,
         )
         for p in range(len(pairs.seeds)) for side in range(2)
     ]  # fmt: skip
-    clips = films(shots, say)
-    pairs.write(out)
-    write_bytes(out / "ask.html", _html(pairs, clips, question).encode())
-    return pairs
 
 
 def steps_a_second(env: str) -> float:
