@@ -9,7 +9,7 @@ import numpy as np
 
 from repolicy.envs.evaluation import Evaluation, evaluate
 from repolicy.errors import UsageError
-from repolicy.loading import figures
+from repolicy.loading import figures, read_json
 from repolicy.policies.policy import Policy
 from repolicy.priors.dials import How, dial
 from repolicy.priors.opening import load_policy
@@ -63,10 +63,11 @@ class Result:
 
     def evaluate(self, episodes: int = 100, *, deterministic: bool = True, seed: int = 0) -> Evaluation:
         """Run whole episodes of the policy, in the run's environment, with its add-on."""
-        request = RunFolder(self.folder).request()
+        file = self.folder / "run.json"
+        settings = read_json(file)["request"]["settings"] if file.is_file() else {}  # of any method's run
         return evaluate(
             self.folder, episodes=episodes, deterministic=deterministic, seed=seed, trust=True,
-            backend="auto" if request is None else request["settings"]["backend"],
+            backend=settings.get("backend", "auto"),
         )  # fmt: skip
 
     def plot(self, *names: str) -> "Figure":
