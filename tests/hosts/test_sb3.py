@@ -120,7 +120,7 @@ def test_of_such_a_prior_s_file_it_is_said_what_begins_elsewhere(
     trained(use_sde=True).save(tmp_path / "gsde.zip")
     residual(prior=tmp_path / "gsde.zip")
     assert "gsde.zip has a std for each state and the actor one for all" in (said := capsys.readouterr().out)
-    assert "as the prior it begins with prior=PPO.load(FILE) and use_sde=True" in said
+    assert "with prior=PPO.load(FILE) and use_sde=True it begins as the prior" in said
     with pytest.raises(UsageError, match=r"the model has gSDE: its prior is prior=PPO.load\(FILE\)"):
         residual(prior=tmp_path / "gsde.zip", use_sde=True)
     residual(prior=small_policy())

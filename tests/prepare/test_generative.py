@@ -192,6 +192,7 @@ def test_a_decoder_is_a_policy_where_it_decodes(tmp_path: Path, monkeypatch: pyt
     assert sampled["kl_a_step"].mean == pytest.approx(0.0, abs=1e-3)  # the prior's std is 1.0 in single precision
     customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, env=WALK, noise=2)
     again.write_bytes(flow.read_bytes())
+    np.testing.assert_array_equal(evaluate(again, env, 20).basic, evaluate(normal, env, 20).basic)
     found = compare(again, out, episodes=25, trust=True)
     assert [*found.rows] == ["sampled", "mean"]
     still = next(row for row in found.rows["mean"] if row.name == "basic_reward")

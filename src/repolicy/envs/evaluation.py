@@ -196,8 +196,7 @@ def evaluate(
         addon = wished(addon, env)
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
-    if backend == "auto" and isinstance(agent, Watching):
-        backend = agent.backend
+    backend = backend_of(backend, agent)
     env = observing(env, agent.observation_size, backend)
     with closing(make_envs(env, min(episodes, MOST_ENVS), seed, backend)) as envs:
         check_fit(agent, envs)
@@ -205,6 +204,12 @@ def evaluate(
             agent, envs, episodes, addon=addon, prior=prior, deterministic=deterministic, seed=seed, progress=progress,
             longest=longest, limits=parsed_limits(limits, env),
         )  # fmt: skip
+
+
+def backend_of(backend: Backend, *agents: Agent) -> Backend:
+    """Return whose environments are meant; where nobody says, those that a planner among the agents copies."""
+    planners = (agent.backend for agent in agents if isinstance(agent, Watching))
+    return next(planners, backend) if backend == "auto" else backend
 
 
 def untold(agent: Conditioned, what: str = "the policy") -> str:

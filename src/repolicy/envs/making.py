@@ -7,6 +7,7 @@ step = envs.step(actions)
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
 from repolicy.priors.decoders import decoder_of, sum_of
-from repolicy.priors.kinds import MeanPrior
+from repolicy.priors.kinds import MeanPrior, check_unread
 from repolicy.priors.opening import Acting, acting
 from repolicy.readers.reading import Options
 
@@ -80,20 +81,20 @@ def placed(prior: MeanPrior, name: str, backend: Backend = "auto") -> tuple[Mean
 
 def acting_in(env: str | None, reference: str | Path, options: Options, trust: bool) -> Acting:
     """Return a policy to run; of the decoder of the environment where it is to act, N(0, I) over the noise."""
-    through = None if env is None else decoder(env)
-    if env is None or through is None or not _is_same(str(reference), **through):
+    through = decoder(env or "")
+    if through is None or not _names(str(reference), through):
         return acting(reference, options, trust)
-    if options != Options():
-        raise UsageError(
-            f"{reference} is a generative policy and runs as it is: leave out what tells how to read a file"
-        )
-    still = MeanPrior(lambda observations: np.zeros((len(observations), through["noise"])), 1.0, str(reference))
-    return Acting(Path(reference), still, None, {}, ())
+    check_unread(str(reference), options)
+    normal = MeanPrior(lambda observations: np.zeros((len(observations), through["noise"])), 1.0, str(reference))
+    return Acting(Path(reference), normal, None, {}, ())
 
 
-def _is_same(reference: str, *, decoder: str, sha256: str | None, **_: int) -> bool:
-    """Return whether a policy is a decoder: by its name or, of a file, by its sum."""
-    return reference == decoder or (sha256 is not None and Path(reference).is_file() and sum_of(reference) == sha256)
+def _names(reference: str, through: dict[str, Any]) -> bool:
+    """Return whether a policy's name leads to an environment's decoder: it is the same, or that of the same file."""
+    file, known = through["decoder"], through["sha256"]
+    if reference == file or not Path(reference).is_file():
+        return bool(reference == file)
+    return sum_of(reference) == (known or (sum_of(file) if Path(file).is_file() else None))
 
 
 def observing(name: str, size: int, backend: Backend = "auto") -> str:

@@ -51,8 +51,8 @@ def say_of_one_std(prior: Policy, begun: Policy, name: str, remedy: str) -> None
     """Print that an actor begins elsewhere than its prior, where it has one std and the prior one for each state."""
     if begun.std is not None and prior.std is None:
         print(
-            f"ResidualPPO: {name} has a std for each state and the actor one for all, so it begins some nats away; as "
-            f"the prior it begins with {remedy}"
+            f"ResidualPPO: {name} has a std for each state and the actor one for all, so it begins some nats away; "
+            f"{remedy} it begins as the prior"
         )
 
 

@@ -79,7 +79,8 @@ class Episodes(NamedTuple):
 def one_each(envs: Envs, prior: Any, sample: bool, looked_at: slice = slice(LOOKED_AT)) -> Episodes:
     """Run one episode of the prior in each environment. States are kept of sampled ones, in the order of time.
 
-    Of an episode that was under way, and goes on for another thousand steps, those that follow count.
+    An episode that was under way does not count: the next one does or, where it does not end within a thousand steps,
+    the steps that follow these.
     """
     observations, begins = envs.begin()
     prior.forget()
@@ -102,7 +103,7 @@ def one_each(envs: Envs, prior: Any, sample: bool, looked_at: slice = slice(LOOK
             late.append(ages[looked_at] > SKIPPED)
         prior.forget(ended)
         finished = finished | (counts & ended)
-        counts = counts | ended if step + 1 != LONGEST else torch.ones_like(ended)
+        counts = counts | ended | (step + 1 == LONGEST)
         if bool(finished.all()):
             break
     seen = torch.stack(states).transpose(0, 1)[torch.stack(late).T] if sample else torch.empty(0)
@@ -251,6 +252,7 @@ class InHost(Weighing):
     """What weights are found for in a host, whose own environments run the episodes; a function has none."""
 
     look: Look | None = field(kw_only=True)
+    hint = ""
 
     @property
     def wish(self) -> str:
@@ -296,10 +298,8 @@ def weighed(
 
 
 def in_hosts_words(sentence: str) -> str:
-    """Return a sentence of the command line's without its dashes, and without the command that no host's task fits."""
-    return re.sub(
-        r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), sentence.replace(" (repolicy diagnose)", "")
-    )
+    """Return a sentence with a host's settings in the place of the command line's options: kl_budget of --kl-budget."""
+    return re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), sentence)
 
 
 def decide_in(method: Method, envs: Envs) -> None:

@@ -215,7 +215,8 @@ class ResidualPPO(PPO):
 
     def verdict(self) -> str:
         """Run the prior and the actor as it is now; return their rewards, and whether the actor is better."""
-        actor, self.envs.stepped = self.get_policy(), True  # for the runner has stepped them
+        actor = self.get_policy()
+        self.envs.stepped = True  # by the runner
         with torch.inference_mode():  # as the runner steps its environments, whose tensors know it
             return compared(self.method, self.envs, RunnersPrior(actor, actor.state_dict(), Path()))
 

@@ -73,6 +73,7 @@ class PolicyActor(MLPModel):
         return whole  # type: ignore[no-any-return]
 
     def as_onnx(self, verbose: bool) -> nn.Module:
+        """Return what rsl_rl exports; it takes the places on the dials behind the observations."""
         whole: Any = super().as_onnx(verbose)
         whole.input_size += len(self.dials)
         return whole  # type: ignore[no-any-return]

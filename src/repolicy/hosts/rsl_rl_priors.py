@@ -93,7 +93,7 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
     if copied and isinstance(prior.prior, Policy) and not isinstance(actor, PolicyActor):
         begun = with_one_std(gaussian := as_gaussian(prior.prior))
         from_repolicy(begun, actor)
-        say_of_one_std(gaussian, begun, prior.name, "actor={'class_name': 'repolicy.hosts.rsl_rl:PolicyActor'}")
+        say_of_one_std(gaussian, begun, prior.name, "with actor={'class_name': 'repolicy.hosts.rsl_rl:PolicyActor'}")
         _keep_statistics(actor)
     return prior
 

@@ -121,8 +121,8 @@ class ResidualPPO(PPO):
                 check_seen_alike(self)
                 begun, gaussian = _begun(named, isinstance(self.policy, HeadPolicy)), as_gaussian(named)
                 from_repolicy(begun, self)
-                gsde = "prior=PPO.load(FILE) and use_sde=True"
-                remedy = gsde if named.spec.family.startswith("features") else "no policy_kwargs"
+                gsde = "with prior=PPO.load(FILE) and use_sde=True"
+                remedy = gsde if named.spec.family.startswith("features") else "without policy_kwargs"
                 say_of_one_std(gaussian, begun, self.prior_name, remedy)
             elif isinstance(self.prior, SameKind):
                 own, weights = _critics_own(self.policy), self.prior.policy.state_dict()

@@ -110,24 +110,24 @@ class Steering:
         return told | {name: getattr(self, name) for name in names}
 
     def resume(self, state: Mapping[str, Any], named: Objective | None = None, budget: Budget | None = None) -> None:
-        """Go on where `state` was taken.
+        """Go on where `state` was taken, with its weights and its budget.
 
-        A budget that is named now stays, and so do weights that are named otherwise than there, unless a budget moves
-        them, with those that followed from them.
+        `named` and `budget` are what today's settings name. A budget goes before that of the state. Where a weight
+        differs from the state's, today's weights stay, also those that were measured beside it; but not where a budget
+        moves them.
         """
         told = Objective(**state["objective"])
         weights = {name: getattr(told, name) for name in WEIGHTS}
-        same = named is None or all(
-            isinstance(now := getattr(named, name), str | None) or now == then for name, then in weights.items()
-        )
+        today = {name: getattr(named, name, None) for name in WEIGHTS}
+        unchanged = all(isinstance(weight, str | None) or weight == weights[name] for name, weight in today.items())
         self.iterations, self.off_budget = int(state["iterations"]), float(state["off_budget"])
         if self.keep and state.get("kept"):
             self.hold(state["kept"])
         for each in (self.held, self.share):
             each.restore(state.get("limits", {}))
-        if budget is None and same:
+        if budget is None and unchanged:
             self.kl_budget = state.get("kl_budget")
-        if self.settings.budget is not None or same:
+        if self.settings.budget is not None or unchanged:
             self.objective = replace(self.objective, **weights)
 
 

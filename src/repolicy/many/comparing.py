@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from repolicy.envs.addons import Addon, Wish, wished
-from repolicy.envs.evaluation import BLOCK, Evaluation, check_fit, run_episodes
+from repolicy.envs.evaluation import BLOCK, Evaluation, backend_of, check_fit, run_episodes
 from repolicy.envs.making import acting_in, make_envs, observing, placed, probed
 from repolicy.envs.names import EnvLike, decoder, env_name, with_observed_of
 from repolicy.envs.rollout import Collector
@@ -25,7 +25,7 @@ from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError
 from repolicy.loading import as_number
 from repolicy.many.bets import ORDER, Verdict, lower, shown
-from repolicy.policies.policy import Agent, Watching
+from repolicy.policies.policy import Agent
 from repolicy.priors.finding import on_shelf
 from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.reading import Options
@@ -191,8 +191,7 @@ def compare(
         addon = addons_of(sides[1].card, sides[1].path, trust)
     if not isinstance(addon, Addon):
         addon = wished(addon, env)
-    if backend == "auto":
-        backend = next((side.agent.backend for side in sides if isinstance(side.agent, Watching)), backend)
+    backend = backend_of(backend, *(side.agent for side in sides))
     ready = [_placed(side, env, backend) for side in sides]
     by_noise = decoder(env) is not None  # a generative policy's likeliest noise is a policy that nobody has
     kinds = ("sampled", "mean") if sampled or by_noise else ("mean", "sampled")

@@ -26,6 +26,7 @@ from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
 from repolicy.prepare.session import Start, called, open_prior, settings_of
 from repolicy.prepare.weights import trial
 from repolicy.priors.decoders import decoder_of, sum_of
+from repolicy.priors.kinds import check_unread
 from repolicy.priors.opening import is_code
 from repolicy.readers.reading import Options
 from repolicy.runs.settings import Settings
@@ -59,8 +60,7 @@ def start_of(
         chunk = getattr(thing, "chunk", chunk) if noise else chunk
     if not noise:
         return open_prior(given, reading, init, trust, kept), env
-    if reading not in (None, Options()):
-        raise UsageError("a generative policy runs as it is: leave out --std and what else tells how to read a file")
+    check_unread(called(given), reading)
     if env is None:
         raise UsageError(f"{called(given)} does not say which environment it is for; name one with --env")
     if not resumed:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -97,8 +97,8 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
         if known is None:
             omega = "auto"
             notes.append(
-                "what a nat of the prior is worth cannot be told from these episodes: does it act as it should "
-                "(repolicy diagnose)?"
+                "what a nat of the prior is worth cannot be told from these episodes: does it act as it should"
+                f"{task.hint}?"
             )
         else:
             omega, states = known.omega, known.states if states is None else states
@@ -150,6 +150,7 @@ class Weighing:
     settings: Settings
     say: Say
     taken: int = 0  # steps of the environment until now
+    hint: ClassVar[str] = " (repolicy diagnose)"  # how to see whether the prior acts as it should
 
     def weights(self, unless: str) -> "tuple[Weights | None, float, str]":
         """Return the weights by the prior's card or, where that does not tell, by its episodes.

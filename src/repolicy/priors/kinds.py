@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from repolicy.errors import NumericError, UsageError, in_one_sentence
 from repolicy.policies.distributions import ActionSpace, Distribution, Gaussian
 from repolicy.policies.policy import Policy, Prior
-from repolicy.readers.reading import LEAST_STD
+from repolicy.readers.reading import LEAST_STD, Options
 
 State = dict[str, Tensor]  # what a program remembers: each tensor with a row an environment
 Std = float | Sequence[float] | Tensor
@@ -245,9 +245,17 @@ class Scorer:
 
 
 GENERATIVE = (
-    "customize takes it with --noise COUNT and --chunk COUNT, and other commands in "
-    "--env 'ENV?decoder=FILE&noise=COUNT&chunk=COUNT', with its own name as FILE"
+    "customize takes it with --noise COUNT and --chunk COUNT, and other commands take it in the environment "
+    "--env 'ENV?decoder=FILE&noise=COUNT&chunk=COUNT', where FILE is its own name"
 )
+
+
+def check_unread(name: str, options: Options | None) -> None:
+    """Refuse options of reading a file for a generative policy, which runs as it is."""
+    if options not in (None, Options()):
+        raise UsageError(
+            f"{name} is a generative policy and runs as it is: leave out --std and the other options of reading a file"
+        )
 
 
 def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | ScoredPrior:

@@ -335,8 +335,8 @@ class Actor(nn.Module):
         super().__init__()
         self.policy = policy
         self.low, self.high = (torch.as_tensor(bound).float().flatten() for bound in (space.low, space.high))
-        self.own = [torch.tensor(bound) for bound in (policy.actions.low, policy.actions.high)]
-        self.fills = policy.family.squashes and all(map(torch.equal, self.own, (self.low, self.high)))
+        self.own = [torch.tensor(bound) for bound in (policy.actions.low, policy.actions.high)]  # the policy's bounds
+        self.is_tanh = policy.family.squashes and all(map(torch.equal, self.own, (self.low, self.high)))
         self.optimizer = torch.optim.Adam(policy.parameters(), learning_rate, fused=True)
 
     def forward(self, observations: Tensor, deterministic: bool = False) -> Tensor:
@@ -346,7 +346,7 @@ class Actor(nn.Module):
 
     def within(self, actions: Tensor) -> Tensor:
         """Return sampled actions within ±1, where these are the bounds: through tanh, or cut to them."""
-        if self.fills:
+        if self.is_tanh:
             return torch.tanh(actions)
         actions = self.policy.family.to_environment(actions, *self.own)  # which may have other bounds
         return (2.0 * (actions - self.low) / (self.high - self.low) - 1.0).clamp(-1.0, 1.0)

@@ -303,9 +303,9 @@ def _algorithm(request: Request, prior: Policy | None) -> Any:
     check_memory(request.settings.buffer, made)
     spaces_of(made)
     made.action_space.seed(request.settings.seed)
-    once = TaskReward(made, request.objective)  # a wish that fails does so here, before the folder is claimed
-    once.reset(seed=request.settings.seed)
-    once.step(made.action_space.sample())
+    trial = TaskReward(made, request.objective)  # a wish that fails does so here, before the folder is claimed
+    trial.reset(seed=request.settings.seed)
+    trial.step(made.action_space.sample())
     if isinstance(made.action_space, gymnasium.spaces.Discrete):
         return ResidualDQN(made, request.objective, prior, request.settings)
     density = None

@@ -9,9 +9,11 @@ import numpy as np
 
 from repolicy.envs.evaluation import Evaluation, evaluate
 from repolicy.errors import UsageError
-from repolicy.loading import figures, read_json
+from repolicy.loading import figures
+from repolicy.policies.file import read_card
 from repolicy.policies.policy import Policy
 from repolicy.priors.dials import How, dial
+from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import load_policy
 from repolicy.runs.folder import RunFolder
 
@@ -63,8 +65,7 @@ class Result:
 
     def evaluate(self, episodes: int = 100, *, deterministic: bool = True, seed: int = 0) -> Evaluation:
         """Run whole episodes of the policy, in the run's environment, with its add-on."""
-        file = self.folder / "run.json"
-        settings = read_json(file)["request"]["settings"] if file.is_file() else {}  # of any method's run
+        settings = read_card(find_policy(self.folder)).get("request", {}).get("settings", {})
         return evaluate(
             self.folder, episodes=episodes, deterministic=deterministic, seed=seed, trust=True,
             backend=settings.get("backend", "auto"),

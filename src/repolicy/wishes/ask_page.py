@@ -76,10 +76,11 @@ def ask(
     pool = candidates(found.agent, fingerprint(found.path), env, many, steps, noise, 5 * steps, seed)
     pairs = asked(pool, count, known)
     with TemporaryDirectory(prefix="repolicy-ask-") as folder:
-        acts = found.path
+        file = found.path
         if isinstance(found.agent, Policy):  # the process that renders knows no options of another library's file
-            save_policy(acts := Path(folder, "policy.safetensors"), found.agent, {})
-        clips = films(_shots(pairs, str(acts), rate, width), say)
+            file = Path(folder, "policy.safetensors")
+            save_policy(file, found.agent, {})
+        clips = films(_shots(pairs, str(file), rate, width), say)
     pairs.write(out)
     write_bytes(out / "ask.html", _html(pairs, clips, question).encode())
     return pairs

@@ -61,8 +61,10 @@ class Record:
             ]
         except ValueError:
             raise UsageError("the record's steps differ in how many numbers they have") from None
-        wide = (a if name in kinds else a.reshape(len(rows), -1) for name, a in zip(Step._fields, arrays, strict=True))
-        return cls(env, policy, *wide)
+        for place, name in enumerate(Step._fields):
+            if name not in kinds:  # a number alone is a row of one
+                arrays[place] = arrays[place].reshape(len(rows), -1)
+        return cls(env, policy, *arrays)
 
     @classmethod
     def read(cls, path: Path, env: str = "") -> Self:
