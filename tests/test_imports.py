@@ -86,7 +86,7 @@ def test_a_room_knows_only_those_before_it(name: str) -> None:
 
 
 def test_nobody_reaches_past_a_door() -> None:
-    """A folder's `__init__` names the files that other rooms may import."""
+    """Other rooms import what a folder's `__init__` imports, and those of its files that `__all__` names."""
     past = set[str]()
     for name, path in modules().items():
         for other in imports(path):
@@ -105,6 +105,17 @@ def test_a_door_is_short_and_each_of_its_files_is_used(room: str) -> None:
     others = {other for name, path in modules().items() if not name.startswith(f"{room}.") for other in imports(path)}
     assert len(door) <= MOST_NAMES
     assert {f"{room}.{file}" for file in door} <= others | {*repolicy._HOMES.values(), "runs.result"}
+
+
+@pytest.mark.parametrize("room", ["policies", "priors", "envs"])
+def test_each_name_of_a_door_is_used_in_another_room(room: str) -> None:
+    def taken(path: Path, module: str) -> set[str]:
+        found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        return {each.name for node in found if (node.module or "").startswith(module) for each in node.names}
+
+    others = [path for name, path in modules().items() if not name.startswith(room)]
+    used = set().union(*(taken(path, f"repolicy.{room}") for path in others))
+    assert taken(SOURCE / room / "__init__.py", f"repolicy.{room}.") <= used
 
 
 def test_every_file_has_a_name_of_its_own() -> None:

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repolicy.envs.evaluation import evaluate as evaluate
+    from repolicy.envs import evaluate as evaluate
     from repolicy.errors import RepolicyError as RepolicyError
     from repolicy.learning.training import customize as customize
     from repolicy.learning.training import train as train
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from repolicy.objective import residual as residual
     from repolicy.objective import soft as soft
     from repolicy.planning.asking import plan as plan
-    from repolicy.policies.file import save_policy as save_policy
-    from repolicy.policies.policy import Policy as Policy
-    from repolicy.priors.dials import dial as dial
-    from repolicy.priors.opening import load_policy as load_policy
+    from repolicy.policies import Policy as Policy
+    from repolicy.policies import save_policy as save_policy
+    from repolicy.priors import dial as dial
+    from repolicy.priors import load_policy as load_policy
     from repolicy.ranges import Range as Range
     from repolicy.report.run_page import write_report as write_report
     from repolicy.runs.settings import Settings as Settings
@@ -31,20 +31,20 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Objective": "objective",
-    "Policy": "policies.policy",
+    "Policy": "policies",
     "Range": "ranges",
     "RepolicyError": "errors",
     "Settings": "runs.settings",
     "compare": "many.comparing",
     "customize": "learning.training",
-    "dial": "priors.dials",
-    "evaluate": "envs.evaluation",
+    "dial": "priors",
+    "evaluate": "envs",
     "full": "objective",
     "kl": "objective",
-    "load_policy": "priors.opening",
+    "load_policy": "priors",
     "plan": "planning.asking",
     "residual": "objective",
-    "save_policy": "policies.file",
+    "save_policy": "policies",
     "soft": "objective",
     "sweep": "many.sweep",
     "train": "learning.training",

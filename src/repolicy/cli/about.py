@@ -117,7 +117,7 @@ class Doctor(Command):
         if self.batch is None and self.reading != Options():
             raise UsageError("how to read the checkpoint's policy goes with --batch")
         from repolicy.hosts.resuming import causes, first_ratios, read_checkpoint
-        from repolicy.priors.opening import read_policy
+        from repolicy.priors import read_policy
         from repolicy.report.host_page import checkpoint_in
 
         path = checkpoint_in(self.checkpoint)
@@ -165,7 +165,7 @@ EXTRAS = {
 
 def doctor() -> dict[str, Any]:
     """Print and return versions, backends, rendering and cores."""
-    from repolicy.envs.names import envpool_names
+    from repolicy.envs import envpool_names
 
     facts: dict[str, Any] = dict(versions())
     facts["cores"] = physical_cores()

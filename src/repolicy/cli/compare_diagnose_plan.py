@@ -112,14 +112,12 @@ class Diagnose(OfPolicy):
     """Whose environments."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs.addons import at_one, at_one_in_words, check_env, combined
-        from repolicy.envs.making import with_roles
-        from repolicy.envs.trust import env_of
-        from repolicy.policies.file import notes_of
+        from repolicy.envs import check_env, combined, env_of, with_roles
+        from repolicy.envs.addons import at_one, at_one_in_words
+        from repolicy.policies import notes_of
         from repolicy.prepare.diagnosis import ENVS, STEPS, check_addon, diagnose
         from repolicy.prepare.weights import worth_in
-        from repolicy.priors.finding import find_policy
-        from repolicy.priors.opening import read_policy
+        from repolicy.priors import find_policy, read_policy
         from repolicy.runs.ranks import one_thread
 
         if not self.addon:
@@ -241,8 +239,7 @@ class Plan(Acts):
     runs/PRIOR-plan or runs/PRIOR-planned.safetensors."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs.addons import combined
-        from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
+        from repolicy.envs import EVALUATION_SEED, combined, evaluate
         from repolicy.planning.asking import planned
         from repolicy.planning.distilling import check_room, keep_as_policy
         from repolicy.planning.keeping import keep
@@ -250,7 +247,7 @@ class Plan(Acts):
         from repolicy.planning.pace import paced
         from repolicy.planning.planner import Search
         from repolicy.policies.storage import check_place
-        from repolicy.priors.finding import PLAN
+        from repolicy.priors import PLAN
         from repolicy.report.run_page import rewards
         from repolicy.runs.ranks import one_thread
 

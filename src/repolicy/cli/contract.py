@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.names import decoder, envpool_names, in_gymnasium, maker, parsed
-from repolicy.envs.step import group_sizes, shown
+from repolicy.envs import decoder, envpool_names, group_sizes, in_gymnasium, maker, parsed, shown
 from repolicy.errors import UsageError, in_one_sentence
 
 FREE = tuple(f".{part}" for part in ("x", "y", "z", "qw", "qx", "qy", "qz"))  # what a joint's name is followed by

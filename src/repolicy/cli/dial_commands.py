@@ -47,9 +47,7 @@ class Dial(Command):
     """Run code that the policy's file names as its environment or add-on."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.priors.dials import prior_of
-        from repolicy.priors.finding import find_policy
-        from repolicy.priors.opening import read_policy
+        from repolicy.priors import find_policy, prior_of, read_policy
         from repolicy.report.dial_page import Turning
 
         path = find_policy(self.policy)
@@ -80,10 +78,9 @@ class Dial(Command):
         return {"file": str(out), "at": at, "how": turning.how, "of": str(turning.path)}
 
     def _all(self, turning: "Turning") -> dict[str, Any]:
-        from repolicy.envs.addons import check_env
-        from repolicy.envs.trust import addons_of, env_of
+        from repolicy.envs import addons_of, check_env, env_of
         from repolicy.policies.storage import check_place
-        from repolicy.priors.finding import beside as where
+        from repolicy.priors import beside as where
         from repolicy.report.dial_page import as_dict, measured, points_of, write_dial_report
         from repolicy.report.sweep_page import headings, rows
 

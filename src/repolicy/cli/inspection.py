@@ -8,15 +8,19 @@ from typing import Any
 
 from repolicy.errors import FileError
 from repolicy.loading import read_json
-from repolicy.policies.carrying import fingerprint
-from repolicy.policies.distributions import Gaussian, SquashedGaussian
-from repolicy.policies.file import PROBES
-from repolicy.policies.modulated import Conditioned
-from repolicy.policies.policy import Policy
+from repolicy.policies import PROBES, Conditioned, Gaussian, Policy, SquashedGaussian, fingerprint
 from repolicy.policies.storage import is_own, read
-from repolicy.priors.finding import PLAN, check_reachable, find_policy, is_plan
+from repolicy.priors import (
+    PLAN,
+    check_own,
+    check_reachable,
+    described_with,
+    find_policy,
+    is_plan,
+    read_file,
+    read_policy,
+)
 from repolicy.priors.hub import is_on_hub
-from repolicy.priors.opening import check_own, described_with, read_file, read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import RUNNABLE, PolicyFile

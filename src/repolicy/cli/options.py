@@ -25,7 +25,7 @@ from repolicy.readers.reading import Options
 from repolicy.runs.settings import AnySettings, Settings, read_settings
 
 if TYPE_CHECKING:
-    from repolicy.priors.opening import Acting
+    from repolicy.priors import Acting
 
 
 class Positional(NamedTuple):
@@ -79,8 +79,7 @@ class Acts(OfPolicy):
 
     def acting(self, policy: str | Path) -> "tuple[Acting, str]":
         """Return who acts, and in which environment."""
-        from repolicy.envs.making import acting_in
-        from repolicy.envs.trust import env_of
+        from repolicy.envs import acting_in, env_of
 
         found = acting_in(self.env, policy, self.reading, self.trust)
         return found, self.env or env_of(found.card, found.path, self.trust)

@@ -40,11 +40,9 @@ class Evaluate(Acts):
     library's."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs.addons import wished
-        from repolicy.envs.evaluation import evaluate
-        from repolicy.envs.trust import addons_of
+        from repolicy.envs import addons_of, evaluate, wished
         from repolicy.policies.storage import write_json
-        from repolicy.priors.finding import beside, check_writes_over_none
+        from repolicy.priors import beside, check_writes_over_none
         from repolicy.runs.ranks import one_thread
 
         (path, agent, prior, card, notes), env = self.acting(self.policy)
@@ -108,11 +106,10 @@ class Render(Acts):
     another library's."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs.trust import env_of
-        from repolicy.policies.file import read_card
+        from repolicy.envs import env_of
+        from repolicy.policies import read_card
         from repolicy.policies.storage import is_own, write_bytes
-        from repolicy.priors.finding import PLAN, is_plan
-        from repolicy.priors.opening import check_own, own_bytes, read_policy
+        from repolicy.priors import PLAN, check_own, is_plan, own_bytes, read_policy
         from repolicy.report.movie import FORMATS, Shot, file_of, films
 
         warn_of_unfinished(self.policy)
@@ -164,15 +161,10 @@ class Export(OfPolicy):
 
     def run(self) -> dict[str, Any]:
         from repolicy.cli.contract import contract
-        from repolicy.envs.evaluation import untold
-        from repolicy.envs.making import observing
-        from repolicy.envs.names import decoder
-        from repolicy.envs.trust import env_of
-        from repolicy.policies.export import BY_SUFFIX, SUFFIXES, export
-        from repolicy.policies.modulated import Conditioned
-        from repolicy.priors.decoders import export_composed, found_file
-        from repolicy.priors.finding import find_policy
-        from repolicy.priors.opening import read_policy
+        from repolicy.envs import decoder, env_of, observing, untold
+        from repolicy.policies import BY_SUFFIX, SUFFIXES, Conditioned
+        from repolicy.policies.export import export
+        from repolicy.priors import export_composed, find_policy, found_file, read_policy
 
         warn_of_unfinished(self.policy)
         say, suffix = Terminal().say, "" if self.out is None else self.out.suffix.lower()
@@ -236,7 +228,7 @@ def warn_of_unfinished(reference: str | Path) -> None:
 def _out(named: Path | None, path: Path, suffix: str) -> Path:
     """Return the name that was given, or the policy's own with another suffix beside it or in this folder."""
     from repolicy.policies.storage import check_place
-    from repolicy.priors.finding import beside, check_writes_over_none
+    from repolicy.priors import beside, check_writes_over_none
 
     out = named or beside(path) / f"{path.stem}{suffix}"
     check_writes_over_none(out, path)

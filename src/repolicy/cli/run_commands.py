@@ -197,7 +197,7 @@ def callbacks_of(out: Path, wandb: str | None) -> list[Any]:
 
 
 def ended(result: "Result") -> dict[str, Any]:
-    from repolicy.priors.finding import find_policy
+    from repolicy.priors import find_policy
     from repolicy.runs.folder import RunFolder
 
     folder = result.folder

@@ -138,8 +138,8 @@ class Infer(Beside, Acts):
         return wish, {"answers": len(answers) - unknown, "spread": spread}
 
     def _of_records(self) -> tuple[Any, dict[str, Any]]:
-        from repolicy.envs.wish_file import open_wish
-        from repolicy.priors.opening import acting
+        from repolicy.envs import open_wish
+        from repolicy.priors import acting
         from repolicy.wishes.learning_loop import infer
         from repolicy.wishes.record import Labels, Record
 
@@ -193,7 +193,7 @@ class Takeover(Acts):
 @contextmanager
 def who(person: str, kind: str, env: str) -> Iterator[tuple[Any, Any, Any]]:
     """Yield (what the person does, whether they want to act, their keys)."""
-    from repolicy.envs.names import one_env
+    from repolicy.envs import one_env
     from repolicy.loading import load_object
     from repolicy.wishes.keys import TerminalKeys, WindowKeys
     from repolicy.wishes.takeover import by_keys
@@ -248,9 +248,9 @@ class LearnWish(Beside, Command):
     """Run code that the prior's file names as its environment."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs.trust import env_of
+        from repolicy.envs import env_of
         from repolicy.objective import residual
-        from repolicy.priors.opening import acting
+        from repolicy.priors import acting
         from repolicy.runs.settings import Settings
         from repolicy.wishes.learning_loop import Teaching, learn_wish
         from repolicy.wishes.record import Labels

@@ -1,19 +1,61 @@
 """Batches of environments behind one `Step`, add-ons, rollouts and evaluations."""
 
-# The door: other rooms may import these, and nothing else of this folder.
-__all__ = [
-    "addons",
-    "dialed",
-    "envpool",
-    "evaluation",
-    "gymnasium",
-    "limits",
-    "making",
-    "names",
-    "registered",
-    "rollout",
-    "step",
-    "trust",
-    "watchdog",
-    "wish_file",
-]
+# The door: other rooms import these names, and the files in `__all__`.
+from repolicy.envs.addons import Addon, Wish, check_env, combined, wished
+from repolicy.envs.dialed import Dialed, Places
+from repolicy.envs.envpool import EnvPoolEnvs
+from repolicy.envs.evaluation import (
+    BLOCK,
+    EVALUATION_SEED,
+    LONGEST,
+    MOST_ENVS,
+    Column,
+    Evaluation,
+    backend_of,
+    check_fit,
+    evaluate,
+    run_episodes,
+    untold,
+)
+from repolicy.envs.gymnasium import GymnasiumEnvs, batched, check_copied, copied
+from repolicy.envs.limits import Limit
+from repolicy.envs.making import acting_in, critic_size, make_envs, observing, placed, probed, through_noise, with_roles
+from repolicy.envs.names import (
+    RESET,
+    EnvLike,
+    check_plain,
+    chunk_of,
+    decoder,
+    env_name,
+    envpool_names,
+    in_gymnasium,
+    maker,
+    observed,
+    observed_by_critic,
+    of_reset,
+    one_env,
+    parsed,
+    with_decoder,
+    with_observed,
+    with_observed_of,
+)
+from repolicy.envs.rollout import Collector, Past, Rollout, Transitions, staggered
+from repolicy.envs.step import (
+    Backend,
+    Envs,
+    HasSpaces,
+    Info,
+    action_space,
+    flat,
+    group_sizes,
+    native,
+    observation_size,
+    own_numbers,
+    shown,
+    stacked,
+)
+from repolicy.envs.trust import addons_of, confirm, env_of
+from repolicy.envs.watchdog import NOTE, Watchdog
+from repolicy.envs.wish_file import Features, LearntWish, Networks, check_same_env, inputs_of, open_wish
+
+__all__ = ["addons", "limits", "registered"]

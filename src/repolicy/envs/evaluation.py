@@ -21,9 +21,8 @@ from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError
-from repolicy.policies.modulated import Conditioned
-from repolicy.policies.policy import Agent, Prior, Watching, check_scores
-from repolicy.priors.kinds import MeanPrior, Scorer
+from repolicy.policies import Agent, Conditioned, Prior, Watching, check_scores
+from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
 
 BLOCK = 20  # steps that are scored together

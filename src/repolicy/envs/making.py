@@ -27,9 +27,7 @@ from repolicy.envs.noise import NoiseEnvs
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
-from repolicy.priors.decoders import decoder_of, sum_of
-from repolicy.priors.kinds import MeanPrior, check_unread
-from repolicy.priors.opening import Acting, acting
+from repolicy.priors import Acting, MeanPrior, acting, check_unread, decoder_of, sum_of
 from repolicy.readers.reading import Options
 
 CUSTOMARY = ("state", "policy", "obs", "actor")  # what a policy's part of an observation is called

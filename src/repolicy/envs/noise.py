@@ -11,8 +11,8 @@ import numpy as np
 
 from repolicy.envs.step import Chunk, Envs, Step, stacked
 from repolicy.errors import UsageError
-from repolicy.policies.distributions import ActionSpace
-from repolicy.priors.decoders import Decoder
+from repolicy.policies import ActionSpace
+from repolicy.priors import Decoder
 
 
 class NoiseEnvs:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from repolicy.envs.step import Chunk, Envs, Info, Step, own_numbers, stacked
 from repolicy.errors import NumericError
-from repolicy.policies.policy import Agent, Recalling, Watching
+from repolicy.policies import Agent, Recalling, Watching
 
 
 class Transitions(NamedTuple):

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from repolicy.envs.names import observed, observed_by_critic
 from repolicy.errors import NumericError, UsageError
 from repolicy.loading import nearest
-from repolicy.policies.distributions import ActionSpace
+from repolicy.policies import ActionSpace
 
 
 class Batch:

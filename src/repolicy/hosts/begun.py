@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.modulated import Conditioned
-from repolicy.policies.normalizer import Normalizer
-from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies import ActionSpace, Conditioned, Normalizer, Policy, PolicySpec
 
 DRAWN = 4096  # normalized observations, over which a std is averaged
 

@@ -10,17 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from repolicy.envs.evaluation import untold
+from repolicy.envs import untold
 from repolicy.errors import UsageError
 from repolicy.hosts.begun import check_sizes
 from repolicy.loading import printable
 from repolicy.objective import Objective
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.file import SavedPolicy, notes_of
-from repolicy.policies.modulated import Conditioned
-from repolicy.policies.policy import Policy, Prior, check_scores, frozen
-from repolicy.priors.kinds import MeanPrior
-from repolicy.priors.opening import opened
+from repolicy.policies import ActionSpace, Conditioned, Policy, Prior, SavedPolicy, check_scores, frozen, notes_of
+from repolicy.priors import MeanPrior, opened
 from repolicy.readers.reading import Options, as_in_python, told_in_python
 
 

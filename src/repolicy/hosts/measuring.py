@@ -14,10 +14,8 @@ from repolicy.errors import UsageError
 from repolicy.hosts.method import Method
 from repolicy.hosts.steering import Steering
 from repolicy.learning.multipliers import FINEST
-from repolicy.policies.density import Density, fitted
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.file import SavedPolicy
-from repolicy.policies.normalizer import Normalizer, sums
+from repolicy.policies import ActionSpace, Density, Normalizer, SavedPolicy, sums
+from repolicy.policies.density import fitted
 from repolicy.prepare.states import MOST_NUMBERS, PATIENCE, SKIPPED, WANTED, check_enough
 from repolicy.prepare.weights import Weighing, decided
 from repolicy.prepare.worth import EPISODES, LONGEST, Sums, Worth, Worths, worth_of

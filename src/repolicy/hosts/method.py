@@ -19,10 +19,7 @@ from repolicy.hosts.steering import Steering, weighs
 from repolicy.learning.ppo import ReturnScale, adapted, std_speed
 from repolicy.learning.worker import ALONE
 from repolicy.objective import DIALED, Reward, reformulated
-from repolicy.policies.density import Density
-from repolicy.policies.distributions import log_tanh_slope
-from repolicy.policies.network import Mlp
-from repolicy.policies.normalizer import sums
+from repolicy.policies import Density, Mlp, log_tanh_slope, sums
 from repolicy.prepare.states import familiarity
 from repolicy.runs.result import Measured
 from repolicy.runs.settings import Settings

@@ -20,10 +20,8 @@ from repolicy.hosts.measuring import Sizes, density_of_states, weighed
 from repolicy.hosts.method import PARTS, check_finite
 from repolicy.hosts.steering import Steering
 from repolicy.objective import Objective, reformulated, residual
-from repolicy.policies.density import Density
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.policy import Policy, Prior
-from repolicy.priors.kinds import MeanPrior
+from repolicy.policies import ActionSpace, Density, Policy, Prior
+from repolicy.priors import MeanPrior
 
 
 def prior_reward(

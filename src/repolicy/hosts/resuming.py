@@ -12,7 +12,7 @@ import torch
 
 from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.loading import read_bytes
-from repolicy.policies.file import SavedPolicy, notes_of
+from repolicy.policies import SavedPolicy, notes_of
 from repolicy.readers.demonstrations import read_npz
 from repolicy.readers.pickles import load
 

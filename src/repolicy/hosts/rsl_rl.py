@@ -27,8 +27,7 @@ from repolicy.hosts.rsl_rl_priors import RunnersPrior, prior_for
 from repolicy.hosts.steering import Steering, say_of_bonus, usual_warmup, weighs, weights_named
 from repolicy.hosts.wish import Wished
 from repolicy.objective import Objective, task_reward
-from repolicy.policies.density import Density
-from repolicy.policies.network import Mlp
+from repolicy.policies import Density, Mlp
 from repolicy.prepare.defaults import of_shape
 
 from rsl_rl.algorithms import PPO  # isort: skip  # after ours, which say what to install where it is missing

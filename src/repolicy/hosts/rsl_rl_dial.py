@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repolicy.envs.dialed import Places
+from repolicy.envs import Places
 from repolicy.hosts.rsl_rl import ResidualPPO
 from repolicy.hosts.rsl_rl_networks import GROUP
 from repolicy.learning.terms import Parts

@@ -15,10 +15,7 @@ from repolicy.hosts.begun import as_gaussian, check_sizes, unbounded
 from repolicy.hosts.kept_prior import check_version, open_prior
 from repolicy.learning.terms import TERMS
 from repolicy.objective import Objective
-from repolicy.policies.families import FAMILIES
-from repolicy.policies.modulated import Conditioned, FilmMlp
-from repolicy.policies.network import ACTIVATIONS
-from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.policies import ACTIVATIONS, FAMILIES, Conditioned, FilmMlp, Policy, PolicySpec, frozen
 
 check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")  # first: others lack what is imported here
 

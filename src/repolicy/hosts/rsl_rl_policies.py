@@ -10,8 +10,7 @@ from torch import nn
 from repolicy.errors import UsageError
 from repolicy.hosts.begun import check_same_network, paired, set_statistics, unbounded
 from repolicy.hosts.rsl_rl_networks import PolicyActor
-from repolicy.policies.network import MODULES
-from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies import MODULES, Policy, PolicySpec
 
 from rsl_rl.modules import EmpiricalNormalization, GaussianDistribution  # isort: skip
 

@@ -15,7 +15,7 @@ from repolicy.hosts.kept_prior import ByDistribution, Given, open_prior, path_of
 from repolicy.hosts.rsl_rl_networks import PolicyActor
 from repolicy.hosts.rsl_rl_policies import from_repolicy
 from repolicy.loading import read_bytes
-from repolicy.policies.policy import Policy
+from repolicy.policies import Policy
 from repolicy.readers.pickles import load, shortened
 
 

@@ -42,7 +42,7 @@ from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_en
 from repolicy.hosts.steering import Steering, say_of_bonus, usual_warmup, weighs, weights_named
 from repolicy.loading import printable
 from repolicy.objective import Objective
-from repolicy.policies.policy import Policy
+from repolicy.policies import Policy
 from repolicy.prepare.defaults import ROLLOUT, of_shape
 
 from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing

@@ -11,11 +11,7 @@ from torch import Tensor, nn
 from repolicy.errors import UsageError
 from repolicy.hosts.begun import as_squashed, check_same_network, paired, set_statistics
 from repolicy.hosts.kept_prior import squashes
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.families import FAMILIES
-from repolicy.policies.network import MODULES
-from repolicy.policies.normalizer import BOUND, Normalizer
-from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies import BOUND, FAMILIES, MODULES, ActionSpace, Normalizer, Policy, PolicySpec
 
 try:
     from stable_baselines3 import PPO

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import ByDistribution, Given, Opened, open_prior
-from repolicy.policies.density import Density
-from repolicy.policies.file import policy_bytes, read_own
-from repolicy.policies.policy import Policy
+from repolicy.policies import Density, Policy, policy_bytes, read_own
 
 OURS, THEIRS, MARKS, STATES = (
     "prior.safetensors",

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from repolicy.envs import addons
-from repolicy.envs.rollout import Transitions
+from repolicy.envs import Transitions, addons
 from repolicy.errors import UsageError
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from repolicy.envs.making import make_envs
+from repolicy.envs import make_envs
 from repolicy.errors import UsageError
 from repolicy.learning.segments import Segments
 from repolicy.learning.training import check

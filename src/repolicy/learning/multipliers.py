@@ -22,12 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.evaluation import LONGEST, run_episodes
-from repolicy.envs.limits import Limit, limits
-from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Rollout
+from repolicy.envs import LONGEST, Limit, Rollout, make_envs, run_episodes
+from repolicy.envs.limits import limits
 from repolicy.objective import Objective
-from repolicy.policies.policy import Policy
+from repolicy.policies import Policy
 from repolicy.runs.ranks import Ranks
 from repolicy.runs.request import Request, derived_seed
 from repolicy.runs.result import Measured

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import NumericError
-from repolicy.policies.network import Mlp, flatten
-from repolicy.policies.normalizer import merged
-from repolicy.policies.policy import Policy
+from repolicy.policies import Mlp, Policy, flatten, merged
 from repolicy.runs.settings import Settings
 
 

@@ -10,17 +10,15 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from repolicy.envs.names import decoder
-from repolicy.envs.watchdog import Watchdog
+from repolicy.envs import Watchdog, decoder
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.learning.multipliers import broken
 from repolicy.learning.segments import Segments
 from repolicy.learning.terms import collapsed
-from repolicy.policies.file import add_to_card
+from repolicy.policies import add_to_card
 from repolicy.prepare.session import Start, begun
 from repolicy.prepare.worth import measured
-from repolicy.priors.kinds import Exact
-from repolicy.priors.opening import from_source, read_policy
+from repolicy.priors import Exact, from_source, read_policy
 from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import polite_interrupt, torchrun_place

@@ -15,24 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.dialed import Dialed
-from repolicy.envs.evaluation import check_fit, run_episodes
-from repolicy.envs.making import make_envs
-from repolicy.envs.names import decoder
-from repolicy.envs.rollout import Collector, staggered
-from repolicy.envs.step import Envs
+from repolicy.envs import Collector, Dialed, Envs, check_fit, decoder, make_envs, run_episodes, staggered
 from repolicy.errors import FileError, NumericError
 from repolicy.learning.multipliers import PROBES, earned_by_age
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective, reformulated, task_reward
-from repolicy.policies.density import Density
-from repolicy.policies.file import save_policy
-from repolicy.policies.policy import Policy, frozen
+from repolicy.policies import Density, Policy, frozen, save_policy
 from repolicy.policies.storage import write
 from repolicy.prepare.states import density_of
-from repolicy.priors.decoders import held
-from repolicy.priors.kinds import Exact, MeanPrior
-from repolicy.priors.opening import read_policy
+from repolicy.priors import Exact, MeanPrior, held, read_policy
 from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import keep_freed_memory, versions

@@ -11,16 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from repolicy.envs import addons
-from repolicy.envs.addons import Addon
-from repolicy.envs.rollout import Rollout
+from repolicy.envs import Addon, Rollout, addons
 from repolicy.learning import ppo
 from repolicy.objective import Objective, Reward, task_reward
-from repolicy.policies.distributions import Distribution
-from repolicy.policies.modulated import Conditioned, FilmMlp
-from repolicy.policies.network import Mlp
-from repolicy.policies.normalizer import sums
-from repolicy.policies.policy import Policy
+from repolicy.policies import Conditioned, Distribution, FilmMlp, Mlp, Policy, sums
 from repolicy.ranges import Dial
 from repolicy.runs.ranks import Ranks
 from repolicy.runs.request import Request

@@ -7,17 +7,25 @@ from typing import Any, Literal
 
 import numpy as np
 
-from repolicy.envs import addons
-from repolicy.envs.evaluation import LONGEST
-from repolicy.envs.limits import Limit
+from repolicy.envs import (
+    LONGEST,
+    EnvLike,
+    Limit,
+    Watchdog,
+    addons,
+    chunk_of,
+    decoder,
+    env_name,
+    probed,
+    with_observed,
+    with_observed_of,
+    with_roles,
+)
 from repolicy.envs.limits import limits as limits_of
-from repolicy.envs.making import probed, with_roles
-from repolicy.envs.names import EnvLike, chunk_of, decoder, env_name, with_observed, with_observed_of
-from repolicy.envs.watchdog import Watchdog
 from repolicy.errors import UsageError
 from repolicy.learning.run import Callback, run, tell
 from repolicy.objective import Objective, residual, soft
-from repolicy.policies.policy import Policy, Prior
+from repolicy.policies import Policy, Prior
 from repolicy.prepare.defaults import train_defaults
 from repolicy.prepare.generative import free, start_of
 from repolicy.prepare.session import (
@@ -34,7 +42,7 @@ from repolicy.prepare.session import (
 from repolicy.prepare.spending import spending
 from repolicy.prepare.states import check_learnable
 from repolicy.prepare.weights import decide, trial
-from repolicy.priors.kinds import Function
+from repolicy.priors import Function
 from repolicy.readers.reading import Options
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import torchrun_place

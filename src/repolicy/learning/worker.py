@@ -8,18 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.making import critic_size, probed
-from repolicy.envs.rollout import Collector, Rollout
+from repolicy.envs import Collector, Rollout, critic_size, probed
 from repolicy.errors import NumericError
 from repolicy.learning import ppo
 from repolicy.learning.multipliers import Multipliers
 from repolicy.learning.terms import OneWeight, RangeOfWeights
 from repolicy.objective import DIALED, Objective, Reward, reformulated
-from repolicy.policies.density import Density
-from repolicy.policies.normalizer import BOUND, Normalizer, sums
-from repolicy.policies.policy import Policy, frozen
+from repolicy.policies import BOUND, Density, Normalizer, Policy, frozen, sums
 from repolicy.prepare.states import familiarity
-from repolicy.priors.kinds import Exact, Scorer
+from repolicy.priors import Exact, Scorer
 from repolicy.runs import ranks
 from repolicy.runs.request import Request, spec_for
 

@@ -15,19 +15,34 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from repolicy.envs.addons import Addon, Wish, wished
-from repolicy.envs.evaluation import BLOCK, Evaluation, backend_of, check_fit, run_episodes
-from repolicy.envs.making import acting_in, make_envs, observing, placed, probed
-from repolicy.envs.names import EnvLike, decoder, env_name, with_observed_of
-from repolicy.envs.rollout import Collector
-from repolicy.envs.step import Backend
-from repolicy.envs.trust import addons_of, env_of
+from repolicy.envs import (
+    BLOCK,
+    Addon,
+    Backend,
+    Collector,
+    EnvLike,
+    Evaluation,
+    Wish,
+    acting_in,
+    addons_of,
+    backend_of,
+    check_fit,
+    decoder,
+    env_name,
+    env_of,
+    make_envs,
+    observing,
+    placed,
+    probed,
+    run_episodes,
+    wished,
+    with_observed_of,
+)
 from repolicy.errors import UsageError
 from repolicy.loading import as_number
 from repolicy.many.bets import ORDER, Verdict, lower, shown
-from repolicy.policies.policy import Agent
-from repolicy.priors.finding import on_shelf
-from repolicy.priors.kinds import MeanPrior
+from repolicy.policies import Agent
+from repolicy.priors import MeanPrior, on_shelf
 from repolicy.readers.reading import Options
 
 USUAL = "5%"  # by how much the new policy may be worse

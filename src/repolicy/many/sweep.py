@@ -12,9 +12,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs.addons import Wish, combined, dials, names
-from repolicy.envs.names import EnvLike, decoder, env_name
-from repolicy.envs.trust import confirm
+from repolicy.envs import EnvLike, Wish, combined, confirm, decoder, env_name
+from repolicy.envs.addons import dials, names
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.learning.training import check, check_given, try_addon
 from repolicy.loading import PYTHON, as_file_name, lives_here_alone, read_json, stem_of
@@ -22,14 +21,13 @@ from repolicy.many import pool
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, episodes_of, point_words
 from repolicy.objective import Objective, Weight
-from repolicy.policies.file import OBJECTIVE
-from repolicy.policies.policy import Policy
+from repolicy.policies import OBJECTIVE, Policy
 from repolicy.policies.storage import FORMAT, check_shape, write_bytes, write_json
 from repolicy.prepare.generative import start_of
 from repolicy.prepare.session import settings_of
 from repolicy.prepare.states import check_learnable
 from repolicy.prepare.weights import decide
-from repolicy.priors.opening import read_policy
+from repolicy.priors import read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs import ranks

@@ -10,12 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.addons import Addon
-from repolicy.envs.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
-from repolicy.envs.names import decoder
-from repolicy.envs.step import Backend
+from repolicy.envs import EVALUATION_SEED, Addon, Backend, Column, Evaluation, decoder, evaluate
 from repolicy.objective import residual
-from repolicy.policies.policy import Policy
+from repolicy.policies import Policy
 from repolicy.policies.storage import finite
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request, words

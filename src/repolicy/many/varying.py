@@ -13,11 +13,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repolicy.envs.names import RESET, EnvLike, of_reset, parsed
+from repolicy.envs import RESET, EnvLike, of_reset, parsed
 from repolicy.errors import UsageError
 from repolicy.many.bets import ORDER, Verdict
 from repolicy.many.comparing import Compared, Comparison, compare, env_of_both
-from repolicy.policies.policy import Agent
+from repolicy.policies import Agent
 from repolicy.ranges import Range
 
 STEPS, MOST = 5, 2  # places along a range, and options that are varied at once

@@ -8,11 +8,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from repolicy.envs.addons import Wish, check_env, combined, names
-from repolicy.envs.evaluation import check_fit
-from repolicy.envs.making import make_envs, probed
-from repolicy.envs.names import EnvLike, check_plain, env_name
-from repolicy.envs.rollout import Collector, Rollout
+from repolicy.envs import (
+    Collector,
+    EnvLike,
+    Rollout,
+    Wish,
+    check_env,
+    check_fit,
+    check_plain,
+    combined,
+    env_name,
+    make_envs,
+    probed,
+)
+from repolicy.envs.addons import names
 from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.planning.copies import CopyModel
@@ -22,8 +31,7 @@ from repolicy.planning.mujoco_model import CannotBatchError, MujocoModel
 from repolicy.planning.planner import Planner, Search
 from repolicy.planning.scoring import Score
 from repolicy.planning.value import fitted_value, rewards_of, rollouts_in
-from repolicy.policies.file import SavedPolicy
-from repolicy.policies.policy import Agent, Policy
+from repolicy.policies import Agent, Policy, SavedPolicy
 from repolicy.prepare.session import open_prior
 from repolicy.prepare.states import SKIPPED, check_learnable, density_in, wanted
 from repolicy.prepare.weights import Weighing

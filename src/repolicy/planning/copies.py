@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.gymnasium import batched, check_copied, copied
-from repolicy.envs.names import one_env
-from repolicy.envs.step import Backend, Info, action_space, flat, native, shown
+from repolicy.envs import Backend, Info, action_space, batched, check_copied, copied, flat, native, one_env, shown
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.planning.model import Simulated
 

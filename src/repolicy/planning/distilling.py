@@ -11,15 +11,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from repolicy.envs.making import make_envs
-from repolicy.envs.step import Envs
+from repolicy.envs import Envs, make_envs
 from repolicy.errors import UsageError
 from repolicy.planning.asking import Planned
 from repolicy.planning.planner import Planner, spread_of
-from repolicy.policies.file import read_card, save_policy
-from repolicy.policies.policy import Policy, frozen
+from repolicy.policies import Policy, frozen, read_card, save_policy
 from repolicy.policies.storage import check_place
-from repolicy.priors.fitting import Samples, fit
+from repolicy.priors import Samples, fit
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
 

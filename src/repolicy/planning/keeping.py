@@ -3,15 +3,14 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from repolicy.envs.trust import addons_of, env_of
+from repolicy.envs import addons_of, env_of
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import lives_here_alone, read_json
 from repolicy.planning.asking import Planned, planned
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Search
 from repolicy.policies.storage import check_shape, write_bytes, write_json
-from repolicy.priors.finding import PLAN
-from repolicy.priors.opening import Acting, own_bytes, read_policy
+from repolicy.priors import PLAN, Acting, own_bytes, read_policy
 
 FORMAT, PRIOR = 1, "prior.safetensors"
 SEARCH = {

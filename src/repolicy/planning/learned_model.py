@@ -10,13 +10,11 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Collector, Transitions
-from repolicy.envs.step import Backend, Info, own_numbers
+from repolicy.envs import Backend, Collector, Info, Transitions, make_envs, own_numbers
 from repolicy.errors import UsageError
 from repolicy.planning.model import Simulated
 from repolicy.planning.regression import regression
-from repolicy.policies.policy import Policy
+from repolicy.policies import Policy
 from repolicy.runs.ranks import one_thread
 
 ENVS, STEPS, HELD_OUT = 64, 800, 8  # environments, steps in each, and how many environments only judge

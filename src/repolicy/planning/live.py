@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.names import one_env
-from repolicy.envs.rollout import Transitions
-from repolicy.envs.step import Info, action_space, native
+from repolicy.envs import Info, Transitions, action_space, native, one_env
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import Planned
 from repolicy.planning.keeping import keep

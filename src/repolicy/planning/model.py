@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from repolicy.envs.step import Backend, Info
+from repolicy.envs import Backend, Info
 
 
 class Simulated(NamedTuple):

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.names import one_env
-from repolicy.envs.step import Backend, Info, action_space, native
+from repolicy.envs import Backend, Info, action_space, native, one_env
 from repolicy.errors import UsageError
 from repolicy.planning.model import Simulated
 

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
-from repolicy.envs.making import make_envs
+from repolicy.envs import make_envs
 from repolicy.errors import UsageError
 from repolicy.planning.asking import Planned
 from repolicy.planning.planner import Planner

@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.step import Backend
+from repolicy.envs import Backend
 from repolicy.errors import UsageError
 from repolicy.planning.model import Model
 from repolicy.planning.sampling import BASES, Base, between, correction, effective, normalized, temperature
 from repolicy.planning.scoring import Score, simulated
 from repolicy.planning.tree import Choosing
-from repolicy.policies.distributions import ActionSpace, Gaussian
-from repolicy.policies.policy import Policy
+from repolicy.policies import ActionSpace, Gaussian, Policy
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.policies.network import Mlp
+from repolicy.policies import Mlp
 
 MINIBATCH, LEARNING_RATE = 512, 1e-2  # at first; it falls to 0
 

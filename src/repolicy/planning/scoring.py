@@ -6,13 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from repolicy.envs.addons import Addon
-from repolicy.envs.rollout import Transitions
-from repolicy.envs.step import Info, own_numbers, stacked
+from repolicy.envs import Addon, Info, Transitions, own_numbers, stacked
 from repolicy.errors import UsageError
 from repolicy.planning.model import Model
-from repolicy.policies.density import MOST, Density
-from repolicy.policies.policy import Policy
+from repolicy.policies import Density, Policy
+from repolicy.policies.density import MOST
 
 Value = Callable[[np.ndarray], np.ndarray]  # from observations [B, O] to what is still to come [B]
 

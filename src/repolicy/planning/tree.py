@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.rollout import Transitions
-from repolicy.envs.step import Info, own_numbers, stacked
+from repolicy.envs import Info, Transitions, own_numbers, stacked
 from repolicy.errors import UsageError
 from repolicy.planning.copies import CopyModel
 from repolicy.planning.model import Simulated

@@ -7,12 +7,12 @@ from itertools import islice
 import numpy as np
 import torch
 
-from repolicy.envs.rollout import Rollout
+from repolicy.envs import Rollout
 from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.planning.regression import regression
 from repolicy.planning.scoring import Score, Value, step_rewards
-from repolicy.policies.policy import Policy
+from repolicy.policies import Policy
 from repolicy.prepare.states import rollouts_of
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings

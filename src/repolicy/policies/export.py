@@ -179,7 +179,7 @@ def onnx_graph(module: nn.Module, example: tuple[Tensor, ...]) -> bytes:
     except ImportError as error:
         raise UsageError(f"--format onnx needs the package {error.name}: pip install 'repolicy[onnx]'") from None
     names, batch = list(inspect.signature(module.forward).parameters), torch.export.Dim("batch")
-    with _quiet():
+    with quiet():
         program = torch.onnx.export(
             module,
             example,
@@ -211,7 +211,7 @@ def onnx_reader(content: bytes) -> Callable[..., np.ndarray]:
 
 
 def _torchscript(module: Acting, size: int, told: dict[str, Any], policy: bytes) -> bytes:
-    with _quiet():
+    with quiet():
         frozen = torch.jit.freeze(torch.jit.trace(module, _example(module, size)))
         bare, buffer = io.BytesIO(), io.BytesIO()
         torch.jit.save(frozen, bare)
@@ -220,13 +220,13 @@ def _torchscript(module: Acting, size: int, told: dict[str, Any], policy: bytes)
 
 
 def _torchscript_reader(content: bytes) -> Callable[..., np.ndarray]:
-    with _quiet():
+    with quiet():
         loaded = torch.jit.load(io.BytesIO(content))
     return lambda *inputs: np.asarray(loaded(*map(torch.from_numpy, inputs)).numpy())
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence PyTorch's notices about itself, and that TorchScript is deprecated: people ask for it by name."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

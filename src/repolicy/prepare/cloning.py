@@ -16,19 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.evaluation import Evaluation, run_episodes
-from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Collector, Rollout
-from repolicy.envs.step import HasSpaces
+from repolicy.envs import Collector, Evaluation, HasSpaces, Rollout, make_envs, run_episodes
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import figures
-from repolicy.policies.distributions import Gaussian
-from repolicy.policies.file import SavedPolicy, policy_bytes
-from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
+from repolicy.policies import Gaussian, Policy, PolicySpec, SavedPolicy, frozen, policy_bytes, seeded
 from repolicy.policies.storage import read
-from repolicy.priors.fitting import Samples, fit, fit_normalizer
-from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior, Scorer, State
-from repolicy.priors.opening import read_policy
+from repolicy.priors import Exact, MeanPrior, Samples, ScoredPrior, Scorer, State, fit, fit_normalizer, read_policy
 from repolicy.runs import ranks
 from repolicy.runs.request import derived_seed
 from repolicy.runs.settings import Settings

@@ -9,7 +9,7 @@ from repolicy.loading import without_version
 from repolicy.runs.settings import Settings
 
 if TYPE_CHECKING:
-    from repolicy.policies.policy import Policy
+    from repolicy.policies import Policy
 
 
 # One row an environment (of any version), used by every objective alike. `experiments/learning.py` measures them all,
@@ -82,8 +82,7 @@ def customize_defaults(prior: "str | Path | Policy", steps: int = STEPS) -> Sett
     actor waits for the critic, which has the prior's activation. With few `steps`, updates are smaller so that there
     are enough of them. `prior` is a policy or names one, as for `customize`.
     """
-    from repolicy.priors.finding import find_policy
-    from repolicy.priors.opening import read_policy
+    from repolicy.priors import find_policy, read_policy
 
     spec = (read_policy(find_policy(prior)).policy if isinstance(prior, str | Path) else prior).spec
     settings = of_shape(max((64, *spec.hidden)), spec.actions.width, steps)

@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from repolicy.envs.addons import Addon
-from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, check_fit, evaluate
-from repolicy.envs.making import probed
-from repolicy.envs.step import Backend
+from repolicy.envs import EVALUATION_SEED, Addon, Backend, Evaluation, check_fit, evaluate, probed
 from repolicy.errors import UsageError
-from repolicy.policies.policy import Policy, seeded
+from repolicy.policies import Policy, seeded
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.weights import Weights, usual_budget, weights_found
 from repolicy.prepare.worth import Entropy, Sums, Worth, Worths, nats_of, worth_of

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from repolicy.envs.making import observing
+from repolicy.envs import observing
 from repolicy.errors import UsageError
 from repolicy.policies.export import onnx_graph
 from repolicy.policies.storage import check_place, write_bytes

@@ -10,24 +10,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import addons
-from repolicy.envs.addons import Addon
-from repolicy.envs.evaluation import Evaluation, evaluate
-from repolicy.envs.gymnasium import check_copied
-from repolicy.envs.making import make_envs, probed
-from repolicy.envs.names import chunk_of, decoder, in_gymnasium, one_env, parsed, with_decoder
-from repolicy.envs.rollout import Transitions
-from repolicy.envs.step import Backend
+from repolicy.envs import (
+    Addon,
+    Backend,
+    Evaluation,
+    Transitions,
+    addons,
+    check_copied,
+    chunk_of,
+    decoder,
+    evaluate,
+    in_gymnasium,
+    make_envs,
+    one_env,
+    parsed,
+    probed,
+    with_decoder,
+)
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.loading import lives_here_alone, load_object, reference_to
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.normalizer import sums
-from repolicy.policies.policy import Policy, PolicySpec, frozen, seeded
+from repolicy.policies import ActionSpace, Policy, PolicySpec, frozen, seeded, sums
 from repolicy.prepare.session import Start, called, open_prior, settings_of
 from repolicy.prepare.weights import trial
-from repolicy.priors.decoders import decoder_of, sum_of
-from repolicy.priors.kinds import check_unread
-from repolicy.priors.opening import is_code
+from repolicy.priors import check_unread, decoder_of, is_code, sum_of
 from repolicy.readers.reading import Options
 from repolicy.runs.settings import Settings
 

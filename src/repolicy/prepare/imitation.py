@@ -8,16 +8,13 @@ from typing import Any
 
 import torch
 
-from repolicy.envs.evaluation import evaluate
-from repolicy.envs.making import observing, probed
+from repolicy.envs import evaluate, observing, probed
 from repolicy.errors import UsageError
 from repolicy.loading import figures
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.file import read_card, save_policy
-from repolicy.policies.policy import Policy, PolicySpec, seeded
+from repolicy.policies import ActionSpace, Policy, PolicySpec, read_card, save_policy, seeded
 from repolicy.policies.storage import check_place
 from repolicy.prepare.cloning import begin_at
-from repolicy.priors.fitting import Fitted, Samples, fit
+from repolicy.priors import Fitted, Samples, fit
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.runs.machine import versions
 

@@ -12,27 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repolicy.envs import addons
-from repolicy.envs.limits import Limit
-from repolicy.envs.making import placed, probed, with_roles
-from repolicy.envs.names import decoder
-from repolicy.envs.step import Backend
-from repolicy.envs.trust import confirm, env_of
+from repolicy.envs import Backend, Limit, addons, confirm, decoder, env_of, placed, probed, with_roles
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, lives_here_alone, stem_of
 from repolicy.objective import WEIGHTS, Objective, name_of
-from repolicy.policies.file import SavedPolicy, notes_of, policy_bytes
-from repolicy.policies.modulated import Conditioned
-from repolicy.policies.policy import Policy, frozen, seeded
+from repolicy.policies import Conditioned, Policy, SavedPolicy, frozen, notes_of, policy_bytes, seeded
 from repolicy.policies.storage import read, write
 from repolicy.prepare.cloning import clone, spec_of
 from repolicy.prepare.defaults import STEPS, customize_defaults
 from repolicy.prepare.weights import trial
-from repolicy.priors.decoders import take_out
-from repolicy.priors.finding import find_policy
-from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior
-from repolicy.priors.kinds import name_of as called_prior
-from repolicy.priors.opening import Source, opened, own_bytes, read_policy, source_of
+from repolicy.priors import (
+    Exact,
+    MeanPrior,
+    ScoredPrior,
+    Source,
+    find_policy,
+    opened,
+    own_bytes,
+    read_policy,
+    source_of,
+    take_out,
+)
+from repolicy.priors import name_of as called_prior
 from repolicy.readers.reading import Options
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import torchrun_place, versions

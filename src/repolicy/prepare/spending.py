@@ -4,8 +4,7 @@ import math
 from contextlib import closing
 from typing import NamedTuple
 
-from repolicy.envs.evaluation import LONGEST
-from repolicy.envs.making import make_envs
+from repolicy.envs import LONGEST, make_envs
 from repolicy.prepare import states, weights
 from repolicy.prepare.session import KEPT
 from repolicy.runs.request import Request

@@ -7,11 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Collector, Rollout
+from repolicy.envs import Collector, Rollout, make_envs
 from repolicy.errors import UsageError
-from repolicy.policies.density import PARTS, STRETCH, Density, fitted
-from repolicy.policies.policy import Policy
+from repolicy.policies import Density, Policy
+from repolicy.policies.density import PARTS, STRETCH, fitted
 from repolicy.runs import ranks
 from repolicy.runs.request import Request, derived_seed
 

@@ -10,16 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from repolicy.envs import addons
-from repolicy.envs.evaluation import check_fit
-from repolicy.envs.making import make_envs, probed
-from repolicy.envs.names import decoder
-from repolicy.envs.rollout import Collector, Rollout
+from repolicy.envs import Collector, Rollout, addons, check_fit, decoder, make_envs, probed
 from repolicy.errors import NumericError, UsageError
 from repolicy.loading import without_version
 from repolicy.objective import Objective, Weight
-from repolicy.policies.file import SavedPolicy
-from repolicy.policies.policy import Agent, Policy, seeded
+from repolicy.policies import Agent, Policy, SavedPolicy, seeded
 from repolicy.prepare.states import MOST_NUMBERS, SKIPPED
 from repolicy.prepare.worth import EPISODES, LONGEST, Worth, Worths, sought
 from repolicy.ranges import Range

@@ -12,9 +12,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
-from repolicy.envs.step import Backend
-from repolicy.policies.policy import Policy
+from repolicy.envs import EVALUATION_SEED, Backend, Evaluation, evaluate
+from repolicy.policies import Policy
 
 EPISODES = 32
 LONGEST = 1_000  # steps of an episode that count

@@ -1,13 +1,35 @@
 """Whatever a user names as a prior: a name, a file, a place on the hub, an object, a function."""
 
-# The door: other rooms may import these files, and no others of this folder.
-__all__ = [
-    "decoders",
-    "dials",
-    "finding",
-    "fitting",
-    "hub",
-    "kinds",
-    "opening",
-    "running",
-]
+# The door: other rooms import these names, and the files in `__all__`.
+from repolicy.priors.decoders import Decoder, decoder_of, export_composed, found_file, held, sum_of, take_out
+from repolicy.priors.dials import How, beyond, dial, prior_of, turned
+from repolicy.priors.finding import (
+    PLAN,
+    PRIORS,
+    beside,
+    check_reachable,
+    check_writes_over_none,
+    find_policy,
+    is_plan,
+    on_shelf,
+    shipped,
+)
+from repolicy.priors.fitting import Fitted, Samples, fit, fit_normalizer
+from repolicy.priors.kinds import Exact, Function, MeanPrior, ScoredPrior, Scorer, State, check_unread, name_of
+from repolicy.priors.opening import (
+    Acting,
+    Source,
+    acting,
+    check_own,
+    described_with,
+    from_source,
+    is_code,
+    load_policy,
+    opened,
+    own_bytes,
+    read_file,
+    read_policy,
+    source_of,
+)
+
+__all__ = ["hub", "running"]

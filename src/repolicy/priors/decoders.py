@@ -11,9 +11,8 @@ from torch import Tensor
 
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError, described, in_one_sentence
 from repolicy.loading import load_object
-from repolicy.policies.export import TOLERANCE, Acting, onnx_graph, onnx_reader
-from repolicy.policies.file import decoder_in
-from repolicy.policies.policy import Policy
+from repolicy.policies import TOLERANCE, Policy, decoder_in
+from repolicy.policies.export import Acting, onnx_graph, onnx_reader
 from repolicy.policies.storage import write_bytes
 from repolicy.priors.finding import cache
 from repolicy.priors.opening import is_code

@@ -19,10 +19,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.policies.file import SavedPolicy
-from repolicy.policies.modulated import Conditioned
-from repolicy.policies.network import layers_of, load_layers, scaled, side_by_side
-from repolicy.policies.policy import Policy, frozen
+from repolicy.policies import Conditioned, Policy, SavedPolicy, frozen, layers_of, load_layers, scaled, side_by_side
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import NumericError, UsageError
-from repolicy.policies.distributions import ActionSpace, Gaussian
-from repolicy.policies.normalizer import sums
-from repolicy.policies.policy import Policy
+from repolicy.policies import ActionSpace, Gaussian, Policy, sums
 from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.readers.reading import LEAST_STD, Options

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import NumericError, UsageError, in_one_sentence
-from repolicy.policies.distributions import ActionSpace, Distribution, Gaussian
-from repolicy.policies.policy import Policy, Prior
+from repolicy.policies import ActionSpace, Distribution, Gaussian, Policy, Prior
 from repolicy.readers.reading import LEAST_STD, Options
 
 State = dict[str, Tensor]  # what a program remembers: each tensor with a row an environment

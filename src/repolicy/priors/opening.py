@@ -15,8 +15,7 @@ import torch
 
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import load_object
-from repolicy.policies.file import SavedPolicy, notes_of, policy_bytes, read_card, read_own
-from repolicy.policies.policy import Agent, Policy, frozen
+from repolicy.policies import Agent, Policy, SavedPolicy, frozen, notes_of, policy_bytes, read_card, read_own
 from repolicy.policies.storage import is_own
 from repolicy.priors.finding import SHELF, find_policy, is_plan
 from repolicy.priors.fitting import fitted_to, wants_fit

@@ -206,10 +206,10 @@ class Graph:
 
 def scripted(file: PolicyFile) -> Any:
     """Return the module in a TorchScript file, on the CPU and without gradients."""
-    from repolicy.policies.export import _quiet
+    from repolicy.policies.export import quiet
 
     try:
-        with _quiet():
+        with quiet():
             module = torch.jit.load(io.BytesIO(file.content), map_location="cpu").eval()
             for tensor in (*module.parameters(), *module.buffers()):
                 tensor.requires_grad_(False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.policies.distributions import ActionSpace
+from repolicy.policies import ActionSpace
 from repolicy.readers.described import (
     CannotCopyError,
     Described,

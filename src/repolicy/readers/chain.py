@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.network import ACTIVATIONS
+from repolicy.policies import ACTIVATIONS, ActionSpace
 from repolicy.readers.described import (
     Array,
     CannotCopyError,

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.families import STDS, bounded
-from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.policies import STDS, ActionSpace, Policy, PolicySpec, bounded
 from repolicy.readers.described import Array, Described, Linear, Normalizer
 
 

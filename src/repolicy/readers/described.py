@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from repolicy.errors import FileError
-from repolicy.policies.distributions import ActionSpace
+from repolicy.policies import ActionSpace
 
 Array = np.ndarray
 Source = Literal["vector", "head", "features"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import UsageError
-from repolicy.policies.distributions import ActionSpace
+from repolicy.policies import ActionSpace
 from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Linear, Normalizer, Std
 from repolicy.readers.given_by_user import chosen_statistics, given_std, tempered
 from repolicy.readers.perceptrons import (

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import UsageError
-from repolicy.policies.network import ACTIVATIONS
+from repolicy.policies import ACTIVATIONS
 from repolicy.readers.described import Array, CannotCopyError, Hidden, LayerNorm, Linear, Normalizer, Perceptron
 from repolicy.readers.pickles import array
 from repolicy.readers.reading import Options

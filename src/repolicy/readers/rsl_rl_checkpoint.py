@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repolicy.policies.distributions import ActionSpace
+from repolicy.policies import ActionSpace
 from repolicy.readers.described import Array, CannotCopyError, Described, Normalizer, Perceptron, Std
 from repolicy.readers.given_by_user import agent_settings, chosen_statistics, numbers_in
 from repolicy.readers.perceptrons import (

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repolicy.errors import UsageError
-from repolicy.policies.distributions import ActionSpace
+from repolicy.policies import ActionSpace
 from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Linear, Normalizer, Perceptron, Std
 from repolicy.readers.given_by_user import (
     check_no_other,

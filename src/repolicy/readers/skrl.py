@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.policies.distributions import ActionSpace
+from repolicy.policies import ActionSpace
 from repolicy.readers.described import CannotCopyError, Described, Hidden, Normalizer, Std
 from repolicy.readers.given_by_user import agent_settings, chosen_statistics, given_std, listed, numbers_in
 from repolicy.readers.perceptrons import chosen_activation, linear, normalizer, numbers, perceptron, some, tensors_of

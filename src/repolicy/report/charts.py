@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.evaluation import Evaluation
-from repolicy.envs.limits import Limit
+from repolicy.envs import Evaluation, Limit
 from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.ranges import enough_digits
 from repolicy.report import page

@@ -9,7 +9,7 @@ from repolicy.loading import counted
 from repolicy.many.comparing import Compared, Comparison
 from repolicy.many.varying import Around, Place
 from repolicy.policies.storage import is_own
-from repolicy.priors.finding import is_plan
+from repolicy.priors import is_plan
 from repolicy.report import page
 from repolicy.report.movie import Shot, file_of
 from repolicy.report.run_page import filmed

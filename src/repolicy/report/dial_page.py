@@ -11,19 +11,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from repolicy.envs import addons
-from repolicy.envs.names import decoder
+from repolicy.envs import addons, decoder
 from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, file_sum, read_json
 from repolicy.many.tradeoff import Found, Point, episodes_of
 from repolicy.objective import DIALED
-from repolicy.policies.file import SavedPolicy, read_card, save_policy
-from repolicy.policies.modulated import Conditioned
-from repolicy.policies.policy import Policy
+from repolicy.policies import Conditioned, Policy, SavedPolicy, read_card, save_policy
 from repolicy.policies.storage import FORMAT, check_shape, finite, is_own, write_json
-from repolicy.priors.decoders import held
-from repolicy.priors.dials import How, beyond, prior_of, turned
-from repolicy.priors.finding import beside
+from repolicy.priors import How, beside, beyond, held, prior_of, turned
 from repolicy.ranges import Dial
 from repolicy.report import page
 from repolicy.report.movie import Shot

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.evaluation import Evaluation
+from repolicy.envs import Evaluation
 from repolicy.errors import FileError, first_line
-from repolicy.priors.finding import find_policy, is_plan
+from repolicy.priors import find_policy, is_plan
 from repolicy.readers.pickles import DAMAGE
 from repolicy.readers.recognize import PolicyFile
 from repolicy.readers.zips import entry, open_zip

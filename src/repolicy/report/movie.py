@@ -21,18 +21,24 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.envpool import EnvPoolEnvs
-from repolicy.envs.evaluation import check_fit
-from repolicy.envs.gymnasium import GymnasiumEnvs
-from repolicy.envs.making import observing, through_noise
-from repolicy.envs.names import chunk_of, decoder, envpool_names, in_gymnasium, maker, parsed
-from repolicy.envs.step import Envs
+from repolicy.envs import (
+    EnvPoolEnvs,
+    Envs,
+    GymnasiumEnvs,
+    check_fit,
+    chunk_of,
+    decoder,
+    envpool_names,
+    in_gymnasium,
+    maker,
+    observing,
+    parsed,
+    through_noise,
+)
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON, counted
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.policy import Recalling, Watching
-from repolicy.priors.finding import find_policy, is_plan
-from repolicy.priors.opening import acting
+from repolicy.policies import ActionSpace, Recalling, Watching
+from repolicy.priors import acting, find_policy, is_plan
 from repolicy.readers.reading import Options
 from repolicy.runs.callbacks import SECONDS_BETWEEN_LINES, clock
 

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs.addons import wished
-from repolicy.envs.evaluation import Evaluation
-from repolicy.envs.trust import addons_of, env_of
+from repolicy.envs import Evaluation, addons_of, env_of, wished
 from repolicy.loading import counted, printable
-from repolicy.policies.file import SavedPolicy
+from repolicy.policies import SavedPolicy
 from repolicy.prepare.defaults import train_defaults, usual_for
-from repolicy.priors.finding import find_policy
+from repolicy.priors import find_policy, own_bytes, read_policy
 from repolicy.priors.hub import FILE, Place, in_sentences, library, place
-from repolicy.priors.opening import own_bytes, read_policy
 from repolicy.readers.reading import Options
 from repolicy.report.run_page import evaluations, repeat, rewards
 from repolicy.report.verdict import basis, name_of_prior, verdict

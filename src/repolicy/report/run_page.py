@@ -9,20 +9,26 @@ from html import escape
 from pathlib import Path
 from typing import Any, cast
 
-from repolicy.envs.addons import Addon, at, combined
-from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
-from repolicy.envs.limits import Limit
-from repolicy.envs.making import probed
-from repolicy.envs.names import decoder, in_gymnasium
-from repolicy.envs.step import Backend
-from repolicy.envs.trust import confirm
+from repolicy.envs import (
+    EVALUATION_SEED,
+    Addon,
+    Backend,
+    Evaluation,
+    Limit,
+    combined,
+    confirm,
+    decoder,
+    evaluate,
+    in_gymnasium,
+    probed,
+)
+from repolicy.envs.addons import at
 from repolicy.errors import FileError, RepolicyError
 from repolicy.loading import file_sum
 from repolicy.objective import Objective
-from repolicy.policies.file import SavedPolicy, read_card
+from repolicy.policies import SavedPolicy, read_card
 from repolicy.prepare.defaults import train_defaults, usual_for
-from repolicy.priors.decoders import take_out
-from repolicy.priors.opening import read_policy
+from repolicy.priors import read_policy, take_out
 from repolicy.report import charts, page
 from repolicy.report.charts import learning
 from repolicy.report.movie import Shot, films
@@ -316,7 +322,7 @@ def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
 
 def _prior_of(folder: RunFolder, request: dict[str, Any]) -> Path | str:
     """Return the shipped prior's name where it is one, else the copy in the folder."""
-    from repolicy.priors.finding import PRIORS, shipped
+    from repolicy.priors import PRIORS, shipped
 
     for name in shipped():
         if file_sum(PRIORS / f"{name}.safetensors") == request["prior"]:

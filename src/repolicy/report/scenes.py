@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from repolicy.envs.evaluation import MOST_ENVS, Evaluation
+from repolicy.envs import MOST_ENVS, Evaluation
 from repolicy.report.movie import Shot
 from repolicy.report.verdict import number
 

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from repolicy.envs.evaluation import Column
+from repolicy.envs import Column
 from repolicy.loading import counted
 from repolicy.many.tradeoff import Found, Point
 from repolicy.report import charts, page

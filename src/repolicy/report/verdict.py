@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from repolicy.envs.evaluation import Column, Evaluation
-from repolicy.envs.limits import Limit
+from repolicy.envs import Column, Evaluation, Limit
 from repolicy.many.bets import Verdict
 
 

@@ -20,15 +20,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repolicy.envs.evaluation import check_fit
+from repolicy.envs import check_fit
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated
-from repolicy.policies.density import Density
-from repolicy.policies.distributions import Categorical
-from repolicy.policies.file import save_policy
-from repolicy.policies.network import MODULES, layers_of, load_layers, scaled, side_by_side
-from repolicy.policies.normalizer import BOUND
-from repolicy.policies.policy import Policy, PolicySpec, Prior, frozen
+from repolicy.policies import (
+    BOUND,
+    MODULES,
+    Categorical,
+    Density,
+    Policy,
+    PolicySpec,
+    Prior,
+    frozen,
+    layers_of,
+    load_layers,
+    save_policy,
+    scaled,
+    side_by_side,
+)
 from repolicy.rql.hyperparameters import Settings
 from repolicy.rql.wrapping import (
     Spaces,

@@ -20,22 +20,19 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from repolicy.envs.addons import check_env, names
-from repolicy.envs.names import in_gymnasium, observed, observed_by_critic, one_env
-from repolicy.envs.trust import env_of
+from repolicy.envs import check_env, env_of, in_gymnasium, observed, observed_by_critic, one_env
+from repolicy.envs.addons import names
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.run import Callback, tell
 from repolicy.learning.training import check_given, watchdog
 from repolicy.loading import nearest
 from repolicy.objective import Objective
-from repolicy.policies.file import SavedPolicy
-from repolicy.policies.policy import Policy
+from repolicy.policies import Policy, SavedPolicy
 from repolicy.prepare.session import earlier, settings_of
 from repolicy.prepare.spending import Spending
 from repolicy.prepare.states import check_learnable, density_of, steps_for
 from repolicy.prepare.weights import alpha_in, decide
-from repolicy.priors.finding import find_policy
-from repolicy.priors.opening import own_bytes, read_policy
+from repolicy.priors import find_policy, own_bytes, read_policy
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import CUSTOMIZING, TASKS, Settings, customize_defaults, task_of, train_defaults
 from repolicy.runs import request as engine

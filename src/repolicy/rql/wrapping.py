@@ -10,17 +10,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from repolicy.envs.addons import combined
-from repolicy.envs.evaluation import check_fit
-from repolicy.envs.rollout import Past, Transitions
-from repolicy.envs.step import action_space, observation_size
-from repolicy.envs.watchdog import NOTE
+from repolicy.envs import NOTE, Past, Transitions, action_space, check_fit, combined, observation_size
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, plain, task_reward
-from repolicy.policies.density import Density
-from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.normalizer import Normalizer
-from repolicy.policies.policy import Policy, Prior, check_scores
+from repolicy.policies import ActionSpace, Density, Normalizer, Policy, Prior, check_scores
 from repolicy.prepare.states import familiarity
 from repolicy.rql.hyperparameters import Settings
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum, read_bytes, read_json
-from repolicy.policies.file import OBJECTIVE, read_card
+from repolicy.policies import OBJECTIVE, read_card
 from repolicy.policies.storage import FORMAT, check_shape, finite, read, write, write_bytes, write_json
 from repolicy.runs.request import Request
 

@@ -6,12 +6,10 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 
-from repolicy.envs import addons
-from repolicy.envs.step import HasSpaces
+from repolicy.envs import HasSpaces, addons
 from repolicy.errors import UsageError
 from repolicy.objective import DIALED, Objective, name_of
-from repolicy.policies.normalizer import BOUND
-from repolicy.policies.policy import PolicySpec
+from repolicy.policies import BOUND, PolicySpec
 from repolicy.ranges import MOST_DIALS, Dial, Range
 from repolicy.runs.settings import AnySettings, Settings, validated
 

@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from repolicy.envs.evaluation import Evaluation, evaluate
+from repolicy.envs import Evaluation, evaluate
 from repolicy.errors import UsageError
 from repolicy.loading import figures
-from repolicy.policies.file import read_card
-from repolicy.policies.policy import Policy
-from repolicy.priors.dials import How, dial
-from repolicy.priors.finding import find_policy
-from repolicy.priors.opening import load_policy
+from repolicy.policies import Policy, read_card
+from repolicy.priors import How, dial, find_policy, load_policy
 from repolicy.runs.folder import RunFolder
 
 if TYPE_CHECKING:

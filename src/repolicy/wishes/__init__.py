@@ -1,6 +1,6 @@
 """Wishes that nobody writes down: learnt from a person who takes over, or who says which of two clips is better."""
 
-from repolicy.envs.wish_file import Features, LearntWish, open_wish
+from repolicy.envs import Features, LearntWish, open_wish
 from repolicy.wishes.answers import learnt, read_answers
 from repolicy.wishes.ask_page import ask
 from repolicy.wishes.inference import Theta, inferred

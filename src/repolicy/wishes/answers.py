@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from repolicy.envs.wish_file import Features, LearntWish, Networks
+from repolicy.envs import Features, LearntWish, Networks
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import counted, printable, read_bytes
 from repolicy.policies.storage import check_shape

@@ -7,14 +7,12 @@ from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from repolicy.envs.names import check_plain, in_gymnasium, one_env
-from repolicy.envs.wish_file import LearntWish, check_same_env, open_wish
+from repolicy.envs import LearntWish, check_plain, check_same_env, in_gymnasium, one_env, open_wish
 from repolicy.errors import UsageError
 from repolicy.loading import counted
-from repolicy.policies.file import save_policy
-from repolicy.policies.policy import Policy
+from repolicy.policies import Policy, save_policy
 from repolicy.policies.storage import write_bytes
-from repolicy.priors.opening import Acting
+from repolicy.priors import Acting
 from repolicy.report.movie import Shot, films
 from repolicy.report.page import page
 from repolicy.wishes.pairs import CANDIDATES, Pairs, asked, candidates, fingerprint

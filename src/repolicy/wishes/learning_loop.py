@@ -9,18 +9,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from repolicy.envs.evaluation import LONGEST, check_fit
-from repolicy.envs.making import make_envs, probed
-from repolicy.envs.names import check_plain, one_env
-from repolicy.envs.rollout import Collector
-from repolicy.envs.step import native
-from repolicy.envs.wish_file import Features, LearntWish
+from repolicy.envs import (
+    LONGEST,
+    Collector,
+    Features,
+    LearntWish,
+    check_fit,
+    check_plain,
+    make_envs,
+    native,
+    one_env,
+    probed,
+)
 from repolicy.errors import UsageError
 from repolicy.learning.training import customize
 from repolicy.loading import counted
 from repolicy.objective import residual
-from repolicy.policies.policy import Agent
-from repolicy.priors.opening import Acting, acting
+from repolicy.policies import Agent
+from repolicy.priors import Acting, acting
 from repolicy.readers.reading import Options
 from repolicy.wishes.inference import beyond_start, inferred, spreads, weights
 from repolicy.wishes.pairs import fingerprint

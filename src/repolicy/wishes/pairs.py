@@ -8,14 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from repolicy.envs.evaluation import check_fit
-from repolicy.envs.making import make_envs, observing
-from repolicy.envs.names import in_gymnasium
-from repolicy.envs.step import own_numbers
-from repolicy.envs.wish_file import Features, LearntWish, inputs_of
+from repolicy.envs import Features, LearntWish, check_fit, in_gymnasium, inputs_of, make_envs, observing, own_numbers
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum
-from repolicy.policies.policy import Agent
+from repolicy.policies import Agent
 from repolicy.policies.storage import check_shape, read, write
 from repolicy.wishes.inference import Theta
 from repolicy.wishes.preferences import as_belief, most_telling

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from repolicy.envs.wish_file import Networks
+from repolicy.envs import Networks
 from repolicy.errors import NumericError, UsageError
 from repolicy.wishes.inference import Theta
 

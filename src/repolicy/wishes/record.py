@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from repolicy.envs.wish_file import Features
+from repolicy.envs import Features
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import read_bytes
 from repolicy.policies.storage import check_shape, write_bytes

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from repolicy.envs.wish_file import Features, LearntWish
+from repolicy.envs import Features, LearntWish
 from repolicy.report import charts, page
 from repolicy.wishes.record import Record
 
