@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from repolicy.policies import save_policy as save_policy
     from repolicy.priors import dial as dial
     from repolicy.priors import load_policy as load_policy
-    from repolicy.ranges import Range as Range
     from repolicy.report.run_page import write_report as write_report
     from repolicy.runs.settings import Settings as Settings
 
@@ -32,7 +31,6 @@ __version__ = "0.1.0"
 _HOMES = {
     "Objective": "objective",
     "Policy": "policies",
-    "Range": "ranges",
     "RepolicyError": "errors",
     "Settings": "runs.settings",
     "compare": "many.comparing",
@@ -51,11 +49,11 @@ _HOMES = {
     "write_report": "report.run_page",
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = list(_HOMES)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return ["__version__", *__all__]
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,7 @@ from repolicy.ranges import Dial, Range
 
 Task = Literal["basic", "addon", "both"]
 Array = TypeVar("Array", bound=Any)
-Weight = Any  # a number; a Range, for a policy with a dial over it; or one that `decide` sets: None, "auto"
+Weight = Any  # a number; a pair of them, for a policy with a dial between; or what `decide` sets: None, "auto"
 
 WEIGHTS = ("omega", "alpha", "bonus", "states")
 DIALED = ("omega", "alpha")  # those that can be a range
@@ -39,9 +39,10 @@ class Objective:
     Args:
         task: whose reward: the environment's own (`basic`), the add-on's (`addon`), or their sum (`both`).
         omega: the reward that a nat of log prior(a|s) is worth; ω′ in the paper, ω·α for a prior trained at α. "auto"
-            is moved to hold a budget; "alpha" is the same number as alpha.
-        alpha: the reward that a nat of −log policy(a|s), of entropy, is worth; α, or α̂ while customizing. "omega" is
-            the same number as omega, for each value of a range.
+            is moved to hold a budget; "alpha" is the same number as alpha. A pair of numbers, low and high, is a range:
+            one policy learns all values between, and takes the value as an input.
+        alpha: the reward that a nat of −log policy(a|s), of entropy, is worth; α, or α̂ while customizing; a range,
+            too. "omega" is the same number as omega, for each value of a range.
         bonus: weight of the policy's entropy in the *loss*, which pays for the present step's entropy alone. "alpha" is
             the same number as alpha.
         states: weight of the next state's familiarity to the prior in the reward; not in the paper, where it is 0.
