@@ -116,7 +116,7 @@ ROOMS = [
     Mutant("learning/multipliers.py", "np.where(rollout.terminated, lacking, 0.0)", "0.0", LIMITS, "an early end that keeps its return"),
     Mutant("learning/multipliers.py", "probed.basic.mean(0) - expected", "probed.basic.mean(0) + expected", LIMITS, "a share of the old return without the old return"),
     Mutant("learning/segments.py", 'worker.multipliers.restore(header, state.get("prior_earns"))', "pass", LIMITS, "multipliers that a resumed run forgets"),
-    Mutant("envs/limits.py", "one.broken_by(other.bound) > 0", "False", LIMITS, "limits that exclude each other"),
+    Mutant("envs/addons.py", "one.broken_by(other.bound) > 0", "False", LIMITS, "limits that exclude each other"),
     Mutant("learning/multipliers.py", "objective.alpha if omega_alone else", "", LIMITS, "a log-prior budget moves alpha too"),
     Mutant("learning/worker.py", "nats = own - log_prior.double()", "nats = log_prior.double() - own", LIMITS, "likelier actions spend the log-prior budget"),
     Mutant("learning/multipliers.py", "raised(objective.omega, now, now - before)", "raised(objective.omega, now, before - now)", WORKER, "a drift on its way pushed along"),

@@ -160,7 +160,10 @@ def evaluated(run: Run, path: Path) -> dict[str, dict[str, list[float]]]:
                 addon=combined([run.addon]) if run.addon else None, prior=saved.prior,
                 deterministic=action == "mean", seed=run.evaluation_seed,
             )  # fmt: skip
-        found[action] = {name: [float(f"{part:.6g}") for part in parts] for name, *parts in result.rows()}
+        found[action] = {
+            name: [float(f"{part:.6g}") for part in (column.mean, column.std)]
+            for name, column in result.columns.items()
+        }
     return found
 
 

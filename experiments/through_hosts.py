@@ -102,7 +102,7 @@ def summary(policy: Policy, env: str, addon: str, episodes: int = 100) -> Row:
     row: Row = {}
     for which, deterministic in (("mean", True), ("sampled", False)):
         found = evaluate(policy, env, episodes, addon=addon, deterministic=deterministic, seed=12345)
-        row[which] = {name: [round(mean, 2), round(std, 2)] for name, mean, std in found.rows()}
+        row[which] = {name: [round(column.mean, 2), round(column.std, 2)] for name, column in found.columns.items()}
     return row
 
 

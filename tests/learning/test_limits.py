@@ -12,7 +12,7 @@ import torch
 from known_optimum import ALPHA, FEW, GAIN, SETTINGS, WISH, Log, gain_and_std, of_both
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 
-from repolicy.envs.limits import limits
+from repolicy.envs.addons import limits
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import UsageError
 from repolicy.learning.multipliers import Multipliers, broken, earned, off_budget, off_limit, steered

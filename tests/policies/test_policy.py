@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -159,7 +159,7 @@ def test_a_frozen_copy_is_the_same_and_stays_so(family: str) -> None:
 
 @pytest.mark.parametrize("spec", [*SPECS.values(), *OTHERS.values()])
 def test_a_spec_survives_json(spec: PolicySpec) -> None:
-    assert PolicySpec.from_dict(json.loads(json.dumps(spec.as_dict()))) == spec
+    assert PolicySpec.from_dict(json.loads(json.dumps(asdict(spec)))) == spec
 
 
 def test_actions_are_cut_for_the_environment_alone() -> None:

@@ -79,7 +79,7 @@ def test_a_librarys_own_classes_are_known(tmp_path: Path) -> None:
     flat = sb3.common.torch_layers.FlattenExtractor
     _, path = made(contrib("TRPO"), tmp_path, policy_kwargs={"features_extractor_class": flat})
     assert describe(path).kind == "TRPO"
-    assert Still().observation_space.shape == (describe(path).observation_size,)
+    assert Still().observation_space.shape == (describe(path).actor.width,)
 
 
 def test_masks_that_a_copy_does_not_apply_are_told(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_clip_with_an_upper_bound_alone_has_no_lower_one(tmp_path: Path) -> No
     with pytest.raises(CannotCopyError, match="clip stands where"):
         describe(path)
     path = graph(tmp_path / "none.onnx", nodes, LAYERS | {"top": np.array(np.inf)})
-    assert describe(path).observation_size == 5
+    assert describe(path).actor.width == 5
 
 
 def test_numbers_of_a_type_that_is_not_read(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ class Double(Whole):
 def test_scripts_that_round(kind: Any, reason: str, traced: bool, tmp_path: Path) -> None:
     with pytest.raises(CannotCopyError, match=reason):
         describe(script(tmp_path / "policy.pt", kind(), 5, traced))
-    assert describe(script(tmp_path / "double.pt", Double(), 5, traced)).observation_size == 5
+    assert describe(script(tmp_path / "double.pt", Double(), 5, traced)).actor.width == 5
 
 
 def test_a_script_with_a_number_that_is_none(tmp_path: Path) -> None:

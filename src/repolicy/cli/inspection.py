@@ -191,8 +191,7 @@ def _of_foreign(file: PolicyFile, options: Options | None) -> dict[str, Any]:
     return {
         "file": str(file.path),
         "kind": f"{foreign.kind} of {foreign.library} {foreign.version}".strip(),
-        "observations": f"{foreign.observation_size} numbers"
-        + "".join(f", {key} {size}" for key, size in foreign.groups),
+        "observations": f"{foreign.actor.width} numbers" + "".join(f", {key} {size}" for key, size in foreign.groups),
         "actions": str(foreign.actions) + (", through tanh" if foreign.squashed else ""),
         "family": foreign.family,
         "network": _network(actor.activation, [len(hidden.linear.bias) for hidden in actor.hidden])

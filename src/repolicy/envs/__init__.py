@@ -1,7 +1,7 @@
 """Batches of environments behind one `Step`, add-ons, rollouts and evaluations."""
 
 # The door: other rooms import these names, and the files in `__all__`.
-from repolicy.envs.addons import Addon, Wish, check_env, combined, wished
+from repolicy.envs.addons import Addon, Limit, Wish, check_env, combined, limits, wished
 from repolicy.envs.dialed import Dialed, Places
 from repolicy.envs.envpool import EnvPoolEnvs
 from repolicy.envs.evaluation import (
@@ -18,7 +18,6 @@ from repolicy.envs.evaluation import (
     untold,
 )
 from repolicy.envs.gymnasium import GymnasiumEnvs, batched, check_copied, copied
-from repolicy.envs.limits import Limit
 from repolicy.envs.making import acting_in, critic_size, make_envs, observing, placed, probed, through_noise, with_roles
 from repolicy.envs.names import (
     RESET,
@@ -58,4 +57,4 @@ from repolicy.envs.trust import addons_of, confirm, env_of
 from repolicy.envs.watchdog import NOTE, Watchdog
 from repolicy.envs.wish_file import Features, LearntWish, Networks, check_same_env, inputs_of, open_wish
 
-__all__ = ["addons", "limits", "registered"]
+__all__ = ["addons", "registered"]

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.addons import Addon, Wish, wished
-from repolicy.envs.limits import Limit
-from repolicy.envs.limits import limits as parsed_limits
+from repolicy.envs.addons import Addon, Limit, Wish, wished
+from repolicy.envs.addons import limits as parsed_limits
 from repolicy.envs.making import acting_in, make_envs, observing, placed
 from repolicy.envs.names import EnvLike, decoder, env_name
 from repolicy.envs.rollout import Collector, Rollout
@@ -98,10 +97,6 @@ class Evaluation:
         lines = [f"{len(self.basic)} episodes in {self.env} with {action}, mean ± std"]
         return "\n".join([*lines, *(f"  {c.title:20s} {c.mean:12,.3f} ± {c.std:,.3f}" for c in self.columns.values())])
 
-    def rows(self) -> list[tuple[str, float, float]]:
-        """Return (name, mean, std) of every quantity there is."""
-        return [(name, column.mean, column.std) for name, column in self.columns.items()]
-
     def as_dict(self) -> dict[str, Any]:
         return {
             "env": self.env,
@@ -111,7 +106,7 @@ class Evaluation:
             "episodes": len(self.basic),
             "ended_early": None if self.terminated is None else int(self.terminated.sum()),
             "summary": {"basic_reward": {"mean": None, "std": None}}  # unknown in this environment
-            | {name: {"mean": mean, "std": std} for name, mean, std in self.rows()},
+            | {name: {"mean": column.mean, "std": column.std} for name, column in self.columns.items()},
             "each": {name: column.values.tolist() for name, column in self.columns.items()},
         }
 

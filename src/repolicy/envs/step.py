@@ -79,21 +79,19 @@ def group_sizes(space: Any, name: str) -> dict[str, int]:
 
 
 def observation_size(space: Any, name: str) -> int:
-    size = _size(space, name)
+    """Return how many numbers an observation has."""
+    if isinstance(space, spaces.Dict):
+        size = sum(observation_size(part, name) for part in space.values())
+    elif isinstance(space, spaces.Box):
+        size = int(np.prod(space.shape))
+    else:
+        raise UsageError(
+            f"environment {name!r} has observations of kind {type(space).__name__}; "
+            "Repolicy takes Box, and Dict made of Box: wrap it in gymnasium.wrappers.FlattenObservation"
+        )
     if not size:
         raise UsageError(f"environment {name!r} has an empty observation ({space}): there is nothing to act on")
     return size
-
-
-def _size(space: Any, name: str) -> int:
-    if isinstance(space, spaces.Box):
-        return int(np.prod(space.shape))
-    if isinstance(space, spaces.Dict):
-        return sum(_size(part, name) for part in space.values())
-    raise UsageError(
-        f"environment {name!r} has observations of kind {type(space).__name__}; "
-        "Repolicy takes Box, and Dict made of Box: wrap it in gymnasium.wrappers.FlattenObservation"
-    )
 
 
 def action_space(space: Any, name: str) -> ActionSpace:

@@ -14,7 +14,7 @@ from repolicy.envs import addons as wishes
 from repolicy.envs import names
 from repolicy.errors import UsageError
 from repolicy.loading import printable
-from repolicy.priors import take_out
+from repolicy.priors import on_shelf, take_out
 
 # The package's own environments and add-on, which policies of Residual Q-learning name in their files.
 OWN = frozenset(f"repolicy.rql.tasks:{name}" for name in ("CartPole", "MountainCar", "Highway", "Parking", "addon"))
@@ -50,8 +50,6 @@ def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
     """Return the environment of the policy in a file. Raises where it is code, unless the file is trusted."""
     env = card.get("request", {}).get("env")
     if env is None:
-        from repolicy.priors import on_shelf
-
         if (published := on_shelf(path)) is not None:
             return published.env
         raise UsageError(f"{path} does not say which environment it is for; name one with --env")

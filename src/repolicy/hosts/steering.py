@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
-from repolicy.envs import Limit
-from repolicy.envs.limits import limits
+from repolicy.envs import Limit, limits
 from repolicy.errors import UsageError
 from repolicy.learning.multipliers import FARTHEST, Limits, Weight, off_budget, steered
 from repolicy.learning.worker import LOST, WAITS

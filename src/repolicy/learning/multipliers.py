@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import LONGEST, Limit, Rollout, make_envs, run_episodes
-from repolicy.envs.limits import limits
+from repolicy.envs import LONGEST, Limit, Rollout, limits, make_envs, run_episodes
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.runs.ranks import Ranks

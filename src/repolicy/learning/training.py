@@ -21,7 +21,7 @@ from repolicy.envs import (
     with_observed_of,
     with_roles,
 )
-from repolicy.envs.limits import limits as limits_of
+from repolicy.envs import limits as limits_of
 from repolicy.errors import UsageError
 from repolicy.learning.run import Callback, run, tell
 from repolicy.objective import Objective, residual, soft

@@ -111,12 +111,20 @@ def export(
     """
     if format not in SUFFIXES:
         raise UsageError(f"there is no format {format!r}; choose from {', '.join(SUFFIXES)}")
-    acting = ActingAt(policy) if isinstance(policy, Conditioned) else Acting(policy)
+    acting: Acting = Acting(policy)
+    example: tuple[Tensor, ...] = (torch.zeros(2, policy.spec.observation_size),)
+    if isinstance(policy, Conditioned):
+        acting, example = ActingAt(policy), (*example, torch.ones(2, len(policy.dials)))
     module = acting.eval().requires_grad_(False)
     card = card or {}
     beside = about(policy, prior, card, told or {}), policy_bytes(policy, card)
-    content = (_onnx if format == "onnx" else _torchscript)(module, policy.spec.observation_size, *beside)
-    worst, own = differences(policy, (onnx_reader if format == "onnx" else _torchscript_reader)(content))
+    if format == "onnx":
+        content = into_onnx(onnx_graph(module, example), *beside)
+        act = onnx_reader(content)
+    else:
+        content = _torchscript(module, example, *beside)
+        act = _torchscript_reader(content)
+    worst, own = differences(policy, act)
     if not worst <= max(TOLERANCE, AS_FAR * own):
         raise RepolicyError(f"the exported policy differs from the original by {worst:.3g}; {path} was not written")
     write_bytes(Path(path), content)
@@ -135,7 +143,7 @@ def differences(policy: Policy, act: Callable[..., np.ndarray]) -> tuple[float, 
     generator = torch.Generator().manual_seed(0)
     spread = torch.cat([torch.ones(256), torch.full((64,), 30.0)])[:, None]
     noise = spread * torch.randn(len(spread), policy.observation_size, generator=generator)
-    observations = (policy.normalizer.mean + policy.normalizer.var.clamp_min(0.0).sqrt() * noise).float()
+    observations = policy.normalizer.undone(noise)
     exact = frozen(policy).double()
     with torch.no_grad():
         own = policy.to_environment(policy(observations).mode().numpy())
@@ -157,17 +165,7 @@ def differences(policy: Policy, act: Callable[..., np.ndarray]) -> tuple[float, 
     return float((np.abs(actions - wanted) / np.maximum(1.0, np.abs(wanted).max(0))).max()), rounded
 
 
-def _example(module: Acting, size: int) -> tuple[Tensor, ...]:
-    """Return what it is traced with."""
-    dials = (torch.ones(2, len(module.dials)),) if isinstance(module, ActingAt) else ()
-    return (torch.zeros(2, size), *dials)
-
-
 # ONNX -----------------------------------------------------------------------------------------------------------------
-
-
-def _onnx(module: Acting, size: int, told: dict[str, Any], policy: bytes) -> bytes:
-    return into_onnx(onnx_graph(module, _example(module, size)), told, policy)
 
 
 def onnx_graph(module: nn.Module, example: tuple[Tensor, ...]) -> bytes:
@@ -210,9 +208,9 @@ def onnx_reader(content: bytes) -> Callable[..., np.ndarray]:
 # TorchScript ----------------------------------------------------------------------------------------------------------
 
 
-def _torchscript(module: Acting, size: int, told: dict[str, Any], policy: bytes) -> bytes:
+def _torchscript(module: Acting, example: tuple[Tensor, ...], told: dict[str, Any], policy: bytes) -> bytes:
     with quiet():
-        frozen = torch.jit.freeze(torch.jit.trace(module, _example(module, size)))
+        frozen = torch.jit.freeze(torch.jit.trace(module, example))
         bare, buffer = io.BytesIO(), io.BytesIO()
         torch.jit.save(frozen, bare)
         torch.jit.save(frozen, buffer, _extra_files=for_torchscript(zipfile.ZipFile(bare), told, policy))

@@ -1,6 +1,7 @@
 """A policy's file: the policy, the prior that it was customized from, and what it tells of its training."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,12 +110,12 @@ def policy_bytes(
 ) -> bytes:
     """Return what `save_policy` writes; `extra` tensors are not read with the policy."""
     tensors = _policy_tensors(policy, "policy") | (extra or {})
-    header: dict[str, Any] = {"policy": policy.spec.as_dict(), "card": card}
+    header: dict[str, Any] = {"policy": asdict(policy.spec), "card": card}
     if isinstance(policy, Conditioned):
         header["dials"] = [dial._asdict() for dial in policy.dials]
     if prior is not None:
         tensors |= _policy_tensors(prior, "prior")
-        header["prior"] = prior.spec.as_dict()
+        header["prior"] = asdict(prior.spec)
     if density is not None:
         tensors |= density.tensors()
     return packed("policy", tensors, header)
@@ -156,7 +157,7 @@ def decoder_in(path: Path) -> bytes:
 def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(PROBES, policy.observation_size, generator=generator)
-    observations = (policy.normalizer.mean + policy.normalizer.var.clamp_min(0.0).sqrt() * noise).float()
+    observations = policy.normalizer.undone(noise)
     with torch.no_grad():
         actions = policy(observations).sample(generator)
     probes = {"observations": observations, "actions": actions, "log_probs": policy.log_prob(observations, actions)}

@@ -48,6 +48,10 @@ class Normalizer(nn.Module):
 
         return normalize
 
+    def undone(self, noise: Tensor) -> Tensor:
+        """Return observations like those that it has seen, of noise `[..., O]` with unit variance."""
+        return (self.mean + self.var.clamp_min(0.0).sqrt() * noise).float()
+
     def update(self, added: Tensor) -> None:
         """Take in the `sums` of observations, `[3, O]`."""
         count = self.count.expand_as(self.mean)

@@ -7,7 +7,7 @@ A `Policy` is a network, a family of distributions and its own observation norma
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
@@ -139,12 +139,9 @@ class PolicySpec:
                 f"{self.actions} have the bounds {low} and {high}; each must have a lower one and a higher one"
             )
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "PolicySpec":
-        """Return the spec that `as_dict` wrote, also after its tuples became JSON's lists."""
+        """Return the spec of `asdict(spec)`, also after its tuples became JSON's lists."""
         space = values["actions"]
         actions = ActionSpace(space["kind"], tuple(space["sizes"]), tuple(space["low"]), tuple(space["high"]))
         lists: dict[str, Any] = {name: tuple(values[name]) for name in ("hidden", "norms", "std_bounds")}

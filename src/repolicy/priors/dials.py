@@ -11,7 +11,7 @@ networks side by side are one network.
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -141,7 +141,8 @@ def proper(narrow: Tensor, narrow_c: Tensor) -> tuple[float, float]:
 
 def _weights(prior: Policy, customized: Policy, t: float) -> Policy:
     """Return the policy whose numbers lie between those of two networks that started as one."""
-    if differing := _differing(prior, customized):
+    one, other = asdict(prior.spec), asdict(customized.spec)
+    if differing := ", ".join(name for name in one if one[name] != other[name]):
         raise UsageError(
             f"the prior and the customized policy differ in {differing}, so their weights do not belong together; "
             "use the mixture"
@@ -173,9 +174,3 @@ def _check_alike(prior: Policy, customized: Policy) -> None:
             "the prior and the customized policy normalize observations differently: no dial between; "
             "`repolicy customize` keeps the prior's statistics"
         )
-
-
-def _differing(prior: Policy, customized: Policy) -> str:
-    """Return the entries of their specs that are not the same."""
-    one, other = prior.spec.as_dict(), customized.spec.as_dict()
-    return ", ".join(name for name in one if one[name] != other[name])

@@ -15,8 +15,8 @@ from repolicy.policies.storage import is_own, write_bytes
 from repolicy.priors.hub import DOWNLOADED, downloaded, is_on_hub
 
 LARGEST = 64 * 2**20  # bytes
-PLAYGROUND = ("google-deepmind/mujoco_playground", "d5e6b475")
-ZOO = ("DLR-RM/rl-trained-agents", "cd35bde6")
+PLAYGROUND = ("google-deepmind/mujoco_playground", "d5e6b475")  # Apache-2.0
+ZOO = ("DLR-RM/rl-trained-agents", "cd35bde6")  # MIT
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,13 @@ class Published:
     """A policy that somebody else has published, and what belongs beside it: (path, sha256) of each file."""
 
     source: tuple[str, str]  # repository and commit
-    licence: str
     env: str
     files: dict[str, tuple[str, str]]  # the name here, the first one being the policy: its path there, its sha256
 
 
 def _playground(robot: str, env: str, sha256: str) -> Published:
     path = f"mujoco_playground/experimental/sim2sim/onnx/{robot}_policy.onnx"
-    return Published(PLAYGROUND, "Apache-2.0", env, {"policy.onnx": (path, sha256)})
+    return Published(PLAYGROUND, env, {"policy.onnx": (path, sha256)})
 
 
 def _zoo(algorithm: str, task: str, env: str, sha256: str, statistics: str = "") -> Published:
@@ -39,7 +38,7 @@ def _zoo(algorithm: str, task: str, env: str, sha256: str, statistics: str = "")
     files = {"policy.zip": (f"{folder}/{task}.zip", sha256)}
     if statistics:
         files["policy.vecnormalize.pkl"] = (f"{folder}/{task}/vecnormalize.pkl", statistics)
-    return Published(ZOO, "MIT", env, files)
+    return Published(ZOO, env, files)
 
 
 SHELF = {

@@ -154,7 +154,10 @@ def fitted_to(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]
             )
         with torch.no_grad():
             means = prior(data.observations).mode()
-        actions = _before_tanh(prior, data) if prior.family.squashes else data.actions
+        actions = data.actions
+        if prior.family.squashes:
+            low, high = torch.tensor(prior.actions.low), torch.tensor(prior.actions.high)
+            actions = torch.atanh((2.0 * (actions - low) / (high - low) - 1.0).clamp(-EDGE, EDGE))
     else:
         placed = prior.placed(data.observations.shape[1], ActionSpace("continuous", (width,)))
         if placed.remembers and data.ended is None:
@@ -181,8 +184,3 @@ def _sentence(std: Tensor, data: Demonstrations) -> str:
         f"mean costs {len(std) / 2:g} nats a step, and ω′ times that in reward; were the std half of it, it would cost "
         "four times as much"
     )
-
-
-def _before_tanh(policy: Policy, data: Demonstrations) -> Tensor:
-    low, high = torch.tensor(policy.actions.low), torch.tensor(policy.actions.high)
-    return torch.atanh((2.0 * (data.actions - low) / (high - low) - 1.0).clamp(-EDGE, EDGE))

@@ -101,7 +101,10 @@ def _hidden(module: dict[str, Any]) -> list[Hidden]:
     for index in range(count):
         layer = _dense(module[f"hidden_{index}"], f"hidden_{index}")
         norm = module.get(f"LayerNorm_{index}")
-        layers.append(Hidden(layer, None if norm is None else _norm(norm)))
+        if norm is not None:
+            weight, bias = (numbers(norm[part], "LayerNorm") for part in ("scale", "bias"))
+            norm = LayerNorm(weight, bias, 1e-6, "after")
+        layers.append(Hidden(layer, norm))
     if not all(name.startswith(("hidden_", "LayerNorm_")) for name in module):
         raise CannotCopyError(f"its network holds {some(module)}")
     return layers
@@ -110,11 +113,6 @@ def _hidden(module: dict[str, Any]) -> list[Hidden]:
 def _dense(layer: dict[str, Any], name: str) -> Linear:
     kernel = numbers(layer["kernel"], name)
     return Linear(kernel.T, numbers(layer.get("bias", np.zeros(kernel.shape[1])), name))
-
-
-def _norm(layer: Any) -> LayerNorm:
-    weight, bias = (numbers(layer[part], "LayerNorm") for part in ("scale", "bias"))
-    return LayerNorm(weight, bias, 1e-6, "after")
 
 
 def _normalizer(statistics: Any, width: int) -> tuple[Normalizer | None, tuple[tuple[str, int], ...]]:

@@ -7,6 +7,7 @@ perceptron with a normalizer in front and a tanh behind, or refused with the ste
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -37,10 +38,14 @@ class Step:
     """
 
     name: str
-    scale: Array | float = 1.0  # or a weight
-    shift: Array | float = 0.0  # or a bias
+    scale: Any = 1.0  # or a weight; both are kept as arrays in double precision
+    shift: Any = 0.0  # or a bias
     low: float = -math.inf
     high: float = math.inf  # or epsilon, or a slope
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "shift"):
+            object.__setattr__(self, name, np.asarray(getattr(self, name), np.float64))
 
 
 Chain = tuple[Step, ...]
@@ -59,15 +64,15 @@ def joined(first: Chain, second: Chain) -> Chain | None:
     if names == ["affine", "erf", "affine"] and short_names in ([], ["affine"]):
         inner, _, outer = long
         factor = short[0] if short else Step("affine")
-        halves = _close(inner.scale, math.sqrt(0.5)) and _close(inner.shift, 0.0) and _same(outer.scale, outer.shift)
-        if halves and _number(factor.shift) == 0.0:
-            return (*stem, Step("gelu"), Step("affine", 2.0 * _number(factor.scale) * _number(outer.scale)))
+        halves = np.all(outer.scale == outer.shift) and not np.any(factor.shift)
+        if halves and np.allclose(inner.scale, math.sqrt(0.5), 0.0, 1e-6) and np.allclose(inner.shift, 0.0, 0.0, 1e-6):
+            return (*stem, Step("gelu"), Step("affine", 2.0 * factor.scale * outer.scale))
     return None
 
 
 def recognize(chain: Chain, width: int) -> tuple[Described, Linear | None]:
     """Return the chain as a policy of `width` observations, and the half of its last layer that it drops."""
-    if not all(np.all(np.isfinite(np.asarray(numbers, np.float64))) for s in chain for numbers in (s.scale, s.shift)):
+    if not all(np.isfinite(numbers).all() for step in chain for numbers in (step.scale, step.shift)):
         raise ValueError("its weights are not finite")
     steps = [step for step in _merged(chain) if not _is_identity(step)]
     shift, scale, clip = _front(steps, width)
@@ -152,13 +157,13 @@ def _take_linear(steps: list[Step]) -> Linear:
     if _next(steps) != "linear":
         raise CannotCopyError(f"{_next(steps) or 'nothing'} stands where a linear layer belongs")
     step = steps.pop(0)
-    weight, bias = np.asarray(step.scale, np.float64), np.asarray(step.shift, np.float64)
+    weight, bias = step.scale, step.shift
     if not _is_identity(before):
-        bias = bias + weight @ np.broadcast_to(np.asarray(before.shift, np.float64), weight.shape[1])
+        bias = bias + weight @ np.broadcast_to(before.shift, weight.shape[1])
         weight = weight * before.scale
     if _next(steps) == "affine":
         after = steps.pop(0)
-        factor = np.broadcast_to(np.asarray(after.scale, np.float64), len(bias))
+        factor = np.broadcast_to(after.scale, len(bias))
         weight, bias = weight * factor[:, None], bias * factor + after.shift
     return Linear(np.array(weight, np.float32, order="C"), np.array(bias, np.float32))
 
@@ -189,32 +194,18 @@ def _merged(chain: Chain) -> list[Step]:
     for step in chain:
         if step.name == "affine" and steps and steps[-1].name == "affine":
             first = steps.pop()
-            scale = np.asarray(first.scale, np.float64) * step.scale
-            step = Step("affine", scale, np.asarray(first.shift, np.float64) * step.scale + step.shift)
+            step = Step("affine", first.scale * step.scale, first.shift * step.scale + step.shift)
         steps.append(step)
     return steps
 
 
 def _is_identity(step: Step) -> bool:
-    return step.name == "affine" and _close(step.scale, 1.0, 0.0) and _close(step.shift, 0.0, 0.0)
-
-
-def _close(values: Array | float, number: float, tolerance: float = 1e-6) -> bool:
-    return bool(np.all(np.abs(np.asarray(values) - number) <= tolerance))
-
-
-def _same(first: Array | float, second: Array | float) -> bool:
-    return np.size(first) == 1 and np.size(second) == 1 and _number(first) == _number(second)
-
-
-def _number(values: Array | float) -> float:
-    return float(np.asarray(values).reshape(-1)[0]) if np.size(values) == 1 else math.nan
+    return step.name == "affine" and bool(np.all(step.scale == 1.0)) and not np.any(step.shift)
 
 
 def _rows(step: Step, width: int) -> tuple[Array, Array]:
     """Return scale and shift of an affine step, a number for each of the row's."""
-    scale, shift = (np.broadcast_to(np.asarray(values, np.float64), width) for values in (step.scale, step.shift))
-    return scale, shift
+    return np.broadcast_to(step.scale, width), np.broadcast_to(step.shift, width)
 
 
 def _next(steps: list[Step]) -> str:

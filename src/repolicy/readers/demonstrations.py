@@ -11,7 +11,6 @@ from repolicy.errors import FileError, UsageError, described, in_one_sentence
 from repolicy.readers.zips import check_unpacked
 
 LEAST = 100  # steps
-SOME = np.zeros(1)
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,10 @@ def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()
             raise FileError(f"{path} holds pickled objects, which are not run; save plain arrays of numbers") from None
         raise FileError(f"{path} is damaged, or no .npz file: {described(error)}") from None
     for name in needed:
-        if not isinstance(arrays.get(name, SOME), np.ndarray):  # for an entry that is no array, NumPy gives its bytes
-            raise FileError(f"{path} is damaged: {name} are no array")
         if name not in arrays:
             raise FileError(f"{path} has no array {name!r} (it has {names}); it needs {', '.join(needed)}")
+        if not isinstance(arrays[name], np.ndarray):  # for an entry that is no array, NumPy gives its bytes
+            raise FileError(f"{path} is damaged: {name} are no array")
     return arrays
 
 

@@ -119,10 +119,6 @@ class Described:
     notes: tuple[str, ...] = ()
 
     @property
-    def observation_size(self) -> int:
-        return self.actor.width
-
-    @property
     def family(self) -> str:
         """Which of Repolicy's families it belongs to. Without a std it counts as having one for all states."""
         if self.actions.kind == "discrete":

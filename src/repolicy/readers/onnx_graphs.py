@@ -113,7 +113,7 @@ def _width(chain: Chain, width: int) -> int:
     """Return how many numbers a row has behind a chain."""
     for step in chain:
         if step.name == "linear":
-            width = len(np.asarray(step.scale))
+            width = len(step.scale)
         elif step.name == "slice":
             width = int(min(step.high, width) - step.low)
     return width
@@ -201,24 +201,15 @@ def _named(name: str) -> Callable[[list[Any], Attributes], Any]:
 
 VALUES = ("value", "value_float", "value_int")  # of a constant
 ARITHMETIC = ("Add", "Sub", "Mul", "Div")  # either input of which may depend on the observations
+ALIKE = ("Add", "Sub", "Mul", "Neg", "Sqrt", "Reciprocal", "Tanh", "Relu", "Sigmoid", "Erf", "MatMul")  # in PyTorch
 NODES: dict[str, Callable[[list[Any], Attributes], Any]] = {
-    "Add": _named("add"),
-    "Sub": _named("sub"),
-    "Mul": _named("mul"),
+    **{name: _named(name.lower()) for name in ALIKE},
     "Div": _div,
-    "Neg": _named("neg"),
-    "Sqrt": _named("sqrt"),
-    "Reciprocal": _named("reciprocal"),
-    "Tanh": _named("tanh"),
-    "Relu": _named("relu"),
-    "Sigmoid": _named("sigmoid"),
-    "Erf": _named("erf"),
     "Elu": lambda inputs, of: _as("elu", inputs[0], of.get("alpha", 1.0)),
     "Gelu": lambda inputs, of: _as("gelu", inputs[0], of.get("approximate", b"none").decode()),
     "LeakyRelu": lambda inputs, of: _as("leaky_relu", inputs[0], of.get("alpha", 0.01)),
     "Swish": lambda inputs, of: _as("silu", inputs[0]) if of.get("alpha", 1.0) == 1.0 else None,
     "ArgMax": lambda inputs, of: _as("argmax", inputs[0], of.get("axis", 0)),
-    "MatMul": _named("matmul"),
     "Gemm": _gemm,
     "LayerNormalization": _layer_norm,
     "Clip": _clip,

@@ -40,17 +40,9 @@ def _elementwise(name: str) -> Operation:
     return lambda args, _: _with(args[0], Step(name))
 
 
-def _elu(args: Args, _: Named) -> Moving | None:
-    return _with(args[0], Step("elu")) if args[1:] in ([], [1], [1, 1, 1]) else None
-
-
 def _gelu(args: Args, named: Named) -> Moving | None:
     form = named.get("approximate", args[1] if args[1:] else "none")
     return _with(args[0], Step("gelu_tanh" if form == "tanh" else "gelu"))
-
-
-def _leaky(args: Args, _: Named) -> Moving | None:
-    return _with(args[0], Step("leaky_relu", high=float(args[1]) if args[1:] else 0.01))
 
 
 def _linear(args: Args, _: Named) -> Moving | None:
@@ -109,7 +101,7 @@ def _chunk(args: Args, _: Named) -> list[Moving] | None:
 def rows_of(moving: Moving) -> int:
     """Return how many outputs the last layer has, 0 where there is none."""
     last = next((step for step in reversed(moving.chain) if step.name == "linear"), None)
-    return 0 if last is None else len(np.asarray(last.scale))
+    return 0 if last is None else len(last.scale)
 
 
 def split(moving: Moving, sizes: Iterable[int]) -> list[Moving]:
@@ -140,9 +132,9 @@ def _arithmetic(operator: str, fold: Callable[[Any, Any], Any]) -> Operation:
         row = constant.reshape(-1)
         match operator:
             case "add":
-                return _with(moving, Step("affine", 1.0, row))
+                return _with(moving, Step("affine", shift=row))
             case "sub":
-                return _with(moving, Step("affine", 1.0, -row) if ahead else Step("affine", -1.0, row))
+                return _with(moving, Step("affine", shift=-row) if ahead else Step("affine", -1.0, row))
             case "mul":
                 return _with(moving, Step("affine", row))
         return _with(moving, Step("affine", 1.0 / row)) if ahead and np.all(row) else None
@@ -163,10 +155,6 @@ def _array(value: Any) -> Array:
     if isinstance(value, list | tuple) and not all(isinstance(number, int | float) for number in value):
         raise ValueError("a list of no numbers stands where an array is expected")
     return np.asarray(value, np.float64)
-
-
-def _same(args: Args, _: Named) -> Any:
-    return args[0]
 
 
 SINGLE, DOUBLE = 6, 7  # as TorchScript numbers its types of numbers
@@ -201,10 +189,6 @@ def _of_constants(fold: Callable[[Array], Array]) -> Operation:
     return lambda args, _: None if isinstance(args[0], Moving) else fold(_array(args[0]))
 
 
-def _argmax(args: Args, _: Named) -> Moving | None:
-    return _with(args[0], Step("argmax")) if args[1:2] in ([-1], [1]) else None
-
-
 OPERATIONS: dict[str, Operation] = {
     "linear": _linear,
     "addmm": _addmm,
@@ -212,14 +196,11 @@ OPERATIONS: dict[str, Operation] = {
     "mm": _matmul,
     "t": _transposed,
     "numpy_T": _transposed,
-    "tanh": _elementwise("tanh"),
-    "relu": _elementwise("relu"),
+    **{name: _elementwise(name) for name in ("tanh", "relu", "sigmoid", "erf")},
     "silu": _elementwise("swish"),
-    "sigmoid": _elementwise("sigmoid"),
-    "erf": _elementwise("erf"),
-    "elu": _elu,
+    "elu": lambda args, _: _with(args[0], Step("elu")) if args[1:] in ([], [1], [1, 1, 1]) else None,
     "gelu": _gelu,
-    "leaky_relu": _leaky,
+    "leaky_relu": lambda args, _: _with(args[0], Step("leaky_relu", high=float(args[1]) if args[1:] else 0.01)),
     "layer_norm": _layer_norm,
     "clamp": _clamp,
     "clip": _clamp,
@@ -228,7 +209,7 @@ OPERATIONS: dict[str, Operation] = {
     "chunk": _chunk,
     "unflatten": _unflatten,
     "select": _select,
-    "argmax": _argmax,
+    "argmax": lambda args, _: _with(args[0], Step("argmax")) if args[1:2] in ([-1], [1]) else None,
     "add": _arithmetic("add", np.add),
     "sub": _arithmetic("sub", np.subtract),
     "mul": _arithmetic("mul", np.multiply),
@@ -237,7 +218,7 @@ OPERATIONS: dict[str, Operation] = {
     "reciprocal": _of_constants(np.reciprocal),
     "sqrt": _of_constants(np.sqrt),
     "to": _cast,
-    "contiguous": _same,
-    "detach": _same,
+    "contiguous": lambda args, _: args[0],
+    "detach": lambda args, _: args[0],
     "dropout": lambda args, _: args[0] if args[2:3] == [False] else None,
 }

@@ -8,7 +8,7 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.policies import ACTIVATIONS
-from repolicy.readers.described import Array, CannotCopyError, Hidden, LayerNorm, Linear, Normalizer, Perceptron
+from repolicy.readers.described import Array, CannotCopyError, Hidden, LayerNorm, Linear, Normalizer, Perceptron, Place
 from repolicy.readers.pickles import array
 from repolicy.readers.reading import Options
 
@@ -53,38 +53,28 @@ def sequence(tensors: Tensors, prefix: str) -> list[Hidden]:
     modules = sorted({name.split(".")[0] for name in below(tensors, prefix)}, key=_number)
     if not modules:
         raise ValueError(f"it has no layers {prefix}.*: it holds {some(tensors)}")
-    layers: list[tuple[int, Hidden]] = []
+    layers, before = list[Hidden](), 0  # before: the number of the last linear one
     for module in modules:
         index, name = _number(module), f"{prefix}.{module}"
-        weight = tensors.get(f"{name}.weight")
+        weight, bias = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")
         if index < 0 or weight is None or f"{name}.running_mean" in tensors or weight.ndim > 2:
             raise CannotCopyError(f"{name} is neither a linear layer nor a LayerNorm")
         if weight.ndim == 2:
-            layers.append((index, Hidden(linear(tensors, name))))
-        else:
-            layers = _with_norm(layers, tensors, name, index)
-    _check_gaps(layers, prefix)
-    return [hidden for _, hidden in layers]
+            if layers and index - before != (2 if layers[-1].norm is None else 3):
+                raise CannotCopyError(f"between {prefix}.{before} and {prefix}.{index} there is not one activation")
+            layers.append(Hidden(linear(tensors, name)))
+            before = index
+        elif not layers or layers[-1].norm is not None or index - before > 2 or bias is None:
+            raise CannotCopyError(f"{name} normalizes where Repolicy's networks do not")
+        else:  # PyTorch's files do not hold a LayerNorm's epsilon, 1e-5 by default
+            place: Place = "before" if index - before == 1 else "after"
+            norm = LayerNorm(numbers(weight, name), numbers(bias, name), 1e-5, place)
+            layers[-1] = Hidden(layers[-1].linear, norm)
+    return layers
 
 
 def _number(module: str) -> int:
     return int(module) if module.isdigit() else -1
-
-
-def _with_norm(layers: list[tuple[int, Hidden]], tensors: Tensors, name: str, index: int) -> list[tuple[int, Hidden]]:
-    """Return the layers, the last with its LayerNorm. PyTorch's files do not hold its epsilon, 1e-5 by default."""
-    if not layers or layers[-1][1].norm is not None or index - layers[-1][0] > 2 or f"{name}.bias" not in tensors:
-        raise CannotCopyError(f"{name} normalizes where Repolicy's networks do not")
-    before, hidden = layers[-1]
-    weight, bias = (numbers(tensors[f"{name}.{part}"], name) for part in ("weight", "bias"))
-    norm = LayerNorm(weight, bias, 1e-5, "before" if index - before == 1 else "after")
-    return [*layers[:-1], (before, Hidden(hidden.linear, norm))]
-
-
-def _check_gaps(layers: list[tuple[int, Hidden]], prefix: str) -> None:
-    for (before, hidden), (after, _) in itertools.pairwise(layers):
-        if after - before != (2 if hidden.norm is None else 3):
-            raise CannotCopyError(f"between {prefix}.{before} and {prefix}.{after} there is not one activation")
 
 
 def perceptron(layers: Iterable[Hidden], output: Linear | None, activation: str) -> Perceptron:

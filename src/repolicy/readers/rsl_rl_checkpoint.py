@@ -91,18 +91,13 @@ def _layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
             )
         if any(name.startswith(("cnn", "actor_cnn")) for name in tensors):
             raise CannotCopyError("the policy looks at images")
-        if below(tensors, layout.actor):
-            _check_whole(tensors, layout)
+        if below(tensors, layout.actor):  # a policy with modules of its own may change what the actor sees
+            known = (f"{layout.actor}.", f"{layout.normalizer}.", "critic", "teacher")
+            others = [name for name in tensors if not name.startswith(known) and name not in layout.stds]
+            if others:
+                raise CannotCopyError(f"it has {some(others)}, which no policy of rsl_rl's own has")
             return layout, tensors
     raise ValueError(f"it holds no actor of rsl_rl, actor.*, student.* or mlp.*: {some(names)}")
-
-
-def _check_whole(tensors: dict[str, Array], layout: Layout) -> None:
-    """Refuse a policy with modules of its own, through which the observations may go before the actor sees them."""
-    known = (f"{layout.actor}.", f"{layout.normalizer}.", "critic", "teacher")
-    others = [name for name in tensors if not name.startswith(known) and name not in layout.stds]
-    if others:
-        raise CannotCopyError(f"it has {some(others)}, which no policy of rsl_rl's own has")
 
 
 def _std(

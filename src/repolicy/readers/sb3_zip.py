@@ -131,7 +131,11 @@ def read(path: Path, model: Zip, options: Options) -> Described:
     normalizer, notes = _normalizer(path, model, options)
     notes += (HINDSIGHT,) * model.hindsight + time_is_seen(path)
     check_width(model.width, normalizer)
-    _check_shapes(model, parts)
+    inputs, outputs, wanted = parts.actor.width, len(parts.actor.output.bias), sum(model.actions.sizes)
+    if inputs != model.width or outputs != wanted:
+        raise ValueError(
+            f"its network takes {inputs} numbers and gives {outputs}, its spaces have {model.width} and {wanted}"
+        )
     algorithm = next((algorithm for mark, algorithm in MARKS.items() if mark in model.data), "policy")
     return Described(
         LIBRARY, str(model.data.get("version", "")), algorithm, parts.actor, model.actions, parts.squashed, parts.std,
@@ -270,14 +274,6 @@ def _noise(model: Zip, raw: Array) -> Std:
 def _maybe(model: Zip, prefix: str) -> list[Hidden]:
     """Return the layers under a name, none where there are none: a policy may have no hidden layer of its own."""
     return sequence(model.tensors, prefix) if below(model.tensors, prefix) else []
-
-
-def _check_shapes(model: Zip, parts: Parts) -> None:
-    inputs, outputs, wanted = parts.actor.width, len(parts.actor.output.bias), sum(model.actions.sizes)
-    if inputs != model.width or outputs != wanted:
-        raise ValueError(
-            f"its network takes {inputs} numbers and gives {outputs}, its spaces have {model.width} and {wanted}"
-        )
 
 
 # The zip --------------------------------------------------------------------------------------------------------------

@@ -10,8 +10,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from repolicy.readers.chain import Chain, finished, recognize
 from repolicy.readers.described import CannotCopyError, Described
 from repolicy.readers.operations import OPERATIONS, Moving, is_part
@@ -71,7 +69,7 @@ def _width(chain: Chain) -> int:
     first = next((step for step in chain if step.name == "linear"), None)
     if first is None:
         raise CannotCopyError("it has no linear layer")
-    return int(np.asarray(first.scale).shape[1])
+    return first.scale.shape[1]
 
 
 # Following the code ---------------------------------------------------------------------------------------------------
