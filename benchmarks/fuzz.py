@@ -267,7 +267,7 @@ def _other_policy(known: list[tuple[Path, dict[str, Tensor]]]) -> str:
 
 def _other_run(whole: Path, request: Any, parameters: Tensor) -> str:
     """A run that was resumed must be the one that began, at one of its checkpoints or at the start."""
-    if json.loads(json.dumps(request.as_dict())) != RunFolder(whole / "run").request():
+    if request != RunFolder(whole / "run").request():
         return f"goes on silently with another request: {request}"
     known = [read(path)[0]["parameters"] for path in (whole / "run" / "checkpoints").iterdir()]
     return "" if any(torch.equal(parameters, each) for each in known) else "goes on silently with other weights"

@@ -44,7 +44,7 @@ def measure(env: str, addon: str, rounds: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(Path(path) / "run")
         request = Request(env, residual(0.3, 0.1), settings, (addon,), prior="made here")
-        folder.begin(request.as_dict(), {}, resume=False, prior=policy_bytes(prior, {}))
+        folder.begin(request, {}, resume=False, prior=policy_bytes(prior, {}))
         segments = Segments(request, folder, Alone())
         segments.begin()
         worker = segments.worker

@@ -24,7 +24,7 @@ LLM["mixing"] = "tests/llm/test_dial.py"
 WINGS = [
     Mutant("hosts/method.py", "log_policy = log_policy - slope", "log_policy = log_policy + slope", SQUASHED, "sign of the slope of tanh in a host"),
     Mutant("hosts/method.py", "self.squashes = squashes(prior)", "self.squashes = False", SQUASHED, "a density before tanh beside one behind it"),
-    Mutant("hosts/begun.py", "(-2.0 * head.log_std).exp()", "(-head.log_std).exp()", SQUASHED, "the mean of 1/σ for that of 1/σ²"),
+    Mutant("hosts/kept_prior.py", "(-2.0 * head.log_std).exp()", "(-head.log_std).exp()", SQUASHED, "the mean of 1/σ for that of 1/σ²"),
     Mutant("hosts/rsl_rl_networks.py", "self.spec, self.log_std)", "self.spec, None)", SQUASHED, "an actor of ours that loses its std"),
     Mutant("hosts/rsl_rl_networks.py", "heads = 1 + sum(", "heads = 2 + sum(", HOST_DIAL, "a head that predicts nothing"),
     Mutant("hosts/rsl_rl_dial.py", "(dones > 0).unsqueeze(-1), self._next[step], self.places", "(dones > 1).unsqueeze(-1), self._next[step], self.places", HOST_DIAL, "an episode stands where the one before stood"),

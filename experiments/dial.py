@@ -78,7 +78,7 @@ def alone(name: str, swept: Path) -> Row:
     first, request = read_policy(point(swept, task.low).policy), point(swept, task.low).request()
     assert first.prior is not None
     assert request is not None
-    row: Row = {"task": name, "how": "alone", "episodes": EPISODES, "objective": dict(request["objective"])}
+    row: Row = {"task": name, "how": "alone", "episodes": EPISODES, "objective": request.objective.as_dict()}
     row |= {"prior": position(name, first.prior, first.prior, first.density), "positions": []}
     for omega in task.omegas:
         saved = read_policy(point(swept, omega).policy)

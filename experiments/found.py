@@ -56,9 +56,8 @@ def measure(task: Task, path: Path, folder: Path, seed: int, steps: int, budget:
     request, last = RunFolder(folder).request(), read_policy(RunFolder(folder).last_policy)
     assert request is not None
     row: Row = {"prior": task.prior, "env": env, "addon": task.addon, "seed": seed, "steps": result.steps}
-    row |= {"objective": request["objective"], "settings": request["settings"], "episodes": EPISODES}
-    held = request["settings"]["kl_budget"] is not None
-    objective = None if held else Objective(**request["objective"])
+    row |= {"objective": request.objective.as_dict(), "settings": request.settings.as_dict(), "episodes": EPISODES}
+    objective = None if request.settings.kl_budget is not None else request.objective
     for which, policy in (("start", saved.policy), ("last", last.policy)):
         row[which] = measured(policy, saved.policy, env, addon, objective, last.density)
     before, after = (np.array(row[which].pop("each")) for which in ("start", "last"))

@@ -55,7 +55,7 @@ def worker(prior: str, objective: Objective, path: Path) -> Worker:
     """Return a worker at the start of a run's first segment, with or without a prior in sight."""
     task, folder = TASKS[prior], RunFolder(path)
     request = Request(task.env, objective, replace(settings_of(task.env), ranks=1), (task.addon,), prior="shipped")
-    folder.begin(request.as_dict(), {}, resume=False, prior=find_policy(prior).read_bytes())
+    folder.begin(request, {}, resume=False, prior=find_policy(prior).read_bytes())
     segments = Segments(request, folder, Alone())
     if not objective.reads_prior:
         segments.worker.prior = None

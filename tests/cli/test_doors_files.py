@@ -209,7 +209,7 @@ def test_a_request_of_wrong_types_is_refused(change: dict[str, Any], capsys: pyt
 
 def test_metrics_that_are_damaged_are_read_as_far_as_they_go(capsys: pytest.CaptureFixture[str]) -> None:
     folder = RunFolder("run")
-    folder.begin(Request("Hopper-v4", soft(0.1), SMALL).as_dict(), {}, False)
+    folder.begin(Request("Hopper-v4", soft(0.1), SMALL), {}, False)
     good = [b'{"iteration": 1, "x": null}', b'{"iteration": 3, "x": 2.5}']
     bad = [b"\xff\xfe", b"7", b"[]", b'{"x": 1}', b'{"iteration": "2"}', b'{"iteration": 2, "x": {}}', b'{"it']
     bad.append(b"[" * 99_999)
@@ -234,7 +234,7 @@ def begun() -> tuple[Path, Request]:
     repolicy.customize(prior, tiny("stay_near"), residual(0.1, 0.1), "run", SMALL, env=tiny("LinearQuadratic"))
     request = RunFolder("run").request()
     assert request is not None
-    return prior, Request.from_dict(request)
+    return prior, request
 
 
 ONE = repolicy.policies.distributions.ActionSpace("continuous", (1,), (-1.0,), (1.0,))
@@ -262,7 +262,7 @@ def test_another_prior_in_its_place_is_noticed(begun: tuple[Path, Request]) -> N
 
 
 def test_other_versions_are_said_and_not_refused(tmp_path: Path) -> None:
-    folder, request = RunFolder(tmp_path / "run"), Request("Hopper-v4", soft(0.1), SMALL).as_dict()
+    folder, request = RunFolder(tmp_path / "run"), Request("Hopper-v4", soft(0.1), SMALL)
     assert folder.begin(request, {"torch": "2", "numpy": "1"}, False) == []
     folder.save(1, {"parameters": torch.ones(2)}, {"iteration": 1})
     folder.metrics.touch()

@@ -150,7 +150,7 @@ def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.Cap
     request = Request("Hopper-v4", soft(0.1), replace(SMALL, steps=2_000))
     folder = RunFolder(Path("run"))
     with folder.locked():
-        folder.begin(request.as_dict(), {}, False, None)
+        folder.begin(request, {}, False, None)
     save_policy(folder.policy, repolicy.Policy(PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
     assert "std" in inspect(Path("run"))
     said = "run: this run is not finished: 0 of 2,000 steps are done so far"
@@ -209,7 +209,7 @@ def test_options_of_reading_are_refused_for_files_of_ours(
     monkeypatch.setattr("repolicy.report.movie.films", lambda *_: pytest.fail("filmed"))
     save_policy("mine", repolicy.Policy(PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
     storage.write(Path("batch"), "checkpoint", {"a": torch.ones(1)}, {})
-    RunFolder(Path("run")).begin(Request("Hopper-v4", soft(0.1), SMALL).as_dict(), {}, False)
+    RunFolder(Path("run")).begin(Request("Hopper-v4", soft(0.1), SMALL), {}, False)
     for words in ("inspect mine", "inspect batch", "inspect run", "render mine --out film.gif", "evaluate mine"):
         assert "is Repolicy's own file and holds all" in refused(capsys, 2, *words.split(), *option.split())
 

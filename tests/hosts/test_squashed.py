@@ -19,7 +19,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 
 from repolicy import Policy, load_policy
 from repolicy.errors import UsageError
-from repolicy.hosts.begun import as_gaussian, as_squashed, with_one_std
+from repolicy.hosts.kept_prior import as_gaussian, as_squashed, with_one_std
 from repolicy.hosts.sb3 import ResidualPPO, Squashed, to_repolicy
 from repolicy.readers.described import CannotCopyError
 

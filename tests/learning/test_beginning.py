@@ -18,7 +18,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.request import Request, words
+from repolicy.runs.request import words
 
 FOUND = of_both()
 
@@ -60,7 +60,7 @@ def test_it_is_resumed_to_the_bit_from_the_copy_in_its_folder(prior: Path, plann
         run(prior, cut, resume=True, init=prior)
     request = RunFolder(cut).request()
     assert request is not None
-    assert "--init x" in " ".join(words(Request.from_dict(request), "prior", "x"))
+    assert "--init x" in " ".join(words(request, "prior", "x"))
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_two_ranks_share_the_strata_and_end_in_one_policy(prior: Path, tmp_path:
 def test_the_command_line_asks_for_it_and_says_it_again(prior: Path, tmp_path: Path) -> None:
     asked = f"--alpha 0.05..0.4 --omega 0.1 --addon {FAST} --addon {QUIET}=0..2 --steps 256 --envs 16 --n-steps 16"
     cli.main(["customize", str(prior), *f"{asked} --ranks 1 --no-report --trust --out {tmp_path}/run".split()])
-    request = Request.from_dict(RunFolder(tmp_path / "run").request())
+    request = RunFolder(tmp_path / "run").request()
     assert request.dials == (Dial("alpha", 0.05, 0.4), Dial("quiet", 0.0, 2.0, "linear"))
     said = words(request, prior)
     assert said[said.index("--alpha") + 1] == "0.05..0.4"

@@ -227,7 +227,7 @@ def test_what_does_without_noise_or_takes_no_dial_says_so(
 def test_an_object_tells_its_own_sizes(tmp_path: Path) -> None:
     result = customize(f"{HERE}:Telling", RIGHT, residual(0.1, 0.1, 0.0), tmp_path / "run", FEW, env=WALK, trust=True)
     request = RunFolder(result.folder).request()
-    assert request["env"] == f"{WALK}?decoder={HERE}:Telling&noise=2&chunk=3"
+    assert request.env == f"{WALK}?decoder={HERE}:Telling&noise=2&chunk=3"
 
 
 def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

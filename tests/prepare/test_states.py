@@ -22,7 +22,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import states
-from repolicy.prepare.spending import spending
+from repolicy.prepare.session import spending
 from repolicy.prepare.states import check_learnable, density_of, rollouts_of, visited, wanted
 from repolicy.priors.opening import read_policy
 from repolicy.report.charts import learning
@@ -126,7 +126,7 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monk
     saved = read_policy(RunFolder(whole.folder).last_policy)
     assert saved.prior is not None
     with one_thread():  # as runs have it
-        again = density_of(saved.prior, Request.from_dict(request), Alone())
+        again = density_of(saved.prior, request, Alone())
     assert all(
         torch.equal(a, b) for a, b in zip(saved.density.tensors().values(), again.tensors().values(), strict=True)
     )

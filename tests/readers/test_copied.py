@@ -60,7 +60,7 @@ def test_a_run_from_another_librarys_file_keeps_all_that_it_needs(tmp_path: Path
     assert (origin["library"], origin["file"]) == ("rsl_rl", "model_7.pt")
     assert origin["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     request = RunFolder(tmp_path / "run").request()
-    assert request["prior"] == hashlib.sha256((tmp_path / "run" / "prior.safetensors").read_bytes()).hexdigest()
+    assert request.prior == hashlib.sha256((tmp_path / "run" / "prior.safetensors").read_bytes()).hexdigest()
     assert run(path, tmp_path / "run", resume=True).finished
     path.unlink()
     assert run(tmp_path / "run" / "prior.safetensors", tmp_path / "run", resume=True).finished

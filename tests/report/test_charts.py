@@ -85,22 +85,22 @@ def asked(**settings: float) -> Request:
 
 
 def test_the_prior_stands_beside_what_was_learned() -> None:
-    found = lines(asked().as_dict(), prior())
+    found = lines(asked(), prior())
     values = {name: levels["prior"] for name, levels in found.items()}
     assert values == pytest.approx(
         {"basic_return": 3.0, "evaluation_addon": -5.0, "evaluation_metric": 0.25, "episode_length": 10.0,
          "prior_kl": 0.0, "below_prior": 0.0, "log_prior": -2.0, "entropy": 2.0, "reward_task": -0.5,
          "evaluation_objective": -5.0 + 0.1 * -20.0 + 0.2 * 20.0}
     )  # fmt: skip
-    assert "basic_return" not in lines(asked().as_dict(), prior(np.nan))
-    assert lines(asked().as_dict(), None) == {}
+    assert "basic_return" not in lines(asked(), prior(np.nan))
+    assert lines(asked(), None) == {}
 
 
 def test_a_budget_is_a_line_and_weights_that_move_have_no_objective() -> None:
-    held = lines(asked(kl_budget=2.0).as_dict(), prior())
+    held = lines(asked(kl_budget=2.0), prior())
     assert held["prior_kl"] == {"prior": 0.0, "budget": 2.0}
     assert "evaluation_objective" not in held
-    assert lines(asked(log_prior_budget=0.5).as_dict(), prior())["below_prior"]["budget"] == 0.5
+    assert lines(asked(log_prior_budget=0.5), prior())["below_prior"]["budget"] == 0.5
 
 
 def test_small_weights_are_read_out() -> None:
@@ -113,15 +113,15 @@ def test_an_objective_whose_weights_move_is_no_curve(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (100, 200):
         folder.log({"iteration": step, "steps": step, "evaluation_objective": 1.0 * step})
-    assert "own objective" in learning(folder, asked().as_dict(), {})
-    assert "own objective" not in learning(folder, asked(kl_budget=2.0).as_dict(), {})
+    assert "own objective" in learning(folder, asked(), {})
+    assert "own objective" not in learning(folder, asked(kl_budget=2.0), {})
 
 
 def test_the_metric_is_a_curve_under_its_own_name(tmp_path: object) -> None:
     folder = RunFolder(str(tmp_path))
     for step in (100, 200):
         folder.log({"iteration": step, "steps": step, "evaluation_metric": 0.3 + step, "omega": 0.1})
-    text = learning(folder, asked().as_dict(), {"prior": prior()})
+    text = learning(folder, asked(), {"prior": prior()})
     assert "<figcaption>Mean |θ| in an episode<" in text
     assert "ω′" not in text  # it did not move
     assert text.count("<figure") == 1
@@ -158,7 +158,7 @@ def test_a_limit_is_drawn_with_its_bound_and_its_weight(tmp_path: object) -> Non
     for step in (100, 200):
         folder.log({"iteration": step, "steps": step, "kept": 0.9, "limit_power<=2": 3.0, "multiplier_power<=2": 0.5})
     asked = Request("env", residual(0.1, 0.2), Settings(keep=0.95), ("hind_leg",), limits=("my.py:power<=2",))
-    text = learning(folder, asked.as_dict(), {"prior": prior()})
+    text = learning(folder, asked, {"prior": prior()})
     for words in ("power&lt;=2: with the mean action", "power&lt;=2: its weight", "limit 2", "budget 0.95"):
         assert words in text
     assert text.count("<figure") == 3

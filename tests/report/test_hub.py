@@ -74,7 +74,7 @@ def test_the_card_has_table_license_and_how_to_repeat(
     result = repolicy.customize(prior, wishes, repolicy.residual(0.3, 0.1), "runs/near", settings, env=ENV)
     Path("runs/near/policy.mp4").write_bytes(b"film")
     done = push(result.folder, "hf://somebody/near", episodes=3, trust=True)
-    assert done.files == ("policy.safetensors", "README.md", "policy.mp4")
+    assert done["files"] == ["policy.safetensors", "README.md", "policy.mp4"]
     card = files["somebody/near"]["README.md"].decode()
     header, _, text = card.removeprefix("---\n").partition("\n---\n")
     assert {"license: unknown", "library_name: repolicy"} <= set(header.splitlines())

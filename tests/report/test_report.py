@@ -160,11 +160,11 @@ def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, Ru
     steps = command.settings.get("steps", 1_000_000)
     usual = customize_defaults(read_policy(command.prior).policy, steps) if which else train_defaults(ENV)
     settings = replace(usual, **command.settings)
-    assert json.loads(json.dumps(settings.as_dict())) == request["settings"]
-    assert command.addon == tuple(request["addons"])
+    assert settings == request.settings
+    assert command.addon == request.addons
     if which:
         chosen = decide(command.wanted(), read_policy(command.prior), ENV, command.addon, settings)
-        assert chosen.objective == Objective(**request["objective"])
+        assert chosen.objective == request.objective
         assert read_policy(command.prior).card == read_policy(runs[which].prior).card
     else:
         assert (command.env, command.objective, command.alpha) == (ENV, "soft", 0.01)
@@ -173,8 +173,8 @@ def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, Ru
 def test_no_command_is_shown_for_a_run_that_none_can_repeat(runs: tuple[RunFolder, RunFolder]) -> None:
     request = runs[1].request()
     assert request is not None
-    assert report.repeat(runs[1], request | {"objective": Objective("both", omega=0.05, alpha=0.1).as_dict()}) == ""
-    assert "--sparse" in report.repeat(runs[1], request | {"sparse": True})
+    assert report.repeat(runs[1], replace(request, objective=Objective("both", omega=0.05, alpha=0.1))) == ""
+    assert "--sparse" in report.repeat(runs[1], replace(request, sparse=True))
 
 
 @pytest.mark.usefixtures("_no_renderer")

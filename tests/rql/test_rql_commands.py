@@ -124,9 +124,7 @@ def test_weights_are_found_as_elsewhere_and_what_they_price_is_resumed_to_the_bi
         )  # fmt: skip
     assert [way.finished for way in ways] == [True, False, True]
     assert equal(ways[0].policy, ways[2].policy)
-    assert RunFolder(tmp_path / "whole", Request).request()["objective"] == {
-        "task": "addon", "omega": 0.3, "alpha": 0.1, "bonus": 0.0, "states": 0.3,
-    }  # fmt: skip
+    assert RunFolder(tmp_path / "whole", Request).request().objective == residual(0.3, 0.1, 0.3)
     assert "8,600 steps of the environment in all: 8,400 for the prior's states, 200 to train" in heard.said
     assert not any("may lose the old task" in said for said in heard.said)
 
@@ -177,7 +175,7 @@ def test_a_folder_is_resumed_by_its_own_method_and_request_alone(tmp_path: Path)
     folder = RunFolder(tmp_path / "q", Request)
     tensors, story, _ = folder.latest() or pytest.fail("there is no checkpoint")
     tensors["policy/q_net.q_net.0.weight"] = torch.zeros(3, 3)
-    folder.begin(folder.request() or {}, {}, resume=True)
+    folder.begin(folder.request(), {}, resume=True)
     folder.save(story["segment"], tensors, {"iteration": 1, "steps": 100})
     with pytest.raises(RepolicyError, match="the last checkpoint in .*q is none of this run's"):
         train(WALK, soft(0.2), tmp_path / "q", QUICK, resume=True)

@@ -1,6 +1,5 @@
 """A run's folder: its newest whole checkpoint, one request, one run at a time; and what its display says."""
 
-import json
 import re
 import sys
 import time
@@ -16,6 +15,7 @@ from rich.console import Console
 import repolicy
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import full, kl, repeat_entropy, residual, soft
+from repolicy.policies.storage import FORMAT, write_json
 from repolicy.runs.callbacks import ROWS, SHORT, Display, Wandb, recipe
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
@@ -78,7 +78,7 @@ def test_when_all_are_damaged_that_is_said(tmp_path: Path) -> None:
         folder.latest()
 
 
-REQUEST = json.loads(json.dumps(Request("Ant-v4", soft(0.1), Settings(steps=100), ("a",)).as_dict()))
+REQUEST = Request("Ant-v4", soft(0.1), Settings(steps=100), ("a",))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_files_of_nobodys_run_are_not_written_over(tmp_path: Path, name: str) ->
     mine.write_text("mine")
     prior.write_text("a prior")
     with pytest.raises(UsageError, match=f"{name} is there already, and of no run"):
-        RunFolder(tmp_path).begin({}, {}, False, prior)
+        RunFolder(tmp_path).begin(REQUEST, {}, False, prior)
     assert mine.read_text() == "mine"
     assert not (tmp_path / "run.json").exists()
 
@@ -108,7 +108,7 @@ def test_a_folder_belongs_to_one_request(tmp_path: Path) -> None:
     assert folder.request() == REQUEST
     with pytest.raises(UsageError, match="holds a run already; add --resume to go on with it, or choose another --out"):
         folder.begin(REQUEST, {}, resume=False)
-    other = Request("Hopper-v4", soft(0.1), Settings(steps=200), ("a",)).as_dict()
+    other = Request("Hopper-v4", soft(0.1), Settings(steps=200), ("a",))
     with pytest.raises(
         UsageError, match="with other settings: env was Ant-v4 and is now Hopper-v4; steps was 100 and is now 200$"
     ):
@@ -117,9 +117,10 @@ def test_a_folder_belongs_to_one_request(tmp_path: Path) -> None:
 
 
 def test_a_run_that_began_before_there_was_a_setting_goes_on(tmp_path: Path) -> None:
-    settings = {name: value for name, value in REQUEST["settings"].items() if name != "surrogate"}
     folder = RunFolder(tmp_path)
-    folder.begin(REQUEST | {"settings": settings}, {}, resume=False)
+    folder.begin(REQUEST, {}, resume=False)
+    del folder._begun["request"]["settings"]["surrogate"]
+    write_json(tmp_path / "run.json", {"format": FORMAT} | folder._begun)
     folder.save(1, STATE, {"iteration": 10})
     folder.metrics.touch()
     folder.policy.touch()

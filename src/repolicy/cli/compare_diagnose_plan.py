@@ -51,8 +51,7 @@ class Compare(Acts):
     """A folder for a page with the verdict, the table, and films; none by default."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.many.comparing import compare
-        from repolicy.many.varying import Around, Place, compare_around
+        from repolicy.many.varying import compare_around
         from repolicy.policies.storage import check_place
         from repolicy.report.compare_page import sentences, tables, write_compare_report
         from repolicy.runs.ranks import one_thread
@@ -64,23 +63,14 @@ class Compare(Acts):
             new = read(Options, [f"--{text}" for text in self.of_new], "repolicy compare")
         except UsageError as error:
             raise UsageError(f"of the new policy (--of-new), {error}") from None
-        asked: dict[str, Any] = {
-            "addon": self.addon or None, "sampled": self.sampled, "error": self.error, "episodes": self.episodes,
-            "seed": self.seed, "backend": self.backend, "options": self.reading, "new_options": new,
-            "trust": self.trust,
-        }  # fmt: skip
         with one_thread(), terminal.status(f"{names}: the first episodes") as status:
-            if self.vary:
-                around = compare_around(
-                    self.old, self.new, self.env, self.not_worse, vary=self.vary, **asked,
-                    progress=lambda place, done: status.update(f"{names}, {place}: {counted(done, 'episode')} each"),
-                )  # fmt: skip
-            else:
-                found = compare(
-                    self.old, self.new, self.env, self.not_worse, **asked,
-                    progress=lambda done: status.update(f"{names}: {counted(done, 'episode')} each"),
-                )  # fmt: skip
-                around = Around([Place({}, found)])
+            around = compare_around(
+                self.old, self.new, self.env, self.not_worse,
+                vary=self.vary, addon=self.addon or None, sampled=self.sampled, error=self.error,
+                episodes=self.episodes, seed=self.seed, backend=self.backend, options=self.reading, new_options=new,
+                trust=self.trust,
+                progress=lambda place, done: status.update(f"{names} {place}: {counted(done, 'episode')} each"),
+            )  # fmt: skip
         for sentence in sentences(around):
             terminal.say(sentence)
         for headings, rows in tables(around):

@@ -40,18 +40,16 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     if not is_on_hub(path):
         check_reachable(path)
     file = None if path.is_dir() else PolicyFile(find_policy(path))
-    facts, more = _of_folder(path, options) if file is None else _of_file(file, options)
+    if file is not None:
+        facts, more = _of_file(file, options)
+    else:
+        check_own(path, options)
+        plan = {"folder": str(path), "kind": "planner"}
+        facts, more = (plan | read_json(path / PLAN), {}) if is_plan(path) else _of_run(path)
     Terminal().facts(facts)
     if "carries" in more:
         _say_contract(more["carries"])
     return facts | more
-
-
-def _of_folder(path: Path, options: Options | None) -> Story:
-    check_own(path, options)
-    if is_plan(path):
-        return {"folder": str(path), "kind": "planner"} | read_json(path / PLAN), {}
-    return _of_run(path)
 
 
 def _of_file(file: PolicyFile, options: Options | None) -> Story:
@@ -234,24 +232,23 @@ def _of_run(path: Path) -> Story:
     if request is None:
         raise FileError(f"{path} holds no run: it has no run.json")
     latest = folder.latest()
-    wanted = request["settings"]["steps"]
     done = latest[1].get("steps", 0) if latest else 0  # the last iteration may go a little further than was asked for
     iterations = len(folder.logged().get("iteration", []))
     facts = {
         "folder": str(path),
         "kind": "run",
-        "env": request["env"],
-        "objective": _sentence(request),
-        "add-ons": ", ".join(request["addons"]) or "none",
-        "steps": f"{done:,} in the last checkpoint, of {wanted:,}",
+        "env": request.env,
+        "objective": _sentence(request.as_dict()),
+        "add-ons": ", ".join(request.addons) or "none",
+        "steps": f"{done:,} in the last checkpoint, of {request.settings.steps:,}",
         "iterations logged": f"{iterations:,}",
-        "method": request.get("method", "PPO"),
+        "method": request.method or "PPO",
         "policy": str(folder.policy) if folder.policy.exists() else "none yet",
         "last policy": str(folder.last_policy) if folder.last_policy.exists() else "none yet",
     }
     if folder.policy.exists() and not isinstance(made := read_policy(folder.policy).policy, Conditioned):
         facts["std"] = _std(made)
-    return facts, {"request": request}
+    return facts, {"request": request.as_dict()}
 
 
 def _sentence(request: dict[str, Any]) -> str:

@@ -285,7 +285,7 @@ class Imitate(Command):
         )
 
     def _flow(self) -> dict[str, Any]:
-        from repolicy.prepare.flows import STEPS, imitate_flow
+        from repolicy.prepare.imitation import STEPS, imitate_flow
         from repolicy.runs.ranks import one_thread
 
         if self.state_std:
@@ -329,10 +329,7 @@ class Push(OfPolicy):
         from repolicy.report.publish import push
 
         warn_of_unfinished(self.policy)
-        say = Terminal().say
-        done = push(
+        return push(
             self.policy, self.target, license=self.license, private=self.private, env=self.env,
-            episodes=self.episodes, trust=self.trust, reading=self.reading, say=say,
+            episodes=self.episodes, trust=self.trust, reading=self.reading, say=Terminal().say,
         )  # fmt: skip
-        say(f"pushed: {done.place}, {', '.join(done.files)}, revision {done.revision}")
-        return {"place": done.place, "revision": done.revision, "files": list(done.files)}

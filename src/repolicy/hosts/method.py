@@ -95,7 +95,7 @@ class Method:
     explained: float | None = None  # of the returns, where who gives the credit tells it
 
     def __init__(self, steering: Steering, prior: Any, add_up: Callable[[Tensor], Any] = lambda tensor: tensor) -> None:
-        """`prior`: a `ByDistribution`, or None. `add_up` adds a tensor up over all GPUs, in place."""
+        """Take a `ByDistribution` as `prior`, or None. `add_up` adds a tensor up over all GPUs, in place."""
         self.steering, self.prior, self.add_up = steering, prior, add_up
         self.named = steering.objective, steering.settings.budget  # before anything is measured
         self.scale = ReturnScale()

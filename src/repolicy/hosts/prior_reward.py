@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.hosts.begun import unbounded
-from repolicy.hosts.kept_prior import Opened, check_squashed, open_prior
+from repolicy.hosts.kept_prior import Opened, check_squashed, open_prior, unbounded
 from repolicy.hosts.measuring import Sizes, density_of_states, weighed
 from repolicy.hosts.method import PARTS, check_finite
 from repolicy.hosts.steering import Steering

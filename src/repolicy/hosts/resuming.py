@@ -1,6 +1,5 @@
 """Why a training that was resumed in rsl_rl or Stable-Baselines3 broke: the usual causes, from its files alone."""
 
-import io
 import json
 import re
 import zipfile
@@ -11,10 +10,11 @@ import numpy as np
 import torch
 
 from repolicy.errors import FileError, UsageError, in_one_sentence
-from repolicy.loading import read_bytes
 from repolicy.policies import SavedPolicy, notes_of
 from repolicy.readers.demonstrations import read_npz
 from repolicy.readers.pickles import load
+from repolicy.readers.recognize import PolicyFile
+from repolicy.readers.zips import open_zip
 
 FAR = 2.0  # times: by so much a learning rate or a std does not change in a few iterations
 COLLAPSED = 0.01  # a std below this hardly tries anything
@@ -37,12 +37,10 @@ class Checkpoint(NamedTuple):
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Return what a checkpoint of rsl_rl (.pt) or a model of Stable-Baselines3 (.zip) tells; no code of it runs."""
-    content = read_bytes(path)
-    if zipfile.is_zipfile(io.BytesIO(content)):
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if "policy.pth" in archive.namelist():
-                return _of_sb3(archive, str(path))
-    loaded = load(content, str(path))
+    file = PolicyFile(path)
+    if "policy.pth" in file.names:
+        return _of_sb3(open_zip(file.content, str(path)), str(path))
+    loaded = file.pickled
     actor = loaded.get("actor_state_dict", loaded.get("model_state_dict")) if isinstance(loaded, dict) else None
     if not isinstance(actor, dict):
         raise FileError(f"{path} is no checkpoint of rsl_rl and no model of Stable-Baselines3")

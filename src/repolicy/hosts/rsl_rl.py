@@ -16,16 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from repolicy.envs import Transitions, addons
 from repolicy.errors import UsageError
-from repolicy.hosts.begun import unbounded
-from repolicy.hosts.kept_prior import ROWS, called, check_needs, check_same_prior, check_squashed, path_of
+from repolicy.hosts.kept_prior import ROWS, called, check_needs, check_same_prior, check_squashed, unbounded
 from repolicy.hosts.measuring import Paid, Sizes, compared, decide_in
 from repolicy.hosts.method import Method, Seen, entry, quicken
-from repolicy.hosts.rsl_rl_networks import PolicyActor, dialed
-from repolicy.hosts.rsl_rl_policies import from_repolicy, layers_of, to_repolicy
+from repolicy.hosts.rsl_rl_networks import PolicyActor, dialed, from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, prior_for
 from repolicy.hosts.steering import Steering, say_of_bonus, usual_warmup, weighs, weights_named
-from repolicy.hosts.wish import Wished
 from repolicy.objective import Objective, task_reward
 from repolicy.policies import Density, Mlp
 from repolicy.prepare.defaults import of_shape
@@ -99,7 +97,7 @@ class ResidualPPO(PPO):
                 "the task 'both' needs two rewards: name the entry of extras that holds the add-on, addon="
             )
         own = None if prior is None else prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)
-        self.prior, self._prior_name = own, called(path_of(prior))
+        self.prior, self._prior_name = own, called(prior)
         self.method = Method(steering, own, self._add_up)
         if self.prior is not None and weighs(weights):
             for log_std in _log_stds(actor):
@@ -278,6 +276,26 @@ def say_what_works_against(host: Mapping[str, Any]) -> None:
     say_of_bonus("entropy_coef", host)
     if host.get("schedule") == "adaptive":
         print("ResidualPPO: the schedule 'adaptive' may raise the learning rate until the policy is lost: set 'fixed'")
+
+
+class Wished:
+    """What a wish pays: one that was learnt, or a function. It is computed on the CPU, a rollout at a time."""
+
+    def __init__(self, request: str) -> None:
+        self._addon = addons.combined([request])
+
+    @classmethod
+    def of(cls, addon: str | None) -> "Wished | None":
+        """Return the wish where an add-on names a file or a module; else it is an entry of the host's extras."""
+        if not isinstance(addon, str | None):
+            raise UsageError(f"addon is {addon!r}; it must be one name: let the environment add several up")
+        return cls(addon) if addon and addons.imported(addon) else None
+
+    def paid(self, before: Tensor, actions: Tensor, after: Tensor, ended: Tensor) -> Tensor:
+        """Return the rewards `[...]` of transitions; 0 where an episode ended, for nobody tells what it ended in."""
+        states, done, led_to = (part.detach().cpu().numpy() for part in (before, actions, after))
+        found = torch.from_numpy(self._addon.reward(Transitions(states, done, led_to, {}))).to(before)
+        return torch.where(ended, 0.0, found)
 
 
 class RunnerEnvs:

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
-from repolicy.hosts.begun import as_gaussian, fill, say_of_one_std, unbounded, with_one_std
-from repolicy.hosts.kept_prior import ByDistribution, Given, open_prior, path_of
-from repolicy.hosts.rsl_rl_networks import PolicyActor
-from repolicy.hosts.rsl_rl_policies import from_repolicy
+from repolicy.hosts import kept_prior
+from repolicy.hosts.kept_prior import ByDistribution, Given
+from repolicy.hosts.rsl_rl_networks import PolicyActor, from_repolicy
 from repolicy.loading import read_bytes
 from repolicy.policies import Policy
 from repolicy.readers.pickles import load, shortened
@@ -23,14 +22,14 @@ class RunnersPrior(ByDistribution):
     """A copy of the runner's actor with a checkpoint's weights: its normalizer, memory and images included."""
 
     def __init__(self, actor: Any, weights: Mapping[str, Tensor], path: Path, env_steps: int = 0) -> None:
-        """`env_steps`: how long it was trained in each environment, where that is told."""
+        """Copy the actor; `env_steps` is how long it was trained in each environment, where that is told."""
         super().__init__()
         self.model, self.remembers = copy.deepcopy(actor), actor.is_recurrent
         self.env_steps = env_steps
         self.model.reset()
         if any(name.startswith("rnn.") for name in weights) and not actor.is_recurrent:
             raise UsageError(f"the prior {path} is recurrent, and this runner's actor has no memory: use an RNNModel")
-        fill(self.model, weights, f"the prior {path}")
+        kept_prior.fill(self.model, weights, f"the prior {path}")
         self.requires_grad_(False).eval()
 
     def distribution(self, observations: Any) -> "Shown":
@@ -70,7 +69,7 @@ class Shown(NamedTuple):
 
 def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrior | Given:
     """Return the prior in the form that the runner asks, and the actor begun as it."""
-    path = path_of(given)
+    path = kept_prior.path_of(given)
     if isinstance(path, str | Path) and Path(path).suffix == ".pt":
         weights, steps = _read_checkpoint(Path(path))
         if weights is not None and (not isinstance(actor, PolicyActor) or actor.has(weights)):
@@ -89,11 +88,12 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
         return torch.cat([seen[group] for group in groups], dim=-1)
 
     width = side_by_side(storage.observations).shape[-1]
-    prior = Given(open_prior(given), width, unbounded(storage.actions_shape[0]), side_by_side)
+    prior = Given(kept_prior.open_prior(given), width, kept_prior.unbounded(storage.actions_shape[0]), side_by_side)
     if copied and isinstance(prior.prior, Policy) and not isinstance(actor, PolicyActor):
-        begun = with_one_std(gaussian := as_gaussian(prior.prior))
+        begun = kept_prior.with_one_std(gaussian := kept_prior.as_gaussian(prior.prior))
         from_repolicy(begun, actor)
-        say_of_one_std(gaussian, begun, prior.name, "with actor={'class_name': 'repolicy.hosts.rsl_rl:PolicyActor'}")
+        remedy = "with actor={'class_name': 'repolicy.hosts.rsl_rl:PolicyActor'}"
+        kept_prior.say_of_one_std(gaussian, begun, prior.name, remedy)
         _keep_statistics(actor)
     return prior
 

@@ -23,17 +23,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
-from repolicy.hosts.begun import as_gaussian, fill, say_of_one_std, with_one_std
-from repolicy.hosts.kept_prior import (
-    Given,
-    Opened,
-    called,
-    check_needs,
-    check_same_prior,
-    check_version,
-    of_each,
-    path_of,
-)
+from repolicy.hosts import kept_prior
+from repolicy.hosts.kept_prior import Given, Opened
 from repolicy.hosts.measuring import compared, decide_in
 from repolicy.hosts.method import Method, Seen, entry, quicken
 from repolicy.hosts.sb3_policies import HeadPolicy, actions_of, from_repolicy, like, to_repolicy
@@ -51,7 +42,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy  # isort: skip
 from stable_baselines3.common.save_util import open_path  # isort: skip
 from stable_baselines3.common.vec_env import VecFrameStack, unwrap_vec_wrapper  # isort: skip
 
-check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
+kept_prior.check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
 
 __all__ = ["HeadPolicy", "ResidualPPO", "Squashed", "Unclipped", "from_repolicy", "like", "to_repolicy"]
 
@@ -103,7 +94,7 @@ class ResidualPPO(PPO):
         self.critic_warmup = usual_warmup(critic_warmup, copy_prior and prior is not None)
         self.kl_budget, self.log_prior_budget, self.limits, self.keep = kl_budget, log_prior_budget, limits, keep
         self.position: dict[str, Any] | None = None  # the method's state, in a saved model
-        self.prior, self.prior_name = read(prior), called(path_of(prior))
+        self.prior, self.prior_name = read(prior), kept_prior.called(prior)
         named = self.prior.prior if isinstance(self.prior, Opened) else None
         widest = max((64, *named.spec.hidden)) if isinstance(named, Policy) else 64
         if copy_prior and policy_kwargs is None and policy == "MlpPolicy" and isinstance(named, Policy):
@@ -119,11 +110,11 @@ class ResidualPPO(PPO):
         if _init_setup_model and copy_prior:
             if isinstance(named, Policy):
                 check_seen_alike(self)
-                begun, gaussian = _begun(named, isinstance(self.policy, HeadPolicy)), as_gaussian(named)
+                begun, gaussian = _begun(named, isinstance(self.policy, HeadPolicy)), kept_prior.as_gaussian(named)
                 from_repolicy(begun, self)
                 gsde = "with prior=PPO.load(FILE) and use_sde=True"
                 remedy = gsde if named.spec.family.startswith("features") else "without policy_kwargs"
-                say_of_one_std(gaussian, begun, self.prior_name, remedy)
+                kept_prior.say_of_one_std(gaussian, begun, self.prior_name, remedy)
             elif isinstance(self.prior, SameKind):
                 own, weights = _critics_own(self.policy), self.prior.policy.state_dict()
                 weights = {name: tensor for name, tensor in weights.items() if not name.startswith(own)}
@@ -194,15 +185,16 @@ class ResidualPPO(PPO):
         """Load a model of this class, or Stable-Baselines3's own PPO with `prior=`, `omega=`, `alpha=` given."""
         kept = kept_in(path)
         if options.get("prior") is None:
-            if kept.prior is None and kept.name not in (None, called(None)):
+            if kept.prior is None and kept.name not in (None, kept_prior.called(None)):
                 raise UsageError(
                     f"the model does not hold its prior, {printable(str(kept.name))}: name it again, prior="
                 )
             options["prior"] = kept.prior
         else:
-            options["prior"], options["prior_name"] = read(options["prior"]), called(path_of(options["prior"]))
+            name = options["prior_name"] = kept_prior.called(options["prior"])
+            options["prior"] = read(options["prior"])
             if kept.tensors:
-                check_same_prior(tensors_of(options["prior"]), kept.tensors, options["prior_name"], kept.name)
+                kept_prior.check_same_prior(tensors_of(options["prior"]), kept.tensors, name, kept.name)
         if isinstance(options.get("objective"), Objective):
             options["objective"] = options["objective"].as_dict()
         loaded: ResidualPPO = super().load(path, env, device, **options)
@@ -274,7 +266,7 @@ class ResidualPPO(PPO):
         normalized = self.get_vec_normalize_env()
         if normalized is not None and normalized.norm_obs and not isinstance(self.prior, SameKind):
             observations = normalized.unnormalize_obs(observations)
-        found = of_each(observations, self.tensor)
+        found = kept_prior.of_each(observations, self.tensor)
         return found.flatten(2) if isinstance(self.prior, Given) and not isinstance(found, dict) else found
 
     def tensor(self, part: np.ndarray) -> Tensor:
@@ -284,13 +276,13 @@ class ResidualPPO(PPO):
 
     def _fitted(self, objective: Objective, prior: Any) -> Any:
         """Return the prior on the model's device, checked against its spaces."""
-        check_needs(objective, prior is not None, clips(self))
+        kept_prior.check_needs(objective, prior is not None, clips(self))
         if isinstance(prior, Weights):
             if self.use_sde:  # its noise has a gradient, and could not be copied
                 with torch.no_grad():
                     self.policy.reset_noise()
             twin = copy.deepcopy(self.policy)
-            fill(twin, prior, "the prior")
+            kept_prior.fill(twin, prior, "the prior")
             prior = SameKind(twin.requires_grad_(False).eval())
         if isinstance(prior, Opened):
             if isinstance(prior.prior, Policy) and not isinstance(self.observation_space, spaces.Box):
@@ -333,8 +325,8 @@ def _usual(env: Any, widest: int, host: Mapping[str, Any]) -> dict[str, Any]:
 
 def _begun(prior: Policy, heads: bool) -> Policy:
     """Return what the actor begins as: with `heads`, its std may be made of outputs; else it has one for all states."""
-    gaussian = as_gaussian(prior)
-    return gaussian if heads and gaussian.log_std is None else with_one_std(gaussian)
+    gaussian = kept_prior.as_gaussian(prior)
+    return gaussian if heads and gaussian.log_std is None else kept_prior.with_one_std(gaussian)
 
 
 def _critics_own(policy: ActorCriticPolicy) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
-from repolicy.hosts.begun import as_squashed, check_same_network, paired, set_statistics
-from repolicy.hosts.kept_prior import squashes
+from repolicy.hosts.kept_prior import as_squashed, check_same_network, paired, set_statistics, squashes
 from repolicy.policies import BOUND, FAMILIES, MODULES, ActionSpace, Normalizer, Policy, PolicySpec
 
 try:

@@ -42,7 +42,7 @@ def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
     check(request)
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(path)
-        folder.begin(request.as_dict(), {}, resume=False)
+        folder.begin(request, {}, resume=False)
         program = ["from repolicy.learning.bench import follow; follow()", path, str(slices)]
         with ranks.launched(settings.ranks, program) as team:
             figures = measure(request, folder, team, slices)
@@ -52,9 +52,9 @@ def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
 def follow() -> None:
     """Run what every rank but the first does."""
     folder, (slices, *place) = RunFolder(sys.argv[1]), map(int, sys.argv[2:])
-    values = folder.request()
-    assert values is not None
-    measure(Request.from_dict(values), folder, ranks.joined(*place), slices)
+    request = folder.request()
+    assert request is not None
+    measure(request, folder, ranks.joined(*place), slices)
 
 
 @ranks.one_thread()

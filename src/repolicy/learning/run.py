@@ -71,12 +71,12 @@ def follow() -> None:
     import sys
 
     folder, env_timeout, team = RunFolder(sys.argv[1]), sys.argv[2], ranks.joined(*map(int, sys.argv[4:]))
-    values = folder.request()
-    assert values is not None
+    request = folder.request()
+    assert request is not None
     try:
         with Watchdog(team.index, float(env_timeout) if env_timeout else None):
             exact = from_source(json.loads(sys.argv[3])) if sys.argv[3] else None
-            work(Request.from_dict(values), folder, team, (), threading.Event(), exact)
+            work(request, folder, team, (), threading.Event(), exact)
     except RepolicyError as error:
         sys.exit(str(error))
     os._exit(0)  # the first rank has written everything; threads of an environment's can hold up an interpreter's end

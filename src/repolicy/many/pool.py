@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from repolicy.errors import RepolicyError, UsageError, first_line
+from repolicy.loading import PYTHON
 from repolicy.runs.machine import terminated_as_interrupted
 
 ATTEMPTS = 3
@@ -114,20 +114,11 @@ def last_words(log: Path, code: int) -> str:
 
 # On this machine ------------------------------------------------------------------------------------------------------
 
-# The kernel kills a tied program when the process that started it ends, however that ends. The tie outlives exec.
-_TIE = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-
 
 def tied(program: Sequence[str]) -> list[str]:
     """Return the program that runs `program` (by its whole path) and dies with this process (on Linux)."""
-    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *program]
+    lives = f"import os, sys; from repolicy.runs.machine import die_with; die_with({os.getpid()})"
+    return [*PYTHON, "-c", f"{lives}; os.execv(sys.argv[1], sys.argv[1:])", *program]  # which exec does not change
 
 
 class Here:

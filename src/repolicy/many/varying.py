@@ -98,26 +98,22 @@ def compare_around(
     env: EnvLike | None = None,
     not_worse: str | float = "5%",
     *,
-    vary: Sequence[str],
+    vary: Sequence[str] = (),
     error: float = 0.05,
     progress: Callable[[str, int], None] | None = None,
     **options: Any,
 ) -> Around:
-    """Compare two policies at each place of a grid; the other options are those of `compare`.
+    """Compare two policies at each place of a grid, or as things are. What is not told here is as in `compare`.
 
     Args:
-        old: as in `compare`.
-        new: likewise.
-        env: likewise.
-        not_worse: likewise.
         vary: options of the environment and their ranges, such as "reset_noise_scale=0.1..0.5"; two at most.
         error: the probability at most of a wrong *worse* at any place.
         progress: is given the place in words and how many episodes are done there.
         options: what else `compare` takes.
     """
     axes = [Varied.of(text) for text in vary]
-    if not 0 < len(axes) <= MOST or len({axis.name for axis in axes}) < len(axes):
-        raise UsageError(f"--vary takes one or two options, each once; got {', '.join(vary) or 'none'}")
+    if len(axes) > MOST or len({axis.name for axis in axes}) < len(axes):
+        raise UsageError(f"--vary takes one or two options, each once; got {', '.join(vary)}")
     name = env_of_both(old, new, env, options)
     if taken := {axis.name for axis in axes} & {*parsed(name)[1], *(RESET + key for key in of_reset(name))}:
         raise UsageError(f"environment {name!r} sets {min(taken)} itself: leave it out there, or do not vary it")
@@ -125,7 +121,7 @@ def compare_around(
     for values in product(*(axis.values for axis in axes)):
         chosen = dict(zip((axis.name for axis in axes), values, strict=True))
         words = "&".join(f"{key}={value:g}" for key, value in chosen.items())
-        place = f"{name}{'&' if '?' in name else '?'}{words}"
+        place = f"{name}{'&' if '?' in name else '?'}{words}" if words else name
         told = None if progress is None else partial(progress, words)
         share = error / STEPS ** len(axes)
         places.append(Place(chosen, compare(old, new, place, not_worse, error=share, progress=told, **options)))

@@ -116,11 +116,11 @@ def _to_means(prior: Exact, policy: Policy, collector: Collector, blocks: int) -
     if isinstance(prior, MeanPrior) and policy.log_std is not None:
         policy.log_std.data.copy_(prior.std.log().expand_as(policy.log_std))
     samples: Samples | None = None
-    labels = _Labels(prior, policy, collector.generator)  # a prior's memory goes on, as the environments do
+    memory: State | None = None  # of the prior, which goes on as the environments do
     for round_ in range(ROUNDS):
         agent = prior if round_ == 0 else policy
         for _ in range(blocks):
-            labelled = labels(collector.collect(agent))
+            labelled, memory = _labelled(prior, collector.collect(agent), memory, collector.generator)
             samples = labelled if samples is None else samples + labelled
         assert samples is not None
         if round_ == 0:
@@ -135,25 +135,21 @@ def begin_at(policy: Policy, samples: Samples) -> None:
         policy.network.biases[-1].data[: policy.actions.width] = samples.actions.mean(0)
 
 
-class _Labels:
-    """What the prior would do along rollouts that go on, one after another."""
-
-    def __init__(self, prior: MeanPrior | Policy, policy: Policy, generator: torch.Generator) -> None:
-        self.prior, self.policy, self.generator = prior, policy, generator
-        self.state: State | None = None
-
-    @torch.no_grad()
-    def __call__(self, rollout: Rollout) -> Samples:
-        observations, _, ended = rollout.scored
-        if isinstance(self.prior, Policy):
-            distribution = self.prior(observations)
-        else:
-            distribution, self.state = self.prior.follow(observations, ended, self.state)
-        if isinstance(distribution, Gaussian):
-            actions, spread = distribution.mean, distribution.log_std.exp().expand_as(distribution.mean).flatten(0, 1)
-        else:
-            actions, spread = distribution.sample(self.generator), None
-        return Samples(observations.flatten(0, 1), actions.flatten(0, 1), spread)
+@torch.no_grad()
+def _labelled(
+    prior: MeanPrior | Policy, rollout: Rollout, memory: State | None, generator: torch.Generator
+) -> tuple[Samples, State | None]:
+    """Return what the prior would do along a rollout, and its memory after it."""
+    observations, _, ended = rollout.scored
+    if isinstance(prior, Policy):
+        distribution = prior(observations)
+    else:
+        distribution, memory = prior.follow(observations, ended, memory)
+    if isinstance(distribution, Gaussian):
+        actions, spread = distribution.mean, distribution.log_std.exp().expand_as(distribution.mean).flatten(0, 1)
+    else:
+        actions, spread = distribution.sample(generator), None
+    return Samples(observations.flatten(0, 1), actions.flatten(0, 1), spread), memory
 
 
 def _to_scores(prior: Exact, policy: Policy, collector: Collector, blocks: int) -> None:

@@ -51,27 +51,43 @@ class Diagnosis:
     """What was found, the worst first."""
 
     env: str
+    policy: Policy
     by_mean: Drive
     sampled: Drive
     ignorant: Drive  # a new policy that knows nothing, sampled
     worths: Worths  # of a nat
     complaints: list[str]
-    settings: Settings
-    reasons: dict[str, str]  # why the settings that depend on the prior are what they are
-    budget: float  # nats a step, where the weights cannot be told
-    numbers: int  # in an observation
 
     @property
     def weights(self) -> Weights | None:
         """Where to begin: the rule that customizing has for a prior whose file tells nothing."""
-        return weights_found(self.worths, self.numbers)
+        return weights_found(self.worths, self.policy.observation_size)
 
     @property
     def first(self) -> list[str]:
         """The options to begin with."""
         if self.weights is None:
-            return ["--omega", "auto", "--kl-budget", f"{self.budget:g}"]
+            return ["--omega", "auto", "--kl-budget", f"{usual_budget(self.policy):g}"]
         return ["--omega", f"{self.weights.omega:g}", "--states", f"{self.weights.states:g}"]
+
+    @property
+    def settings(self) -> Settings:
+        return customize_defaults(self.policy)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why the settings that depend on the prior are what they are."""
+        settings = self.settings
+        hidden, numbers = " × ".join(map(str, self.policy.spec.hidden)) or "none", self.policy.actions.width
+        return {
+            "learning_rate": f"the first step, smaller for wider layers (here {hidden}); then an update's KL steers it",
+            "minibatch": f"128 samples for each number of an action (here {numbers}), as a power of two",
+            "envs": f"with {settings.n_steps} steps each, {settings.iteration_steps:,} samples for an update",
+            "hidden": "the critic, as wide as the prior within 64 to 256",
+            "gamma": "log prior has looked ahead already; this is for the add-on, some 30 steps",
+            "critic_warmup": "the critic alone, and up to three times that wherever it explains less than "
+            f"{settings.critic_explains:.0%} of the returns",
+        }
 
     @property
     def verdict(self) -> str:
@@ -110,10 +126,8 @@ def diagnose(
     """
     spaces = probed(env, backend)
     check_fit(policy, spaces, "the prior")
-    settings = customize_defaults(policy)
-    ignorant = seeded(
-        replace(spec_for(spaces, settings), clips=policy.spec.clips or policy.family.squashes), EVALUATION_SEED
-    )
+    spec = spec_for(spaces, customize_defaults(policy))
+    ignorant = seeded(replace(spec, clips=policy.spec.clips or policy.family.squashes), EVALUATION_SEED)
     sampled, by_mean, untrained = (
         drive(who, env, addon, deterministic, backend)
         for who, deterministic in ((policy, False), (policy, True), (ignorant, False))
@@ -127,11 +141,8 @@ def diagnose(
         worth_in("addon"),
         float(sampled.lengths.mean()),
     )
-    against, budget = complaints(policy, by_mean, sampled, untrained), usual_budget(policy)
-    return Diagnosis(
-        env, by_mean, sampled, untrained, worths, against, settings, reasons(policy, settings), budget,
-        policy.observation_size,
-    )  # fmt: skip
+    against = complaints(policy, by_mean, sampled, untrained)
+    return Diagnosis(env, policy, by_mean, sampled, untrained, worths, against)
 
 
 def drive(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: Backend) -> Drive:
@@ -214,20 +225,6 @@ def _span(policy: Policy) -> float | None:
 def better(one: np.ndarray, other: np.ndarray) -> bool:
     """Say whether it is better on average, by more than twice the error."""
     return bool(one.mean() - other.mean() > 2.0 * np.sqrt(sum(each.var(ddof=1) / len(each) for each in (one, other))))
-
-
-def reasons(policy: Policy, settings: Settings) -> dict[str, str]:
-    """Say why customizing takes these settings."""
-    hidden, numbers = " × ".join(map(str, policy.spec.hidden)) or "none", policy.actions.width
-    return {
-        "learning_rate": f"the first step, smaller for wider layers (here {hidden}); then an update's KL steers it",
-        "minibatch": f"128 samples for each number of an action (here {numbers}), as a power of two",
-        "envs": f"with {settings.n_steps} steps each, {settings.iteration_steps:,} samples for an update",
-        "hidden": "the critic, as wide as the prior within 64 to 256",
-        "gamma": "log prior has looked ahead already; this is for the add-on, some 30 steps",
-        "critic_warmup": "the critic alone, and up to three times that wherever it explains less than "
-        f"{settings.critic_explains:.0%} of the returns",
-    }
 
 
 def check_addon(diagnosis: Diagnosis) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs import Evaluation, Limit
-from repolicy.objective import Objective, reformulated, task_reward
+from repolicy.objective import reformulated, task_reward
 from repolicy.ranges import enough_digits
 from repolicy.report import page
 from repolicy.report.verdict import number
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.settings import budget_of
+from repolicy.runs.request import Request
 
 WIDTH, HEIGHT = 340, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 10, 12, 28
@@ -31,7 +31,7 @@ class Axes:
     def __init__(
         self, xs: Sequence[float], ys: Sequence[float], width: int = WIDTH, height: int = HEIGHT, least: float = 0.0
     ) -> None:
-        """`least` is how much the vertical axis spans at least, in the data's unit."""
+        """Span the data; `least` is how much the vertical axis spans at least, in its unit."""
         self.width, self.height, self.left, self.bottom = width, height, LEFT, BOTTOM
         self.x0, self.x1 = _limits(xs, 0.0)
         self.y0, self.y1 = _limits(ys, 0.06, least)
@@ -103,7 +103,7 @@ def curve(
     path = "M" + "L".join(f"{_f(axes.x(x))},{_f(axes.y(y))}" for x, y in points)
     drawn += f'<path class="line" d="{path}"/>'
     if len(points) <= FEW:
-        drawn += "".join(f'<circle class="mark" cx="{_f(axes.x(x))}" cy="{_f(axes.y(y))}" r="2.4"/>' for x, y in points)
+        drawn += "".join(circle("mark", axes.x(x), axes.y(y), 2.4) for x, y in points)
     drawn += '<circle class="dot" r="3.5" hidden="hidden"/>'
     data = json.dumps([[round(axes.x(x), 1), round(axes.y(y), 1), short(x), read_out(y)] for x, y in points])
     first, last = (read_out(float(points[index, 1])) for index in (0, -1))
@@ -180,6 +180,11 @@ def line(css_class: str, x1: float, y1: float, x2: float, y2: float) -> str:
 
 def text(css_class: str, x: float, y: float, words: str, anchor: str = "start") -> str:
     return f'<text class="{css_class}" x="{_f(x)}" y="{_f(y)}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def circle(css_class: str, x: float, y: float, radius: float, tip: str = "", attributes: str = "") -> str:
+    title = f"<title>{escape(tip)}</title>" if tip else ""
+    return f'<circle class="{css_class}" cx="{_f(x)}" cy="{_f(y)}" r="{radius:g}" {attributes}>{title}</circle>'
 
 
 # Numbers on axes ------------------------------------------------------------------------------------------------------
@@ -260,26 +265,26 @@ NOTE = "All with sampled actions, over environment steps. The number is the last
 OF_AN_EPISODE = "“Of an episode” is from short evaluations or from the episodes that ended in training."
 
 
-def learning(folder: RunFolder, request: dict[str, Any], sampled: dict[str, Evaluation], of_clone: bool = False) -> str:
+def learning(folder: RunFolder, request: Request, sampled: dict[str, Evaluation], of_clone: bool = False) -> str:
     """Return the section; `sampled` are evaluations with sampled actions, by who acts.
 
     `of_clone`: the prior's is of a clone, and the run was scored by the prior, so its levels are others.
     """
     prior = sampled.get("prior")
-    columns, settings = folder.logged(), request["settings"]
+    columns, settings = folder.logged(), request.settings
     steps, levels = columns.get("steps", []), {} if of_clone else lines(request, prior)
-    until = max([float(settings["steps"]), *(step for step in steps if step is not None)])
+    until = max([float(settings.steps), *(step for step in steps if step is not None)])
     metric = next((each.metric_name for each in sampled.values() if each.metric_name), "Metric")
     drawn = []
     for each in CURVES:
         values = columns.get(each.name)
         if values is None or (each.name == "omega" and len(set(values)) < 2):
             continue  # omega is drawn where a budget moves it
-        if each.name == "evaluation_objective" and budget_of(settings) is not None:
+        if each.name == "evaluation_objective" and settings.budget is not None:
             continue  # each value of it has weights of its own
         title = each.title.format(metric=metric[0].upper() + metric[1:])
         drawn.append(curve(title, steps, values, until, each.least, levels.get(each.name)))
-    drawn += of_limits(request.get("limits", ()), columns, steps, until, "the mean action")
+    drawn += of_limits(request.limits, columns, steps, until, "the mean action")
     if not any(drawn):
         return page.section("While it learned", note="The run logged no metrics.")
     return page.section("While it learned", charts([chart for chart in drawn if chart]), note=f"{NOTE} {OF_AN_EPISODE}")
@@ -297,12 +302,11 @@ def of_limits(
     return drawn
 
 
-def lines(request: dict[str, Any], prior: Evaluation | None) -> dict[str, dict[str, float]]:
+def lines(request: Request, prior: Evaluation | None) -> dict[str, dict[str, float]]:
     """Return the horizontal lines of each curve: what the prior has of it, with sampled actions, and the budget."""
     if prior is None:
         return {}
-    objective, columns = Objective(**request["objective"]), prior.columns
-    budget = budget_of(request["settings"])
+    objective, budget, columns = request.objective, request.settings.budget, prior.columns
     means = {name: column.mean for name, column in columns.items()}
     at = {
         "basic_return": means.get("basic_reward"),

@@ -26,6 +26,7 @@ from repolicy.report.run_page import filmed
 from repolicy.report.sweep_page import (
     SCRIPT,
     Beside,
+    at_stop,
     every_point,
     figures,
     legend,
@@ -256,7 +257,7 @@ def _sliders(dial: Turning, swept: Found) -> list[str]:
     """Return one for each dial, in the middle at first; that of one dial begins at its best position."""
     if swept.in_a_row:
         *_, left, right = meaning(dial.trained[0]) if dial.trained else ("prior", "customized")
-        return [slider(swept, swept.first, left, right)]
+        return [slider(swept, left, right)]
     return [
         one_slider(f"dial-{index}", what.weight, [f"{what.letter} {exactly(stop)}" for stop in stops], len(stops) // 2,
                    what.low, what.high)
@@ -269,10 +270,7 @@ def write_dial_report(dial: Turning, swept: Found, say: Callable[[str], None]) -
     pictures, complaint = _filmed(dial, say)
     write_json(dial.out / "dial.json", as_dict(dial, swept))
     several = len(dial.trained) > 1
-    commands = [
-        f'<div class="beneath" data-shown="{index}">{page.command(dial.command(position))}</div>'
-        for index, position in enumerate(dial.positions)
-    ]
+    commands = [at_stop(index, page.command(dial.command(position))) for index, position in enumerate(dial.positions)]
     note = over(swept)
     if dialed := [each.name for each in dial.trained if each.name not in MEANINGS]:
         note += f" In the add-on reward the weight of {escape(' and of '.join(dialed))} is 1 at every position."

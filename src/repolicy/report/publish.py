@@ -3,7 +3,6 @@
 import hashlib
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,6 @@ EPISODES = 20
 FILMS = (".mp4", ".gif")
 
 
-@dataclass(frozen=True)
-class Pushed:
-    """What went to the hub."""
-
-    place: str
-    revision: str
-    files: tuple[str, ...]
-
-
 def push(
     policy: str | Path,
     target: str,
@@ -44,8 +34,10 @@ def push(
     trust: bool = False,
     reading: Options | None = None,
     say: Callable[[str], None] = lambda _: None,
-) -> Pushed:
-    """Upload a policy, or that of a run, with a card. The hub's own login is used (`hf auth login`).
+) -> dict[str, Any]:
+    """Upload a policy, or that of a run, with a card, and return its place, revision and files.
+
+    The hub's own login is used (`hf auth login`).
 
     Args:
         policy: a file, or a run's folder.
@@ -82,7 +74,8 @@ def push(
         )
     if license is None:
         say("its card names no license: others may not use it; --license mit says that they may")
-    return Pushed(str(at), done.oid, tuple(files))
+    say(f"pushed: {at}, {', '.join(files)}, revision {done.oid}")
+    return {"place": str(at), "revision": done.oid, "files": list(files)}
 
 
 def card(
@@ -141,7 +134,7 @@ def _repeat(path: Path, saved: SavedPolicy, elsewhere: str) -> str:
     if "method" in asked:  # residual Q-learning's, whose settings are of another kind
         return _quoted(str(card.get("command", "")))
     own = path.name in (folder.policy.name, folder.replaced.name)
-    request = folder.request() if own and (folder.path / "run.json").exists() else None
+    request = folder.request() if own else None
     if request is not None:
         return repeat(folder, request).replace(str(folder.path), elsewhere)
     if "prior" not in asked or "sparse" not in asked:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import Any, cast
 
 from repolicy.envs import (
     EVALUATION_SEED,
@@ -25,10 +24,9 @@ from repolicy.envs import (
 from repolicy.envs.addons import at
 from repolicy.errors import FileError, RepolicyError
 from repolicy.loading import file_sum
-from repolicy.objective import Objective
 from repolicy.policies import SavedPolicy, read_card
 from repolicy.prepare.defaults import train_defaults, usual_for
-from repolicy.priors import read_policy, take_out
+from repolicy.priors import PRIORS, read_policy, shipped, take_out
 from repolicy.report import charts, page
 from repolicy.report.charts import learning
 from repolicy.report.movie import Shot, films
@@ -76,18 +74,18 @@ def write_report(
     if request is None:
         raise FileError(f"{folder.path} holds no run: it has no run.json")
     remedy = "if you trust it, give trust=True (on the command line, --trust)"
-    limits = [Limit.of(each).name for each in request.get("limits", ())]
-    confirm(folder.path, trust, env=request["env"], addons=[*request["addons"], *limits], remedy=remedy)
+    code = [*request.addons, *(Limit.of(each).name for each in request.limits)]
+    confirm(folder.path, trust, env=request.env, addons=code, remedy=remedy)
     if not folder.policy.exists():
         raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
-    take_out(folder.policy, decoder(request["env"]))
+    take_out(folder.policy, decoder(request.env))
     saved = read_policy(folder.policy)
-    addon = combined(at(request["addons"])) if request["addons"] else None
+    addon = combined(at(request.addons)) if request.addons else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
     with ranks.one_thread():
-        limits, backend = request.get("limits", ()), backend_of(request)
+        backend = backend_of(request)
         mean, sampled = (
-            evaluations(saved, request["env"], addon, episodes, how, backend, limits) for how in (True, False)
+            evaluations(saved, request.env, addon, episodes, how, backend, request.limits) for how in (True, False)
         )
     pairs = pairs_of(mean, sampled)
     if pairs:
@@ -106,8 +104,7 @@ def write_report(
         say(f"report: no films, {complaint}")
     figures = [page.film(picture, each.caption, each.kind) for each, picture in zip(chosen, pictures, strict=True)]
     parts = [top, *_parts(folder, request, saved, mean, sampled, page.films(figures, complaint))]
-    wanted = " + ".join(request["addons"])
-    title = f"{request['env']}{f' with {wanted}' if wanted else ''}"
+    title = " with ".join([request.env, *([" + ".join(request.addons)] if request.addons else [])])
     return page.write(folder.path / "report.html", title, _lead(folder, request, saved), parts)
 
 
@@ -132,13 +129,13 @@ def evaluations(
     }  # fmt: skip
 
 
-def backend_of(request: dict[str, Any]) -> Backend:
+def backend_of(request: Request) -> Backend:
     """Return where films are drawn: Gymnasium where it can make the environment, else the run's own."""
-    if in_gymnasium(request["env"]):
+    if in_gymnasium(request.env):
         with contextlib.suppress(RepolicyError):
-            probed(request["env"], "gymnasium")
+            probed(request.env, "gymnasium")
             return "gymnasium"
-    return cast(Backend, request["settings"]["backend"])
+    return request.settings.backend
 
 
 def filmed(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> tuple[list[bytes | None], str]:
@@ -154,7 +151,7 @@ def filmed(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -
 
 def _parts(
     folder: RunFolder,
-    request: dict[str, Any],
+    request: Request,
     saved: SavedPolicy,
     mean: dict[str, Evaluation],
     sampled: dict[str, Evaluation],
@@ -163,7 +160,7 @@ def _parts(
     """Return what stands below the verdict."""
     again, judged = repeat(folder, request), judged_by(mean, sampled)[0]
     episodes = len(next(iter(judged.values())).basic)
-    note = f"Mean ± std over {episodes} episodes a row, in {escape(request['env'])}."
+    note = f"Mean ± std over {episodes} episodes a row, in {escape(request.env)}."
     if "prior" in mean:
         note += " “Log prior” is the prior's log-probability of the actions that were taken."
     return [
@@ -180,18 +177,19 @@ def _parts(
             "The same again",
             page.command(again) if again else "",
             page.settings(
-                request["settings"] | {f"objective: {name}": value for name, value in request["objective"].items()}
+                request.settings.as_dict()
+                | {f"objective: {name}": value for name, value in request.objective.as_dict().items()}
             ),
             page.settings(saved.card.get("versions", {}), "versions"),
         ),
     ]
 
 
-def _lead(folder: RunFolder, request: dict[str, Any], saved: SavedPolicy) -> str:
+def _lead(folder: RunFolder, request: Request, saved: SavedPolicy) -> str:
     steps = saved.card.get("steps", 0)
     shown = "last policy" if folder.last_policy == folder.policy else "policy"
     beside = f", beside {name_of_prior(saved.card)}" if saved.prior is not None else ""
-    asked = escape(recipe(Request.from_dict(request)))
+    asked = escape(recipe(request))
     lead = f"{asked}. Shown is the {shown}, after {steps:,} environment steps{beside}."
     if shown == "policy":
         lead += " By the run's own objective it was clearly better than the last one."
@@ -275,14 +273,14 @@ def judged_by(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> tu
     return (sampled, mean) if decoder(next(iter(mean.values())).env) else (mean, sampled)
 
 
-def hint(folder: RunFolder, request: dict[str, Any], pairs: Sequence[Pair]) -> str:
+def hint(folder: RunFolder, request: Request, pairs: Sequence[Pair]) -> str:
     """Return what to try after a run, from its verdict and the last that it logged; empty where it gained."""
-    logged, objective = folder.logged(), Objective(**request["objective"])
+    logged = folder.logged()
     drift, explained = (
         next((value for value in reversed(logged.get(name, [])) if value is not None), default)
         for name, default in (("prior_kl", math.inf), ("explained_variance", 0.0))
     )
-    return advice(pairs, drift, explained, "--omega" if objective.omega else "")
+    return advice(pairs, drift, explained, "--omega" if request.objective.omega else "")
 
 
 def distribution(evaluations: dict[str, Evaluation]) -> str:
@@ -305,26 +303,24 @@ def distribution(evaluations: dict[str, Evaluation]) -> str:
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def repeat(folder: RunFolder, request: dict[str, Any]) -> str:
+def repeat(folder: RunFolder, request: Request) -> str:
     """Return the command that makes the run again, to the bit; empty where none can.
 
     Some is asked for in Python alone. Where the prior could not be copied, the folder holds a clone of it, and the run
     was scored by the prior. And a folder may have been copied without the prior.
     """
-    asked, customized = Request.from_dict(request), bool(request["prior"])
+    customized = bool(request.prior)
     if customized and (not folder.prior.exists() or "clone_of" in read_card(folder.prior)):
         return ""
-    arguments = words(asked, _prior_of(folder, request) if customized else "", folder.init)
-    usual = usual_for(folder.prior, asked.settings.steps) if customized else train_defaults(asked.env)
-    parts = ["repolicy", *arguments, *options(asked.settings, usual), "--out", f"{folder.path}-again"]
+    arguments = words(request, _prior_of(folder, request) if customized else "", folder.init)
+    usual = usual_for(folder.prior, request.settings.steps) if customized else train_defaults(request.env)
+    parts = ["repolicy", *arguments, *options(request.settings, usual), "--out", f"{folder.path}-again"]
     return shlex.join(parts) if arguments else ""
 
 
-def _prior_of(folder: RunFolder, request: dict[str, Any]) -> Path | str:
+def _prior_of(folder: RunFolder, request: Request) -> Path | str:
     """Return the shipped prior's name where it is one, else the copy in the folder."""
-    from repolicy.priors import PRIORS, shipped
-
     for name in shipped():
-        if file_sum(PRIORS / f"{name}.safetensors") == request["prior"]:
+        if file_sum(PRIORS / f"{name}.safetensors") == request.prior:
             return name
     return folder.prior

@@ -57,7 +57,7 @@ def write_sweep_report(swept: Found, say: Callable[[str], None] = lambda _: None
     parts = [
         page.section(
             "Choose ω′",
-            slider(swept, swept.first, "add-on first", "prior first"),
+            slider(swept, "add-on first", "prior first"),
             *verdicts(swept),
             page.films(figures(swept, pictures), complaint),
             *tables(swept),
@@ -71,10 +71,7 @@ def write_sweep_report(swept: Found, say: Callable[[str], None] = lambda _: None
         ),
         page.section(
             "Train one for longer",
-            *(
-                f'<div data-shown="{position}">{page.command(swept.longer(point))}</div>'
-                for position, point in enumerate(swept.points)
-            ),
+            *(at_stop(index, page.command(swept.longer(point))) for index, point in enumerate(swept.points)),
             page.settings(swept.request["settings"]),
         ),
     ]
@@ -94,6 +91,11 @@ def figures(swept: Found, pictures: Sequence[bytes | None]) -> list[str]:
     return drawn
 
 
+def at_stop(index: int, content: str) -> str:
+    """Return what is shown while the slider stands at this point."""
+    return f'<div class="beneath" data-shown="{index}">{content}</div>'
+
+
 def verdicts(swept: Found) -> list[str]:
     """Return the verdict on each point, and its numbers beside the prior's."""
     drawn, prior = [], swept.prior
@@ -102,13 +104,13 @@ def verdicts(swept: Found) -> list[str]:
         pairs = sorted([(prior.mean, point.mean), (prior.sampled, point.sampled)], key=lambda pair: pair[1] != after)
         sentence = page.verdict(f"{swept.name(point)}: {verdict(pairs)}", basis([each for _, each in pairs]))
         shown = page.tiles(tiles({"prior": before, "customized": after}))
-        drawn.append(f'<div class="beneath" data-shown="{index}">{sentence}{shown}</div>')
+        drawn.append(at_stop(index, sentence + shown))
     return drawn
 
 
-def slider(swept: Found, first: int, left: str, right: str) -> str:
+def slider(swept: Found, left: str, right: str) -> str:
     names = [f"{swept.name(point)}{swept.marks(i)}" for i, point in enumerate(swept.points)]
-    return one_slider("omega", swept.letter, names, first, left, right)
+    return one_slider("omega", swept.letter, names, swept.first, left, right)
 
 
 def one_slider(name: str, label: str, stops: Sequence[str], first: int, left: str, right: str) -> str:
@@ -127,8 +129,7 @@ def tables(swept: Found) -> list[str]:
     for index, point in enumerate(swept.points):
         mean = {"prior": swept.prior.mean, swept.name(point): point.mean}
         sampled = {"prior": swept.prior.sampled, swept.name(point): point.sampled}
-        table = page.table(*rewards(by_action(mean, sampled)))
-        drawn.append(f'<div class="beneath" data-shown="{index}">{table}</div>')
+        drawn.append(at_stop(index, page.table(*rewards(by_action(mean, sampled)))))
     return drawn
 
 
@@ -186,8 +187,7 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
     drawn += axes.frame()
     for omega, (x, y) in others:
         tip = f"trained alone, {swept.letter} {omega:g}: {charts.read_out(x)}, {charts.read_out(y)}"
-        where = f'cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}"'
-        drawn += f'<circle class="beside" {where} r="6.5"><title>{escape(tip)}</title></circle>'
+        drawn += charts.circle("beside", axes.x(x), axes.y(y), 6.5, tip)
     at = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in spots]
     order = at[1:]
     if swept.letter == "ω′":
@@ -197,14 +197,12 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
     for index, (name, (px, py), ((x, dx), (y, dy))) in enumerate(zip(names, at, spots, strict=True)):
         drawn += charts.line("error", axes.x(x - dx), py, axes.x(x + dx), py)
         drawn += charts.line("error", px, axes.y(y - dy), px, axes.y(y + dy))
-        where = f'cx="{px:.1f}" cy="{py:.1f}"'
         if index and index - 1 == swept.knee:
-            drawn += f'<circle class="knee" {where} r="13"/>'
+            drawn += charts.circle("knee", px, py, 13)
         if index and index - 1 == swept.best:
-            drawn += f'<circle class="best" {where} r="10"/>'
-        attributes = 'class="prior"' if index == 0 else f'class="point" data-point="{index - 1}"'
-        tip = f"{name}: {_with_bar(x, dx)}, {_with_bar(y, dy)}"
-        drawn += f'<circle {attributes} {where} r="6.5"><title>{escape(tip)}</title></circle>'
+            drawn += charts.circle("best", px, py, 10)
+        tip, chooses = f"{name}: {_with_bar(x, dx)}, {_with_bar(y, dy)}", f'data-point="{index - 1}"' if index else ""
+        drawn += charts.circle("point" if index else "prior", px, py, 6.5, tip, chooses)
     drawn += "".join(
         charts.text("label", x, y, name, "middle")
         for name, (x, y) in zip(names, charts.beside(names, at, order, axes), strict=True)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from repolicy.envs import Column, Evaluation, Limit
-from repolicy.many.bets import Verdict
 
 
 def number(value: float, like: float | None = None, plus: bool = False) -> str:
@@ -239,7 +238,7 @@ def _judged(changes: Sequence[Difference], actions: Sequence[str], name: str, th
     return f"{what}, beside {than}: {', '.join(each)}"
 
 
-def _one_judged(change: Difference) -> tuple[Verdict, str]:
+def _one_judged(change: Difference) -> tuple[str, str]:
     """Return the word of a comparison, and the number behind it."""
     if math.isnan(change.error):
         return "cannot tell", f"one episode each, {number(change.value, plus=True)}"

@@ -28,8 +28,7 @@ from repolicy.learning.training import check_given, watchdog
 from repolicy.loading import nearest
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
-from repolicy.prepare.session import earlier, settings_of
-from repolicy.prepare.spending import Spending
+from repolicy.prepare.session import Spending, earlier, settings_of
 from repolicy.prepare.states import check_learnable, density_of, steps_for
 from repolicy.prepare.weights import alpha_in, decide
 from repolicy.priors import find_policy, own_bytes, read_policy
@@ -254,7 +253,7 @@ def _run(
         tell(callbacks, notes)
         made_with = versions() | {"stable_baselines3": version("stable_baselines3")}
         with folder.locked():
-            tell(callbacks, folder.begin(request.as_dict(), made_with, resume, prior[1] if prior else None))
+            tell(callbacks, folder.begin(request, made_with, resume, prior[1] if prior else None))
             with polite_interrupt() as interrupted:
                 return _work(model, request, folder, callbacks, interrupted, made_with)
 

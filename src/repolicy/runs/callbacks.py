@@ -24,7 +24,6 @@ from repolicy.loading import printable
 from repolicy.policies.storage import write_bytes
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
-from repolicy.runs.settings import budget_of
 from repolicy.runs.terminal import Terminal
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -90,15 +89,14 @@ def recipe(request: Request) -> str:
     """Return the weights of a run and its length: `ω′ 0.6 · α̂ 0.135 · 1,000,000 steps`."""
     objective, settings = request.objective, request.settings
     alpha = "α̂" if request.prior else "α"
-    budget = budget_of(settings.as_dict())
     parts = [f"ω′ {objective.omega:.3g}"] * objective.reads_prior
     if objective.alpha:
         parts.append(f"{alpha} = ω′" if objective.alpha == "omega" else f"{alpha} {objective.alpha:.3g}")
     parts += [f"{objective.bonus:.3g} · entropy in the loss"] * (objective.bonus > 0)
     parts += [f"states {objective.states:.3g}"] * objective.reads_states
     ranks = getattr(settings, "ranks", 1)
-    if budget is not None:
-        parts.append(f"from there {budget.words}")
+    if settings.budget is not None:
+        parts.append(f"from there {settings.budget.words}")
     return " · ".join([*parts, f"{settings.steps:,} steps" + (f" on {ranks} cores" if ranks > 1 else "")])
 
 
@@ -159,7 +157,7 @@ class Display:
 
     def _budget(self) -> list[str]:
         """Return where the weights are that follow a budget, and how far the policy is."""
-        latest, budget = self._latest, budget_of(self._request.settings.as_dict())
+        latest, budget = self._latest, self._request.settings.budget
         if budget is None or budget.spent not in latest or "omega" not in latest:
             return []
         return [f"ω′ {latest['omega']:.3g}", budget.beside.format(max(latest[budget.spent], 0.0), budget.amount)]

@@ -31,7 +31,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path, *kinds: type[Request]) -> None:
-        self._kinds = {request.method: request for request in kinds or (Request,)}
+        self._kinds = {kind.method: kind for kind in kinds or (Request,)}
         self.path = Path(path)
         self.metrics = self.path / "metrics.jsonl"
         self.policy = self.path / "policy.safetensors"
@@ -47,7 +47,7 @@ class RunFolder:
         """The policy at the end of the last segment, whichever is handed out."""
         return self.replaced if self.replaced.exists() else self.policy
 
-    def request(self) -> dict[str, Any] | None:
+    def request(self) -> Request | None:
         """Return what the run in this folder was asked for, or None if there is none."""
         path = self.path / "run.json"
         if not os.path.lexists(path):
@@ -56,23 +56,20 @@ class RunFolder:
         check_shape(header, {"request": REQUEST}, f"{path} cannot be used: its header")
         return self._completed(header["request"], path)
 
-    def _completed(self, request: dict[str, Any], path: Path) -> dict[str, Any]:
-        """Return a request out of a file, with the settings that there were not yet when it was written."""
+    def _completed(self, request: dict[str, Any], path: Path) -> Request:
+        """Return the request in a file, with the settings that there were not yet when it was written."""
         method = request.get("method", "")
         if method not in self._kinds:
             method = method or "Residual PPO"
             raise FileError(f"{path} cannot be used here: it is a run of {method}; name another folder")
         try:
-            return dict(json.loads(json.dumps(self.kind_of(request).from_dict(request).as_dict())))
+            return self._kinds[method].from_dict(request)
         except (UsageError, TypeError, ValueError) as error:
             raise FileError(f"{path} cannot be used: {error}") from None
 
-    def kind_of(self, request: dict[str, Any]) -> "type[Request]":
-        return self._kinds[request.get("method", "")]
-
     def begin(
         self,
-        request: dict[str, Any],
+        request: Request,
         versions: dict[str, str],
         resume: bool,
         prior: bytes | None = None,
@@ -85,23 +82,22 @@ class RunFolder:
         Returns what a resumed run should know: which versions are others than those of its last checkpoint, and what
         is missing.
         """
-        request = json.loads(json.dumps(request))
-        self._begun = {"request": request, "versions": versions}
+        asked = _as_json(request)
+        self._begun = {"request": asked, "versions": versions}
         before = self.request()
         if before is None:
             self._check_free(prior, init)
             for file, content in ((self.prior, prior), (self.init, init)):
                 if content is not None:
                     write_bytes(file, content)
-            write_json(self.path / "run.json", {"format": FORMAT, "request": request, "versions": versions})
+            write_json(self.path / "run.json", {"format": FORMAT} | self._begun)
             return []
         self.check_new(resume)
-        if before["prior"] != request["prior"]:
+        if before.prior != request.prior:
             raise UsageError(f"{self.path} began with another prior: name that one, or {self.prior}, its copy")
-        changes = list(changed(before, request))
-        if changes:
+        if changes := list(changed(_as_json(before), asked)):
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
-        return self._check_unchanged(before, versions)
+        return self._check_unchanged(asked, versions)
 
     def check_new(self, resume: bool) -> None:
         """Raise where another run would go into this folder, or nothing can be written there."""
@@ -127,7 +123,8 @@ class RunFolder:
         if latest is None:
             return []
         _, header, _ = latest
-        edited = list(changed(self._completed(header.get("request", request), self._checkpoints), request))
+        began = self._completed(header.get("request", request), self._checkpoints)
+        edited = list(changed(_as_json(began), request))
         if edited:
             raise FileError(
                 f"{self.path / 'run.json'} was edited since the last checkpoint: {'; '.join(edited)}; "
@@ -197,10 +194,10 @@ class RunFolder:
         for old in self._files()[2:]:
             old.unlink(missing_ok=True)
 
-    def unfinished(self, request: dict[str, Any]) -> str:
+    def unfinished(self, request: Request) -> str:
         """Return a sentence where the run has steps before it, whether it is at work or was stopped."""
         done = read_card(self.last_policy).get("steps", 0) if self.last_policy.exists() else 0
-        wanted = request["settings"]["steps"]
+        wanted = request.settings.steps
         if done >= wanted:
             return ""
         return f"This run is not finished: {done:,} of {wanted:,} steps are done so far, and this is what there is."
@@ -288,6 +285,10 @@ CHECKPOINT = {
     "request?": REQUEST,
     "versions?": {str: str},
 }
+
+
+def _as_json(request: Request) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(request.as_dict())))
 
 
 def changed(before: Any, after: Any, name: str = "") -> Iterator[str]:

@@ -97,7 +97,7 @@ def leave_signals_to_the_parent() -> None:
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
     """Treat SIGTERM and the end of the terminal as Ctrl-C, which what a script starts with `&` ignores until here."""
-    with _handled(ending_signals(), signal.default_int_handler):
+    with _handled(signal.default_int_handler):
         yield
 
 
@@ -111,15 +111,15 @@ def polite_interrupt() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         event.set()
 
-    with _handled(ending_signals(), handle):
+    with _handled(handle):
         yield event
 
 
 @contextmanager
-def _handled(signals: list[signal.Signals], handler: Callable[..., object]) -> Iterator[None]:
-    """Handle signals in the main thread: no other may."""
+def _handled(handler: Callable[..., object]) -> Iterator[None]:
+    """Handle these signals in the main thread: no other may."""
     here = threading.current_thread() is threading.main_thread()
-    before = {each: signal.signal(each, handler) for each in signals if here}
+    before = {each: signal.signal(each, handler) for each in ending_signals() if here}
     try:
         yield
     finally:

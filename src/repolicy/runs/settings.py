@@ -49,6 +49,10 @@ class AnySettings:
     def iterations(self) -> int:
         return max(1, math.ceil(self.steps / self.iteration_steps))
 
+    @property
+    def budget(self) -> "Budget | None":
+        return budget_of(vars(self))
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -171,10 +175,6 @@ class Settings(AnySettings):
     def iteration_steps(self) -> int:
         """Environment steps of one iteration, over all ranks."""
         return self.envs * self.n_steps
-
-    @property
-    def budget(self) -> Budget | None:
-        return budget_of(vars(self))
 
     def resolved(self) -> "Settings":
         """Return the settings with `ranks` counted out, and what must fit together checked."""

@@ -42,7 +42,7 @@ class Terminal(Console):
         self.print(table)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return every text and every cell of a table comes by here, and some of it was written by others."""
+        """Return a text, or a cell of a table, as the terminal takes it: some of them were written by others."""
         return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
 
 
