@@ -107,15 +107,17 @@ def test_a_door_is_short_and_each_of_its_files_is_used(room: str) -> None:
     assert {f"{room}.{file}" for file in door} <= others | {*repolicy._HOMES.values(), "runs.result"}
 
 
-@pytest.mark.parametrize("room", ["policies", "priors", "envs"])
-def test_each_name_of_a_door_is_used_in_another_room(room: str) -> None:
+@pytest.mark.parametrize("room", ["policies", "priors", "envs", "runs"])
+def test_each_name_of_a_door_is_there_and_used_in_another_room(room: str) -> None:
     def taken(path: Path, module: str) -> set[str]:
         found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
         return {each.name for node in found if (node.module or "").startswith(module) for each in node.names}
 
     others = [path for name, path in modules().items() if not name.startswith(room)]
     used = set().union(*(taken(path, f"repolicy.{room}") for path in others))
-    assert taken(SOURCE / room / "__init__.py", f"repolicy.{room}.") <= used
+    names = taken(SOURCE / room / "__init__.py", f"repolicy.{room}.")
+    assert names <= used
+    assert all(hasattr(importlib.import_module(f"repolicy.{room}"), name) for name in names)
 
 
 def test_every_file_has_a_name_of_its_own() -> None:

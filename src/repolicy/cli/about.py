@@ -12,9 +12,7 @@ from repolicy.errors import UsageError
 from repolicy.loading import PYTHON, counted
 from repolicy.prepare.defaults import train_defaults
 from repolicy.readers.reading import Options
-from repolicy.runs.machine import physical_cores, versions
-from repolicy.runs.settings import BUDGETS, Settings
-from repolicy.runs.terminal import Terminal
+from repolicy.runs import BUDGETS, Settings, Terminal, physical_cores, versions
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from repolicy.cli.options import Acts, OfPolicy, Positional, Repeated, read
 from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, counted, stem_of
 from repolicy.readers.reading import Options
-from repolicy.runs.terminal import Terminal, laid_out
+from repolicy.runs import Terminal, laid_out
 
 if TYPE_CHECKING:
     from repolicy.prepare.diagnosis import Diagnosis, Drive
@@ -54,7 +54,7 @@ class Compare(Acts):
         from repolicy.many.varying import compare_around
         from repolicy.policies.storage import check_place
         from repolicy.report.compare_page import sentences, tables, write_compare_report
-        from repolicy.runs.ranks import one_thread
+        from repolicy.runs import one_thread
 
         if self.out is not None:
             check_place(self.out / "report.html")  # before the work, which would be lost
@@ -108,7 +108,7 @@ class Diagnose(OfPolicy):
         from repolicy.prepare.diagnosis import ENVS, STEPS, check_addon, diagnose
         from repolicy.prepare.weights import worth_in
         from repolicy.priors import find_policy, read_policy
-        from repolicy.runs.ranks import one_thread
+        from repolicy.runs import one_thread
 
         if not self.addon:
             raise UsageError("a diagnosis needs the add-on that you wish for: --addon NAME, as for customize")
@@ -239,7 +239,7 @@ class Plan(Acts):
         from repolicy.policies.storage import check_place
         from repolicy.priors import PLAN
         from repolicy.report.run_page import rewards
-        from repolicy.runs.ranks import one_thread
+        from repolicy.runs import one_thread
 
         name = as_file_name(stem_of(self.prior)) + ("-planned.safetensors" if self.distil else "-plan")
         terminal, out = Terminal(), self.out or Path("runs", name)

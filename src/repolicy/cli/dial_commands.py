@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from repolicy.cli.options import Command, Named, OfPolicy, Positional, Repeated, overrides, usual_by_prior, weight_of
 from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import UsageError
-from repolicy.runs.settings import ACTORS, BUDGETS, Settings
-from repolicy.runs.terminal import Terminal
+from repolicy.runs import ACTORS, BUDGETS, Settings, Terminal
 
 if TYPE_CHECKING:
     from repolicy.report.dial_page import Turning

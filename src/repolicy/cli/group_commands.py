@@ -11,7 +11,7 @@ from repolicy.loading import escaped
 from repolicy.objective import named
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, train_defaults
-from repolicy.runs.terminal import Terminal
+from repolicy.runs import Terminal
 
 ObjectiveName = Literal["soft", "full", "greedy"]
 ROOT = Path("runs/rql")

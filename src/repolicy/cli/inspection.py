@@ -24,10 +24,7 @@ from repolicy.priors.hub import is_on_hub
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import RUNNABLE, PolicyFile
-from repolicy.runs.folder import RunFolder
-from repolicy.runs.request import Request
-from repolicy.runs.settings import budget_of
-from repolicy.runs.terminal import Terminal
+from repolicy.runs import Request, RunFolder, Terminal, budget_of
 
 MOST_ROWS = 64  # of a table on the screen
 MOST_STDS = 8  # more do not fit a line

@@ -22,8 +22,7 @@ from repolicy.cli.run_commands import Customize, Train, speaks
 from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
 from repolicy.errors import RepolicyError, UsageError, described
 from repolicy.loading import nearest, printable
-from repolicy.runs.machine import terminated_as_interrupted
-from repolicy.runs.terminal import full_stdout_is_an_error, silent_stdout
+from repolicy.runs import full_stdout_is_an_error, silent_stdout, terminated_as_interrupted
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from repolicy.objective import Weight
 from repolicy.prepare.defaults import TABLE, of_shape, train_defaults
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
-from repolicy.runs.settings import AnySettings, Settings, read_settings
+from repolicy.runs import AnySettings, Settings, read_settings
 
 if TYPE_CHECKING:
     from repolicy.priors import Acting

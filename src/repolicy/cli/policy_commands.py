@@ -15,7 +15,7 @@ from repolicy.cli.options import Acts, Command, OfPolicy, Positional, Repeated
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import as_file_name, counted, read_json
 from repolicy.readers.reading import Options
-from repolicy.runs.terminal import Terminal
+from repolicy.runs import Terminal
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Evaluate(Acts):
         from repolicy.envs import addons_of, evaluate, wished
         from repolicy.policies.storage import write_json
         from repolicy.priors import beside, check_writes_over_none
-        from repolicy.runs.ranks import one_thread
+        from repolicy.runs import one_thread
 
         (path, agent, prior, card, notes), env = self.acting(self.policy)
         warn_of_unfinished(self.policy)
@@ -216,7 +216,7 @@ class Inspect(Command):
 
 def warn_of_unfinished(reference: str | Path) -> None:
     """Say so where a run's folder is named whose run has steps before it: its policy will be another."""
-    from repolicy.runs.folder import RunFolder
+    from repolicy.runs import RunFolder
 
     folder = RunFolder(Path(reference))
     with contextlib.suppress(RepolicyError):  # what cannot be read, or is of another method, is no reason to stop
@@ -265,7 +265,7 @@ class Imitate(Command):
 
     def run(self) -> dict[str, Any]:
         from repolicy.prepare.imitation import imitate
-        from repolicy.runs.ranks import one_thread
+        from repolicy.runs import one_thread
 
         if self.flow:
             return self._flow()
@@ -286,7 +286,7 @@ class Imitate(Command):
 
     def _flow(self) -> dict[str, Any]:
         from repolicy.prepare.imitation import STEPS, imitate_flow
-        from repolicy.runs.ranks import one_thread
+        from repolicy.runs import one_thread
 
         if self.state_std:
             raise UsageError("a flow has no std: leave --state-std out")

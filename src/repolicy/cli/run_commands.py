@@ -19,12 +19,10 @@ from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import RepolicyError
 from repolicy.objective import Objective, named
 from repolicy.readers.reading import Options
-from repolicy.runs.machine import torchrun_place
-from repolicy.runs.settings import ACTORS, BUDGETS, Settings
-from repolicy.runs.terminal import Terminal
+from repolicy.runs import ACTORS, BUDGETS, Settings, Terminal, torchrun_place
 
 if TYPE_CHECKING:
-    from repolicy.runs.result import Result
+    from repolicy.runs import Result
 
 
 ObjectiveName = Literal["no_entropy", "end_entropy", "repeat_entropy", "soft", "full"]
@@ -187,8 +185,7 @@ def speaks() -> bool:
 
 def callbacks_of(out: Path, wandb: str | None) -> list[Any]:
     """Return the callbacks of a run that the command line started; under torchrun, only the first process has any."""
-    from repolicy.runs.callbacks import Display, TensorBoard, Wandb
-    from repolicy.runs.folder import RunFolder
+    from repolicy.runs import Display, RunFolder, TensorBoard, Wandb
 
     if not speaks():
         return []
@@ -198,7 +195,7 @@ def callbacks_of(out: Path, wandb: str | None) -> list[Any]:
 
 def ended(result: "Result") -> dict[str, Any]:
     from repolicy.priors import find_policy
-    from repolicy.runs.folder import RunFolder
+    from repolicy.runs import RunFolder
 
     folder = result.folder
     if result.finished:

@@ -10,7 +10,7 @@ from repolicy.cli.options import Acts, Command, Positional, Repeated
 from repolicy.errors import UsageError
 from repolicy.loading import as_file_name, counted, read_bytes, stem_of
 from repolicy.readers.reading import Options
-from repolicy.runs.terminal import Terminal
+from repolicy.runs import Terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Ask(Acts):
 
     def run(self) -> dict[str, Any]:
         from repolicy.policies.storage import check_place
-        from repolicy.runs.ranks import one_thread
+        from repolicy.runs import one_thread
         from repolicy.wishes.ask_page import ask
 
         terminal = Terminal()
@@ -101,7 +101,7 @@ class Infer(Beside, Acts):
     """The wish's file."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.runs.ranks import one_thread
+        from repolicy.runs import one_thread
 
         if self.out.suffix != ".safetensors":
             raise UsageError(f"--out {self.out} does not end in .safetensors, and a wish is known by that")
@@ -180,7 +180,7 @@ class Takeover(Acts):
     """Go on with a record, with a new episode."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.runs.ranks import one_thread
+        from repolicy.runs import one_thread
         from repolicy.wishes.learning_loop import record
 
         found, env = self.acting(self.policy)
@@ -251,7 +251,7 @@ class LearnWish(Beside, Command):
         from repolicy.envs import env_of
         from repolicy.objective import residual
         from repolicy.priors import acting
-        from repolicy.runs.settings import Settings
+        from repolicy.runs import Settings
         from repolicy.wishes.learning_loop import Teaching, learn_wish
         from repolicy.wishes.record import Labels
 

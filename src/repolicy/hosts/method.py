@@ -21,8 +21,7 @@ from repolicy.learning.worker import ALONE
 from repolicy.objective import DIALED, Reward, reformulated
 from repolicy.policies import Density, Mlp, log_tanh_slope, sums
 from repolicy.prepare.states import familiarity
-from repolicy.runs.result import Measured
-from repolicy.runs.settings import Settings
+from repolicy.runs import Measured, Settings
 
 DESIRED_KL = Settings().desired_kl  # of an update
 PARTS = ("task", "prior", "entropy", "states")

@@ -14,7 +14,7 @@ from repolicy.envs import Places
 from repolicy.hosts.rsl_rl import ResidualPPO
 from repolicy.hosts.rsl_rl_networks import GROUP
 from repolicy.learning.terms import Parts
-from repolicy.runs.settings import Settings
+from repolicy.runs import Settings
 
 
 class DialedPPO(ResidualPPO):

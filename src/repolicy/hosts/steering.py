@@ -10,7 +10,7 @@ from repolicy.errors import UsageError
 from repolicy.learning.multipliers import FARTHEST, Limits, Weight, off_budget, steered
 from repolicy.learning.worker import LOST, WAITS
 from repolicy.objective import WEIGHTS, Objective, given_objective, plain
-from repolicy.runs.settings import Budget, Settings
+from repolicy.runs import Budget, Settings
 
 WARMUP = 5  # iterations in which a critic that begins with nothing learns alone, where nobody names another number
 EXPLAINS = 0.3  # share of the returns that it must explain by then, or it has up to three times as many

@@ -21,10 +21,7 @@ from repolicy.errors import UsageError
 from repolicy.learning.segments import Segments
 from repolicy.learning.training import check
 from repolicy.objective import soft
-from repolicy.runs import ranks
-from repolicy.runs.folder import RunFolder
-from repolicy.runs.request import Request, derived_seed
-from repolicy.runs.settings import Settings
+from repolicy.runs import Request, RunFolder, Settings, derived_seed, ranks
 
 PARTS = 20  # slices in a segment
 

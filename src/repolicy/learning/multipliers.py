@@ -25,9 +25,7 @@ from torch import Tensor
 from repolicy.envs import LONGEST, Limit, Rollout, limits, make_envs, run_episodes
 from repolicy.objective import Objective
 from repolicy.policies import Policy
-from repolicy.runs.ranks import Ranks
-from repolicy.runs.request import Request, derived_seed
-from repolicy.runs.result import Measured
+from repolicy.runs import Measured, Ranks, Request, derived_seed
 
 FARTHEST = 2.0  # bound of how far off something is
 STEERING = 0.03  # how much a weight follows it in an iteration

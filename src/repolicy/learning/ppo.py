@@ -10,7 +10,7 @@ from torch import Tensor
 
 from repolicy.errors import NumericError
 from repolicy.policies import Mlp, Policy, flatten, merged
-from repolicy.runs.settings import Settings
+from repolicy.runs import Settings
 
 
 class Rescaled(Protocol):

@@ -19,11 +19,7 @@ from repolicy.policies import add_to_card
 from repolicy.prepare.session import Start, begun
 from repolicy.prepare.worth import measured
 from repolicy.priors import Exact, from_source, read_policy
-from repolicy.runs import ranks
-from repolicy.runs.folder import RunFolder
-from repolicy.runs.machine import polite_interrupt, torchrun_place
-from repolicy.runs.request import Request
-from repolicy.runs.result import Result
+from repolicy.runs import Request, Result, RunFolder, polite_interrupt, ranks, torchrun_place
 
 
 @runtime_checkable

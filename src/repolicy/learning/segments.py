@@ -24,11 +24,7 @@ from repolicy.policies import Density, Policy, frozen, save_policy
 from repolicy.policies.storage import write
 from repolicy.prepare.states import density_of
 from repolicy.priors import Exact, MeanPrior, held, read_policy
-from repolicy.runs import ranks
-from repolicy.runs.folder import RunFolder
-from repolicy.runs.machine import keep_freed_memory, versions
-from repolicy.runs.request import Request, derived_seed
-from repolicy.runs.result import Measured
+from repolicy.runs import Measured, Request, RunFolder, derived_seed, keep_freed_memory, ranks, versions
 
 CAREFUL = 4  # times the episodes of a short evaluation, over which an earlier policy is compared with the last one
 

@@ -16,9 +16,7 @@ from repolicy.learning import ppo
 from repolicy.objective import Objective, Reward, task_reward
 from repolicy.policies import Conditioned, Distribution, FilmMlp, Mlp, Policy, sums
 from repolicy.ranges import Dial
-from repolicy.runs.ranks import Ranks
-from repolicy.runs.request import Request
-from repolicy.runs.settings import Settings
+from repolicy.runs import Ranks, Request, Settings
 
 
 class OneWeight:

@@ -44,11 +44,7 @@ from repolicy.prepare.states import check_learnable
 from repolicy.prepare.weights import decide, trial
 from repolicy.priors import Function
 from repolicy.readers.reading import Options
-from repolicy.runs.folder import RunFolder
-from repolicy.runs.machine import torchrun_place
-from repolicy.runs.request import Request, check_dials, spec_for
-from repolicy.runs.result import Result
-from repolicy.runs.settings import ACTORS, Settings
+from repolicy.runs import ACTORS, Request, Result, RunFolder, Settings, check_dials, spec_for, torchrun_place
 
 
 def train(

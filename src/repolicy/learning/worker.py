@@ -17,8 +17,7 @@ from repolicy.objective import DIALED, Objective, Reward, reformulated
 from repolicy.policies import BOUND, Density, Normalizer, Policy, frozen, sums
 from repolicy.prepare.states import familiarity
 from repolicy.priors import Exact, Scorer
-from repolicy.runs import ranks
-from repolicy.runs.request import Request, spec_for
+from repolicy.runs import Request, ranks, spec_for
 
 LOST = -0.5  # explained variance below which a budget's weights stay as they are, because the critic cannot follow
 ALONE = 1e-3  # least learning rate while only the critic learns, where the KL of the policy steers it later

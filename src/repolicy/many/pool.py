@@ -17,7 +17,7 @@ from typing import Protocol
 
 from repolicy.errors import RepolicyError, UsageError, first_line
 from repolicy.loading import PYTHON
-from repolicy.runs.machine import terminated_as_interrupted
+from repolicy.runs import terminated_as_interrupted
 
 ATTEMPTS = 3
 STOPPED = 130  # the exit code of a run of ours that was told to stop

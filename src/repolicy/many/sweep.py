@@ -30,12 +30,7 @@ from repolicy.prepare.weights import decide
 from repolicy.priors import read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
-from repolicy.runs import ranks
-from repolicy.runs.folder import RunFolder, changed
-from repolicy.runs.machine import physical_cores
-from repolicy.runs.request import Request
-from repolicy.runs.result import Result
-from repolicy.runs.settings import Settings, validated
+from repolicy.runs import Request, Result, RunFolder, Settings, changed, physical_cores, ranks, validated
 
 # What a sweep that is resumed relies on in its sweep.json.
 SWEEP = {

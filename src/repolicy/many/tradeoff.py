@@ -14,9 +14,7 @@ from repolicy.envs import EVALUATION_SEED, Addon, Backend, Column, Evaluation, d
 from repolicy.objective import residual
 from repolicy.policies import Policy
 from repolicy.policies.storage import finite
-from repolicy.runs.folder import RunFolder
-from repolicy.runs.request import Request, words
-from repolicy.runs.settings import Settings
+from repolicy.runs import Request, RunFolder, Settings, words
 
 CERTAIN = 0.95  # of the drawings must agree on where the bend is
 DRAWINGS = 1000

@@ -36,8 +36,7 @@ from repolicy.prepare.session import open_prior
 from repolicy.prepare.states import SKIPPED, check_learnable, density_in, wanted
 from repolicy.prepare.weights import Weighing
 from repolicy.readers.reading import Options
-from repolicy.runs.ranks import one_thread
-from repolicy.runs.settings import Settings
+from repolicy.runs import Settings, one_thread
 
 Say = Callable[[str], None]
 

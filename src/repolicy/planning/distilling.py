@@ -18,8 +18,7 @@ from repolicy.planning.planner import Planner, spread_of
 from repolicy.policies import Policy, frozen, read_card, save_policy
 from repolicy.policies.storage import check_place
 from repolicy.priors import Samples, fit
-from repolicy.runs.machine import versions
-from repolicy.runs.ranks import one_thread
+from repolicy.runs import one_thread, versions
 
 ENVS, ROUNDS, MOST_EPOCHS = 16, 4, 100
 KEPT = "planned"  # what the card of its file says that it is

@@ -15,7 +15,7 @@ from repolicy.errors import UsageError
 from repolicy.planning.model import Simulated
 from repolicy.planning.regression import regression
 from repolicy.policies import Policy
-from repolicy.runs.ranks import one_thread
+from repolicy.runs import one_thread
 
 ENVS, STEPS, HELD_OUT = 64, 800, 8  # environments, steps in each, and how many environments only judge
 NETWORKS, HIDDEN, EPOCHS = 3, (256, 256), 10

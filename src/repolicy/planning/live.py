@@ -22,7 +22,7 @@ from repolicy.planning.asking import Planned
 from repolicy.planning.keeping import keep
 from repolicy.planning.model import Model, Simulated
 from repolicy.planning.sampling import effective
-from repolicy.runs.ranks import one_thread
+from repolicy.runs import one_thread
 
 HERE = "127.0.0.1"  # and nowhere else
 SMOOTH = 0.98  # of the rewards that are shown

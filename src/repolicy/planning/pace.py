@@ -12,7 +12,7 @@ from repolicy.envs import make_envs
 from repolicy.errors import UsageError
 from repolicy.planning.asking import Planned
 from repolicy.planning.planner import Planner
-from repolicy.runs.ranks import one_thread
+from repolicy.runs import one_thread
 
 FEW, MORE, MOST = 8, 32, 1024  # samples: the least that is taken and is measured, what is measured too, the most
 DECISIONS = 5  # of each; their median counts

@@ -14,8 +14,7 @@ from repolicy.planning.regression import regression
 from repolicy.planning.scoring import Score, Value, step_rewards
 from repolicy.policies import Policy
 from repolicy.prepare.states import rollouts_of
-from repolicy.runs.request import Request
-from repolicy.runs.settings import Settings
+from repolicy.runs import Request, Settings
 
 BLOCKS = 32  # of the prior's rollouts, of 64 environments and 50 steps each: with fewer, few of its falls are seen
 AHEAD = 100  # steps that must be known behind one whose value is learned

@@ -22,9 +22,7 @@ from repolicy.loading import figures
 from repolicy.policies import Gaussian, Policy, PolicySpec, SavedPolicy, frozen, policy_bytes, seeded
 from repolicy.policies.storage import read
 from repolicy.priors import Exact, MeanPrior, Samples, ScoredPrior, Scorer, State, fit, fit_normalizer, read_policy
-from repolicy.runs import ranks
-from repolicy.runs.request import derived_seed
-from repolicy.runs.settings import Settings
+from repolicy.runs import Settings, derived_seed, ranks
 
 ROUNDS = 3  # one on the prior's rollouts, the others on the clone's
 SCORED_ROUNDS = 8  # where the prior cannot act, its states are found on the way

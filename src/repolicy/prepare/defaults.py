@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from repolicy.loading import without_version
-from repolicy.runs.settings import Settings
+from repolicy.runs import Settings
 
 if TYPE_CHECKING:
     from repolicy.policies import Policy

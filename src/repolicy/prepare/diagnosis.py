@@ -16,8 +16,7 @@ from repolicy.policies import Policy, seeded
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.weights import Weights, usual_budget, weights_found
 from repolicy.prepare.worth import Entropy, Sums, Worth, Worths, nats_of, worth_of
-from repolicy.runs.request import spec_for
-from repolicy.runs.settings import Settings
+from repolicy.runs import Settings, spec_for
 
 ENVS, STEPS = 16, 1_000
 FAR = 10.0  # a normalized observation beyond this was hardly seen in training

@@ -34,7 +34,7 @@ from repolicy.prepare.session import Start, called, open_prior, settings_of
 from repolicy.prepare.weights import trial
 from repolicy.priors import check_unread, decoder_of, is_code, sum_of
 from repolicy.readers.reading import Options
-from repolicy.runs.settings import Settings
+from repolicy.runs import Settings
 
 HIDDEN, LEAST = (128, 128), 1e-3  # layers, and what is added to a std so that it is never 0
 SCALES = (1.0, 0.5, 0.0)  # of the noise, which cost no training

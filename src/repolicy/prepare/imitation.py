@@ -24,7 +24,7 @@ from repolicy.policies.storage import check_place, write_bytes
 from repolicy.prepare.cloning import begin_at
 from repolicy.priors import Fitted, Samples, fit
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
-from repolicy.runs.machine import versions
+from repolicy.runs import versions
 
 EPISODES = 10
 IMITATION = "imitation"  # what the card of its file says that it is

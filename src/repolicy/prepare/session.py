@@ -49,11 +49,19 @@ from repolicy.priors import (
 )
 from repolicy.priors import name_of as called_prior
 from repolicy.readers.reading import Options
-from repolicy.runs.folder import RunFolder
-from repolicy.runs.machine import torchrun_place, versions
-from repolicy.runs.request import Request, spec_for
-from repolicy.runs.result import Result
-from repolicy.runs.settings import BUDGETS, AnySettings, S, Settings, validated
+from repolicy.runs import (
+    BUDGETS,
+    AnySettings,
+    Request,
+    Result,
+    RunFolder,
+    S,
+    Settings,
+    spec_for,
+    torchrun_place,
+    validated,
+    versions,
+)
 
 
 def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[str]]:
@@ -227,7 +235,7 @@ def shown(progress: bool | None) -> list[Any]:
     place = torchrun_place()
     if not progress or (place is not None and place[0] > 0):
         return []
-    from repolicy.runs.callbacks import Display
+    from repolicy.runs import Display
 
     return [Display()]
 

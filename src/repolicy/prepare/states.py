@@ -11,8 +11,7 @@ from repolicy.envs import Collector, Rollout, make_envs
 from repolicy.errors import UsageError
 from repolicy.policies import Density, Policy
 from repolicy.policies.density import PARTS, STRETCH, fitted
-from repolicy.runs import ranks
-from repolicy.runs.request import Request, derived_seed
+from repolicy.runs import Request, derived_seed, ranks
 
 SKIPPED = 50  # first steps of an episode, which depend on how the environment begins and not on the prior
 WANTED = 64_000  # how many observations are collected, at most

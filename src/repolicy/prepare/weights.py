@@ -18,9 +18,7 @@ from repolicy.policies import Agent, Policy, SavedPolicy, seeded
 from repolicy.prepare.states import MOST_NUMBERS, SKIPPED
 from repolicy.prepare.worth import EPISODES, LONGEST, Worth, Worths, sought
 from repolicy.ranges import Range
-from repolicy.runs.ranks import one_thread
-from repolicy.runs.request import spec_for
-from repolicy.runs.settings import Settings
+from repolicy.runs import Settings, one_thread, spec_for
 
 # A row an environment (of any version): the temperatures of the paper.
 ALPHAS = {"HalfCheetah": 0.13472, "Hopper": 0.001, "Ant": 0.0001}

@@ -15,8 +15,7 @@ from repolicy.objective import reformulated, task_reward
 from repolicy.ranges import enough_digits
 from repolicy.report import page
 from repolicy.report.verdict import number
-from repolicy.runs.folder import RunFolder
-from repolicy.runs.request import Request
+from repolicy.runs import Request, RunFolder
 
 WIDTH, HEIGHT = 340, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 10, 12, 28

@@ -40,7 +40,7 @@ from repolicy.loading import PYTHON, counted
 from repolicy.policies import ActionSpace, Recalling, Watching
 from repolicy.priors import acting, find_policy, is_plan
 from repolicy.readers.reading import Options
-from repolicy.runs.callbacks import SECONDS_BETWEEN_LINES, clock
+from repolicy.runs import SECONDS_BETWEEN_LINES, clock
 
 CANNOT_RENDER = (
     "this machine cannot render off-screen: install Debian's package libegl1 (or libosmesa6, for rendering in software)"

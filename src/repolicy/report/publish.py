@@ -15,9 +15,7 @@ from repolicy.priors.hub import FILE, Place, in_sentences, library, place
 from repolicy.readers.reading import Options
 from repolicy.report.run_page import evaluations, repeat, rewards
 from repolicy.report.verdict import basis, name_of_prior, verdict
-from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import one_thread
-from repolicy.runs.request import Request, options, words
+from repolicy.runs import Request, RunFolder, one_thread, options, words
 
 EPISODES = 20
 FILMS = (".mp4", ".gif")

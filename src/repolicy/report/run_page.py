@@ -44,11 +44,7 @@ from repolicy.report.verdict import (
     spread,
     verdict,
 )
-from repolicy.runs import ranks
-from repolicy.runs.callbacks import recipe
-from repolicy.runs.folder import RunFolder
-from repolicy.runs.request import Request, options, words
-from repolicy.runs.terminal import laid_out
+from repolicy.runs import Request, RunFolder, laid_out, options, ranks, recipe, words
 
 FILM_SECONDS = 6.0
 EPISODES = 50

@@ -34,13 +34,9 @@ from repolicy.prepare.weights import alpha_in, decide
 from repolicy.priors import find_policy, own_bytes, read_policy
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import CUSTOMIZING, TASKS, Settings, customize_defaults, task_of, train_defaults
+from repolicy.runs import Alone, AnySettings, Result, RunFolder, one_thread, polite_interrupt, versions
+from repolicy.runs import Settings as EngineSettings
 from repolicy.runs import request as engine
-from repolicy.runs.folder import RunFolder
-from repolicy.runs.machine import polite_interrupt, versions
-from repolicy.runs.ranks import Alone, one_thread
-from repolicy.runs.result import Result
-from repolicy.runs.settings import AnySettings
-from repolicy.runs.settings import Settings as EngineSettings
 
 EPISODES = 20  # how many of the latest are averaged
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from repolicy.runs.settings import AnySettings, Within
+from repolicy.runs import AnySettings, Within
 
 
 @dataclass(frozen=True)

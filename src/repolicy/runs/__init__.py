@@ -1,4 +1,52 @@
 """A run's settings, its request, its folder, its ranks, and what it shows while it goes on."""
 
-# The door: other rooms may import these files, and no others of this folder.
-__all__ = ["callbacks", "folder", "machine", "ranks", "request", "result", "settings", "terminal"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# The door: other rooms import these names, and the files in `__all__`. What needs torch is imported when it is first
+# used, so that `--help` is quick.
+from repolicy.runs.machine import (
+    keep_freed_memory,
+    physical_cores,
+    polite_interrupt,
+    terminated_as_interrupted,
+    torchrun_place,
+    versions,
+)
+from repolicy.runs.settings import (
+    ACTORS,
+    BUDGETS,
+    AnySettings,
+    Budget,
+    S,
+    Settings,
+    Within,
+    budget_of,
+    read_settings,
+    validated,
+)
+from repolicy.runs.terminal import Terminal, full_stdout_is_an_error, laid_out, silent_stdout
+
+if TYPE_CHECKING:
+    from repolicy.runs.callbacks import SECONDS_BETWEEN_LINES, Display, TensorBoard, Wandb, clock, recipe
+    from repolicy.runs.folder import RunFolder, changed
+    from repolicy.runs.ranks import Alone, Ranks, one_thread
+    from repolicy.runs.request import Request, check_dials, derived_seed, options, spec_for, words
+    from repolicy.runs.result import Measured, Result
+
+_LATER = {
+    "callbacks": ("SECONDS_BETWEEN_LINES", "Display", "TensorBoard", "Wandb", "clock", "recipe"),
+    "folder": ("RunFolder", "changed"),
+    "ranks": ("Alone", "Ranks", "one_thread"),
+    "request": ("Request", "check_dials", "derived_seed", "options", "spec_for", "words"),
+    "result": ("Measured", "Result"),
+}
+
+__all__ = ["ranks", "request"]
+
+
+def __getattr__(name: str) -> Any:
+    for file, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(f"repolicy.runs.{file}"), name)
+    raise AttributeError(f"module 'repolicy.runs' has no attribute {name!r}")
