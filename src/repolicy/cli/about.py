@@ -88,7 +88,23 @@ class Bench(Command):
         if "steps" in named:
             raise UsageError("a bench has no --steps: how long it takes is --slices")
         figures = bench(self.env, replace(train_defaults(self.env), **named), self.slices)
-        _show(figures)
+        spread, terminal = figures["slice_shares"], Terminal()
+        ranks, steps = counted(figures["ranks"], "rank"), f"{figures['steps']:,} steps"
+        terminal.say(f"{figures['env']} ({figures['backend']}), {ranks}, {steps}")
+        terminal.facts(
+            {
+                "physics alone": f"{figures['physics_steps_per_second']:,.0f} steps a second",
+                "training, end to end": f"{figures['training_steps_per_second']:,.0f} steps a second",
+                "share of the physics": f"{figures['share']:.3f}",
+                "… without evaluation and checkpoint": f"{figures['share_without_evaluation']:.3f}",
+                "… of the slices": f"{spread['min']:.3f} – {spread['max']:.3f}",
+                "where training's time goes": ", ".join(
+                    f"{n} {share:.0%}" for n, share in figures["training_is"].items()
+                ),
+                "its physics take": f"{figures['physics_in_training']:.2f} times what they take alone",
+                "memory": f"{figures['memory_mb_a_rank']:,.0f} MB a rank",
+            }
+        )
         return figures
 
 
@@ -126,24 +142,6 @@ class Doctor(Command):
         for sentence in found or ["none of the usual causes is there"]:
             terminal.say(sentence)
         return {"causes": found}
-
-
-def _show(figures: dict[str, Any]) -> None:
-    spread, terminal = figures["slice_shares"], Terminal()
-    ranks, steps = counted(figures["ranks"], "rank"), f"{figures['steps']:,} steps"
-    terminal.say(f"{figures['env']} ({figures['backend']}), {ranks}, {steps}")
-    terminal.facts(
-        {
-            "physics alone": f"{figures['physics_steps_per_second']:,.0f} steps a second",
-            "training, end to end": f"{figures['training_steps_per_second']:,.0f} steps a second",
-            "share of the physics": f"{figures['share']:.3f}",
-            "… without evaluation and checkpoint": f"{figures['share_without_evaluation']:.3f}",
-            "… of the slices": f"{spread['min']:.3f} – {spread['max']:.3f}",
-            "where training's time goes": ", ".join(f"{n} {share:.0%}" for n, share in figures["training_is"].items()),
-            "its physics take": f"{figures['physics_in_training']:.2f} times what they take alone",
-            "memory": f"{figures['memory_mb_a_rank']:,.0f} MB a rank",
-        }
-    )
 
 
 # What this installation can do ----------------------------------------------------------------------------------------

@@ -89,7 +89,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str]) -> None:
     if not arguments or arguments[0] in HELP:
-        print(_overview())
+        what = "Give a trained policy a new requirement, without its old reward."
+        print(_overview("repolicy", what, COMMANDS, GROUPS))
         sys.exit(0 if arguments else 2)
     if arguments[0] == "--version":
         from repolicy import __version__
@@ -113,8 +114,7 @@ def _run(arguments: list[str]) -> None:
 def _in_group(group: str, *arguments: str) -> Any:
     what, commands = GROUPS[group]
     if not arguments or arguments[0] in HELP:
-        lines = [f"usage: repolicy {group} COMMAND ...", "", what, "", *_listed(commands), ""]
-        print("\n".join([*lines, f"repolicy {group} COMMAND --help lists a command's options. All take --json."]))
+        print(_overview(f"repolicy {group}", what, commands))
         sys.exit(0 if arguments else 2)
     return _parsed(arguments[0], list(arguments[1:]), commands, f"repolicy {group}")
 
@@ -163,17 +163,12 @@ def _words(arguments: list[str]) -> list[str]:
     return [os.path.expanduser(word) if word == "~" or word.startswith("~/") else word for word in words]
 
 
-def _overview() -> str:
-    lines = ["usage: repolicy COMMAND ...", "", "Give a trained policy a new requirement, without its old reward.", ""]
-    lines += _listed(COMMANDS)
-    lines += ["", "Groups of commands, each with a --help of its own:", ""]
-    lines += [f"  {name:10s} {what}" for name, (what, _) in GROUPS.items()]
-    lines += ["", "repolicy COMMAND --help lists a command's options. All take --json."]
-    return "\n".join(lines)
-
-
-def _listed(commands: Mapping[str, Any]) -> list[str]:
-    return [f"  {name:10s} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()]
+def _overview(prog: str, what: str, commands: Mapping[str, Any], groups: Mapping[str, tuple[str, Any]] = {}) -> str:
+    lines = [f"usage: {prog} COMMAND ...", "", what, ""]
+    lines += [f"  {name:10s} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()]
+    lines += ["", "Groups of commands, each with a --help of its own:", ""] if groups else []
+    lines += [f"  {name:10s} {what}" for name, (what, _) in groups.items()]
+    return "\n".join([*lines, "", f"{prog} COMMAND --help lists a command's options. All take --json."])
 
 
 # Where a command does not end as it should: a sentence of at most three lines, and an exit code -----------------------

@@ -320,8 +320,6 @@ class Push(OfPolicy):
     """What others may do with it: an identifier of the hub's, such as mit or cc-by-4.0."""
     private: bool = False
     """Make the repository for you alone, where it is new."""
-    env: str | None = None
-    """Environment of the table; by default the one that the policy was trained in."""
     episodes: int = 20
     """Episodes of the evaluation for the card's table."""
 
