@@ -21,10 +21,9 @@ from repolicy.readers.described import (
     Perceptron,
     Std,
 )
-from repolicy.readers.given_by_user import chosen_statistics
-from repolicy.readers.perceptrons import chosen_activation, normalizer, numbers, perceptron, some
+from repolicy.readers.given_by_user import Given
+from repolicy.readers.perceptrons import normalizer, numbers, perceptron, some
 from repolicy.readers.pickles import Shell, array
-from repolicy.readers.reading import Options
 
 LIBRARY = "Brax"
 MIN_STD = 1e-3
@@ -40,24 +39,23 @@ def recognized(parts: Any) -> bool:
     return isinstance(parts, tuple | list) and len(parts) >= 2 and _module(parts[1]) is not None
 
 
-def read(path: Path, parts: Any, options: Options) -> Described:
+def read(path: Path, parts: Any, given: Given) -> Described:
     module = _module(parts[1])
     assert module is not None
     kind = "PPO" if len(parts) > 2 else "PPO or SAC"
-    activation, notes = chosen_activation(options, "swish", f"{LIBRARY} PPO")
+    activation = given.activation("swish", f"{LIBRARY} PPO")
     activation = "gelu_tanh" if activation == "gelu" else activation  # what Flax calls gelu
-    if notes and kind != "PPO":
-        notes.append(OR_SAC)
+    if given.notes and kind != "PPO":
+        given.notes.append(OR_SAC)
     actor, std, squashed = _policy(module, activation)
     inside, groups = _normalizer(parts[0], actor.width)
-    statistics, more = chosen_statistics(options, actor.width, inside)
+    statistics = given.statistics(actor.width, inside)
     if statistics is not None and statistics is inside:
-        more.append(OR_RAW)
+        given.notes.append(OR_RAW)
     size = len(actor.output.bias)
     bounds = ((-1.0,) * size, (1.0,) * size) if squashed else ((), ())
     return Described(
-        LIBRARY, "", kind, actor, ActionSpace("continuous", (size,), *bounds), squashed, std, statistics, groups=groups,
-        notes=(*notes, *more),
+        LIBRARY, "", kind, actor, ActionSpace("continuous", (size,), *bounds), squashed, std, statistics, groups=groups
     )  # fmt: skip
 
 

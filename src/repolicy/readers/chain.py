@@ -5,7 +5,6 @@ perceptron with a normalizer in front and a tanh behind, or refused with the ste
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,9 +23,8 @@ from repolicy.readers.described import (
     Place,
     Std,
 )
-from repolicy.readers.given_by_user import check_no_other, chosen_statistics, given_std
+from repolicy.readers.given_by_user import Given
 from repolicy.readers.perceptrons import perceptron
-from repolicy.readers.reading import Options
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,21 +100,16 @@ def recognize(chain: Chain, width: int) -> tuple[Described, Linear | None]:
     return Described("", "", "perceptron", network, actions, squashed, None, normalizer, mean_clip), unused
 
 
-def finished(
-    found: Described, library: str, version: str, options: Options, std: Std | None = None, notes: Iterable[str] = ()
-) -> Described:
+def finished(found: Described, library: str, version: str, given: Given, std: Std | None = None) -> Described:
     """Return the policy with this std or the user's. A normalizer in its network takes no other beside it."""
     if found.normalizer is not None:
-        check_no_other(options)
-    more: list[str] = []
+        given.check_no_statistics()
     if found.actions.kind == "discrete":
-        more.append("the largest of the outputs is chosen: they are taken as logits")
+        given.notes.append("the largest of the outputs is chosen: they are taken as logits")
     elif std is None:
-        std, more = given_std(options, len(found.actor.output.bias))
-    normalizer, others = chosen_statistics(options, found.actor.width, found.normalizer)
-    return replace(
-        found, library=library, version=version, std=std, normalizer=normalizer, notes=(*more, *notes, *others)
-    )
+        std = given.std(len(found.actor.output.bias))
+    normalizer = given.statistics(found.actor.width, found.normalizer)
+    return replace(found, library=library, version=version, std=std, normalizer=normalizer)
 
 
 def _take_network(steps: list[Step]) -> Perceptron:

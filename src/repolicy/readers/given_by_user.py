@@ -10,9 +10,10 @@ import numpy as np
 
 from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import printable, read_bytes
+from repolicy.policies import ACTIVATIONS
 from repolicy.readers.demonstrations import read_npz
 from repolicy.readers.described import Linear, Normalizer, Perceptron, Std
-from repolicy.readers.perceptrons import check_width, normalizer, some
+from repolicy.readers.perceptrons import OTHER_NAMES, activation_named, check_width, normalizer, some
 from repolicy.readers.pickles import DAMAGE, ZIP, Shell, array, read_pickle, shortened
 from repolicy.readers.reading import Options
 
@@ -26,43 +27,64 @@ class NoTemperatureError(UsageError):
     """A file of values needs one, from the user."""
 
 
-def tempered(network: Perceptron, options: Options) -> Perceptron:
-    """Return values of actions as logits: a Boltzmann policy at the user's temperature."""
-    if options.temperature is None:
-        raise NoTemperatureError(
-            "the policy has values of actions and no probabilities: give the temperature of its Boltzmann policy with "
-            "--temperature, in units of the return"
+class Given:
+    """What the user gave beside a file, and in `notes` what is to be known of the policy, a sentence each."""
+
+    def __init__(self, options: Options) -> None:
+        self.options, self.notes = options, list[str]()
+
+    def activation(self, default: str, library: str, recorded: str | None = None) -> str:
+        """Return a network's activation: the user's, or the recorded one, or its library's default."""
+        named = self.options.file_activation
+        if named is not None and OTHER_NAMES.get(named.lower(), named.lower()) not in ACTIVATIONS:
+            raise UsageError(f"there is no activation {named!r}; choose from {', '.join(ACTIVATIONS)}")
+        if named or recorded:
+            return activation_named(named or str(recorded))
+        self.notes.append(
+            f"the file does not say which activation its network has: {library}'s default, {default}, is assumed "
+            "(--file-activation says otherwise)"
         )
-    factor = np.float32(1.0 / options.temperature)
-    return replace(network, output=Linear(network.output.weight * factor, network.output.bias * factor))
+        return default
 
+    def std(self, width: int) -> Std | None:
+        """Return the user's std for a policy that has none."""
+        std = self.options.std
+        if std == "fit":
+            return None
+        if std is None:
+            self.notes.append("the policy has no std: give one with --std")
+            return None
+        self.notes.append(f"the std {std} is yours; the file has none")
+        return Std("vector", np.full(width, std, np.float32), "identity")
 
-def given_std(options: Options, width: int) -> tuple[Std | None, list[str]]:
-    """Return the user's std for a policy that has none, and what is to be said of it."""
-    if options.std == "fit":
-        return None, []
-    if options.std is None:
-        return None, ["the policy has no std: give one with --std"]
-    std = Std("vector", np.full(width, options.std, np.float32), "identity")
-    return std, [f"the std {options.std} is yours; the file has none"]
+    def tempered(self, network: Perceptron) -> Perceptron:
+        """Return values of actions as logits: a Boltzmann policy at the user's temperature."""
+        if self.options.temperature is None:
+            raise NoTemperatureError(
+                "the policy has values of actions and no probabilities: give the temperature of its Boltzmann policy "
+                "with --temperature, in units of the return"
+            )
+        factor = np.float32(1.0 / self.options.temperature)
+        return replace(network, output=Linear(network.output.weight * factor, network.output.bias * factor))
 
+    def statistics(self, width: int, inside: Normalizer | None) -> Normalizer | None:
+        """Return the normalizer `inside` a file, unless the user names another file or none."""
+        named = self.options.vecnormalize
+        if named == "none":
+            self.notes.append("observations are not normalized, as you asked for")
+            return None
+        chosen = statistics_in(Path(named)) if named else inside
+        check_width(width, chosen)
+        if chosen is None and named is None:
+            self.notes.append("observations are not normalized (the file has no statistics)")
+        return chosen
 
-def check_no_other(options: Options) -> None:
-    """Refuse statistics, or none, for a network that normalizes observations inside."""
-    if options.vecnormalize is not None:
-        raise UsageError(
-            "the policy normalizes observations itself, by a part of its network: leave --vecnormalize out"
-        )
-
-
-def chosen_statistics(options: Options, width: int, inside: Normalizer | None) -> tuple[Normalizer | None, list[str]]:
-    """Return the normalizer `inside` a file, unless the user names another file or none, and what is to be said."""
-    if options.vecnormalize == "none":
-        return None, ["observations are not normalized, as you asked for"]
-    chosen = statistics_in(Path(options.vecnormalize)) if options.vecnormalize else inside
-    check_width(width, chosen)
-    said = chosen is None and options.vecnormalize is None
-    return chosen, ["observations are not normalized (the file has no statistics)"] * said
+    def check_no_statistics(self) -> None:
+        """Refuse statistics, or none, for a network that normalizes observations inside."""
+        if self.options.vecnormalize is not None:
+            raise UsageError(
+                "the policy normalizes observations itself, by a part of its network: leave --vecnormalize out"
+            )
 
 
 # Statistics of observations: Stable-Baselines3's VecNormalize, or plain arrays ----------------------------------------
@@ -172,9 +194,9 @@ def numbers_in(agent: dict[str, str], name: str, default: str) -> list[float]:
     return numbers
 
 
-def time_is_seen(path: Path) -> tuple[str, ...]:
+def time_is_seen(path: Path) -> list[str]:
     """Return a sentence where the settings that RL Zoo writes beside a policy name the wrapper that shows the time."""
     folder = Path(os.path.abspath(path)).parent
     places = (folder / path.stem, folder, folder / re.sub(r"_\d+$", "", folder.name))
     files = [file for place in places if (file := place / "config.yml").is_file() and file.stat().st_size < 1_000_000]
-    return (TIMED,) if any("TimeFeatureWrapper" in file.read_text("utf-8", "replace") for file in files) else ()
+    return [TIMED] if any("TimeFeatureWrapper" in file.read_text("utf-8", "replace") for file in files) else []

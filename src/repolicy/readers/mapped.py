@@ -16,20 +16,9 @@ import numpy as np
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
 from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Linear, Normalizer, Std
-from repolicy.readers.given_by_user import chosen_statistics, given_std, tempered
-from repolicy.readers.perceptrons import (
-    Tensors,
-    below,
-    chosen_activation,
-    linear,
-    normalizer,
-    numbers,
-    perceptron,
-    sequence,
-    some,
-)
+from repolicy.readers.given_by_user import Given
+from repolicy.readers.perceptrons import Tensors, below, linear, normalizer, numbers, perceptron, sequence, some
 from repolicy.readers.pickles import Shell
-from repolicy.readers.reading import Options
 
 MOST, DEEPEST = 100_000, 30  # of values in a file, and how deep they may lie
 NO_NAMES = ("_parameters", "_buffers", "_modules")  # between a module and its own, in a pickle of a whole module
@@ -133,16 +122,16 @@ def recognized(saved: Any) -> bool:
     return _known(tensors_in(saved)) is not None
 
 
-def read(path: Path, saved: Any, options: Options) -> Described:
+def read(path: Path, saved: Any, given: Given) -> Described:
     """Return the policy, by the user's layout where one is given, or by a library's own."""
     tensors = tensors_in(saved)
-    if options.layout is None:
+    if given.options.layout is None:
         known = _known(tensors)
         assert known is not None
         layout, root = known
     else:
-        layout, root = of_text(options.layout), ""
-    return _described(tensors, layout, root, options)
+        layout, root = of_text(given.options.layout), ""
+    return _described(tensors, layout, root, given)
 
 
 def of_text(text: str) -> Layout:
@@ -212,35 +201,36 @@ def _fits(tensors: Tensors, layout: Layout, root: str) -> bool:
     )
 
 
-def _described(tensors: Tensors, layout: Layout, root: str, options: Options) -> Described:
+def _described(tensors: Tensors, layout: Layout, root: str, given: Given) -> Described:
     memory = next((name for name in tensors if {*name.removeprefix(root).split(".")[:-1]} & {*MEMORIES}), None)
     if memory is not None and layout.library:
         raise CannotCopyError(f"the policy has a memory ({memory})")
     if not layout.library:
-        options = replace(options, file_activation=options.file_activation or layout.activation or None)
-        if options.file_activation is None:
+        named = given.options.file_activation or layout.activation or None
+        given.options = replace(given.options, file_activation=named)
+        if named is None:
             raise UsageError('--layout names no activation, and no file does: add "activation=elu", or another')
     recorded = layout.activation if layout.certain else None
-    activation, notes = chosen_activation(options, layout.activation, layout.library, recorded)
+    activation = given.activation(layout.activation, layout.library, recorded)
     layers = [each for name in layout.actor.split("+") for each in _layers(tensors, f"{root}{name.strip()}")]
     actor = perceptron(layers, None, activation)
     width = len(actor.output.bias)
     std = None
     if layout.values:
-        actor = tempered(actor, options)
+        actor = given.tempered(actor)
     elif layout.log_std or layout.std:
         std = _std(tensors, layout, root, width)
     elif not layout.discrete:
-        std, more = given_std(options, width)
-        notes += more
-    statistics, more = chosen_statistics(options, actor.width, _normalizer(tensors, layout, root))
+        std = given.std(width)
+    statistics = given.statistics(actor.width, _normalizer(tensors, layout, root))
     if layout.unseen and statistics is None:
-        more.append(layout.unseen)
+        given.notes.append(layout.unseen)
+    given.notes += layout.notes
     bounds = _bounds(tensors, f"{root}{layout.scale}", width) if layout.scale else ()
     return Described(
         layout.library or "a layout of its own", "", layout.kind, actor,
         ActionSpace("discrete" if layout.discrete else "continuous", (width,), *bounds), layout.squashed, std,
-        statistics, notes=(*notes, *more, *layout.notes),
+        statistics,
     )  # fmt: skip
 
 

@@ -14,9 +14,9 @@ from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import read_bytes
 from repolicy.readers.chain import Chain, finished, recognize
 from repolicy.readers.described import Array, CannotCopyError, Described, Std
+from repolicy.readers.given_by_user import Given
 from repolicy.readers.operations import OPERATIONS, Moving, rows_of, split
 from repolicy.readers.perceptrons import some
-from repolicy.readers.reading import Options
 
 ACTION_NAMES = ("actions", "action", "continuous_actions", "mean", "mu", "mean_actions", "output")
 MEAN = "deterministic_"  # in front of one of these
@@ -25,21 +25,22 @@ OTHER_WORDS = ("value", "std", "sigma", "log_prob", "logp", "entropy")  # in the
 PRECISE = (1, 11)  # types that keep what a cast gets: single and double precision
 
 
-def read(path: Path, model: Any, options: Options) -> Described:
+def read(path: Path, model: Any, given: Given) -> Described:
     """Return the perceptron in a graph; CannotCopyError where the graph is something else."""
     graph = model.graph
     width, source = _input_of(graph)
     name, chain = _Graph(graph, source, width).result()
     found, unused = recognize(chain, width)
-    std, notes = None, left_out((output.name for output in graph.output), name)
-    if unused is not None and options.std is None and found.squashed and len(graph.output) == 1:
+    std = None
+    given.notes += left_out((output.name for output in graph.output), name)
+    if unused is not None and given.options.std is None and found.squashed and len(graph.output) == 1:
         std = Std("head", unused, "softplus", floor=BRAX_MIN_STD)
-        notes += (
-            "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh",
+        given.notes.append(
+            "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh"
         )
     elif unused is not None:
-        notes += ("half of the last layer is dropped by the graph, which does not tell what it is for",)
-    return finished(found, "ONNX", f"{model.producer_name} {model.producer_version}".strip(), options, std, notes)
+        given.notes.append("half of the last layer is dropped by the graph, which does not tell what it is for")
+    return finished(found, "ONNX", f"{model.producer_name} {model.producer_version}".strip(), given, std)
 
 
 # The graph ------------------------------------------------------------------------------------------------------------

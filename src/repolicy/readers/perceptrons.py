@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.errors import UsageError
 from repolicy.policies import ACTIVATIONS
 from repolicy.readers.described import Array, CannotCopyError, Hidden, LayerNorm, Linear, Normalizer, Perceptron, Place
 from repolicy.readers.pickles import array
-from repolicy.readers.reading import Options
 
 Tensors = Mapping[str, Array]
 OTHER_NAMES = {"silu": "swish", "lrelu": "leaky_relu", "leakyrelu": "leaky_relu", "leaky-relu": "leaky_relu"}
@@ -98,21 +96,6 @@ def activation_named(name: str) -> str:
     if plain not in ACTIVATIONS:
         raise CannotCopyError(f"its activation is {name}; {', '.join(ACTIVATIONS)} are known")
     return plain
-
-
-def chosen_activation(
-    options: Options, default: str, library: str, recorded: str | None = None
-) -> tuple[str, list[str]]:
-    """Return the activation of a file that holds only weights, and a sentence about it where it was assumed."""
-    named = options.file_activation
-    if named is not None and OTHER_NAMES.get(named.lower(), named.lower()) not in ACTIVATIONS:
-        raise UsageError(f"there is no activation {named!r}; choose from {', '.join(ACTIVATIONS)}")
-    if named or recorded:
-        return activation_named(named or str(recorded)), []
-    return default, [
-        f"the file does not say which activation its network has: {library}'s default, {default}, is assumed "
-        "(--file-activation says otherwise)"
-    ]
 
 
 def normalizer(mean: Array, deviation: Array, clip: float | None, count: float = 0.0) -> Normalizer:

@@ -15,6 +15,7 @@ from repolicy.readers import onnx_graphs as onnx
 from repolicy.readers import rsl_rl_checkpoint as rsl_rl
 from repolicy.readers import sb3_zip as sb3
 from repolicy.readers.described import CannotCopyError, Described
+from repolicy.readers.given_by_user import Given
 from repolicy.readers.perceptrons import some
 from repolicy.readers.pickles import DAMAGE, PICKLE, ZIP, Shell, load, shortened
 from repolicy.readers.reading import Options
@@ -105,9 +106,11 @@ class PolicyFile:
             )
         try:
             opened = self.opened if options.layout is None else self.pickled
-            found: Described = READERS[name].read(self.path, opened, options)
-            changed = self.carried is not None and not self.carried.is_as_exported
-            return replace(found, notes=(*found.notes, CHANGED)) if changed else found
+            given = Given(options)
+            found: Described = READERS[name].read(self.path, opened, given)
+            if self.carried is not None and not self.carried.is_as_exported:
+                given.notes.append(CHANGED)
+            return replace(found, notes=tuple(given.notes))
         except CannotCopyError as error:
             hint = "" if name in RUNNABLE else f"; {EXPORT}{self._to_try()}"
             raise CannotCopyError(f"{self.path} cannot be copied: {error}{hint}") from None

@@ -14,18 +14,8 @@ import numpy as np
 
 from repolicy.policies import ActionSpace
 from repolicy.readers.described import Array, CannotCopyError, Described, Normalizer, Perceptron, Std
-from repolicy.readers.given_by_user import agent_settings, chosen_statistics, numbers_in
-from repolicy.readers.perceptrons import (
-    below,
-    chosen_activation,
-    normalizer,
-    numbers,
-    perceptron,
-    sequence,
-    some,
-    tensors_of,
-)
-from repolicy.readers.reading import Options
+from repolicy.readers.given_by_user import Given, agent_settings, numbers_in
+from repolicy.readers.perceptrons import below, normalizer, numbers, perceptron, sequence, some, tensors_of
 
 LIBRARY = "rsl_rl"
 EPSILON = 1e-2  # of EmpiricalNormalization, in all versions
@@ -61,18 +51,16 @@ def recognized(checkpoint: Any) -> bool:
     return isinstance(checkpoint, dict) and any(isinstance(checkpoint.get(layout.state), dict) for layout in LAYOUTS)
 
 
-def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
+def read(path: Path, checkpoint: dict[str, Any], given: Given) -> Described:
     layout, tensors = _layout(checkpoint)
     agent = agent_settings(path)
-    activation, notes = chosen_activation(options, "elu", LIBRARY, agent.get("activation"))
+    activation = given.activation("elu", LIBRARY, agent.get("activation"))
     actor = perceptron(sequence(tensors, layout.actor), None, activation)
-    std, actor, more = _std(tensors, layout, actor, agent)
-    statistics, others = chosen_statistics(options, actor.width, _normalizer(checkpoint, tensors, layout))
-    return Described(
-        LIBRARY, layout.version, "PPO", actor, ActionSpace("continuous", (len(actor.output.bias),)),
-        std=std, normalizer=statistics,
-        notes=(*notes, *more, *others, "the file does not hold the scale of actions, which the environment applies"),
-    )  # fmt: skip
+    std, actor = _std(tensors, layout, actor, agent, given)
+    statistics = given.statistics(actor.width, _normalizer(checkpoint, tensors, layout))
+    given.notes.append("the file does not hold the scale of actions, which the environment applies")
+    actions = ActionSpace("continuous", (len(actor.output.bias),))
+    return Described(LIBRARY, layout.version, "PPO", actor, actions, std=std, normalizer=statistics)
 
 
 def _layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
@@ -101,27 +89,28 @@ def _layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
 
 
 def _std(
-    tensors: dict[str, Array], layout: Layout, actor: Perceptron, agent: dict[str, str]
-) -> tuple[Std, Perceptron, list[str]]:
+    tensors: dict[str, Array], layout: Layout, actor: Perceptron, agent: dict[str, str], given: Given
+) -> tuple[Std, Perceptron]:
     """Return one for all states, or the second half of the last layer."""
-    notes = [ASSUMED] if layout.version.startswith("4") and not agent else []
+    if layout.version.startswith("4") and not agent:
+        given.notes.append(ASSUMED)
     for name, link in layout.stds.items():
         if name in tensors:
             raw = numbers(tensors[name].reshape(-1), name)
             if len(raw) != len(actor.output.bias):
                 raise ValueError(f"{len(raw)} stds do not fit {len(actor.output.bias)} actions")
-            return Std("vector", raw, link, *_limits(link, agent)), actor, notes
+            return Std("vector", raw, link, *_limits(link, agent)), actor
     if "Beta" in agent.get("class_names", "") or len(actor.output.bias) % 2:
         raise CannotCopyError("its distribution is no Gaussian, or it has no std")
     output, half = actor.output, len(actor.output.bias) // 2
     std_type = agent.get("std_type", agent.get("noise_std_type"))
     link = "exp" if std_type == "log" else "identity"
     if not std_type:
-        notes.append("the std is taken from the second half of the last layer as it is (std_type: scalar)")
+        given.notes.append("the std is taken from the second half of the last layer as it is (std_type: scalar)")
     if not agent:
-        notes.append("without params/agent.yaml a Beta policy looks the same, and its copy would be wrong")
+        given.notes.append("without params/agent.yaml a Beta policy looks the same, and its copy would be wrong")
     std = Std("head", output.outputs(half), link, *_limits(link, agent))
-    return std, replace(actor, output=output.outputs(0, half)), notes
+    return std, replace(actor, output=output.outputs(0, half))
 
 
 def _limits(link: str, agent: dict[str, str]) -> tuple[float, float]:

@@ -19,14 +19,7 @@ import numpy as np
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
 from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Linear, Normalizer, Perceptron, Std
-from repolicy.readers.given_by_user import (
-    check_no_other,
-    given_std,
-    statistics_beside,
-    statistics_in,
-    tempered,
-    time_is_seen,
-)
+from repolicy.readers.given_by_user import Given, statistics_beside, statistics_in, time_is_seen
 from repolicy.readers.perceptrons import (
     activation_named,
     below,
@@ -39,7 +32,6 @@ from repolicy.readers.perceptrons import (
     tensors_of,
 )
 from repolicy.readers.pickles import Name, load, read_pickle
-from repolicy.readers.reading import Options
 from repolicy.readers.zips import entry, open_zip
 
 LIBRARY = "Stable-Baselines3"
@@ -116,7 +108,6 @@ class Parts(NamedTuple):
     std: Std | None = None
     squashed: bool = False
     mean_clip: float | None = None
-    notes: tuple[str, ...] = ()
 
 
 def recognized(names: list[str]) -> bool:
@@ -124,12 +115,12 @@ def recognized(names: list[str]) -> bool:
     return "data" in names and "policy.pth" in names
 
 
-def read(path: Path, model: Zip, options: Options) -> Described:
+def read(path: Path, model: Zip, given: Given) -> Described:
     """Return the policy in a zip, with the normalizer from the file that VecNormalize wrote."""
     _check_code(model)
-    parts = _kind(model)(model, options)
-    normalizer, notes = _normalizer(path, model, options)
-    notes += (HINDSIGHT,) * model.hindsight + time_is_seen(path)
+    parts = _kind(model)(model, given)
+    normalizer = _normalizer(path, model, given)
+    given.notes += [HINDSIGHT] * model.hindsight + time_is_seen(path)
     check_width(model.width, normalizer)
     inputs, outputs, wanted = parts.actor.width, len(parts.actor.output.bias), sum(model.actions.sizes)
     if inputs != model.width or outputs != wanted:
@@ -140,7 +131,7 @@ def read(path: Path, model: Zip, options: Options) -> Described:
     return Described(
         LIBRARY, str(model.data.get("version", "")), algorithm, parts.actor, model.actions, parts.squashed, parts.std,
         normalizer, parts.mean_clip, clips=model.actions.kind == "continuous" and not parts.squashed,
-        groups=model.groups, notes=(*parts.notes, *notes),
+        groups=model.groups,
     )  # fmt: skip
 
 
@@ -162,7 +153,7 @@ def _told(given: Any) -> str:
 # The kinds ------------------------------------------------------------------------------------------------------------
 
 
-def _kind(model: Zip) -> Callable[[Zip, Options], Parts]:
+def _kind(model: Zip) -> Callable[[Zip, Given], Parts]:
     names = model.tensors
     foreign = [name for name in names if "features_extractor." in name or "sde_net" in name]
     if model.standardizes:
@@ -180,7 +171,7 @@ def _kind(model: Zip) -> Callable[[Zip, Options], Parts]:
     )
 
 
-def _on_policy(model: Zip, _: Options) -> Parts:
+def _on_policy(model: Zip, given: Given) -> Parts:
     names, activation = model.tensors, model.activation("tanh")
     hidden = [*_maybe(model, "mlp_extractor.shared_net"), *_maybe(model, "mlp_extractor.policy_net")]
     output = linear(names, "action_net")
@@ -195,11 +186,12 @@ def _on_policy(model: Zip, _: Options) -> Parts:
         raw = names["log_std"]
         std = _noise(model, raw) if raw.ndim == 2 else Std("vector", numbers(raw, "log_std"))
     actor = perceptron(hidden, output, activation)
-    notes = (MASKED,) if _class_name(model).startswith("Maskable") else ()
-    return Parts(actor, std, bool(model.settings.get("squash_output", False)), notes=notes)
+    if _class_name(model).startswith("Maskable"):
+        given.notes.append(MASKED)
+    return Parts(actor, std, bool(model.settings.get("squash_output", False)))
 
 
-def _soft(model: Zip, _: Options) -> Parts:
+def _soft(model: Zip, _: Given) -> Parts:
     """Read SAC and TQC: squashed, with a std that depends on the state."""
     names = model.tensors
     if any("running_mean" in name for name in names if name.startswith("actor.")):
@@ -216,14 +208,13 @@ def _soft(model: Zip, _: Options) -> Parts:
     return Parts(actor, std, True, clip if clip > 0.0 else None)
 
 
-def _deterministic(model: Zip, options: Options) -> Parts:
+def _deterministic(model: Zip, given: Given) -> Parts:
     """Read TD3 and DDPG: the mean ends in tanh, and the std is the user's (of the action before tanh)."""
     actor = perceptron(_maybe(model, "actor.mu"), None, model.activation("relu"))
-    std, notes = given_std(options, model.actions.width)
-    return Parts(actor, std, True, notes=tuple(notes))
+    return Parts(actor, given.std(model.actions.width), True)
 
 
-def _searched(model: Zip, options: Options) -> Parts:
+def _searched(model: Zip, given: Given) -> Parts:
     """Read ARS: no std either; a linear policy has no hidden layer, and sb3-contrib 1.x gave its layer no number."""
     squashed = bool(model.settings.get("squash_output", _class_name(model) != "ARSLinearPolicy"))
     alone = "action_net.weight" in model.tensors
@@ -231,17 +222,16 @@ def _searched(model: Zip, options: Options) -> Parts:
     hidden = [] if alone else sequence(model.tensors, "action_net")
     actor = perceptron(hidden, output, model.activation("relu"))
     if model.actions.kind == "discrete":
-        return Parts(tempered(actor, options))
-    std, notes = given_std(options, model.actions.width)
-    return Parts(actor, std, squashed, notes=tuple(notes))
+        return Parts(given.tempered(actor))
+    return Parts(actor, given.std(model.actions.width), squashed)
 
 
-def _values(model: Zip, options: Options) -> Parts:
+def _values(model: Zip, given: Given) -> Parts:
     network = perceptron(_maybe(model, "q_net.q_net"), None, model.activation("relu"))
-    return Parts(tempered(network, options))
+    return Parts(given.tempered(network))
 
 
-def _quantiles(model: Zip, options: Options) -> Parts:
+def _quantiles(model: Zip, given: Given) -> Parts:
     """Read QR-DQN: a value is the mean of its quantiles, which the last layer can take itself."""
     network = perceptron(_maybe(model, "quantile_net.quantile_net"), None, model.activation("relu"))
     choices = sum(model.actions.sizes)
@@ -250,10 +240,10 @@ def _quantiles(model: Zip, options: Options) -> Parts:
     weight = network.output.weight.reshape(-1, choices, network.output.weight.shape[1]).mean(0, np.float64)
     bias = network.output.bias.reshape(-1, choices).mean(0, np.float64)
     output = Linear(weight.astype(np.float32), bias.astype(np.float32))
-    return Parts(tempered(replace(network, output=output), options))
+    return Parts(given.tempered(replace(network, output=output)))
 
 
-KINDS: dict[str, Callable[[Zip, Options], Parts]] = {  # by how the names of tensors begin; the order matters
+KINDS: dict[str, Callable[[Zip, Given], Parts]] = {  # by how the names of tensors begin; the order matters
     "quantile_net.quantile_net.": _quantiles,
     "q_net.q_net.": _values,
     "actor.latent_pi.": _soft,
@@ -353,30 +343,32 @@ def actions_of(space: Any) -> tuple[ActionSpace, bool]:
 # The normalizer -------------------------------------------------------------------------------------------------------
 
 
-def _normalizer(path: Path, model: Zip, options: Options) -> tuple[Normalizer | None, tuple[str, ...]]:
+def _normalizer(path: Path, model: Zip, given: Given) -> Normalizer | None:
     """Return the normalizer of the file that the user names, or where VecNormalize's files lie."""
     if model.standardizes:
-        check_no_other(options)
-        return _inside(model), ()
-    needed = _was_normalized(model)
-    if options.vecnormalize == "none":
-        return None, ("observations are not normalized, as you asked for",)
-    file = Path(options.vecnormalize) if options.vecnormalize else None
+        given.check_no_statistics()
+        return _inside(model)
+    needed, named = _was_normalized(model), given.options.vecnormalize
+    if named == "none":
+        given.notes.append("observations are not normalized, as you asked for")
+        return None
+    file = Path(named) if named else None
     if file is None and needed is not False:
         file = statistics_beside(path)
     if file is not None:
         keys = HER if model.hindsight else tuple(key for key, _ in model.groups)
         statistics = statistics_in(file, keys)
         done = "normalized by" if statistics is not None else "not normalized, as it says in"
-        return statistics, (f"observations are {done} {file.name}",)
+        given.notes.append(f"observations are {done} {file.name}")
+        return statistics
     if needed:
         raise UsageError(
             f"{path} was trained with VecNormalize, and its statistics are not beside it: name their file with "
             "--vecnormalize (or say none, and it will act badly)"
         )
     if needed is None:
-        return None, ("the file does not tell whether VecNormalize was used, and no file of its is beside it",)
-    return None, ()
+        given.notes.append("the file does not tell whether VecNormalize was used, and no file of its is beside it")
+    return None
 
 
 def _inside(model: Zip) -> Normalizer:

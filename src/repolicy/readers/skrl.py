@@ -12,9 +12,8 @@ import numpy as np
 
 from repolicy.policies import ActionSpace
 from repolicy.readers.described import CannotCopyError, Described, Hidden, Normalizer, Std
-from repolicy.readers.given_by_user import agent_settings, chosen_statistics, given_std, listed, numbers_in
-from repolicy.readers.perceptrons import chosen_activation, linear, normalizer, numbers, perceptron, some, tensors_of
-from repolicy.readers.reading import Options
+from repolicy.readers.given_by_user import Given, agent_settings, listed, numbers_in
+from repolicy.readers.perceptrons import linear, normalizer, numbers, perceptron, some, tensors_of
 
 LIBRARY = "skrl"
 PREPROCESSORS = ("observation_preprocessor", "state_preprocessor")
@@ -33,7 +32,7 @@ def recognized(saved: Any) -> bool:
     return isinstance(saved, dict) and isinstance(saved.get("policy"), dict) and any(name in saved for name in OTHERS)
 
 
-def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
+def read(path: Path, checkpoint: dict[str, Any], given: Given) -> Described:
     tensors = tensors_of(checkpoint["policy"])
     names = [name.removesuffix(".weight") for name, values in tensors.items() if name.endswith(".weight")]
     names = [name for name in names if not name.split(".")[0].startswith("value")]
@@ -43,26 +42,22 @@ def read(path: Path, checkpoint: dict[str, Any], options: Options) -> Described:
     if len(names) < 1 or (LOG_STD not in tensors and not deterministic):
         raise ValueError(f"it holds no Gaussian policy with {LOG_STD}: it holds {some(tensors)}")
     agent = agent_settings(path)
-    activation, notes = chosen_activation(options, "elu", LIBRARY, _activation(agent))
+    activation = given.activation("elu", LIBRARY, _activation(agent))
     actor = perceptron([Hidden(linear(tensors, name)) for name in names], None, activation)
     width = len(actor.output.bias)
     if deterministic:
-        std, more = given_std(options, width)
-        notes += more
+        std = given.std(width)
     else:
         raw = numbers(tensors[LOG_STD].reshape(-1), LOG_STD)
         std = Std("vector", raw, "exp", *_limits(agent))
-    statistics, more = chosen_statistics(options, actor.width, _normalizer(checkpoint))
+    statistics = given.statistics(actor.width, _normalizer(checkpoint))
     if "output" not in agent:
-        more.append(UNSAID)
+        given.notes.append(UNSAID)
     elif agent["output"] != "ACTIONS":
         raise CannotCopyError(f"params/agent.yaml says that its output is {agent['output']}")
     version = "2" if "observation_preprocessor" in checkpoint else ""
     kind = "TD3 or DDPG" if deterministic else "Gaussian policy"
-    return Described(
-        LIBRARY, version, kind, actor, ActionSpace("continuous", (width,)), std=std, normalizer=statistics,
-        notes=(*notes, *more),
-    )  # fmt: skip
+    return Described(LIBRARY, version, kind, actor, ActionSpace("continuous", (width,)), std=std, normalizer=statistics)
 
 
 def _activation(agent: dict[str, str]) -> str | None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from repolicy.readers.chain import Chain, finished, recognize
 from repolicy.readers.described import CannotCopyError, Described
+from repolicy.readers.given_by_user import Given
 from repolicy.readers.operations import OPERATIONS, Moving, is_part
 from repolicy.readers.pickles import Name, Shell, find_root, read_entry
-from repolicy.readers.reading import Options
 from repolicy.readers.zips import entry
 
 MEMORIES = ("LSTM", "GRU", "RNN")
@@ -27,7 +27,7 @@ def recognized(names: list[str]) -> bool:
     return any(name.endswith("constants.pkl") for name in names) and any("/code/" in name for name in names)
 
 
-def read(path: Path, archive: zipfile.ZipFile, options: Options) -> Described:
+def read(path: Path, archive: zipfile.ZipFile, given: Given) -> Described:
     """Return the perceptron in a TorchScript file; CannotCopyError where it is something else."""
     module = read_entry(archive, "data")
     memory = _memory(module)
@@ -36,7 +36,7 @@ def read(path: Path, archive: zipfile.ZipFile, options: Options) -> Described:
     code = _Code(archive, find_root(archive), read_entry(archive, "constants"))
     chain = _followed(code, module).chain
     found, _ = recognize(chain, _width(chain))
-    return finished(found, "TorchScript", "", options)
+    return finished(found, "TorchScript", "", given)
 
 
 def _followed(code: "_Code", module: Any) -> Moving:
