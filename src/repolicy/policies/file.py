@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import printable, read_bytes
+from repolicy.loading import printable
 from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.modulated import Conditioned
@@ -127,9 +127,8 @@ def add_to_card(path: Path, more: dict[str, Any]) -> None:
     write(path, "policy", tensors, header | {"card": _card(path, header) | more})
 
 
-def read_own(path: Path, content: bytes | None = None) -> SavedPolicy:
+def read_own(path: Path, content: bytes) -> SavedPolicy:
     """Return what a file of ours holds; FileError unless the policy reproduces the log-probabilities stored with it."""
-    content = read_bytes(path) if content is None else content
     tensors, header = read(path, "policy", content)
     prior = _rebuilt(path, tensors, header, "prior") if "prior" in header else None
     policy = _rebuilt(path, tensors, header, "policy")

@@ -37,13 +37,13 @@ def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy
 
 def read_file(file: PolicyFile, options: Options) -> SavedPolicy:
     """Return the policy in a file that was opened already, ours or a copy."""
-    if not is_own(file.path, file.content):
+    content = file.content
+    if not is_own(file.path, content):
         if (carried := file.carried) is None or not carried.is_as_exported:
             return _copied(file, options)
-        check_own(file.path, options)
-        return read_own(file.path, carried.policy)
+        content = carried.policy
     check_own(file.path, options)
-    return read_own(file.path, file.content)
+    return read_own(file.path, content)
 
 
 def check_own(path: str | Path, options: Options | None) -> None:
