@@ -103,6 +103,8 @@ def test_a_wish_of_this_session_alone_is_not_kept(tmp_path):
         (["hopper", "--addon", "height", "--omega", "nan", "--states", "0"], "omega is nan"),
         (["hopper", "--addon", "height", "--omega", "1", "--states", "-1"], "states is -1.0"),
         (["hopper", "--addon", "height", "--steps", "0"], "--steps is 0"),
+        (["hopper", "--addon", "height", "--omega", "1", "--episodes", "0"], "--episodes is 0"),
+        (["hopper", "--addon", "height", "--omega", "1", "--samples", "0"], "--samples is 0"),
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence_and_leaves_no_folder(words, why, tmp_path, capsys):
@@ -119,7 +121,19 @@ def test_a_wish_of_info_that_the_model_does_not_rebuild_is_one_sentence():
         planner.act(np.zeros(17, np.float32))
 
 
-@pytest.mark.parametrize("words", [["report"], ["export", "--out", "plan.onnx"], ["dial"]])
+@pytest.mark.parametrize("there", ["prior.safetensors", "run.json"])
+def test_a_run_is_not_written_over(there, tmp_path, capsys):
+    (tmp_path / there).write_text("a run's")
+    words = ["halfcheetah", "--addon", "hind_leg", "--omega", "1", "--states", "0", "--steps", "1", "--samples", "2"]
+    assert "is there already, and of no planner" in failed(capsys, "plan", *words, "--out", tmp_path)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(there, "a run's")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["report"], ["export", "--out", "plan.onnx"], ["dial"], ["ask"], ["takeover", "--keys", "terminal"],
+     ["learn-wish", "--features", "next", "--omega", "1", "--alpha", "1"]],
+)  # fmt: skip
 def test_what_does_not_take_its_folder_says_what_does(folder, words, capsys):
     assert "is a planner's folder, which evaluate, compare and" in failed(capsys, words[0], folder, *words[1:])
 

@@ -82,7 +82,7 @@ REQUEST = Request("Ant-v4", soft(0.1), Settings(steps=100), ("a",))
 
 
 @pytest.mark.parametrize(
-    "name", ["policy.safetensors", "metrics.jsonl", "prior.safetensors", "sweep.json", "report.html"]
+    "name", ["policy.safetensors", "metrics.jsonl", "prior.safetensors", "sweep.json", "plan.json", "report.html"]
 )
 def test_files_of_nobodys_run_are_not_written_over(tmp_path: Path, name: str) -> None:
     mine, prior = tmp_path / name, tmp_path / "elsewhere"

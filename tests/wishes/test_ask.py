@@ -89,10 +89,13 @@ def test_answers_tell_the_wish_and_it_is_an_add_on(
 ) -> None:
     pairs = pool(policy, 80)
     pairs.write(tmp_path)
-    answers, out = synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl"), tmp_path / "wish.safetensors"
-    words = ["--asked", str(tmp_path), "--features", "next[0]^1,next[2]^1", "--out", str(out), "--json"]
-    main(["infer", str(answers), *words])
-    told = json.loads(capsys.readouterr().out)
+    answers, out = synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl"), tmp_path / "my wish.safetensors"
+    words = ["--asked", str(tmp_path), "--features", "next[0]^1,next[2]^1", "--out"]
+    assert "is there already, and no wish" in failed(capsys, "infer", str(answers), *words, str(policy))
+    main(["infer", str(answers), *words, str(out), "--json"])
+    said = capsys.readouterr()
+    told = json.loads(said.out)
+    assert f"--addon '{out}'={1 / told['spread']:.3g} makes it 1" in said.err
     assert told["answers"] == 80
     assert told["theta"]["next[2]^1"] < -2 * told["error"]["next[2]^1"]
     assert abs(told["theta"]["next[0]^1"]) < 0.5 * abs(told["theta"]["next[2]^1"])
@@ -163,6 +166,10 @@ def test_a_person_answers_by_keys_on_a_phone_and_saves(
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
     for key in (Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.BACKSPACE, Keys.ARROW_RIGHT, Keys.ARROW_UP):
         body.send_keys(key)
+    browser.execute_script(
+        "for (const how of [{repeat: true}, {altKey: true}, {ctrlKey: true}, {metaKey: true}])"
+        "dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowLeft', ...how}))"
+    )  # a key that stays down, and the browser's own, answer nothing
     assert told.text == "Pair 4 of 4; 3 answered"
     low = {"width": 1100, "height": 640, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", low)
@@ -184,10 +191,12 @@ def test_a_person_answers_by_keys_on_a_phone_and_saves(
 
 @pytest.mark.usefixtures("_renderer")
 def test_the_page_is_made_with_films(policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--pairs", "1", "--seconds", "0.2", "--width", "64", "--out", str(tmp_path), "--json"]
+    words = ["--pairs", "1", "--seconds", "0.2", "--width", "64", "--out", str(tmp_path / "my pairs"), "--json"]
     main(["ask", str(policy), *words])
-    assert json.loads(capsys.readouterr().out)["pairs"] == 1
-    assert (tmp_path / "ask.html").read_text().count("data:video/mp4") == 2
+    said = capsys.readouterr()
+    assert json.loads(said.out)["pairs"] == 1
+    assert f"repolicy infer ANSWERS --asked '{tmp_path / 'my pairs'}'" in said.err
+    assert (tmp_path / "my pairs" / "ask.html").read_text().count("data:video/mp4") == 2
     assert "has a page already" in failed(capsys, "ask", str(policy), *words)
 
 

@@ -232,12 +232,10 @@ class Plan(Acts):
         from repolicy.envs import EVALUATION_SEED, combined, evaluate
         from repolicy.planning.asking import planned
         from repolicy.planning.distilling import check_room, keep_as_policy
-        from repolicy.planning.keeping import keep
+        from repolicy.planning.keeping import check_free, keep
         from repolicy.planning.live import show
         from repolicy.planning.pace import paced
         from repolicy.planning.planner import Search
-        from repolicy.policies.storage import check_place
-        from repolicy.priors import PLAN
         from repolicy.report.run_page import rewards
         from repolicy.runs import one_thread
 
@@ -245,14 +243,15 @@ class Plan(Acts):
         terminal, out = Terminal(), self.out or Path("runs", name)
         if self.hz is not None and not self.hz > 0.0:
             raise UsageError(f"--hz is {self.hz:g}; it must be above 0")
-        if self.steps < 1:
-            raise UsageError(f"--steps is {self.steps}; it must be 1 or more")
+        for each in ("steps", "episodes", "samples", "horizon"):
+            if (count := getattr(self, each)) is not None and count < 1:
+                raise UsageError(f"--{each} is {count}; it must be 1 or more")
         if self.distil is not None and self.live:
             raise UsageError("--live keeps a planner's folder: take --distil afterwards, with its weights")
         if self.distil is not None:  # before the work, which would be lost
             check_room(self.distil, out)
         else:
-            check_place(out / PLAN)
+            check_free(out)
         search = Search(samples=self.samples or 0, horizon=self.horizon or 0, seed=self.seed)
         made = planned(
             self.prior, self.addon, self.env, self.omega, self.states, self.value, search, self.learned, self.reading,

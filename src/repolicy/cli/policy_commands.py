@@ -278,7 +278,8 @@ class Imitate(Command):
                 say=terminal.say,
                 progress=lambda epoch, held: status.update(f"fitting: epoch {epoch}, held out {held:.4g} nats a step"),
             )  # fmt: skip
-        terminal.say(f"its file: {result.file}; go on with repolicy customize {result.file} --addon ...")
+        go_on = f"repolicy customize {shlex.quote(str(result.file))} --addon ..."
+        terminal.say(f"its file: {result.file}; go on with {go_on}")
         values = {"file": str(result.file), "env": result.env} | asdict(result.fitted)
         return values | (
             {} if result.returns is None else {"return": {"mean": result.returns[0], "std": result.returns[1]}}

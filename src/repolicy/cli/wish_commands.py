@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 from repolicy.cli.options import Acts, Command, Positional, Repeated
@@ -41,10 +42,12 @@ class Ask(Acts):
 
     def run(self) -> dict[str, Any]:
         from repolicy.policies.storage import check_place
+        from repolicy.priors import check_no_plan
         from repolicy.runs import one_thread
         from repolicy.wishes.ask_page import ask
 
         terminal = Terminal()
+        check_no_plan(self.policy)
         found, env = self.acting(self.policy)
         out = self.out or Path("runs", f"{as_file_name(stem_of(self.policy))}-ask-{self.seed}")
         check_place(out / "ask.html")
@@ -55,7 +58,8 @@ class Ask(Acts):
                 found, env, out, self.pairs, self.seconds, self.noise, self.seed, self.wish, self.question, self.width,
                 terminal.say,
             )  # fmt: skip
-        terminal.say(f"open {out / 'ask.html'}, answer, save, and then: repolicy infer ANSWERS --asked {out}")
+        go_on = f"repolicy infer ANSWERS --asked {quote(str(out))}"
+        terminal.say(f"open {out / 'ask.html'}, answer, save, and then: {go_on}")
         return {"folder": str(out), "page": made.page, "pairs": len(made.seeds), "env": made.env}
 
 
@@ -101,12 +105,16 @@ class Infer(Beside, Acts):
     """The wish's file."""
 
     def run(self) -> dict[str, Any]:
+        from repolicy.policies.storage import check_place, read
         from repolicy.runs import one_thread
 
         if self.out.suffix != ".safetensors":
             raise UsageError(f"--out {self.out} does not end in .safetensors, and a wish is known by that")
         if not self.data:
             raise UsageError("name a file of answers, or a record of take-overs")
+        check_place(self.out)  # before the work, which would be lost
+        if self.out.exists() and read(self.out)[1]["kind"] != "wish":
+            raise UsageError(f"{self.out} is there already, and no wish: choose another --out")
         terminal = Terminal()
         with one_thread():
             wish, more = self._of_answers(terminal) if self.asked else self._of_records()
@@ -133,7 +141,8 @@ class Infer(Beside, Acts):
             raise UsageError("the answers tell no difference between clips, so nothing can be learnt: answer some more")
         terminal.say(
             f"{counted(len(answers) - unknown, 'answer')}, and {unknown} times it could not be told; over the clips' "
-            f"steps the reward has a standard deviation of {spread:.3g}; --addon {self.out}={1 / spread:.3g} makes it 1"
+            f"steps the reward has a standard deviation of {spread:.3g}; --addon "
+            f"{quote(str(self.out))}={1 / spread:.3g} makes it 1"
         )
         return wish, {"answers": len(answers) - unknown, "spread": spread}
 
@@ -180,9 +189,11 @@ class Takeover(Acts):
     """Go on with a record, with a new episode."""
 
     def run(self) -> dict[str, Any]:
+        from repolicy.priors import check_no_plan
         from repolicy.runs import one_thread
         from repolicy.wishes.learning_loop import record
 
+        check_no_plan(self.policy)
         found, env = self.acting(self.policy)
         with one_thread(), who(self.person, self.keys, env) as (act, wants, keys):
             made = record(found, env, self.out, self.steps, act, wants, keys, self.seed, self.resume)
@@ -250,7 +261,7 @@ class LearnWish(Beside, Command):
     def run(self) -> dict[str, Any]:
         from repolicy.envs import env_of
         from repolicy.objective import residual
-        from repolicy.priors import acting
+        from repolicy.priors import acting, check_no_plan
         from repolicy.runs import Settings
         from repolicy.wishes.learning_loop import Teaching, learn_wish
         from repolicy.wishes.record import Labels
@@ -260,6 +271,7 @@ class LearnWish(Beside, Command):
                 raise UsageError(f"name {'PRIOR' if name == 'prior' else f'--{name}'}: a wish is learnt by it")
         assert self.omega is not None
         assert self.alpha is not None
+        check_no_plan(self.prior)
         found = acting(self.prior, Options(), self.trust)
         env = self.env or env_of(found.card, found.path, self.trust)
         out = self.out or Path("runs", f"{as_file_name(stem_of(self.prior))}-wish-{self.seed}")

@@ -9,8 +9,8 @@ from repolicy.loading import lives_here_alone, read_json
 from repolicy.planning.asking import Planned, planned
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Search
-from repolicy.policies.storage import check_shape, write_bytes, write_json
-from repolicy.priors import PLAN, Acting, own_bytes, read_policy
+from repolicy.policies.storage import check_place, check_shape, write_bytes, write_json
+from repolicy.priors import PLAN, Acting, is_plan, own_bytes, read_policy
 
 FORMAT, PRIOR = 1, "prior.safetensors"
 SEARCH = {
@@ -21,6 +21,14 @@ SHAPE = {
     "format": int, "request": {"env": str, "addons": [str]}, "omega": float, "states": float, "value": bool,
     "learned?": bool, "search": SEARCH,
 }  # fmt: skip
+
+
+def check_free(folder: Path) -> None:
+    """Raise where a planner's folder cannot be written, or would go over another's files."""
+    check_place(folder / PLAN)
+    others = [name for name in (PRIOR, "run.json") if (folder / name).exists()]
+    if others and not is_plan(folder):
+        raise UsageError(f"{folder / others[0]} is there already, and of no planner: choose another --out")
 
 
 def keep(made: Planned, folder: Path) -> None:

@@ -7,6 +7,7 @@ from repolicy.priors.finding import (
     PLAN,
     PRIORS,
     beside,
+    check_no_plan,
     check_reachable,
     check_writes_over_none,
     find_policy,

@@ -139,8 +139,7 @@ def find_policy(reference: str | Path) -> Path:
             )
         raise FileError(f"there is no file {path}, and none on the shelf of that name{nearest(str(reference), SHELF)}")
     if path.is_dir():
-        if is_plan(path):
-            raise FileError(f"{path} is a planner's folder, which evaluate, compare and render take alone")
+        check_no_plan(path)
         raise FileError(f"{path} is a folder without a run; name a policy's file in it")
     raise FileError(
         f"there is no file {path}, and no policy of that name ships with repolicy "
@@ -150,6 +149,11 @@ def find_policy(reference: str | Path) -> Path:
 
 def is_plan(reference: object) -> bool:
     return isinstance(reference, str | Path) and os.path.isfile(Path(reference, PLAN))  # False for a name too long
+
+
+def check_no_plan(reference: object) -> None:
+    if is_plan(reference):
+        raise FileError(f"{reference} is a planner's folder, which evaluate, compare and render take alone")
 
 
 def beside(path: Path) -> Path:

@@ -141,8 +141,9 @@ class RunFolder:
 
     def _check_free(self, prior: bytes | None, init: bytes | None) -> None:
         """Raise where a run would write over files that are not its own."""
-        of_a_run = [self.metrics, self.policy, self.replaced, self._checkpoints, self.path / "report.html"]
-        others = [path for path in [*of_a_run, self.path / "sweep.json"] if os.path.lexists(path)]
+        of_a_run = [self.metrics, self.policy, self.replaced, self._checkpoints]
+        named = [self.path / name for name in ("report.html", "sweep.json", "plan.json")]
+        others = [path for path in [*of_a_run, *named] if os.path.lexists(path)]
         kept = ((self.prior, prior), (self.init, init))
         others += [file for file, content in kept if file.exists() and file.read_bytes() != content]
         if others:

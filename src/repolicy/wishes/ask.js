@@ -56,6 +56,7 @@ function save() {
 }
 const keys = { ArrowLeft: "left", ArrowRight: "right", ArrowUp: "alike", ArrowDown: "unknown" };
 addEventListener("keydown", (event) => {
+  if (event.repeat || event.altKey || event.ctrlKey || event.metaKey) return; // a key that stays down, or the browser's own
   if (event.key in keys) answer(keys[event.key]);
   else if (event.key === "Backspace") back();
   else return;
