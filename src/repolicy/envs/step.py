@@ -14,6 +14,65 @@ from repolicy.errors import NumericError, UsageError
 from repolicy.loading import nearest
 from repolicy.policies import ActionSpace
 
+Backend = Literal["auto", "envpool", "gymnasium"]
+Info = dict[str, np.ndarray]
+
+
+class Chunk(NamedTuple):
+    """The C steps of N environments that one decision led to. Those after an episode's end count for nothing."""
+
+    observations: np.ndarray  # [C, N, O]
+    actions: np.ndarray  # [C, N, A]
+    final: np.ndarray  # [C, N, O]
+    info: Info  # entries [C, N]
+    counts: np.ndarray  # [C, N] bool
+
+
+class Step(NamedTuple):
+    """What N environments answer to N actions."""
+
+    observations: np.ndarray  # [N, O] float32: to act on next; the critic's own numbers, where there are any, follow
+    rewards: np.ndarray  # [N] float64: the basic reward
+    terminated: np.ndarray  # [N] bool: the task ended the episode; nothing follows
+    truncated: np.ndarray  # [N] bool: a time limit cut the episode; its value goes on
+    final: np.ndarray  # [N, O] float32: true next observations, also where an episode ended
+    info: Info  # numeric entries of shape [N], as they were at the end of the step
+    chunk: Chunk | None = None  # where an action is a decision that several steps follow from
+
+
+class HasSpaces(Protocol):
+    """What can be seen and done in an environment."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def observation_size(self) -> int:
+        """How many numbers the policy sees."""
+
+    @property
+    def actions(self) -> ActionSpace: ...
+    @property
+    def groups(self) -> dict[str, int]:
+        """Of an observation that is a Dict, how many numbers each part has."""
+
+
+class Envs(HasSpaces, Protocol):
+    """N environments of one kind, stepped together."""
+
+    backend: str
+    count: int
+
+    @property
+    def limit(self) -> int | None:
+        """The number of steps after which an episode is cut, where the environment tells it."""
+
+    def reset(self) -> np.ndarray: ...
+    def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
+        """Reset the environments where `which` `[N]` is true; the observations, with theirs in place."""
+
+    def step(self, actions: np.ndarray) -> Step: ...
+    def close(self) -> None: ...
+
 
 class Batch:
     """What EnvPool's and Gymnasium's environments have: their spaces as a policy sees them, and how they answer."""
@@ -35,7 +94,7 @@ class Batch:
 
     def answered(
         self, observations: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: Any
-    ) -> "Step":
+    ) -> Step:
         """Return an answer of Gymnasium's form as a step; what ended is reset, so that no later step is spent on it."""
         final = current = self.flat(observations)
         ended = terminated | truncated
@@ -138,7 +197,7 @@ def flat(observations: Any, count: int, keys: tuple[str, ...] = ()) -> np.ndarra
         return np.array(observations, dtype=np.float32).reshape(count, -1)
 
 
-def numeric(info: dict[str, Any], count: int) -> "Info":
+def numeric(info: dict[str, Any], count: int) -> Info:
     return {
         key: value
         for key, value in info.items()
@@ -158,69 +217,7 @@ def space_shapes(space: Any) -> Any:
     return {key: space_shapes(part) for key, part in space.items()} if isinstance(space, spaces.Dict) else space.shape
 
 
-Backend = Literal["auto", "envpool", "gymnasium"]
-
-
-Info = dict[str, np.ndarray]
-
-
-class Chunk(NamedTuple):
-    """The C steps of N environments that one decision led to. Those after an episode's end count for nothing."""
-
-    observations: np.ndarray  # [C, N, O]
-    actions: np.ndarray  # [C, N, A]
-    final: np.ndarray  # [C, N, O]
-    info: Info  # entries [C, N]
-    counts: np.ndarray  # [C, N] bool
-
-
-class Step(NamedTuple):
-    """What N environments answer to N actions."""
-
-    observations: np.ndarray  # [N, O] float32: to act on next; the critic's own numbers, where there are any, follow
-    rewards: np.ndarray  # [N] float64: the basic reward
-    terminated: np.ndarray  # [N] bool: the task ended the episode; nothing follows
-    truncated: np.ndarray  # [N] bool: a time limit cut the episode; its value goes on
-    final: np.ndarray  # [N, O] float32: true next observations, also where an episode ended
-    info: Info  # numeric entries of shape [N], as they were at the end of the step
-    chunk: Chunk | None = None  # where an action is a decision that several steps follow from
-
-
 def stacked(infos: list[Info]) -> Info:
     """Return infos as arrays `[T, ...]`, 0 in the steps that do not tell an entry."""
     zeros = {key: np.zeros_like(value) for info in infos for key, value in info.items()}
     return {key: np.stack([info.get(key, zero) for info in infos]) for key, zero in sorted(zeros.items())}
-
-
-class HasSpaces(Protocol):
-    """What can be seen and done in an environment."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def observation_size(self) -> int:
-        """How many numbers the policy sees."""
-
-    @property
-    def actions(self) -> ActionSpace: ...
-    @property
-    def groups(self) -> dict[str, int]:
-        """Of an observation that is a Dict, how many numbers each part has."""
-
-
-class Envs(HasSpaces, Protocol):
-    """N environments of one kind, stepped together."""
-
-    backend: str
-    count: int
-
-    @property
-    def limit(self) -> int | None:
-        """The number of steps after which an episode is cut, where the environment tells it."""
-
-    def reset(self) -> np.ndarray: ...
-    def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
-        """Reset the environments where `which` `[N]` is true; the observations, with theirs in place."""
-
-    def step(self, actions: np.ndarray) -> Step: ...
-    def close(self) -> None: ...

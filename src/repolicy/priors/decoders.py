@@ -16,7 +16,8 @@ from repolicy.policies.export import Acting, onnx_graph, onnx_reader
 from repolicy.policies.storage import write_bytes
 from repolicy.priors.finding import cache
 from repolicy.priors.opening import is_code
-from repolicy.priors.running import Session, check_trusted, inputs_of, scripted
+from repolicy.priors.running import Session, check_trusted, scripted
+from repolicy.readers.onnx_graphs import inputs_of
 from repolicy.readers.recognize import PolicyFile
 
 LARGEST = 64 * 2**20  # bytes of a decoder that a policy's file holds
@@ -80,9 +81,9 @@ def decoder_of(reference: Any, noise: Any, chunk: Any, sha256: Any = None, trust
             f"{file.path} is no decoder: it must be ONNX or TorchScript with observations and noise as inputs, or "
             "code, file.py:decode"
         )
-    session = Session(file)
-    source, shape = noise_input(session.inputs, noise, file.path)
-    other = next(name for name in session.inputs if name != source)
+    session, inputs = Session(file), inputs_of(file.opened.graph)
+    source, shape = noise_input(inputs, noise, file.path)
+    other = next(name for name in inputs if name != source)
 
     def run(observations: np.ndarray, given: np.ndarray) -> Any:
         return session.run({other: observations, source: given.reshape(len(given), *shape)})[0]

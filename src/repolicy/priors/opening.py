@@ -21,6 +21,7 @@ from repolicy.priors.finding import SHELF, find_policy, is_plan
 from repolicy.priors.fitting import fitted_to, wants_fit
 from repolicy.priors.hub import is_on_hub
 from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior, name_of, prior_of
+from repolicy.priors.running import runner
 from repolicy.readers.copying import policy_from
 from repolicy.readers.described import CannotCopyError, Described, Std
 from repolicy.readers.reading import Options, told_in_python
@@ -166,8 +167,6 @@ def opened(given: Any, options: Options | None = None, trust: bool = False) -> E
     except CannotCopyError as error:
         if file.format not in RUNNABLE:
             raise
-        from repolicy.priors.running import runner
-
         program = runner(file, trust)
         return _with_std(program, options, str(file.path), (f"{error}; it runs as it is", *program.notes))
 

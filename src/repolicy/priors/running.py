@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError, described
+from repolicy.policies.export import quiet
 from repolicy.priors.kinds import GENERATIVE, State
-from repolicy.readers.onnx_graphs import left_out, unlike_an_action
+from repolicy.readers.onnx_graphs import inputs_of, left_out, unlike_an_action
 from repolicy.readers.recognize import PolicyFile
 
 PATIENCE = 60.0  # seconds that a graph may take for a step
@@ -105,17 +106,6 @@ def signature(graph: Any, path: Path) -> Signature:
     return Signature(sources[0], shape, memory, sizes, action, left_out(left, action))
 
 
-def inputs_of(graph: Any) -> dict[str, list[Any]]:
-    """Return the shape of each input of a graph."""
-    known = {tensor.name for tensor in graph.initializer}
-    return {entry.name: _shape(entry) for entry in graph.input if entry.name not in known}
-
-
-def _shape(entry: Any) -> list[Any]:
-    dimensions = entry.type.tensor_type.shape.dim
-    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dimensions]
-
-
 class Session:
     """An ONNX graph in onnxruntime, on one core."""
 
@@ -135,11 +125,6 @@ class Session:
         except Exception as error:  # onnxruntime's own, of several classes
             raise FileError(f"{self.path} cannot be run by onnxruntime: {described(error)[:200]}") from None
         self._options, self._thread = onnxruntime.RunOptions, ThreadPoolExecutor(1)
-
-    @property
-    def inputs(self) -> dict[str, list[Any]]:
-        """The shape of each input: a number for each axis, or a name where it is not fixed."""
-        return inputs_of(self.model.graph)
 
     def run(self, given: dict[str, np.ndarray], wanted: list[str] | None = None) -> list[np.ndarray]:
         """Return the outputs. A thread runs it, and this one waits: so Ctrl-C ends it, also a loop without an end."""
@@ -206,8 +191,6 @@ class Graph:
 
 def scripted(file: PolicyFile) -> Any:
     """Return the module in a TorchScript file, on the CPU and without gradients."""
-    from repolicy.policies.export import quiet
-
     try:
         with quiet():
             module = torch.jit.load(io.BytesIO(file.content), map_location="cpu").eval()

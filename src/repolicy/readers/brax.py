@@ -5,7 +5,6 @@ critic, since Brax 0.12. The std, where the last layer is twice as wide as the a
 before tanh.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ def recognized(parts: Any) -> bool:
     return isinstance(parts, tuple | list) and len(parts) >= 2 and _module(parts[1]) is not None
 
 
-def read(path: Path, parts: Any, given: Given) -> Described:
+def read(parts: Any, given: Given) -> Described:
     module = _module(parts[1])
     assert module is not None
     kind = "PPO" if len(parts) > 2 else "PPO or SAC"

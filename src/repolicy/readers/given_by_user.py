@@ -30,8 +30,8 @@ class NoTemperatureError(UsageError):
 class Given:
     """What the user gave beside a file, and in `notes` what is to be known of the policy, a sentence each."""
 
-    def __init__(self, options: Options) -> None:
-        self.options, self.notes = options, list[str]()
+    def __init__(self, path: Path, options: Options) -> None:
+        self.path, self.options, self.notes = path, options, list[str]()
 
     def activation(self, default: str, library: str, recorded: str | None = None) -> str:
         """Return a network's activation: the user's, or the recorded one, or its library's default."""

@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,7 +121,7 @@ def recognized(saved: Any) -> bool:
     return _known(tensors_in(saved)) is not None
 
 
-def read(path: Path, saved: Any, given: Given) -> Described:
+def read(saved: Any, given: Given) -> Described:
     """Return the policy, by the user's layout where one is given, or by a library's own."""
     tensors = tensors_in(saved)
     if given.options.layout is None:

@@ -25,7 +25,7 @@ OTHER_WORDS = ("value", "std", "sigma", "log_prob", "logp", "entropy")  # in the
 PRECISE = (1, 11)  # types that keep what a cast gets: single and double precision
 
 
-def read(path: Path, model: Any, given: Given) -> Described:
+def read(model: Any, given: Given) -> Described:
     """Return the perceptron in a graph; CannotCopyError where the graph is something else."""
     graph = model.graph
     width, source = _input_of(graph)
@@ -284,14 +284,23 @@ def _external(tensor: Any, path: Path, beside: dict[PurePosixPath, bytes]) -> by
 
 def _input_of(graph: Any) -> tuple[int, str]:
     """Return how many numbers the graph takes, and its input's name."""
-    known = {tensor.name for tensor in graph.initializer}
-    inputs = [entry for entry in graph.input if entry.name not in known]
+    inputs = inputs_of(graph)
     if len(inputs) != 1:
-        raise CannotCopyError(f"it takes {len(inputs)} inputs ({some(entry.name for entry in inputs)}), not one")
-    sizes = [dimension.dim_value for dimension in inputs[0].type.tensor_type.shape.dim]
-    if len(sizes) not in (1, 2) or sizes[-1] < 1:
-        raise CannotCopyError(f"its input {inputs[0].name} has the shape {sizes}, no row of numbers")
-    return int(sizes[-1]), str(inputs[0].name)
+        raise CannotCopyError(f"it takes {len(inputs)} inputs ({some(inputs)}), not one")
+    [(name, shape)] = inputs.items()
+    if len(shape) not in (1, 2) or not isinstance(shape[-1], int) or shape[-1] < 1:
+        raise CannotCopyError(f"its input {name} has the shape {shape}, no row of numbers")
+    return shape[-1], name
+
+
+def inputs_of(graph: Any) -> dict[str, list[Any]]:
+    """Return the shape of each input of a graph: a number for each axis, or a name where it is not fixed."""
+    known = {tensor.name for tensor in graph.initializer}
+    axes = {each.name: each.type.tensor_type.shape.dim for each in graph.input if each.name not in known}
+    return {
+        name: [axis.dim_value if axis.HasField("dim_value") else axis.dim_param for axis in shape]
+        for name, shape in axes.items()
+    }
 
 
 def _attribute(attribute: Any) -> Any:

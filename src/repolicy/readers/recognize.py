@@ -106,8 +106,8 @@ class PolicyFile:
             )
         try:
             opened = self.opened if options.layout is None else self.pickled
-            given = Given(options)
-            found: Described = READERS[name].read(self.path, opened, given)
+            given = Given(self.path, options)
+            found: Described = READERS[name].read(opened, given)
             if self.carried is not None and not self.carried.is_as_exported:
                 given.notes.append(CHANGED)
             return replace(found, notes=tuple(given.notes))

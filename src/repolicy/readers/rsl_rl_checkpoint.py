@@ -7,7 +7,6 @@ checkpoints, has them.
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,9 +50,9 @@ def recognized(checkpoint: Any) -> bool:
     return isinstance(checkpoint, dict) and any(isinstance(checkpoint.get(layout.state), dict) for layout in LAYOUTS)
 
 
-def read(path: Path, checkpoint: dict[str, Any], given: Given) -> Described:
+def read(checkpoint: dict[str, Any], given: Given) -> Described:
     layout, tensors = _layout(checkpoint)
-    agent = agent_settings(path)
+    agent = agent_settings(given.path)
     activation = given.activation("elu", LIBRARY, agent.get("activation"))
     actor = perceptron(sequence(tensors, layout.actor), None, activation)
     std, actor = _std(tensors, layout, actor, agent, given)

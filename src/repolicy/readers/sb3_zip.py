@@ -115,12 +115,12 @@ def recognized(names: list[str]) -> bool:
     return "data" in names and "policy.pth" in names
 
 
-def read(path: Path, model: Zip, given: Given) -> Described:
+def read(model: Zip, given: Given) -> Described:
     """Return the policy in a zip, with the normalizer from the file that VecNormalize wrote."""
     _check_code(model)
     parts = _kind(model)(model, given)
-    normalizer = _normalizer(path, model, given)
-    given.notes += [HINDSIGHT] * model.hindsight + time_is_seen(path)
+    normalizer = _normalizer(model, given)
+    given.notes += [HINDSIGHT] * model.hindsight + time_is_seen(given.path)
     check_width(model.width, normalizer)
     inputs, outputs, wanted = parts.actor.width, len(parts.actor.output.bias), sum(model.actions.sizes)
     if inputs != model.width or outputs != wanted:
@@ -343,7 +343,7 @@ def actions_of(space: Any) -> tuple[ActionSpace, bool]:
 # The normalizer -------------------------------------------------------------------------------------------------------
 
 
-def _normalizer(path: Path, model: Zip, given: Given) -> Normalizer | None:
+def _normalizer(model: Zip, given: Given) -> Normalizer | None:
     """Return the normalizer of the file that the user names, or where VecNormalize's files lie."""
     if model.standardizes:
         given.check_no_statistics()
@@ -354,7 +354,7 @@ def _normalizer(path: Path, model: Zip, given: Given) -> Normalizer | None:
         return None
     file = Path(named) if named else None
     if file is None and needed is not False:
-        file = statistics_beside(path)
+        file = statistics_beside(given.path)
     if file is not None:
         keys = HER if model.hindsight else tuple(key for key, _ in model.groups)
         statistics = statistics_in(file, keys)
@@ -363,7 +363,7 @@ def _normalizer(path: Path, model: Zip, given: Given) -> Normalizer | None:
         return statistics
     if needed:
         raise UsageError(
-            f"{path} was trained with VecNormalize, and its statistics are not beside it: name their file with "
+            f"{given.path} was trained with VecNormalize, and its statistics are not beside it: name their file with "
             "--vecnormalize (or say none, and it will act badly)"
         )
     if needed is None:

@@ -5,7 +5,6 @@ builder runs them.
 """
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ def recognized(saved: Any) -> bool:
     return isinstance(saved, dict) and isinstance(saved.get("policy"), dict) and any(name in saved for name in OTHERS)
 
 
-def read(path: Path, checkpoint: dict[str, Any], given: Given) -> Described:
+def read(checkpoint: dict[str, Any], given: Given) -> Described:
     tensors = tensors_of(checkpoint["policy"])
     names = [name.removesuffix(".weight") for name, values in tensors.items() if name.endswith(".weight")]
     names = [name for name in names if not name.split(".")[0].startswith("value")]
@@ -41,7 +40,7 @@ def read(path: Path, checkpoint: dict[str, Any], given: Given) -> Described:
     deterministic = "target_policy" in checkpoint  # TD3 and DDPG
     if len(names) < 1 or (LOG_STD not in tensors and not deterministic):
         raise ValueError(f"it holds no Gaussian policy with {LOG_STD}: it holds {some(tensors)}")
-    agent = agent_settings(path)
+    agent = agent_settings(given.path)
     activation = given.activation("elu", LIBRARY, _activation(agent))
     actor = perceptron([Hidden(linear(tensors, name)) for name in names], None, activation)
     width = len(actor.output.bias)

@@ -7,7 +7,6 @@ is something else is a program, and only PyTorch itself can run it.
 
 import ast
 import zipfile
-from pathlib import Path
 from typing import Any
 
 from repolicy.readers.chain import Chain, finished, recognize
@@ -27,7 +26,7 @@ def recognized(names: list[str]) -> bool:
     return any(name.endswith("constants.pkl") for name in names) and any("/code/" in name for name in names)
 
 
-def read(path: Path, archive: zipfile.ZipFile, given: Given) -> Described:
+def read(archive: zipfile.ZipFile, given: Given) -> Described:
     """Return the perceptron in a TorchScript file; CannotCopyError where it is something else."""
     module = read_entry(archive, "data")
     memory = _memory(module)
