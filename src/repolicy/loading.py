@@ -139,6 +139,16 @@ def stem_of(reference: str | Path) -> str:
     return path.name if path.suffix[1:].isdigit() else path.stem
 
 
+def usual_out(reference: str | Path, ending: str) -> Path:
+    """Return `runs/NAME-ending`, where what is made of a policy goes when nobody says where."""
+    return Path("runs", f"{as_file_name(stem_of(reference))}-{ending}")
+
+
+def capitalized(words: str) -> str:
+    """Return words that begin a sentence; ω′ stays what it is."""
+    return (words[0].upper() if words[0].isascii() else words[0]) + words[1:]
+
+
 def as_number(text: str) -> float:
     """Return the number that a text says, NaN where it says none."""
     try:

@@ -19,7 +19,7 @@ from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.many import comparing
 from repolicy.many.bets import BOLDEST, WATCHED, lower, shown, wealth
-from repolicy.many.comparing import ROUND, Compared, Margin, compare, env_of_both, judged, overall
+from repolicy.many.comparing import ROUND, Compared, Comparison, Margin, compare, env_of_both, judged
 from repolicy.many.varying import Around, Place, Varied, compare_around
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
@@ -109,8 +109,10 @@ def test_more_early_ends_are_worse_and_their_bound_is_one() -> None:
 
 def test_the_worst_of_those_that_decide_is_the_verdict() -> None:
     rows = [judge(np.ones(400), np.full(400, new)) for new in (1.1, 1.0)]
-    assert overall(rows) == "not worse"
-    assert overall([*rows, judge(np.ones(400), np.full(400, 0.95))]) == "cannot tell"
+    found = Comparison("", "", 400, 1, True, "5%", 0.05, 0, {"mean": rows, "sampled": []})
+    assert found.verdict == "not worse"
+    rows.append(judge(np.ones(400), np.full(400, 0.95)))
+    assert found.verdict == "cannot tell"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from repolicy.cli.options import Acts, OfPolicy, Positional, Repeated, read
 from repolicy.errors import UsageError
-from repolicy.loading import as_file_name, counted, stem_of
+from repolicy.loading import counted, usual_out
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal, laid_out
 
@@ -239,8 +239,8 @@ class Plan(Acts):
         from repolicy.report.run_page import rewards
         from repolicy.runs import one_thread
 
-        name = as_file_name(stem_of(self.prior)) + ("-planned.safetensors" if self.distil else "-plan")
-        terminal, out = Terminal(), self.out or Path("runs", name)
+        terminal, ending = Terminal(), "planned.safetensors" if self.distil else "plan"
+        out = self.out or usual_out(self.prior, ending)
         if self.hz is not None and not self.hz > 0.0:
             raise UsageError(f"--hz is {self.hz:g}; it must be above 0")
         for each in ("steps", "episodes", "samples", "horizon"):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from repolicy.cli.options import Acts, Command, Positional, Repeated
 from repolicy.errors import UsageError
-from repolicy.loading import as_file_name, counted, read_bytes, stem_of
+from repolicy.loading import counted, read_bytes, usual_out
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal
 
@@ -49,7 +49,7 @@ class Ask(Acts):
         terminal = Terminal()
         check_no_plan(self.policy)
         found, env = self.acting(self.policy)
-        out = self.out or Path("runs", f"{as_file_name(stem_of(self.policy))}-ask-{self.seed}")
+        out = self.out or usual_out(self.policy, f"ask-{self.seed}")
         check_place(out / "ask.html")
         if (out / "ask.html").exists():
             raise UsageError(f"{out} has a page already, which its answers need: name another --out")
@@ -274,7 +274,7 @@ class LearnWish(Beside, Command):
         check_no_plan(self.prior)
         found = acting(self.prior, Options(), self.trust)
         env = self.env or env_of(found.card, found.path, self.trust)
-        out = self.out or Path("runs", f"{as_file_name(stem_of(self.prior))}-wish-{self.seed}")
+        out = self.out or usual_out(self.prior, f"wish-{self.seed}")
         settings: dict[str, Any] = {"steps": self.customize_steps, "seed": self.seed}
         residual(self.omega, self.alpha, self.states)
         Settings(**settings)  # which say before anything is recorded what they do not take

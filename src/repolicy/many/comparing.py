@@ -88,6 +88,11 @@ class Compared:
         return self.name not in SHOWN
 
     @property
+    def loss(self) -> float:
+        """How much less the new policy has, as a share of the old one's."""
+        return (self.old - self.new) / (abs(self.old) or 1.0)
+
+    @property
     def title(self) -> str:
         return TITLES.get(self.name, self.name.removeprefix("addon_reward_"))
 
@@ -107,19 +112,19 @@ class Comparison:
     rows: dict[str, list[Compared]]  # with the mean action, with sampled actions: the first decides
 
     @property
+    def deciding(self) -> list[Compared]:
+        """The quantities that decide."""
+        return [row for row in next(iter(self.rows.values())) if row.decides]
+
+    @property
     def verdict(self) -> Verdict:
-        """The worst verdict of the quantities that decide."""
-        return overall([row for row in next(iter(self.rows.values())) if row.decides])
+        """The worst verdict of these."""
+        return min((row.verdict for row in self.deciding), key=ORDER.index)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
         rows = {action: {row.name: asdict(row) for row in rows} for action, rows in self.rows.items()}
         return {"verdict": self.verdict} | asdict(self) | {"rows": rows}
-
-
-def overall(rows: list[Compared]) -> Verdict:
-    """Return the worst verdict of several."""
-    return min((row.verdict for row in rows), key=ORDER.index)
 
 
 def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: float) -> Compared:
@@ -224,13 +229,14 @@ def compare(
             drawn[kind].append([_quantities(each) for each in pair])
         rounds, done = rounds + 1, done + count
         rows = {kind: _judged(drawn[kind], margin, error) for kind in kinds}
-        deciding = [row.verdict for row in rows[kinds[0]] if row.decides]
+        found = Comparison(env, pair[0].backend, done, rounds, is_paired, str(margin), error, seed, rows)
+        deciding = [row.verdict for row in found.deciding]
         if not deciding:
             raise UsageError(f"environment {env!r} tells no reward, so that nothing can decide; name one with --addon")
         if progress is not None:
             progress(done)
         if done == episodes or "worse" in deciding or "cannot tell" not in deciding:
-            return Comparison(env, pair[0].backend, done, rounds, is_paired, str(margin), error, seed, rows)
+            return found
 
 
 def env_of_both(old: Any, new: Any, env: EnvLike | None, others: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from repolicy.envs import EnvLike, Wish, combined, confirm, decoder, env_name
 from repolicy.envs.addons import dials, names
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.learning.training import check, check_given, try_addon
-from repolicy.loading import PYTHON, as_file_name, lives_here_alone, read_json, stem_of
+from repolicy.loading import PYTHON, lives_here_alone, read_json, usual_out
 from repolicy.many import pool
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, episodes_of, point_words
@@ -103,7 +103,7 @@ def sweep(
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
     given = prior.folder if isinstance(prior, Result) else prior
-    folder = Path(out or Path("runs", f"{as_file_name(stem_of(given))}-sweep"))
+    folder = Path(out or usual_out(given, "sweep"))
     before = claimed(folder) if resume else None
     omegas = in_order(omegas or (before["omegas"] if before else ()))
     _check_new(folder, resume)  # before anything that takes a while

@@ -57,13 +57,9 @@ class Place:
         return ", ".join(f"{name} = {value:g}" for name, value in self.options.items()) or "as it is"
 
     @property
-    def deciding(self) -> list[Compared]:
-        return [row for row in next(iter(self.found.rows.values())) if row.decides]
-
-    @property
-    def loss(self) -> float:
-        """The largest loss of what decides, as a share of the old policy's."""
-        return max((row.old - row.new) / (abs(row.old) or 1.0) for row in self.deciding)
+    def most_lost(self) -> Compared:
+        """Of the quantities that decide, the one that loses most."""
+        return max(self.found.deciding, key=lambda row: row.loss)
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class Around:
     @property
     def worst(self) -> Place:
         """Where the verdict is worst; among those, where most is lost."""
-        return min(self.places, key=lambda place: (ORDER.index(place.found.verdict), -place.loss))
+        return min(self.places, key=lambda place: (ORDER.index(place.found.verdict), -place.most_lost.loss))
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""

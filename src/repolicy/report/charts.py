@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs import Evaluation, Limit
+from repolicy.loading import capitalized
 from repolicy.objective import reformulated, task_reward
 from repolicy.ranges import enough_digits
 from repolicy.report import page
@@ -281,7 +282,7 @@ def learning(folder: RunFolder, request: Request, sampled: dict[str, Evaluation]
             continue  # omega is drawn where a budget moves it
         if each.name == "evaluation_objective" and settings.budget is not None:
             continue  # each value of it has weights of its own
-        title = each.title.format(metric=metric[0].upper() + metric[1:])
+        title = each.title.format(metric=capitalized(metric))
         drawn.append(curve(title, steps, values, until, each.least, levels.get(each.name)))
     drawn += of_limits(request.limits, columns, steps, until, "the mean action")
     if not any(drawn):

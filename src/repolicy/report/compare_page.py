@@ -24,7 +24,7 @@ def sentences(around: Around) -> list[str]:
     place, count = around.worst, len(around.places)
     found, (deciding, *_) = place.found, [*place.found.rows]
     starts = "from the same starts" if found.is_paired else "from starts of their own, as the environment has no seed"
-    judges = " and ".join(row.title for row in place.deciding)
+    judges = " and ".join(row.title for row in found.deciding)
     where = f" at the worst of {count} places, {place.words}" if count > 1 else ""
     error = found.error * count
     lines = [
@@ -47,10 +47,7 @@ def tables(around: Around) -> list[Table]:
 
 def places(around: Around) -> Table:
     """Return a row for each place, of the quantity that loses most there."""
-    rows = []
-    for place in around.places:
-        row = max(place.deciding, key=lambda each: (each.old - each.new) / (abs(each.old) or 1.0))
-        rows.append([place.words, *cells(row)[:-1], place.found.verdict])
+    rows = [[place.words, *cells(place.most_lost)[:-1], place.found.verdict] for place in around.places]
     return ["place", "what", "old", "new", "difference", "interval", "verdict"], rows
 
 
@@ -104,10 +101,11 @@ def _map(around: Around) -> str:
         return page.table(*places(around))
     down, across = (list(dict.fromkeys(place.options[name] for place in around.places)) for name in names)
     at = {tuple(place.options.values()): place for place in around.places}
-    rows = [
-        [f"{names[0]} = {one:g}", *(f"{(place := at[one, two]).found.verdict}, {-place.loss:+.1%}" for two in across)]
-        for one in down
-    ]
+
+    def told(place: Place) -> str:
+        return f"{place.found.verdict}, {-place.most_lost.loss:+.1%}"
+
+    rows = [[f"{names[0]} = {one:g}", *(told(at[one, two]) for two in across)] for one in down]
     return page.table(["", *(f"{names[1]} = {two:g}" for two in across)], rows)
 
 

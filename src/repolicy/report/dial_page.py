@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from repolicy.envs import addons, decoder
 from repolicy.errors import UsageError
-from repolicy.loading import as_file_name, file_sum, read_json
+from repolicy.loading import as_file_name, capitalized, file_sum, read_json
 from repolicy.many.tradeoff import Found, Point, episodes_of
 from repolicy.objective import DIALED
 from repolicy.policies import Conditioned, Policy, SavedPolicy, read_card, save_policy
@@ -243,7 +243,7 @@ def _filmed(dial: Turning, say: Callable[[str], None]) -> tuple[list[bytes | Non
 
 def _lead(dial: Turning, swept: Found) -> str:
     """Return what the page is of, in a sentence or two."""
-    file, verdict = escape(str(dial.path)), f"{escape(swept.verdict[0].upper() + swept.verdict[1:])}."
+    file, verdict = escape(str(dial.path)), f"{escape(capitalized(swept.verdict))}."
     if not dial.trained:
         return f"Between the prior (t = 0) and {file} (t = 1): {WORDS[dial.how]}. Nothing was trained. {verdict}"
     weights = " and ".join(escape(meaning(each).weight) for each in dial.trained)

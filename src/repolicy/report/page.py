@@ -12,6 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from repolicy.loading import capitalized
 from repolicy.policies.storage import write_bytes
 
 STYLE = (Path(__file__).parent / "page.css").read_text()
@@ -42,8 +43,7 @@ def section(heading: str, *content: str, note: str = "") -> str:
 
 def verdict(words: str, basis: str) -> str:
     """Return what a reader should take away, and what it rests on."""
-    sentence = escape((words[0].upper() if words[0].isascii() else words[0]) + words[1:])  # ω′ stays what it is
-    return f'<p class="verdict">{sentence}.</p>\n<p class="note">{escape(basis)}.</p>'
+    return f'<p class="verdict">{escape(capitalized(words))}.</p>\n<p class="note">{escape(basis)}.</p>'
 
 
 class Tile(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from repolicy.envs import Evaluation, addons_of, env_of, wished
-from repolicy.loading import counted, printable
+from repolicy.loading import capitalized, counted, printable
 from repolicy.policies import SavedPolicy
 from repolicy.prepare.defaults import train_defaults, usual_for
 from repolicy.priors import find_policy, own_bytes, read_policy
@@ -35,18 +35,7 @@ def push(
 ) -> dict[str, Any]:
     """Upload a policy, or that of a run, with a card, and return its place, revision and files.
 
-    The hub's own login is used (`hf auth login`).
-
-    Args:
-        policy: a file, or a run's folder.
-        target: `hf://USER/NAME`.
-        license: an identifier of the hub's, such as mit.
-        private: keep a new repository to yourself.
-        env: the environment of the card's table; by default the one that the policy was trained in.
-        episodes: of prior and policy in the card's table.
-        trust: run code that the policy's file names.
-        reading: options for a file of another library.
-        say: is given each sentence that there is to say.
+    The hub's own login is used (`hf auth login`). The arguments are the options of `repolicy push`.
     """
     at, path = place(target), find_policy(policy)
     saved = read_policy(path, reading)
@@ -97,7 +86,7 @@ def card(
     lines = ["---", header.to_yaml(), "---", "", f"# {at.repository.partition('/')[2]}: {title}", ""]
     if saved.prior:
         sentence = verdict([(by["prior"], by["customized"])], name_of_prior(saved.card))
-        lines += [f"{sentence[0].upper()}{sentence[1:]} ({basis([by['customized']])}).", ""]
+        lines += [f"{capitalized(sentence)} ({basis([by['customized']])}).", ""]
     if film:
         tag = f"![film]({film.name})" if film.suffix == ".gif" else f'<video src="{film.name}" controls></video>'
         lines += [tag, ""]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from repolicy.envs import Column
-from repolicy.loading import counted
+from repolicy.loading import capitalized, counted
 from repolicy.many.tradeoff import Found, Point
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot
@@ -52,7 +52,7 @@ def write_sweep_report(swept: Found, say: Callable[[str], None] = lambda _: None
     lead = (
         f"{len(swept.points)} values of ω′, what a nat of the prior is worth; "
         f"α̂ {'the same' if alpha == 'omega' else f'{alpha:g}'}; {price}"
-        f"{swept.request['settings']['steps']:,} environment steps each. {swept.verdict[0].upper()}{swept.verdict[1:]}."
+        f"{swept.request['settings']['steps']:,} environment steps each. {capitalized(swept.verdict)}."
     )
     parts = [
         page.section(
