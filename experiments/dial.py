@@ -75,9 +75,8 @@ def point(swept: Path, omega: float) -> RunFolder:
 def alone(name: str, swept: Path) -> Row:
     """Measure the prior, and the points that were trained alone."""
     task = TASKS[name]
-    first, request = read_policy(point(swept, task.low).policy), point(swept, task.low).request()
+    first, request = read_policy(point(swept, task.low).policy), point(swept, task.low).asked()
     assert first.prior is not None
-    assert request is not None
     row: Row = {"task": name, "how": "alone", "episodes": EPISODES, "objective": request.objective.as_dict()}
     row |= {"prior": position(name, first.prior, first.prior, first.density), "positions": []}
     for omega in task.omegas:

@@ -53,8 +53,7 @@ def measure(task: Task, path: Path, folder: Path, seed: int, steps: int, budget:
     settings = replace(customize_defaults(saved.policy, steps), steps=steps, seed=seed, ranks=1)
     wanted = residual("auto" if budget else None)
     result = campaign.whole(customize(path, task.addon, wanted, folder, settings, env=env, resume=True))
-    request, last = RunFolder(folder).request(), read_policy(RunFolder(folder).last_policy)
-    assert request is not None
+    request, last = RunFolder(folder).asked(), read_policy(RunFolder(folder).last_policy)
     row: Row = {"prior": task.prior, "env": env, "addon": task.addon, "seed": seed, "steps": result.steps}
     row |= {"objective": request.objective.as_dict(), "settings": request.settings.as_dict(), "episodes": EPISODES}
     objective = None if request.settings.kl_budget is not None else request.objective

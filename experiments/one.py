@@ -114,8 +114,7 @@ def trained(run: Run, folder: Path) -> Row:
         if error.code:
             raise
     spent, logged = time.process_time() - began, RunFolder(folder).logged()
-    request, steps = RunFolder(folder, Request, ResidualQLearning).request(), logged["steps"][-1]
-    assert request is not None
+    request, steps = RunFolder(folder, Request, ResidualQLearning).asked(), logged["steps"][-1]
     row: Row = {"command": run.command, "request": request.as_dict(), "steps": steps}
     row["seconds"] = round(clock(logged["seconds"]), 1)
     speed = round((steps - before) / spent) if steps != before else None  # of the last attempt, if it was interrupted

@@ -232,8 +232,7 @@ def begun() -> tuple[Path, Request]:
     prior = Path("prior.safetensors")
     save_policy(prior, repolicy.Policy(replace(SPECS["gaussian"], observation_size=1, actions=ONE)), {})
     repolicy.customize(prior, tiny("stay_near"), residual(0.1, 0.1), "run", SMALL, env=tiny("LinearQuadratic"))
-    request = RunFolder("run").request()
-    assert request is not None
+    request = RunFolder("run").asked()
     return prior, request
 
 

@@ -67,9 +67,8 @@ def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, t
     assert "with a return of -" in sentence
     assert ("where the prior has -" in sentence) == (std is not None)
     folder = RunFolder(result.folder)
-    saved, request = read_policy(folder.prior), folder.request()
+    saved, request = read_policy(folder.prior), folder.asked()
     assert saved.card["clone_of"]["kl"] == pytest.approx(0.0, abs=0.05)
-    assert request is not None
     assert repeat(folder, request) == ""  # the prior of a command would be the clone
     assert read_policy(folder.last_policy).card["prior_is"] == saved.card["clone_of"]
 

@@ -120,8 +120,7 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monk
     assert whole.last["reward_states"] < 0
     parts = [whole.last[f"reward_{part}"] for part in ("task", "prior", "entropy", "states")]
     assert sum(parts) == pytest.approx(whole.last["reward_total"])
-    request = RunFolder(whole.folder).request()
-    assert request is not None
+    request = RunFolder(whole.folder).asked()
     assert "Price of states unlike the prior" in learning(RunFolder(whole.folder), request, {})
     saved = read_policy(RunFolder(whole.folder).last_policy)
     assert saved.prior is not None

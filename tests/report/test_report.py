@@ -153,8 +153,7 @@ def test_an_unknown_basic_reward_is_left_out(
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, RunFolder], which: int) -> None:
-    request = runs[which].request()
-    assert request is not None
+    request = runs[which].asked()
     words = shlex.split(report.repeat(runs[which], request))
     command = cli._parsed(words[1], words[2:])
     steps = command.settings.get("steps", 1_000_000)
@@ -171,8 +170,7 @@ def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, Ru
 
 
 def test_no_command_is_shown_for_a_run_that_none_can_repeat(runs: tuple[RunFolder, RunFolder]) -> None:
-    request = runs[1].request()
-    assert request is not None
+    request = runs[1].asked()
     assert report.repeat(runs[1], replace(request, objective=Objective("both", omega=0.05, alpha=0.1))) == ""
     assert "--sparse" in report.repeat(runs[1], replace(request, sparse=True))
 

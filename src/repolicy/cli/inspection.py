@@ -225,10 +225,7 @@ def _of_run(path: Path) -> Story:
     from repolicy.rql.customizing import Request as ResidualQLearning
 
     folder = RunFolder(path, Request, ResidualQLearning)
-    request = folder.request()
-    if request is None:
-        raise FileError(f"{path} holds no run: it has no run.json")
-    latest = folder.latest()
+    request, latest = folder.asked(), folder.latest()
     done = latest[1].get("steps", 0) if latest else 0  # the last iteration may go a little further than was asked for
     iterations = len(folder.logged().get("iteration", []))
     facts = {

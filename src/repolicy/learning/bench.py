@@ -49,9 +49,7 @@ def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
 def follow() -> None:
     """Run what every rank but the first does."""
     folder, (slices, *place) = RunFolder(sys.argv[1]), map(int, sys.argv[2:])
-    request = folder.request()
-    assert request is not None
-    measure(request, folder, ranks.joined(*place), slices)
+    measure(folder.asked(), folder, ranks.joined(*place), slices)
 
 
 @ranks.one_thread()

@@ -67,8 +67,7 @@ def follow() -> None:
     import sys
 
     folder, env_timeout, team = RunFolder(sys.argv[1]), sys.argv[2], ranks.joined(*map(int, sys.argv[4:]))
-    request = folder.request()
-    assert request is not None
+    request = folder.asked()
     try:
         with Watchdog(team.index, float(env_timeout) if env_timeout else None):
             exact = from_source(json.loads(sys.argv[3])) if sys.argv[3] else None

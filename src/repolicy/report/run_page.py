@@ -66,9 +66,7 @@ def write_report(
         trust: run code that the folder names, such as an environment in a file.
     """
     folder = RunFolder(out)
-    request = folder.request()
-    if request is None:
-        raise FileError(f"{folder.path} holds no run: it has no run.json")
+    request = folder.asked()
     remedy = "if you trust it, give trust=True (on the command line, --trust)"
     code = [*request.addons, *(Limit.of(each).name for each in request.limits)]
     confirm(folder.path, trust, env=request.env, addons=code, remedy=remedy)

@@ -56,6 +56,12 @@ class RunFolder:
         check_shape(header, {"request": REQUEST}, f"{path} cannot be used: its header")
         return self._completed(header["request"], path)
 
+    def asked(self) -> Request:
+        """Return the same; raises where there is no run."""
+        if (request := self.request()) is None:
+            raise FileError(f"{self.path} holds no run: it has no run.json")
+        return request
+
     def _completed(self, request: dict[str, Any], path: Path) -> Request:
         """Return the request in a file, with the settings that there were not yet when it was written."""
         method = request.get("method", "")
@@ -82,8 +88,8 @@ class RunFolder:
         Returns what a resumed run should know: which versions are others than those of its last checkpoint, and what
         is missing.
         """
-        asked = _as_json(request)
-        self._begun = {"request": asked, "versions": versions}
+        wanted = _as_json(request)
+        self._begun = {"request": wanted, "versions": versions}
         before = self.request()
         if before is None:
             self._check_free(prior, init)
@@ -95,9 +101,9 @@ class RunFolder:
         self.check_new(resume)
         if before.prior != request.prior:
             raise UsageError(f"{self.path} began with another prior: name that one, or {self.prior}, its copy")
-        if changes := list(changed(_as_json(before), asked)):
+        if changes := list(changed(_as_json(before), wanted)):
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
-        return self._check_unchanged(asked, versions)
+        return self._check_unchanged(wanted, versions)
 
     def check_new(self, resume: bool) -> None:
         """Raise where another run would go into this folder, or nothing can be written there."""
