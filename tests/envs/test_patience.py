@@ -65,7 +65,7 @@ def test_a_call_into_envpool_that_fails_is_one_sentence() -> None:
         raise RuntimeError("the motor\nis on fire")
 
     with pytest.raises(RepolicyError, match="^environment 'Pendulum-v1' failed: RuntimeError: the motor is on fire"):
-        EnvPoolEnvs("Pendulum-v1", 1, 0)._call(fail)
+        EnvPoolEnvs("Pendulum-v1", 1, 0).call(fail)
     assert NOTE.began == 0.0
 
 

@@ -1,14 +1,11 @@
 """EnvPool behind the `Step` contract."""
 
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from repolicy.envs.names import parsed
 from repolicy.envs.step import Batch, Step, native
-from repolicy.envs.watchdog import NOTE
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.loading import nearest
 
@@ -51,16 +48,16 @@ class EnvPoolEnvs(Batch):
             self.note_spaces(self._pool.observation_space, self._pool.action_space, critic)
 
     def reset(self) -> np.ndarray:
-        return self.flat(self._call(self._pool.reset)[0])
+        return self.flat(self.call(self._pool.reset)[0])
 
     def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
-        fresh, info = self._call(self._pool.reset, np.flatnonzero(which).astype(np.int32))
+        fresh, info = self.call(self._pool.reset, np.flatnonzero(which).astype(np.int32))
         observations = observations.copy()
         observations[info["env_id"]] = self.flat(fresh, int(which.sum()))
         return observations
 
     def step(self, actions: np.ndarray) -> Step:
-        return self.answered(*self._call(self._pool.step, native(actions, self.actions, self._own)))
+        return self.answered(*self.call(self._pool.step, native(actions, self.actions, self._own)))
 
     @property
     def limit(self) -> int | None:
@@ -77,7 +74,3 @@ class EnvPoolEnvs(Batch):
 
     def close(self) -> None:
         self._pool.close()
-
-    def _call(self, function: Callable[..., Any], *arguments: np.ndarray) -> Any:
-        with NOTE.calling(self.name):
-            return function(*arguments)

@@ -70,37 +70,33 @@ class GymnasiumEnvs(Batch):
 
     def reset(self) -> np.ndarray:
         seeds: list[int | None] = [self._seed + index for index in range(self.count)]
-        return self.flat(self._call(lambda: self._envs.reset(seed=seeds))[0])
+        return self.flat(self.call(self._envs.reset, seed=seeds)[0])
 
     def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
         # A reset of some environments hands back the observations of all.
-        return self.flat(self._call(lambda: self._envs.reset(options={"reset_mask": which}))[0])
+        return self.flat(self.call(self._envs.reset, options={"reset_mask": which})[0])
 
     def step(self, actions: np.ndarray) -> Step:
         sent = native(actions, self.actions, self._own)
         ones: Any = self._envs.envs
-        return self.answered(*self._call(lambda: (*self._envs.step(sent)[:4], together([one.info for one in ones]))))
+        return self.answered(*self.call(lambda: (*self._envs.step(sent)[:4], together([one.info for one in ones]))))
 
     def close(self) -> None:
         failed = sys.exception()
         try:
-            self._call(self._envs.close)
+            self.call(self._envs.close)
         except RepolicyError:
             if failed is None:  # else that is what is said
                 raise
-
-    def _call(self, function: Callable[[], Any]) -> Any:
-        with NOTE.calling(self.name):
-            return function()
 
     def _check_one_step(self, space: spaces.Space[Any]) -> None:
         """Look at one observation: a vector environment would broadcast one of the wrong shape."""
         env = self._envs.envs[0]
         env.action_space.seed(0)
-        observation, _ = self._call(lambda: env.reset(seed=0))
+        observation, _ = self.call(env.reset, seed=0)
         for moment in ("reset", "step"):
             if moment == "step":
-                observation, *_ = self._call(lambda: env.step(env.action_space.sample()))
+                observation, *_ = self.call(env.step, env.action_space.sample())
             returned, declared = shapes(observation), space_shapes(space)
             if returned != declared:
                 raise RepolicyError(

@@ -4,12 +4,14 @@
 episode ended *in* is in `step.final`. There is no step whose action is ignored.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium import spaces
 
 from repolicy.envs.names import observed, observed_by_critic
+from repolicy.envs.watchdog import NOTE
 from repolicy.errors import NumericError, UsageError
 from repolicy.loading import nearest
 from repolicy.policies import ActionSpace
@@ -88,6 +90,11 @@ class Batch:
 
     def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
         raise NotImplementedError
+
+    def call(self, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+        """Return what a function of the environments gives; one that does not come back is noticed."""
+        with NOTE.calling(self.name):
+            return function(*given, **options)
 
     def flat(self, observations: Any, count: int | None = None) -> np.ndarray:
         return flat(observations, self.count if count is None else count, self._keys)
