@@ -17,7 +17,7 @@ from repolicy.envs.evaluation import (
     run_episodes,
     untold,
 )
-from repolicy.envs.gymnasium import GymnasiumEnvs, batched, check_copied, copied
+from repolicy.envs.gymnasium import GymnasiumEnvs, check_copied, copied
 from repolicy.envs.making import acting_in, critic_size, make_envs, observing, placed, probed, through_noise, with_roles
 from repolicy.envs.names import (
     RESET,

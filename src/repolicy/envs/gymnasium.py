@@ -175,7 +175,7 @@ def check_copied(made: Any, name: str) -> None:
         one, other = twin(made, {}), twin(made, {})
         one.step(elsewhere)
         (found, *_), (wanted, _, terminated, truncated, _) = other.step(action), made.step(action)
-        if not np.array_equal(flat(batched(found), 1), flat(batched(wanted), 1), equal_nan=True):
+        if not np.array_equal(flat(found, 1), flat(wanted, 1), equal_nan=True):
             raise UsageError(f"environment {name!r} cannot be copied: a copy goes elsewhere than it does")
         if terminated or truncated:
             made.reset()
@@ -196,10 +196,3 @@ def twin(env: Any, memo: dict[int, Any]) -> Any:
                 part = value
         vars(other)[name] = part
     return other
-
-
-def batched(observation: Any) -> Any:
-    """Return one observation as a row, a Dict part by part."""
-    if isinstance(observation, dict):
-        return {key: batched(part) for key, part in observation.items()}
-    return np.asarray(observation)[None]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import Backend, Info, action_space, batched, check_copied, copied, flat, native, one_env, shown
+from repolicy.envs import Backend, Info, action_space, check_copied, copied, flat, native, one_env, shown
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.planning.model import Simulated
 
@@ -67,7 +67,7 @@ class CopyModel:
     def _stepped(self, env: Any, action: Any) -> Simulated:
         observation, _, terminated, _, told = env.step(action)
         info: Info = {key: np.array([value]) for key, value in told.items() if np.isscalar(value)}
-        seen = flat(batched(observation), 1, self._keys)
+        seen = flat(observation, 1, self._keys)
         return Simulated(env, seen, info, np.array([bool(terminated)]), ~np.isfinite(seen).all(1))
 
     def copied(self, env: Any) -> Any:
