@@ -22,9 +22,10 @@ DISCOUNT = 0.9
 ALPHA = 0.2  # the prior's temperature
 WISH_STATE_COST, WISH_CONTROL_COST = 0.3, 2.0
 SETTINGS = Settings(
-    steps=250_000, ranks=1, envs=64, n_steps=16, minibatch=512, checkpoint_every=150, learning_rate=3e-3,
+    steps=125_000, ranks=1, envs=64, n_steps=16, minibatch=512, checkpoint_every=75, learning_rate=5e-3,
     gamma=DISCOUNT, normalize_observations=False, critic_warmup=0.1, hidden=(32,), evaluation_episodes=4,
 )  # fmt: skip
+SLOW = replace(SETTINGS, steps=250_000, checkpoint_every=150, learning_rate=3e-3)  # for weights that move
 
 
 def wish(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:

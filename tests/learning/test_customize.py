@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_optimum import ALPHA, SETTINGS, WISH, Log, as_policy, assert_found, customized, gain_and_std, of_both
+from known_optimum import ALPHA, SETTINGS, SLOW, WISH, Log, as_policy, assert_found, customized, gain_and_std, of_both
 from tiny_envs import WithoutReward, tiny
 
 from repolicy.envs.evaluation import evaluate
@@ -83,7 +83,7 @@ def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -
     own = -held(torch.zeros(1, 1)).entropy().item()
     budget = own - acted.log_prior.sum() / acted.lengths.sum()
     assert budget > 0.1
-    settings = replace(SETTINGS, log_prior_budget=float(budget), steps=200_000)
+    settings = replace(SLOW, log_prior_budget=float(budget), steps=200_000)
     log = Log()
     wish_for = [WISH, residual(omega / 3, alpha)]
     customize(prior, *wish_for, tmp_path / "run", settings, env=tiny("WithoutReward"), callbacks=[log])
@@ -95,7 +95,7 @@ def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -
 
 def test_the_drift_is_held_on_its_way_to_the_budget_and_after_a_resumption(prior: Path, tmp_path: Path) -> None:
     """From weights a hundred times too small, and stopped in the middle."""
-    settings = replace(SETTINGS, kl_budget=0.02, checkpoint_every=200, steps=240 * SETTINGS.iteration_steps)
+    settings = replace(SLOW, kl_budget=0.02, checkpoint_every=200, steps=240 * SETTINGS.iteration_steps)
     wish_for = [WISH, kl(ALPHA / 10)]
     whole, stopped = Log(), Log()
     customize(prior, *wish_for, tmp_path / "whole", settings, env=tiny("WithoutReward"), callbacks=[whole])

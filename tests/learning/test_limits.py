@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_optimum import ALPHA, FEW, GAIN, SETTINGS, WISH, Log, gain_and_std, of_both
+from known_optimum import ALPHA, FEW, GAIN, SETTINGS, SLOW, WISH, Log, gain_and_std, of_both
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 
 from repolicy.envs.addons import limits
@@ -64,7 +64,7 @@ def test_a_share_of_the_old_return_is_kept(prior: Path, tmp_path: Path) -> None:
     omega, alpha = 0.5, ALPHA
     wanted = float(of_both(omega, alpha).gain)
     keep, log = 1.0 - mean_cost(wanted) / mean_cost(GAIN) + 1.0, Log()
-    settings = replace(SETTINGS, keep=keep)
+    settings = replace(SLOW, keep=keep)
     env = tiny("LinearQuadratic")
     found = customize(prior, WISH, residual(0.2, alpha), tmp_path / "run", settings, env=env, callbacks=[log])
     kept, omegas = (np.array([each[name] for each in log.metrics[-80:]]) for name in ("kept", "omega"))
