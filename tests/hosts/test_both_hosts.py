@@ -16,6 +16,7 @@ from both import PRIOR, InRslRl, InSb3, hosts
 
 from repolicy import save_policy
 from repolicy.errors import FileError, NumericError, UsageError
+from repolicy.hosts import measuring
 from repolicy.learning import ppo
 from repolicy.learning.multipliers import FARTHEST, off_budget, steered
 from repolicy.learning.ppo import STD_SPEED
@@ -124,6 +125,27 @@ def test_a_weight_that_is_named_otherwise_stays_beside_what_follows_from_it(host
         again = host.resumed(tmp_path, PRIOR, omega=omega, alpha=None)
         again.learn(1)
         assert (again.method.steering.objective.omega, again.method.steering.objective.alpha) == (omega, alpha)
+
+
+def test_a_runner_that_is_told_to_resume_measures_nothing_but_what_its_checkpoint_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = list[Any]()
+    right = measuring.one_each
+    monkeypatch.setattr(measuring, "LONGEST", 30)
+    monkeypatch.setattr(measuring, "one_each", lambda *given, **named: measured.append(0) or right(*given, **named))
+    how = runner_envs.settings("mlp", runners.residual(PRIOR, omega=None, alpha=None, states=0.0))
+    first = runners.OnPolicyRunner(runner_envs.Drift(), how, None, "cpu")
+    first.save(str(tmp_path / "model_0.pt"))
+    assert measured
+    measured.clear()
+    again = runners.OnPolicyRunner(runner_envs.Drift(), how | {"resume": True}, None, "cpu")
+    again.load(str(tmp_path / "model_0.pt"))
+    assert again.alg.steering.objective == first.alg.steering.objective
+    again.learn(1)
+    assert not measured
+    runners.OnPolicyRunner(runner_envs.Drift(), how | {"resume": True}, None, "cpu").learn(1)
+    assert measured
 
 
 @hosts

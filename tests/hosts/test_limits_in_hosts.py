@@ -211,9 +211,16 @@ def test_the_wrapper_that_pays_the_add_on_tells_the_old_reward() -> None:
         in_sb3("basic_reward>=1", env=env, keep=0.9).learn(64)
 
 
-def test_what_is_to_be_kept_must_be_told() -> None:
-    with pytest.raises(UsageError, match="keep needs the environment's own reward, and it does not tell basic_reward"):
-        residual_of_sb3(prior=policy(), keep=0.9).learn(1)
+def test_what_is_to_be_kept_must_be_told_before_anything_is_measured() -> None:
+    env = DummyVecEnv([Drift] * 4)
+    for unnamed in ({}, {"omega": None, "alpha": None}):
+        steps = list[object]()
+        env.step_wait = lambda steps=steps: steps.append(0) or DummyVecEnv.step_wait(env)
+        with pytest.raises(UsageError, match="infos have no 'basic_reward', which keep needs"):
+            residual_of_sb3(env=env, prior=policy(), keep=0.9, **unnamed).learn(1)
+        assert len(steps) == 1
+    with pytest.raises(UsageError, match="extras have no 'basic_reward', which keep needs"):
+        OnPolicyRunner(RunnerDrift(), settings(algorithm=residual(PRIOR, keep=0.9)), None, "cpu")
 
 
 def test_the_table_at_the_end_says_whether_a_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,10 @@ def test_a_prompt_of_any_kind_is_shown(content: Any) -> None:
         ("generate {low} {low} --omega 0.1 --prompt . --prior {prior}", "omega must differ"),
         ("generate {low} {low} {low} --omega 0.1 --prompt . --prior {prior}", "with one or two"),
         ("generate {low} --omega 0.1 --prompt . --prior {prior} --tokens 0", "must be 1 or more"),
+        (
+            "generate {low} --omega 0.1 --prompt . --prior {prior} --seed 18446744073709551616",
+            "seed is 18446744073709551616; it must lie between",
+        ),
         ("generate {broken} --omega 0.1 --prompt . --prior {prior}", "is damaged"),
         ("evaluate {low} --prior {prior} --prompts {missing} --reward {reward}", "cannot be read as prompts"),
         ("evaluate {low} --prior {prior} --prompts {empty} --reward {reward}", "has no prompt"),

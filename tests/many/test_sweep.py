@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import noise_worlds
@@ -11,6 +12,7 @@ import pytest
 import torch
 from tiny_envs import tiny
 
+from repolicy.cli.main import main
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.many.pool import Job
@@ -21,6 +23,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import write_json
+from repolicy.priors.opening import read_policy
 from repolicy.ranges import Range
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
@@ -318,3 +321,22 @@ def test_ray_is_given_as_many_points_at_a_time_as_are_asked_for(
     with pytest.raises(RepolicyError, match="not today"):
         sweep(prior, wish, [0.1, 0.2, 0.3], 0.01, tmp_path / "out", Settings(), **asked)
     assert counts == [at_once]
+
+
+def test_a_sweep_with_a_failed_point_ends_in_exit_code_1_and_names_it(
+    prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(jobs: list[Job], start: object, at_once: int, ended: Callable[[Job, str], None], watch: object) -> None:
+        for job in jobs:
+            ended(job, "not today" if "0.2" in job.name else "")
+
+    monkeypatch.setattr("repolicy.many.sweep.work", work)
+    monkeypatch.setattr(
+        "repolicy.many.sweep.read_policy", lambda path: SimpleNamespace(policy=read_policy(prior).policy)
+    )
+    monkeypatch.setattr("repolicy.report.sweep_page.write_sweep_report", lambda *_: tmp_path / "report.html")
+    words = ["sweep", prior, "--addon", f"{__file__}:still", "--omega", 0.1, 0.2, "--alpha", 0.01, "--states", 0]
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, words), "--trust", "--episodes", "1", "--out", str(tmp_path / "out")])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.endswith("repolicy: ω′ 0.2 failed; the same command with --resume tries again\n")

@@ -11,7 +11,7 @@ import torch
 from known_problems import Double, Table, Walk, WithoutReward, wild_prior
 from torch import Tensor, nn
 
-from repolicy.errors import NumericError, UsageError
+from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.exact import Solution, soft_optimal, solve_residual
 from repolicy.objective import Objective, full, residual, soft
 from repolicy.policies.file import save_policy
@@ -149,6 +149,14 @@ def test_what_is_no_number_is_not_remembered(monkeypatch: pytest.MonkeyPatch, br
     monkeypatch.setattr(Walk, broken, np.full((3, 2), np.nan) if broken == "addon" else wrong)
     with pytest.raises(NumericError, match=f"^environment Walk returned {what} that is not finite$"):
         model.learn(20)
+
+
+@pytest.mark.parametrize("objective", [soft(0.5), RESIDUAL])
+def test_a_reward_that_is_none_is_one_sentence(monkeypatch: pytest.MonkeyPatch, objective: Objective) -> None:
+    right = Walk.step
+    monkeypatch.setattr(Walk, "step", lambda self, action: (right(self, action)[0], None, *right(self, action)[2:]))
+    with pytest.raises(RepolicyError, match=r"^environment 'Walk' returns the reward None, which is no real number$"):
+        ResidualDQN(Walk(), objective, Table(exact(RESIDUAL)[1]), QUICK).learn(20)
 
 
 def test_a_loss_that_is_no_number_is_not_learnt_from() -> None:

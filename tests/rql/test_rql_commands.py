@@ -238,6 +238,11 @@ def test_bad_words_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert not (tmp_path / "out").exists()
 
 
+def test_a_prior_that_is_no_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^a policy is named here by a file, .*, not by a Policy: save it$"):
+        customize(wild_prior(), residual(1.0, 0.5), tmp_path / "out")  # type: ignore[arg-type]
+
+
 def test_a_buffer_that_no_memory_holds_is_said_before() -> None:
     wide = SimpleNamespace(observation_space=spaces.Box(-1, 1, (10**6,)), action_space=spaces.Box(-1, 1, (2,)))
     check_memory(1_000, wide)

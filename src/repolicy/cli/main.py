@@ -107,6 +107,9 @@ def _run(arguments: list[str]) -> None:
         print(command.text(values))
     if values.get("finished") is False:
         sys.exit(130)
+    if failed := values.get("failed"):  # points of a sweep
+        names = " and ".join(f"ω′ {point['omega']:g}" for point in failed)
+        raise RepolicyError(f"{names} failed; the same command with --resume tries again")
     if values.get("verdict") in NOT_SAFE:
         sys.exit(3)
 

@@ -45,6 +45,7 @@ from repolicy.envs.step import (
     HasSpaces,
     Info,
     action_space,
+    check_reward,
     flat,
     group_sizes,
     native,

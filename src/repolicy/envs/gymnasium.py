@@ -13,12 +13,11 @@ import numpy as np
 from gymnasium import spaces
 
 from repolicy.envs.names import maker
-from repolicy.envs.step import Batch, Step, flat, native, shapes, space_shapes
+from repolicy.envs.step import NUMBERS, Batch, Step, check_reward, flat, native, shapes, space_shapes
 from repolicy.envs.watchdog import NOTE
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 
 TRIED = 10  # steps by which a copy is compared with its environment
-NUMBERS = (float, int, np.floating, np.integer)
 SHARED = ("MjModel", "EnvSpec")  # what no step changes, and is large
 
 
@@ -134,8 +133,7 @@ class _One:
                 "wrap it in shimmy.GymV21CompatibilityV0, or return all five"
             )
         observation, reward, terminated, truncated, info = answer
-        if not isinstance(reward, NUMBERS) and (np.shape(reward) != () or np.asarray(reward).dtype.kind not in "fiub"):
-            raise RepolicyError(f"environment {self.name!r} returns the reward {reward!r}, which is no real number")
+        check_reward(reward, self.name)
         self.info = info
         return observation, reward, terminated, truncated, {} if isinstance(info, dict) else info
 

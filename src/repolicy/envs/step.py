@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from repolicy.envs.names import observed, observed_by_critic
 from repolicy.envs.watchdog import NOTE
-from repolicy.errors import NumericError, UsageError
+from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.loading import nearest
 from repolicy.policies import ActionSpace
 
@@ -74,6 +74,15 @@ class Envs(HasSpaces, Protocol):
 
     def step(self, actions: np.ndarray) -> Step: ...
     def close(self) -> None: ...
+
+
+NUMBERS = (float, int, np.floating, np.integer)
+
+
+def check_reward(reward: Any, name: str) -> None:
+    """Raise where what an environment paid for a step is no number."""
+    if not isinstance(reward, NUMBERS) and (np.shape(reward) != () or np.asarray(reward).dtype.kind not in "fiub"):
+        raise RepolicyError(f"environment {name!r} returns the reward {reward!r}, which is no real number")
 
 
 class Batch:

@@ -206,9 +206,15 @@ class ResidualPPO(PPO):
         algorithm.envs.at(steps)
         if not algorithm.is_multi_gpu or not algorithm.gpu_global_rank:
             algorithm._left = int(cfg.get("max_iterations", 0))  # as Isaac Lab's and mjlab's scripts learn so many
-        algorithm.begin()
-        algorithm.envs.at(steps)  # again, for measuring has taken some
+        if not cfg.get("resume"):  # else the checkpoint tells what was measured
+            algorithm.begin()
+            algorithm.envs.at(steps)  # again, for measuring has taken some
         return algorithm
+
+    def train_mode(self) -> None:
+        """Begin to learn, as rsl_rl's runner calls it: what is not known by now is measured."""
+        super().train_mode()
+        self.begin()
 
     def verdict(self) -> str:
         """Run the prior and the actor as it is now; return their rewards, and whether the actor is better."""

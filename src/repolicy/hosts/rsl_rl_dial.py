@@ -53,6 +53,11 @@ class DialedPPO(ResidualPPO):
         super().process_env_step(obs, rewards, dones, others)
         self.places = torch.where((dones > 0).unsqueeze(-1), self._next[step], self.places)
 
+    def verdict(self) -> str:
+        """Return the verdict on the middle of each range, where an actor stands that is told no place."""
+        places = " and ".join(f"{dial.name} {dial.value(0.0):.3g}" for dial in self.dials)
+        return f"at {places}, the middle of the range:\n{super().verdict()}"
+
     def compute_returns(self, obs: Any) -> None:
         """Compute the engine's advantages of the parts, each times its weight in the episode."""
         st, settings = self.storage, replace(Settings(), gamma=self.gamma, gae_lambda=self.lam)

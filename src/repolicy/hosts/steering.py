@@ -69,7 +69,8 @@ class Steering:
     @property
     def reads(self) -> list[tuple[str, str]]:
         """What an environment must tell beside its reward, and why."""
-        return [(limit.name, f"{text} limits") for text, (limit, _) in self.limited.items()]
+        unknown = [("basic_reward", "keep needs")] if self.keep and not self.kept else []
+        return [(limit.name, f"{text} limits") for text, (limit, _) in self.limited.items()] + unknown
 
     def hold(self, kept: str, unit: float = 0.0) -> None:
         """Hold the share that is to be kept, by this limit; `unit` is what must be lacking until it is off by 1."""

@@ -234,8 +234,10 @@ def require_same_weights(model: Any, reference: Any) -> None:
 # What must hold before a trainer starts, and the sentence that says so when it does not -------------------------------
 
 
-def check_counts(**counts: int) -> None:
-    """Raise where a count of something is below 1."""
+def check_counts(seed: int, **counts: int) -> None:
+    """Raise where a count of something is below 1, or the seed is not between 0 and 2³¹ − 1, as everywhere."""
+    if not 0 <= seed < 2**31:
+        raise UsageError(f"seed is {seed}; it must lie between 0 and {2**31 - 1}")
     for name, count in counts.items():
         if count < 1:
             raise UsageError(f"{name} is {count}; it must be 1 or more")

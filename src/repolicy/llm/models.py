@@ -118,7 +118,7 @@ def generate(
     seed: int = 0,
 ) -> list[dict[str, str]]:
     """Return `count` responses to each prompt, with the dial turned to omega; models and prior are names or folders."""
-    check_counts(count=count, tokens=tokens)
+    check_counts(seed, count=count, tokens=tokens)
     if trained_at and len(trained_at) != len(models):
         raise UsageError(f"trained_at has {len(trained_at)} entries, and there are {len(models)} models")
     base, tokenizer = load_prior(prior)
@@ -183,7 +183,7 @@ def evaluate(
     seed: int = 0,
 ) -> tuple[list[dict[str, Any]], str]:
     """Return a dictionary for the prior and for each model, and the page that shows them; all are names or files."""
-    check_counts(responses=responses, tokens=tokens)
+    check_counts(seed, responses=responses, tokens=tokens)
     rows, judge = read_prompts(prompts), load_object(reward, "the reward")
     judged(judge, rows[:1], ["a"], [[0]])  # a mistake in it shows before any of the work
     base, tokenizer = load_prior(prior)

@@ -140,6 +140,11 @@ def noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tuple[st
             f"{path} takes {len(inputs)} inputs ({', '.join(inputs)}), and a decoder takes observations and noise: "
             "write a function that runs it and name that as file.py:decode"
         )
+    if fixed := [name for name, shape in inputs.items() if shape and isinstance(shape[0], int)]:
+        raise UsageError(
+            f"{path} takes {inputs[fixed[0]][0]} of its input {fixed[0]} at a time, and a decoder takes any number: "
+            "export it with a first axis that is not fixed"
+        )
     rows = {name: list(shape[1:]) for name, shape in inputs.items()}
     fitting = [name for name, row in rows.items() if all(isinstance(n, int) for n in row) and np.prod(row) == size]
     named = [name for name in fitting if any(word in name.lower() for word in NOISE)]

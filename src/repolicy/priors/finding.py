@@ -118,6 +118,9 @@ def find_policy(reference: str | Path) -> Path:
 
     A name is that of a prior that ships, or `hf://USER/NAME` of one on the hub.
     """
+    if not isinstance(reference, str | Path):
+        kind = type(reference).__name__
+        raise UsageError(f"a policy is named here by a file, a run's folder or a name, not by a {kind}: save it")
     if is_on_hub(reference):
         return downloaded(reference)
     path = Path(reference)

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from repolicy.envs import NOTE, Past, Transitions, action_space, check_fit, combined, observation_size
+from repolicy.envs import NOTE, Past, Transitions, action_space, check_fit, check_reward, combined, observation_size
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, plain, task_reward
 from repolicy.policies import ActionSpace, Density, Normalizer, Policy, Prior, check_scores
@@ -72,6 +72,7 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         with NOTE.calling(self._name):
             observation, basic, terminated, truncated, info = self.env.step(action)
+        check_reward(basic, self._name)
         if self.objective.reads_addon and "addon_reward" not in info:
             raise UsageError(
                 f"a task of {self.objective.task!r} needs info['addon_reward'], and this environment's info has "
