@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,6 +165,10 @@ def test_wishes_decide_too() -> None:
         "basic_reward", *(name for name in rows if name.startswith("addon_reward_"))
     ]  # fmt: skip
     assert len(rows) == 5
+    told = [replace(row, verdict="worse" if row.name == "basic_reward" else "better") for row in rows.values()]
+    around = Around([Place({}, replace(found, rows={"mean": told}))])
+    assert sentences(around)[0] == "worse, with the mean action, by return; the margin is 1e+09"
+    assert not [cell for row in tables(around)[0][1] for cell in row[1:] if "-" in cell]  # each minus is one
 
 
 def test_without_a_reward_a_wish_decides_alone() -> None:

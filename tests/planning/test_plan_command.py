@@ -253,6 +253,9 @@ def test_in_a_browser_the_robot_moves_a_slider_acts_and_the_button_keeps(port, s
         "slider.value = 25; slider.dispatchEvent(new Event('input'))"
     )
     wait(lambda: stage.settings["weight of hind_leg"] == 25.0)
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
     browser.find_element("id", "keep").click()
     wait(lambda: "kept in" in browser.find_element("id", "kept").text)
     assert json.loads((tmp_path / "plan.json").read_text())["omega"] == pytest.approx(10**0.5)

@@ -20,6 +20,7 @@ from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
 from repolicy.report.verdict import number
+from repolicy.runs.result import Result
 from repolicy.wishes.learning_loop import Taught, Teaching, alone, infer, learn_wish, record, response
 from repolicy.wishes.record import Labels, Record, RecordFile, Step, windows
 from repolicy.wishes.takeover import Takeover
@@ -245,6 +246,19 @@ def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> Non
     assert all(f"{who}: mean {number(mean)}" in page for who, mean in zip(("prior", "customized"), means, strict=True))
     calm = learn_wish(teaching, tmp_path / "calm", push, rounds=2, wants=lambda o, a, acts: False, steps=120)
     assert [(each.rate, each.policy) for each in calm] == [(0.0, str(policy))]
+
+
+def test_a_stop_while_it_customizes_stops_the_loop(policy: Path, tmp_path: Path) -> None:
+    """The run stops where it can go on, so what it has learnt by then is no round's policy."""
+
+    def stopped(*given: Any, **options: Any) -> Result:
+        return Result(given[3], 0, False, {})
+
+    teaching = Teaching(
+        str(policy), PENDULUM, "action[0]", 0.1, 0.1, 0.0, Labels(before=1), 2, alone_steps=1600, customizing=stopped
+    )
+    with pytest.raises(KeyboardInterrupt):
+        learn_wish(teaching, tmp_path, push, wants=wants, steps=120, rounds=2)
 
 
 def test_the_loop_goes_on_from_the_best_round_and_ends(

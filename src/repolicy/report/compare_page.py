@@ -24,7 +24,7 @@ def sentences(around: Around) -> list[str]:
     place, count = around.worst, len(around.places)
     found, (deciding, *_) = place.found, [*place.found.rows]
     starts = "from the same starts" if found.is_paired else "from starts of their own, as the environment has no seed"
-    judges = " and ".join(row.title for row in found.deciding)
+    judges = " and ".join(row.title for row in found.deciding if row.verdict == found.verdict)
     where = f" at the worst of {count} places, {place.words}" if count > 1 else ""
     error = found.error * count
     lines = [
@@ -59,7 +59,7 @@ def _by_action(found: Comparison, action: str) -> Table:
 def cells(row: Compared) -> list[str]:
     """Return one row of the table."""
     if row.name == "ended_early":
-        shares = [f"{each:.1%}" for each in (row.old, row.new, row.new - row.old, row.low, row.high)]
+        shares = [f"{each:.1%}".replace("-", "−") for each in (row.old, row.new, row.new - row.old, row.low, row.high)]
     else:
         shares = [number(row.old), number(row.new), number(row.new - row.old, plus=True)]
         shares += [number(each, plus=True) for each in (row.low, row.high)]

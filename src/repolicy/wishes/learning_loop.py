@@ -206,10 +206,12 @@ class Teaching:
             wish = infer(told, found, self.features, now.unit, now.wish, self.labels, self.length, usual=usual)
             path, run = folder / f"wish-{number}.safetensors", folder / f"run-{number}"
             wish.write(path)
-            self.customizing(
+            made = self.customizing(
                 self.prior, str(path), residual(self.omega, self.alpha, self.states), run, dict(self.settings or {}),
                 env=self.env, resume=True, trust=self.trust, progress=False,
             )  # fmt: skip
+            if not made.finished:
+                raise KeyboardInterrupt
             step = wish.theta - (0.0 if now.wish is None else now.wish.theta)
             after = alone(acting(str(run), Options(), self.trust), self.env, self.seed, self.alone_steps)
             followed = response(usual, after, step, Features.of(self.features), now.unit, self.length)
