@@ -142,8 +142,7 @@ def _carried(text: str | bytes, policy: bytes, graph: str) -> Carried:
         told = json.loads(text)
     except (ValueError, RecursionError):
         raise FileError(f"its {ABOUT} is damaged") from None
-    newer = isinstance(told, dict) and isinstance(told.get("format"), int) and told["format"] > FORMAT
-    if newer:
+    if isinstance(told, dict) and isinstance(told.get("format"), int) and told["format"] > FORMAT:
         raise FileError(f"its {ABOUT} has format {told['format']}; this version reads up to {FORMAT}: upgrade repolicy")
     check_shape(told, SHAPE, f"its {ABOUT} is not whole: it")
     return Carried(told, policy, told["graph"] == graph)

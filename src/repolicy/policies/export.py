@@ -194,13 +194,19 @@ def onnx_graph(module: nn.Module, example: tuple[Tensor, ...]) -> bytes:
             return path.read_bytes()
 
 
-def onnx_reader(content: bytes) -> Callable[..., np.ndarray]:
-    """Return what runs a graph: its inputs in their order, to its first output."""
+def onnx_session(content: bytes) -> Any:
+    """Return a graph in onnxruntime, on one core."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    options.log_severity_level = 4  # fatal: what else goes wrong is raised
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def onnx_reader(content: bytes) -> Callable[..., np.ndarray]:
+    """Return what runs a graph: its inputs in their order, to its first output."""
+    session = onnx_session(content)
     names = [each.name for each in session.get_inputs()]
     return lambda *inputs: np.asarray(session.run(None, dict(zip(names, inputs, strict=True)))[0])
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError, described
-from repolicy.policies.export import quiet
+from repolicy.policies.export import onnx_session, quiet
 from repolicy.priors.kinds import GENERATIVE, State
 from repolicy.readers.onnx_graphs import inputs_of, left_out, unlike_an_action
 from repolicy.readers.recognize import PolicyFile
@@ -107,21 +107,16 @@ def signature(graph: Any, path: Path) -> Signature:
 
 
 class Session:
-    """An ONNX graph in onnxruntime, on one core."""
+    """An ONNX graph in onnxruntime, which is given up where a step takes too long."""
 
     def __init__(self, file: PolicyFile) -> None:
-        self.path, self.model = file.path, file.opened
+        self.path = file.path
         try:
             import onnxruntime
         except ImportError:
             raise UsageError(f"{self.path} needs the package onnxruntime: pip install 'repolicy[onnx]'") from None
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 4
         try:
-            self._session = onnxruntime.InferenceSession(
-                self.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
+            self._session = onnx_session(file.opened.SerializeToString())
         except Exception as error:  # onnxruntime's own, of several classes
             raise FileError(f"{self.path} cannot be run by onnxruntime: {described(error)[:200]}") from None
         self._options, self._thread = onnxruntime.RunOptions, ThreadPoolExecutor(1)
@@ -146,7 +141,7 @@ class Graph:
     def __init__(self, file: PolicyFile) -> None:
         self._session, self._path, self.sha256 = Session(file), file.path, file.sha256
         self._source, shape, self._memory, self._shapes, self._action, self.notes = signature(
-            self._session.model.graph, file.path
+            file.opened.graph, file.path
         )
         self.remembers = bool(self._memory)
         self._one_by_one = shape[0] == 1
