@@ -3,8 +3,9 @@
 The names below are imported when they are first used: `import repolicy` costs nothing.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from repolicy.loading import later
 
 if TYPE_CHECKING:
     from repolicy.envs import evaluate as evaluate
@@ -50,13 +51,8 @@ _HOMES = {
 }
 
 __all__ = list(_HOMES)
+__getattr__ = later(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
     return ["__version__", *__all__]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"repolicy.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'repolicy' has no attribute {name!r}")

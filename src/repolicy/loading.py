@@ -12,7 +12,7 @@ import math
 import re
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from inspect import ismodule
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +41,17 @@ def load_object(reference: str, what: str) -> Any:
         return getattr(module, name)
     except AttributeError:
         raise UsageError(f"{what} {reference!r}: {source} has no {name!r}{nearest(name, _own(module))}") from None
+
+
+def later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package: it imports a name from its file in `homes` when it is first asked for."""
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+
+    return find
 
 
 def _own(module: ModuleType) -> list[str]:

@@ -4,8 +4,7 @@
 They import Stable-Baselines3, and only when they are first asked for.
 """
 
-import importlib
-from typing import Any
+from repolicy.loading import later
 
 HOMES = {
     "ResidualDQN": "algorithms",
@@ -17,12 +16,7 @@ HOMES = {
 }
 
 __all__ = list(HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)
+__getattr__ = later(__name__, HOMES)
 
 
 def __dir__() -> list[str]:

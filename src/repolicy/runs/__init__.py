@@ -1,7 +1,8 @@
 """A run's settings, its request, its folder, its ranks, and what it shows while it goes on."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from repolicy.loading import later
 
 # The door: other rooms import these names, and the files in `__all__`. What needs torch is imported when it is first
 # used, so that `--help` is quick.
@@ -35,18 +36,12 @@ if TYPE_CHECKING:
     from repolicy.runs.result import Measured, Result
 
 _LATER = {
-    "callbacks": ("SECONDS_BETWEEN_LINES", "Display", "TensorBoard", "Wandb", "clock", "recipe"),
-    "folder": ("RunFolder", "changed"),
-    "ranks": ("Alone", "Ranks", "one_thread"),
-    "request": ("Request", "check_dials", "derived_seed", "options", "spec_for", "words"),
-    "result": ("Measured", "Result"),
+    **dict.fromkeys(("SECONDS_BETWEEN_LINES", "Display", "TensorBoard", "Wandb", "clock", "recipe"), "callbacks"),
+    **dict.fromkeys(("RunFolder", "changed"), "folder"),
+    **dict.fromkeys(("Alone", "Ranks", "one_thread"), "ranks"),
+    **dict.fromkeys(("Request", "check_dials", "derived_seed", "options", "spec_for", "words"), "request"),
+    **dict.fromkeys(("Measured", "Result"), "result"),
 }
 
 __all__ = ["ranks", "request"]
-
-
-def __getattr__(name: str) -> Any:
-    for file, names in _LATER.items():
-        if name in names:
-            return getattr(import_module(f"repolicy.runs.{file}"), name)
-    raise AttributeError(f"module 'repolicy.runs' has no attribute {name!r}")
+__getattr__ = later(__name__, _LATER)
