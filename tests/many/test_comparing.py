@@ -20,12 +20,14 @@ from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.many import comparing
 from repolicy.many.bets import BOLDEST, WATCHED, lower, shown, wealth
-from repolicy.many.comparing import ROUND, Compared, Comparison, Margin, compare, env_of_both, judged
+from repolicy.many.comparing import ROUND, Compared, Comparison, Margin, compare, judged, opened
 from repolicy.many.varying import Around, Place, Varied, compare_around
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.priors import opening
 from repolicy.priors.kinds import MeanPrior
+from repolicy.readers.recognize import PolicyFile
 from repolicy.report import compare_page
 from repolicy.report.compare_page import sentences, tables
 
@@ -242,7 +244,7 @@ def test_what_cannot_be_compared_is_one_sentence(
 def test_a_file_that_names_its_part_of_an_observation_is_for_the_same_environment(tmp_path: Path) -> None:
     whole, part = a_file(tmp_path / "whole", "Pendulum-v1"), a_file(tmp_path / "part", "Pendulum-v1?observe=state")
     for files in ((whole, part), (part, whole)):
-        assert env_of_both(*files, None, {}) == "Pendulum-v1?observe=state"
+        assert opened(*files, None)[1] == "Pendulum-v1?observe=state"
 
 
 def test_two_objects_need_an_environment() -> None:
@@ -287,6 +289,14 @@ def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error() -
     alone = compare(GOOD, GOOD, place.found.env, "0.5", episodes=10, error=0.01)
     assert place.found == alone
     assert "probability of at most 25%" in sentences(around)[1]
+
+
+def test_each_policys_file_is_opened_once_for_all_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [a_file(tmp_path / name) for name in ("old", "new")]
+    seen: list[Any] = []
+    monkeypatch.setattr(opening, "PolicyFile", lambda path: seen.append(str(path)) or PolicyFile(path))
+    assert len(compare_around(*files, Wired, vary=["wires=0..1"], episodes=2).places) == 5
+    assert sorted(seen) == sorted(files)
 
 
 def test_an_option_of_each_reset_does_what_the_same_option_does_when_it_is_made() -> None:
@@ -381,7 +391,7 @@ def test_a_planner_is_compared_in_the_environments_that_it_copies(monkeypatch: p
         SimpleNamespace(agent=agent, card={}, path=Path())
         for agent in (Policy(PolicySpec(3, ActionSpace("continuous", (1,)))), planner)
     ]
-    monkeypatch.setattr(comparing, "_sides", lambda *_: sides)
+    monkeypatch.setattr(comparing, "opened", lambda *_: (sides, "Pendulum-v1"))
     seen: list[str] = []
 
     def placed(side: Any, env: str, backend: str) -> None:

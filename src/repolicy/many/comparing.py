@@ -164,8 +164,8 @@ class Side(NamedTuple):
 
 
 def compare(
-    old: Agent | str | Path,
-    new: Agent | str | Path,
+    old: Agent | Side | str | Path,
+    new: Agent | Side | str | Path,
     env: EnvLike | None = None,
     not_worse: str | float = USUAL,
     *,
@@ -204,9 +204,7 @@ def compare(
         raise UsageError(f"error is {error:g}; it must be above 0 and below 0.5")
     if episodes < 1:
         raise UsageError(f"episodes is {episodes}; it must be 1 or more")
-    name = None if env is None else env_name(env)
-    sides = _sides(old, new, name, options, new_options, trust)
-    env = name or _env(sides, trust)
+    sides, env = opened(old, new, env, options, new_options, trust)
     if addon is None:
         addon = addons_of(sides[1].card, sides[1].path, trust)
     if not isinstance(addon, Addon):
@@ -239,12 +237,16 @@ def compare(
             return found
 
 
-def env_of_both(old: Any, new: Any, env: EnvLike | None, others: dict[str, Any]) -> str:
-    """Return the name of the environment that `compare` takes with these arguments."""
-    if env is not None:
-        return env_name(env)
-    trust = others.get("trust", False)
-    return _env(_sides(old, new, None, others.get("options"), others.get("new_options"), trust), trust)
+def opened(
+    old: Any, new: Any, env: EnvLike | None, options: Options | None = None, new_options: Options | None = None,
+    trust: bool = False, **_: Any,
+) -> tuple[tuple[Side, Side], str]:  # fmt: skip
+    """Return both policies and their environment's name; policies that were opened before stay as they are."""
+    name = None if env is None else env_name(env)
+    newer = _side(new, "the new policy", name, new_options, trust)
+    known = name or newer.card.get("request", {}).get("env")  # its decoder may be the old policy
+    sides = (_side(old, "the old policy", known, options, trust), newer)
+    return sides, name or _env(sides, trust)
 
 
 def _judged(rounds: list[list[Quantities]], margin: Margin, error: float) -> list[Compared]:
@@ -270,22 +272,16 @@ def _quantities(evaluation: Evaluation) -> Quantities:
     }  # fmt: skip
 
 
-def _sides(
-    old: Any, new: Any, env: str | None, options: Options | None, new_options: Options | None, trust: bool
-) -> list[Side]:
-    newer = _side(new, "the new policy", env, new_options, trust)
-    env = env or newer.card.get("request", {}).get("env")  # its decoder may be the old policy
-    return [_side(old, "the old policy", env, options, trust), newer]
-
-
-def _side(given: Agent | str | Path, what: str, env: str | None, options: Options | None, trust: bool) -> Side:
+def _side(given: Agent | Side | str | Path, what: str, env: str | None, options: Options | None, trust: bool) -> Side:
+    if isinstance(given, Side):
+        return given
     if not isinstance(given, str | Path):
         return Side(what, Path(), given, {})
     path, agent, _, card, _ = acting_in(env, given, options or Options(), trust)
     return Side(f"{what}, {given},", path, agent, card)
 
 
-def _env(sides: list[Side], trust: bool) -> str:
+def _env(sides: tuple[Side, Side], trust: bool) -> str:
     """Return the environment that the files name; refused where they name two, or none."""
     known = [side for side in sides if side.card.get("request", {}).get("env") or on_shelf(side.path) is not None]
     if not known and sides[0].path == sides[1].path == Path():

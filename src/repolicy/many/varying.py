@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from repolicy.envs import RESET, EnvLike, of_reset, parsed
 from repolicy.errors import UsageError
 from repolicy.many.bets import ORDER, Verdict
-from repolicy.many.comparing import Compared, Comparison, compare, env_of_both
+from repolicy.many.comparing import Compared, Comparison, compare, opened
 from repolicy.policies import Agent
 from repolicy.ranges import Range
 
@@ -110,7 +110,7 @@ def compare_around(
     axes = [Varied.of(text) for text in vary]
     if len(axes) > MOST or len({axis.name for axis in axes}) < len(axes):
         raise UsageError(f"--vary takes one or two options, each once; got {', '.join(vary)}")
-    name = env_of_both(old, new, env, options)
+    sides, name = opened(old, new, env, **options)
     if taken := {axis.name for axis in axes} & {*parsed(name)[1], *(RESET + key for key in of_reset(name))}:
         raise UsageError(f"environment {name!r} sets {min(taken)} itself: leave it out there, or do not vary it")
     places = []
@@ -120,5 +120,5 @@ def compare_around(
         place = f"{name}{'&' if '?' in name else '?'}{words}" if words else name
         told = None if progress is None else partial(progress, words)
         share = error / STEPS ** len(axes)
-        places.append(Place(chosen, compare(old, new, place, not_worse, error=share, progress=told, **options)))
+        places.append(Place(chosen, compare(*sides, place, not_worse, error=share, progress=told, **options)))
     return Around(places)
