@@ -208,9 +208,11 @@ def test_the_report_has_every_position_and_needs_nothing_else(
         cli.main(["dial", str(file)])  # its add-on is code
     cli.main(["dial", str(file), "--trust", "--episodes", "2", "--out", str(tmp_path / "dial"), "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert [position["at"] for position in found["positions"]] == [index / 10 for index in range(11)]
-    assert abs(found["positions"][0]["kl"]) < 1e-4 < found["positions"][-1]["kl"]
+    assert [position["at"] for position in found["positions"]] == [index / 10 for index in range(1, 11)]
+    assert abs(found["prior"]["kl"]) < 1e-4 < found["positions"][-1]["kl"]
     html = (tmp_path / "dial" / "report.html").read_text()
-    assert html.count('data-shown="10"') == 3  # film, table, command
+    assert html.count('data-shown="9"') == 3  # film, table, command
+    assert html.count('<th scope="row">prior</th>') == 1
+    assert "t 0</" not in html
     assert "--at 0.7" in html
     assert "http" not in html.replace("http://www.w3.org", "")

@@ -27,7 +27,7 @@ class Dial(Command):
     """A run's folder, or a customized policy's file, which holds its prior."""
     at: Repeated = ()
     """The position: 0 is the prior, 1 the customized policy; of a run with a range, the weight; of one with several,
-    NAME=WEIGHT for each. Without it: a report on eleven positions, or more of several ranges."""
+    NAME=WEIGHT for each. Without it: a report on ten positions or more."""
     how: Literal["mixture", "weights"] | None = None
     """mixture (the usual one): of the two distributions, prior^(1−t) · customized^t; weights: of the numbers in the two
     networks. Of a run with a range there is nothing to choose."""
@@ -104,9 +104,7 @@ class Dial(Command):
             status.update("films")
             report = write_dial_report(turning, swept, terminal.say)
         title, points = " and ".join(map(str, turning.trained)), rows(swept, with_std=False)
-        if not turning.trained:
-            title = f"from the prior (0) to the customized policy (1), {turning.how}"
-            points = points[1:]  # the first position is the prior
+        title = title or f"from the prior (0) to the customized policy (1), {turning.how}"
         if swept.in_a_row:
             terminal.say(swept.verdict)
         terminal.numbers(f"{env}: {title}", headings(swept), points)

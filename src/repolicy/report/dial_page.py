@@ -38,7 +38,7 @@ from repolicy.report.sweep_page import (
 )
 from repolicy.runs import ranks
 
-POSITIONS = tuple(index / 10 for index in range(11))
+TENTHS = [tenths / 10 for tenths in range(1, 11)]  # of the way from the prior, which is shown beside them
 STOPS = (11, 5, 3, 2)  # of each dial, where there are one to four: 11 to 27 positions in all
 TURNS = Literal["mixture", "weights", "trained"]
 WORDS = {
@@ -97,7 +97,7 @@ class Turning:
     @property
     def stops(self) -> list[list[float]]:
         """The values of each dial that are shown."""
-        return [dial.spread(STOPS[len(self.trained) - 1]) for dial in self.trained] or [[*POSITIONS]]
+        return [dial.spread(STOPS[len(self.trained) - 1]) for dial in self.trained] or [[*TENTHS]]
 
     @property
     def positions(self) -> list[tuple[float, ...]]:
@@ -176,15 +176,13 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
     """
     once = addons.at(dial.addons, {each.name: 1.0 for each in addons.dials(dial.addons)})
     addon, prior = addons.combined(once), prior_of(dial.saved, dial.path)
-    points = []
 
     def point(policy: Policy, value: float, label: str = "") -> Point:
         mean, sampled = episodes_of(policy, prior, dial.env, addon, episodes)
         return Point(value, dial.path, mean, sampled, label)
 
     with ranks.one_thread():
-        if dial.trained:
-            points.append(point(prior, math.inf))
+        points = [point(prior, math.inf)]
         for done, position in enumerate(dial.positions):
             progress(done)
             value, label = position[0], ""
@@ -196,7 +194,7 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
     if dial.trained:
         letter = meaning(dial.trained[0]).letter if len(dial.trained) == 1 else "position"
     return Found(
-        {"env": dial.env, "addons": list(once)}, dial.out, points[0], points[1:] if dial.trained else points, {},
+        {"env": dial.env, "addons": list(once)}, dial.out, points[0], points[1:], {},
         addon.metric_name, letter, in_a_row=len(dial.trained) < 2,
     )  # fmt: skip
 
@@ -204,7 +202,7 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
 def as_dict(dial: Turning, swept: Found) -> dict[str, Any]:
     """Return what `dial.json` holds; numbers that are not finite become null."""
     whose: dict[str, Any] = {"format": FORMAT, "of": str(dial.path), "sha256": dial.checksum, "how": dial.how}
-    whose |= {"prior": {"at": swept.prior.omega} | swept.prior.as_dict()} if dial.trained else {}
+    whose["prior"] = {"at": swept.prior.omega} | swept.prior.as_dict()
     places = [each[0] if len(each) == 1 else dial.named(each) for each in dial.positions]
     positions = [{"at": at} | point.as_dict() for point, at in zip(swept.points, places, strict=True)]
     return dict(finite(whose | swept.request | {"positions": positions}))
@@ -232,13 +230,13 @@ def points_of(sweep: Path, env: str, wishes: Sequence[str]) -> tuple[Beside, ...
 
 
 def _filmed(dial: Turning, say: Callable[[str], None]) -> tuple[list[bytes | None], str]:
-    """Return a film of each position, from files, because films are made from files."""
+    """Return a film of the prior and of each position, from files, because films are made from files."""
     with tempfile.TemporaryDirectory(prefix="repolicy-dial-") as folder:
         files = [Path(folder, f"{index}.safetensors") for index in range(len(dial.positions))]
         for position, file in zip(dial.positions, files, strict=True):
             dial.save(position, file)
         shots = [Shot(str(file), dial.env) for file in files]
-        return filmed([Shot(str(files[0]), dial.env, which="prior"), *shots] if dial.trained else shots, say)
+        return filmed([Shot(str(files[0]), dial.env, which="prior"), *shots], say)
 
 
 def _lead(dial: Turning, swept: Found) -> str:
@@ -278,7 +276,7 @@ def write_dial_report(dial: Turning, swept: Found, say: Callable[[str], None]) -
         page.section(
             "Turn the dials" if several else "Turn the dial",
             *_sliders(dial, swept),
-            page.films(figures(swept, pictures if dial.trained else [pictures[0], *pictures]), complaint),
+            page.films(figures(swept, pictures), complaint),
             *tables(swept),
         ),
         page.section("Keep this position", *commands, note="Writes it as a policy's file, which every command takes."),

@@ -189,9 +189,8 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
         tip = f"trained alone, {swept.letter} {omega:g}: {charts.read_out(x)}, {charts.read_out(y)}"
         drawn += charts.circle("beside", axes.x(x), axes.y(y), 6.5, tip)
     at = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in spots]
-    order = at[1:]
-    if swept.letter == "ω′":
-        order.append(at[0])  # the prior is what the largest ω′ leads to
+    # The prior is what t = 0 is, and what the largest ω′ leads to.
+    order = {"t": at, "ω′": [*at[1:], at[0]]}.get(swept.letter, at[1:])
     drawn += f'<path class="path" d="M{"L".join(f"{x:.1f},{y:.1f}" for x, y in order)}"/>'
     names = ["prior", *(swept.name(point) for point in swept.points)]
     for index, (name, (px, py), ((x, dx), (y, dy))) in enumerate(zip(names, at, spots, strict=True)):
