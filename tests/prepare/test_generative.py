@@ -136,6 +136,11 @@ def test_a_graph_and_torchscript_decode_as_the_module_does(tmp_path: Path) -> No
     for file in ("flow.onnx", "flow.pt"):
         found = decoder_of(tmp_path / file, 6, 1)(seen.numpy(), noise.flatten(1).numpy())
         np.testing.assert_allclose(found, flow(seen, noise).numpy(), atol=1e-6)
+    double = nn.Bilinear(4, 6, 3).double()
+    with warnings.catch_warnings(action="ignore"):
+        torch.jit.trace(double, (seen.double(), noise.flatten(1).double())).save(str(tmp_path / "double.pt"))
+    found = decoder_of(tmp_path / "double.pt", 6, 1)(seen.numpy(), noise.flatten(1).numpy())
+    np.testing.assert_allclose(found, double(seen.double(), noise.flatten(1).double()).detach(), atol=1e-6)
     with pytest.raises(UsageError, match="--trust"):
         decoder_of(tmp_path / "flow.pt", 6, 1, trust=False)
     with pytest.raises(UsageError, match=r"5 numbers of noise \(seen \[4\], noise \[2, 3\]\)"):

@@ -89,6 +89,17 @@ def test_a_graph_that_keeps_rows_apart_runs_them_together(tmp_path: Path) -> Non
     assert not program._one_by_one
 
 
+@pytest.mark.parametrize("kind", [onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16])
+def test_a_graph_of_another_precision_gets_observations_of_it(kind: int, tmp_path: Path) -> None:
+    path, obs = residual(tmp_path), observations(5).half().float()
+    wanted, model = run(path, obs), onnx.load(path)
+    model.graph.input[0].type.tensor_type.elem_type = kind
+    model.graph.node[0].input[0] = "single"
+    model.graph.node.insert(0, node("Cast", "obs", "single", to=onnx.TensorProto.FLOAT))
+    onnx.save(model, path)
+    assert_equal(placed(path, 5, 3).distribution(obs).mode(), wanted)
+
+
 def test_a_graph_that_takes_one_number_is_refused(tmp_path: Path) -> None:
     path = graph(tmp_path / "policy.onnx", [node("Mul", "obs w", "out")], {"w": random(1, 3)})
     model = onnx.load(path)
@@ -297,6 +308,14 @@ def test_torchscript_runs_where_it_is_trusted(tmp_path: Path) -> None:
     assert not prior.remembers
     with torch.no_grad():
         assert_equal(prior.distribution(obs).mode(), module(obs))
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16])
+def test_torchscript_of_another_precision_gets_observations_of_it(kind: torch.dtype, tmp_path: Path) -> None:
+    module, obs = stirred(Around()).to(kind), observations(5)
+    prior = placed(script(tmp_path / "policy.pt", module, 5), 5, 3, trust=True)
+    with torch.no_grad():
+        assert_equal(prior.distribution(obs).mode(), module(obs.to(kind)))
 
 
 @pytest.mark.parametrize("layers", [1, 2])

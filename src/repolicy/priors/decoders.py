@@ -74,8 +74,10 @@ def decoder_of(reference: Any, noise: Any, chunk: Any, sha256: Any = None, trust
     file = found_file(str(reference), sha256)
     if file.format == "torchscript":
         check_trusted(file, trust)
-        module = scripted(file)
-        return Decoder(lambda *both: module(*map(torch.from_numpy, both)), str(file.path), noise, chunk)
+        module, precision = scripted(file)
+        return Decoder(
+            lambda *both: module(*(torch.from_numpy(each).to(precision) for each in both)), str(file.path), noise, chunk
+        )
     if file.format != "onnx":
         raise UsageError(
             f"{file.path} is no decoder: it must be ONNX or TorchScript with observations and noise as inputs, or "

@@ -25,6 +25,7 @@ from repolicy.readers.onnx_graphs import inputs_of, left_out, unlike_an_action
 from repolicy.readers.recognize import PolicyFile
 
 PATIENCE = 60.0  # seconds that a graph may take for a step
+FLOATS = {"tensor(double)": np.float64, "tensor(float16)": np.float16}  # what is made of single precision
 TRIED = 3  # rows with which it is tested whether a file keeps rows apart
 
 
@@ -120,10 +121,12 @@ class Session:
         except Exception as error:  # onnxruntime's own, of several classes
             raise FileError(f"{self.path} cannot be run by onnxruntime: {described(error)[:200]}") from None
         self._options, self._thread = onnxruntime.RunOptions, ThreadPoolExecutor(1)
+        self._types = {each.name: FLOATS[each.type] for each in self._session.get_inputs() if each.type in FLOATS}
 
     def run(self, given: dict[str, np.ndarray], wanted: list[str] | None = None) -> list[np.ndarray]:
         """Return the outputs. A thread runs it, and this one waits: so Ctrl-C ends it, also a loop without an end."""
         options = self._options()
+        given = {name: array.astype(self._types.get(name, array.dtype), copy=False) for name, array in given.items()}
         running = self._thread.submit(self._session.run, wanted, given, options)
         try:
             return [np.asarray(output) for output in running.result(PATIENCE)]
@@ -184,8 +187,8 @@ class Graph:
         return mean, after
 
 
-def scripted(file: PolicyFile) -> Any:
-    """Return the module in a TorchScript file, on the CPU and without gradients."""
+def scripted(file: PolicyFile) -> tuple[Any, torch.dtype]:
+    """Return the module in a TorchScript file, on the CPU and without gradients, and the precision that it takes."""
     try:
         with quiet():
             module = torch.jit.load(io.BytesIO(file.content), map_location="cpu").eval()
@@ -193,7 +196,7 @@ def scripted(file: PolicyFile) -> Any:
                 tensor.requires_grad_(False)
     except (RuntimeError, ValueError, OSError) as error:
         raise FileError(f"{file.path} cannot be loaded by PyTorch: {described(error)[:200]}") from None
-    return module
+    return module, next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
 
 
 class Script:
@@ -202,7 +205,7 @@ class Script:
     notes = ()
 
     def __init__(self, file: PolicyFile) -> None:
-        self._module, self._path, self.sha256 = scripted(file), file.path, file.sha256
+        (self._module, self._precision), self._path, self.sha256 = scripted(file), file.path, file.sha256
         self._names, self._axes, self._start = list[str](), dict[str, int | None](), dict[str, Tensor]()
         self.remembers = self._together = False
 
@@ -260,7 +263,7 @@ class Script:
 
     @torch.no_grad()
     def _row(self, observations: Tensor) -> Tensor:
-        mean = self._module(observations)
+        mean = self._module(observations.to(self._precision))
         if not isinstance(mean, Tensor):
             raise UsageError(f"{self._path} gives {type(mean).__name__}, and no tensor of actions")
         return mean.detach().clone()

@@ -158,7 +158,8 @@ class Siblings:
 
     def _miss(self, index: int, child: "subprocess.Popen[bytes]") -> NoReturn:
         lines = self._said().decode(errors="replace").strip().splitlines()
-        words = lines[-1] if lines else "it said nothing"
+        silent = "it was killed, perhaps because memory ran out" if child.returncode == -9 else "it said nothing"
+        words = lines[-1] if lines else silent
         raise RepolicyError(f"rank {index} ended (exit code {child.returncode}): {words}")
 
     def _pass_on(self) -> None:
