@@ -76,6 +76,11 @@ SWEPT = [(np.inf, 7599.0, -3899.0), (0.1, -60.0, -22.0), (0.17, 3846.0, -757.0),
 SWEPT += [(0.6, 7162.0, -2855.0), (1.0, 7427.0, -3319.0), (3.0, 7572.0, -3756.0)]
 
 
+def test_no_point_has_the_best_total_where_that_is_the_priors() -> None:
+    assert found((np.inf, 3.0, 0.0), (0.1, 0.0, 2.0), (1.0, 2.0, 2.0)).best == 1
+    assert found((np.inf, 5.0, 0.0), (0.1, 0.0, 2.0), (1.0, 2.0, 2.0)).best is None
+
+
 def test_the_knee_of_a_sweep_does_not_move_for_a_point_that_lost_everything() -> None:
     assert found(*SWEPT).verdict == "the trade-off bends at ω′ 0.3"
     assert found(*SWEPT, (0.0, -1.9e6, -10.0)).verdict == "the trade-off bends at ω′ 0.3"

@@ -235,6 +235,12 @@ def test_a_port_that_is_taken_is_one_sentence(stage):
         server(stage, 65536)
 
 
+def test_a_port_that_is_taken_is_found_before_the_trials(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("repolicy.planning.asking.planned", lambda *_: pytest.fail("it has begun"))
+    words = ["plan", "hopper", "--addon", "height", "--live", "--port", "65536", "--out", tmp_path / "plan"]
+    assert "choose another --port" in failed(capsys, *words)
+
+
 def test_in_a_browser_the_robot_moves_a_slider_acts_and_the_button_keeps(port, stage, browser, tmp_path):
     from selenium.webdriver.support.wait import WebDriverWait
 

@@ -49,7 +49,8 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     (out / "omega-0.5").mkdir(parents=True)
     (out / "omega-0.5" / "run.json").write_text("no JSON")
     words = f"sweep {prior} --addon {__file__}:calm --omega 0.5 0 0.1 --alpha 0.01 --settings {settings} --out {out}"
-    cli.main([*words.split(), "--episodes", "2", "--json"])
+    with pytest.raises(SystemExit, match="^1$"):
+        cli.main([*words.split(), "--episodes", "2", "--json"])
     captured = capsys.readouterr()
     found: dict[str, Any] = json.loads(captured.out)
     assert f"report: {out / 'report.html'}" in captured.err
@@ -189,6 +190,8 @@ def test_the_slider_moves_every_part(swept: dict[str, Any], browser: Any) -> Non
             "return [...document.querySelectorAll('figure:not([hidden]) > video')].every(v => v.videoWidth == 480)"
         )
     )
+    bars = "return [...document.querySelectorAll('.error')].map(bar => getComputedStyle(bar).pointerEvents)"
+    assert set(browser.execute_script(bars)) == {"none"}  # else they would catch the clicks on other points
     point = browser.find_elements(By.CSS_SELECTOR, "circle[data-point]")[0]
     clicked = "arguments[0].dispatchEvent(new MouseEvent('click', {bubbles: true}))"
     browser.execute_script(clicked, point)  # two points of so short a training may lie on one another

@@ -1,6 +1,7 @@
 """Who did what: recorded, read back, labelled, inferred from, and the loop to the end. The person is a program."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -241,7 +242,10 @@ def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> Non
     shares = [record.person.mean() for record in records]
     assert all(f"<td>{share:.1%}</td>" in page for share in shares)
     had = [open_wish(str(tmp_path / f"round-{number}" / "wish-1.safetensors")) for number in (0, 1)]
-    assert all(f"<td>{wish.theta[0]:.3g} ± {wish.covariance[0, 0] ** 0.5:.2g}</td>" in page for wish in had)
+    cells = [f"{wish.theta[0]:.3g} ± {wish.covariance[0, 0] ** 0.5:.2g}".replace("-", "−") for wish in had]
+    assert all(f"<td>{cell}</td>" in page for cell in cells)
+    below = re.findall(r'<text class="tick" [^>]*"(?:middle|end)">(.*?)</text>', page.partition("What the wish is")[0])
+    assert below[-5:] == ["0", "1", "2", "3", "4"]  # rounds, which are whole
     means = records[0].action[~records[0].person].mean(), records[2].action[~records[2].person].mean()
     assert all(f"{who}: mean {number(mean)}" in page for who, mean in zip(("prior", "customized"), means, strict=True))
     calm = learn_wish(teaching, tmp_path / "calm", push, rounds=2, wants=lambda o, a, acts: False, steps=120)

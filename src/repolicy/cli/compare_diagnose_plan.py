@@ -233,7 +233,7 @@ class Plan(Acts):
         from repolicy.planning.asking import planned
         from repolicy.planning.distilling import check_room, keep_as_policy
         from repolicy.planning.keeping import check_free, keep
-        from repolicy.planning.live import show
+        from repolicy.planning.live import server, show
         from repolicy.planning.pace import paced
         from repolicy.planning.planner import Search
         from repolicy.report.run_page import rewards
@@ -252,6 +252,8 @@ class Plan(Acts):
             check_room(self.distil, out)
         else:
             check_free(out)
+        if self.live:
+            server(None, self.port).server_close()
         search = Search(samples=self.samples or 0, horizon=self.horizon or 0, seed=self.seed)
         made = planned(
             self.prior, self.addon, self.env, self.omega, self.states, self.value, search, self.learned, self.reading,

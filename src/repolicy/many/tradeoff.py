@@ -107,11 +107,9 @@ class Found:
 
     @property
     def best(self) -> int | None:
-        """Index of the point with the highest total reward; None where the basic reward is not known."""
-        if not self.basic_known or not self.points:
-            return None
-        totals = [(point.basic or 0.0) + point.addon for point in self.points]
-        return int(np.argmax(totals))
+        """Index of the point with the highest total reward; None where that is the prior's, or is not known."""
+        totals = [(point.basic or 0.0) + point.addon for point in [self.prior, *self.points]]
+        return int(np.argmax(totals)) - 1 if self.basic_known and np.argmax(totals) else None
 
     @property
     def first(self) -> int:

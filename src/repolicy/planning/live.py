@@ -212,7 +212,7 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing of each request."""
 
 
-def server(stage: Stage, port: int) -> ThreadingHTTPServer:
+def server(stage: Stage | None, port: int) -> ThreadingHTTPServer:
     """Return what serves the page, on this machine alone. Port 0 is any that is free."""
     try:
         return ThreadingHTTPServer((HERE, port), type("Handler", (Handler,), {"stage": stage}))

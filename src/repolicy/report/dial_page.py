@@ -246,8 +246,10 @@ def _lead(dial: Turning, swept: Found) -> str:
         return f"Between the prior (t = 0) and {file} (t = 1): {WORDS[dial.how]}. Nothing was trained. {verdict}"
     weights = " and ".join(escape(meaning(each).weight) for each in dial.trained)
     inputs = f"{weights}, as an input" if len(dial.trained) == 1 else f"{weights} as inputs"
-    hollow = f"Beside it, hollow: {len(dial.beside)} points of a sweep, each trained for itself." if dial.beside else ""
-    lead = f"{file}: one run trained a policy that takes {inputs}. {hollow}"
+    others = (
+        f"Beside it, in grey: {len(dial.beside)} points of a sweep, each trained for itself." if dial.beside else ""
+    )
+    lead = f"{file}: one run trained a policy that takes {inputs}. {others}"
     return f"{lead} {verdict}" if swept.in_a_row else lead
 
 

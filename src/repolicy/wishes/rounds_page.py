@@ -1,5 +1,6 @@
 """The page of `repolicy learn-wish`: how often a person acted, what was learnt of it, and what came of that."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +24,8 @@ def write_rounds(
         rate: the share of a person's steps below which all is well.
     """
     shares = [record.rate for record in records]
-    curve = charts.curve("your share of the steps, by round", [*range(len(shares))], shares, levels={"enough": rate})
+    title, until = "your share of the steps, by round", 4.0 * math.ceil((len(shares) - 1) / 4)  # its marks are whole
+    curve = charts.curve(title, [*range(len(shares))], shares, until, levels={"enough": rate})
     drawn = charts.charts([curve]) if curve else ""
     rows = [
         [f"round {number}", f"{share:.1%}", f"{record.person.sum():,}", f"{len(record.person):,}"]
@@ -48,7 +50,8 @@ def thetas(wishes: Sequence[LearntWish | None]) -> str:
         return "<p>Nothing is learnt yet.</p>"
     rows = []
     for index, name in enumerate(learnt[0][1].names):
-        cells = [f"{wish.theta[index]:.3g} ± {wish.covariance[index, index] ** 0.5:.2g}" for _, wish in learnt]
+        found = [(wish.theta[index], wish.covariance[index, index] ** 0.5) for _, wish in learnt]
+        cells = [f"{charts.short(value)} ± {charts.short(error, 2)}" for value, error in found]
         rows.append([name, *cells])
     return page.table(["feature", *(f"round {number}" for number, _ in learnt)], rows)
 
