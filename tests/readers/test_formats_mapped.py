@@ -111,6 +111,7 @@ def test_tianshou(kind: str, tmp_path: Path) -> None:
         normal = torch.distributions.Normal(head(values), std)
         raw = normal.sample()
     described = describe(path)
+    assert any("a policy of SAC" in note for note in described.notes) == (kind == "conditioned")
     assert (described.squashed, described.kind) == (kind == "SAC", "SAC" if kind == "SAC" else "PPO")
     slopes = torch.log1p(-(torch.tanh(raw.double()) ** 2)).sum(-1) if kind == "SAC" else 0.0
     assert_equal(log_prob(described, obs, raw), normal.log_prob(raw).sum(-1) - slopes)

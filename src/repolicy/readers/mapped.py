@@ -29,6 +29,10 @@ ASSUMED = (
     "the file does not say whether the mean goes through a function after its last layer, such as tanh, and not by how "
     "much the environment scales actions: neither is assumed"
 )
+ALONE = (
+    "without its critics a policy of SAC, TD3 or DDPG looks like this one: if it is such, save the algorithm's "
+    "state_dict(), or say squashed=yes by --layout"
+)
 UNCLIPPED = (
     "CleanRL's script clips actions to the environment's bounds; the file does not hold them, so this copy sends its "
     "actions as they are"
@@ -107,9 +111,9 @@ LAYOUTS = (
     replace(GAMES, actor="a2c_network.actor_mlp+a2c_network.logits", log_std="", discrete=True, notes=()),
     TIANSHOU,
     replace(HEAD, kind="SAC", squashed=True, activation="relu", beside=("critic_old", "critic1_old", "critics_old")),
-    HEAD,
+    replace(HEAD, notes=(ASSUMED, ALONE)),
     replace(LAST, kind="TD3 or DDPG", squashed=True, beside=("actor_old",)),
-    replace(LAST, discrete=True, notes=()),
+    replace(LAST, discrete=True, notes=(ALONE,)),
 )  # fmt: skip
 BY_USER: dict[str, Any] = {
     field.name: field.type for field in itertools.takewhile(lambda field: field.name != "library", fields(Layout))
