@@ -29,7 +29,7 @@ from repolicy.priors import opening
 from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.recognize import PolicyFile
 from repolicy.report import compare_page
-from repolicy.report.compare_page import sentences, tables
+from repolicy.report.compare_page import sentences, tables, write_compare_report
 
 FIVE = Margin.of("5%")
 
@@ -281,7 +281,7 @@ def test_the_worst_place_decides() -> None:
     assert [row[-1] for row in rows] == [*found.values()]
 
 
-def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error() -> None:
+def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error(tmp_path: Path) -> None:
     around = compare_around(GOOD, GOOD, Wired, "0.5", vary=["wires=0.5..1", "push=0..1"], episodes=10, error=0.25)
     assert len(around.places) == 25
     place = around.places[7]
@@ -289,6 +289,12 @@ def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error() -
     alone = compare(GOOD, GOOD, place.found.env, "0.5", episodes=10, error=0.01)
     assert place.found == alone
     assert "probability of at most 25%" in sentences(around)[1]
+    assert [tables(around)[1][0][-2], tables(Around([Place({}, replace(place.found, error=0.002))]))[0][0][-2]] == [
+        "98% interval", "99.6% interval"
+    ]  # fmt: skip
+    page = write_compare_report(around, "a:old", "a:new", tmp_path).read_text()
+    assert page.count("+0.0%") == 25
+    assert "Of the places: cannot tell at 25" in page
 
 
 def test_each_policys_file_is_opened_once_for_all_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

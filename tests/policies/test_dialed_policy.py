@@ -1,6 +1,7 @@
 """A policy with dials: at the start its prior, at each position an ordinary policy, in a file, for other programs."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,8 @@ def test_what_a_refusal_advises_in_python_works(its: tuple[Dial, ...]) -> None:
     policy = Conditioned.begun(prior("tanh"), its)
     with pytest.raises(UsageError) as refusal:
         evaluate(policy, "Hopper-v4")
+    with pytest.raises(UsageError, match=re.escape(str(refusal.value))):
+        policy.predict(np.zeros(4))
     advised = str(refusal.value).rpartition("in Python, ")[2]
     middle = {dial.name: float(f"{dial.value(0.0):.3g}") for dial in its}
     found = eval(advised, {"policy": policy})

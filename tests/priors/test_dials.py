@@ -132,8 +132,9 @@ def test_what_has_nothing_between_is_refused_in_a_sentence() -> None:
         turned(prior, Policy(replace(prior.spec, hidden=(9,))), 0.5)
     with pytest.raises(UsageError, match="depends on the state"):
         turned(*pair("state_gaussian"), 0.5)
-    with pytest.raises(UsageError, match="t is nan"):
-        turned(prior, customized, float("nan"))
+    for wrong in (float("nan"), "0.5"):
+        with pytest.raises(UsageError, match=f"t is {wrong!r}; it must be a number"):
+            turned(prior, customized, wrong)
     with pytest.raises(UsageError, match="holds no prior"):
         dial(SavedPolicy(prior, None, {}), 0.5)
     customized.normalizer.update(torch.ones(3, 4))

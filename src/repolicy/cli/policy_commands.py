@@ -161,7 +161,7 @@ class Export(OfPolicy):
 
     def run(self) -> dict[str, Any]:
         from repolicy.cli.contract import contract
-        from repolicy.envs import decoder, env_of, observing, untold
+        from repolicy.envs import decoder, env_of, observing
         from repolicy.policies import BY_SUFFIX, SUFFIXES, Conditioned
         from repolicy.policies.export import export
         from repolicy.priors import export_composed, find_policy, found_file, read_policy
@@ -181,7 +181,7 @@ class Export(OfPolicy):
             if self.env is None:
                 env_of(saved.card, path, self.trust)  # which refuses a path that nobody typed or trusts
             if isinstance(saved.policy, Conditioned):
-                raise UsageError(untold(saved.policy))
+                raise UsageError(saved.policy.untold())
             noise, chunk = through["noise"], through["chunk"]
             file = found_file(through["decoder"], through["sha256"]).path
             difference = export_composed(saved.policy, file, noise, chunk, out)

@@ -15,7 +15,6 @@ from repolicy.envs.evaluation import (
     check_fit,
     evaluate,
     run_episodes,
-    untold,
 )
 from repolicy.envs.gymnasium import GymnasiumEnvs, check_copied, copied
 from repolicy.envs.making import acting_in, critic_size, make_envs, observing, placed, probed, through_noise, with_roles

@@ -328,7 +328,7 @@ class Limit:
         return Addon((self.name,), (self._told,), (1.0,))
 
     def _told(self, observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:
-        return told(info, self.name, f"a limit is on {self.name!r}, which is no add-on and must stand")
+        return told(info, self.name, f"a limit is on {self.name!r}, no FILE.py:NAME and no add-on, so it must stand")
 
     def values(self, rollout: Rollout, size: int | None = None) -> np.ndarray:
         """Return the quantity in each step `[T, N]`, of the first `size` numbers of each observation, or of all."""

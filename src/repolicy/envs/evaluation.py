@@ -1,7 +1,6 @@
 """The paper's protocol: whole episodes, basic / add-on / total return of each."""
 
 import math
-import shlex
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -179,7 +178,7 @@ def evaluate(
         env = env or env_of(card, path, trust)
         addon = addons_of(card, path, trust) if addon is None else addon
     if isinstance(agent, Conditioned):
-        raise UsageError(untold(agent))
+        raise UsageError(agent.untold())
     if prior is not None:
         check_scores(prior)
     if env is None:
@@ -206,25 +205,10 @@ def backend_of(backend: Backend, *agents: Agent) -> Backend:
     return next(planners, backend) if backend == "auto" else backend
 
 
-def untold(agent: Conditioned, what: str = "the policy") -> str:
-    """Say that the positions on its dials are missing, and how to name them."""
-    middle = {dial.name: float(f"{dial.value(0.0):.3g}") for dial in agent.dials}
-    if len(middle) == 1:
-        places = given = [f"{value:g}" for value in middle.values()]
-    else:
-        places = [f"{name}={value:g}" for name, value in middle.items()]
-        given = places if all(map(str.isidentifier, middle)) else [f"**{middle}"]
-    words = shlex.join(word for place in places for word in ("--at", place))
-    return (
-        f"{what} is one for every {' and '.join(map(str, agent.dials))}, so it must be told which: `repolicy dial FILE "
-        f"{words} --out POLICY` keeps one as a file; in Python, policy.at({', '.join(given)})"
-    )
-
-
 def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
     """Raise unless the agent's observations and actions are the environment's, with both sizes named."""
     if isinstance(agent, Conditioned) and agent.observation_size == envs.observation_size + len(agent.dials):
-        raise UsageError(untold(agent, what))
+        raise UsageError(agent.untold(what))
     if not agent.observation_size:  # a `MeanPrior` that was not placed
         raise UsageError(f"{what} runs as it is, and this needs one that can be copied: customize it, and name the run")
     if agent.observation_size != envs.observation_size:

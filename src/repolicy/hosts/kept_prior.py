@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from repolicy.envs import untold
 from repolicy.errors import UsageError
 from repolicy.loading import printable
 from repolicy.objective import Objective
@@ -92,7 +91,7 @@ def open_prior(given: Any) -> Opened:
         said = as_in_python(note)
         warnings.warn(said if said == note else said + BESIDE, stacklevel=3)
     if isinstance(prior, Conditioned):
-        raise UsageError(untold(prior, "the prior"))
+        raise UsageError(prior.untold("the prior"))
     return Opened(prior, called(path), card)
 
 

@@ -4,6 +4,7 @@ Before the activation, so that at any one position the network is an ordinary on
 Perez et al., 2018.) Scales and shifts are polynomials in the positions, without a constant, and 0 at the beginning.
 """
 
+import shlex
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -177,6 +178,25 @@ class Conditioned(Policy):
     def words(self) -> str:
         """`the dial omega from 0.1 to 3`, or of several dials."""
         return f"the dial{'s' * (len(self.dials) > 1)} {' and '.join(map(str, self.dials))}"
+
+    def predict(self, observation: Any, *given: Any, **options: Any) -> tuple[np.ndarray, None]:
+        if np.shape(observation)[-1:] == (self.spec.observation_size,):
+            raise UsageError(self.untold())
+        return super().predict(observation, *given, **options)
+
+    def untold(self, what: str = "the policy") -> str:
+        """Say that the positions on its dials are missing, and how to name them."""
+        middle = {dial.name: float(f"{dial.value(0.0):.3g}") for dial in self.dials}
+        if len(middle) == 1:
+            places = given = [f"{value:g}" for value in middle.values()]
+        else:
+            places = [f"{name}={value:g}" for name, value in middle.items()]
+            given = places if all(map(str.isidentifier, middle)) else [f"**{middle}"]
+        words = shlex.join(word for place in places for word in ("--at", place))
+        return (
+            f"{what} is one for every {' and '.join(map(str, self.dials))}, so it must be told which: `repolicy dial "
+            f"FILE {words} --out POLICY` keeps one as a file; in Python, policy.at({', '.join(given)})"
+        )
 
     @torch.no_grad()
     def placed(self, places: Sequence[float]) -> Policy:

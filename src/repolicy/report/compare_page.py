@@ -5,7 +5,7 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
-from repolicy.loading import counted
+from repolicy.loading import capitalized, counted
 from repolicy.many.comparing import Compared, Comparison
 from repolicy.many.varying import Around, Place
 from repolicy.policies.storage import is_own
@@ -31,7 +31,7 @@ def sentences(around: Around) -> list[str]:
         f"{found.verdict}{where}, {ACTIONS[deciding]}, by {judges}; the margin is {found.margin}",
         f"{counted(found.episodes, 'episode')} each in {found.env} ({found.backend}), {starts}, in "
         f"{counted(found.rounds, 'round')}; a verdict is wrong with a probability of at most "
-        f"{error:.0%}, but for losses that are rare and larger than all that were seen",
+        f"{100 * error:.3g}%, but for losses that are rare and larger than all that were seen",
     ]
     verdicts = [each.found.verdict for each in around.places]
     shares = ", ".join(f"{verdict} at {verdicts.count(verdict)}" for verdict in dict.fromkeys(sorted(verdicts)))
@@ -52,7 +52,7 @@ def places(around: Around) -> Table:
 
 
 def _by_action(found: Comparison, action: str) -> Table:
-    headings = ["old", "new", "difference", f"{1 - 2 * found.error:.0%} interval", "verdict"]
+    headings = ["old", "new", "difference", f"{100 - 200 * found.error:.6g}% interval", "verdict"]
     return [ACTIONS[action], *headings], [cells(row) for row in found.rows[action]]
 
 
@@ -84,7 +84,7 @@ def write_compare_report(
     verdict, *rest = sentences(around)
     where = f"at {worst.words}" if worst.options else ""
     parts = [
-        page.verdict(verdict, ". ".join(rest)),
+        page.verdict(verdict, ". ".join(map(capitalized, rest))),
         *([page.section("Where it was tried", _map(around))] if len(around.places) > 1 else []),
         page.section(f"Every quantity {where}".strip(), *(page.table(*each) for each in tables(around)[-2:])),
         page.section(f"How they move {where}".strip(), page.films(figures, complaint), note="From the same start."),
@@ -103,7 +103,7 @@ def _map(around: Around) -> str:
     at = {tuple(place.options.values()): place for place in around.places}
 
     def told(place: Place) -> str:
-        return f"{place.found.verdict}, {-place.most_lost.loss:+.1%}"
+        return f"{place.found.verdict}, {0.0 - place.most_lost.loss:+.1%}".replace("-", "−")
 
     rows = [[f"{names[0]} = {one:g}", *(told(at[one, two]) for two in across)] for one in down]
     return page.table(["", *(f"{names[1]} = {two:g}" for two in across)], rows)
