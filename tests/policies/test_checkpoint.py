@@ -75,7 +75,9 @@ def test_a_header_that_changed_is_noticed(whole: Path, tmp_path: Path, place: st
 def test_a_file_that_was_cut_is_noticed(whole: Path, tmp_path: Path, share: float) -> None:
     content = whole.read_bytes()
     (tmp_path / "cut").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(FileError, match="cut is damaged, or no Repolicy file" if share else "cut is empty$"):
+    with pytest.raises(
+        FileError, match="cut is damaged, or no Repolicy file" if share else "cut is damaged: it is empty$"
+    ):
         read(tmp_path / "cut", "policy")
 
 

@@ -15,6 +15,7 @@ from comparing import COUNT, assert_equal, assert_scored, describe, log_prob, me
 from made_checkpoints import Agent, mlp, named, saved, seen_by_rsl_rl, settings
 from torch import nn
 
+from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
@@ -60,7 +61,10 @@ def test_rsl_rl_before_4(layout: str, tmp_path: Path) -> None:
         kept |= {name: normalizer.state_dict() for name in ("obs_norm_state_dict", "critic_obs_norm_state_dict")}
     if layout.startswith("3"):
         model |= named(f"{prefix}_obs_normalizer", normalizer) | named("critic_obs_normalizer", normalizer)
-    described = describe(saved(tmp_path / "model_7.pt", kept))
+    described = describe(path := saved(tmp_path / "model_7.pt", kept))
+    assert inspect(path)["normalizer"] == (
+        "none" if layout == "1.0" else f"clips nothing, {COUNT:.0f} observations seen"
+    )
     obs = observations(5, 2.0)
     with torch.no_grad():
         inputs = normalizer(obs)

@@ -2,6 +2,10 @@
 
 import hashlib
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,8 +124,8 @@ def test_a_card_of_residual_q_learning_repeats_its_command(files: dict[str, dict
 
 @pytest.mark.parametrize("name", ["hf://alone", "hf://a/b/c", "hf://a/b@", "hf://../b@x y"])
 def test_what_is_no_name_of_the_hub(name: str, files: Any) -> None:
-    with pytest.raises(UsageError, match=r"write hf://USER/NAME"):
-        repolicy.load_policy(name)
+    with pytest.raises(UsageError, match=rf"^'{re.escape(name)}' .*write hf://USER/NAME"):
+        repolicy.load_policy(name if name == "hf://alone" else Path(name))  # which loses a slash
 
 
 def test_what_can_go_wrong_is_a_sentence(
@@ -198,8 +202,19 @@ def test_a_damaged_download_does_not_stay(files: dict[str, dict[str, bytes]]) ->
     repolicy.load_policy("hf://somebody/mine")
 
 
+def test_a_hub_that_cannot_be_reached_is_one_sentence_in_a_fresh_process() -> None:
+    """The library sets the level of its log when it is first used."""
+    code = (
+        "import time; time.sleep = lambda _: None; import sys; from repolicy.cli.main import main; "
+        "sys.exit(main(['inspect', 'hf://somebody/mine']))"
+    )
+    away = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | away)
+    assert re.fullmatch(r"repolicy: hf://somebody/mine cannot be reached: [^\n]*\n", done.stderr)
+
+
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UsageError, match=r"pip install 'repolicy\[hub\]'"):
         hub.downloaded("hf://somebody/mine")
 

@@ -116,7 +116,7 @@ def test_a_folder_belongs_to_one_request(tmp_path: Path) -> None:
     assert folder.request() == REQUEST
 
 
-def test_a_run_that_began_before_there_was_a_setting_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_or_began_before_there_was_a_setting_goes_on(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.begin(REQUEST, {}, resume=False)
     del folder._begun["request"]["settings"]["surrogate"]
@@ -124,7 +124,11 @@ def test_a_run_that_began_before_there_was_a_setting_goes_on(tmp_path: Path) -> 
     folder.save(1, STATE, {"iteration": 10})
     folder.metrics.touch()
     folder.policy.touch()
+    halves = [tmp_path / ".policy.safetensors.123", tmp_path / "checkpoints" / ".000002.safetensors.123"]
+    for half in halves:  # as a process leaves them that is killed while it writes
+        half.touch()
     assert folder.begin(REQUEST, {}, resume=True) == []
+    assert not any(half.exists() for half in halves)
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:

@@ -183,6 +183,7 @@ def _of_foreign(file: PolicyFile, options: Options | None) -> dict[str, Any]:
     else:
         width, missing = "none", [*missing, "a std (--std)"]
     seen = f", {normalizer.count:,.0f} observations seen" if normalizer and normalizer.count else ""
+    clips = f"clips at {normalizer.clip:g}" if normalizer and normalizer.clip else "clips nothing"
     return {
         "file": str(file.path),
         "kind": f"{foreign.kind} of {foreign.library} {foreign.version}".strip(),
@@ -192,7 +193,7 @@ def _of_foreign(file: PolicyFile, options: Options | None) -> dict[str, Any]:
         "network": _network(actor.activation, [len(hidden.linear.bias) for hidden in actor.hidden])
         + (f", {norms} LayerNorms" if norms else ""),
         "std": width,
-        "normalizer": f"clips at {normalizer.clip or math.inf:g}{seen}" if normalizer else "none",
+        "normalizer": clips + seen if normalizer else "none",
         "missing": ", ".join(missing),
         "notes": "; ".join(foreign.notes) or "none",
     }

@@ -43,7 +43,7 @@ def read(path: Path, kind: str = "", content: bytes | None = None) -> tuple[dict
     `content` is what the file holds, where somebody has read it already.
     """
     if not (content := read_bytes(path) if content is None else content):
-        raise FileError(f"{path} is empty")
+        raise FileError(f"{path} is damaged: it is empty")
     try:
         tensors = safetensors.torch.load(content)
         end = 8 + int.from_bytes(content[:8], "little")  # where the file's own header ends, which is JSON

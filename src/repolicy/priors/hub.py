@@ -33,9 +33,10 @@ def is_on_hub(reference: str | Path) -> bool:
 
 def place(reference: str | Path) -> Place:
     """Return what a name stands for; a path has lost one of the two slashes."""
-    match = re.fullmatch(r"hf:/{1,2}([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", str(reference))
+    name = re.sub("^hf:/+", "hf://", str(reference))
+    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", name)
     if match is None:
-        raise UsageError(f"{str(reference)!r} is no name on the hub; write hf://USER/NAME or hf://USER/NAME@REVISION")
+        raise UsageError(f"{name!r} is no name on the hub; write hf://USER/NAME or hf://USER/NAME@REVISION")
     return Place(match[1], match[2])
 
 
@@ -61,9 +62,9 @@ def downloaded(reference: str | Path) -> Path:
 
 def library() -> Any:
     try:
-        import huggingface_hub
         import huggingface_hub.constants
         import huggingface_hub.errors
+        import huggingface_hub.utils.logging  # sets the level of its log, so before `in_sentences` does
     except ImportError:
         raise UsageError("hf:// needs the package huggingface_hub: pip install 'repolicy[hub]'") from None
     return huggingface_hub

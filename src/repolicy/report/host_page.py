@@ -41,7 +41,9 @@ def checkpoint_in(path: Path) -> Path:
     if not found:
         if is_plan(path):
             find_policy(path)  # which says what takes it
-        raise FileError(f"{path} holds no run of Repolicy and no model_*.pt of rsl_rl; name {FORMS}")
+        page = path / "report.html"  # of a sweep, which writes its own
+        there = f"; a page is there already, {page}" if page.is_file() else ""
+        raise FileError(f"{path} holds no run of Repolicy and no model_*.pt of rsl_rl; name {FORMS}{there}")
     return max(found, key=lambda file: int(file.stem.removeprefix("model_")))
 
 

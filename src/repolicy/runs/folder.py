@@ -103,6 +103,8 @@ class RunFolder:
             raise UsageError(f"{self.path} began with another prior: name that one, or {self.prior}, its copy")
         if changes := list(changed(_as_json(before), wanted)):
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
+        for half in (*self.path.glob(".policy.*"), *self.path.glob(".metrics.*"), *self._checkpoints.glob(".*")):
+            half.unlink(missing_ok=True)  # a process was killed as it wrote it
         return self._check_unchanged(wanted, versions)
 
     def check_new(self, resume: bool) -> None:
