@@ -20,7 +20,7 @@ from experiments.one import Run
 from experiments.pages import markdown
 from repolicy.prepare import states
 from repolicy.prepare.defaults import customize_defaults
-from repolicy.prepare.session import spending
+from repolicy.prepare.spending import spending
 from repolicy.priors.finding import find_policy
 from repolicy.runs.request import Request
 

@@ -1,7 +1,6 @@
-"""Comparing two policies: bets with exact answers, how often they err, the command, and places around the old one's."""
+"""Comparing two policies: verdicts, how often they err, the command, and places around the old one's."""
 
 import json
-import math
 import re
 from dataclasses import replace
 from itertools import count
@@ -19,7 +18,6 @@ from benchmarks import comparing as simulated
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.many import comparing
-from repolicy.many.bets import BOLDEST, WATCHED, lower, shown, wealth
 from repolicy.many.comparing import ROUND, Compared, Comparison, Margin, compare, judged, opened
 from repolicy.many.varying import Around, Place, Varied, compare_around
 from repolicy.policies.distributions import ActionSpace
@@ -38,43 +36,8 @@ def judge(old: np.ndarray, new: np.ndarray, name: str = "basic_reward", margin: 
     return judged(name, old, new, margin, 0.05)
 
 
-# Bets -----------------------------------------------------------------------------------------------------------------
-def test_the_same_gain_again_and_again_is_told_by_the_formula() -> None:
-    gains, size = np.full(200, 0.05), np.ones(200)
-    bets = math.ceil(math.log(20) / math.log(1.0 + BOLDEST * 0.05))
-    assert shown(gains, size, 0.05).argmax() + 1 == WATCHED + bets == 92
-    # The mean is above m as soon as that many bets on 0.05 − m are won.
-    each = (20 ** (1 / (200 - WATCHED)) - 1.0) / BOLDEST
-    assert lower(gains, size, 0.05) == pytest.approx((0.05 - each) / (1.0 + each), abs=1e-9)
-
-
-def test_no_stake_knows_the_number_it_is_on() -> None:
-    values = np.random.default_rng(0).normal(0.1, 0.5, 100)
-    before = wealth(values, np.ones(100))
-    values[60:] = -1.0
-    after = wealth(values, np.ones(100))
-    assert (before[:60] == after[:60]).all()
-    assert (wealth(values, np.concatenate([np.ones(60), np.full(40, 9.0)]))[:61] == after[:61]).all()
-
-
-def test_the_largest_loss_is_remembered() -> None:
-    gains, losses = np.full(50, 0.05), np.ones(50)
-    losses[3] = 9.0
-    assert (wealth(gains, losses) == wealth(gains, np.full(50, 9.0))).all()
-
-
-def test_one_in_w_at_most_reaches_a_wealth_of_w() -> None:
-    """Every order of gains and losses of a fair coin, enumerated: as few reach a wealth as is promised."""
-    coins = np.array([[1 if row >> place & 1 else -1 for place in range(4)] for row in range(16)], float)
-    seen = np.tile(np.where(np.arange(WATCHED) % 5, 0.5, -0.2), (16, 1))  # so that there is a stake
-    final = np.exp(wealth(np.hstack([seen, coins]), np.ones((16, WATCHED + 4))))
-    assert final.max() > 2.0
-    assert all((final >= level).mean() <= 1.0 / level for level in (1.5, 2.0, 4.0, 8.0))
-
-
 def test_nothing_is_told_of_nothing() -> None:
     zeros = np.zeros(500)
-    assert not shown(zeros, zeros, 0.05).any()
     assert judge(zeros, zeros).verdict == "cannot tell"  # a share of 0 is no margin
 
 

@@ -22,7 +22,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import states
-from repolicy.prepare.session import spending
+from repolicy.prepare.spending import spending
 from repolicy.prepare.states import check_learnable, density_of, rollouts_of, visited, wanted
 from repolicy.priors.opening import read_policy
 from repolicy.report.charts import learning

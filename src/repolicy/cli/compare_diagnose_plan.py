@@ -253,7 +253,7 @@ class Plan(Acts):
         else:
             check_free(out)
         if self.live:
-            server(None, self.port).server_close()
+            server(None, self.port).server_close()  # a port that is taken is told before what takes a while
         search = Search(samples=self.samples or 0, horizon=self.horizon or 0, seed=self.seed)
         made = planned(
             self.prior, self.addon, self.env, self.omega, self.states, self.value, search, self.learned, self.reading,

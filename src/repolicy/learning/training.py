@@ -38,8 +38,8 @@ from repolicy.prepare.session import (
     ranks_for,
     settings_of,
     shown,
-    spending,
 )
+from repolicy.prepare.spending import spending
 from repolicy.prepare.states import check_learnable
 from repolicy.prepare.weights import decide, trial
 from repolicy.priors import Function

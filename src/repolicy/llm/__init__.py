@@ -3,12 +3,12 @@
 `losses` is the mathematics and needs torch alone. The trainers import TRL, and only when they are first asked for.
 """
 
-import importlib
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
 from repolicy.errors import UsageError
+from repolicy.loading import later
 
 TRL_FROM, TRL_BELOW = "1.16", "1.17"
 EXTRA = ("trl", "peft", "datasets")
@@ -34,11 +34,9 @@ __all__ = list(HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if HOMES[name] != "rloo":  # which needs torch alone
+    if HOMES.get(name, "rloo") != "rloo":  # which needs torch alone
         require_trl()
-    return getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)
+    return later(__name__, HOMES)(name)
 
 
 def require_trl() -> None:

@@ -235,7 +235,7 @@ def require_same_weights(model: Any, reference: Any) -> None:
 
 
 def check_counts(seed: int, **counts: int) -> None:
-    """Raise where a count of something is below 1, or the seed is not between 0 and 2³¹ − 1, as everywhere."""
+    """Raise where a count of something is below 1, or the seed is none that every command takes: 0 to 2³¹ − 1."""
     if not 0 <= seed < 2**31:
         raise UsageError(f"seed is {seed}; it must lie between 0 and {2**31 - 1}")
     for name, count in counts.items():

@@ -118,7 +118,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of these."""
+        """The worst verdict of the quantities that decide."""
         return min((row.verdict for row in self.deciding), key=ORDER.index)
 
     def as_dict(self) -> dict[str, Any]:

@@ -109,7 +109,8 @@ class Found:
     def best(self) -> int | None:
         """Index of the point with the highest total reward; None where that is the prior's, or is not known."""
         totals = [(point.basic or 0.0) + point.addon for point in [self.prior, *self.points]]
-        return int(np.argmax(totals)) - 1 if self.basic_known and np.argmax(totals) else None
+        best = int(np.argmax(totals)) - 1  # −1: the prior
+        return best if self.basic_known and best >= 0 else None
 
     @property
     def first(self) -> int:

@@ -1,40 +1,26 @@
-"""What a run begins with: its folder, its prior, what a resumed one was asked for before, and how much it takes."""
+"""What a run begins with: its folder, its prior, and what it was asked for before, where it is resumed."""
 
 import contextlib
 import hashlib
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from repolicy.envs import (
-    LONGEST,
-    Backend,
-    Limit,
-    addons,
-    confirm,
-    decoder,
-    env_of,
-    make_envs,
-    placed,
-    probed,
-    with_roles,
-)
+from repolicy.envs import Backend, Limit, addons, confirm, decoder, env_of, placed, probed, with_roles
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, lives_here_alone, stem_of
 from repolicy.objective import WEIGHTS, Objective, name_of
 from repolicy.policies import Conditioned, Policy, SavedPolicy, frozen, notes_of, policy_bytes, seeded
 from repolicy.policies.storage import read, write
-from repolicy.prepare import states, weights
 from repolicy.prepare.cloning import clone, spec_of
 from repolicy.prepare.defaults import STEPS, customize_defaults
+from repolicy.prepare.weights import trial
 from repolicy.priors import (
     Exact,
     MeanPrior,
@@ -206,7 +192,7 @@ def _tried(request: Request, folder: RunFolder) -> dict[str, Tensor]:
             agent = read_policy(folder.prior).policy
         else:
             agent = seeded(spec_for(probed(request.env, settings.backend), settings), settings.seed)
-        rollout = weights.trial(agent, request.env, settings, KEPT)
+        rollout = trial(agent, request.env, settings, KEPT)
         found[f"environment {request.env!r}"] = torch.from_numpy(rollout.observations)
         if request.objective.reads_basic:
             found[f"the reward of {request.env!r}"] = torch.from_numpy(rollout.basic)
@@ -370,45 +356,3 @@ def open_prior(
     if init != "clone":
         return Start(given, name, saved, content)
     return Start(given, name, saved, content, saved.policy, source_of(reference, saved.policy, reading, trust))
-
-
-# What it takes --------------------------------------------------------------------------------------------------------
-
-
-class Spending(NamedTuple):
-    """Steps until a run ends, by what they are for, or decisions of a generative policy; episodes may take fewer."""
-
-    trials: int = 0  # of the wish, and by which the run is known again
-    weights: int = 0  # to find them, mostly by what a nat is worth
-    free: int = 0  # to tell what a generative policy gives without training
-    states: int = 0  # to learn the prior's states
-    training: int = 0
-    evaluations: int = 0  # while it trains
-
-    def sentence(self, chunk: int = 1) -> str:
-        """Return `22,752 steps of the environment in all: 2,304 to try the wish, ...`."""
-        whats = ("to try the wish", "to find the weights", "without training", "for the prior's states", "to train")
-        parts = [f"{count:,} {what}" for count, what in zip(self, (*whats, "for evaluations"), strict=True) if count]
-        what = "steps of the environment" if chunk == 1 else f"decisions, of {chunk} steps of the environment each,"
-        return f"{sum(self):,} {what} in all: {', '.join(parts)}"
-
-
-def spending(request: Request, found: int = 0, length: float = LONGEST, free: int = 0, trials: int = 1) -> Spending:
-    """Return what a run is going to take.
-
-    `found` and `free` are the steps that were taken for the weights and without training, `trials` how often some
-    steps of the prior were, and `length` those of an episode whose time limit is not told.
-    """
-    settings = request.settings
-    with closing(make_envs(request.env, 1, 0, settings.backend)) as envs:
-        longest = envs.limit or math.ceil(length)
-    segments = math.ceil(settings.iterations / settings.checkpoint_every)
-    episodes = settings.evaluation_episodes and max(1, settings.evaluation_episodes // settings.ranks) * settings.ranks
-    return Spending(
-        trials=weights.ENVS * (trials * weights.STEPS + KEPT),
-        weights=found,
-        free=free,
-        states=states.steps_for(settings.steps) if request.objective.reads_states else 0,
-        training=settings.iterations * settings.iteration_steps,
-        evaluations=(segments + 1) * episodes * longest,
-    )

@@ -28,7 +28,8 @@ from repolicy.learning.training import check_given, watchdog
 from repolicy.loading import nearest
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
-from repolicy.prepare.session import Spending, earlier, settings_of
+from repolicy.prepare.session import earlier, settings_of
+from repolicy.prepare.spending import Spending
 from repolicy.prepare.states import check_learnable, density_of, steps_for
 from repolicy.prepare.weights import alpha_in, decide
 from repolicy.priors import find_policy, own_bytes, read_policy

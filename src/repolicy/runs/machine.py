@@ -117,7 +117,7 @@ def polite_interrupt() -> Iterator[threading.Event]:
 
 @contextmanager
 def _handled(handler: Callable[..., object]) -> Iterator[None]:
-    """Handle these signals in the main thread: no other may."""
+    """Handle the signals that end a program, in the main thread: no other may."""
     here = threading.current_thread() is threading.main_thread()
     before = {each: signal.signal(each, handler) for each in ending_signals() if here}
     try:

@@ -1,0 +1,49 @@
+"""How many steps a customization asks its environment for: not only those that it trains on."""
+
+import math
+from contextlib import closing
+from typing import NamedTuple
+
+from repolicy.envs import LONGEST, make_envs
+from repolicy.prepare import states, weights
+from repolicy.prepare.session import KEPT
+from repolicy.runs import Request
+
+
+class Spending(NamedTuple):
+    """Steps until a run ends, by what they are for, or decisions of a generative policy; episodes may take fewer."""
+
+    trials: int = 0  # of the wish, and by which the run is known again
+    weights: int = 0  # to find them, mostly by what a nat is worth
+    free: int = 0  # to tell what a generative policy gives without training
+    states: int = 0  # to learn the prior's states
+    training: int = 0
+    evaluations: int = 0  # while it trains
+
+    def sentence(self, chunk: int = 1) -> str:
+        """Return `22,752 steps of the environment in all: 2,304 to try the wish, ...`."""
+        whats = ("to try the wish", "to find the weights", "without training", "for the prior's states", "to train")
+        parts = [f"{count:,} {what}" for count, what in zip(self, (*whats, "for evaluations"), strict=True) if count]
+        what = "steps of the environment" if chunk == 1 else f"decisions, of {chunk} steps of the environment each,"
+        return f"{sum(self):,} {what} in all: {', '.join(parts)}"
+
+
+def spending(request: Request, found: int = 0, length: float = LONGEST, free: int = 0, trials: int = 1) -> Spending:
+    """Return what a run is going to take.
+
+    `found` and `free` are the steps that were taken for the weights and without training, `trials` how often some
+    steps of the prior were, and `length` those of an episode whose time limit is not told.
+    """
+    settings = request.settings
+    with closing(make_envs(request.env, 1, 0, settings.backend)) as envs:
+        longest = envs.limit or math.ceil(length)
+    segments = math.ceil(settings.iterations / settings.checkpoint_every)
+    episodes = settings.evaluation_episodes and max(1, settings.evaluation_episodes // settings.ranks) * settings.ranks
+    return Spending(
+        trials=weights.ENVS * (trials * weights.STEPS + KEPT),
+        weights=found,
+        free=free,
+        states=states.steps_for(settings.steps) if request.objective.reads_states else 0,
+        training=settings.iterations * settings.iteration_steps,
+        evaluations=(segments + 1) * episodes * longest,
+    )

@@ -1,0 +1,49 @@
+"""Bets on a difference, with exact answers: a wealth that grows only where the difference is there."""
+
+import math
+
+import numpy as np
+import pytest
+
+from repolicy.many.bets import BOLDEST, WATCHED, lower, shown, wealth
+
+
+def test_the_same_gain_again_and_again_is_told_by_the_formula() -> None:
+    gains, size = np.full(200, 0.05), np.ones(200)
+    bets = math.ceil(math.log(20) / math.log(1.0 + BOLDEST * 0.05))
+    assert shown(gains, size, 0.05).argmax() + 1 == WATCHED + bets == 92
+    # The mean is above m as soon as that many bets on 0.05 − m are won.
+    each = (20 ** (1 / (200 - WATCHED)) - 1.0) / BOLDEST
+    assert lower(gains, size, 0.05) == pytest.approx((0.05 - each) / (1.0 + each), abs=1e-9)
+
+
+def test_no_stake_knows_the_number_it_is_on() -> None:
+    """Whatever comes next, 1 + stake · value is made with the stake of those before, and the bound of those before."""
+    before = np.tile([-0.5, 0.9], 30)  # ends on the highest wealth so far
+
+    def stake(value: float, loss: float) -> float:
+        logs = wealth(np.append(before, value), np.append(np.ones(60), loss))
+        return float(np.expm1(logs[-1] - logs[-2]) / value)
+
+    assert 0.0 < stake(0.2, 1.0) < BOLDEST
+    assert [stake(0.9, 1.0), stake(0.2, 9.0)] == pytest.approx([stake(0.2, 1.0)] * 2)
+
+
+def test_the_largest_loss_is_remembered() -> None:
+    gains, losses = np.full(50, 0.05), np.ones(50)
+    losses[3] = 9.0
+    assert (wealth(gains, losses) == wealth(gains, np.full(50, 9.0))).all()
+
+
+def test_one_in_w_at_most_reaches_a_wealth_of_w() -> None:
+    """Every order of gains and losses of a fair coin, enumerated: as few reach a wealth as is promised."""
+    coins = np.array([[1 if row >> place & 1 else -1 for place in range(4)] for row in range(16)], float)
+    seen = np.tile(np.where(np.arange(WATCHED) % 5, 0.5, -0.2), (16, 1))  # so that there is a stake
+    final = np.exp(wealth(np.hstack([seen, coins]), np.ones((16, WATCHED + 4))))
+    assert final.max() > 2.0
+    assert all((final >= level).mean() <= 1.0 / level for level in (1.5, 2.0, 4.0, 8.0))
+
+
+def test_nobody_wins_by_betting_on_nothing() -> None:
+    zeros = np.zeros(500)
+    assert not shown(zeros, zeros, 0.05).any()
