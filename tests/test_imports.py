@@ -100,7 +100,7 @@ def test_nobody_reaches_past_a_door() -> None:
 
 
 @pytest.mark.parametrize("room", [room for room in ROW if (SOURCE / room).is_dir()])
-def test_a_door_is_short_and_each_of_its_files_is_used(room: str) -> None:
+def test_a_door_names_few_files_and_each_is_used(room: str) -> None:
     door = importlib.import_module(f"repolicy.{room}").__all__
     others = {other for name, path in modules().items() if not name.startswith(f"{room}.") for other in imports(path)}
     assert len(door) <= MOST_NAMES
