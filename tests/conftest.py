@@ -13,7 +13,7 @@ import pytest
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
     """Import what takes seconds where tests are collected, and not where they are only handed out."""
-    if collector.path == Path(__file__).parent:
+    if collector.path.is_relative_to(Path(__file__).parent):
         import torch
         from hypothesis import settings
 

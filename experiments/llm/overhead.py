@@ -1,17 +1,21 @@
 """What a step of each trainer costs beside its TRL parent's: python -m experiments.llm overhead.
 
-The same model, data and settings; CPU time of whole training steps, the two trainers taking turns; medians. Online, the
-model writes 6 and 64 tokens.
+The same model, data and settings; whole training steps, the two trainers taking turns; medians. On a processor it is
+the CPU time of a tiny model. With `--devices cuda` it is the time on the clock, and the most memory, of a model of
+Qwen2.5-0.5B's size, with random weights, in bfloat16.
 """
 
+import gc
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTrainer
 
 from experiments.ledger import Row
@@ -36,39 +40,66 @@ ALIKE["GRPO"] = {"scale_rewards": "none", "loss_type": "dr_grpo"}
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """CPU seconds at the end of each step."""
+    """The time at the end of each step."""
 
-    def __init__(self) -> None:
-        self.marks: list[float] = []
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now, self.marks = now, list[float]()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.marks.append(time.process_time())
+        self.marks.append(self.now())
+
+
+def gpu_time() -> float:
+    """Return the time on the clock once the GPU has done what it was told."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def jobs(settings: Any) -> list[Job]:
     size = {"steps": settings.steps, "turns": settings.turns}
-    kinds = (("DPO", 30), ("KTO", 30), ("GRPO", 6), ("GRPO", 64))
-    return [{"parent": parent, "tokens": tokens, **size} for parent, tokens in kinds]
+    kinds = {"cpu": [("DPO", 30), ("KTO", 30), ("GRPO", 6), ("GRPO", 64)]}
+    kinds["cuda"] = [("DPO", 255), ("KTO", 255), ("GRPO", 128)]
+    named = [(device, *kind) for device in settings.devices for kind in kinds[device]]
+    return [{"device": device, "parent": parent, "tokens": tokens, **size} for device, parent, tokens in named]
+
+
+def untrained(device: str) -> Any:
+    """Return a tiny Llama, or, for a GPU, what has the size of Qwen2.5-0.5B."""
+    if device == "cpu":
+        return new_model(LETTERS, 80, hidden=128, layers=3)
+    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "tie_word_embeddings": True}
+    heads = {"num_attention_heads": 14, "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 0}
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=151_936, **sizes, **heads))
 
 
 def run(job: Job, priors: Path) -> Row:
-    """Measure the median CPU milliseconds of a step of parent and child."""
+    """Measure the median milliseconds of a step of parent and child, and on a GPU the most gigabytes."""
     times: dict[bool, list[float]] = {False: [], True: []}
+    memory: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        new_model(LETTERS, 80, hidden=128, layers=3).save_pretrained(folder)
+        untrained(job["device"]).save_pretrained(folder)
         new_tokenizer(LETTERS).save_pretrained(folder)
         for turn in range(job["turns"]):
             for ours in (turn % 2 == 1, turn % 2 == 0):
-                times[ours] += step_times(job["parent"], ours, job["tokens"], Path(folder), job["steps"])
+                times[ours] += step_times(job["parent"], ours, job["tokens"], Path(folder), job["steps"], job["device"])
+                if job["device"] == "cuda":
+                    memory["child_gb" if ours else "parent_gb"] = torch.cuda.max_memory_allocated() / 1e9
     parent, child = (1000 * statistics.median(times[ours]) for ours in (False, True))
-    costs = {"parent_ms": parent, "child_ms": child, "overhead_percent": 100 * (child / parent - 1)}
-    return {name: job[name] for name in ("parent", "tokens")} | {name: round(cost, 1) for name, cost in costs.items()}
+    costs = {"parent_ms": parent, "child_ms": child, "overhead_percent": 100 * (child / parent - 1)} | memory
+    named = {"device": torch.cuda.get_device_name() if memory else job["device"]}
+    named |= {name: job[name] for name in ("parent", "tokens")}
+    return named | {name: round(cost, 1) for name, cost in costs.items()}
 
 
-def step_times(name: str, ours: bool, tokens: int, folder: Path, steps: int) -> list[float]:
-    """Return CPU seconds of each step after the second."""
-    clock = Clock()
+def step_times(name: str, ours: bool, tokens: int, folder: Path, steps: int, device: str = "cpu") -> list[float]:
+    """Return the seconds of each step after the second."""
+    clock, gpu = Clock(gpu_time if device == "cuda" else time.process_time), {"use_cpu": False, "bf16": True}
     with scratch(per_device_train_batch_size=16, max_steps=steps, learning_rate=1e-9) as shared:
+        if device == "cuda":
+            shared |= gpu
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         trainer = make_trainer(name, ours, tokens, folder, shared)
         trainer.add_callback(clock)
         trained(trainer)
@@ -97,8 +128,10 @@ def table(rows: list[Row]) -> str:
     lines = []
     for row in rows:
         ours, times = TRAINERS[row["parent"]][True][0], [f"{row[f'{who}_ms']:.0f}" for who in ("parent", "child")]
-        lines.append([ours.__name__, row["parent"], str(row["tokens"]), *times, f"{row['overhead_percent']:+.1f} %"])
-    return markdown(["trainer", "parent", "tokens", "parent, ms", "ours, ms", "difference"], lines)
+        memory = " / ".join(f"{row[f'{who}_gb']:.0f} GB" for who in ("parent", "child")) if "child_gb" in row else ""
+        named = [ours.__name__, row["parent"], row["device"], str(row["tokens"])]
+        lines.append([*named, *times, f"{row['overhead_percent']:+.1f} %", memory])
+    return markdown(["trainer", "parent", "on", "tokens", "parent, ms", "ours, ms", "difference", "memory"], lines)
 
 
-PROGRAM = Program({"steps": 12, "turns": 6}, jobs, run, table)
+PROGRAM = Program({"steps": 12, "turns": 6, "devices": ("cpu",)}, jobs, run, table)
