@@ -36,7 +36,6 @@ RUNS: dict[str, dict[str, Any]] = {  # what is named beside the prior and the wi
     "less_power": {},
     "to_the_right": {},
     "few_minibatches": {"num_mini_batches": 4},
-    "keep": {"num_mini_batches": 4, "keep": 0.97},
     "wish_alone": PLAIN,
     "both_rewards": {"critic_warmup": 5, "objective": {"task": "both", "omega": 0.0, "alpha": 0.0}},
 }

@@ -1,7 +1,7 @@
 """What a step of each trainer costs beside its TRL parent's: python -m experiments.llm overhead.
 
 The same model, data and settings; whole training steps, the two trainers taking turns; medians. On a processor it is
-the CPU time of a tiny model. With `--devices cuda` it is the time on the clock, and the most memory, of a model of
+the CPU time of a tiny model. With `--device cuda` it is the time on the clock, and the most memory, of a model of
 Qwen2.5-0.5B's size, with random weights, in bfloat16.
 """
 
@@ -56,11 +56,10 @@ def gpu_time() -> float:
 
 
 def jobs(settings: Any) -> list[Job]:
-    size = {"steps": settings.steps, "turns": settings.turns}
+    size = {"steps": settings.steps, "turns": settings.turns, "device": settings.device}
     kinds = {"cpu": [("DPO", 30), ("KTO", 30), ("GRPO", 6), ("GRPO", 64)]}
     kinds["cuda"] = [("DPO", 255), ("KTO", 255), ("GRPO", 128)]
-    named = [(device, *kind) for device in settings.devices for kind in kinds[device]]
-    return [{"device": device, "parent": parent, "tokens": tokens, **size} for device, parent, tokens in named]
+    return [{"parent": parent, "tokens": tokens, **size} for parent, tokens in kinds[settings.device]]
 
 
 def untrained(device: str) -> Any:
@@ -128,10 +127,11 @@ def table(rows: list[Row]) -> str:
     lines = []
     for row in rows:
         ours, times = TRAINERS[row["parent"]][True][0], [f"{row[f'{who}_ms']:.0f}" for who in ("parent", "child")]
-        memory = " / ".join(f"{row[f'{who}_gb']:.0f} GB" for who in ("parent", "child")) if "child_gb" in row else ""
-        named = [ours.__name__, row["parent"], row["device"], str(row["tokens"])]
-        lines.append([*named, *times, f"{row['overhead_percent']:+.1f} %", memory])
-    return markdown(["trainer", "parent", "on", "tokens", "parent, ms", "ours, ms", "difference", "memory"], lines)
+        memory = [f"{row[f'{who}_gb']:.1f} GB" for who in ("parent", "child") if f"{who}_gb" in row]
+        named = [ours.__name__, row["parent"], str(row["tokens"])]
+        lines.append([*named, *times, f"{row['overhead_percent']:+.1f} %", *memory])
+    memory_too = ["parent's memory", "ours"] if len(lines[0]) > 6 else []
+    return markdown(["trainer", "parent", "tokens", "parent, ms", "ours, ms", "difference", *memory_too], lines)
 
 
-PROGRAM = Program({"steps": 12, "turns": 6, "devices": ("cpu",)}, jobs, run, table)
+PROGRAM = Program({"steps": 12, "turns": 6, "device": {"choices": ["cpu", "cuda"], "default": "cpu"}}, jobs, run, table)

@@ -17,7 +17,7 @@ from repolicy.cli.main import main
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import planned
 from repolicy.planning.keeping import keep
-from repolicy.planning.live import HERE, Stage, parts, server
+from repolicy.planning.live import HERE, Stage, parts, server, show
 from repolicy.planning.planner import Search
 from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
@@ -156,6 +156,7 @@ def port(stage):
         threading.Thread(target=serving.serve_forever, daemon=True).start()
         yield serving.server_address[1]
         serving.shutdown()
+        stage.lock.acquire()  # as `show` does
 
 
 def asked(port, method, path, body=None, **headers):
@@ -239,6 +240,15 @@ def test_a_port_that_is_taken_is_found_before_the_trials(monkeypatch, tmp_path, 
     monkeypatch.setattr("repolicy.planning.asking.planned", lambda *_: pytest.fail("it has begun"))
     words = ["plan", "hopper", "--addon", "height", "--live", "--port", "65536", "--out", tmp_path / "plan"]
     assert "choose another --port" in failed(capsys, *words)
+
+
+def test_no_thread_is_in_a_step_when_python_ends(stage, monkeypatch, tmp_path):
+    def stopped(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("repolicy.planning.live.Stage", lambda *_: stage)
+    show(stage.made, tmp_path, 0, stopped)
+    assert stage.lock.locked()
 
 
 def test_in_a_browser_the_robot_moves_a_slider_acts_and_the_button_keeps(port, stage, browser, tmp_path):

@@ -223,7 +223,9 @@ def server(stage: Stage | None, port: int) -> ThreadingHTTPServer:
 
 def show(made: Planned, out: Path, port: int, say: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C."""
-    with one_thread(), server(Stage(made, out), port) as serving, contextlib.suppress(KeyboardInterrupt):
+    stage = Stage(made, out)
+    with one_thread(), server(stage, port) as serving, contextlib.suppress(KeyboardInterrupt):
         serving.daemon_threads = True
         say(f"open http://{HERE}:{serving.server_address[1]} in a browser on this machine; Ctrl-C ends it")
         serving.serve_forever()
+    stage.lock.acquire()  # for good: Python can crash if it ends while a thread is in a step
