@@ -1,4 +1,4 @@
-"""What every test may rely on: one torch thread, and the same random numbers whatever ran before."""
+"""What every test may rely on: a processor, one torch thread, and the same random numbers whatever ran before."""
 
 import gc
 import os
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on a GPU, Stable-Baselines3's models and the tests' tensors would lie apart
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
