@@ -92,8 +92,20 @@ def reference_to(function: Any) -> str:
     return f"{SESSION}:{name}"
 
 
-def lives_here_alone(reference: str) -> bool:
-    return reference.startswith(f"{SESSION}:")
+def only_here(references: Iterable[str]) -> str:
+    """Return the first of these that other processes do not find; empty where they find all.
+
+    That is a function of this session, or an id that it has registered: Gymnasium itself registers its own alone.
+    """
+    registry = getattr(sys.modules.get("gymnasium"), "registry", {})
+    for reference in references:
+        if reference.startswith(f"{SESSION}:"):
+            return reference.removeprefix(f"{SESSION}:")
+        made_by = getattr(registry.get(reference.partition("?")[0]), "entry_point", None) or "gymnasium"
+        home = made_by if isinstance(made_by, str) else getattr(made_by, "__module__", "")
+        if home.partition(".")[0] not in ("gymnasium", "envpool"):
+            return reference
+    return ""
 
 
 def printable(text: str, longest: int = 600) -> str:

@@ -13,7 +13,7 @@ from tiny_envs import LinearQuadratic, Manifold, stay_near, tiny
 
 import repolicy
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import lives_here_alone, load_object, reference_to
+from repolicy.loading import load_object, only_here, reference_to
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
@@ -52,7 +52,7 @@ def test_a_function_of_a_module_goes_by_its_name_and_others_by_the_session() -> 
     first, second = (lambda: 1), (lambda: 2)
     for function in (mine, first, second, tiny_envs.Tiny().reset):
         name = reference_to(function)
-        assert lives_here_alone(name)
+        assert only_here(["CartPole-v1", name])
         assert load_object(name, "add-on") == function
     assert reference_to(first) != reference_to(second)
     with pytest.raises(UsageError, match=r"another Python session.*file.py:gone"):
@@ -65,6 +65,13 @@ def test_what_lives_here_alone_takes_one_rank(capsys: pytest.CaptureFixture[str]
     assert alone.ranks == 1
     assert "name it as file.py:" in said[0]
     assert ranks_for(SMALL, ["CartPole-v1", "mine.py:f"]) == (SMALL, [])
+    gymnasium.register("Mine-v9", entry_point=LinearQuadratic)  # as a script or a notebook does
+    try:
+        assert ranks_for(replace(SMALL, ranks=0), ["Mine-v9?seed=1"])[0].ranks == 1
+        with pytest.raises(UsageError, match=r"process of its own, which cannot import 'Mine-v9'"):
+            repolicy.sweep("hopper", "height", [0.1], env="Mine-v9", settings=SMALL)
+    finally:
+        del gymnasium.registry["Mine-v9"]
     with pytest.raises(UsageError, match="lives in this Python session alone, and 2 ranks must import it"):
         repolicy.customize(
             "hopper", lambda *_: 0, repolicy.kl(0.1), settings=replace(SMALL, ranks=2), env=tiny("LinearQuadratic")

@@ -16,7 +16,7 @@ from repolicy.envs import EnvLike, Wish, combined, confirm, decoder, env_name
 from repolicy.envs.addons import dials, names
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.learning.training import check, check_given, try_addon
-from repolicy.loading import PYTHON, lives_here_alone, read_json, usual_out
+from repolicy.loading import PYTHON, only_here, read_json, usual_out
 from repolicy.many import pool
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, episodes_of, point_words
@@ -165,11 +165,10 @@ def sweep(
 
 
 def _check_importable(names: Sequence[str]) -> None:
-    here = [name.partition(":")[2] for name in names if lives_here_alone(name)]
-    if here:
+    if here := only_here(names):
         raise UsageError(
-            f"each point of a sweep is a process of its own, which cannot import the function {here[0]!r} of this "
-            f"Python session: write it into a file and name it as file.py:{here[0]}"
+            f"each point of a sweep is a process of its own, which cannot import {here!r} of this Python session: "
+            f"write it into a file and name it as file.py:{here}"
         )
 
 

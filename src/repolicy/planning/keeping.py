@@ -5,7 +5,7 @@ from pathlib import Path
 
 from repolicy.envs import addons_of, env_of
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import lives_here_alone, read_json
+from repolicy.loading import only_here, read_json
 from repolicy.planning.asking import Planned, planned
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Search
@@ -33,8 +33,8 @@ def check_free(folder: Path) -> None:
 
 def keep(made: Planned, folder: Path) -> None:
     """Write a planner's folder."""
-    if alone := [name for name in (made.env, *made.addons) if lives_here_alone(name)]:
-        raise UsageError(f"{alone[0].partition(':')[2]} lives in this Python session alone: write it into a file")
+    if alone := only_here([made.env, *made.addons]):
+        raise UsageError(f"{alone} lives in this Python session alone: write it into a file")
     score, search = made.planner.score, asdict(made.planner.search)
     write_bytes(folder / PRIOR, own_bytes(made.saved))
     write_json(

@@ -28,7 +28,7 @@ from repolicy.envs import (
     with_decoder,
 )
 from repolicy.errors import UsageError, in_one_sentence
-from repolicy.loading import lives_here_alone, load_object, reference_to
+from repolicy.loading import load_object, only_here, reference_to
 from repolicy.policies import ActionSpace, Policy, PolicySpec, frozen, seeded, sums
 from repolicy.prepare.session import Start, called, open_prior, settings_of
 from repolicy.prepare.weights import trial
@@ -98,7 +98,7 @@ def noise_prior(
 def referred(given: Any) -> str:
     """Return the name by which every process finds a decoder."""
     reference = str(given) if isinstance(given, str | Path) else reference_to(given)
-    if lives_here_alone(reference):
+    if only_here([reference]):
         raise UsageError("a decoder is found by other processes, too: write it into a file and name file.py:decode")
     return reference
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from repolicy.envs import Backend, Limit, addons, confirm, decoder, env_of, placed, probed, with_roles
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.loading import as_file_name, lives_here_alone, stem_of
+from repolicy.loading import as_file_name, only_here, stem_of
 from repolicy.objective import WEIGHTS, Objective, name_of
 from repolicy.policies import Conditioned, Policy, SavedPolicy, frozen, notes_of, policy_bytes, seeded
 from repolicy.policies.storage import read, write
@@ -51,17 +51,16 @@ from repolicy.runs import (
 
 
 def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Return one rank where a function lives in this process alone; refused where more were asked for."""
-    here = [name for name in names if lives_here_alone(name)]
-    if not here or torchrun_place() is not None:  # under torchrun every process has run the same program
+    """Return one rank where a function or an id lives in this process alone; refused where more were asked for."""
+    name = only_here(names)
+    if not name or torchrun_place() is not None:  # under torchrun every process has run the same program
         return settings, []
-    name = here[0].partition(":")[2]
     if settings.ranks > 1:
         raise UsageError(
-            f"the function {name!r} lives in this Python session alone, and {settings.ranks} ranks must import it: "
+            f"{name!r} lives in this Python session alone, and {settings.ranks} ranks must import it: "
             f"write it into a file and name it as file.py:{name}, or set ranks=1"
         )
-    sentence = f"one rank: the function {name!r} lives in this Python session; name it as file.py:{name} for every core"
+    sentence = f"one rank: {name!r} lives in this Python session; name it as file.py:{name} for every core"
     return replace(settings, ranks=1), [sentence] * (settings.ranks == 0)
 
 
