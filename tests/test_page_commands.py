@@ -215,7 +215,7 @@ def test_the_examples_of_the_reference(folder: Path) -> None:
         exec(code.replace('"steps": 100_000', few), names)
     assert names["same"]
     assert names["page"].exists()
-    assert len(names["points"].points) == 2
+    assert len(names["swept"].points) == 2
 
 
 @pytest.mark.parametrize(

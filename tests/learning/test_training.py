@@ -235,7 +235,8 @@ def test_requests_that_make_no_sense_write_nothing(
     ("given", "sentence"),
     [
         ({"settings": ["steps"]}, "settings is list; give a "),
-        ({"callbacks": [print]}, "a builtin_function_or_method is no callback; that has the methods begin, write"),
+        ({"callbacks": [print]}, "built-in function print> is no callback, an object with the methods begin, write"),
+        ({"callbacks": [Listening]}, "Listening'> is no callback, an object with"),
     ],
 )
 def test_what_is_of_another_kind_is_refused_before_a_folder_is_made(given: Any, sentence: str, tmp_path: Path) -> None:

@@ -237,5 +237,5 @@ def test_specs_are_checked(changes: dict[str, Any], message: str) -> None:
 
 def test_a_dict_of_observations_is_told_how_to_come() -> None:
     policy = Policy(PolicySpec(2, ActionSpace("discrete", (2,)), "categorical", (4,)))
-    with pytest.raises(UsageError, match="put the parts of the Dict one behind the other"):
+    with pytest.raises(UsageError, match="one behind the other, in the order of the environment's observation space"):
         policy.predict({"near": [0.0], "far": [1.0]})

@@ -245,7 +245,7 @@ class Needy(Wide):
         (lambda: prior_of(twice, [0.1, float("nan")]), "must be above 0"),
         (lambda: prior_of(Leaning(), 0.1), "knows its own std"),
         (lambda: prior_of(Needy), "Needy cannot be made without arguments: TypeError: .* missing 1 required"),
-        (lambda: prior_of(3), "the prior int is int; it must be a policy, an object with log_prob"),
+        (lambda: prior_of(3), "the prior is of type int; it must be a policy, an object with log_prob"),
         (lambda: MeanPrior(twice, [0.1, 0.2, 0.3]).placed(3, TWO), "has 3 stds, and an action has 2 numbers"),
         (lambda: MeanPrior(twice, 0.1).placed(3, ActionSpace("discrete", (4,))), "choices have no mean"),
         (lambda: scored(MeanPrior(flat, 0.1).placed(3, TWO)), r"means of shape \[5\].*must give \[5, 2\]"),

@@ -24,7 +24,11 @@ from repolicy.runs import Request, Result, RunFolder, polite_interrupt, ranks, t
 
 @runtime_checkable
 class Callback(Protocol):
-    """Whoever wants to know how a run is doing."""
+    """Whoever wants to know how a run is doing: any object with these methods.
+
+    `say` is given sentences, from before the run on; `begin` the iteration that it starts after and the number of all;
+    `write` each iteration's metrics (docs/reading-a-report.md). `close` is called at the end, also of a run that fails.
+    """
 
     def begin(self, request: "Request", start: int, total: int) -> None: ...
     def write(self, metrics: dict[str, float]) -> None: ...

@@ -71,7 +71,7 @@ def train(
         settings: how to train, such as `{"steps": 300_000}`; what is not in it is as in `train_defaults(env)`.
         addon: a wish for `full`: a name, a function, or a list of them.
         resume: go on with the run in the folder, if there is one; what is not given again is as it was.
-        callbacks: whoever is told of each iteration.
+        callbacks: objects that are told of each iteration, as `repolicy.learning.run.Callback` says.
         progress: show the live display; by default in a terminal or a notebook.
         env_timeout: seconds of one environment step that end the process; a minute is reported on stderr in any case.
         observe: of an observation that is a Dict, the parts that the policy sees, "KEY,KEY"; by default `state` or
@@ -148,7 +148,7 @@ def customize(
         settings: how to train, such as `{"steps": 300_000}`; what is not in it is as in `customize_defaults(prior)`.
         env: an id, or a function that makes one environment; by default the one that the prior was trained in.
         resume: go on with the run in the folder, if there is one; what is not given again is as it was.
-        callbacks: whoever is told of each iteration.
+        callbacks: objects that are told of each iteration, as `repolicy.learning.run.Callback` says.
         progress: show the live display; by default in a terminal or a notebook.
         env_timeout: seconds of one environment step that end the process.
         observe: of an observation that is a Dict, the parts that the policy sees; by default what fits the prior.
@@ -255,10 +255,8 @@ def check_given(settings: object, callbacks: object = (), kind: type = Settings,
     if not isinstance(callbacks, list | tuple):
         raise UsageError(f"callbacks is {type(callbacks).__name__}; give a list of callbacks")
     for each in callbacks:
-        if not isinstance(each, Callback):
-            raise UsageError(
-                f"a {type(each).__name__} is no callback; that has the methods begin, write, say and close"
-            )
+        if isinstance(each, type) or not isinstance(each, Callback):
+            raise UsageError(f"{each!r:.60} is no callback, an object with the methods begin, write, say and close")
 
 
 def try_addon(

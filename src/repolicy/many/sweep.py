@@ -68,7 +68,7 @@ def sweep(
     say: Callable[[str], None] = lambda _: None,
     progress: Callable[[dict[float, float]], None] = lambda _: None,
 ) -> Found:
-    """Train every point, evaluate prior and points, and write `sweep.json` into the folder `out`.
+    """Train every point, evaluate prior and points, write `sweep.json` into the folder `out`, and return them.
 
     Each point is a process, which imports what it is named.
 

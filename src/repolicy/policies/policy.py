@@ -210,7 +210,7 @@ class Policy(nn.Module):
         if isinstance(observation, Mapping):
             raise UsageError(
                 "the policy takes its observation as one array: put the parts of the Dict one behind the other, in the "
-                "order that `repolicy inspect` shows"
+                "order of the environment's observation space, or of `observe`"
             )
         observations = np.asarray(observation, np.float32)
         if observations.ndim not in (1, 2) or observations.shape[-1] != self.observation_size:

@@ -271,7 +271,7 @@ def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | 
         raise UsageError(f"{name} takes noise beside observations, as a generative policy does: {GENERATIVE}")
     if not callable(thing) and not isinstance(thing, Program):
         raise UsageError(
-            f"the prior {name} is {type(thing).__name__}; it must be a policy, an object with "
+            f"the prior is of type {type(thing).__name__}; it must be a policy, an object with "
             "log_prob(observations, actions), or a function from observations to mean actions"
             + ("; save it and name its file" if callable(getattr(thing, "save", None)) else "")
         )
