@@ -1,5 +1,6 @@
 """What is not named is measured by the prior's own episodes, in the host's own environments."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ pytest.importorskip("stable_baselines3")
 from rsl_rl.runners import OnPolicyRunner
 from runner_envs import OURS, Drift, settings
 from sb3_models import Drift as Sb3Drift
+from sb3_models import envs, trained
 from sb3_models import residual as sb3
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from repolicy import Policy
 from repolicy.errors import UsageError
@@ -181,6 +183,21 @@ def test_stable_baselines3_measures_and_learns_states(shown: bool, monkeypatch: 
         near, far = density.familiarity(density.normalized(states))
         assert near == 0.0
         assert far < -10.0
+
+
+@pytest.mark.parametrize(("sees", "policy"), [("both", "MultiInputPolicy"), ("images", "CnnPolicy")])
+def test_observations_of_too_many_numbers_are_measured_and_their_states_are_not_learned(sees: str, policy: str) -> None:
+    env = DummyVecEnv([partial(Sb3Drift, sees)] * 4)
+    given: dict[str, Any] = {"env": env, "policy": policy, "prior": trained(env, policy), "omega": None, "alpha": None}
+    assert sb3(**given).learn(1).steering.objective.states == 0
+    with pytest.raises(UsageError, match="more than 1,000 numbers are not learned"):
+        sb3(**given, states=0.3).learn(1)
+
+
+def test_of_stacked_frames_the_newest_is_the_state() -> None:
+    env = VecFrameStack(envs(), 3)
+    seen = env.reset()
+    np.testing.assert_allclose(sb3(env=env, omega=0.0, alpha=0.0).rows(seen[None])[0], seen[:, -3:], rtol=1e-6)
 
 
 def test_a_saved_model_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig
 from tiny_language import LABELLED, apart, first, load
 from transformers import AutoTokenizer
@@ -73,6 +74,15 @@ def test_no_offset_stays_zero(trainer: Callable[..., Any]) -> None:
     ours = trainer(residual(0.2, 0.2), offset=False, max_steps=2)
     ours.train()
     assert ours.offset == 0
+
+
+def test_metrics_of_ones_own_get_logits(trainer: Callable[..., Any], prior: Path) -> None:
+    def width(prediction: Any) -> dict[str, float]:
+        return {"width": prediction.predictions.shape[-1]}
+
+    ours = trainer(residual(0.3, 0.2), eval_dataset=Dataset.from_list(LABELLED[:6]))
+    ours.compute_metrics = width
+    assert ours.evaluate()["eval_width"] == load(prior).config.vocab_size
 
 
 def test_pairs_become_labels(trainer: Callable[..., Any]) -> None:

@@ -77,6 +77,7 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("q", BOTH, {"beta": 0.7, "peft_config": ADAPTER}, "beta is 0.7"),
         ("q", BOTH, {"peft_config": None}, "give a peft_config"),
         ("q", BOTH, {"precompute_ref_log_probs": True, "peft_config": ADAPTER}, "whole distribution"),
+        ("q", BOTH, {"eval_dataset": Dataset.from_list([NO_PAIR]), "peft_config": ADAPTER}, "no column rejected"),
         ("q", BOTH, {"chi": -1.0, "peft_config": ADAPTER}, "chi is -1"),
         ("grpo", BOTH, {"temperature": 0.7}, "temperature is 0.7; it must be 1.0"),
         ("grpo", BOTH, {"scale_rewards": "group"}, "scale_rewards is 'group'"),
@@ -97,6 +98,8 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("grpo", BOTH, {"generation_kwargs": {"min_new_tokens": 3}}, "generated with min_new_tokens 3"),
         ("grpo", BOTH, {"generation_kwargs": {"do_sample": False}}, "generated with do_sample False"),
         ("grpo", BOTH, {"train_dataset": Dataset.from_list([{"question": "."}])}, "no column prompt"),
+        ("grpo", BOTH, {"eval_dataset": Dataset.from_list([{"question": "."}])}, "no column prompt"),
+        ("grpo", BOTH, {"neftune_noise_alpha": 5.0}, "must be those that were sampled from"),
         ("grpo", BOTH, {"per_device_train_batch_size": 64}, "has 8 prompts, and each generation takes 16"),
         ("grpo", BOTH, {"args": trl.GRPOConfig}, "args is a GRPOConfig; it must be a ResidualGRPOConfig"),
         ("grpo", BOTH, {"budget": 0.0}, "budget is 0.0"),
@@ -268,4 +271,5 @@ def test_settings_for_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     for kind in ("dpo", "labels", "grpo", "q"):
         config = KINDS[kind][1]
-        assert config(str(tmp_path)).bf16 is False
+        made = config(str(tmp_path))
+        assert (made.bf16, made.use_cpu) == (False, True)

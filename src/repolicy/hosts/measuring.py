@@ -175,12 +175,12 @@ class Look:
 
     def density(self) -> Density:
         """Return the density of the prior's states. Raises where these are too few, or too wide."""
+        if self.envs.sizes.observation_size > MOST_NUMBERS:
+            raise UsageError(f"states of more than {MOST_NUMBERS:,} numbers are not learned: set states to 0")
         self._sample()
         while sum(len(each.states) for each in self.sampled) < WANTED and len(self.sampled) < PATIENCE:
             self.sampled.append(one_each(self.envs, self.prior, sample=True))
         states = torch.cat([each.states for each in self.sampled])[:WANTED].float()
-        if states.shape[-1] > MOST_NUMBERS:
-            raise UsageError(f"states of more than {MOST_NUMBERS:,} numbers are not learned: set states to 0")
         check_enough(len(states), float(_joined(self.sampled, "lengths").mean()))
         return density_of_states(states)
 

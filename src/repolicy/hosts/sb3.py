@@ -259,7 +259,7 @@ class ResidualPPO(PPO):
         if normalized is not None and normalized.norm_obs:
             observations = normalized.unnormalize_obs(observations)
         rows = torch.from_numpy(observations).float()
-        return (rows if stack is None else rows[..., -rows.shape[-1] // stack.n_stack :]).flatten(2)
+        return (rows if stack is None else rows[..., -rows.shape[-1] // stack.stacked_obs.n_stack :]).flatten(2)
 
     def observed(self, observations: Any) -> Any:
         """Return observations `[T, N, ...]` as the prior takes them."""

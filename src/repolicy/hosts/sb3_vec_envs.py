@@ -1,5 +1,6 @@
 """Environments of Stable-Baselines3: what must hold of them, and episodes of a prior in them."""
 
+from functools import cached_property
 from typing import Any
 
 import gymnasium
@@ -28,7 +29,7 @@ class ModelEnvs:
             raise UsageError("the model has no environment: load it with env=, or set_env")
         self.model, self.env, self.count = model, model.env, int(model.env.num_envs)
 
-    @property
+    @cached_property
     def sizes(self) -> Sizes:
         """How many numbers a state has, and the actions; observations in a Dict have too many."""
         space, numbers = self.env.observation_space, MOST_NUMBERS + 1
@@ -56,7 +57,9 @@ class ModelEnvs:
         return Paid(self._observed(), own, paid, torch.from_numpy(np.array(ended)), held)
 
     def states(self, observations: Any) -> Tensor:
-        return self.model.rows(self.seen[None])[0]
+        """Return states in rows, or nothing of those that have too many numbers to be learned."""
+        few = self.sizes.observation_size <= MOST_NUMBERS
+        return self.model.rows(self.seen[None])[0] if few else torch.empty(self.count, 0)
 
 
 class Unclipped(gymnasium.ActionWrapper[Any, Any, Any]):

@@ -82,6 +82,8 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
         loss = losses.mean()
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
+        if return_outputs:  # for `compute_metrics`; what a fused head returned has no logits
+            outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
         return (loss, outputs) if return_outputs else loss
 
     def _log_policy(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any]:

@@ -30,15 +30,16 @@ class ObjectiveSettings:
     omega: weight of the prior's log-probability; ω′ in the paper.
     alpha: weight of the policy's own −log-probability; α̂ in the paper.
 
-    Without a GPU, `bf16` is off unless it is set.
+    Without a GPU, `use_cpu` is on, and `bf16` is off unless it is set.
     """
 
     omega: float | None = field(default=None, metadata={"help": "Weight of the prior's log-probability."})
     alpha: float | None = field(default=None, metadata={"help": "Weight of the policy's entropy."})
 
     def __post_init__(self) -> None:
-        if getattr(self, "bf16", False) is None and not torch.accelerator.is_available():
-            self.bf16 = False
+        if not torch.accelerator.is_available():
+            self.use_cpu = True  # without which every process of torchrun would take itself for the first
+            self.bf16 = bool(getattr(self, "bf16", False))
         super().__post_init__()  # type: ignore[misc]  # TRL's
 
 

@@ -73,7 +73,8 @@ class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
         args = self.settled(objective, args)
         set_beta(args, self.objective, NOT_ZERO)
         require_settings(args, NEEDED)
-        require_columns(train_dataset, ("chosen", "rejected"), "Q-Adapter")
+        for dataset in (train_dataset, others.get("eval_dataset") or train_dataset):
+            require_columns(dataset, ("chosen", "rejected"), "Q-Adapter")
         if peft_config is None:
             raise UsageError("Q-Adapter trains an adapter beside the frozen model: give a peft_config (LoraConfig())")
         if args.chi < 0:
