@@ -149,6 +149,14 @@ def test_the_parts_are_logged_apart(tmp_path: Path) -> None:
     assert losses["prior_kl"] == pytest.approx(float(log_policy) - losses["reward_prior"] / 0.3, abs=1e-4)
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_run_with_a_schedule_ends_with_the_verdict(tmp_path: Path, network: str, capsys: Any) -> None:
+    ours = runner(network, residual(str(checkpoint(tmp_path, network)), schedule="fixed"))
+    ours.alg._left = 1
+    ours.learn(1)
+    assert "ResidualPPO: prior with the mean action" in capsys.readouterr().out
+
+
 # Start, warm-up, budget, files ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_actor_begins_as_its_prior_and_waits_for_the_critic(tmp_path: Path, network: str) -> None:

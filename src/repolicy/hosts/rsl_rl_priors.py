@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from repolicy.errors import FileError, UsageError
 from repolicy.hosts import kept_prior
@@ -24,7 +25,9 @@ class RunnersPrior(ByDistribution):
     def __init__(self, actor: Any, weights: Mapping[str, Tensor], path: Path, env_steps: int = 0) -> None:
         """Copy the actor; `env_steps` is how long it was trained in each environment, where that is told."""
         super().__init__()
-        self.model, self.remembers = copy.deepcopy(actor), actor.is_recurrent
+        last = vars(actor.distribution).values()  # after an update it hangs on a graph, which has no copy
+        graph = {id(x): None for x in last if isinstance(x, Distribution) or getattr(x, "grad_fn", None)}
+        self.model, self.remembers = copy.deepcopy(actor, graph), actor.is_recurrent
         self.env_steps = env_steps
         self.model.reset()
         if any(name.startswith("rnn.") for name in weights) and not actor.is_recurrent:
