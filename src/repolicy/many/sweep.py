@@ -49,7 +49,7 @@ SWEEP = {
 def sweep(
     prior: str | Path | Result,
     addon: Wish = (),
-    omegas: Sequence[float] = (),
+    omegas: Collection[float] = (),
     alpha: Weight = None,
     out: str | Path | None = None,
     settings: Settings | Mapping[str, Any] | None = None,
@@ -105,7 +105,8 @@ def sweep(
     given = prior.folder if isinstance(prior, Result) else prior
     folder = Path(out or usual_out(given, "sweep"))
     before = claimed(folder) if resume else None
-    omegas = in_order(omegas or (before["omegas"] if before else ()))
+    values: list[Any] = [omegas] if isinstance(omegas, Real | str) else list(omegas)
+    omegas = in_order(values or (before["omegas"] if before else ()))
     _check_new(folder, resume)  # before anything that takes a while
     wishes, name = names(addon), None if env is None else env_name(env)
     kept = before["request"] if before else {}

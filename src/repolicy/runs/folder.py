@@ -120,7 +120,7 @@ class RunFolder:
         if not there.is_dir():
             raise FileError(f"{self.path} cannot be made: {there} is a file and no folder; choose another --out")
         if not os.access(there, os.W_OK):
-            raise FileError(f"{self.path} cannot be made: {there} cannot be written")
+            raise FileError(f"{there} cannot be written into; choose another --out")
 
     def _check_unchanged(self, request: dict[str, Any], versions: dict[str, str]) -> list[str]:
         """Raise where the folder's files are no longer those that the run began with."""
