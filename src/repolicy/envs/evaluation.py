@@ -20,6 +20,7 @@ from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError
+from repolicy.loading import counted
 from repolicy.policies import Agent, Conditioned, Prior, Watching, check_scores
 from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
@@ -94,7 +95,7 @@ class Evaluation:
 
     def __repr__(self) -> str:
         action = "the mean action" if self.deterministic else "sampled actions"
-        lines = [f"{len(self.basic)} episodes in {self.env} with {action}, mean ± std"]
+        lines = [f"{counted(len(self.basic), 'episode')} in {self.env} with {action}, mean ± std"]
         return "\n".join([*lines, *(f"  {c.title:20s} {c.mean:12,.3f} ± {c.std:,.3f}" for c in self.columns.values())])
 
     def as_dict(self) -> dict[str, Any]:
