@@ -186,5 +186,5 @@ def test_one_number_more_than_an_environment_gives_may_be_the_time() -> None:
 
 
 def test_a_prior_that_scores_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="a str cannot be a prior: it has no log_prob"):
+    with pytest.raises(UsageError, match="this str cannot be a prior: it has no log_prob"):
         evaluate(policy(1), tiny("LinearQuadratic"), 1, prior="hopper")

@@ -33,7 +33,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"kl_budget": math.inf}, "'kl_budget' is inf; it must be a number"),
     ({"kl_budget": -1.0}, "kl_budget is -1.0; it must lie between 1e-09"),
     ({"kl_budget": 1.0, "omega": 0.0}, "a budget adapts omega, so omega must start above 0"),
-    ({"prior": 3}, "a int cannot be a prior: it has no log_prob"),
+    ({"prior": 3}, "this int cannot be a prior: it has no log_prob"),
     ({"objective": {"task": "addon"}}, "an objective was given, and omega, alpha or states too"),
     ({"objective": {"wish": 1}} | UNNAMED, "it must be a mapping with some of task, omega, alpha, states and bonus"),
     ({"objective": "kl"} | UNNAMED, "the objective is 'kl'; it must be a mapping"),

@@ -1,5 +1,6 @@
 """Settings that would change the objective without a word, and what a run says about itself."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,8 @@ import torch
 import trl
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from tiny_language import KINDS, LABELLED, PAIRS, load, perturbed, weights
+from tiny_language import KINDS, LABELLED, PAIRS, first, load, perturbed, weights
+from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 from experiments.llm.toy import new_model
 from repolicy import llm
@@ -46,6 +48,7 @@ def test_a_step_is_the_same_however_it_is_cut(build: Build, split: tuple[int, in
 
 ADAPTER = LoraConfig(target_modules=["q_proj"])
 ONWARD, FEW = {"returns": "onward"}, {"prior_share": 0.25}
+NOISE = {"neftune_noise_alpha": 5.0, "peft_config": ADAPTER}
 NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion": "e"}
 
 
@@ -100,6 +103,7 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("grpo", BOTH, {"train_dataset": Dataset.from_list([{"question": "."}])}, "no column prompt"),
         ("grpo", BOTH, {"eval_dataset": Dataset.from_list([{"question": "."}])}, "no column prompt"),
         ("grpo", BOTH, {"neftune_noise_alpha": 5.0}, "must be those that were sampled from"),
+        *((kind, BOTH, NOISE, "the prior would get the noise, too") for kind in ("dpo", "labels", "q")),
         ("grpo", BOTH, {"per_device_train_batch_size": 64}, "has 8 prompts, and each generation takes 16"),
         ("grpo", BOTH, {"args": trl.GRPOConfig}, "args is a GRPOConfig; it must be a ResidualGRPOConfig"),
         ("grpo", BOTH, {"budget": 0.0}, "budget is 0.0"),
@@ -115,6 +119,24 @@ def test_refused(
         more = {"args": more["args"](**settings)}
     with pytest.raises(UsageError, match=words):
         build(kind, objective, **more)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "labels", "q"])
+def test_the_loss_that_balances_experts_is_added_as_trl_adds_it(build: Build, prior: Path, kind: str) -> None:
+    """By its coefficient: the loss is a line whose slope is what the model's experts lack in balance."""
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    size = len(AutoTokenizer.from_pretrained(prior))
+    model = MixtralForCausalLM(MixtralConfig(vocab_size=size, num_key_value_heads=1, num_local_experts=2, **sizes))
+    losses = []
+    for weight in (0.0, 1.0, 2.0):
+        given = {"model": copy.deepcopy(model), "peft_config": LoraConfig(target_modules=["q_proj"])}
+        ours = build(kind, **given, router_aux_loss_coef=weight)
+        batch = first(ours, 4)
+        losses.append(ours.compute_loss(ours.model, batch).item())
+    one, two = losses[1] - losses[0], losses[2] - losses[0]
+    assert one > 0.5
+    assert two == pytest.approx(2 * one, rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["dpo", "labels", "grpo"])

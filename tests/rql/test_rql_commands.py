@@ -267,7 +267,7 @@ def test_a_deterministic_policy_is_no_prior(tmp_path: Path, capsys: pytest.Captu
     torch.testing.assert_close(
         kept.log_prob(seen.expand(2, 3, 3), choices.expand(2, 3, 1)).T, (values / 0.5).log_softmax(-1)
     )
-    with pytest.raises(UsageError, match=r"a DQN cannot be a prior: it has no log_prob\(observations, actions\)"):
+    with pytest.raises(UsageError, match=r"this DQN cannot be a prior: it has no log_prob\(observations, actions\)"):
         ResidualDQN(Walk(), residual(1.0, 1.0), stock)
 
 

@@ -87,7 +87,8 @@ class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
     ) -> Any:
         """Return the mean of Q-Adapter's loss over the pairs."""
         ids, attention = inputs["input_ids"], inputs["attention_mask"]
-        outputs = model(input_ids=ids, attention_mask=attention, use_cache=False)
+        router = {"output_router_logits": True} if self.aux_loss_enabled else {}
+        outputs = model(input_ids=ids, attention_mask=attention, use_cache=False, **router)
         log_prior, residual = residual_q(self.accelerator.unwrap_model(model), outputs.logits, ids, attention)
         log_policy = q_adapter_log_probs(self.objective, residual[:, :-1], log_prior[:, :-1])
         taken = ids[:, 1:].unsqueeze(-1)
@@ -96,6 +97,8 @@ class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
         chosen_mask, rejected_mask = inputs["completion_mask"][:, 1:].chunk(2)
         loss = q_adapter_loss(chosen, rejected, chosen_mask, rejected_mask, self.args.chi).mean()
         self._record((chosen.detach() * chosen_mask).sum(1), (rejected.detach() * rejected_mask).sum(1))
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss
         return (loss, outputs) if return_outputs else loss
 
     def _record(self, chosen: Tensor, rejected: Tensor) -> None:

@@ -32,7 +32,7 @@ def check_scores(prior: object) -> None:
     """Raise where an object has no `log_prob`."""
     if not callable(getattr(prior, "log_prob", None)):
         raise UsageError(
-            f"a {type(prior).__name__} cannot be a prior: it has no log_prob(observations, actions); give a policy "
+            f"this {type(prior).__name__} cannot be a prior: it has no log_prob(observations, actions); give a policy "
             "(load_policy reads one from its file), or an object that has one"
         )
 
