@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import repolicy
+import repolicy.rql
 
 SOURCE = Path(repolicy.__file__).parent
 
@@ -178,6 +179,7 @@ def test_what_needs_torch_alone_imports_no_more_of_it() -> None:
 
 def test_every_public_name_is_there() -> None:
     assert all(getattr(repolicy, name) is not None for name in repolicy.__all__)
+    assert dir(repolicy.rql) == sorted(repolicy.rql.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = repolicy.nothing
 

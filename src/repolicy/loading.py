@@ -190,6 +190,18 @@ def figures(value: float, digits: int) -> str:
     return f"{float(f'{value:.{digits}g}'):,.12g}"
 
 
+def number(value: float, like: float | None = None, plus: bool = False) -> str:
+    """Return as many digits as a reader wants: 5,896.5 · 0.54 · −3.10 · 0.0042; or as many as `like` has."""
+    if not math.isfinite(value):
+        return "unknown"
+    size = abs(value if like is None else like)
+    digits = 0 if size >= 10_000 else 1 if size >= 20 else 2
+    if 1e-9 < size < 0.1:  # two that tell something
+        digits = 1 - math.floor(math.log10(size))
+    value = round(value, digits) + 0.0  # what rounds to 0 has no sign
+    return f"{value:{'+' if plus else ''},.{digits}f}".replace("-", "−")
+
+
 def without_version(env: str) -> str:
     """Return the name of an environment without its version and options."""
     return env.partition("?")[0].rsplit("-v", 1)[0]

@@ -27,7 +27,7 @@ from repolicy.priors import opening
 from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.recognize import PolicyFile
 from repolicy.report import compare_page
-from repolicy.report.compare_page import sentences, tables, write_compare_report
+from repolicy.report.compare_page import write_compare_report
 
 FIVE = Margin.of("5%")
 
@@ -132,8 +132,8 @@ def test_wishes_decide_too() -> None:
     assert len(rows) == 5
     told = [replace(row, verdict="worse" if row.name == "basic_reward" else "better") for row in rows.values()]
     around = Around([Place({}, replace(found, rows={"mean": told}))])
-    assert sentences(around)[0] == "worse, with the mean action, by return; the margin is 1e+09"
-    assert not [cell for row in tables(around)[0][1] for cell in row[1:] if "-" in cell]  # each minus is one
+    assert around.sentences[0] == "worse, with the mean action, by return; the margin is 1e+09"
+    assert not [cell for row in around.tables[0][1] for cell in row[1:] if "-" in cell]  # each minus is one
 
 
 def test_without_a_reward_a_wish_decides_alone() -> None:
@@ -159,7 +159,7 @@ def test_an_environment_without_seeds_is_told() -> None:
     found = compare(GOOD, BAD, Unseeded, episodes=100)
     assert not found.is_paired
     assert found.verdict == "worse"
-    assert "from starts of their own" in sentences(Around([Place({}, found)]))[1]
+    assert "from starts of their own" in Around([Place({}, found)]).sentences[1]
 
 
 # The command ----------------------------------------------------------------------------------------------------------
@@ -178,6 +178,7 @@ def test_the_exit_code_tells(words: list[str], code: int, tmp_path: Path, capsys
     assert found == code == (0 if values["verdict"] == "not worse" else 3)
     assert said.startswith(f"{values['verdict']}, with the mean action, by return; the margin is ")
     assert values["rows"]["mean"]["basic_reward"]["verdict"] == values["verdict"]
+    assert said == f"{compare(path, path, not_worse=words[1], episodes=50, trust=True)}\n"
 
 
 @pytest.mark.parametrize(
@@ -238,8 +239,8 @@ def test_the_worst_place_decides() -> None:
     assert [*found] == [-1.0, -0.5, 0.0, 0.5, 1.0]
     assert (found[-1.0], found[0.0], found[1.0]) == ("better", "cannot tell", "worse")
     assert (around.verdict, around.worst.options) == ("worse", {"wires": 1.0})
-    assert "worse at the worst of 5 places, wires = 1," in sentences(around)[0]
-    rows = tables(around)[0][1]
+    assert "worse at the worst of 5 places, wires = 1," in around.sentences[0]
+    rows = around.tables[0][1]
     assert [row[0] for row in rows] == [f"wires = {wires:g}" for wires in found]
     assert [row[-1] for row in rows] == [*found.values()]
 
@@ -251,8 +252,8 @@ def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error(tmp
     assert place.options == {"wires": 0.625, "push": 0.5}
     alone = compare(GOOD, GOOD, place.found.env, "0.5", episodes=10, error=0.01)
     assert place.found == alone
-    assert "probability of at most 25%" in sentences(around)[1]
-    assert [tables(around)[1][0][-2], tables(Around([Place({}, replace(place.found, error=0.002))]))[0][0][-2]] == [
+    assert "probability of at most 25%" in around.sentences[1]
+    assert [around.tables[1][0][-2], replace(place.found, error=0.002).tables[0][0][-2]] == [
         "98% interval", "99.6% interval"
     ]  # fmt: skip
     page = write_compare_report(around, "a:old", "a:new", tmp_path).read_text()
@@ -276,7 +277,7 @@ def test_an_option_of_each_reset_does_what_the_same_option_does_when_it_is_made(
     assert [place.found.rows for place in reset.places] == [place.found.rows for place in made.places]
     assert not made.is_flat
     unread = compare_around(GOOD, GOOD, Wired, vary=["reset.wind=0..1"], episodes=2)
-    assert "nothing differs between the places" in sentences(unread)[-1]
+    assert "nothing differs between the places" in unread.sentences[-1]
     with pytest.raises(UsageError, match="resets take no options; leave out --backend envpool"):
         compare("halfcheetah", "halfcheetah", "HalfCheetah-v4?reset.x=1", backend="envpool", episodes=1)
 

@@ -340,9 +340,17 @@ def test_a_sweep_with_a_failed_point_ends_in_exit_code_1_and_names_it(
     monkeypatch.setattr(
         "repolicy.many.sweep.read_policy", lambda path: SimpleNamespace(policy=read_policy(prior).policy)
     )
-    monkeypatch.setattr("repolicy.report.sweep_page.write_sweep_report", lambda *_: tmp_path / "report.html")
+    swept = list[Found]()
+
+    def reported(found: Found, say: object) -> Path:
+        swept.append(found)
+        return tmp_path / "report.html"
+
+    monkeypatch.setattr("repolicy.report.sweep_page.write_sweep_report", reported)
     words = ["sweep", prior, "--addon", f"{__file__}:still", "--omega", 0.1, 0.2, "--alpha", 0.01, "--states", 0]
     with pytest.raises(SystemExit) as ended:
         main([*map(str, words), "--trust", "--episodes", "1", "--out", str(tmp_path / "out")])
     assert ended.value.code == 1
-    assert capsys.readouterr().err.endswith("repolicy: ω′ 0.2 failed; the same command with --resume tries again\n")
+    said = capsys.readouterr().err
+    assert said.endswith("repolicy: ω′ 0.2 failed; the same command with --resume tries again\n")
+    assert f"\n{swept[0]}\nreport: {tmp_path / 'report.html'}\n" in f"\n{said}"  # as `print` shows it in Python

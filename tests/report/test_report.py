@@ -19,6 +19,7 @@ from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError
 from repolicy.learning.training import customize, train
+from repolicy.loading import number
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.prepare.defaults import customize_defaults, train_defaults
@@ -28,7 +29,7 @@ from repolicy.report import run_page as report
 from repolicy.report.charts import curve, labels, short, ticks
 from repolicy.report.movie import CANNOT_RENDER, Shot
 from repolicy.report.run_page import write_report
-from repolicy.report.verdict import number, rounded, spread, verdict
+from repolicy.report.verdict import rounded, spread, verdict
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 

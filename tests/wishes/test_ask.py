@@ -245,11 +245,13 @@ def _push(observations: np.ndarray) -> np.ndarray:
     [
         (["ask", "hopper", "--pairs", "0"], "0 pairs"),
         (["ask", "hopper", "--seconds", "-1"], "a clip of -1.0 seconds"),
+        (["ask", "hopper", "--seconds", "1e9"], "name more than 0, and at most 60"),
         (["ask", "hopper", "--noise", "nan"], "with noise nan"),
         (["ask", "hopper", "--wish", "none.safetensors"], "there is no file none.safetensors"),
         (["ask", "hopper", "--seconds", "60", "--pairs", "2", "--env", PENDULUM], "observes|observation|numbers"),
         (["ask", f"{__file__}:{_push.__name__}", "--std", "0.2", "--env", PENDULUM], "runs as it is, and this needs"),
         (["infer", "none.jsonl", "--asked", "nowhere"], "there is no file"),
+        (["infer", "none.jsonl", "--asked", "nowhere", "--policy", "hopper"], "leave out one of them"),
         (["infer", "none.jsonl", "--out", "wish.pt"], "does not end in .safetensors"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from repolicy.cli.options import Acts, OfPolicy, Positional, Repeated, read
 from repolicy.errors import UsageError
-from repolicy.loading import counted, usual_out
+from repolicy.loading import counted, number, usual_out
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal, laid_out
 
@@ -53,7 +53,7 @@ class Compare(Acts):
     def run(self) -> dict[str, Any]:
         from repolicy.many.varying import compare_around
         from repolicy.policies.storage import check_place
-        from repolicy.report.compare_page import sentences, tables, write_compare_report
+        from repolicy.report.compare_page import write_compare_report
         from repolicy.runs import one_thread
 
         if self.out is not None:
@@ -71,10 +71,7 @@ class Compare(Acts):
                 trust=self.trust,
                 progress=lambda place, done: status.update(f"{names} {place}: {counted(done, 'episode')} each"),
             )  # fmt: skip
-        for sentence in sentences(around):
-            terminal.say(sentence)
-        for headings, rows in tables(around):
-            terminal.numbers("", headings, rows)
+        terminal.say(str(around))
         said: dict[str, Any] = {"old": self.old, "new": self.new}
         said |= around.as_dict() if self.vary else around.places[0].found.as_dict()
         if self.out is not None:
@@ -156,8 +153,6 @@ def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str,
 
 
 def _rows(drives: "tuple[Drive, ...]") -> dict[str, list[str]]:
-    from repolicy.report.verdict import number
-
     rows = {
         "return": [_spread(drive.as_dict().get("basic")) for drive in drives],
         "add-on at weight 1": [_spread(drive.as_dict()["addon"]) for drive in drives],
@@ -171,8 +166,6 @@ def _rows(drives: "tuple[Drive, ...]") -> dict[str, list[str]]:
 
 
 def _spread(values: list[float] | None) -> str:
-    from repolicy.report.verdict import number
-
     return "" if values is None else f"{number(values[0])} ± {number(values[1], like=values[0])}"
 
 

@@ -81,7 +81,6 @@ class Dial(Command):
         from repolicy.policies.storage import check_place
         from repolicy.priors import beside as where
         from repolicy.report.dial_page import as_dict, measured, points_of, write_dial_report
-        from repolicy.report.sweep_page import headings, rows
 
         path, saved = turning.path, turning.saved
         env = self.env or env_of(saved.card, path, self.trust)
@@ -103,11 +102,11 @@ class Dial(Command):
             )  # fmt: skip
             status.update("films")
             report = write_dial_report(turning, swept, terminal.say)
-        title, points = " and ".join(map(str, turning.trained)), rows(swept, with_std=False)
+        title, points = " and ".join(map(str, turning.trained)), swept.rows()
         title = title or f"from the prior (0) to the customized policy (1), {turning.how}"
         if swept.in_a_row:
             terminal.say(swept.verdict)
-        terminal.numbers(f"{env}: {title}", headings(swept), points)
+        terminal.numbers(f"{env}: {title}", swept.headings, points)
         terminal.say(f"report: {report}")
         return as_dict(turning, swept) | {"report": str(report)}
 
@@ -174,7 +173,7 @@ class Sweep(OfPolicy):
     def run(self) -> dict[str, Any]:
         from repolicy.many.sweep import sweep
         from repolicy.many.tradeoff import as_dict
-        from repolicy.report.sweep_page import headings, rows, write_sweep_report
+        from repolicy.report.sweep_page import write_sweep_report
 
         terminal = Terminal()
         with terminal.status("training") as status:
@@ -189,15 +188,6 @@ class Sweep(OfPolicy):
             )  # fmt: skip
             status.update("films")
             report = write_sweep_report(swept, terminal.say)
-        points = rows(swept, with_std=False)
-        terminal.say(swept.verdict)
-        terminal.numbers(f"{swept.request['env']}: what each ω′ keeps and gains", headings(swept), points)
-        chosen = swept.knee if swept.knee is not None else swept.best
-        if chosen is not None:
-            point = swept.points[chosen]
-            terminal.say(
-                f"the policy of {swept.name(point)}{swept.marks(chosen)}: {point.policy}; "
-                f"to train it for longer: {swept.longer(point)}"
-            )
+        terminal.say(str(swept))
         terminal.say(f"report: {report}")
         return as_dict(swept) | {"folder": str(swept.folder), "report": str(report)}

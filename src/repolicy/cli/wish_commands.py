@@ -133,6 +133,8 @@ class Infer(Beside, Acts):
         from repolicy.wishes.answers import learnt, read_answers, spread_a_step
         from repolicy.wishes.pairs import Pairs
 
+        if self.policy:
+            raise UsageError("--policy is for a record of take-overs, --asked for answers: leave out one of them")
         pages = [Pairs.read(Path(folder)) for folder in self.asked]
         answers = {key: value for name in self.data for key, value in read_answers(Path(name), pages).items()}
         wish = learnt(pages, answers, self.features)

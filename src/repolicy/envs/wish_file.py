@@ -44,7 +44,8 @@ class Features:
         entries = [part.strip() for part in reference.split(",")]
         if needs_no_code(reference):
             return cls(",".join(entries))
-        if ":" not in reference or any(ENTRY.match(entry) for entry in entries):
+        source, _, name = reference.rpartition(":")
+        if not (source and name.isidentifier()) or any(ENTRY.match(entry) for entry in entries):
             raise UsageError(
                 f"features {reference!r} are none: name entries such as next[2], action^2 or observation[0:3], with "
                 "commas between them, or file.py:function"

@@ -39,16 +39,19 @@ from repolicy.envs import (
     with_observed_of,
 )
 from repolicy.errors import UsageError
-from repolicy.loading import as_number
+from repolicy.loading import as_number, counted, number
 from repolicy.many.bets import ORDER, Verdict, lower, shown
 from repolicy.policies import Agent
 from repolicy.priors import MeanPrior, on_shelf
 from repolicy.readers.reading import Options
+from repolicy.runs import laid_out
 
 USUAL = "5%"  # by how much the new policy may be worse
 ROUND = 25  # episodes of each policy between two looks
 TITLES = {"basic_reward": "return", "addon_reward": "add-on", "length": "length", "ended_early": "ended early"}
+ACTIONS = {"mean": "with the mean action", "sampled": "with sampled actions"}
 Quantities = dict[str, np.ndarray]  # of each episode
+Table = tuple[list[str], list[list[str]]]
 SHOWN = ("length", "ended_early")  # these decide nothing: in some tasks an early end is a success
 
 
@@ -96,8 +99,21 @@ class Compared:
     def title(self) -> str:
         return TITLES.get(self.name, self.name.removeprefix("addon_reward_"))
 
+    @property
+    def cells(self) -> list[str]:
+        """One row of the table."""
+        if self.name == "ended_early":
+            parts = (self.old, self.new, self.new - self.old, self.low, self.high)
+            shares = [f"{each:.1%}".replace("-", "−") for each in parts]
+        else:
+            shares = [number(self.old), number(self.new), number(self.new - self.old, plus=True)]
+            shares += [number(each, plus=True) for each in (self.low, self.high)]
+        old, new, difference, low, high = shares
+        interval = f"{low} to {high}" if math.isfinite(self.high - self.low) else "unknown"
+        return [self.title, old, new, difference, interval, self.verdict]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """What two policies did in `episodes` episodes each, by the kind of action that decides and by the other one."""
 
@@ -121,10 +137,34 @@ class Comparison:
         """The worst verdict of the quantities that decide."""
         return min((row.verdict for row in self.deciding), key=ORDER.index)
 
+    def sentences(self, where: str = "", count: int = 1) -> list[str]:
+        """Return the verdict, and what it rests on; of `count` places, the worst of which is `where`."""
+        starts = "the same starts" if self.is_paired else "starts of their own, as the environment has no seed"
+        judges = " and ".join(row.title for row in self.deciding if row.verdict == self.verdict)
+        return [
+            f"{self.verdict}{where}, {ACTIONS[next(iter(self.rows))]}, by {judges}; the margin is {self.margin}",
+            f"{counted(self.episodes, 'episode')} each in {self.env} ({self.backend}), from {starts}, in "
+            f"{counted(self.rounds, 'round')}; a verdict is wrong with a probability of at most "
+            f"{100 * self.error * count:.3g}%, but for losses that are rare and larger than all that were seen",
+        ]
+
+    @property
+    def tables(self) -> list[Table]:
+        """The table of each kind of action."""
+        headings = ["old", "new", "difference", f"{100 - 200 * self.error:.6g}% interval", "verdict"]
+        return [([ACTIONS[action], *headings], [row.cells for row in rows]) for action, rows in self.rows.items()]
+
+    def __repr__(self) -> str:
+        return in_words(self.sentences(), self.tables)
+
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
         rows = {action: {row.name: asdict(row) for row in rows} for action, rows in self.rows.items()}
         return {"verdict": self.verdict} | asdict(self) | {"rows": rows}
+
+
+def in_words(sentences: list[str], tables: list[Table]) -> str:
+    return "\n".join([*sentences, *(f"\n{laid_out(*table)}" for table in tables)])
 
 
 def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: float) -> Compared:

@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs import EVALUATION_SEED, Addon, Backend, Column, Evaluation, decoder, evaluate
+from repolicy.loading import number
 from repolicy.objective import residual
 from repolicy.policies import Policy
 from repolicy.policies.storage import finite
-from repolicy.runs import Request, RunFolder, Settings, words
+from repolicy.runs import Request, RunFolder, Settings, laid_out, words
 
 CERTAIN = 0.95  # of the drawings must agree on where the bend is
 DRAWINGS = 1000
@@ -69,7 +70,11 @@ class Point:
         return distance | {"mean_action": self.mean.as_dict(), "sampled_action": self.sampled.as_dict()}
 
 
-@dataclass(frozen=True)
+def _mean(column: Column, like: float) -> str:
+    return number(column.mean, like)
+
+
+@dataclass(frozen=True, repr=False)
 class Found:
     """The prior, the points that could be trained, and where the bend is."""
 
@@ -157,11 +162,62 @@ class Found:
             return "the trade-off has no knee: no point lies above the straight line between its ends"
         return "no knee: the points' errors leave open which of them bends most; more episodes or steps would tell"
 
+    @property
+    def headings(self) -> list[str]:
+        basic = ["basic reward", *["kept"] * self._has_shares] * self.basic_known
+        gains = ["add-on reward", "gained", *(self.prior.judged.columns[name].title for name in self.wishes)]
+        metric, total = [self.metric_name] * bool(self.metric_name), ["total"] * self.basic_known
+        return [self.letter, *basic, *metric, *gains, *total, "log prior a step", "KL a step"]
+
+    @property
+    def _has_shares(self) -> bool:
+        """Whether a share of the prior's basic reward says anything: of a negative one it does not."""
+        return self.basic_known and (self.prior.basic or 0.0) > 0
+
+    def rows(self, cell: Callable[[Column, float], str] = _mean) -> list[list[str]]:
+        """Return the trade-off, the prior first: what is kept of the basic reward, what is gained, how far it is.
+
+        `cell` writes a quantity with the digits of its largest mean.
+        """
+        everyone, lines = [self.prior, *self.points], []
+        sizes = {
+            name: max(abs(point.judged.columns[name].mean) for point in everyone) for name in self.prior.judged.columns
+        }
+        priors, kls = ([getattr(point, name) for point in everyone] for name in ("log_prior", "kl"))
+        for index, point in enumerate(everyone):
+            shown = {name: cell(point.judged.columns[name], size) for name, size in sizes.items()}
+            line = ["prior" if index == 0 else (point.label or f"{point.omega:g}") + self.marks(index - 1)]
+            if self.basic_known:
+                line.append(shown["basic_reward"])
+            if self._has_shares:
+                line.append(f"{(point.basic or 0.0) / (self.prior.basic or 1.0):.0%}")
+            if "metric" in shown:
+                line.append(shown["metric"])
+            gained = number(point.addon - self.prior.addon, sizes["addon_reward"], plus=True)
+            line += [shown["addon_reward"], "–" if index == 0 else gained]
+            line += [shown[name] for name in [*self.wishes, *["total_reward"] * self.basic_known]]
+            lines.append([*line, number(point.log_prior, _largest(priors)), number(point.kl, _largest(kls))])
+        return lines
+
+    def __repr__(self) -> str:
+        lines = [self.verdict, f"{self.request['env']}: what each {self.letter} keeps and gains"]
+        lines.append(laid_out(self.headings, self.rows()))
+        chosen = self.knee if self.knee is not None else self.best
+        if chosen is not None and "settings" in self.request:  # not of a dial
+            point = self.points[chosen]
+            where = f"the policy of {self.name(point)}{self.marks(chosen)}: {point.policy}"
+            lines.append(f"{where}; to train it for longer: {self.longer(point)}")
+        return "\n".join(lines)
+
     def longer(self, point: Point) -> str:
         """Return the command that trains one point for ten times as long."""
         steps = str(10 * self.request["settings"]["steps"])
         arguments = point_words(self.request, point.omega, self.folder)
         return shlex.join(["repolicy", *arguments, "--steps", steps, "--ranks", "0", "--out", f"{point.folder}-longer"])
+
+
+def _largest(values: Sequence[float]) -> float:
+    return max((abs(value) for value in values if math.isfinite(value)), default=0.0)
 
 
 def episodes_of(

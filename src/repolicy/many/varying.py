@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from repolicy.envs import RESET, EnvLike, of_reset, parsed
 from repolicy.errors import UsageError
 from repolicy.many.bets import ORDER, Verdict
-from repolicy.many.comparing import Compared, Comparison, compare, opened
+from repolicy.many.comparing import Compared, Comparison, Table, compare, in_words, opened
 from repolicy.policies import Agent
 from repolicy.ranges import Range
 
@@ -81,6 +81,30 @@ class Around:
     def worst(self) -> Place:
         """Where the verdict is worst; among those, where most is lost."""
         return min(self.places, key=lambda place: (ORDER.index(place.found.verdict), -place.most_lost.loss))
+
+    @property
+    def sentences(self) -> list[str]:
+        """The verdict at the worst place, and what it rests on."""
+        place, count = self.worst, len(self.places)
+        lines = place.found.sentences(f" at the worst of {count} places, {place.words}" if count > 1 else "", count)
+        verdicts = [each.found.verdict for each in self.places]
+        shares = ", ".join(f"{verdict} at {verdicts.count(verdict)}" for verdict in dict.fromkeys(sorted(verdicts)))
+        flat = ["nothing differs between the places: does the environment read what is varied?"] * self.is_flat
+        return lines if count == 1 else [*lines, f"of the places: {shares}", *flat]
+
+    @property
+    def tables(self) -> list[Table]:
+        """The places, where there are several; and the table of each kind of action at the worst of them."""
+        return [*([self.table] if len(self.places) > 1 else []), *self.worst.found.tables]
+
+    @property
+    def table(self) -> Table:
+        """A row for each place, of the quantity that loses most there."""
+        rows = [[place.words, *place.most_lost.cells[:-1], place.found.verdict] for place in self.places]
+        return ["place", "what", "old", "new", "difference", "interval", "verdict"], rows
+
+    def __str__(self) -> str:
+        return in_words(self.sentences, self.tables)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs import Evaluation, Limit
-from repolicy.loading import capitalized
+from repolicy.loading import capitalized, number
 from repolicy.objective import reformulated, task_reward
 from repolicy.ranges import enough_digits
 from repolicy.report import page
-from repolicy.report.verdict import number
 from repolicy.runs import Request, RunFolder
 
 WIDTH, HEIGHT = 340, 190

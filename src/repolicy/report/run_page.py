@@ -23,7 +23,7 @@ from repolicy.envs import (
 )
 from repolicy.envs.addons import at
 from repolicy.errors import FileError, RepolicyError
-from repolicy.loading import file_sum
+from repolicy.loading import file_sum, number
 from repolicy.policies import SavedPolicy, read_card
 from repolicy.prepare.defaults import train_defaults, usual_for
 from repolicy.priors import PRIORS, read_policy, shipped, take_out
@@ -40,7 +40,6 @@ from repolicy.report.verdict import (
     differences,
     early,
     name_of_prior,
-    number,
     spread,
     verdict,
 )

@@ -6,13 +6,12 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from repolicy.envs import Column
-from repolicy.loading import capitalized, counted
+from repolicy.loading import capitalized, counted, number
 from repolicy.many.tradeoff import Found, Point
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot
 from repolicy.report.run_page import by_action, caption, filmed, how_acted, rewards, tiles
-from repolicy.report.verdict import action, basis, number, spread, verdict
+from repolicy.report.verdict import action, basis, spread, verdict
 
 SCRIPT = """
 // The sliders: of all that belongs to a point, what belongs to one is shown. Of several, the last one counts fastest.
@@ -134,7 +133,8 @@ def tables(swept: Found) -> list[str]:
 
 
 def every_point(swept: Found) -> str:
-    return page.table(headings(swept), rows(swept), ["", *(f'data-point="{i}"' for i in range(len(swept.points)))])
+    places = ["", *(f'data-point="{index}"' for index in range(len(swept.points)))]
+    return page.table(swept.headings, swept.rows(spread), places)
 
 
 def over(swept: Found) -> str:
@@ -219,51 +219,3 @@ def _with_error(point: Point, name: str) -> tuple[float, float]:
 
 def _with_bar(value: float, bar: float) -> str:
     return charts.read_out(value) + (f" ± {charts.read_out(bar)}" if bar else "")
-
-
-# In words and numbers -------------------------------------------------------------------------------------------------
-
-
-def headings(swept: Found) -> list[str]:
-    basic = ["basic reward", *(["kept"] if _has_shares(swept) else [])] if swept.basic_known else []
-    metric = [swept.metric_name] if swept.metric_name else []
-    wishes = [swept.prior.judged.columns[name].title for name in swept.wishes]
-    total = ["total"] if swept.basic_known else []
-    return [swept.letter, *basic, *metric, "add-on reward", "gained", *wishes, *total, "log prior a step", "KL a step"]
-
-
-def _has_shares(swept: Found) -> bool:
-    """Return whether a share of the prior's basic reward says anything: of a negative one it does not."""
-    return swept.basic_known and (swept.prior.basic or 0.0) > 0
-
-
-def rows(swept: Found, with_std: bool = True) -> list[list[str]]:
-    """Return the trade-off, the prior first: what is kept of the basic reward, what the add-on gains, how far it is."""
-    everyone, lines = [swept.prior, *swept.points], []
-    sizes = {
-        name: max(abs(point.judged.columns[name].mean) for point in everyone) for name in swept.prior.judged.columns
-    }
-    priors, kls = ([getattr(point, name) for point in everyone] for name in ("log_prior", "kl"))
-    for index, point in enumerate(everyone):
-        columns = point.judged.columns
-
-        def shown(name: str, columns: dict[str, Column] = columns) -> str:
-            column = columns[name]
-            return spread(column, sizes[name]) if with_std else number(column.mean, sizes[name])
-
-        line = ["prior" if index == 0 else (point.label or f"{point.omega:g}") + swept.marks(index - 1)]
-        if swept.basic_known:
-            line.append(shown("basic_reward"))
-        if _has_shares(swept):
-            line.append(f"{(point.basic or 0.0) / (swept.prior.basic or 1.0):.0%}")
-        if "metric" in columns:
-            line.append(shown("metric"))
-        gained = number(point.addon - swept.prior.addon, sizes["addon_reward"], plus=True)
-        line += [shown("addon_reward"), "–" if index == 0 else gained]
-        line += [shown(name) for name in [*swept.wishes, *(["total_reward"] if swept.basic_known else [])]]
-        lines.append([*line, number(point.log_prior, _largest(priors)), number(point.kl, _largest(kls))])
-    return lines
-
-
-def _largest(values: Sequence[float]) -> float:
-    return max((abs(value) for value in values if math.isfinite(value)), default=0.0)

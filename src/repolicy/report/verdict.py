@@ -12,18 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from repolicy.envs import Column, Evaluation, Limit
-
-
-def number(value: float, like: float | None = None, plus: bool = False) -> str:
-    """Return as many digits as a reader wants: 5,896.5 · 0.54 · −3.10 · 0.0042; or as many as `like` has."""
-    if not math.isfinite(value):
-        return "unknown"
-    size = abs(value if like is None else like)
-    digits = 0 if size >= 10_000 else 1 if size >= 20 else 2
-    if 1e-9 < size < 0.1:  # two that tell something
-        digits = 1 - math.floor(math.log10(size))
-    value = round(value, digits) + 0.0  # what rounds to 0 has no sign
-    return f"{value:{'+' if plus else ''},.{digits}f}".replace("-", "−")
+from repolicy.loading import number
 
 
 def rounded(value: float, error: float, of: float | None = None) -> str:

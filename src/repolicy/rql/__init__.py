@@ -20,4 +20,4 @@ __getattr__ = later(__name__, HOMES)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *HOMES]
+    return [*HOMES]

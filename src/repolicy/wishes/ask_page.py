@@ -1,7 +1,6 @@
 """One HTML file that asks which of two clips is better, by keys. It needs no server and nothing from a network."""
 
 import base64
-import math
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -66,8 +65,8 @@ def ask(
         check_same_env(wish, env)
         known = open_wish(wish)
     check_plain(env, "a pair of clips")
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"a clip of {seconds} seconds cannot be shown: name more than 0")
+    if not 0 < seconds <= 60:
+        raise UsageError(f"a clip of {seconds} seconds cannot be shown: name more than 0, and at most 60")
     rate = steps_a_second(env)
     steps = max(2, round(seconds * rate))
     many = count if known is None else CANDIDATES * count
