@@ -278,3 +278,6 @@ def test_in_a_browser_the_robot_moves_a_slider_acts_and_the_button_keeps(port, s
     drawn = "return document.getElementById('stage').getContext('2d').getImageData(0, 0, 960, 339).data.some(n => n)"
     assert browser.execute_script(drawn)
     assert not [line for line in browser.get_log("browser") if "favicon" not in line["message"]]
+    browser.execute_script("window.fetch = () => Promise.reject(TypeError())")  # as after Ctrl-C
+    browser.find_element("id", "keep").click()
+    wait(lambda: browser.find_element("id", "kept").text == "not kept: The command has ended.")
