@@ -197,6 +197,11 @@ def test_observations_of_too_many_numbers_are_measured_and_their_states_are_not_
         sb3(**given, states=0.3).learn(1)
 
 
+def test_states_of_short_episodes_are_refused_in_the_words_of_a_host() -> None:
+    with pytest.raises(UsageError, match=r"episodes end after \d+ steps on average.*: states 0 goes without them"):
+        sb3(prior=trained(), states=0.3).learn(1)
+
+
 def test_of_stacked_frames_the_newest_is_the_state() -> None:
     env = VecFrameStack(envs(), 3)
     seen = env.reset()

@@ -181,7 +181,10 @@ class Look:
         while sum(len(each.states) for each in self.sampled) < WANTED and len(self.sampled) < PATIENCE:
             self.sampled.append(one_each(self.envs, self.prior, sample=True))
         states = torch.cat([each.states for each in self.sampled])[:WANTED].float()
-        check_enough(len(states), float(_joined(self.sampled, "lengths").mean()))
+        try:
+            check_enough(len(states), float(_joined(self.sampled, "lengths").mean()))
+        except UsageError as error:
+            raise UsageError(in_hosts_words(str(error))) from None
         return density_of_states(states)
 
     def _sample(self) -> None:
@@ -274,21 +277,17 @@ def weighed(
 ) -> Steering:
     """Return the same with all weights that are not named: by the prior's card, else by what `look` measures.
 
-    `say` hears each choice in a sentence.
+    `say` hears each choice in a sentence, with the command line's options.
     """
     if steering.objective.is_set:
         return steering
-
-    def told(sentence: str) -> None:
-        say(in_hosts_words(sentence))
-
-    task = InHost(SavedPolicy(sizes, None, card), "", (), steering.settings, told, look=look)
+    task = InHost(SavedPolicy(sizes, None, card), "", (), steering.settings, say, look=look)
     try:
         found = decided(steering.objective, task)
     except UsageError as error:
         raise UsageError(in_hosts_words(str(error))) from None
     for note in found.notes:
-        told(note)
+        say(note)
     return replace(steering, objective=found.objective, kl_budget=found.settings.kl_budget)
 
 
@@ -302,7 +301,7 @@ def decide_in(method: Method, envs: Envs) -> None:
     look = Look(envs, method.prior)
 
     def say(sentence: str) -> None:
-        print(f"ResidualPPO: {sentence}")
+        print(f"ResidualPPO: {in_hosts_words(sentence)}")
 
     method.steering = weighed(method.steering, method.prior.card, envs.sizes, look, say)
     if (keep := method.steering.keep) and not method.steering.kept:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import Opened, check_squashed, open_prior, unbounded
-from repolicy.hosts.measuring import Sizes, density_of_states, weighed
+from repolicy.hosts.measuring import Sizes, density_of_states, in_hosts_words, weighed
 from repolicy.hosts.method import PARTS, check_finite
 from repolicy.hosts.steering import Steering
 from repolicy.objective import Objective, reformulated, residual
@@ -45,7 +45,7 @@ def prior_reward(
     source = open_prior(prior)
     steering = Steering(residual(omega, alpha, states), kl_budget)
     sizes = source.prior if isinstance(source.prior, Policy) else Sizes(0, ActionSpace("discrete", ()))
-    steering = weighed(steering, source.card, sizes, None, lambda said: print(f"prior_reward: {said}"))
+    steering = weighed(steering, source.card, sizes, None, lambda said: print(f"prior_reward: {in_hosts_words(said)}"))
     if states and visited is None:
         raise UsageError("states has a price and visited is missing: observations of the prior's own, [M, O]")
     density = density_of_states(torch.as_tensor(visited).float()) if states else None
@@ -79,9 +79,8 @@ class PriorReward:
         that the steps led to. All are tensors, and the result is one on their device without a gradient; or all are
         arrays, and it is an array. It changes none of them. Raises where a part is not finite.
 
-        A prior of ours computes with torch, and one whose actions pass through tanh is refused. Any other gets the
-        observations and actions as they come, so with a `log_prob` of your own in JAX the whole function can be
-        compiled.
+        A prior of ours computes with torch. Any other gets the observations and actions as they come, so with a
+        `log_prob` of your own in JAX the whole function can be compiled.
         """
         objective = self.objective
         _check_same_shape("log-probabilities", log_policy, rewards)

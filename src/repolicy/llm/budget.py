@@ -21,6 +21,7 @@ from repolicy.llm.rloo import prior_reward, prompt_ids, response_log_probs
 from repolicy.objective import Objective
 
 LEAST_VARIANCE = 0.1  # nats², in place of a smaller variance of log prior: a policy that says one thing has none
+AT_ONCE = 256  # responses that the prior writes at once
 
 
 def moved(omega: float, alpha: float, log_prior: Tensor, wanted: float, rate: float) -> float:
@@ -55,13 +56,7 @@ def check_budget(budget: float, rate: float, objective: Objective) -> None:
 
 
 def own_log_prior(
-    prior: Beside,
-    tokenizer: Any,
-    prompts: list[Any],
-    samples: int,
-    tokens: int,
-    template: dict[str, Any] | None = None,
-    batch: int = 256,
+    prior: Beside, tokenizer: Any, prompts: list[Any], samples: int, tokens: int, template: dict[str, Any] | None = None
 ) -> float:
     """Return E_prior[log prior] of a response, from the prior's responses to the prompts in turn. Random streams stay.
 
@@ -71,8 +66,8 @@ def own_log_prior(
     values: list[float] = []
     with torch.random.fork_rng(), prior.adapter():
         torch.manual_seed(0)  # the same on every rank
-        for start in range(0, samples, batch):
-            part = rows[start : start + batch]
+        for start in range(0, samples, AT_ONCE):
+            part = rows[start : start + AT_ONCE]
             ids, attention = (x.to(prior.model.device) for x in prompt_tensors(tokenizer, part, template))
             written = new_tokens(prior.model, tokenizer, ids, attention, tokens, **SAMPLING)
             texts = [(prompt_ids(tokenizer, prompt, template), row) for prompt, row in zip(part, written, strict=True)]

@@ -4,9 +4,8 @@ The adapter never becomes the policy's weights. What it adds to the logits *is* 
 
     policy logits  =  (Q_R + omega · log prior) / alpha
 
-are put together at every token: in training by the trainer, in generation by `QAdapterLogits`. The published version
-takes the adapter's whole logits as Q_R, starts from weights that are not 0 there, and divides the preference by the
-padded length; here neither is done, so that with chi = 0 this is Decomposed-DPO in another parametrization.
+are put together at every token: in training by the trainer, in generation by `QAdapterLogits`. With chi = 0 this is
+Decomposed-DPO in another parametrization. (Published, Q_R is all of the logits, and preferences are by padded length.)
 """
 
 from dataclasses import dataclass, field
