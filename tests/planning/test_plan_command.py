@@ -68,7 +68,10 @@ def test_a_film_shows_the_planner(folder):
     [
         ({"format": 2}, "upgrade repolicy"),
         ({"omega": "much"}, "not a number"),
-        ({"request": {"env": "HalfCheetah-v4", "addons": ["evil.py:wish"]}}, "names code"),
+        (
+            {"request": {"env": "HalfCheetah-v4", "addons": ["evil.py:wish"]}},
+            r"names code .*, add --trust \(in Python, trust=True\)$",
+        ),
         ({"search": {"samples": 4}}, "has no 'horizon'"),
     ],
 )

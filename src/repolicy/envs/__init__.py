@@ -53,7 +53,7 @@ from repolicy.envs.step import (
     shown,
     stacked,
 )
-from repolicy.envs.trust import addons_of, confirm, env_of
+from repolicy.envs.trust import TRUST_IT, addons_of, confirm, env_of
 from repolicy.envs.watchdog import NOTE, Watchdog
 from repolicy.envs.wish_file import Features, LearntWish, Networks, check_same_env, inputs_of, open_wish
 

@@ -19,6 +19,7 @@ from repolicy.priors import on_shelf, take_out
 # The package's own environments and add-on, which policies of Residual Q-learning name in their files.
 OWN = frozenset(f"repolicy.rql.tasks:{name}" for name in ("CartPole", "MountainCar", "Highway", "Parking", "addon"))
 
+TRUST_IT = "if you trust it, add --trust (in Python, trust=True)"
 TYPE_IT = "if you trust it, add --trust, or type the name yourself with --{option} (in Python, {option}=...)"
 
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from repolicy.envs import addons_of, env_of
+from repolicy.envs import TRUST_IT, confirm, env_of
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import only_here, read_json
 from repolicy.planning.asking import Planned, planned
@@ -55,8 +55,11 @@ def opened(folder: Path, trust: bool) -> Acting:
     check_shape(values, SHAPE, str(path))
     if values["format"] > FORMAT:
         raise FileError(f"{path} has format {values['format']}; this version reads up to {FORMAT}: upgrade repolicy")
-    env, addons = env_of(values, path, trust), addons_of(values, path, trust)
+    env, addons = values["request"]["env"], values["request"]["addons"]
+    confirm(path, trust, env=env, addons=addons, remedy=TRUST_IT)  # there is no other way to name them
     search = Search(**{name.removesuffix("?"): values["search"].get(name.removesuffix("?")) for name in SEARCH})
     weights = values["omega"], values["states"], values["value"]
-    made = planned(folder / PRIOR, addons, env, *weights, search, values.get("learned", False))
+    made = planned(
+        folder / PRIOR, addons, env_of(values, path, trust=True), *weights, search, values.get("learned", False)
+    )
     return Acting(folder, made.planner, read_policy(folder / PRIOR).policy, values, made.notes)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from repolicy.envs import (
     EVALUATION_SEED,
+    TRUST_IT,
     Addon,
     Backend,
     Evaluation,
@@ -66,9 +67,8 @@ def write_report(
     """
     folder = RunFolder(out)
     request = folder.asked()
-    remedy = "if you trust it, give trust=True (on the command line, --trust)"
     code = [*request.addons, *(Limit.of(each).name for each in request.limits)]
-    confirm(folder.path, trust, env=request.env, addons=code, remedy=remedy)
+    confirm(folder.path, trust, env=request.env, addons=code, remedy=TRUST_IT)
     if not folder.policy.exists():
         raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
     take_out(folder.policy, decoder(request.env))
