@@ -70,8 +70,14 @@ def mirrored(env: Any, obs: Any, actions: Any) -> Any:
     ("more", "said"),
     [
         ({"rnd_cfg": CURIOUS}, "rnd_cfg pays for what is new, too"),
-        ({"symmetry_cfg": {"data_augmentation_func": mirrored, "use_data_augmentation": True}}, "the prior for symm"),
-        ({"symmetry_cfg": {"data_augmentation_func": mirrored, "use_mirror_loss": True}}, "the prior for symm"),
+        (
+            {"symmetry_cfg": {"data_augmentation_func": mirrored, "use_data_augmentation": True}},
+            "beside a prior that is symm",
+        ),
+        (
+            {"symmetry_cfg": {"data_augmentation_func": mirrored, "use_mirror_loss": True}},
+            "beside a prior that is symm",
+        ),
         ({"symmetry_cfg": {"data_augmentation_func": mirrored}}, ""),
     ],
 )

@@ -121,6 +121,11 @@ def test_refused(
         build(kind, objective, **more)
 
 
+@pytest.mark.parametrize("more", [{"precompute_ref_log_probs": True}, {"objective": greedy(0.2)}, {"peft_config": None}])
+def test_noise_that_does_not_reach_the_prior_is_let_be(build: Build, more: dict[str, Any]) -> None:
+    build("dpo", **NOISE | {"peft_config": LoraConfig(target_modules=["q_proj"]), "max_steps": 1} | more).train()
+
+
 @pytest.mark.parametrize("kind", ["dpo", "labels", "q"])
 def test_the_loss_that_balances_experts_is_added_as_trl_adds_it(build: Build, prior: Path, kind: str) -> None:
     """By its coefficient: the loss is a line whose slope is what the model's experts lack in balance."""

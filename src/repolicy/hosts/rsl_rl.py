@@ -286,7 +286,9 @@ def say_what_works_against(host: Mapping[str, Any]) -> None:
         print("ResidualPPO: rnd_cfg pays for what is new, too, which neither measured weights nor the verdict count")
     mirrors = host.get("symmetry_cfg") or {}
     if mirrors.get("use_data_augmentation") or mirrors.get("use_mirror_loss"):
-        print("ResidualPPO: symmetry_cfg takes the prior for symmetric, too: leave it out beside one that is not")
+        print(
+            "ResidualPPO: symmetry_cfg is right beside a prior that is symmetric itself: leave it out beside any other"
+        )
 
 
 class Wished:

@@ -104,7 +104,8 @@ class WithObjective:
         sharded = getattr(self, "is_deepspeed_enabled", False) or getattr(self, "is_fsdp_enabled", False)
         if self.ref_model is not None and not reference_given and not sharded:
             require_same_weights(self.model, self.ref_model)
-        if self.ref_model is None and isinstance(self.model, PeftModel):
+        stored = getattr(self.args, "precompute_ref_log_probs", False)
+        if self.ref_model is None and isinstance(self.model, PeftModel) and not stored:
             require_settings(self.args, {"neftune_noise_alpha": (None, "the prior would get the noise, too")})
         prior = self.model if self.ref_model is None else self.ref_model
         reads = self.objective.reads_prior
