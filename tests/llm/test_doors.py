@@ -121,7 +121,9 @@ def test_refused(
         build(kind, objective, **more)
 
 
-@pytest.mark.parametrize("more", [{"precompute_ref_log_probs": True}, {"objective": greedy(0.2)}, {"peft_config": None}])
+@pytest.mark.parametrize(
+    "more", [{"precompute_ref_log_probs": True}, {"objective": greedy(0.2)}, {"peft_config": None}]
+)
 def test_noise_that_does_not_reach_the_prior_is_let_be(build: Build, more: dict[str, Any]) -> None:
     build("dpo", **NOISE | {"peft_config": LoraConfig(target_modules=["q_proj"]), "max_steps": 1} | more).train()
 

@@ -14,20 +14,13 @@ TRL_FROM, TRL_BELOW = "1.16", "1.17"
 EXTRA = ("trl", "peft", "datasets")
 
 HOMES = {
-    "DecomposedDPOConfig": "dpo",
-    "DecomposedDPOTrainer": "dpo",
-    "CrossEntropyDPOConfig": "cross_entropy",
-    "CrossEntropyDPOTrainer": "cross_entropy",
-    "QAdapterConfig": "q_adapter",
-    "QAdapterTrainer": "q_adapter",
-    "QAdapterLogits": "q_adapter",
-    "ResidualGRPOConfig": "grpo",
-    "ResidualGRPOTrainer": "grpo",
-    "DialedGenerator": "mixing",
-    "dial": "mixing",
+    **dict.fromkeys(("DecomposedDPOConfig", "DecomposedDPOTrainer"), "dpo"),
+    **dict.fromkeys(("CrossEntropyDPOConfig", "CrossEntropyDPOTrainer"), "cross_entropy"),
+    **dict.fromkeys(("QAdapterConfig", "QAdapterTrainer", "QAdapterLogits"), "q_adapter"),
+    **dict.fromkeys(("ResidualGRPOConfig", "ResidualGRPOTrainer"), "grpo"),
+    **dict.fromkeys(("DialedGenerator", "dial"), "mixing"),
+    **dict.fromkeys(("prior_reward", "rloo_settings"), "rloo"),
     "PriorBudget": "budget",
-    "prior_reward": "rloo",
-    "rloo_settings": "rloo",
 }
 
 __all__ = list(HOMES)

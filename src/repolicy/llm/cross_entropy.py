@@ -99,9 +99,7 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
         """Return log prior of every response `[B]`, or None where nobody asks."""
         if not self.objective.reads_prior:
             return None
-        known = self.precompute_ref_logps
-        log_prior: Tensor = inputs["ref_logps"] if known else self.reference_log_probs(model, inputs)[0]
-        return log_prior
+        return inputs["ref_logps"] if self.precompute_ref_logps else self.reference_log_probs(model, inputs)[0]  # type: ignore[no-any-return]
 
     def _move_offset(self, label: Tensor, reward: Tensor) -> None:
         """Take a share of a Newton step of the same loss in the offset alone, the same on every rank.
