@@ -192,6 +192,8 @@ def test_an_add_on_is_a_function_or_the_environments_word(tmp_path: Path) -> Non
     assert all(torch.equal(value, function[name]) for name, value in told.items())
     assert not all(torch.equal(value, doubled[name]) for name, value in told.items())
     assert read_policy(tmp_path / "1" / "policy.safetensors").card["request"]["addons"] == [named]
+    in_hand = train(Walk, full(0.2), tmp_path / "4", settings).policy.state_dict()
+    assert all(torch.equal(value, in_hand[name]) for name, value in told.items())
     with pytest.raises(UsageError, match="an add-on goes with full or greedy"):
         train(WALK, soft(0.2), tmp_path / "3", settings, addon=named)
 
@@ -305,6 +307,8 @@ RESIDUAL = residual(0.5, 0.5)
         ("acts with choices of 3, but 'Walk' takes choices of 2", ResidualDQN, (Walk(), RESIDUAL, "three")),
         ("takes observations of 3 numbers, but 'OtherSpaces' gives 1", ResidualDQN, (SEES_ONE, RESIDUAL, "two")),
         ("has 2 hidden layers", ResidualDQN, (Walk(), RESIDUAL, "two", Settings(hidden=(4,)))),
+        ("has 2 hidden layers", ResidualDQN, (Walk(), RESIDUAL, "two", {"hidden": (4,)})),
+        ("settings is Objective; give a mapping", ResidualSAC, (Bounded(), full(0.5), None, full(0.5))),
         ("the environment takes 1 numbers: use ResidualSAC", ResidualDQN, (Bounded(), full(0.5))),
         ("the environment takes choices of 2: use ResidualDQN", ResidualSAC, (Walk(), full(0.5))),
         ("omega is 0.5, which weighs a prior's log-prob", ResidualDQN, (Walk(), RESIDUAL)),

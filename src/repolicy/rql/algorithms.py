@@ -12,6 +12,7 @@ temperature, which train priors and full policies.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from repolicy.envs import check_fit
 from repolicy.errors import UsageError
+from repolicy.learning.training import check_given
 from repolicy.objective import Objective, reformulated
 from repolicy.policies import (
     BOUND,
@@ -38,6 +40,7 @@ from repolicy.policies import (
     scaled,
     side_by_side,
 )
+from repolicy.prepare.session import settings_of
 from repolicy.rql.hyperparameters import Settings
 from repolicy.rql.wrapping import (
     Spaces,
@@ -102,9 +105,10 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
         env: gymnasium.Env[Any, Any],
         objective: Objective,
         prior: Prior | None = None,
-        settings: Settings | None = None,
+        settings: Settings | Mapping[str, Any] | None = None,
     ) -> None:
-        settings = settings or Settings()
+        check_given(settings, (), Settings, objective)
+        settings = settings_of(settings, Settings())
         env_spaces = spaces_of(env)
         self.objective, self.prior, actions = objective, usable(env_spaces, objective, prior), env_spaces.actions
         if actions.kind != "discrete":
@@ -223,11 +227,12 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
         env: gymnasium.Env[Any, Any],
         objective: Objective,
         prior: Prior | None = None,
-        settings: Settings | None = None,
+        settings: Settings | Mapping[str, Any] | None = None,
         actor: Policy | None = None,
         density: Density | None = None,
     ) -> None:
-        settings = settings or Settings()
+        check_given(settings, (), Settings, objective)
+        settings = settings_of(settings, Settings())
         env_spaces = spaces_of(env)
         self.objective, self.prior = objective, usable(env_spaces, objective, prior, density)
         self.settings, self.density, actions = settings, density, env_spaces.actions

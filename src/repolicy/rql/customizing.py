@@ -20,7 +20,7 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from repolicy.envs import check_env, env_of, in_gymnasium, observed, observed_by_critic, one_env
+from repolicy.envs import EnvLike, check_env, env_name, env_of, in_gymnasium, observed, observed_by_critic, one_env
 from repolicy.envs.addons import names
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.run import Callback, tell
@@ -102,7 +102,7 @@ class Request(engine.Request):
 
 
 def train(
-    env: str,
+    env: EnvLike,
     objective: Objective,
     out: str | Path,
     settings: Settings | Mapping[str, Any] | None = None,
@@ -118,6 +118,7 @@ def train(
     An alpha that is not set is the task's own. The other parameters are as in `repolicy.train`.
     """
     check_given(settings, callbacks, Settings, objective)
+    env = env_name(env)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
     before = earlier(RunFolder(out, Request), resume, trust, env=env, addon=names(addon))
@@ -134,7 +135,7 @@ def customize(
     settings: Settings | Mapping[str, Any] | None = None,
     *,
     addon: str | Sequence[str] = (),
-    env: str | None = None,
+    env: EnvLike | None = None,
     options: Options | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
@@ -150,7 +151,7 @@ def customize(
     """
     check_given(settings, callbacks, Settings, objective)
     path, folder = find_policy(prior), RunFolder(out, Request)
-    saved = read_policy(path, options)
+    saved, env = read_policy(path, options), None if env is None else env_name(env)
     before = earlier(folder, resume, trust, env=env, addon=names(addon), customizes=True)
     env = env or (env_of(saved.card, path, trust) if before is None else before.env)
     if objective.reads_basic:
