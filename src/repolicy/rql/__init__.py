@@ -17,7 +17,4 @@ HOMES = {
 
 __all__ = list(HOMES)
 __getattr__ = later(__name__, HOMES)
-
-
-def __dir__() -> list[str]:
-    return [*HOMES]
+__dir__ = __all__.copy
