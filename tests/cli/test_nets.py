@@ -16,6 +16,7 @@ from typed_commands import refused, typed
 
 from repolicy.cli.about import Addons
 from repolicy.cli.run_commands import Train
+from repolicy.cli.wish_commands import LearnWish
 from repolicy.errors import RepolicyError
 
 pytestmark = pytest.mark.usefixtures("_elsewhere")
@@ -158,6 +159,8 @@ def test_a_run_that_is_stopped_at_once_says_how_it_goes_on(
     monkeypatch.setattr(Train, "run", lambda _: os.kill(os.getpid(), signal.SIGTERM))
     said = refused(capsys, 130, "train", "CartPole-v1")
     assert said == "repolicy: stopped; the same command with --resume goes on\n"
+    monkeypatch.setattr(LearnWish, "run", Train.run)
+    assert refused(capsys, 130, "learn-wish", "hopper") == "repolicy: stopped; the same command goes on\n"
 
 
 def test_a_run_that_is_not_finished_ends_with_130(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn
 
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
@@ -52,6 +52,7 @@ Usual = tuple[str, list[Any]]  # what a command's settings depend on by default,
 class Command:
     """What every command takes."""
 
+    STOPPED: ClassVar = ""  # what is said when it was stopped
     json: bool = False
     """Print one JSON object on stdout."""
 

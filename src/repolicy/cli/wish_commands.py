@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from repolicy.cli.options import Acts, Command, Positional, Repeated
 from repolicy.errors import UsageError
@@ -231,6 +231,7 @@ class LearnWish(Beside, Command):
     Example: repolicy learn-wish halfcheetah --person me.py:act --features 'next[2:8]^1' --omega 0.2 --alpha 0.1
     """
 
+    STOPPED: ClassVar = "; the same command goes on"
     prior: Annotated[str, Positional("PRIOR")] = ""
     """The policy to customize."""
     env: str | None = None
