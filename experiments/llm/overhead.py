@@ -92,10 +92,10 @@ def run(job: Job, priors: Path) -> Row:
 
 def step_times(name: str, ours: bool, tokens: int, folder: Path, steps: int, device: str = "cpu") -> list[float]:
     """Return the seconds of each step after the second."""
-    clock, gpu = Clock(gpu_time if device == "cuda" else time.process_time), {"use_cpu": False, "bf16": True}
+    clock = Clock(gpu_time if device == "cuda" else time.process_time)
     with scratch(per_device_train_batch_size=16, max_steps=steps, learning_rate=1e-9) as shared:
         if device == "cuda":
-            shared |= gpu
+            shared |= {"use_cpu": False, "bf16": True}
             gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

@@ -92,22 +92,6 @@ def reference_to(function: Any) -> str:
     return f"{SESSION}:{name}"
 
 
-def only_here(references: Iterable[str]) -> str:
-    """Return the first of these that other processes do not find; empty where they find all.
-
-    That is a function of this session, or an id that it has registered: Gymnasium itself registers its own alone.
-    """
-    registry = getattr(sys.modules.get("gymnasium"), "registry", {})
-    for reference in references:
-        if reference.startswith(f"{SESSION}:"):
-            return reference.removeprefix(f"{SESSION}:")
-        made_by = getattr(registry.get(reference.partition("?")[0]), "entry_point", None) or "gymnasium"
-        home = made_by if isinstance(made_by, str) else getattr(made_by, "__module__", "")
-        if home.partition(".")[0] not in ("gymnasium", "envpool"):
-            return reference
-    return ""
-
-
 def printable(text: str, longest: int = 600) -> str:
     """Return text from outside as a terminal takes it: no control characters, no line breaks, no more than fits."""
     shown = escaped(text[: 2 * longest])

@@ -69,14 +69,14 @@ def mirrored(env: Any, obs: Any, actions: Any) -> Any:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"rnd_cfg": CURIOUS}, "rnd_cfg pays for what is new, too"),
+        ({"rnd_cfg": CURIOUS}, "rnd_cfg adds a reward for new states"),
         (
             {"symmetry_cfg": {"data_augmentation_func": mirrored, "use_data_augmentation": True}},
-            "beside a prior that is symm",
+            "symmetry_cfg needs a prior",
         ),
         (
             {"symmetry_cfg": {"data_augmentation_func": mirrored, "use_mirror_loss": True}},
-            "beside a prior that is symm",
+            "symmetry_cfg needs a prior",
         ),
         ({"symmetry_cfg": {"data_augmentation_func": mirrored}}, ""),
     ],

@@ -12,8 +12,9 @@ import torch
 from tiny_envs import LinearQuadratic, Manifold, stay_near, tiny
 
 import repolicy
+from repolicy.envs import only_here
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import load_object, only_here, reference_to
+from repolicy.loading import load_object, reference_to
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec

@@ -212,7 +212,7 @@ def _done(command: Any) -> dict[str, Any]:
     except SystemExit as error:  # `sys.exit(0)` in an environment is no success
         raise RepolicyError(f"the command was ended by the code that it ran: {described(error)}") from error
     except KeyboardInterrupt:
-        advice = "; the same command with --resume goes on" if hasattr(command, "resume") else command.STOPPED
+        advice = "; the same command with --resume goes on" if hasattr(command, "resume") else command.GOES_ON
         raise KeyboardInterrupt(advice) from None
 
 

@@ -52,7 +52,7 @@ Usual = tuple[str, list[Any]]  # what a command's settings depend on by default,
 class Command:
     """What every command takes."""
 
-    STOPPED: ClassVar = ""  # what is said when it was stopped
+    GOES_ON: ClassVar = ""  # what a command without --resume says when it was stopped
     json: bool = False
     """Print one JSON object on stdout."""
 

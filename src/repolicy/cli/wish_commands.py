@@ -231,7 +231,7 @@ class LearnWish(Beside, Command):
     Example: repolicy learn-wish halfcheetah --person me.py:act --features 'next[2:8]^1' --omega 0.2 --alpha 0.1
     """
 
-    STOPPED: ClassVar = "; the same command goes on"
+    GOES_ON: ClassVar = "; the same command goes on"
     prior: Annotated[str, Positional("PRIOR")] = ""
     """The policy to customize."""
     env: str | None = None

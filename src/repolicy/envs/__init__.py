@@ -32,6 +32,7 @@ from repolicy.envs.names import (
     observed_by_critic,
     of_reset,
     one_env,
+    only_here,
     parsed,
     with_decoder,
     with_observed,

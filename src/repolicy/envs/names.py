@@ -3,14 +3,14 @@
 import json
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any, cast
 
 import gymnasium
 
 from repolicy.errors import UsageError, in_one_sentence
-from repolicy.loading import load_object, nearest, reference_to
+from repolicy.loading import SESSION, load_object, nearest, reference_to
 
 OBSERVE = ("observe", "observe_critic")  # options of any environment, which name parts of an observation
 DECODER = ("decoder", "noise", "chunk", "sha256")  # options where actions are a generative policy's noise
@@ -30,6 +30,22 @@ def env_name(env: EnvLike) -> str:
             "(every process of a run makes environments of its own)"
         )
     return reference_to(env)
+
+
+def only_here(references: Iterable[str]) -> str:
+    """Return the first of these that other processes do not find, or nothing.
+
+    Such are the functions of this session, and the ids that its own code registered with Gymnasium.
+    """
+    for reference in references:
+        if reference.startswith(f"{SESSION}:"):
+            return reference.removeprefix(f"{SESSION}:")
+        spec = gymnasium.registry.get(reference.partition("?")[0])
+        made_by = spec.entry_point if spec and spec.entry_point else "gymnasium"
+        home = made_by if isinstance(made_by, str) else getattr(made_by, "__module__", "")
+        if home.partition(".")[0] not in ("gymnasium", "envpool"):
+            return reference
+    return ""
 
 
 def parsed(name: str) -> tuple[str, dict[str, Any]]:

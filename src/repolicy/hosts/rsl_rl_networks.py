@@ -142,7 +142,7 @@ def dialed(weights: Objective, obs: Any, cfg: dict[str, Any]) -> tuple[Any, dict
     if critic.get("activation", "elu") not in ACTIVATIONS:
         raise UsageError(f"with a range the critic's activation must be one of {', '.join(ACTIVATIONS)}")
     if algorithm.get("rnd_cfg"):
-        raise UsageError("a range learns from what the environment pays, and not from rnd_cfg: leave that out")
+        raise UsageError("with a range the reward of rnd_cfg would not be learned from: leave rnd_cfg out")
     heads = 1 + sum(getattr(weights, name) != 0 for name in TERMS.values())
     critic = critic | {"class_name": "repolicy.hosts.rsl_rl_networks:HeadsCritic", "heads": heads}
     algorithm = algorithm | {"class_name": "repolicy.hosts.rsl_rl_dial:DialedPPO"}

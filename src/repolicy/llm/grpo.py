@@ -47,7 +47,8 @@ NEEDED: dict[str, tuple[Any, str]] = {
     "disable_dropout": (True, AS_SAMPLED),
     "mask_truncated_completions": (False, "a response that was cut off has a reward like any other"),
     "off_policy_mask_threshold": (None, "a masked response is missing from the objective"),
-    **dict.fromkeys(("vllm_structured_outputs_regex", "neftune_noise_alpha"), (None, AS_SAMPLED)),
+    "vllm_structured_outputs_regex": (None, AS_SAMPLED),
+    "neftune_noise_alpha": (None, AS_SAMPLED),
     "sync_ref_model": MOVING_PRIOR,
     "beta": (0.0, "the prior is in the reward, weighted omega, and not in the loss"),
 }
@@ -117,8 +118,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         check_grpo(self.objective, args)
         if args.budget is not None:
             check_budget(args.budget, args.budget_rate, self.objective)
-        for dataset in (train_dataset, others.get("eval_dataset") or train_dataset):
-            require_columns(dataset, ("prompt",), "an online method")
+        self.check_datasets(train_dataset, others.get("eval_dataset"))
         if self.objective.reads_prior and others.get("peft_config") is None:
             require_saved_path(model, "GRPO")
         args.beta = 1.0 if self.objective.reads_prior else 0.0  # TRL keeps a reference where beta is not 0 ...
@@ -130,6 +130,9 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         check_sampling(self)
         require_enough_prompts(train_dataset, args)
         self.introduce(reference_given=False)
+
+    def check_rows(self, dataset: Any) -> None:
+        require_columns(dataset, ("prompt",), "an online method")
 
     @property
     def present_objective(self) -> Objective:

@@ -97,6 +97,16 @@ class WithObjective:
         args.omega, args.alpha = self.objective.omega, self.objective.alpha
         return args
 
+    def check_datasets(self, train: Any, evaluation: Any) -> None:
+        """Raise where there is nothing to train on, or one of the two has not what the trainer needs."""
+        self.check_rows(train)
+        if evaluation is not None:
+            self.check_rows(evaluation)
+
+    def check_rows(self, dataset: Any) -> None:
+        """Raise where a dataset has not what the trainer needs."""
+        raise NotImplementedError
+
     def introduce(self, reference_given: bool) -> None:
         """Tell what the run is; called after TRL's own `__init__`, while the model still is the prior."""
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
@@ -162,19 +172,13 @@ class WithReference(WithObjective):
         args = self.settled(objective, args)
         set_beta(args, self.objective, "the loss is a function of alpha · log policy")
         require_settings(args, self.NEEDED)
-        for dataset in (train_dataset, others.get("eval_dataset")):
-            if dataset is not None or dataset is train_dataset:
-                self.check_rows(dataset)
+        self.check_datasets(train_dataset, others.get("eval_dataset"))
         reads = self.objective.reads_prior
         ref_model = ref_model if reads else None
         require_reference(self.objective, model, ref_model, args, others.get("peft_config"), type(self).__name__)
         super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)  # type: ignore[call-arg]
         self.precompute_ref_logps = args.precompute_ref_log_probs and reads
         self.introduce(reference_given=ref_model is not None)
-
-    def check_rows(self, dataset: Any) -> None:
-        """Raise where a dataset has not what the trainer needs."""
-        raise NotImplementedError
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
         """Compute them as TRL does, and none where the objective never asks the prior."""
@@ -239,7 +243,7 @@ def require_same_weights(model: Any, reference: Any) -> None:
 
 
 def check_counts(seed: int, **counts: int) -> None:
-    """Raise where a count of something is below 1, or the seed is none that every command takes: 0 to 2³¹ − 1."""
+    """Raise where a count is below 1, or the seed is not between 0 and 2³¹ − 1."""
     if not 0 <= seed < 2**31:
         raise UsageError(f"seed is {seed}; it must lie between 0 and {2**31 - 1}")
     for name, count in counts.items():

@@ -72,8 +72,7 @@ class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
         args = self.settled(objective, args)
         set_beta(args, self.objective, NOT_ZERO)
         require_settings(args, NEEDED)
-        for dataset in (train_dataset, others.get("eval_dataset") or train_dataset):
-            require_columns(dataset, ("chosen", "rejected"), "Q-Adapter")
+        self.check_datasets(train_dataset, others.get("eval_dataset"))
         if peft_config is None:
             raise UsageError("Q-Adapter trains an adapter beside the frozen model: give a peft_config (LoraConfig())")
         if args.chi < 0:
@@ -99,6 +98,9 @@ class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
         return (loss, outputs) if return_outputs else loss
+
+    def check_rows(self, dataset: Any) -> None:
+        require_columns(dataset, ("chosen", "rejected"), "Q-Adapter")
 
     def _record(self, chosen: Tensor, rejected: Tensor) -> None:
         """Log rewards of whole responses, over all ranks."""

@@ -12,11 +12,11 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import EnvLike, Wish, combined, confirm, decoder, env_name
+from repolicy.envs import EnvLike, Wish, combined, confirm, decoder, env_name, only_here
 from repolicy.envs.addons import dials, names
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.learning.training import check, check_given, try_addon
-from repolicy.loading import PYTHON, only_here, read_json, usual_out
+from repolicy.loading import PYTHON, read_json, usual_out
 from repolicy.many import pool
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, episodes_of, point_words

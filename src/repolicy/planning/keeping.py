@@ -3,9 +3,9 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from repolicy.envs import TRUST_IT, confirm, env_of
+from repolicy.envs import TRUST_IT, confirm, env_of, only_here
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import only_here, read_json
+from repolicy.loading import read_json
 from repolicy.planning.asking import Planned, planned
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Search

@@ -23,12 +23,13 @@ from repolicy.envs import (
     in_gymnasium,
     make_envs,
     one_env,
+    only_here,
     parsed,
     probed,
     with_decoder,
 )
 from repolicy.errors import UsageError, in_one_sentence
-from repolicy.loading import load_object, only_here, reference_to
+from repolicy.loading import load_object, reference_to
 from repolicy.policies import ActionSpace, Policy, PolicySpec, frozen, seeded, sums
 from repolicy.prepare.session import Start, called, open_prior, settings_of
 from repolicy.prepare.weights import trial

@@ -17,4 +17,7 @@ HOMES = {
 
 __all__ = list(HOMES)
 __getattr__ = later(__name__, HOMES)
-__dir__ = __all__.copy
+
+
+def __dir__() -> list[str]:
+    return __all__
