@@ -18,7 +18,8 @@ from typed_commands import SMALL, typed, with_few_states
 
 import repolicy
 from repolicy.envs import evaluation
-from repolicy.prepare import cloning, diagnosis, generative, imitation, worth
+from repolicy.prepare import cloning, diagnosis, generative, imitation, weights, worth
+from repolicy.report import movie
 
 DOCS = Path(__file__).parents[1] / "docs"
 pytestmark = pytest.mark.usefixtures("_elsewhere")
@@ -59,9 +60,11 @@ def commands(text: str) -> list[list[str]]:
 
 
 def run_all(capsys: pytest.CaptureFixture[str], text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(cloning, "FIT_EPOCHS", 2)
+    for name, few in (("FIT_EPOCHS", 2), ("BLOCK", 8)):
+        monkeypatch.setattr(cloning, name, few)
     for module in (cloning, evaluation, worth):
-        monkeypatch.setattr(module, "LONGEST", 100)
+        monkeypatch.setattr(module, "LONGEST", 20)
+    monkeypatch.setattr(weights.trial, "__defaults__", (32,))  # steps of each environment
     monkeypatch.setattr(diagnosis, "STEPS", 50)
     with_few_states(monkeypatch)
     said = []
@@ -76,7 +79,7 @@ def test_a_generative_policy(capsys: pytest.CaptureFixture[str], monkeypatch: py
     text = section("your-policy.md", "A generative policy")
     Path("flow.py").write_text(code(text)[0])
     text, _, fitted = text.partition("`imitate` fits")
-    monkeypatch.setattr(generative, "SIMULATED", 2_000)  # steps of copies
+    monkeypatch.setattr(generative, "SIMULATED", 500)  # steps of copies
     trained, evaluated = run_all(capsys, text.replace("--stochastic", "--stochastic --episodes 2"), monkeypatch)
     assert "noise of scale 0.5: basic reward" in trained
     assert "4 of 4 directions of the noise change the actions" in trained
@@ -139,10 +142,10 @@ def test_demonstrations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     assert "that was held out" in said[0]
 
 
-@pytest.mark.usefixtures("_renderer")
 def test_two_minutes_from_file_to_film(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     sb3 = pytest.importorskip("stable_baselines3")
     sb3.PPO("MlpPolicy", gymnasium.make("HalfCheetah-v5"), seed=3).save("theirs.zip")
+    monkeypatch.setattr(movie, "films", lambda shots, say: [b"a film"] * len(shots))  # films have tests of their own
     said = run_all(capsys, section("your-policy.md", "Two minutes from file to film"), monkeypatch)
     assert len(said) == 4
     assert Path("theirs.mp4").stat().st_size > 0

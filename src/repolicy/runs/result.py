@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,7 +44,7 @@ class Result:
             parts.append(f"{self.last['prior_kl']:.2f} nats a step from the prior")
         return f"Result of {self.folder}: {'; '.join(parts)}"
 
-    @property
+    @cached_property
     def policy(self) -> Policy:
         """What the run hands out: the last policy, or a clearly better one (docs/reading-a-report.md)."""
         return load_policy(RunFolder(self.folder).policy)
