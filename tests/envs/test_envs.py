@@ -164,7 +164,7 @@ def test_gymnasium_resets_only_what_ended() -> None:
     """Two environments, of which one is an episode ahead of the other."""
     batch: Any = make_envs(tiny("Counter"), 2, 0)
     batch.reset()
-    batch._envs.envs[1].env._t = 1
+    batch._ones[1].env._t = 1
     seen = [batch.step(np.zeros((2, 1), np.float32)) for _ in range(3)]
     assert [step.observations.tolist() for step in seen] == [[[1, 1], [1, 2]], [[1, 2], [2, 0]], [[2, 0], [2, 1]]]
     assert [step.final.tolist() for step in seen] == [[[1, 1], [1, 2]], [[1, 2], [1, 3]], [[1, 3], [2, 1]]]

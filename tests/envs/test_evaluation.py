@@ -40,8 +40,8 @@ def test_each_environment_runs_its_share_of_episodes_however_short_they_are() ->
 def test_hasty_environments_do_not_run_more_episodes() -> None:
     """One environment's episodes have one step, the other's 3, 4 and 5: each gives three, in turns."""
     envs: Any = make_envs(tiny("Counter"), 2, 0)
-    usual = envs._envs.envs[1].step
-    envs._envs.envs[1].step = lambda action: (usual(action)[0], 1.0, True, False, {})
+    usual = envs._ones[1].step
+    envs._ones[1].step = lambda action: (usual(action)[0], 1.0, True, False, {})
     assert [*run_episodes(policy(), envs, 6).lengths] == [3, 1, 4, 1, 5, 1]
 
 

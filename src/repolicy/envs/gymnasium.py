@@ -4,8 +4,7 @@ import copy
 import math
 import sys
 import warnings
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -22,7 +21,7 @@ SHARED = ("MjModel", "EnvSpec")  # what no step changes, and is large
 
 
 class GymnasiumEnvs(Batch):
-    """Gymnasium's vector environments: any id, or the user's own."""
+    """Gymnasium's environments: any id, or the user's own. (Its own batches take 1.4 times as long.)"""
 
     backend = "gymnasium"
 
@@ -37,66 +36,71 @@ class GymnasiumEnvs(Batch):
     ) -> None:
         self.name, self.count, self._seed = name, count, seed
         make = make_one or maker(name)  # once for all: it runs the user's file
-        makers: list[Callable[[], Any]] = [partial(_One, name, n, make) for n in range(count)]
         with (
             in_one_sentence(f"environment {name!r} cannot be made", UsageError),
             warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
         ):
-            self._envs = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
-        space = self._envs.single_observation_space
-        self.note_spaces(space, self._envs.single_action_space, critic)
-        self._check_one_step(space)
+            self._ones = [_One(name, n, make()) for n in range(count)]
+            self._space, actions = self.each[0].observation_space, self.each[0].action_space
+        self.note_spaces(self._space, actions, critic)
+        self._check_one_step()
 
     @property
     def each(self) -> list[Any]:
-        return [one.env for one in self._envs.envs]  # type: ignore[attr-defined]
+        return [one.env for one in self._ones]
 
     def copies(self, times: int, random: np.random.Generator) -> "GymnasiumEnvs":
         """Return so many copies of each environment, side by side: each stands where it stands, with other luck."""
         other = copy.copy(self)
         other.count = self.count * times
-        each = [partial(_One, self.name, n, partial(copied, one, random)) for n, one in enumerate(self.each)]
-        makers: list[Callable[[], Any]] = [make for make in each for _ in range(times)]
-        other._envs = gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
+        other._ones = [_One(self.name, n, copied(one, random)) for n, one in enumerate(self.each) for _ in range(times)]
         return other
 
     @property
     def limit(self) -> int | None:
-        env, name = self._envs.envs[0], "_max_episode_steps"  # of Gymnasium's TimeLimit
+        env, name = self.each[0], "_max_episode_steps"  # of Gymnasium's TimeLimit
         known = hasattr(env, "has_wrapper_attr") and env.has_wrapper_attr(name)  # a class like Gymnasium's may lack it
         steps = env.get_wrapper_attr(name) if known else None
         return None if steps is None or not math.isfinite(steps) else int(steps)
 
     def reset(self) -> np.ndarray:
-        seeds: list[int | None] = [self._seed + index for index in range(self.count)]
-        return self.flat(self.call(self._envs.reset, seed=seeds)[0])
+        return self.flat(self.call(self._begun, self._ones, range(self._seed, self._seed + self.count)))
 
     def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
-        # A reset of some environments hands back the observations of all.
-        return self.flat(self.call(self._envs.reset, options={"reset_mask": which})[0])
+        ones = [self._ones[n] for n in np.flatnonzero(which)]
+        observations = observations.copy()
+        observations[which] = self.flat(self.call(self._begun, ones, [None] * len(ones)), len(ones))
+        return observations
 
     def step(self, actions: np.ndarray) -> Step:
-        sent = native(actions, self.actions, self._own)
-        ones: Any = self._envs.envs
-        return self.answered(*self.call(lambda: (*self._envs.step(sent)[:4], together([one.info for one in ones]))))
+        return self.answered(*self.call(self._stepped, native(actions, self.actions, self._own)))
+
+    def _begun(self, ones: Sequence["_One"], seeds: Sequence[int | None]) -> Any:
+        return gathered(self._space, [one.reset(seed) for one, seed in zip(ones, seeds, strict=True)])
+
+    def _stepped(self, actions: np.ndarray) -> Any:
+        steps = [one.step(action) for one, action in zip(self._ones, actions, strict=True)]
+        observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
+        ends = np.array([terminated, truncated], bool)
+        return gathered(self._space, observations), np.array(rewards, np.float64), *ends, together(list(infos))
 
     def close(self) -> None:
-        failed = sys.exception()
+        failed, ones, self._ones = sys.exception(), self._ones, []
         try:
-            self.call(self._envs.close)
+            self.call(lambda: [one.env.close() for one in ones])
         except RepolicyError:
             if failed is None:  # else that is what is said
                 raise
 
-    def _check_one_step(self, space: spaces.Space[Any]) -> None:
-        """Look at one observation: a vector environment would broadcast one of the wrong shape."""
-        env = self._envs.envs[0]
-        env.action_space.seed(0)
-        observation, _ = self.call(env.reset, seed=0)
+    def _check_one_step(self) -> None:
+        """Look at the shape of one observation, to name it."""
+        one = self._ones[0]
+        one.env.action_space.seed(0)
+        observation = self.call(one.reset, 0)
         for moment in ("reset", "step"):
             if moment == "step":
-                observation, *_ = self.call(env.step, env.action_space.sample())
-            returned, declared = shapes(observation), space_shapes(space)
+                observation, *_ = self.call(one.step, one.env.action_space.sample())
+            returned, declared = shapes(observation), space_shapes(self._space)
             if returned != declared:
                 raise RepolicyError(
                     f"environment {self.name!r} returns observations of shape {returned} from {moment}, "
@@ -107,23 +111,21 @@ class GymnasiumEnvs(Batch):
 class _One:
     """One environment of a batch, whose answers are looked at before NumPy makes numbers of whatever they are."""
 
-    def __init__(self, name: str, index: int, make: Callable[[], Any]) -> None:
-        self.name, self.index, self.env = name, index, make()
+    def __init__(self, name: str, index: int, env: Any) -> None:
+        self.name, self.index, self.env = name, index, env
 
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(self.env, attribute)
-
-    def reset(self, **options: Any) -> Any:
+    def reset(self, seed: int | None = None) -> Any:
+        """Return the first observation of an episode."""
         NOTE.index = self.index
-        answer = self.env.reset(**options)
+        answer = self.env.reset(seed=seed)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
             raise RepolicyError(
                 f"environment {self.name!r} returns {_kind(answer)} from reset, not (observation, info): "
                 "old environments do; wrap it in shimmy.GymV21CompatibilityV0, or return both"
             )
-        return answer
+        return answer[0]
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: Any) -> tuple[Any, ...]:
         NOTE.index = self.index
         answer = self.env.step(action)
         if not (isinstance(answer, tuple) and len(answer) == 5):
@@ -132,10 +134,15 @@ class _One:
                 "(observation, reward, terminated, truncated, info): old environments do; "
                 "wrap it in shimmy.GymV21CompatibilityV0, or return all five"
             )
-        observation, reward, terminated, truncated, info = answer
-        check_reward(reward, self.name)
-        self.info = info
-        return observation, reward, terminated, truncated, {} if isinstance(info, dict) else info
+        check_reward(answer[1], self.name)
+        return answer
+
+
+def gathered(space: spaces.Space[Any], observations: Sequence[Any]) -> Any:
+    """Return observations of N environments as one, `[N, ...]` each part of a Dict."""
+    if isinstance(space, spaces.Dict):
+        return {key: gathered(part, [each[key] for each in observations]) for key, part in space.items()}
+    return np.array(observations).reshape(len(observations), *(space.shape or ()))
 
 
 def together(infos: list[dict[str, Any]]) -> dict[str, np.ndarray]:
