@@ -27,16 +27,24 @@ from repolicy.many.comparing import compare
 from repolicy.objective import residual
 from repolicy.policies.export import onnx_reader
 from repolicy.policies.file import SavedPolicy, save_policy
-from repolicy.prepare.generative import BestOf, check_possible, noise_prior, referred, scaled, standard_normal
+from repolicy.prepare import generative
+from repolicy.prepare.generative import BestOf, check_possible, noise_prior, referred, scaled, standard_normal, start_of
 from repolicy.prepare.weights import decide
 from repolicy.priors import decoders
 from repolicy.priors.decoders import decoder_of, noise_input
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
-from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 
-FEW = Settings(steps=1024, envs=8, n_steps=16, minibatch=64, epochs=1, checkpoint_every=2, ranks=1)
+FEW = Settings(
+    steps=256, envs=8, n_steps=16, minibatch=64, epochs=1, checkpoint_every=1, ranks=1, evaluation_episodes=2
+)
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What costs no training is told by few episodes."""
+    monkeypatch.setattr(generative, "EPISODES", 2)
 
 
 def test_noise_that_is_the_action_itself_ends_in_the_same_bits(tmp_path: Path) -> None:
@@ -176,6 +184,7 @@ def test_a_policys_file_needs_no_other_to_decode(tmp_path: Path, monkeypatch: py
     np.testing.assert_array_equal(evaluate(moved, episodes=20, trust=True).basic, before)
     flow.unlink()
     np.testing.assert_array_equal(evaluate(moved, episodes=20, trust=True).basic, before)
+    monkeypatch.setattr(decoders, "onnx_graph", quick_graph)
     command_line(["export", str(moved), "--trust", "--out", str(tmp_path / "whole.onnx")])
     seen, noise = np.random.default_rng(0).standard_normal((2, 5, 2)).astype(np.float32)
     with torch.no_grad():
@@ -230,9 +239,8 @@ def test_what_does_without_noise_or_takes_no_dial_says_so(
 
 
 def test_an_object_tells_its_own_sizes(tmp_path: Path) -> None:
-    result = customize(f"{HERE}:Telling", RIGHT, residual(0.1, 0.1, 0.0), tmp_path / "run", FEW, env=WALK, trust=True)
-    request = RunFolder(result.folder).request()
-    assert request.env == f"{WALK}?decoder={HERE}:Telling&noise=2&chunk=3"
+    _, name = start_of(f"{HERE}:Telling", WALK, FEW, 0, 1, True, tmp_path / "prior.safetensors", False)
+    assert name == f"{WALK}?decoder={HERE}:Telling&noise=2&chunk=3"
 
 
 def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,10 +303,11 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
 
 
 def test_the_best_of_some_draws_is_as_good_as_the_largest_of_them() -> None:
-    """Each step of `Spot` is an episode. The mean of the largest of sixteen normal numbers is 1.766."""
-    env, wish = f"{HERE}:Spot?decoder={HERE}:same&noise=2&chunk=1", f"{HERE}:first"
-    found = evaluate(BestOf(standard_normal(2, 2), combined([wish]), 16), env, 1000, addon=wish)
-    assert found.columns["addon_reward"].mean == pytest.approx(1.766, abs=0.08)
+    """The mean of the largest of sixteen normal numbers is 1.766."""
+    envs = make_envs(f"{HERE}:Spot?decoder={HERE}:same&noise=2&chunk=1", 400, 0)
+    agent = BestOf(standard_normal(2, 2), combined([f"{HERE}:first"]), 16)
+    agent.watch(envs)
+    assert agent(envs.reset())[:, 0].mean() == pytest.approx(1.766, abs=0.08)
 
 
 def test_the_best_of_some_draws_is_that_of_a_whole_chunk_and_looking_changes_nothing() -> None:
