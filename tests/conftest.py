@@ -34,7 +34,7 @@ def pytest_collection_finish() -> None:
 def _seeded() -> None:
     import torch
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` also writes down where it was called, for GPUs
 
 
 @pytest.fixture
