@@ -192,9 +192,7 @@ def test_verdicts_are_wrong_no_more_often_than_is_said(whose: Any) -> None:
     random = np.random.default_rng(0)
     drawn = [[list(9000.0 + 150.0 * random.normal(size=5)) for _ in range(2)] for _ in range(50)]
     said = [examined(results(soft=a, no_entropy=b), claim, "halfcheetah").verdict for a, b in drawn]
-    assert all(
-        said.count(verdict) < 0.05 * 50 + 4.6 for verdict in ("holds here", "does not")
-    )  # and 3 standard errors
+    assert all(said.count(verdict) < 0.05 * 50 + 4.6 for verdict in ("holds here", "does not"))  # and 3 standard errors
 
 
 def test_a_prior_is_one_policy_however_often_it_was_evaluated() -> None:

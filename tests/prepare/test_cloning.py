@@ -79,13 +79,15 @@ def test_it_is_the_exact_prior_that_scores_and_not_the_clone(tmp_path: Path, mon
 
     class Shifted(Steering):
         def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-            return super().log_prob(observations, actions) - 1.0
+            return super().log_prob(observations, actions) + 1.0
 
     one = replace(FEW, steps=FEW.iteration_steps)
-    plain, _ = customized(Steering(), tmp_path / "plain", one)
-    shifted, _ = customized(Shifted(), tmp_path / "shifted", one)
+    plain, normalized = customized(Steering(), tmp_path / "plain", one)
+    shifted, said = customized(Shifted(), tmp_path / "shifted", one)
     first = [RunFolder(result.folder).logged()["log_prior"][0] for result in (plain, shifted)]
-    assert first[0] - first[1] == pytest.approx(1.0, abs=1e-4)
+    assert first[1] - first[0] == pytest.approx(1.0, abs=1e-4)
+    told = ["normalize its log_prob" in " ".join(log.said) for log in (normalized, said)]
+    assert told == [False, True]
 
 
 def test_a_run_is_resumed_to_the_bit_with_the_same_prior_and_refused_with_another(tmp_path: Path) -> None:

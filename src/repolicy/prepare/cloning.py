@@ -34,6 +34,7 @@ DRAWS, MINIBATCH, EPOCHS = 16, 128, 4  # when there are only log-probabilities t
 SCORED_STATES = 8_192  # states in such a round
 TOO_FAR = 1e6  # nats a step: no density of actions is that low where a policy was fitted to it
 FAR = 0.5  # nats a step from the prior: beyond this, the user is warned
+BELOW = -0.1  # nats a step: a KL this far below 0 is no accident of a few episodes
 LONGEST = 1_000  # steps of an episode when prior and clone are compared
 PROBES = 8  # environments, and steps in each, by which a resumed run recognizes its prior
 
@@ -212,6 +213,11 @@ class Compared:
                 text += f" where the prior has {figures(self.prior[0], 4)} ± {figures(self.prior[1], 2)}"
         if self.kl > FAR:
             text += "; that much of the prior is lost where customizing begins, and omega pulls the actor back to it"
+        if self.kl < BELOW:
+            text += (
+                f"; no KL is below 0, so exp(log_prob) of {name} adds up to more than 1: each step earns omega times "
+                "that much too much, which makes long episodes worth more; normalize its log_prob"
+            )
         return text
 
 
