@@ -172,7 +172,9 @@ class Resting(Sb3Drift):
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_stable_baselines3_measures_and_learns_states(shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stable_baselines3_measures_learns_states_and_saves_both(
+    shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 250)
     env = DummyVecEnv([lambda: Unclipped(Resting())] * 40)
     model = sb3(env=env, prior=resting((8, 8)), omega=None, alpha=None, n_steps=8, **({} if shown else {"states": 0.3}))
@@ -186,6 +188,10 @@ def test_stable_baselines3_measures_and_learns_states(shown: bool, monkeypatch: 
         near, far = density.familiarity(density.normalized(states))
         assert near == 0.0
         assert far < -10.0
+        model.save(tmp_path / "model.zip")
+        again = type(model).load(tmp_path / "model.zip", env)
+        assert again.steering.objective == weights
+        torch.testing.assert_close(again.method.density.tensors(), density.tensors())
 
 
 @pytest.mark.parametrize(("sees", "policy"), [("both", "MultiInputPolicy"), ("images", "CnnPolicy")])
@@ -227,16 +233,6 @@ def test_of_stacked_images_the_newest_is_the_state_wherever_their_channels_are(s
     model.env.reset()
     seen, *_ = model.env.step(np.zeros((4, 2)))
     assert model.rows(seen[None]).flatten().tolist() == [2.0] * 4 * math.prod(shape)
-
-
-def test_a_saved_model_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 250)
-    env = DummyVecEnv([Resting] * 40)
-    model = sb3(env=env, prior=resting((8, 8)), omega=None, alpha=None, states=0.3).learn(1)
-    model.save(tmp_path / "model.zip")
-    again = type(model).load(tmp_path / "model.zip", env)
-    assert again.steering.objective == model.steering.objective
-    torch.testing.assert_close(again.method.density.tensors(), model.method.density.tensors())
 
 
 def test_unfamiliar_states_cost_once_an_episode_is_under_way() -> None:

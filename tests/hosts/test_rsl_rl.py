@@ -36,7 +36,7 @@ def test_without_weights_it_is_rsl_rls_ppo_to_the_bit(network: str) -> None:
     theirs, ours = runner(network), runner(network, residual(omega=0.0, alpha=0.0))
     for each in (theirs, ours):
         torch.manual_seed(5)
-        each.learn(20)
+        each.learn(4)
     assert isinstance(ours.alg, ResidualPPO)
     assert same(theirs.alg, ours.alg)
 
@@ -187,7 +187,7 @@ def test_the_parts_are_logged_apart(tmp_path: Path) -> None:
     assert losses["prior_kl"] == pytest.approx(float(log_policy) - losses["reward_prior"] / 0.3, abs=1e-4)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ["cnn", "lstm"])
 def test_a_run_with_a_schedule_ends_with_the_verdict(tmp_path: Path, network: str, capsys: Any) -> None:
     ours = runner(network, residual(str(checkpoint(tmp_path, network)), schedule="fixed"))
     ours.alg._left = 1

@@ -42,7 +42,7 @@ def test_without_weights_it_is_their_ppo_to_the_bit(acts: str) -> None:
     found = []
     for algorithm, options in ((PPO, {}), (ResidualPPO, {"omega": 0.0, "alpha": 0.0})):
         each = model(algorithm, DummyVecEnv([lambda: Drift(acts=acts)] * 4), **options)
-        found.append(weights(each.learn(20 * 32)))
+        found.append(weights(each.learn(4 * 32)))
     assert same(*found)
 
 

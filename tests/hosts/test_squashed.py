@@ -122,8 +122,9 @@ def test_of_a_std_for_each_state_an_actor_with_one_has_the_nearest_in_kl() -> No
     assert with_one_std(found) is found
 
 
-@pytest.mark.parametrize("family", ["squashed", "state_squashed", "state_gaussian"])
-@pytest.mark.parametrize("std", ["softplus", "exp_tanh"])
+@pytest.mark.parametrize(
+    ("family", "std"), [("squashed", "softplus"), ("state_squashed", "exp_tanh"), ("state_gaussian", "softplus")]
+)
 def test_stable_baselines3_begins_as_a_policy_whose_std_depends_on_the_state(
     tmp_path: Path, family: str, std: str
 ) -> None:

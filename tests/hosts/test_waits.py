@@ -73,7 +73,6 @@ PRIORS: dict[str, Any] = {
     "a file of ours": lambda: small_policy(hidden=(16, 16)),
     "an object": Pushing,
     "a mean": lambda: MeanPrior(nn.Linear(3, 2), 0.5),
-    "a checkpoint": lambda: "mlp",
     "a checkpoint with a memory": lambda: "gru",
     "none": lambda: None,
 }
@@ -113,13 +112,13 @@ def test_a_step_of_rsl_rl_waits_for_nothing_and_an_iteration_once(kind: str, tmp
     assert found["ours"][2][0] <= found["theirs"][2][0] + 1
 
 
-@pytest.mark.parametrize("kind", PRIORS)
 @pytest.mark.filterwarnings("ignore:.*no-op")  # so says torch of a copy to meta
-@pytest.mark.parametrize("actor", ["MLPModel", "repolicy.hosts.rsl_rl:PolicyActor"])
+@pytest.mark.parametrize(
+    ("kind", "actor"),
+    [*((kind, "MLPModel") for kind in PRIORS), ("a file of ours", "repolicy.hosts.rsl_rl:PolicyActor")],
+)
 def test_a_rollout_stays_on_its_device_up_to_the_one_wait(kind: str, actor: str, tmp_path: Any) -> None:
     """On `meta` there are shapes alone, and a tensor of another device is an error."""
-    if actor != "MLPModel" and kind != "a file of ours":
-        pytest.skip("it is made of a file of ours")
     prior, network = named(PRIORS[kind](), tmp_path)
     asked = {"class_name": OURS, "prior": prior, "critic_warmup": 0, "omega": 0.3 if prior is not None else 0}
     config = settings(network, asked | {"alpha": 0.2, "limits": ["addon>=-1"]})

@@ -1,14 +1,16 @@
 """Not a test: what `test_examples.py` calls, and what it starts in two processes.
 
 python one_step.py PRIOR DATA OUT ROWS: a step of each example script, of GRPO on fixed responses, and on
-labels; ROWS a process.
+labels; ROWS a process. Two processes read the libraries once: they are forks of a third, which does nothing else.
 """
 
 # ruff: noqa: E402 - what needs the extra is imported after it has been asked for
 
 import gc
 import os
+import signal
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,8 @@ def main(prior: str, data: str, out: str, rows: str) -> None:
     objective = ["--omega", "0.3", "--alpha", "0.2", "--model", prior, "--data", data]
     online = ["--num_generations", "4", "--max_completion_length", "4"]
     llm_decomposed_dpo.main([*shared, *objective, "--output_dir", f"{out}/dpo"])
-    llm_residual_grpo.main([*shared, *objective, *online, "--output_dir", f"{out}/grpo"])
+    if "RANK" in os.environ:  # alone it is run by its page
+        llm_residual_grpo.main([*shared, *objective, *online, "--output_dir", f"{out}/grpo"])
 
     def settings(kind: type[Any], *words: str) -> Any:
         return HfArgumentParser(kind).parse_args_into_dataclasses([*shared, *words])[0]
@@ -79,8 +82,20 @@ def main(prior: str, data: str, out: str, rows: str) -> None:
 
 if __name__ == "__main__":
     gc.freeze()  # as in tests/conftest.py
-    main(*sys.argv[1:])
-    if distributed.is_initialized():  # as the example scripts end
-        distributed.destroy_process_group()
-        sys.stdout.flush()
-        os._exit(0)  # on a busy machine a thread of gloo's can outlive even that, and abort Python at its end
+    ranks = []
+    for rank in "01":
+        ranks.append(os.fork())
+        if not ranks[-1]:
+            os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+            try:
+                main(*sys.argv[1:])
+                distributed.destroy_process_group()  # as the example scripts end
+                os._exit(0)  # on a busy machine a thread of gloo's can outlive even that, and abort Python at its end
+            finally:
+                traceback.print_exc()
+                os._exit(1)
+    _, failed = os.wait()
+    if failed:
+        for rank in ranks:
+            os.kill(rank, signal.SIGKILL)  # one that waits for another that has failed
+    sys.exit(bool(failed or os.wait()[1]))

@@ -85,7 +85,7 @@ def test_estimates_are_near_the_exact_values(
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "."}) + "\n")
     words = ["evaluate", *tuned.values(), "--prior", prior, "--prompts", tmp_path / "p.jsonl", "--reward", REWARD]
     page = tmp_path / "page.html"
-    found = run([*words, "--responses", 1000, "--tokens", 4, "--out", page], capsys)["models"]
+    found = run([*words, "--responses", 500, "--tokens", 4, "--out", page], capsys)["models"]
     log_prior = policy_log_probs(toy, load(prior))
     low = policy_log_probs(toy, load(tuned["low"]))
     for each, policy in zip(found, (log_prior, low), strict=False):

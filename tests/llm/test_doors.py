@@ -31,8 +31,7 @@ def test_every_name_can_be_had(name: str) -> None:
     assert getattr(llm, name)
 
 
-@pytest.mark.parametrize("split", [(4, 2), (1, 8)])
-def test_a_step_is_the_same_however_it_is_cut(build: Build, split: tuple[int, int]) -> None:
+def test_a_step_is_the_same_however_it_is_cut(build: Build) -> None:
     def step(rows: int, times: int) -> tuple[torch.Tensor, float]:
         cut = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": times}
         plain = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 1e9}
@@ -40,7 +39,7 @@ def test_a_step_is_the_same_however_it_is_cut(build: Build, split: tuple[int, in
         ours.train()
         return weights(ours), ours.offset
 
-    (whole, offset), (parts, other) = step(8, 1), step(*split)
+    (whole, offset), (parts, other) = step(8, 1), step(2, 4)
     assert abs(offset) > 0.05
     assert other == pytest.approx(offset, rel=1e-5)
     assert torch.allclose(parts, whole, atol=1e-6)
@@ -182,7 +181,7 @@ def test_greedy_loads_no_reference(build: Build, kind: str, monkeypatch: pytest.
     assert ours.identity["prior"] is None
 
 
-@pytest.mark.parametrize("kind", ["dpo", "labels", "grpo"])
+@pytest.mark.parametrize("kind", ["dpo", "grpo"])
 def test_a_model_changed_in_memory_is_not_its_folder(build: Build, prior: Path, tmp_path: Path, kind: str) -> None:
     def changed() -> Any:
         model = load(prior)
@@ -200,7 +199,7 @@ def test_a_model_changed_in_memory_is_not_its_folder(build: Build, prior: Path, 
         assert build(kind, model=changed(), ref_model=load(prior))
 
 
-@pytest.mark.parametrize("kind", ["dpo", "labels", "grpo"])
+@pytest.mark.parametrize("kind", ["dpo", "grpo"])
 def test_an_adapter_that_was_given_begins_at_the_prior(build: Build, prior: Path, kind: str) -> None:
     """TRL copies it: a new one changes nothing, a trained one is a part of the prior, a frozen one learns nothing."""
     known, adapter = checksum(load(prior)), LoraConfig(r=2, target_modules=["q_proj"])
@@ -250,15 +249,15 @@ def test_a_run_says_what_it_is_and_resumes_as_nothing_else(build: Build, prior: 
     assert torch.equal(weights(again), weights(ours))
 
 
-@pytest.mark.parametrize("restored", [False, True])
-def test_the_offset_comes_back(build: Build, restored: bool) -> None:
-    short = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "offset_rate": 1.0}
+def test_the_offset_comes_back(build: Build) -> None:
+    short = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "offset_rate": 1.0}
     ours = build("labels", **short)
     ours.train()
-    again = build("labels", **short, restore_callback_states_from_checkpoint=restored)
-    again.train(resume_from_checkpoint=f"{ours.args.output_dir}/checkpoint-2")
     assert abs(ours.offset) > 0.05
-    assert again.offset == ours.offset
+    for restored in (False, True):
+        again = build("labels", **short, restore_callback_states_from_checkpoint=restored)
+        again.train(resume_from_checkpoint=f"{ours.args.output_dir}/checkpoint-1")
+        assert again.offset == ours.offset
 
 
 class Chat:

@@ -104,11 +104,10 @@ def test_another_environment_pays_the_objectives_task_too() -> None:
 
 
 # Learning -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("objective", [RESIDUAL, soft(0.5)])
-def test_what_it_learns_is_the_exact_residual_q(objective: Objective) -> None:
-    solution, prior = exact(objective)
-    env = WithoutReward() if objective == RESIDUAL else Walk()  # customizing reads no basic reward
-    model = ResidualDQN(env, objective, Table(prior), QUICK)
+def test_what_it_learns_is_the_exact_residual_q() -> None:
+    """From the add-on alone: customizing reads no basic reward."""
+    solution, prior = exact(RESIDUAL)
+    model = ResidualDQN(WithoutReward(), RESIDUAL, Table(prior), QUICK)
     model.learn(QUICK.steps)
     with torch.no_grad():
         torch.testing.assert_close(model.q_net(STATES), solution.q.float(), atol=0.02, rtol=0)
@@ -170,7 +169,7 @@ def test_a_loss_that_is_no_number_is_not_learnt_from() -> None:
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("activation", ["relu", "tanh", "elu"])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: Path, activation: str) -> None:
     save_policy(tmp_path / "prior.safetensors", wild_prior(activation=activation), {})
     prior = read_policy(tmp_path / "prior.safetensors").policy

@@ -86,11 +86,10 @@ def test_at_the_optimum_target_and_loss_are_the_soft_value(objective: Objective,
     torch.testing.assert_close(model.actor_loss(seen), torch.tensor(-value), atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("objective", "family"), [*((each, FAMILIES[0]) for each in OBJECTIVES), (OBJECTIVES[1], FAMILIES[1])]
-)
-def test_the_actor_finds_the_optimum(objective: Objective, family: str) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_actor_finds_the_optimum(family: str) -> None:
     """Which it would not if the gradient stopped at the action that the prior is asked about."""
+    objective = OBJECTIVES[1]
     actor = constant(-0.5, 0.6, family)
     model = solved(objective, actor, family)
     optimizer = torch.optim.Adam(actor.parameters(), 0.02)

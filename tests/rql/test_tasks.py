@@ -73,7 +73,7 @@ def test_the_faster_parking_is_highway_envs_own_to_the_bit() -> None:
     theirs, ours = map(gymnasium.wrappers.FlattenObservation, (theirs, ours))
     assert theirs.observation_space == ours.observation_space
     ends = 0
-    for seed in range(2):
+    for seed in (0, 4):
         assert (theirs.reset(seed=seed)[0] == ours.reset(seed=seed)[0]).all()
         actions = np.random.default_rng(seed).uniform(-1.0, 1.0, (100, 2))
         for action in actions:
