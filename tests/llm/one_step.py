@@ -94,8 +94,8 @@ if __name__ == "__main__":
             finally:
                 traceback.print_exc()
                 os._exit(1)
-    _, failed = os.wait()
+    done, failed = os.wait()
+    ranks.remove(done)
     if failed:
-        for rank in ranks:
-            os.kill(rank, signal.SIGKILL)  # one that waits for another that has failed
+        os.kill(ranks[0], signal.SIGKILL)  # one that waits for another that has failed
     sys.exit(bool(failed or os.wait()[1]))
