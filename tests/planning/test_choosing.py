@@ -16,7 +16,7 @@ from repolicy.cli.main import main
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
-from repolicy.planning import asking
+from repolicy.planning import asking, distilling
 from repolicy.planning.asking import CANDIDATES, SEED, candidates, chosen, paid, planned
 from repolicy.planning.distilling import Lesson, distilled
 from repolicy.planning.planner import Search
@@ -88,11 +88,12 @@ def test_nothing_is_tried_where_a_weight_is_named(named, monkeypatch):
 FEW = ["--omega", "0.1", "--states", "0", "--samples", "4", "--horizon", "2", "--episodes", "1", "--steps", "20"]
 
 
-def test_the_residual_optimum_is_kept():
+def test_the_residual_optimum_is_kept(monkeypatch):
     """The planner's action is the optimum's on average, and the policy is fitted to it in states of its own."""
+    monkeypatch.setattr(distilling, "MOST_EPOCHS", 10)
     made = planner(samples=400, horizon=1, base="uniform")
     before = [parameter.clone() for parameter in made.prior.state_dict().values()]
-    kept = distilled(made, tiny("LinearQuadratic"), 4000)
+    kept = distilled(made, tiny("LinearQuadratic"), 2000)
     assert gain_and_std(kept)[0] == pytest.approx(float(augmented(0.1).policy.gain), rel=0.03)
     assert kept.std == pytest.approx(made.prior.std)
     assert all(torch.equal(*pair) for pair in zip(before, made.prior.state_dict().values(), strict=True))

@@ -88,28 +88,26 @@ def off_by(made: Planner, env: type, omega: float, alpha: float, sign: float, ho
     return 0.5 * float(np.abs(found - wanted).sum())
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize(("omega", "alpha"), [(0.5, 0.5), (0.9, 0.3), (0.2, 0.6)])
+@pytest.mark.parametrize(("omega", "alpha", "sign"), [(0.9, 0.3, 1.0), (0.2, 0.6, -1.0)])
 def test_the_root_decides_as_the_exact_residual_policy(omega, alpha, sign):
     """The leaves' own values must be right where omega is not alpha, or the last steps would be off."""
     few, many = (
-        off_by(planner(SureProcess, omega, alpha, sign, n), SureProcess, omega, alpha, sign) for n in (30, 2_000)
+        off_by(planner(SureProcess, omega, alpha, sign, n), SureProcess, omega, alpha, sign) for n in (30, 1_000)
     )
     assert many < min(few, 1e-3)
 
 
-@pytest.mark.parametrize(("omega", "alpha", "sign"), [(0.9, 0.3, 1.0), (0.2, 0.6, -1.0)])
-def test_so_it_does_where_there_is_chance(omega, alpha, sign):
-    assert off_by(planner(Process, omega, alpha, sign, 3_000), Process, omega, alpha, sign) < 0.02
+def test_so_it_does_where_there_is_chance():
+    assert off_by(planner(Process, 0.2, 0.6, -1.0, 3_000), Process, 0.2, 0.6, -1.0) < 0.02
 
 
-@pytest.mark.parametrize(("omega", "alpha"), [(0.9, 0.3), (0.2, 0.6)])
-def test_a_leaf_that_is_not_grown_is_worth_what_the_prior_is(omega, alpha):
+def test_a_leaf_that_is_not_grown_is_worth_what_the_prior_is():
     """By the exact values of the prior, which a single step ahead then improves on."""
+    omega, alpha = 0.2, 0.6
     mdp = MDP(SURE, torch.zeros(3, 2), [1.0, 0.0, 0.0], DISCOUNT, HORIZON, ADDON)
     wanted = evaluate(mdp, residual(omega, alpha), LOGITS.log_softmax(-1), LOGITS.log_softmax(-1)).v[0, 0]
     tree, state, seen = grown(planner(SureProcess, omega, alpha, 1.0, 2))
-    leaves = [tree.value(tree.leaf(state, seen, HORIZON)) for _ in range(3_000)]
+    leaves = [tree.value(tree.leaf(state, seen, HORIZON)) for _ in range(1_500)]
     assert np.mean(leaves) == pytest.approx(float(wanted), abs=4.0 * np.std(leaves) / len(leaves) ** 0.5)
 
 
@@ -151,13 +149,12 @@ def test_it_plans_beside_the_environment_and_keeps_what_it_knows():
 def test_the_same_seed_makes_the_same_episodes():
     made = planner(Process, 0.5, 0.5, 1.0, 20)
     one, same = (
-        run_episodes(made, GymnasiumEnvs(made.model.name, 2, 0), 2, addon=made.score.addon, longest=12)
-        for _ in range(2)
+        run_episodes(made, GymnasiumEnvs(made.model.name, 2, 0), 2, addon=made.score.addon, longest=5) for _ in range(2)
     )
     assert np.array_equal(one.addon, same.addon)
     other = replace(made, search=replace(made.search, samples=21))
     assert not np.array_equal(one.log_policy, run_episodes(
-        other, GymnasiumEnvs(made.model.name, 2, 0), 2, longest=12
+        other, GymnasiumEnvs(made.model.name, 2, 0), 2, longest=5
     ).log_policy)  # fmt: skip
 
 

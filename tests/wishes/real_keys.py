@@ -1,15 +1,22 @@
-"""A window in a process of its own (SDL looks for a display only once), and strokes by X's own test extension."""
+"""A window in a process of its own (SDL looks for a display only once), and strokes by X's own test extension.
+
+The file of the keys is run alone, because its room would import torch, which takes seconds.
+"""
 
 import ctypes
 import json
 import os
+import runpy
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pygame
 
-from repolicy.wishes.keys import WindowKeys
+import repolicy
+
+WindowKeys = runpy.run_path(str(Path(repolicy.__file__).parent / "wishes" / "keys.py"))["WindowKeys"]
 
 
 def main() -> None:

@@ -189,14 +189,22 @@ def test_a_person_answers_by_keys_on_a_phone_and_saves(
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
-@pytest.mark.usefixtures("_renderer")
-def test_the_page_is_made_with_films(policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_is_made_with_films(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of both clips, each with all that was done since the reset; how a film is drawn is tested elsewhere."""
+    shots = list[Shot]()
+    monkeypatch.setattr(ask_page, "films", lambda given, say: shots.extend(given) or [b"film"] * len(given))
     words = ["--pairs", "1", "--seconds", "0.2", "--width", "64", "--out", str(tmp_path / "my pairs"), "--json"]
     main(["ask", str(policy), *words])
     said = capsys.readouterr()
     assert json.loads(said.out)["pairs"] == 1
     assert f"repolicy infer ANSWERS --asked '{tmp_path / 'my pairs'}'" in said.err
     assert (tmp_path / "my pairs" / "ask.html").read_text().count("data:video/mp4") == 2
+    pairs = Pairs.read(tmp_path / "my pairs")
+    for shot, played in zip(shots, pairs.played[0], strict=True):
+        assert (shot.seed, shot.env, shot.width) == (pairs.seeds[0], PENDULUM, 64)
+        assert np.array_equal(shot.actions, played[: pairs.starts[0] + pairs.after.shape[2]])
     assert "has a page already" in failed(capsys, "ask", str(policy), *words)
 
 

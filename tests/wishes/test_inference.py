@@ -62,7 +62,7 @@ def test_theta_is_found_where_chance_moves_the_environment(twice: bool) -> None:
     trajectories, features, _ = summed(mdp, table)
     person = trajectories.probability(optimum(mdp, prior, torch.from_numpy(table @ TRUE))).numpy()
     theta = np.zeros(3)
-    for _ in range(200):  # chance adds to the trajectories' spread, so each step is short
+    for _ in range(150):  # chance adds to the trajectories' spread, so each step is short
         policy = trajectories.probability(optimum(mdp, prior, torch.from_numpy(table @ theta))).numpy()
         theta = inferred(features, features, ALPHA, theta, (person, policy)).value
     assert table @ theta == pytest.approx(table @ TRUE, abs=1e-3)

@@ -227,7 +227,7 @@ def wants(observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
 
 
 def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> None:
-    teaching = Teaching(str(policy), PENDULUM, "action[0]", 0.1, 0.1, 0.0, Labels(before=1), 2, SMALL, alone_steps=1600)
+    teaching = Teaching(str(policy), PENDULUM, "action[0]", 0.1, 0.1, 0.0, Labels(before=1), 2, SMALL, alone_steps=480)
     told: dict[str, Any] = {"wants": wants, "steps": 120}
     first = learn_wish(teaching, tmp_path, push, rounds=2, **told)
     assert [each.policy for each in first] == [str(policy), str(tmp_path / "round-0" / "run-1")]
@@ -259,7 +259,7 @@ def test_a_stop_while_it_customizes_stops_the_loop(policy: Path, tmp_path: Path)
         return Result(given[3], 0, False, {})
 
     teaching = Teaching(
-        str(policy), PENDULUM, "action[0]", 0.1, 0.1, 0.0, Labels(before=1), 2, alone_steps=1600, customizing=stopped
+        str(policy), PENDULUM, "action[0]", 0.1, 0.1, 0.0, Labels(before=1), 2, alone_steps=480, customizing=stopped
     )
     with pytest.raises(KeyboardInterrupt):
         learn_wish(teaching, tmp_path, push, wants=wants, steps=120, rounds=2)
