@@ -77,7 +77,7 @@ def serving(cache: Path) -> Iterator[dict[str, dict[str, bytes]]]:
     """The repositories of a hub that runs meanwhile, as if HF_ENDPOINT had been this one from the beginning."""
     Hub.files, Hub.status, Hub.headers_of_files = {}, 200, {}  # whatever another test has left
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     told = {"HF_HUB_CACHE": str(cache), "HF_TOKEN_PATH": str(cache / "no-token"), "HF_HUB_OFFLINE": False}
     told |= {"HF_HUB_DISABLE_PROGRESS_BARS": True} | endpoint(f"http://127.0.0.1:{server.server_port}")
     try:

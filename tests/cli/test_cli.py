@@ -22,6 +22,8 @@ from repolicy.runs.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("_elsewhere")
 
+FEW = [*SMALL, "--steps=128"]
+
 
 def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = typed(capsys, "--help")
@@ -50,10 +52,10 @@ def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_end_of_training_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    env, few = tiny("LinearQuadratic"), [*SMALL, "--steps", "128"]
-    said = typed(capsys, "train", env, "--alpha", "0.1", *few, "--out", "run")[2]
+    env = tiny("LinearQuadratic")
+    said = typed(capsys, "train", env, "--alpha", "0.1", *FEW, "--out", "run")[2]
     assert said.splitlines()[-1] == f"to give it a wish: repolicy customize run --env {env} --addon FILE.py:FUNCTION"
-    said = typed(capsys, "train", "CartPole-v1", "--alpha", "0.1", *few)[2]
+    said = typed(capsys, "train", "CartPole-v1", "--alpha", "0.1", *FEW)[2]
     assert said.endswith("repolicy customize runs/CartPole-v1-soft-0 --addon FILE.py:FUNCTION\n")
 
 
@@ -75,8 +77,8 @@ def test_words_come_in_any_order_and_spelling() -> None:
 def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """What is not said again is taken from the run; what is said otherwise is refused by name."""
     env, wish = tiny("LinearQuadratic"), tiny("stay_near")
-    answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "prior")
-    customized = ["--omega", "0.3", "--alpha", "0.2", "--addon", f"{wish}=2", "--sparse", "--no-report", *SMALL]
+    answered(capsys, "train", env, "--alpha", "0.1", *FEW, "--out", "prior")
+    customized = ["--omega", "0.3", "--alpha", "0.2", "--addon", f"{wish}=2", "--sparse", "--no-report", *FEW]
     answered(capsys, "customize", "prior", *customized, "--env", env, "--out", "run")
     assert answered(capsys, "customize", "prior", "--out", "run", "--resume", "--trust", "--no-report")["finished"]
     for words, folder, whose in ((["train", env], "run", "customize"), (["customize", "x"], "prior", "train")):
@@ -85,34 +87,34 @@ def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]
     otherwise = ["--out", "run", "--resume", "--trust", "--omega", "0.4", "--no-report"]
     code, _, said = typed(capsys, "customize", "prior", *otherwise)
     assert (code, "omega was 0.3 and is now 0.4" in said) == (2, True)
-    held = ["--omega", "auto", "--alpha", "0.2", "--kl-budget", "1", "--addon", wish, "--no-report", *SMALL]
+    held = ["--omega", "auto", "--alpha", "0.2", "--kl-budget", "1", "--addon", wish, "--no-report", *FEW]
     held += ["--env", env]
     answered(capsys, "customize", "prior", *held, "--out", "held")
     assert answered(capsys, "customize", "prior", "--out", "held", "--resume", "--trust", "--no-report")["finished"]
     for words in (["--omega", "0.2"], ["--objective", "kl"], ["--objective", "greedy"]):
-        same = ["customize", "prior", *words, "--alpha", "0.2", "--addon", wish, "--no-report", *SMALL, "--resume"]
+        same = ["customize", "prior", *words, "--alpha", "0.2", "--addon", wish, "--no-report", *FEW, "--resume"]
         same += ["--env", env]
         for _ in range(2):  # the second time, it is resumed by the words that began it
             assert answered(capsys, *same, "--out", f"run{'-'.join(words)}")["finished"]
-    answered(capsys, "train", env, "--objective", "end_entropy", "--alpha", "0.1", *SMALL)
+    answered(capsys, "train", env, "--objective", "end_entropy", "--alpha", "0.1", *FEW)
     assert answered(capsys, "train", env, "--objective", "end_entropy", "--resume")["finished"]
-    answered(capsys, "train", env, "--objective", "end_entropy", "--alpha", "0.1", *SMALL, "--out", "end")
-    assert answered(capsys, "train", env, "--out", "end", "--resume")["finished"]
+    [end] = Path("runs").iterdir()
+    assert answered(capsys, "train", env, "--out", str(end), "--resume")["finished"]
     assert "there is no file nowhere" in refused(capsys, 1, "evaluate", "nowhere")
-    assert "bonus was 0.1" in refused(capsys, 2, "train", env, "--objective", "soft", "--out", "end", "--resume")
+    assert "bonus was 0.1" in refused(capsys, 2, "train", env, "--objective", "soft", "--out", str(end), "--resume")
 
 
 def test_a_reward_that_nobody_knows_is_null(capsys: pytest.CaptureFixture[str]) -> None:
-    answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "run")
+    answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *FEW, "--out", "run")
     scored = answered(capsys, "evaluate", "run", "--env", tiny("WithoutReward"), "--episodes", "2")
     assert scored["summary"]["basic_reward"]["mean"] is None
     assert "NaN" not in Path(scored["file"]).read_text()
 
 
 def test_an_add_on_that_lies_elsewhere_by_now_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "prior")
+    answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *FEW, "--out", "prior")
     Path("mine.py").write_text("def near(observations, actions, after, info):\n    return -after[:, 0] ** 2\n")
-    wanted = ["--addon", "mine.py:near", "--trust", "--omega", "0.1", "--no-report", *SMALL, "--out", "run"]
+    wanted = ["--addon", "mine.py:near", "--trust", "--omega", "0.1", "--no-report", *FEW, "--out", "run"]
     answered(capsys, "customize", "prior", *wanted)
     Path("mine.py").rename("yours.py")
     code, _, said = typed(capsys, "evaluate", "run", "--episodes", "2", "--trust")
@@ -214,9 +216,9 @@ def test_a_prior_whose_nat_is_worth_something_gives_omega(
 
     Episodes of a few steps are too short for `--states`.
     """
-    answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *SMALL, "--out", "prior")
+    answered(capsys, "train", tiny("LinearQuadratic"), "--alpha", "0.1", *FEW, "--out", "prior")
     saved = read_policy("prior/policy.safetensors")
-    wish = ["--addon", tiny("stay_near"), "--env", tiny("LinearQuadratic"), "--no-report", *SMALL]
+    wish = ["--addon", tiny("stay_near"), "--env", tiny("LinearQuadratic"), "--no-report", *FEW]
     for name, error in (("known", 0.01), ("unknown", 0.4)):
         worth = {"value": 0.25, "error": error, "episodes": 32}
         save_policy(f"{name}.safetensors", saved.policy, saved.card | {"nat_worth": worth})
@@ -241,7 +243,7 @@ def test_a_file_is_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_taken_folder_is_refused_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     env = tiny("LinearQuadratic")
-    answered(capsys, "train", env, "--alpha", "0.1", *SMALL, "--out", "run")
+    answered(capsys, "train", env, "--alpha", "0.1", *FEW, "--out", "run")
     said = refused(capsys, 2, "customize", "run", "--env", env, "--addon", tiny("stay_near"), "--out", "run", *SMALL)
     assert said.strip().splitlines() == [
         "repolicy: run holds a run already; add --resume to go on with it, or choose another --out"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from quick_graphs import quick_graph
 from saved_policies import SMALL, SPECS, trained
 from tiny_envs import tiny
 from typed_commands import answered, refused, typed
@@ -295,11 +296,12 @@ def test_a_folder_that_is_refused_is_as_it_was(capsys: pytest.CaptureFixture[str
     assert not Path("new").exists()
 
 
-def test_damaged_files_and_odd_command_lines() -> None:
+def test_damaged_files_and_odd_command_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A share of `make fuzz`."""
-    faults, codes = fuzz.fuzz(files=30, lines=20, answers=10)
+    monkeypatch.setattr("repolicy.policies.export.onnx_graph", quick_graph)
+    faults, codes = fuzz.fuzz(files=15, lines=10, answers=5)
     assert not faults, "\n".join(faults)
-    assert sum(codes.values()) > 60
+    assert sum(codes.values()) > 30
     assert {kind.partition(",")[0] for kind in codes} == {"damaged", "odd", "answered", "bomb"}
 
 

@@ -54,12 +54,10 @@ def test_an_environment_that_prints_does_not_break_json(capfd: pytest.CaptureFix
     assert all(word in said for word in ("imported", "made", "called", "from C", "from a child"))
 
 
-@pytest.mark.parametrize("words", [["addons", "--json"], ["train", "--help"]])
-def test_a_stdout_that_is_full_is_one_sentence(words: list[str]) -> None:
+def test_a_stdout_that_is_full_is_one_sentence() -> None:
+    words = [sys.executable, "-m", "repolicy", "train", "--help"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "repolicy", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "repolicy: standard output cannot be written: No space left on device"
     assert "Traceback" not in done.stderr

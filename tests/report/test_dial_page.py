@@ -103,16 +103,19 @@ def reported(
     return json.loads((folder / "dial" / "dial.json").read_text()), html
 
 
-@pytest.fixture
-def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], str]:
-    monkeypatch.setattr(pages, "STOPS", (11, 3, 3, 2))
-    objective = residual(Range(0.03, 3.0), 0.1, 0.0).as_dict()
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """What the command tells of two dials, and its page."""
+    folder, objective = tmp_path_factory.mktemp("two"), residual(Range(0.03, 3.0), 0.1, 0.0).as_dict()
     request = {"addons": [f"{FAST}=0.5", f"{QUIET}=0..2"], "objective": objective}
-    return reported(tmp_path, [OMEGA, QUIETLY], request, monkeypatch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "STOPS", (11, 3, 3, 2))
+        found, _ = reported(folder, [OMEGA, QUIETLY], request, patch)
+    return found, folder / "dial" / "report.html"
 
 
-def test_two_dials_have_every_pair_of_their_stops(two: tuple[dict[str, Any], str]) -> None:
-    found, html = two
+def test_two_dials_have_every_pair_of_their_stops(two: tuple[dict[str, Any], Path]) -> None:
+    found, html = two[0], two[1].read_text()
     assert [position["at"] for position in found["positions"]] == [
         {"omega": omega, "quiet": quiet} for omega in (0.03, 0.3, 3.0) for quiet in (0.0, 1.0, 2.0)
     ]
@@ -130,12 +133,11 @@ def test_two_dials_have_every_pair_of_their_stops(two: tuple[dict[str, Any], str
     assert '<th scope="col">of it quiet</th>' in html
 
 
-def test_the_command_on_the_page_keeps_that_position(two: tuple[dict[str, Any], str], tmp_path: Path) -> None:
-    _, html = two
-    command = html.split("<code>")[5].split("</code>")[0]  # of the fifth of nine
+def test_the_command_on_the_page_keeps_that_position(two: tuple[dict[str, Any], Path]) -> None:
+    command = two[1].read_text().split("<code>")[5].split("</code>")[0]  # of the fifth of nine
     assert "omega=0.3 --at quiet=1" in command
     cli.main(command.split()[1:])
-    assert (tmp_path / "policy-at-omega-0.3-quiet-1.safetensors").exists()
+    assert (two[1].parents[1] / "policy-at-omega-0.3-quiet-1.safetensors").exists()
 
 
 @pytest.mark.parametrize("others", [[], [QUIETLY]])
@@ -148,29 +150,21 @@ def test_positions_that_lie_close_together_have_commands_and_files_of_their_own(
     assert "1000003.0" in turning.command(turning.asked(1_000_003.0, {})[0] if not others else (1_000_003.0, 1.0))
 
 
-@pytest.mark.parametrize(
-    ("dial", "request_", "said"),
-    [
-        (QUIETLY, {"addons": [f"{QUIET}=0..2"]}, "the weight of the add-on quiet, as an input"),
-        (Dial("alpha", 0.01, 0.3), {"addons": [QUIET]}, "α̂, the weight on variety, as an input"),
-    ],
-)
-def test_one_dial_over_another_weight_has_the_page_of_one_dial(
-    dial: Dial, request_: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found, html = reported(tmp_path, [dial], request_, monkeypatch)
+def test_one_dial_over_another_weight_has_the_page_of_one_dial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dial = Dial("alpha", 0.01, 0.3)
+    found, html = reported(tmp_path, [dial], {"addons": [QUIET]}, monkeypatch)
     assert [position["at"] for position in found["positions"]] == dial.spread(11)
-    assert said in html
+    assert "α̂, the weight on variety, as an input" in html
     assert "The trade-off" in html
     assert html.count('data-shown="10"') == 3
     assert f"--at {dial.spread(11)[7]:g} --out" in html
 
 
-def test_each_slider_turns_what_is_seen(two: tuple[dict[str, Any], str], tmp_path: Path, browser: Any) -> None:
+def test_each_slider_turns_what_is_seen(two: tuple[dict[str, Any], Path], browser: Any) -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
-    browser.get(f"file://{tmp_path / 'dial' / 'report.html'}")
+    browser.get(f"file://{two[1]}")
     omega, quiet = browser.find_elements(By.CSS_SELECTOR, ".slider input")
 
     def seen() -> tuple[str, str, list[str]]:

@@ -1,8 +1,8 @@
 """Films show somebody moving, the typical episode and the worst; a machine that cannot render says what it lacks."""
 
 import io
-import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,21 +52,22 @@ def test_a_machine_that_cannot_render_says_what_to_install(policy: str, monkeypa
 
 
 def test_the_other_library_is_tried_after_a_driver_that_crashes(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = [(-11, ""), (0, ""), (2, "repolicy: it lacks a package")]
     tried = []
 
-    def crash(folder: str, library: str, say: object) -> tuple[int, str]:
+    def pretended(folder: str, library: str, say: object) -> tuple[int, str]:
         tried.append(library)
-        if library == "egl":
-            return -11, ""
         Path(folder, "0").write_bytes(b"film")
-        return 0, ""
+        return ends.pop(0)
 
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     said: list[str] = []
-    monkeypatch.setattr(movie, "_in_its_own_process", crash)
+    monkeypatch.setattr(movie, "_in_its_own_process", pretended)
     assert films([Shot(policy, ENV)], said.append) == [b"film"]
     assert tried == ["egl", "osmesa"]
     assert said == ["filming: 1 film, up to 150 pictures"]  # before the first is drawn
+    with pytest.raises(UsageError, match="^it lacks a package$"):
+        films([Shot(policy, ENV)])
 
 
 def test_the_second_picture_tells_how_long_all_take_and_later_ones_every_ten_seconds(
@@ -110,10 +111,9 @@ def test_an_environment_that_lacks_a_package_says_which_one_would_help(
 ) -> None:
     path = tmp_path / "policy.safetensors"
     save_policy(path, Policy(PolicySpec(4, ActionSpace("discrete", (2,)), "categorical")), {})
-    (tmp_path / "pygame.py").write_text("raise ImportError('No module named pygame')")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setitem(sys.modules, "pygame", None)
     with pytest.raises(UsageError, match=r"without pygame: pip install 'repolicy\[film\]'"):
-        films([Shot(str(path), "CartPole-v1", seconds=0.4)])
+        movie.frames(Shot(str(path), "CartPole-v1", seconds=0.4))
 
 
 # Which episodes are filmed, and the step at which the worst one went wrong --------------------------------------------
@@ -166,12 +166,14 @@ def test_a_little_less_is_nothing_wrong() -> None:
 @pytest.mark.parametrize("backend", ["gymnasium", "envpool"])
 def test_an_episode_of_an_evaluation_is_the_same_again_to_the_bit(backend: Backend) -> None:
     """Its actions, from its seed, alone: what the policy would do alone is rounded otherwise, and soon another one."""
-    found = evaluate(agent(17, width=6), "HalfCheetah-v4", 5, addon="hind_leg", seed=EVALUATION_SEED, backend=backend)
+    found = evaluate(
+        agent(17, width=6), "HalfCheetah-v4", 5, addon="hind_leg", seed=EVALUATION_SEED, backend=backend, longest=300
+    )
     for place in (0, 4):
         one = episode(found, place)
         envs = make_envs("HalfCheetah-v4", 1, one.seed, backend)
         envs.reset()
-        assert len(one.rewards) == len(one.sent) == 1000
+        assert len(one.rewards) == len(one.sent) == 300
         assert float(one.rewards.sum()) == pytest.approx(found.total[place], rel=1e-12)
         assert sum(float(envs.step(action[None]).rewards[0]) for action in one.sent) == found.basic[place]
 
@@ -256,8 +258,10 @@ def test_choices_that_are_done_again_are_counted_as_policies_count_them() -> Non
     assert movie.choices(shot, ActionSpace("discrete", (5,))).tolist() == [[2], [4]]
 
 
-def test_a_film_is_made_coarser_until_it_fits() -> None:
-    noise = [np.random.default_rng(i).integers(0, 255, (64, 96, 3), np.uint8) for i in range(10)]
-    large, small = encoded(noise, 25, "mp4"), encoded(noise, 25, "mp4", most_bytes=10_000)
-    assert len(small) <= 10_000 < len(large)
-    assert encoded(noise, 25, "mp4", most_bytes=1) == movie._encoded(noise, 25, "mp4", QUALITIES[-1])
+def test_a_film_is_made_coarser_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = [np.random.default_rng(i).integers(0, 255, (64, 96, 3), np.uint8) for i in range(3)]
+    fine, coarse = (movie._encoded(noise, 25, "mp4", quality) for quality in (QUALITIES[0], QUALITIES[-1]))
+    assert len(coarse) < 0.5 * len(fine)
+    monkeypatch.setattr(movie, "_encoded", lambda pictures, rate, format, quality: bytes(100 - quality))
+    sizes = [len(encoded(noise, 25, "mp4", most_bytes)) for most_bytes in (0, 68, 67, 1)]
+    assert sizes == [100 - quality for quality in (28, 32, 36, 51)]

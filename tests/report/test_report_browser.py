@@ -18,6 +18,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.report import run_page as report
+from repolicy.report.movie import encoded
 from repolicy.report.run_page import write_report
 from repolicy.runs.settings import Settings
 
@@ -30,8 +31,9 @@ def calm(observations: np.ndarray, actions: np.ndarray, next_observations: np.nd
 
 @pytest.fixture
 def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """Two points that are trained, and one whose folder is in the way."""
-    monkeypatch.setattr(report, "FILM_SECONDS", 0.4)
+    """Two points that are trained, and one whose folder is in the way; their films show nothing."""
+    black = encoded([np.zeros((320, 480, 3), np.uint8)] * 9, 25, "mp4")
+    monkeypatch.setattr(report, "films", lambda shots, say: [black] * len(shots))
 
     def here(jobs: Sequence[Job], start: Any, at_once: int, ended: Callable[[Job, str], None], watch: Any) -> None:
         for job in jobs:
@@ -59,18 +61,16 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return found
 
 
-@pytest.fixture(scope="module")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The page of a run that was customized."""
-    tmp_path = tmp_path_factory.mktemp("reported")
     prior = tmp_path / "prior.safetensors"
     space = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
     save_policy(prior, Policy(PolicySpec(4, space)), {"request": {"env": "InvertedPendulum-v4"}})
     settings = Settings(**SETTINGS, ranks=1)
     customize(prior, f"{__file__}:calm", residual(0.1, 0.01), tmp_path / "run", settings)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "FILM_SECONDS", 0.6)
-        return write_report(tmp_path / "run", episodes=8, trust=True)
+    monkeypatch.setattr(report, "FILM_SECONDS", 0.6)
+    return write_report(tmp_path / "run", episodes=8, trust=True)
 
 
 NETWORK = {"http", "https", "ws", "wss", "ftp"}
@@ -83,7 +83,7 @@ def asked_for(browser: Any) -> set[str]:
     return {url.partition(":")[0] for url in sent}
 
 
-def test_the_verdict_stands_on_top_and_the_films_run_in_step(reported: Path, browser: Any) -> None:
+def test_the_page_of_a_run_has_its_verdict_on_top_films_in_step_and_fits_a_phone(reported: Path, browser: Any) -> None:
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.wait import WebDriverWait
 
@@ -113,6 +113,8 @@ def test_the_verdict_stands_on_top_and_the_films_run_in_step(reported: Path, bro
     assert not asked_for(browser) & NETWORK
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     assert reported.stat().st_size < 1_500_000
+    for width in (390, 360):
+        on_a_phone(browser, reported, width)
 
 
 ON_A_PHONE = """
@@ -140,11 +142,6 @@ def on_a_phone(browser: Any, page: str | Path, width: int) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     browser.get(f"file://{page}")
     assert browser.execute_script(ON_A_PHONE) == [width, width, [], [], []]
-
-
-def test_the_page_of_a_run_fits_a_phone(reported: Path, browser: Any) -> None:
-    for width in (390, 360):
-        on_a_phone(browser, reported, width)
 
 
 def test_the_slider_moves_every_part(swept: dict[str, Any], browser: Any) -> None:

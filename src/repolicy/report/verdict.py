@@ -128,7 +128,8 @@ def verdict(pairs: Sequence[Pair], than: str = "its prior") -> str:
     if name == "total_reward":
         where = f"with {action(pairs[which][1])} " if len(pairs) > 1 else ""
         is_certain = any(changes[which][each].is_real for each in ("basic_reward", "addon_reward"))
-        words = f"{where}it {_kept(changes[which]['basic_reward'])} and {_won(pairs[which], len(pairs))}"
+        title = pairs[which][1].metric_name
+        words = f"{where}it {_kept(changes[which]['basic_reward'])} and {_won(changes[which], title)}"
         parts = [words, *parts] if is_certain else [*parts, words]
     elif name == "addon_reward":
         parts.append("the environment tells no basic reward, so what it cost is unknown")
@@ -162,8 +163,9 @@ def advice(pairs: Sequence[Pair], drift: float, explained: float, holds: str) ->
     `drift` is how many nats a step the run ended from its prior, `explained` the share of the returns that its critic
     explained, `holds` the option that holds it to the prior, or nothing.
     """
-    name = _judging(differences(*pairs[0]))
-    real = [change.value for pair in pairs if (change := differences(*pair, len(pairs))[name]).is_real]
+    changes = [differences(*pair, len(pairs)) for pair in pairs]
+    name = _judging(changes[0])
+    real = [each[name].value for each in changes if each[name].is_real]
     if real and min(real) > 0:
         return ""
     if explained < 0.0:
@@ -243,9 +245,8 @@ def _kept(change: Difference) -> str:
     return _moved(change, "of the old return")
 
 
-def _won(pair: Pair, told: int) -> str:
+def _won(changes: dict[str, Difference], title: str) -> str:
     """Return `has a mean |θ| of 0.28 instead of 0.39`, or, of a wish without a number for people, what it gained."""
-    changes, title = differences(*pair, told), pair[1].metric_name
     if "metric" in changes and changes["metric"].is_real:
         before, after = changes["metric"].before, changes["metric"].before + changes["metric"].value
         return f"has a {title} of {number(after)} instead of {number(before)}"
