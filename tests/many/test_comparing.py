@@ -234,7 +234,7 @@ class Wired(LinearQuadratic):
 
 def test_the_worst_place_decides() -> None:
     """The other way round the bad policy is the good one, and without wires the two are equal."""
-    around = compare_around(GOOD, BAD, Wired, "1e-6", vary=["wires=-1..1"], episodes=100)
+    around = compare_around(GOOD, BAD, Wired, "1e-6", vary=["wires=-1..1"], episodes=50)
     found = {place.options["wires"]: place.found.verdict for place in around.places}
     assert [*found] == [-1.0, -0.5, 0.0, 0.5, 1.0]
     assert (found[-1.0], found[0.0], found[1.0]) == ("better", "cannot tell", "worse")
@@ -246,11 +246,11 @@ def test_the_worst_place_decides() -> None:
 
 
 def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error(tmp_path: Path) -> None:
-    around = compare_around(GOOD, GOOD, Wired, "0.5", vary=["wires=0.5..1", "push=0..1"], episodes=10, error=0.25)
+    around = compare_around(GOOD, GOOD, Wired, "0.5", vary=["wires=0.5..1", "push=0..1"], episodes=2, error=0.25)
     assert len(around.places) == 25
     place = around.places[7]
     assert place.options == {"wires": 0.625, "push": 0.5}
-    alone = compare(GOOD, GOOD, place.found.env, "0.5", episodes=10, error=0.01)
+    alone = compare(GOOD, GOOD, place.found.env, "0.5", episodes=2, error=0.01)
     assert place.found == alone
     assert "probability of at most 25%" in around.sentences[1]
     assert [around.tables[1][0][-2], replace(place.found, error=0.002).tables[0][0][-2]] == [
@@ -271,7 +271,7 @@ def test_each_policys_file_is_opened_once_for_all_places(tmp_path: Path, monkeyp
 
 def test_an_option_of_each_reset_does_what_the_same_option_does_when_it_is_made() -> None:
     made, reset = (
-        compare_around(GOOD, BAD, Wired, "1e-6", vary=[f"{name}=-1..1"], episodes=20)
+        compare_around(GOOD, BAD, Wired, "1e-6", vary=[f"{name}=-1..1"], episodes=4)
         for name in ("wires", "reset.wires")
     )
     assert [place.found.rows for place in reset.places] == [place.found.rows for place in made.places]

@@ -138,8 +138,7 @@ def test_a_job_does_not_outlive_a_pool_that_was_killed(pool: "subprocess.Popen[b
     assert not (tmp_path / "polite").exists()
 
 
-@pytest.mark.parametrize("ignored", [False, True])
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("sent", "ignored"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
 def test_a_pool_that_is_told_to_stop_tells_its_jobs(tmp_path: Path, sent: signal.Signals, ignored: bool) -> None:
     with begun(tmp_path, ignored=ignored) as pool:
         pool.send_signal(sent)
