@@ -19,17 +19,8 @@ from random_problems import (
 )
 from torch import Tensor
 
-from repolicy.exact import (
-    MDP,
-    estimator_gradient,
-    exact_gradient,
-    expected_return,
-    soft_optimal,
-    solve_augmented,
-    solve_residual,
-    state_distributions,
-)
-from repolicy.exact.solve import Trajectories, enumerate_trajectories
+from repolicy.exact import MDP, estimator_gradient, exact_gradient, soft_optimal, solve_augmented, solve_residual
+from repolicy.exact.solve import Trajectories, enumerate_trajectories, expected_return, state_distributions
 from repolicy.objective import full, residual
 from repolicy.prepare.worth import Sums, worth_of
 

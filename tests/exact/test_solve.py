@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_problems import any_mdps, examples, largest, mdps, policies, temperatures, weights
 
-from repolicy.exact import MDP, exact_gradient, expected_return, soft_optimal, solve_augmented, solve_residual
+from repolicy.exact import MDP, exact_gradient, soft_optimal, solve_augmented, solve_residual
+from repolicy.exact.solve import expected_return
 from repolicy.objective import full, greedy, kl, residual, soft
 
 TIGHT = 1e-10

@@ -2,23 +2,13 @@
 
 from dataclasses import replace
 
-import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_problems import any_mdps, examples, largest, mdps, objectives, policies, short_mdps, tables, temperatures
 
-from repolicy.errors import UsageError
-from repolicy.exact import (
-    MDP,
-    enumerate_trajectories,
-    evaluate,
-    exact_gradient,
-    expected_return,
-    soft_optimal,
-    state_distributions,
-)
+from repolicy.exact import enumerate_trajectories, evaluate, exact_gradient, soft_optimal
+from repolicy.exact.solve import expected_return, state_distributions
 from repolicy.objective import no_entropy, soft
 
 TIGHT = 1e-10
@@ -92,11 +82,3 @@ def test_trajectories_share_all_probability_and_are_distinct(data, mdp):
     for t, visits in enumerate(state_distributions(mdp, policy)):
         seen = torch.zeros_like(visits).index_add(0, trajectories.states[:, t], probability)
         assert largest(seen - visits) < 1e-10
-
-
-def test_too_many_are_refused_whatever_kind_of_number_the_horizon_is():
-    """As one of NumPy's, it would count past the end of 64 bits, and begin anew."""
-    for horizon in (64, np.int64(64)):
-        mdp = MDP(np.full((2, 2, 2), 0.5), np.zeros((2, 2)), [1.0, 0.0], 0.9, horizon)
-        with pytest.raises(UsageError, match="shorten the horizon"):
-            enumerate_trajectories(mdp)

@@ -31,11 +31,8 @@ class LinearQuadratic:
 
     def __post_init__(self) -> None:
         dynamics, control = _matrix("dynamics", self.dynamics), _matrix("control", self.control)
-        n, m = len(dynamics), control.shape[-1]
-        if dynamics.shape != (n, n) or control.shape != (n, m):
-            shapes = f"{list(dynamics.shape)} and {list(control.shape)}"
-            raise UsageError(f"dynamics and control have shapes {shapes}; they must be [n, n] and [n, m]")
-        cost = float64("cost", self.cost, [n + m, n + m])
+        size = len(dynamics) + control.shape[-1]
+        cost = float64("cost", self.cost, [size, size])
         if not torch.allclose(cost, cost.T):
             raise UsageError("cost is not symmetric; give (C + Cᵀ) / 2, which costs the same")
         check_discount(self.discount)
@@ -62,16 +59,8 @@ class LinearGaussian:
     covariance: Tensor
 
     def __post_init__(self) -> None:
-        gain, covariance = _matrix("gain", self.gain), _matrix("covariance", self.covariance)
-        if covariance.shape != (len(gain), len(gain)):
-            shapes = f"{list(gain.shape)} and {list(covariance.shape)}"
-            raise UsageError(f"gain and covariance have shapes {shapes}; they must be [m, n] and [m, m]")
-        if not torch.allclose(covariance, covariance.T):
-            raise UsageError("covariance is not symmetric")
-        if int(torch.linalg.cholesky_ex(covariance)[1]):
-            raise UsageError("covariance is not positive definite")
-        object.__setattr__(self, "gain", gain)
-        object.__setattr__(self, "covariance", covariance)
+        object.__setattr__(self, "gain", _matrix("gain", self.gain))
+        object.__setattr__(self, "covariance", _matrix("covariance", self.covariance))
 
     def log_prob(self, obs: Tensor, action: Tensor) -> Tensor:
         """Return log π(action|obs) for obs [..., n] and action [..., m], [...]."""
@@ -128,11 +117,6 @@ def linear_quadratic_optimal(system: LinearQuadratic, alpha: float) -> LinearQua
 
 def linear_quadratic_augmented(system: LinearQuadratic, prior: LinearGaussian, omega: float) -> LinearQuadratic:
     """Return the problem with omega · log prior(u|x) added to its reward: M^aug of the paper, omega being its ω′."""
-    if not 0 <= omega < math.inf:
-        raise UsageError(f"omega is {omega!r}; it must be a finite number, 0 or greater")
-    if prior.gain.shape != system.control.T.shape:
-        shapes = f"{list(prior.gain.shape)}; the system asks for {list(system.control.T.shape)}"
-        raise UsageError(f"the prior's gain has shape {shapes}")
     z_to_noise = torch.cat([prior.gain, torch.eye(len(prior.gain), dtype=torch.float64)], -1)  # u + gain·x
     cost = system.cost + omega / 2 * z_to_noise.T @ torch.linalg.solve(prior.covariance, z_to_noise)
     constant = system.constant - omega / 2 * torch.logdet(2 * math.pi * prior.covariance).item()
@@ -141,7 +125,4 @@ def linear_quadratic_augmented(system: LinearQuadratic, prior: LinearGaussian, o
 
 def _matrix(name: str, value: Tensor | float) -> Tensor:
     """Return a float64 matrix, [1, 1] from a plain number."""
-    array = float64(name, value)
-    if array.ndim not in (0, 2):
-        raise UsageError(f"{name} has shape {list(array.shape)}; it must be a matrix or a plain number")
-    return array.reshape(1, 1) if array.ndim == 0 else array
+    return torch.atleast_2d(float64(name, value))

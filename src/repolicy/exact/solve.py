@@ -60,16 +60,18 @@ def solve_augmented(mdp: MDP, objective: Objective, log_prior: Tensor | None = N
 def _parts(mdp: MDP, objective: Objective, log_prior: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the task's reward and ω′·log prior, each [(T,) S, A]."""
     check_temperature(objective.alpha)
-    if objective.bonus:
-        raise UsageError(
-            f"bonus is {objective.bonus}; it stands in the loss and in no return, so nothing is its optimum"
-        )
+    _check_no_bonus(objective)
     task = mdp.task(objective)
     if (states := mdp.states_reward(objective)) is not None:
         task = task + objective.states * states
     task = mdp.per_step("reward", task)
     prior = mdp.prior(objective, log_prior)
     return task, torch.zeros_like(task) if prior is None else objective.omega * prior
+
+
+def _check_no_bonus(objective: Objective) -> None:
+    if objective.bonus:
+        raise UsageError(f"bonus is {objective.bonus}; it stands in the loss and in no return")
 
 
 def _soft_optimum(mdp: MDP, reward: Tensor, beside: Tensor, alpha: float) -> Solution:
@@ -134,14 +136,9 @@ class Trajectories(NamedTuple):
 
 def enumerate_trajectories(mdp: MDP) -> Trajectories:
     """Return all sequences of states and actions that can happen in `mdp`, whose horizon must be finite and short."""
-    if mdp.horizon is None:
-        raise UsageError("trajectories can be enumerated for a finite horizon only; this one is infinite")
     pairs = mdp.states * mdp.actions
-    if pairs**mdp.horizon > MOST:
-        raise UsageError(
-            f"{mdp.states} states, {mdp.actions} actions and {mdp.horizon} steps make "
-            f"{pairs}^{mdp.horizon} trajectories, more than {MOST:,}; shorten the horizon"
-        )
+    if mdp.horizon is None or pairs**mdp.horizon > MOST:
+        raise UsageError(f"more than {MOST:,} trajectories cannot be enumerated: shorten the horizon")
     sequences = torch.cartesian_prod(*[torch.arange(pairs)] * mdp.horizon).reshape(-1, mdp.horizon)
     states, actions = sequences // mdp.actions, sequences % mdp.actions
     moves = mdp.transitions[states[:, :-1], actions[:, :-1], states[:, 1:]]
@@ -165,8 +162,7 @@ class Value(NamedTuple):
 
 def evaluate(mdp: MDP, objective: Objective, log_policy: Tensor, log_prior: Tensor | None = None) -> Value:
     """Return the values of a policy when the reward is task + omega · log prior − alpha · log policy (Eq. 13)."""
-    if objective.bonus:
-        raise UsageError(f"bonus is {objective.bonus}; it stands in the loss and in no return, so it has no value")
+    _check_no_bonus(objective)
     log_policy = mdp.log_probs("log_policy", log_policy)
     reward = reformulated(
         objective, mdp.task(objective), mdp.prior(objective, log_prior), log_policy, mdp.states_reward(objective)
@@ -201,10 +197,8 @@ def exact_gradient(mdp: MDP, objective: Objective, logits: Tensor, log_prior: Te
 
 def state_distributions(mdp: MDP, log_policy: Tensor) -> Tensor:
     """Return where the policy is at each step of a finite horizon, [T, S]."""
-    if mdp.horizon is None:
-        raise UsageError("the distribution of states at each step needs a finite horizon")
     moves = torch.einsum("tsa,sap->tsp", mdp.log_probs("log_policy", log_policy).exp(), mdp.transitions)
     distributions = [mdp.start]
-    for t in range(mdp.horizon - 1):
-        distributions.append(distributions[-1] @ moves[t])
+    for move in moves[:-1]:
+        distributions.append(distributions[-1] @ move)
     return torch.stack(distributions)
