@@ -188,11 +188,9 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
     assert torch.equal(saved.prior.log_prob(seen, actions), prior.log_prob(seen, actions))
 
 
-@pytest.mark.parametrize(
-    ("changed", "what"), [({"activation": "gelu"}, "gelu"), ({"norms": ("", "after")}, "relu and")]
-)
-def test_a_prior_that_cannot_stand_beside_its_residual_is_refused(changed: dict[str, Any], what: str) -> None:
-    with pytest.raises(UsageError, match=f"the prior's network has {what}"):
+@pytest.mark.parametrize("changed", [{"activation": "gelu"}, {"norms": ("", "after")}])
+def test_a_prior_that_cannot_stand_beside_its_residual_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="beside ResidualDQN a prior has .* and no LayerNorms"):
         ResidualDQN(Walk(), RESIDUAL, wild_prior(**changed), Settings(hidden=(8, 8)))
 
 

@@ -7,7 +7,6 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import torch
 from gymnasium import spaces
 from known_problems import Bounded, Table, Walk, constant, wild_prior
 from small_runs import Listening
-from stable_baselines3.common.vec_env import DummyVecEnv
 
 import repolicy
 from repolicy.cli.main import main
@@ -28,7 +26,7 @@ from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Range
 from repolicy.rql import ResidualDQN, ResidualSAC, Settings, customize, train
-from repolicy.rql.customizing import Request, _alpha_of_task, check_memory
+from repolicy.rql.customizing import Request, _alpha_of_task
 from repolicy.rql.hyperparameters import TASKS, customize_defaults, train_defaults
 from repolicy.runs.folder import RunFolder
 
@@ -244,13 +242,6 @@ def test_a_prior_that_is_no_file_is_one_sentence(tmp_path: Path) -> None:
         customize(wild_prior(), residual(1.0, 0.5), tmp_path / "out")  # type: ignore[arg-type]
 
 
-def test_a_buffer_that_no_memory_holds_is_said_before() -> None:
-    wide = SimpleNamespace(observation_space=spaces.Box(-1, 1, (10**6,)), action_space=spaces.Box(-1, 1, (2,)))
-    check_memory(1_000, wide)
-    with pytest.raises(UsageError, match="takes 8,000 GB, and this machine has .* --buffer"):
-        check_memory(1_000_000, wide)
-
-
 def test_a_deterministic_policy_is_no_prior(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from stable_baselines3 import DQN
 
@@ -315,7 +306,6 @@ RESIDUAL = residual(0.5, 0.5)
         ("omega is a range", ResidualDQN, (Walk(), residual(Range(0.5, 3.0), 0.5, 0.0), "two")),
         ("alpha is 0", ResidualSAC, (Bounded(), full(0.0))),
         ("observations are of kind Dict", ResidualDQN, (SEES_A_DICT, full(0.5))),
-        ("the environment is a DummyVecEnv", ResidualDQN, (DummyVecEnv([Walk]), RESIDUAL, "two")),
         ("takes observations of 3 numbers", ResidualSAC, (Bounded(), kl(0.5), Table(torch.zeros(3, 2)), None, "two")),
         ("or a bounded Box", ResidualSAC, (ACTS_WITHOUT_BOUNDS, full(0.5))),
     ],

@@ -115,14 +115,12 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
             raise UsageError(f"ResidualDQN chooses among actions, and the environment takes {actions}: use ResidualSAC")
         activation, normalizer = "relu", normalizer_for(env.observation_space, self.prior)
         if isinstance(self.prior, Policy):  # Q_R gets the prior's depth, so that the sum of both is one network
-            activation = self.prior.network.activation
+            activation, depth = self.prior.network.activation, len(self.prior.spec.hidden)
             if activation not in MODULES or self.prior.spec.norms:
                 raise UsageError(
-                    f"the prior's network has {activation}{' and LayerNorms' * bool(self.prior.spec.norms)}; "
-                    f"ResidualDQN takes {', '.join(MODULES)}, without LayerNorms"
+                    f"beside ResidualDQN a prior has {', '.join(MODULES)} and no LayerNorms; this has others"
                 )
-            if len(settings.hidden) != len(self.prior.spec.hidden):
-                depth = len(self.prior.spec.hidden)
+            if len(settings.hidden) != depth:
                 raise UsageError(f"hidden is {settings.hidden}; the prior has {depth} hidden layers: name as many")
         bound = self.prior.spec.observation_bound if isinstance(self.prior, Policy) else BOUND
         self._spec = PolicySpec(

@@ -7,7 +7,6 @@ the bits that it would have ended in anyway.
 
 import hashlib
 import math
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -294,7 +293,6 @@ def _algorithm(request: Request, prior: Policy | None) -> Any:
     from repolicy.rql.wrapping import TaskReward, spaces_of
 
     made = _environment(request)
-    check_memory(request.settings.buffer, made)
     spaces_of(made)
     made.action_space.seed(request.settings.seed)
     trial = TaskReward(made, request.objective)  # a wish that fails does so here, before the folder is claimed
@@ -309,18 +307,6 @@ def _algorithm(request: Request, prior: Policy | None) -> Any:
         engines = EngineSettings(steps=request.settings.steps, seed=request.settings.seed)
         density = density_of(prior, engine.Request(request.env, request.objective, engines), Alone())
     return ResidualSAC(made, request.objective, prior, request.settings, density=density)
-
-
-def check_memory(transitions: int, env: gymnasium.Env[Any, Any]) -> None:
-    """Raise where a buffer of so many transitions is larger than this machine's memory."""
-    seen, width = (gymnasium.spaces.flatdim(space) for space in (env.observation_space, env.action_space))
-    needed = 4 * transitions * (2 * seen + width + 3)
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        raise UsageError(
-            f"a buffer of {transitions:,} transitions takes {needed / 1e9:,.0f} GB, and this machine has "
-            f"{there / 1e9:,.0f} GB of memory: name fewer with --buffer"
-        )
 
 
 def _environment(request: Request) -> gymnasium.Env[Any, Any]:

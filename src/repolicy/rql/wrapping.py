@@ -171,8 +171,6 @@ class Spaces:
 
 def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
     """Return the spaces of an environment that Stable-Baselines3's algorithms take, or raise one sentence."""
-    if not isinstance(env, gymnasium.Env):
-        raise UsageError(f"the environment is a {type(env).__name__}; give one gymnasium.Env, no name")
     name, seen, acts = type(env.unwrapped).__name__, env.observation_space, env.action_space
     if not isinstance(seen, spaces.Box):
         space = type(seen).__name__
