@@ -1,5 +1,7 @@
 """What the bench says hangs together. (How fast it is belongs to benchmarks/, never to a test.)"""
 
+from dataclasses import replace
+
 import pytest
 from tiny_envs import tiny
 
@@ -10,14 +12,14 @@ from repolicy.runs.settings import Settings
 SMALL = Settings(envs=8, n_steps=8, minibatch=32, checkpoint_every=2 * PARTS, evaluation_episodes=2, hidden=(8,))
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.skipif(not shares_memory(), reason="-"))])
-def test_shares_are_the_ratio_of_the_speeds(count: int) -> None:
-    found = bench(tiny("LinearQuadratic"), Settings(**SMALL.as_dict() | {"ranks": count}), slices=3)
+@pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
+def test_shares_are_the_ratio_of_the_speeds() -> None:
+    found = bench(tiny("LinearQuadratic"), replace(SMALL, ranks=2), slices=3)
     assert found["steps"] == 3 * 2 * 8 * 8  # three slices of two iterations
     assert found["share"] == pytest.approx(found["training_steps_per_second"] / found["physics_steps_per_second"])
     assert 0.0 < found["share"] < found["share_without_evaluation"]
-    assert found["ranks"] == count
+    assert found["ranks"] == 2
     assert sum(found["training_is"].values()) == pytest.approx(1.0, abs=0.1)
-    assert (found["training_is"]["sums over ranks"] > 0.01) == (count > 1)
+    assert found["training_is"]["sums over ranks"] > 0.01
     assert found["physics_in_training"] > 0.0
     assert found["memory_mb_a_rank"] > 50  # of this process, whatever other tests imported

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from known_optimum import ALPHA, FEW, GAIN, SETTINGS, SLOW, WISH, Log, gain_and_std, of_both
+from threaded_ranks import customized
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 
 from repolicy.envs.addons import limits
@@ -98,12 +99,14 @@ def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told
 
 def test_two_ranks_hold_what_one_holds(prior: Path, tmp_path: Path) -> None:
     """Each rank sees other steps, and all follow the mean."""
-    asked: dict[str, Any] = {"env": tiny("LinearQuadratic"), "limits": (f"{EFFORT}<=0.05",)}
     settings = replace(FEW, keep=0.9, ranks=2, critic_warmup=0.0)
-    log = Log()
-    customize(prior, WISH, residual(0.2, ALPHA), tmp_path / "run", settings, callbacks=[log], **asked)
-    assert log.metrics[0]["kept"] == pytest.approx(1.0, abs=0.5)
-    assert log.metrics[0]["limit_effort<=0.05"] == pytest.approx(mean_effort(GAIN), rel=0.5)
+    limits = (f"{EFFORT}<=0.05",)
+    request = Request(tiny("LinearQuadratic"), residual(0.2, ALPHA), settings, (WISH,), "a checksum", limits=limits)
+    (_, ours), (_, theirs) = customized(request, prior, tmp_path / "run")
+    moving = ("kept", "omega", "limit_effort<=0.05", "multiplier_effort<=0.05")
+    assert [[each[name] for name in moving] for each in ours] == [[each[name] for name in moving] for each in theirs]
+    assert ours[0]["kept"] == pytest.approx(1.0, abs=0.5)
+    assert ours[0]["limit_effort<=0.05"] == pytest.approx(mean_effort(GAIN), rel=0.5)
 
 
 def test_a_whole_episode_is_expected_to_earn_what_the_prior_earns() -> None:

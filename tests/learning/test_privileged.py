@@ -12,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from small_runs import same, weights
+from threaded_ranks import customized
 from torch import Tensor
 
 from repolicy.cli import main as cli
@@ -29,7 +30,6 @@ from repolicy.policies.storage import read
 from repolicy.priors.opening import load_policy
 from repolicy.ranges import Range
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.machine import shares_memory
 from repolicy.runs.ranks import Alone
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
@@ -181,11 +181,11 @@ def test_only_a_critic_that_sees_it_explains_what_hangs_on_a_hidden_number(
 ) -> None:
     trained = train(PLAIN, no_entropy(), tmp_path / "run", SMALL, observe="seen", observe_critic=critic)
     alone = replace(SMALL, critic_warmup=1.0)
-    customized = customize(
+    later = customize(
         prior(tmp_path), WISH, greedy(0.0), tmp_path / "customized", alone, env=PLAIN, observe="seen",
         observe_critic=critic,
     )  # fmt: skip
-    for result in (trained, customized):
+    for result in (trained, later):
         explained = result.last["explained_variance"]
         assert explained > 0.98 if explains else explained < 0.1
         assert result.policy.observation_size == 2
@@ -202,29 +202,27 @@ def test_the_same_part_for_both_is_the_ordinary_run_to_the_bit(tmp_path: Path) -
     assert same(ordinary, twice)
 
 
-RANKS = [1, pytest.param(2, marks=pytest.mark.skipif(not shares_memory(), reason="ranks here need torchrun"))]
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-def test_all_ranks_fit_them_and_a_resumed_run_ends_in_the_same_bits(tmp_path: Path, ranks: int) -> None:
+def test_all_ranks_fit_them_and_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     """While customizing: the prior's own statistics stay, and the critic's take in every environment's numbers."""
-    settings, start = replace(FEW, ranks=ranks, critic_explains=None), prior(tmp_path)
+    settings, start = replace(FEW, critic_explains=None), prior(tmp_path)
 
     def run(name: str, resume: bool) -> None:
         customize(start, WISH, residual(0.3, 0.1), tmp_path / name, settings, env=ENV, resume=resume)
 
     run("whole", False)
-    found = weights(tmp_path / "whole")
-    if ranks == 1:
-        shutil.copytree(tmp_path / "whole", tmp_path / "again")
-        (tmp_path / "again" / "checkpoints" / "000002.safetensors").unlink()
-        run("again", True)
-        assert same(found, weights(tmp_path / "again"))
-    assert torch.equal(found["normalizer.mean"], torch.tensor([0.5, -0.5]).double())
-    assert float(found["critic_normalizer.count"]) == FEW.steps
-    mean, var = found["critic_normalizer.mean"], found["critic_normalizer.var"]
-    assert mean[1:].tolist() == [(LIMIT - 1) / 2, 3.5]  # the step before a limit, and eight seeds in a row
-    torch.testing.assert_close(var[1:], torch.tensor([5.25, 5.25]).double())
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    (tmp_path / "again" / "checkpoints" / "000002.safetensors").unlink()
+    run("again", True)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "again"))
+    two = Request(ENV, residual(0.3, 0.1), replace(settings, ranks=2), (WISH,), "a checksum")
+    customized(two, start, tmp_path / "shared")
+    for name in ("whole", "shared"):
+        found = weights(tmp_path / name)
+        assert torch.equal(found["normalizer.mean"], torch.tensor([0.5, -0.5]).double())
+        assert float(found["critic_normalizer.count"]) == FEW.steps
+        mean, var = found["critic_normalizer.mean"], found["critic_normalizer.var"]
+        assert mean[1:].tolist() == [(LIMIT - 1) / 2, 3.5]  # the step before a limit, and eight seeds in a row
+        torch.testing.assert_close(var[1:], torch.tensor([5.25, 5.25]).double())
 
 
 def test_a_critic_of_a_prior_has_statistics_from_its_first_rollout_on(tmp_path: Path) -> None:

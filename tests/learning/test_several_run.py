@@ -10,6 +10,7 @@ import pytest
 import torch
 from known_optimum import SETTINGS, WISH_CONTROL_COST, WISH_STATE_COST, assert_found, of_both
 from several import ALPHA, FAST, FEW, QUIET, WISH, worker
+from threaded_ranks import customized as customized_by_ranks
 from tiny_envs import tiny
 from typed_commands import failed
 
@@ -122,14 +123,6 @@ def test_a_dial_that_turns_nothing_is_named(prior: Path, tmp_path: Path) -> None
     assert "the two ends of the dial quiet are only" in said
 
 
-def test_one_run_finds_the_optimum_for_weights_of_an_addon_that_it_was_not_told_of(prior: Path, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, steps=120_000, learning_rate=8e-3)
-    found = customized(prior, f"{WISH}=0..2", kl(ALPHA), tmp_path / "run", settings)
-    assert found.last["dial_kl"] > 0.5
-    for weight in (0.1, 0.3, 0.7, 1.3, 1.7):
-        assert_found(found.at(wish=weight), of_both(wish=weight))
-
-
 # The run --------------------------------------------------------------------------------------------------------------
 TWO = ([f"{FAST}=1", f"{QUIET}=0..2"], residual(Range(0.05, 1.6), 0.15, 0.0))
 
@@ -161,12 +154,12 @@ def test_it_goes_on_to_the_same_bits(prior: Path, tmp_path: Path) -> None:
     assert float(ours["network.film"].abs().max()) > 0
 
 
-def test_two_ranks_share_the_strata_and_end_in_one_policy(prior: Path, tmp_path: Path) -> None:
+def test_two_ranks_end_in_one_policy(prior: Path, tmp_path: Path) -> None:
     two = replace(FEW, ranks=2, steps=2 * FEW.iteration_steps)
-    assert customized(prior, *TWO, tmp_path / "run", two).finished
-    found = load_policy(tmp_path / "run")
-    assert isinstance(found, Conditioned)
-    assert found.dials == (Dial("omega", 0.05, 1.6), Dial("quiet", 0.0, 2.0, "linear"))
+    request = Request(tiny("WithoutReward"), TWO[1], two, tuple(TWO[0]), "a checksum")
+    (one, _), (other, _) = customized_by_ranks(request, prior, tmp_path / "run")
+    assert torch.equal(one.learner.parameters, other.learner.parameters)
+    assert one.learner.policy.dials == (Dial("omega", 0.05, 1.6), Dial("quiet", 0.0, 2.0, "linear"))
 
 
 def test_the_command_line_asks_for_it_and_says_it_again(prior: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""What the other ranks run in the tests of ranks. The first one calls the same functions."""
+"""What each rank does in the tests of ranks."""
 
 import hashlib
-import sys
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,11 +26,7 @@ from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
 TIME, ENVS, SIZE = 8, 32, 4
-
-
-def joined() -> ranks.Ranks:
-    torch.set_num_threads(1)
-    return ranks.joined(*map(int, sys.argv[-4:]))
+ALONE = Lock()  # who draws from torch's own random stream, which all threads share
 
 
 # Sums -----------------------------------------------------------------------------------------------------------------
@@ -65,18 +61,22 @@ def add_up_and_compare(team: ranks.Ranks, sizes: list[int]) -> tuple[list[Tensor
 
 
 # One gradient step on data that the ranks share -----------------------------------------------------------------------
+def small_policy() -> Policy:
+    torch.manual_seed(0)
+    return Policy(PolicySpec(SIZE, ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2), hidden=(16,)))
+
+
 def one_step(team: ranks.Ranks) -> dict[str, Any]:
     """The same 8 × 32 samples whatever the number of ranks; each takes its share of the environments."""
-    torch.manual_seed(0)
-    space = ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2)
-    policy = Policy(PolicySpec(SIZE, space, hidden=(16,)))
-    learner = ppo.Learner(policy, Mlp(SIZE, (16,), 1), 1e-3)
-    observations = torch.randn(TIME, ENVS, SIZE) * 3.0 + 1.0
-    with torch.no_grad():
-        distribution = policy(observations)
-        actions = distribution.sample()
-        log_probs = distribution.log_prob(actions) + 0.1 * torch.randn(TIME, ENVS)
-    gains, returns = torch.randn(TIME, ENVS) * 5.0 + 2.0, torch.randn(TIME, ENVS, 1)
+    with ALONE:
+        policy = small_policy()
+        learner = ppo.Learner(policy, Mlp(SIZE, (16,), 1), 1e-3)
+        observations = torch.randn(TIME, ENVS, SIZE) * 3.0 + 1.0
+        with torch.no_grad():
+            distribution = policy(observations)
+            actions = distribution.sample()
+            log_probs = distribution.log_prob(actions) + 0.1 * torch.randn(TIME, ENVS)
+        gains, returns = torch.randn(TIME, ENVS) * 5.0 + 2.0, torch.randn(TIME, ENVS, 1)
 
     share = ENVS // team.count
     mine = slice(team.index * share, (team.index + 1) * share)
@@ -103,15 +103,11 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
 
 
 # The same with a price on states that the prior does not know --------------------------------------------------------
-def small_policy() -> Policy:
-    torch.manual_seed(0)
-    return Policy(PolicySpec(SIZE, ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2), hidden=(16,)))
-
-
 def shared_rollout(policy: Policy, mine: slice) -> Rollout:
     """Some environments' share of one and the same 8 × 32 steps."""
-    torch.manual_seed(1)
-    observations, actions = 3.0 * torch.randn(TIME + 1, ENVS, SIZE), torch.randn(TIME, ENVS, 2)
+    random = torch.Generator().manual_seed(1)
+    observations = 3.0 * torch.randn(TIME + 1, ENVS, SIZE, generator=random)
+    actions = torch.randn(TIME, ENVS, 2, generator=random)
     ends = np.zeros((TIME, ENVS), bool)
     seen, done, ends = observations[:, mine].contiguous(), actions[:, mine].contiguous(), ends[:, mine]
     return Rollout(
@@ -123,7 +119,8 @@ def shared_rollout(policy: Policy, mine: slice) -> Rollout:
 
 def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     """A density that the first rank fits, and one gradient step with it through scores and reward."""
-    policy = small_policy()
+    with ALONE:
+        policy, critic = small_policy(), Mlp(SIZE, (16,), 1)
     generator = torch.Generator().manual_seed(2)
     states.visited = lambda rollouts, many: torch.randn(500, SIZE, generator=generator)
     made: Any = Worker.__new__(Worker)
@@ -134,7 +131,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.prior = frozen(policy)
     made.exact, made.scorer = made.prior, Scorer(made.prior)
     made.density = states.density_of(made.prior, made.request, team)
-    made.learner = ppo.Learner(policy, Mlp(SIZE, (16,), 1), 1e-3)
+    made.learner = ppo.Learner(policy, critic, 1e-3)
     made.multipliers, made.probed = Multipliers(made.request, SIZE), None
     made.terms = OneWeight.__new__(OneWeight)
     made.terms.settings, made.terms.size = made.settings, SIZE

@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from rank_programs import add_up_and_compare, one_step, put_up, step_with_states
+from threaded_ranks import in_threads
+from torch import Tensor
 
 from repolicy.errors import RepolicyError
 from repolicy.prepare import states
@@ -22,37 +25,37 @@ from repolicy.runs.machine import shares_memory
 
 pytestmark = pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
 
-HERE = Path(__file__).parent
 LARGE = ranks.CAPACITY // 4 + 1000  # numbers: two pieces in single precision, three in double
 SIZES = [*islice(cycle([1, 1000, 7, 20_000]), 400), LARGE, LARGE, 3]
 
 
 def program(code: str) -> list[str]:
-    return [f"import sys; sys.path.insert(0, {str(HERE)!r})\n{code}"]
+    """What another rank runs; `team` is how it joins."""
+    return [f"import os, sys, time, torch; from repolicy.runs import ranks\n{JOINED}{code}"]
+
+
+JOINED = "def team(): return ranks.joined(*map(int, sys.argv[-4:]))\n"
 
 
 def test_sums() -> None:
-    count = 3
-    code = f"team = joined(); add_up_and_compare(team, {SIZES}); team.sum(torch.ones(2, 3))"
-    with ranks.launched(count, program(f"from rank_programs import *; {code}")) as team:
-        assert (team.index, team.count) == (0, count)
-        found, fingerprints = add_up_and_compare(team, SIZES)
-        assert team.sum(torch.full((2, 3), 2.0)).tolist() == [[4.0] * 3] * 2, "a sum keeps the shape"
+    def work(team: ranks.Ranks) -> tuple[list[Tensor], list[float], list[list[float]]]:
+        found = add_up_and_compare(team, SIZES)
+        return *found, team.sum(torch.full((2, 3), team.index + 1.0)).tolist()
+
+    (found, fingerprints, last), *_ = in_threads(3, work)
     for turn, tensor in enumerate(found):
-        expected = sum(put_up(index, turn, len(tensor), tensor.dtype) for index in range(count))
+        expected = sum(put_up(index, turn, len(tensor), tensor.dtype) for index in range(3))
         assert torch.equal(tensor, expected), f"sum {turn}"
     assert len(set(fingerprints)) == 1  # every rank got the same bits
     assert fingerprints[0] > 0
+    assert last == [[6.0] * 3] * 2, "a sum keeps the shape"
 
 
 def test_two_ranks_of_16_environments_are_one_of_32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with a density: it is the same bits on both, and the step by it is that of one, but for rounding."""
     monkeypatch.setattr(states, "visited", states.visited)  # what the programs below put there goes again
-    with ranks.launched(1, []) as team:
-        whole, whole_states = one_step(team), step_with_states(team)
-    code = "from rank_programs import *; team = joined(); one_step(team); step_with_states(team)"
-    with ranks.launched(2, program(code)) as team:
-        shared, shared_states = one_step(team), step_with_states(team)
+    [(whole, whole_states)] = in_threads(1, lambda team: (one_step(team), step_with_states(team)))
+    (shared, shared_states), _ = in_threads(2, lambda team: (one_step(team), step_with_states(team)))
     assert float(whole["gradient"].abs().max()) > 0.1
     assert float((shared["gradient"] - whole["gradient"]).abs().max()) < 1e-6
     torch.testing.assert_close(shared["moments"], whole["moments"], rtol=1e-13, atol=0)
@@ -94,31 +97,20 @@ def test_one_rank_is_alone() -> None:
 
 
 # Deaths ---------------------------------------------------------------------------------------------------------------
-def sum_with(code: str) -> None:
-    with ranks.launched(2, program(code)) as team:
-        team.sum(torch.ones(3))
-
-
-def test_a_rank_that_fails_says_why_in_one_sentence() -> None:
-    with pytest.raises(RepolicyError, match=r"^rank 1 ended \(exit code 1\): the disk is on fire$"):
-        sum_with("import sys; print('a line before', file=sys.stderr); sys.exit('the disk is on fire')")
-
-
-def test_a_rank_that_is_killed_is_missed() -> None:
-    with pytest.raises(
-        RepolicyError, match=r"^rank 1 ended \(exit code -9\): it was killed, perhaps because memory ran out$"
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("print('a line before', file=sys.stderr); sys.exit('the disk is on fire')", "1): the disk is on fire"),
+        ("os.kill(os.getpid(), 9)", "-9): it was killed, perhaps because memory ran out"),
+        ("sys.exit(0)", "0): it said nothing"),
+    ],
+)
+def test_a_rank_that_ends_is_missed_in_one_sentence(code: str, said: str) -> None:
+    with (
+        pytest.raises(RepolicyError, match=rf"^rank 1 ended \(exit code {re.escape(said)}$"),
+        ranks.launched(2, [f"import os, sys; {code}"]) as team,
     ):
-        sum_with("import os; os.kill(os.getpid(), 9)")
-
-
-def test_a_rank_that_ends_as_if_all_were_well_is_missed() -> None:
-    with pytest.raises(RepolicyError, match=r"^rank 1 ended \(exit code 0\): it said nothing$"):
-        sum_with("import sys; sys.exit(0)")
-
-
-def test_a_rank_that_fails_after_the_last_sum_is_missed() -> None:
-    with pytest.raises(RepolicyError, match=r"^rank 1 ended \(exit code 1\): the end is bad$"):
-        sum_with("from rank_programs import *; joined().sum(torch.ones(3)); sys.exit('the end is bad')")
+        team.sum(torch.ones(3))
 
 
 def test_a_rank_that_gives_its_last_sum_in_a_pause_and_ends_is_no_failure() -> None:
@@ -133,22 +125,28 @@ def test_a_rank_that_gives_its_last_sum_in_a_pause_and_ends_is_no_failure() -> N
     assert team.sum(torch.ones(3)).tolist() == [1.0] * 3
 
 
-def test_signals_are_for_the_first_rank_and_what_another_wants_to_be_said_is_said_once(
+def test_signals_are_for_the_first_rank_and_what_another_says_is_said_once_and_its_failure_is_missed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A batch system sends SIGTERM to every process of a job; programs that an environment starts obey it."""
     code = """
-import os, signal, subprocess; from rank_programs import *
+import signal, subprocess
 sys.stderr.buffer.write(b'a bar \\r of caf\\xe9 \\xe9\\xe9 \\n'); sys.stderr.flush()
 print('repolicy: it hängs', file=sys.stderr)
 os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGINT)
 other = subprocess.Popen(["sleep", "600"]); other.terminate()
-joined().sum(torch.full((1,), float(other.wait())))
+team().sum(torch.full((1,), float(other.wait())))
+sys.exit('the end is bad')
 """
-    with ranks.launched(2, program(code)) as team:
-        assert team.sum(torch.zeros(1)).tolist() == [-signal.SIGTERM]
-        for _ in range(2):
-            team._watch._pass_on()
+
+    def work() -> None:
+        with ranks.launched(2, program(code)) as team:
+            assert team.sum(torch.zeros(1)).tolist() == [-signal.SIGTERM]
+            for _ in range(2):
+                team._watch._pass_on()
+
+    with pytest.raises(RepolicyError, match=r"^rank 1 ended \(exit code 1\): the end is bad$"):
+        work()
     assert capsys.readouterr().err == "repolicy: it hängs\n"
 
 
@@ -156,7 +154,7 @@ def test_the_others_go_when_the_first_one_fails() -> None:
     team_of_children: list[subprocess.Popen[bytes]] = []
 
     def fail() -> None:
-        with ranks.launched(2, program("import time; time.sleep(600)")) as team:
+        with ranks.launched(2, ["import time; time.sleep(600)"]) as team:
             team_of_children.extend(team._watch._children)
             raise ValueError("a mistake of the first rank")
 
@@ -165,20 +163,11 @@ def test_the_others_go_when_the_first_one_fails() -> None:
     assert [child.poll() for child in team_of_children] == [-signal.SIGKILL]
 
 
-@pytest.mark.parametrize("waits", ["before it joins", "for a sum", "for ever"])
-def test_no_rank_outlives_the_first_one(tmp_path: Path, waits: str) -> None:
-    """Kill the first rank: the second one must end, whatever it is doing: importing, adding up, or hanging."""
+def test_no_rank_outlives_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill the first rank: the second one ends, though it hangs. One that waits for a sum looks for itself, too."""
     note = tmp_path / "process"
-    tell = f"open({str(note)!r}, 'w').write(str(os.getpid()) + ' ')"
-    order = {
-        "before it joins": [tell, "time.sleep(1.0)", "joined().sum(torch.ones(1))"],
-        "for a sum": ["team = joined()", tell, "team.sum(torch.ones(1))"],
-        "for ever": ["joined()", tell, "time.sleep(600)"],
-    }
-    waiting = "\n".join(["import os, time; from rank_programs import *", *order[waits]])
-    code = (
-        f"import time; from repolicy.runs import ranks\nwith ranks.launched(2, {program(waiting)!r}): time.sleep(600)"
-    )
+    hangs = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid()) + ' '); time.sleep(600)"
+    code = f"import time; from repolicy.runs import ranks\nwith ranks.launched(2, [{hangs!r}]): time.sleep(600)"
     first = subprocess.Popen([sys.executable, "-c", code])
     try:
         eventually(lambda: note.exists() and note.read_text().endswith(" "), "the second rank did not begin")
@@ -191,6 +180,11 @@ def test_no_rank_outlives_the_first_one(tmp_path: Path, waits: str) -> None:
     finally:
         if alive(second):
             os.kill(second, signal.SIGKILL)
+    codes = list[int]()
+    monkeypatch.setattr(os, "_exit", codes.append)
+    for parent in (os.getppid(), first.pid):
+        ranks.Siblings([], parent=parent).check()
+    assert codes == [1]
 
 
 def eventually(condition: Callable[[], bool], otherwise: str) -> None:
