@@ -13,12 +13,27 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from inspect import ismodule
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from repolicy.errors import FileError, UsageError, in_one_sentence
+
+
+def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], extra: str) -> None:
+    """Raise where `package` is of another version than from `start` up to, not including, `stop`."""
+    try:
+        installed = version(package)
+    except PackageNotFoundError:
+        return  # the import that follows says what is missing
+    if not start <= tuple(int(part) for part in installed.split(".")[:2]) < stop:
+        wanted = f"{package}>={start[0]}.{start[1]},<{stop[0]}.{stop[1]}"
+        raise UsageError(
+            f"{package} {installed} is installed, and this version of Repolicy works with {wanted}: pip install "
+            f"'repolicy[{extra}]' '{wanted}'"
+        )
 
 
 def load_object(reference: str, what: str) -> Any:

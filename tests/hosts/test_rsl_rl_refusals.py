@@ -12,9 +12,8 @@ pytest.importorskip("rsl_rl")
 from rsl_rl.runners import OnPolicyRunner
 from runner_envs import ACTIONS, OURS, SIZE, Drift, settings
 
-from repolicy import load_policy
+from repolicy import load_policy, loading
 from repolicy.errors import FileError, UsageError
-from repolicy.hosts import kept_prior as common
 from repolicy.hosts.prior_reward import prior_reward
 
 WRONG = [
@@ -110,9 +109,9 @@ def test_a_missing_entry_of_extras_is_named() -> None:
 
 @pytest.mark.parametrize("found", ["4.9.9", "6.0.0", "4.1"])
 def test_an_unsupported_version_is_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    monkeypatch.setattr(common, "version", lambda package: found)
+    monkeypatch.setattr(loading, "version", lambda package: found)
     with pytest.raises(UsageError, match=f"rsl-rl-lib {found} is installed, .* works with rsl-rl-lib>=5.0,<6.0"):
-        common.check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")
+        loading.check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")
 
 
 def test_an_rsl_rl_that_lacks_what_is_imported_is_named_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +121,7 @@ def test_an_rsl_rl_that_lacks_what_is_imported_is_named_by_its_version(monkeypat
     monkeypatch.delattr(rsl_rl.modules, "GaussianDistribution")
     for name in ("rsl_rl", "rsl_rl_networks"):
         monkeypatch.delitem(sys.modules, f"repolicy.hosts.{name}")
-    monkeypatch.setattr(common, "version", lambda package: "3.1.2")
+    monkeypatch.setattr(loading, "version", lambda package: "3.1.2")
     with pytest.raises(UsageError, match=r"rsl-rl-lib 3.1.2 is installed, and .* works with rsl-rl-lib>=5.0,<6.0"):
         __import__("repolicy.hosts.rsl_rl")
 

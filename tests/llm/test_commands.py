@@ -15,7 +15,7 @@ from typed_commands import failed
 from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.cli import main as cli
 from repolicy.llm.identity import checksum
-from repolicy.llm.models import MEASURES, as_page, with_intervals
+from repolicy.llm.models import with_intervals
 from repolicy.objective import residual
 
 REWARD = f"{Path(__file__).parent / 'toy_reward.py'}:addon"
@@ -104,13 +104,6 @@ def test_estimates_are_near_the_exact_values(
 def test_what_was_not_judged_does_not_count() -> None:
     found = with_intervals({"addon": np.array([[1.0, np.nan], [np.nan, np.nan], [2.0, 4.0]])})["addon"]
     assert found == {"mean": 2.0, "low": 1.0, "high": 3.0}
-
-
-@pytest.mark.parametrize("content", ["Say it", [{"type": "text", "text": "Say it"}], None])
-def test_a_prompt_of_any_kind_is_shown(content: Any) -> None:
-    found = {"model": "m", **{key: {"mean": 1.0, "low": 1.0, "high": 1.0} for key in MEASURES}}
-    rows = [{"prompt": [{"role": "user", "content": content}]}]
-    assert (">Say it</" in as_page("lead", [found], rows, [["there"]])) == (content is not None)
 
 
 @pytest.mark.parametrize(

@@ -269,18 +269,15 @@ class Chat:
 
 def test_the_prior_reads_what_the_policy_read(prior: Path) -> None:
     model = load(prior)
-    message = [[{"role": "user", "content": "a"}]]
-    found = prior_reward(model, Chat(), {"enable_thinking": False})(message, [[1, 0]])
-    assert found == pytest.approx(response_log_probs(model, [([0], [1, 0])]))
-    assert found != pytest.approx(response_log_probs(model, [([0, 3], [1, 0])]))
 
     class Trainer:
         chat_template_kwargs = {"enable_thinking": False}  # noqa: RUF012
 
         def log(self) -> None: ...
 
-    with pytest.raises(UsageError, match=r"chat_template_kwargs \{'enable_thinking': False\}"):
-        prior_reward(model, Chat())(message, [[1, 0]], log_extra=Trainer().log)
+    found = prior_reward(model, Chat())([[{"role": "user", "content": "a"}]], [[1, 0]], log_extra=Trainer().log)
+    assert found == pytest.approx(response_log_probs(model, [([0], [1, 0])]))
+    assert found != pytest.approx(response_log_probs(model, [([0, 3], [1, 0])]))
 
 
 def test_few_logits_at_once(prior: Path) -> None:

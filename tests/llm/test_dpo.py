@@ -84,6 +84,6 @@ def test_own_copy_of_the_reference(build: Callable[..., Any], prior: Path) -> No
 
 @pytest.mark.parametrize("found", ["1.15.2", "1.17.0"])
 def test_other_versions_of_trl_are_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    monkeypatch.setattr(llm, "version", lambda _: found)
-    with pytest.raises(UsageError, match=f"TRL {found} is installed"):
+    monkeypatch.setattr("repolicy.loading.version", lambda _: found)
+    with pytest.raises(UsageError, match=f"trl {found} is installed"):
         llm.require_trl()

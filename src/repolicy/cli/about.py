@@ -150,7 +150,7 @@ EXTRAS = {
     "engine": ["mujoco", "tensorboard", "imageio"],
     "sb3": ["stable_baselines3", "sb3_contrib", "highway_env"],
     "rsl-rl": ["rsl_rl", "tensordict"],
-    "llm": ["trl", "peft", "transformers", "datasets", "packaging"],
+    "llm": ["trl", "peft", "transformers", "datasets"],
     "ray": ["ray"],
     "wandb": ["wandb"],
     "hub": ["huggingface_hub"],

@@ -5,7 +5,6 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,21 +28,6 @@ from repolicy.policies import (
 )
 from repolicy.priors import MeanPrior, opened
 from repolicy.readers.reading import Options, as_in_python, told_in_python
-
-
-def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], extra: str) -> None:
-    """Raise where `package` is of another version than from `start` up to, not including, `stop`."""
-    try:
-        installed = version(package)
-    except PackageNotFoundError:
-        return  # the import that follows says what is missing
-    if not start <= tuple(int(part) for part in installed.split(".")[:2]) < stop:
-        wanted = f"{package}>={start[0]}.{start[1]},<{stop[0]}.{stop[1]}"
-        raise UsageError(
-            f"{package} {installed} is installed, and this version of Repolicy works with {wanted}: pip install "
-            f"'repolicy[{extra}]' '{wanted}'"
-        )
-
 
 BESIDE = "; give it beside the path: prior={'path': FILE, ...}"
 READING = ("std", "temperature", "vecnormalize", "activation", "demonstrations", "layout", "trust")  # beside a path

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from repolicy.errors import UsageError
 from repolicy.hosts import kept_prior
 from repolicy.learning.terms import TERMS
+from repolicy.loading import check_version
 from repolicy.objective import Objective
 from repolicy.policies import ACTIVATIONS, FAMILIES, MODULES, Conditioned, FilmMlp, Policy, PolicySpec, frozen
 
-kept_prior.check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")  # first: others lack what is imported here
+check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")  # first: others lack what is imported here
 
 try:
     from rsl_rl.models import MLPModel

@@ -31,7 +31,7 @@ from repolicy.hosts.sb3_policies import HeadPolicy, actions_of, from_repolicy, l
 from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
 from repolicy.hosts.steering import Steering, say_of_bonus, usual_warmup, weighs, weights_named
-from repolicy.loading import printable
+from repolicy.loading import check_version, printable
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.prepare.defaults import ROLLOUT, of_shape
@@ -42,7 +42,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy  # isort: skip
 from stable_baselines3.common.save_util import open_path  # isort: skip
 from stable_baselines3.common.vec_env import VecFrameStack, VecTransposeImage, unwrap_vec_wrapper  # isort: skip
 
-kept_prior.check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
+check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
 
 __all__ = ["HeadPolicy", "ResidualPPO", "Squashed", "Unclipped", "from_repolicy", "like", "to_repolicy"]
 

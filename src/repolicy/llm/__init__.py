@@ -3,14 +3,12 @@
 `losses` is the mathematics and needs torch alone. The trainers import TRL, and only when they are first asked for.
 """
 
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
 from repolicy.errors import UsageError
-from repolicy.loading import later
+from repolicy.loading import check_version, later
 
-TRL_FROM, TRL_BELOW = "1.16", "1.17"
 EXTRA = ("trl", "peft", "datasets")
 
 HOMES = {
@@ -37,11 +35,4 @@ def require_trl() -> None:
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
         raise UsageError(f"this needs {' and '.join(missing)}, not installed here: pip install 'repolicy[llm]'")
-    from packaging.version import Version
-
-    installed = version("trl")
-    if not Version(TRL_FROM) <= Version(installed) < Version(TRL_BELOW):
-        raise UsageError(
-            f"TRL {installed} is installed; this version of Repolicy works with TRL {TRL_FROM} up to, "
-            f"not including, {TRL_BELOW}: pip install 'trl>={TRL_FROM},<{TRL_BELOW}'"
-        )
+    check_version("trl", (1, 16), (1, 17), "llm")

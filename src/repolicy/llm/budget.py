@@ -93,12 +93,11 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         nats: float,
         rate: float = 0.02,
         samples: int = 1024,
-        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         check_budget(nats, rate, objective)
         self.prior, self.tokenizer, self.objective = prior, tokenizer, objective
         self.nats, self.rate, self.samples = nats, rate, samples
-        self.log_prior = prior_reward(prior, tokenizer, chat_template_kwargs)
+        self.log_prior = prior_reward(prior, tokenizer)
         self.memory = Remembered({"budget": nats, "alpha": objective.alpha}, {"omega": objective.omega})
         self.callbacks = [self.memory, self]
 

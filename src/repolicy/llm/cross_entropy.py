@@ -12,14 +12,7 @@ from torch import Tensor
 from trl import KTOConfig, KTOTrainer
 
 from repolicy.errors import UsageError
-from repolicy.llm.identity import (
-    MOVING_PRIOR,
-    PreferenceSettings,
-    WithReference,
-    columns_of,
-    require_columns,
-    require_labels,
-)
+from repolicy.llm.identity import MOVING_PRIOR, PreferenceSettings, WithReference, columns_of, require_labels
 from repolicy.llm.losses import cross_entropy_dpo_loss, implicit_reward
 
 NOT_FOR_THE_MODEL = ("completion_mask", "label", "ref_logps")
@@ -41,7 +34,7 @@ class CrossEntropyDPOConfig(PreferenceSettings, KTOConfig):  # type: ignore[misc
 class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
     """`KTOTrainer` on the loss of Eq. 32. Say the objective once: `objective=residual(omega, alpha)`, or in `args`."""
 
-    SETTINGS, FIXED = CrossEntropyDPOConfig, ("offset",)
+    SETTINGS, FIXED, COLUMNS = CrossEntropyDPOConfig, ("offset",), ("prompt", "completion", "label")
     NEEDED = {  # noqa: RUF012
         "sync_ref_model": MOVING_PRIOR,
         "loss_type": ("apo_zero_unpaired", "the loss here is Eq. 32 and no other"),
@@ -59,7 +52,7 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
     def check_rows(self, dataset: Any) -> None:
         """Raise where the rows are neither labelled responses nor pairs, which TRL turns into labelled responses."""
         if dataset is None or isinstance(dataset, dict) or not {"chosen", "rejected"} <= {*columns_of(dataset)}:
-            require_columns(dataset, ("prompt", "completion", "label"), "Cross-Entropy-DPO (or chosen and rejected)")
+            super().check_rows(dataset)
             require_labels(dataset)
 
     @property

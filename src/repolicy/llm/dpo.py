@@ -15,7 +15,7 @@ from trl import DPOConfig, DPOTrainer
 
 from repolicy.errors import UsageError
 from repolicy.llm.before import margins_warning
-from repolicy.llm.identity import MOVING_PRIOR, PreferenceSettings, WithReference, require_columns
+from repolicy.llm.identity import MOVING_PRIOR, PreferenceSettings, WithReference
 
 LOOKED_AT = 128  # pairs, for a warning before the first step
 # The losses of TRL that read the margin of Eq. 33, or (bco_pair) the two rewards in it, and nothing besides.
@@ -40,7 +40,7 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
 
     precompute_ref_logps: bool  # TRL's: whether reference log-probabilities come with the inputs
 
-    SETTINGS = DecomposedDPOConfig
+    SETTINGS, COLUMNS = DecomposedDPOConfig, ("chosen", "rejected")
     NEEDED = {  # noqa: RUF012
         "sync_ref_model": MOVING_PRIOR,
         "ld_alpha": (None, "every token of a response counts"),
@@ -55,9 +55,6 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
             if name not in COVERED_LOSSES:
                 raise UsageError(f"loss_type {name!r} has no decomposed form; choose from {', '.join(COVERED_LOSSES)}")
         return args
-
-    def check_rows(self, dataset: Any) -> None:
-        require_columns(dataset, ("chosen", "rejected"), "Decomposed-DPO")
 
     def look_before_the_first_step(self) -> None:
         """Warn of pairs whose gradients would vanish, from the first of them."""

@@ -8,6 +8,7 @@ still being written at that token return. TRL takes advantages `[B, T]` from sub
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from repolicy.llm.identity import (
     MOVING_PRIOR,
     ObjectiveSettings,
     WithObjective,
-    require_columns,
     require_enough_prompts,
     require_saved_path,
     require_settings,
@@ -61,10 +61,7 @@ NEUTRAL: dict[str, Any] = {
     **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "allowed_token_ids": None},  # vLLM's
     **{"min_tokens": 0, "bad_words": None, "structured_outputs": None},
 }
-IMAGE_INPUTS = (
-    *("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "image_position_ids", "num_images"),
-    *("num_tiles", "spatial_shapes", "token_type_ids", "mm_token_type_ids"),
-)
+OF_SCORING = signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters  # images, too
 COMMON_DIVISOR_LOSSES = ("dr_grpo", "bnpo", "dapo")
 
 
@@ -100,6 +97,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     """
 
     SETTINGS, FIXED = ResidualGRPOConfig, ("returns", "gamma", "omega_schedule", "prior_share", "budget")
+    COLUMNS = ("prompt",)
     model_wrapped: Any  # transformers': what is trained, and what TRL generates with
 
     def __init__(
@@ -130,9 +128,6 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         check_sampling(self)
         require_enough_prompts(train_dataset, args)
         self.introduce(reference_given=False)
-
-    def check_rows(self, dataset: Any) -> None:
-        require_columns(dataset, ("prompt",), "an online method")
 
     @property
     def present_objective(self) -> Objective:
@@ -203,8 +198,6 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
             return super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, num_generations, *others, **named
             )
-        if multimodal_fields or self.tools:
-            raise UsageError("prior_share is for text alone, without images or tools")
         priors = round(self.args.prior_share * self.num_generations)
         policys = [row for row in everyone if (first + row) % self.num_generations >= priors]
         written = dict(zip(policys, write(policys), strict=True)) if policys else {}
@@ -303,7 +296,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
                 torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
                 rows.size(1),
                 batch_size=args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size,
-                **{name: output[name] for name in IMAGE_INPUTS if name in output},
+                **{name: output[name] for name in OF_SCORING if name in output},
             )
         return log_policy
 

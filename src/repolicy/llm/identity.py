@@ -6,7 +6,6 @@ prior's checksum, and to resume it with others is refused.
 
 import hashlib
 import json
-from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +82,7 @@ class WithObjective:
 
     SETTINGS: type[Any]  # the class of its settings
     FIXED: tuple[str, ...] = ()  # settings besides the objective that a run keeps when it is resumed
+    COLUMNS: tuple[str, ...]  # of a dataset
     objective: Objective
     identity: dict[str, Any]  # what `repolicy.json` says
     memory: Remembered
@@ -92,8 +92,13 @@ class WithObjective:
 
     def settled(self, objective: Objective | None, args: Any) -> Any:
         """Take the objective from where it was given; returns the trainer's own copy of the settings."""
-        args = own_settings(args, self.SETTINGS)
-        self.objective = text_objective(objective, args.omega, args.alpha)
+        if args is not None and not isinstance(args, self.SETTINGS):
+            raise UsageError(f"args is a {type(args).__name__}; it must be a {self.SETTINGS.__name__}, which has more")
+        args = self.SETTINGS() if args is None else copy(args)  # those of the caller can serve another run
+        objective = given_objective(objective, args.omega, args.alpha)
+        if objective.reads_basic:
+            raise UsageError(f"an objective on {objective.task!r} reads a basic reward, and a language model has none")
+        self.objective = plain(objective, "a language model's trainer")
         args.omega, args.alpha = self.objective.omega, self.objective.alpha
         return args
 
@@ -104,8 +109,14 @@ class WithObjective:
             self.check_rows(evaluation)
 
     def check_rows(self, dataset: Any) -> None:
-        """Raise where a dataset has not what the trainer needs."""
-        raise NotImplementedError
+        """Raise where a dataset is missing, or lacks a column that the trainer needs."""
+        if dataset is None:
+            raise UsageError("there is no training dataset")
+        for name, part in datasets_in(dataset).items():
+            columns = columns_of(part)
+            if missing := [column for column in self.COLUMNS if column not in columns]:
+                where = f"the dataset {name!r}" if name else "the dataset"
+                raise UsageError(f"{where} has no column {', '.join(missing)}, and there is {columns}")
 
     def introduce(self, reference_given: bool) -> None:
         """Tell what the run is; called after TRL's own `__init__`, while the model still is the prior."""
@@ -175,7 +186,10 @@ class WithReference(WithObjective):
         self.check_datasets(train_dataset, others.get("eval_dataset"))
         reads = self.objective.reads_prior
         ref_model = ref_model if reads else None
-        require_reference(self.objective, model, ref_model, args, others.get("peft_config"), type(self).__name__)
+        if not reads:
+            args.precompute_ref_log_probs = True  # so that TRL loads none; and it computes none, below
+        elif ref_model is None and others.get("peft_config") is None and not args.precompute_ref_log_probs:
+            require_saved_path(model, type(self).__name__)
         super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)  # type: ignore[call-arg]
         self.precompute_ref_logps = args.precompute_ref_log_probs and reads
         self.introduce(reference_given=ref_model is not None)
@@ -251,23 +265,6 @@ def check_counts(seed: int, **counts: int) -> None:
             raise UsageError(f"{name} is {count}; it must be 1 or more")
 
 
-def text_objective(objective: Objective | None, omega: float | None, alpha: float | None) -> Objective:
-    """Return the objective that was given; raise where a language model has no use for it."""
-    objective = given_objective(objective, omega, alpha)
-    if objective.reads_basic:
-        raise UsageError(f"an objective on {objective.task!r} reads a basic reward, and a language model has none")
-    return plain(objective, "a language model's trainer")
-
-
-def own_settings(args: Any, cls: type[Any]) -> Any:
-    """Return a copy of the settings, which the trainer completes: those of the caller can serve another run."""
-    if args is None:
-        return cls()
-    if not isinstance(args, cls):
-        raise UsageError(f"args is a {type(args).__name__}; it must be a {cls.__name__}, which has the same and more")
-    return copy(args)
-
-
 def require_settings(args: Any, needed: dict[str, tuple[Any, str]]) -> None:
     """Raise where a setting has not the value it needs, with the reason: the objective would be another."""
     for name, (value, why) in needed.items():
@@ -309,32 +306,12 @@ def columns_of(dataset: Any) -> list[str]:
     return list(dataset.column_names or next(iter(dataset)))
 
 
-def require_columns(dataset: Any, wanted: Iterable[str], method: str) -> None:
-    """Raise where a dataset is missing, or lacks a column that the method needs."""
-    if dataset is None:
-        raise UsageError(f"there is no training dataset; {method} needs one")
-    for name, part in datasets_in(dataset).items():
-        columns = columns_of(part)
-        missing = [column for column in wanted if column not in columns]
-        if missing:
-            where = f"the dataset {name!r}" if name else "the dataset"
-            raise UsageError(f"{where} has no column {', '.join(missing)}; {method} needs it, and there is {columns}")
-
-
 def require_labels(dataset: Any) -> None:
     """Raise where a label is not 0 or 1, true or false. A streamed dataset is checked at its first row alone."""
     for part in datasets_in(dataset).values():
         for value in part["label"] if hasattr(part, "__getitem__") else [next(iter(part))["label"]]:
             if value not in (0, 1):
                 raise UsageError(f"a label is {value!r}; every label must be 0 or 1 (false or true)")
-
-
-def require_reference(objective: Objective, model: Any, ref_model: Any, args: Any, peft: Any, what: str) -> None:
-    """Raise where TRL could not load its reference; without omega it is neither loaded nor computed."""
-    if not objective.reads_prior:
-        args.precompute_ref_log_probs = True
-    elif ref_model is None and peft is None and not args.precompute_ref_log_probs:
-        require_saved_path(model, what)
 
 
 def require_saved_path(model: Any, what: str) -> None:

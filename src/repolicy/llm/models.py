@@ -236,12 +236,7 @@ def judged(reward: Any, rows: list[dict[str, Any]], text: list[str], ids: list[l
     prompts = [row["prompt"] for row in rows]
     with in_one_sentence("the reward failed", UsageError):
         values = reward(prompts=prompts, completions=completions, completion_ids=ids, **columns)
-    try:
-        rewards = np.array([np.nan if value is None else float(value) for value in values])
-    except (TypeError, ValueError):
-        raise UsageError("the reward does not return a list of numbers, one for each response") from None
-    if len(rewards) != len(text):
-        raise UsageError(f"the reward returned {len(rewards)} numbers for {len(text)} responses")
+        rewards = np.array([np.nan if value is None else float(value) for value, _ in zip(values, text, strict=True)])
     if np.isinf(rewards).any():
         raise UsageError("the reward returned an infinite number, which has no mean: return None to judge nothing")
     return rewards
@@ -276,12 +271,6 @@ def read_prompts(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def last_words(prompt: Any) -> str:
-    """Return the text of a prompt, or of the last of its messages, whose content may be a list of parts."""
-    content = prompt if isinstance(prompt, str) else prompt[-1].get("content")
-    return " ".join(part.get("text", "") for part in content) if isinstance(content, list) else content or ""
-
-
 def as_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]], samples: list[list[str]]) -> str:
     """Return a page that needs nothing but itself: the measures, and the first responses side by side."""
     names = [each["model"] for each in models]
@@ -290,7 +279,10 @@ def as_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]],
         + ["{mean:.2f}\n{low:.2f} to {high:.2f}".format(**each[key]) for key in MEASURES]
         for each in models
     ]
-    shown = [[last_words(row["prompt"]), *texts] for row, *texts in zip(rows[:20], *samples, strict=False)]
+    prompts = [
+        row["prompt"] if isinstance(row["prompt"], str) else str(row["prompt"][-1].get("content")) for row in rows[:20]
+    ]
+    shown = [[prompt, *texts] for prompt, *texts in zip(prompts, *samples, strict=False)]
     texts = f'<div class="texts">{table(["prompt", *names], shown)}</div>'
     parts = [
         section("What each is worth", table(["model", "omega", "alpha", *MEASURES.values()], cells), note=NOTE),

@@ -18,14 +18,7 @@ from transformers import LogitsProcessor
 from trl import DPOConfig, DPOTrainer
 
 from repolicy.errors import UsageError
-from repolicy.llm.identity import (
-    PreferenceSettings,
-    WithObjective,
-    require_columns,
-    require_positive_alpha,
-    require_settings,
-    set_beta,
-)
+from repolicy.llm.identity import PreferenceSettings, WithObjective, require_positive_alpha, require_settings, set_beta
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_loss
 from repolicy.llm.mixing import Beside
 from repolicy.objective import Objective
@@ -57,7 +50,7 @@ class QAdapterConfig(PreferenceSettings, DPOConfig):  # type: ignore[misc]
 class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
     """`DPOTrainer`'s data and loop with Q-Adapter's loss. Needs a `peft_config`: the adapter is what is trained."""
 
-    SETTINGS, FIXED = QAdapterConfig, ("chi",)
+    SETTINGS, FIXED, COLUMNS = QAdapterConfig, ("chi",), ("chosen", "rejected")
 
     def __init__(
         self,
@@ -98,9 +91,6 @@ class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
         return (loss, outputs) if return_outputs else loss
-
-    def check_rows(self, dataset: Any) -> None:
-        require_columns(dataset, ("chosen", "rejected"), "Q-Adapter")
 
     def _record(self, chosen: Tensor, rejected: Tensor) -> None:
         """Log rewards of whole responses, over all ranks."""

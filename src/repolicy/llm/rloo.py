@@ -37,23 +37,12 @@ def rloo_settings(objective: Objective, addons: int = 1, budget: bool = False) -
     }
 
 
-def prior_reward(
-    prior: Any, tokenizer: Any, chat_template_kwargs: dict[str, Any] | None = None
-) -> Callable[..., list[float]]:
-    """Return a reward function for TRL: the prior's log-probability of each response, summed over its tokens.
-
-    `chat_template_kwargs` must be those of RLOOConfig, or the prior would judge other tokens than the policy read.
-    """
-    template = chat_template_kwargs or {}
+def prior_reward(prior: Any, tokenizer: Any) -> Callable[..., list[float]]:
+    """Return a reward function for TRL: the prior's log-probability of each response, summed over its tokens."""
 
     def log_prior(prompts: list[Any], completion_ids: list[list[int]], log_extra: Any = None, **_: Any) -> list[float]:
         trainer = getattr(log_extra, "__self__", None)  # TRL hands its reward functions a method of the trainer
-        used = getattr(trainer, "chat_template_kwargs", template) or {}
-        if used != template:
-            raise UsageError(
-                f"the trainer writes prompts with chat_template_kwargs {used!r}, and prior_reward was given "
-                f"{template!r}; give prior_reward the same"
-            )
+        template = getattr(trainer, "chat_template_kwargs", None)  # with which it has written the prompts
         ids = [prompt_ids(tokenizer, prompt, template) for prompt in prompts]
         return response_log_probs(prior, list(zip(ids, map(list, completion_ids), strict=True)))
 
