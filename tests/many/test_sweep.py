@@ -152,7 +152,9 @@ def prior(tmp_path: Path) -> Path:
 
 
 def refused(prior: Path, out: Path, resume: bool = False, alpha: Any = 0.01, **options: Any) -> None:
-    sweep(prior, [f"{__file__}:still"], [0.1], alpha, out, Settings(), resume=resume, **options)
+    sweep(
+        prior, [f"{__file__}:still"], [0.1], alpha, out, options.pop("settings", Settings()), resume=resume, **options
+    )
 
 
 def still(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: object) -> np.ndarray:
@@ -193,6 +195,7 @@ def test_a_runs_folder_is_no_sweeps_folder(prior: Path, tmp_path: Path) -> None:
     [
         ({"jobs": -1}, "jobs is -1"), ({"episodes": 0}, "episodes is 0"), ({"states": -1}, "states is -1"),
         ({"alpha": Range(0.1, 0.4)}, "alpha is 0.1..0.4; a sweep needs one"),
+        ({"settings": {"kl_budget": 1.0}}, "a budget moves omega by itself"),
     ],
 )  # fmt: skip
 def test_numbers_out_of_range_are_refused(prior: Path, tmp_path: Path, options: dict[str, Any], said: str) -> None:

@@ -85,8 +85,6 @@ class Bench(Command):
         from repolicy.learning.bench import bench
 
         named: Any = self.settings
-        if "steps" in named:
-            raise UsageError("a bench has no --steps: how long it takes is --slices")
         figures = bench(self.env, replace(train_defaults(self.env), **named), self.slices)
         spread, terminal = figures["slice_shares"], Terminal()
         ranks, steps = counted(figures["ranks"], "rank"), f"{figures['steps']:,} steps"
@@ -128,8 +126,6 @@ class Doctor(Command):
             if self.before is not None or self.batch is not None:
                 raise UsageError("--before and --batch go with the checkpoint of the training that went on")
             return doctor()
-        if self.batch is None and self.reading != Options():
-            raise UsageError("how to read the checkpoint's policy goes with --batch")
         from repolicy.hosts.resuming import causes, first_ratios, read_checkpoint
         from repolicy.priors import read_policy
         from repolicy.report.host_page import checkpoint_in

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
@@ -91,7 +91,7 @@ class Infer(Beside, Acts):
     Example: repolicy infer answers.jsonl --asked runs/ask --features 'next[2:8]^1' --out wish.safetensors
     """
 
-    data: Annotated[tuple[str, ...], Positional("DATA")] = ()
+    data: Annotated[tuple[str, ...], Positional("DATA")]
     """Files that `ask`'s page saved, or records: of `takeover`, NumPy's .npz, or LeRobot's .parquet."""
     asked: Repeated = ()
     """A folder that `ask` wrote, whose page was answered. Repeatable."""
@@ -110,8 +110,6 @@ class Infer(Beside, Acts):
 
         if self.out.suffix != ".safetensors":
             raise UsageError(f"--out {self.out} does not end in .safetensors, and a wish is known by that")
-        if not self.data:
-            raise UsageError("name a file of answers, or a record of take-overs")
         check_place(self.out)  # before the work, which would be lost
         if self.out.exists() and read(self.out)[1]["kind"] != "wish":
             raise UsageError(f"{self.out} is there already, and no wish: choose another --out")
@@ -224,7 +222,7 @@ def who(person: str, kind: str, env: str) -> Iterator[tuple[Any, Any, Any]]:
         yield act or by_keys(keys, space), None, keys
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LearnWish(Beside, Command):
     """Record, infer and customize in rounds, until you seldom take over.
 
@@ -232,15 +230,17 @@ class LearnWish(Beside, Command):
     """
 
     GOES_ON: ClassVar = "; the same command goes on"
-    prior: Annotated[str, Positional("PRIOR")] = ""
+    prior: Annotated[str, Positional("PRIOR")]
     """The policy to customize."""
+    features: str = field()
+    alpha: float = field()
     env: str | None = None
     """Environment, of Gymnasium's or your own; by default the one that the prior was trained in."""
     person: str = ""
     """As in `repolicy takeover`."""
     keys: Literal["window", "terminal"] = "window"
     """Where your keys come from."""
-    omega: float | None = None
+    omega: float
     """ω′: the weight of log prior."""
     states: float = 0.0
     """The price on states that the prior does not visit."""
@@ -269,11 +269,6 @@ class LearnWish(Beside, Command):
         from repolicy.wishes.learning_loop import Teaching, learn_wish
         from repolicy.wishes.record import Labels
 
-        for name in ("prior", "features", "omega", "alpha"):
-            if getattr(self, name) in ("", None):
-                raise UsageError(f"name {'PRIOR' if name == 'prior' else f'--{name}'}: a wish is learnt by it")
-        assert self.omega is not None
-        assert self.alpha is not None
         check_no_plan(self.prior)
         found = acting(self.prior, Options(), self.trust)
         env = self.env or env_of(found.card, found.path, self.trust)

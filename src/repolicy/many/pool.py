@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from repolicy.errors import RepolicyError, UsageError, first_line
 from repolicy.loading import PYTHON
@@ -33,19 +33,7 @@ class Job:
     log: Path
 
 
-class Started(Protocol):
-    """A job at work, here or elsewhere."""
-
-    def poll(self) -> int | None:
-        """Return its exit code, negative where a signal killed it, or None while it is at work."""
-
-    def interrupt(self) -> None:
-        """Ask it to stop."""
-
-    def kill(self) -> None: ...
-
-
-Start = Callable[[Job], Started]
+Start = Callable[[Job], Any]  # begins a job, as `Here`: it returns what is asked and stopped
 
 
 def work(
@@ -63,7 +51,7 @@ def work(
     `ended` is told of each what went wrong, or nothing; `watch`, now and then, which are at work. Returns those that
     never became ready. Ctrl-C and SIGTERM stop all of them.
     """
-    waiting, running, attempts = list(jobs), dict[Job, Started](), dict[Job, int]()
+    waiting, running, attempts = list(jobs), dict[Job, Any](), dict[Job, int]()
     with terminated_as_interrupted():
         try:
             while waiting or running:
@@ -89,7 +77,7 @@ def work(
     return waiting
 
 
-def _stop(running: Sequence[Started]) -> None:
+def _stop(running: Sequence[Any]) -> None:
     for at_work in running:
         at_work.interrupt()
     until = time.monotonic() + PATIENCE
@@ -102,13 +90,10 @@ def _stop(running: Sequence[Started]) -> None:
 
 def last_words(log: Path, code: int) -> str:
     """Return what a run that failed said at the end."""
-    try:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    except OSError:
-        lines = []
-    sentences = [line.removeprefix("repolicy: ") for line in lines if line.startswith("repolicy: ")]
     if code < 0:
         return f"it was killed by signal {-code}, {ATTEMPTS} times"
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    sentences = [line.removeprefix("repolicy: ") for line in lines if line.startswith("repolicy: ")]
     return (sentences or lines or [f"it ended with exit code {code}"])[-1]
 
 
@@ -132,9 +117,11 @@ class Here:
             )
 
     def poll(self) -> int | None:
+        """Return its exit code, negative where a signal killed it, or None while it is at work."""
         return self._process.poll()
 
     def interrupt(self) -> None:
+        """Ask it to stop."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGINT)
 

@@ -107,7 +107,9 @@ def sweep(
     before = claimed(folder) if resume else None
     values: list[Any] = [omegas] if isinstance(omegas, Real | str) else list(omegas)
     omegas = in_order(values or (before["omegas"] if before else ()))
-    _check_new(folder, resume)  # before anything that takes a while
+    if before is None:  # before anything that takes a while
+        _check_new(folder)
+    RunFolder(folder).check_writable()
     wishes, name = names(addon), None if env is None else env_name(env)
     kept = before["request"] if before else {}
     if before:
@@ -125,10 +127,7 @@ def sweep(
         raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
     saved = start.saved
     usual = Settings(**validated(kept["settings"], f"the sweep in {folder}")) if before else start.usual("", settings)
-    how = settings_of(settings, usual)
-    if how.ranks > 1:
-        raise UsageError(f"ranks is {how.ranks}; a sweep trains each point on one core: leave ranks out")
-    how = replace(how, ranks=1)
+    how = replace(settings_of(settings, usual), ranks=1)
     if how.budget is not None:
         raise UsageError("a sweep compares values of omega, and a budget moves omega by itself: leave the budget out")
     if isinstance(alpha, Range):
@@ -136,7 +135,11 @@ def sweep(
     if ranges := dials(wishes):
         raise UsageError(f"{ranges[0].name} has a range of weights; a sweep needs one weight for each add-on")
     name = name or start.env(trust)
-    _check_importable([name, *wishes])
+    if here := only_here([name, *wishes]):
+        raise UsageError(
+            f"each point of a sweep is a process of its own, which cannot import {here!r} of this Python session: "
+            f"write it into a file and name it as file.py:{here}"
+        )
     env = start.with_roles(name, how.backend)
     least = next((omega for omega in omegas if omega), 0.0)
     notes = [*start.notes, *try_addon(saved.policy, env, wishes, how, sparse)]
@@ -163,14 +166,6 @@ def sweep(
         swept = _evaluated(folder, request, saved.policy, omegas, failed, episodes, say)
         write_json(folder / "sweep.json", {"format": FORMAT} | as_dict(swept))
     return swept
-
-
-def _check_importable(names: Sequence[str]) -> None:
-    if here := only_here(names):
-        raise UsageError(
-            f"each point of a sweep is a process of its own, which cannot import {here!r} of this Python session: "
-            f"write it into a file and name it as file.py:{here}"
-        )
 
 
 def in_order(omegas: Collection[float]) -> list[float]:
@@ -221,13 +216,11 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: by
     return omegas
 
 
-def _check_new(folder: Path, resume: bool) -> None:
-    is_sweep = os.path.lexists(folder / "sweep.json")
-    if is_sweep and not resume:
+def _check_new(folder: Path) -> None:
+    if os.path.lexists(folder / "sweep.json"):
         raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
-    if not is_sweep and RunFolder(folder).request() is not None:
+    if RunFolder(folder).request() is not None:
         raise UsageError(f"{folder} holds a run, not a sweep; choose another --out")
-    RunFolder(folder).check_writable()
 
 
 def claimed(folder: Path) -> dict[str, Any] | None:
