@@ -31,16 +31,6 @@ def test_of_exact_policies_the_mixture_is_the_optimum(
     assert measure(toy, target, found, log_prior).kl == pytest.approx(0, abs=1e-9)
 
 
-def test_at_an_anchor_the_dial_is_that_model() -> None:
-    assert mixture(ANCHORS[1], ANCHORS) == pytest.approx([0, 0, 1])
-    assert mixture(ANCHORS[0], ANCHORS[:1]) == pytest.approx([0, 1])
-
-
-def test_a_model_tuned_to_nothing_turns_like_the_prior(toy: Toy) -> None:
-    """One anchor at omega = alpha is the prior where the add-on is constant: the mixture is the prior sharpened."""
-    assert mixture(residual(0.6, 0.2), [residual(0.2, 0.2)]) == pytest.approx([2, 1])
-
-
 def followed(found: Any, one: Any, start: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A row of what was generated, without its padding, and the scores that each new token was drawn from."""
     return found.sequences[one : one + 1, start:], torch.stack([scores[one] for scores in found.scores])

@@ -75,13 +75,6 @@ def test_adapter_off_is_the_reference(build: Callable[..., Any], prior: Path) ->
     assert torch.equal(ours.compute_loss(ours.model, batch), same.compute_loss(same.model, batch))
 
 
-def test_own_copy_of_the_reference(build: Callable[..., Any], prior: Path) -> None:
-    """TRL loads the reference from the model's path."""
-    own, given = build("dpo"), build("dpo", ref_model=load(prior))
-    batch = first(own, 4)
-    assert torch.equal(own.compute_loss(own.model, batch), given.compute_loss(given.model, batch))
-
-
 @pytest.mark.parametrize("found", ["1.15.2", "1.17.0"])
 def test_other_versions_of_trl_are_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
     monkeypatch.setattr("repolicy.loading.version", lambda _: found)

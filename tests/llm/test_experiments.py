@@ -17,7 +17,7 @@ from experiments.llm import dial, frontier, gradients, overhead, program, spelli
 from experiments.llm import toy as toys
 from experiments.llm.__main__ import main
 from experiments.llm.program import Program
-from experiments.llm.toy import Toy, new_model
+from experiments.llm.toy import Toy
 from repolicy import llm
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import kl, residual
@@ -65,15 +65,6 @@ def test_gradients_tell_the_reward_from_the_loss() -> None:
     assert cosine["entropy: entropy_coef in the loss"] < 0.99
 
 
-def test_frontier_jobs_are_all_different() -> None:
-    usual = frontier.jobs(argparse.Namespace(**frontier.USUAL))
-    jobs = [tuple(job.values()) for job in usual]
-    assert len(jobs) == len(set(jobs))
-    assert {method for _, method, *_ in jobs} == {"onward", "decomposed", "grpo", "rloo", "whole"}
-    assert {world for world, *_ in jobs} == set(toy_training.WORLDS)
-    assert usual[0] != frontier.jobs(argparse.Namespace(**frontier.USUAL | {"steps": 30}))[0]
-
-
 def test_frontier_table() -> None:
     """Of a method, a number a seed; of stock DPO only where omega is alpha."""
     measures = dict.fromkeys(("kl", "addon", "log_prior", "length", "entropy"), 1.0)
@@ -92,19 +83,6 @@ def test_frontier_table() -> None:
     assert best.splitlines()[2:] == ["| 0.1 | 1.00 | 1.00 | 1.00 | 1.00 |", "| 0.2 | 1.00 | 1.00 | 1.00 | 1.00 |"]
     assert "| 0.1 | 1.00 | 0.100, 1.100 |  | 0.100, 1.100 |" in distances
     assert controls.splitlines()[2:] == ["| stock DPO (omega = alpha) | 0.2 | 1.00 | 0.200, 1.200 |"]
-
-
-@pytest.mark.parametrize(("name", "worth"), [("ann", 0.5), ("anna", 0.5), ("emma", 0.5), ("jennett", 1.0), ("", 0.0)])
-def test_doubled_letters(name: str, worth: float) -> None:
-    assert spelling.doubled(name) == worth
-
-
-def test_sampled_names_end_once() -> None:
-    model = new_model(spelling.LETTERS, spelling.LONGEST, hidden=32, layers=1)
-    found = spelling.sample(model, 20, seed=0)
-    assert all(0 not in row[:-1] and 1 <= len(row) <= spelling.LONGEST + 1 for row in found)
-    assert spelling.decode([1, 2, 0]) == "ab"
-    assert torch.equal(torch.tensor(found[0]), torch.tensor(spelling.sample(model, 20, seed=0)[0]))
 
 
 LITTLE = "--steps 2 --samples 4"
@@ -174,21 +152,6 @@ def test_what_is_missing_is_named(
             llm.require_trl()
 
 
-def test_every_response_is_listed_once() -> None:
-    assert len(Toy().responses) == 19_531
-    assert len(set(Toy().responses)) == 19_531
-
-
-@pytest.mark.parametrize("fixed", [False, True])
-def test_human_text_is_a_distribution(fixed: bool) -> None:
-    toy = Toy(fixed=fixed)
-    chances = toy.response_log_probs(toy.human).exp()
-    assert chances.sum().item() == pytest.approx(1, abs=1e-9)
-    assert chances[toy.lengths > toy.length].sum().item() < 1e-9
-    if fixed:
-        assert chances[toy.lengths == toy.length].sum().item() == pytest.approx(1, abs=1e-9)
-
-
 def test_response_log_probs_by_hand() -> None:
     toy = Toy(letters="ae", length=1)
     table = torch.tensor([[[0.1, 0.6, 0.3], [0.5, 0.3, 0.2]], [[0.1, 0.6, 0.3], [0.4, 0.4, 0.2]]]).double().log()
@@ -229,14 +192,6 @@ def test_prior_speaks_the_language(toy: Toy, prior: Path) -> None:
     human = toy.response_log_probs(toy.human)
     assert log_probs.exp().sum().item() == pytest.approx(1, abs=1e-6)
     assert float((human.exp() * (human - log_probs)).sum()) < 0.02
-
-
-def test_letters_and_tokens_agree(toy: Toy, prior: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(prior)
-    assert tokenizer(".abe.")["input_ids"] == [0, 1, 2, 3, 0]
-    assert tokenizer.decode([1, 3, 3, 0], skip_special_tokens=True) == "aee"
 
 
 def test_judge_prefers_what_is_rewarded(toy: Toy) -> None:

@@ -149,38 +149,6 @@ def test_elsewhere_it_is_the_same_reward(module: str, name: str, monkeypatch: py
     torch.testing.assert_close(scores - names["ALPHA"] * penalty, expected)
 
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-
-
-@pytest.mark.usefixtures("scripts")
-def test_arguments_reach_the_trainer() -> None:
-    import llm_decomposed_dpo
-    import llm_residual_grpo
-
-    common = ["--model", "m", "--data", "d", "--omega", "0.05", "--alpha", "0.1", "--bf16", "false", "--use_cpu"]
-    script, settings = llm_decomposed_dpo.parse([*common, "--lora_rank", "8", "--precompute_ref_log_probs"])
-    assert (script.model, script.lora_rank) == ("m", 8)
-    assert (settings.omega, settings.alpha, settings.precompute_ref_log_probs) == (0.05, 0.1, True)
-    online, more = llm_residual_grpo.parse(
-        [*common, "--gamma", "0.99", "--returns", "onward", "--vllm_mode", "colocate", "--reward", "a:b"]
-    )
-    assert (more.omega, more.alpha, more.gamma, more.vllm_mode) == (0.05, 0.1, 0.99, "colocate")
-    assert online.reward == "a:b"
-
-
-@pytest.mark.usefixtures("scripts")
-def test_the_reward_to_try_the_script_with() -> None:
-    from llm_residual_grpo import brevity
-
-    assert brevity(completions=["", "x" * 200, [{"role": "assistant", "content": "x" * 400}]]) == [1.0, 0.5, 0.25]
-
-
-@pytest.mark.usefixtures("scripts")
 def test_two_processes_take_the_same_step(prior: Path, tmp_path: Path) -> None:
     """One step of four rows: all in one process, or two in each of two, with a group of responses across both."""
     data = tmp_path / "data.jsonl"

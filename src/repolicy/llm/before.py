@@ -38,30 +38,22 @@ def margins_warning(objective: Objective, log_ratio: Tensor) -> str | None:
 
 
 def dry_run(trainer: Any) -> dict[str, float]:
-    """Print and return what one batch of training would log, its sizes, and what its step would be worth; take no step.
+    """Print and return what one batch of training would log, its loss and the gradient's norm; take no step.
 
-    `first_step` is the change of the loss, to first order, by AdamW's first step: −learning rate · Σ |gradient|. With a
-    budget, the prior's own responses are drawn first, as in a run. The trainer is left as it was, and trains as if this
-    had not been.
+    With a budget, the prior's own responses are drawn first, as in a run. The trainer is left as it was, and trains as
+    if this had not been.
     """
     with _undone(trainer):
         trainer.look_before_the_first_step()
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1  # by which GRPO's loss would be divided
-        raw = next(iter(trainer.get_train_dataloader()))
-        inputs = trainer._prepare_inputs(raw)
+        inputs = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
         with trainer.compute_loss_context_manager():
             loss = trainer.compute_loss(trainer.model, inputs)
         trainer.accelerator.backward(loss)
-        slopes = [p.grad.float() for p in trainer.model.parameters() if p.grad is not None]
-        tensors = {name: x for name, x in inputs.items() if torch.is_tensor(x) and x.ndim}
-        measured = {f"{name} {tuple(x.shape)}": float(x.numel()) for name, x in tensors.items()}
-        measured |= {name: float(np.mean(values)) for name, values in trainer._metrics["train"].items() if values}
-        measured |= {
-            "loss": loss.item(),
-            "gradient_norm": torch.stack([slope.norm() for slope in slopes]).norm().item(),
-            "first_step": -trainer.args.learning_rate * sum(slope.abs().sum().item() for slope in slopes),
-        }
+        norms = [p.grad.float().norm() for p in trainer.model.parameters() if p.grad is not None]
+        measured = {name: float(np.mean(values)) for name, values in trainer._metrics["train"].items() if values}
+        measured |= {"loss": loss.item(), "gradient_norm": torch.stack(norms).norm().item()}
     for name, value in measured.items():
         print(f"{name:48s} {value:.6g}")
     return measured

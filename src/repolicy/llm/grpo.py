@@ -343,8 +343,6 @@ def check_grpo(objective: Objective, args: ResidualGRPOConfig) -> None:
         raise UsageError(f"returns is {args.returns!r}; it must be 'onward' or 'whole'")
     if args.returns == "whole" and args.gamma != 1:
         raise UsageError(f"gamma is {args.gamma}; returns of the whole have no discount; set returns='onward'")
-    if not 0 <= args.gamma <= 1:
-        raise UsageError(f"gamma is {args.gamma}; a discount lies between 0 and 1")
     if args.budget is not None and args.omega_schedule:
         raise UsageError("both omega_schedule and budget move omega; leave out the one or the other")
     for name in ("omega_schedule", "prior_share"):

@@ -8,14 +8,15 @@ omegas the prior's coefficient is 0, and it is not even asked.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import LogitsProcessor
+from trl.trainer.utils import use_adapter
 
 from repolicy.errors import UsageError
 from repolicy.llm.identity import require_positive_alpha
@@ -155,22 +156,7 @@ def beside(prior: Any, model: Any) -> Beside:
     if isinstance(prior, PeftModel) and (model is None or isinstance(model, str)):
         if model is not None and model not in prior.peft_config:
             raise UsageError(f"the prior has no adapter {model!r}; it has {', '.join(prior.peft_config)}")
-        return Beside(prior, lambda: _adapter(prior, model))
+        return Beside(prior, lambda: use_adapter(prior, model))
     if isinstance(model, str):
         raise UsageError(f"{model!r} is the name of an adapter, and the prior is no PEFT model")
     return Beside(prior if model is None else model)
-
-
-@contextmanager
-def _adapter(model: Any, name: str | None) -> Iterator[None]:
-    """Turn this adapter on, or all off; and then as before."""
-    if name is None:
-        with model.disable_adapter():
-            yield
-        return
-    before = model.active_adapter
-    model.set_adapter(name)
-    try:
-        yield
-    finally:
-        model.set_adapter(before)

@@ -62,40 +62,36 @@ def _loaded(load: Any, name: str) -> Any:
         raise FileError(f"{name} cannot be read as a language model: {first_line(error)}") from error
 
 
-def read_identity(name: str) -> dict[str, Any]:
-    """Return what a trainer of this package wrote beside a model, if anything. A Q-adapter is refused."""
+def read_identity(name: str, own: str) -> dict[str, Any]:
+    """Return what a trainer of this package wrote beside a model, if anything; `own` is the prior's checksum.
+
+    Refused are a Q-adapter, and what was tuned from another prior.
+    """
     file = Path(name) / IDENTITY
     if not file.is_file():
         return {}
     try:
         identity = json.loads(file.read_text())
-        checksum, method = identity.get("prior_checksum"), identity.get("method")
+        known, method = identity.get("prior_checksum"), identity.get("method")
         residual(identity["omega"], identity["alpha"])  # which refuses what is no weight
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         raise FileError(f"{file} is damaged: it does not say omega and alpha, each 0 or greater") from error
     if method == "QAdapterTrainer":
         raise UsageError(f"{name} is a Q-adapter, which is no policy: generate with a repolicy.llm.QAdapterLogits")
-    return {name: identity[name] for name in ("omega", "alpha")} | {"prior_checksum": checksum}
-
-
-def identity_for(name: str, prior_checksum: str) -> dict[str, Any]:
-    """Return the same; refused where the model was tuned from another prior."""
-    identity = read_identity(name)
-    if identity and identity["prior_checksum"] not in (None, prior_checksum):
+    if known not in (None, own):
         raise UsageError(f"{name} was tuned from another prior than the one that was given: their checksums differ")
-    return identity
+    return {name: identity[name] for name in ("omega", "alpha")}
 
 
-def trained_for(name: str, trained_at: str | None, prior_checksum: str) -> Objective:
+def trained_for(name: str, trained_at: str | None, own: str) -> Objective:
     """Return the objective of a tuned model: as typed (`0.1,0.2`: omega and alpha), or from its own file."""
+    identity = read_identity(name, own)
     if trained_at is not None:
-        read_identity(name)  # a Q-adapter is refused all the same
         try:
             omega, alpha = (float(number) for number in trained_at.split(","))
         except ValueError:
             raise UsageError(f"--trained-at {trained_at!r} is not of the form omega,alpha, such as 0.1,0.2") from None
         return residual(omega, alpha)
-    identity = identity_for(name, prior_checksum)
     if not identity:
         raise UsageError(f"{name} is no folder with a {IDENTITY}; say --trained-at omega,alpha for every model")
     return residual(identity["omega"], identity["alpha"])
@@ -145,17 +141,15 @@ def prompt_tensors(
     return padded(rows, "left", tokenizer.pad_token_id), padded([[1] * len(row) for row in rows], "left")
 
 
-def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Return what ends a response when TRL trains: the tokenizer's token, and those of the generation config."""
-    own = model.generation_config.eos_token_id
-    listed = own if isinstance(own, list) else [own]
-    return [token for token in dict.fromkeys([tokenizer.eos_token_id, *listed]) if token is not None]
-
-
 @torch.no_grad()
 def new_tokens(model: Any, tokenizer: Any, ids: Any, attention: Any, tokens: int, **settings: Any) -> list[list[int]]:
-    """Return sampled responses as token ids, each up to and with its end token; of a model, or of what `dial` made."""
-    ends = end_tokens(model, tokenizer)
+    """Return sampled responses as token ids, each up to and with its end token; of a model, or of what `dial` made.
+
+    A response ends as when TRL trains: at the tokenizer's token, and at those of the generation config.
+    """
+    own = model.generation_config.eos_token_id
+    listed = own if isinstance(own, list) else [own]
+    ends = [token for token in dict.fromkeys([tokenizer.eos_token_id, *listed]) if token is not None]
     settings |= {"max_new_tokens": tokens, "eos_token_id": ends, "pad_token_id": tokenizer.pad_token_id}
     responses = model.generate(input_ids=ids, attention_mask=attention, **settings)[:, ids.shape[1] :].tolist()
     return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), None)] for row in responses]
@@ -190,7 +184,7 @@ def evaluate(
     repeated = [row for row in rows for _ in range(responses)]
     found, samples = [], []
     own = checksum(base)
-    identities = {name: identity_for(name, own) for name in models}  # before any of the work
+    identities = {name: read_identity(name, own) for name in models}  # before any of the work
     for index, name in enumerate((None, *models)):
         base, model = (base, None) if name is None else load_tuned(name, base, index)
         torch.manual_seed(seed)
@@ -279,10 +273,8 @@ def as_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]],
         + ["{mean:.2f}\n{low:.2f} to {high:.2f}".format(**each[key]) for key in MEASURES]
         for each in models
     ]
-    prompts = [
-        row["prompt"] if isinstance(row["prompt"], str) else str(row["prompt"][-1].get("content")) for row in rows[:20]
-    ]
-    shown = [[prompt, *texts] for prompt, *texts in zip(prompts, *samples, strict=False)]
+    last = [each if isinstance(each, str) else str(each[-1].get("content")) for each in (row["prompt"] for row in rows)]
+    shown = [[prompt, *texts] for prompt, *texts in zip(last[:20], *samples, strict=False)]
     texts = f'<div class="texts">{table(["prompt", *names], shown)}</div>'
     parts = [
         section("What each is worth", table(["model", "omega", "alpha", *MEASURES.values()], cells), note=NOTE),
