@@ -165,7 +165,7 @@ def test_what_cannot_be_planned_is_said(asked, why):
     [
         ({"samples": 1}, "2 or more"),
         ({"horizon": -1}, "1 or more"),
-        ({"base": "flat"}, "nominal, uniform, zero"),
+        ({"base": "flat"}, "nominal, uniform"),
         ({"discount": 0.0}, "above 0"),
     ],
 )

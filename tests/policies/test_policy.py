@@ -198,7 +198,7 @@ def test_a_mixtures_std_is_its_own_and_not_bounded_as_the_priors_is() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "message"),
     [
-        ({"activation": "leaky_relu"}, {"activation": "leaky_relu", "slope": 0.3}, "different slopes, 0.01 and 0.3"),
+        ({"activation": "leaky_relu"}, {"activation": "leaky_relu", "slope": 0.3}, "of one kind and slope"),
         ({"clips": True}, {}, "different ways of cutting actions to their bounds"),
     ],
 )

@@ -240,27 +240,6 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def constant(log_prob: float) -> ScoredPrior:
-    class Constant:
-        def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-            return torch.full((len(actions),), log_prob)
-
-    return ScoredPrior(Constant())
-
-
-def test_a_prior_to_which_no_action_is_likely_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cloning, "SCORED_ROUNDS", 1)
-    with pytest.raises(UsageError, match=r"gives actions .* -1e[+]09 nats a step: its log_prob is no log-density"):
-        cloning.clone(constant(-1e9), tiny("LinearQuadratic"), FEW, tmp_path / "none", lambda _: None)
-
-
-def test_a_prior_that_tells_no_action_from_another_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cloning, "SCORED_ROUNDS", 1)
-    said = list[str]()
-    cloning.clone(constant(-3.0), tiny("LinearQuadratic"), FEW, tmp_path / "none", said.append)
-    assert any("gives all actions the same log-probability" in sentence for sentence in said)
-
-
 PROGRAM = """
 def steer(observations):
     return -0.4 * observations

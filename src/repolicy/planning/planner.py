@@ -34,7 +34,7 @@ class Search:
     temperature: float | None = None
     """λ itself, in place of that; of a tree α̂, which is omega by default."""
     base: Base = "nominal"
-    """What candidates are spread around before their scores count: nominal, uniform or zero."""
+    """What candidates are spread around before their scores count: nominal or uniform."""
     closed: bool = True
     """Candidates deviate from what the prior does in their own simulated states; else in those of its own plan."""
     warm: bool = True
@@ -167,7 +167,7 @@ class Planner:
             self.model, self.prior, observations, candidates, spread_of(self.prior, observations), self.score,
             search.closed,
         )  # fmt: skip
-        corrected = correction(draws, plans, lines, search.base)
+        corrected = correction(draws, search.base)
         heat: Any = search.temperature
         if heat is None:
             heat = temperature(scores, corrected, search.share * search.samples)

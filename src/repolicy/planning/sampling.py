@@ -9,15 +9,14 @@ so what is planned depends on the base, the density that candidates would have w
 
     nominal   N(û, B·Bᵀ): near the plan; the weight is S/λ
     uniform   1: the maximum-entropy plan itself; S/λ + ½·|z|²
-    zero      N(0, B·Bᵀ): near the prior's own plan; S/λ − yᵀ·z, where û = B·y
 """
 
 from typing import Literal
 
 import numpy as np
 
-Base = Literal["nominal", "uniform", "zero"]
-BASES: tuple[Base, ...] = ("nominal", "uniform", "zero")
+Base = Literal["nominal", "uniform"]
+BASES: tuple[Base, ...] = ("nominal", "uniform")
 HALVINGS = 50  # of the temperature's logarithm
 
 
@@ -34,16 +33,10 @@ def between(knots: int, horizon: int) -> np.ndarray:
     return straight
 
 
-def correction(draws: np.ndarray, plans: np.ndarray, lines: np.ndarray, base: Base) -> np.ndarray | float:
-    """Return log(base/proposal) `[N, K]`, but for a constant, of draws z `[N, K, H, A]` around plans û `[N, T, A]`."""
-    if base == "uniform":
-        half: np.ndarray = 0.5 * np.square(draws).sum((2, 3))
-        return half
-    if base == "zero":
-        towards = np.einsum("ht,nta->nha", np.linalg.pinv(lines), plans)
-        inner: np.ndarray = -np.einsum("nha,nkha->nk", towards, draws)
-        return inner
-    return 0.0
+def correction(draws: np.ndarray, base: Base) -> np.ndarray | float:
+    """Return log(base/proposal) `[N, K]`, but for a constant, of draws z `[N, K, H, A]` around a plan."""
+    half: np.ndarray = 0.5 * np.square(draws).sum((2, 3))
+    return half if base == "uniform" else 0.0
 
 
 def normalized(log_weights: np.ndarray) -> np.ndarray:

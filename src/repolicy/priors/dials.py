@@ -79,20 +79,15 @@ def beyond(t: float) -> str:
 def _mixture(prior: Policy, customized: Policy, t: float) -> Policy:
     """Return both networks side by side; how much each of them counts for an output is `_shares`' to say."""
     one, other = prior.spec, customized.spec
-    if len(one.hidden) != len(other.hidden) or one.activation != other.activation:
+    if (len(one.hidden), one.activation, one.slope) != (len(other.hidden), other.activation, other.slope):
         raise UsageError(
             f"the prior has {len(one.hidden)} hidden layers of {one.activation} and the customized policy "
-            f"{len(other.hidden)} of {other.activation}; a mixture needs as many of both, and of one kind"
+            f"{len(other.hidden)} of {other.activation}; a mixture needs as many of both, of one kind and slope"
         )
     if not one.hidden or any(spec.norms or spec.mean_clip is not None for spec in (one, other)):
         raise UsageError(
             "a mixture is of networks with hidden layers, without LayerNorm and without a bound on the mean; "
             "use the other dial: how='weights', or --how weights"
-        )
-    if one.activation == "leaky_relu" and one.slope != other.slope:
-        raise UsageError(
-            f"the leaky relus of the prior and of the customized policy have different slopes, {one.slope:g} and "
-            f"{other.slope:g}: no mixture of them is a network of ours"
         )
     ours, theirs, std = _shares(prior, customized, t)
     hidden = tuple(a + b for a, b in zip(one.hidden, other.hidden, strict=True))
