@@ -291,8 +291,7 @@ class Resettable(Ending):
         self.episode_length_buf = torch.zeros_like(self.episode_length_buf)
 
 
-@pytest.mark.parametrize("env", [Ending, Resettable])
-@pytest.mark.parametrize("count", [32, SHARED])
+@pytest.mark.parametrize(("env", "count"), [(Ending, 32), (Resettable, SHARED)])
 def test_episodes_that_a_runner_left_under_way_are_neither_measured_nor_compared(env: Any, count: int) -> None:
     algorithm = {"class_name": OURS, "addon": "addon", "prior": resting(), "num_mini_batches": 1}
     runner = OnPolicyRunner(env(count=count), settings(algorithm=algorithm), None, "cpu")

@@ -95,17 +95,6 @@ def test_a_training_that_goes_on_has_none_and_an_old_critic_is_named(tmp_path: P
     assert causes(read_checkpoint(saved(now, gone_on)), read_checkpoint(before)) == []
 
 
-def test_two_checkpoints_that_are_swapped_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before, now = (saved(tmp_path / f"{count}.pt", gone_on) for count in (2, 9))
-    torch.save(torch.load(now, weights_only=False) | {"iter": 9}, now)
-    capsys.readouterr()
-    main(["doctor", str(before), "--before", str(now), "--json"])
-    told = json.loads(capsys.readouterr().out)["causes"]
-    assert told[0].startswith("--before is the later one, after 9 iterations or steps, and this after 2: either")
-    main(["doctor", str(now), "--before", str(before)])
-    assert "the later one" not in capsys.readouterr().err
-
-
 def test_an_entropy_bonus_is_found_in_the_settings_beside(tmp_path: Path) -> None:
     path = saved(tmp_path / "model_2.pt")
     (tmp_path / "params").mkdir()

@@ -155,7 +155,6 @@ def test_the_prior_is_frozen_when_it_is_given() -> None:
     ("change", "sentence"),
     [
         ({3: torch.zeros(5, 6, 1)}, r"log-probabilities have the shape \(5, 6, 1\) and rewards \(5, 6\)"),
-        ({0: torch.zeros(5, 6, 9)}, "the prior takes observations of 4 numbers, and these have 9"),
         ({1: torch.zeros(5, 6, 1)}, r"actions have the shape \(5, 6, 1\) .* the prior takes 2 numbers as the action"),
         ({1: torch.zeros(5, 1, 2)}, r"actions have the shape \(5, 1, 2\)"),
         (

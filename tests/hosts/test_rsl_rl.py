@@ -6,7 +6,6 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,43 +53,6 @@ def test_what_works_against_a_prior_is_said(capsys: pytest.CaptureFixture[str]) 
     assert "'adaptive'" in said
     runner(algorithm={"class_name": OURS, "prior": small_policy(), "omega": 0.3, "alpha": 0.2})
     assert "'adaptive'" not in capsys.readouterr().out
-
-
-CURIOUS = {"num_outputs": 2, "predictor_hidden_dims": [4], "target_hidden_dims": [4], "weight": 2.0}
-
-
-def mirrored(env: Any, obs: Any, actions: Any) -> Any:
-    """All signs turned."""
-    return obs if obs is None else torch.cat([obs, obs.apply(torch.neg)]), actions if actions is None else torch.cat(
-        [actions, -actions]
-    )
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"rnd_cfg": CURIOUS}, "rnd_cfg adds a reward for new states"),
-        (
-            {"symmetry_cfg": {"data_augmentation_func": mirrored, "use_data_augmentation": True}},
-            "symmetry_cfg needs a prior",
-        ),
-        (
-            {"symmetry_cfg": {"data_augmentation_func": mirrored, "use_mirror_loss": True}},
-            "symmetry_cfg needs a prior",
-        ),
-        ({"symmetry_cfg": {"data_augmentation_func": mirrored}}, ""),
-    ],
-)
-def test_extensions_that_change_the_objective_are_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: Algorithm, said: str
-) -> None:
-    monkeypatch.setattr(Drift, "unwrapped", SimpleNamespace(step_dt=1.0), raising=False)
-    how = settings(algorithm=residual(small_policy()) | copy.deepcopy(more))
-    how["obs_groups"]["rnd_state"] = ["policy"]
-    OnPolicyRunner(Drift(), how, None, "cpu").learn(1)
-    found = capsys.readouterr().out
-    assert said in found
-    assert any(name in found for name in ("rnd_cfg", "symmetry_cfg")) == bool(said)
 
 
 def test_a_curriculum_goes_on_where_the_priors_stood(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from repolicy.hosts.prior_reward import prior_reward
 WRONG = [
     ({"prior": "nowhere.pt"}, "there is no file nowhere.pt"),
     ({"objective": {"task": "both"}, "omega": None, "alpha": None}, "the task 'both' needs two rewards"),
-    ({"addon": ["addon", "my.py:quiet"]}, "it must be one name: let the environment add several up"),
     ({"kl_budget": 2.0, "alpha": None}, "^kl_budget goes with omega auto and no other objective than residual"),
 ]
 
@@ -38,18 +37,6 @@ def test_a_prior_of_other_sizes_is_refused_with_both(tmp_path: Path) -> None:
     path = checkpoint(tmp_path)
     with pytest.raises(UsageError, match=r"size mismatch for mlp.2.bias: .*\[16\]\) from .*\[2\]"):
         OnPolicyRunner(Drift(), settings(algorithm=residual(str(path)), hidden_dims=[5]), None, "cpu")
-
-
-def test_a_checkpoint_of_the_runner_s_takes_no_reading(tmp_path: Path) -> None:
-    path = str(checkpoint(tmp_path))
-    runner(algorithm=residual({"path": path, "trust": False}))
-    with pytest.raises(UsageError, match="checkpoint of the runner's, and has no use for std, vecnormalize"):
-        runner(algorithm=residual({"path": path, "std": 0.2, "vecnormalize": "none"}))
-
-
-def test_a_recurrent_prior_needs_a_recurrent_actor(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is recurrent, and this runner's actor has no memory"):
-        runner(algorithm=residual(str(checkpoint(tmp_path, "lstm"))))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -91,10 +78,8 @@ def test_a_damaged_checkpoint_is_no_prior(tmp_path: Path) -> None:
 
 
 def test_clipped_actions_with_nothing_to_hold_the_std_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"clips actions to ±1 \(clip_actions\): the entropy is that of the unclipped"):
+    with pytest.raises(UsageError, match=r"clips actions \(clip_actions\): the entropy is that of the unclipped"):
         runner(algorithm=residual(omega=0.0), clip_actions=1.0)
-    with pytest.raises(UsageError, match=r"clips actions to ±0.5 to 2 \(clip_actions\)"):
-        runner(algorithm=residual(omega=0.0), clip_actions=torch.tensor([1.0, 0.5, 2.0]))
     runner(algorithm=residual(small_policy()), clip_actions=1.0)  # a prior holds it
 
 
@@ -103,7 +88,7 @@ def test_a_missing_entry_of_extras_is_named() -> None:
     with pytest.raises(UsageError, match="extras have no 'wish', .* they have addon, basic_reward, log, time_outs"):
         collected(ours)
     ours = runner(algorithm={"class_name": OURS, "omega": 0, "alpha": 0, "addon": "log"})
-    with pytest.raises(UsageError, match=r"extras\['log'\], .* is a dict; it must be a tensor of \d+ numbers"):
+    with pytest.raises(UsageError, match=r"extras\['log'\], which .*, must be a tensor of \d+ numbers"):
         collected(ours)
 
 

@@ -120,18 +120,9 @@ def test_a_model_that_bounds_no_observation_becomes_a_policy_that_bounds_none() 
     torch.testing.assert_close(to_repolicy(theirs)(far).mode(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("which", ["model", "policy"])
-def test_a_model_with_a_memory_is_refused_by_its_name(which: str) -> None:
-    contrib = pytest.importorskip("sb3_contrib")
-    env = envs()
-    found = contrib.RecurrentPPO("MlpLstmPolicy", env, n_steps=8, batch_size=16, device="cpu")
-    with pytest.raises(UsageError, match=r"the prior is a Recurrent\w+, and this class runs beside"):
-        residual(env=env, prior=found if which == "model" else found.policy)
-
-
-def test_a_model_with_masks_is_refused_by_its_name() -> None:
-    contrib = pytest.importorskip("sb3_contrib")
+@pytest.mark.parametrize(("kind", "policy"), [("RecurrentPPO", "MlpLstmPolicy"), ("MaskablePPO", "MlpPolicy")])
+def test_a_model_with_a_memory_or_masks_is_no_prior(kind: str, policy: str) -> None:
     env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")])
-    found = contrib.MaskablePPO("MlpPolicy", env, n_steps=8, batch_size=8, device="cpu")
-    with pytest.raises(UsageError, match="the prior is a MaskablePPO, and this class runs beside"):
+    found = getattr(pytest.importorskip("sb3_contrib"), kind)(policy, env, n_steps=8, batch_size=8, device="cpu")
+    with pytest.raises(UsageError, match="does not fit the actor|it has no log_prob"):
         residual(env=env, prior=found)

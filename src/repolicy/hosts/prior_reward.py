@@ -128,12 +128,7 @@ def _scored_by(prior: Policy | MeanPrior) -> Callable[[Any, Any], Any]:
 
 
 def _fitting(prior: Policy, observations: Any, actions: Any) -> Any:
-    """Return the actions `[..., A]`. Raises where these sizes are not the policy's."""
-    if observations.shape[-1] != prior.spec.observation_size:
-        raise UsageError(
-            f"the prior takes observations of {prior.spec.observation_size} numbers, and these have "
-            f"{observations.shape[-1]}"
-        )
+    """Return the actions `[..., A]`. Raises where their shape is not the policy's."""
     if prior.spec.actions.kind == "discrete" and actions.ndim < observations.ndim:
         actions = actions[..., None]  # one choice a step, written without an axis of its own
     if tuple(actions.shape) != (*observations.shape[:-1], prior.actions.width):

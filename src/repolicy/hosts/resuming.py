@@ -33,7 +33,6 @@ class Checkpoint(NamedTuple):
     statistics: Tensors  # of observations: mean, var, count
     critic: Tensors
     entropy_bonus: float | None
-    age: int | None  # iterations of rsl_rl, steps of Stable-Baselines3
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -48,7 +47,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if "student_state_dict" in loaded or any(name.startswith("student") for name in actor):
         raise FileError(f"{path} is a checkpoint of a distillation: it has a student and no actor")
     critic = loaded.get("critic_state_dict") or {name: part for name, part in actor.items() if "critic" in name}
-    return _checkpoint(actor, critic, loaded.get("optimizer_state_dict"), _bonus_beside(path), loaded.get("iter"))
+    return _checkpoint(actor, critic, loaded.get("optimizer_state_dict"), _bonus_beside(path))
 
 
 def _of_sb3(archive: zipfile.ZipFile, where: str) -> Checkpoint:
@@ -57,10 +56,10 @@ def _of_sb3(archive: zipfile.ZipFile, where: str) -> Checkpoint:
     optimizer = load(archive.read(kept[0]), where) if kept else None
     critic = {name: part for name, part in weights.items() if "value_net" in name}
     data = json.loads(archive.read("data"))
-    return _checkpoint(weights, critic, optimizer, data.get("ent_coef"), data.get("num_timesteps"))
+    return _checkpoint(weights, critic, optimizer, data.get("ent_coef"))
 
 
-def _checkpoint(actor: Tensors, critic: Tensors, optimizer: Any, bonus: Any, age: Any) -> Checkpoint:
+def _checkpoint(actor: Tensors, critic: Tensors, optimizer: Any, bonus: Any) -> Checkpoint:
     ends: tuple[Tensors, Tensors] = {}, {}  # by the end of their names: the normalizer's, and the others
     for name, part in actor.items():
         ends["normalizer" not in name][name.rpartition(".")[2].lstrip("_")] = np.asarray(part)
@@ -75,7 +74,6 @@ def _checkpoint(actor: Tensors, critic: Tensors, optimizer: Any, bonus: Any, age
         {name: found[name] for name in ("mean", "var", "count") if name in found},
         critic,
         bonus if isinstance(bonus, int | float) else None,
-        age if isinstance(age, int) else None,
     )
 
 
@@ -104,11 +102,6 @@ def causes(now: Checkpoint, before: Checkpoint | None = None) -> list[str]:
     for a, b in ((now.std, before.std), (now.statistics.get("mean"), before.statistics.get("mean"))):
         if a is not None and b is not None and a.shape != b.shape:
             raise UsageError(f"--before is of another robot: numbers of the shape {b.shape}, and {a.shape} in this one")
-    if now.age is not None and before.age is not None and now.age < before.age:
-        found.append(
-            f"--before is the later one, after {before.age:,} iterations or steps, and this after {now.age:,}: either "
-            "the two are swapped, or it began to count anew"
-        )
     if now.rate and before.rate and now.rate > FAR * before.rate:
         found.append(
             f"the learning rate is {now.rate:.2g}, and was {before.rate:.2g}: it is back at its start; set it to that"

@@ -256,14 +256,12 @@ class ResidualPPO(PPO):
     def _told(self, extras: dict[str, Any], rewards: Tensor, name: str, why: str) -> Tensor:
         """Return an entry `[N]` of the environment's extras; beside an add-on, its own reward is one, too."""
         told = entry({"basic_reward": rewards} | extras if self.addon else extras, name, "extras", why)
-        found = None if isinstance(told, dict) else torch.as_tensor(told, device=rewards.device)
-        if found is None or found.numel() != rewards.numel():
-            what = "a dict" if found is None else f"of shape {[*found.shape]}"
+        if not isinstance(told, Tensor) or told.numel() != rewards.numel():
             raise UsageError(
-                f"the environment's extras[{name!r}], which {why}, is {what}; it must be a tensor of {rewards.numel()} "
-                "numbers, one an environment"
+                f"the environment's extras[{name!r}], which {why}, must be a tensor of {rewards.numel()} numbers, one "
+                "an environment"
             )
-        return found.to(rewards.dtype).view_as(rewards)
+        return told.to(rewards).view_as(rewards)
 
     def rows(self, observations: Any) -> Tensor:
         """Return the actor's observation groups side by side, `[..., O]`."""
@@ -282,11 +280,6 @@ def say_what_works_against(host: Mapping[str, Any]) -> None:
     say_of_bonus("entropy_coef", host)
     if host.get("schedule") == "adaptive":
         print("ResidualPPO: the schedule 'adaptive' may raise the learning rate until the policy is lost: set 'fixed'")
-    if host.get("rnd_cfg"):
-        print("ResidualPPO: rnd_cfg adds a reward for new states, which neither measured weights nor the verdict count")
-    mirrors = host.get("symmetry_cfg") or {}
-    if mirrors.get("use_data_augmentation") or mirrors.get("use_mirror_loss"):
-        print("ResidualPPO: symmetry_cfg needs a prior that is symmetric itself: leave it out beside any other")
 
 
 class Wished:
@@ -298,8 +291,6 @@ class Wished:
     @classmethod
     def of(cls, addon: str | None) -> "Wished | None":
         """Return the wish where an add-on names a file or a module; else it is an entry of the host's extras."""
-        if not isinstance(addon, str | None):
-            raise UsageError(f"addon is {addon!r}; it must be one name: let the environment add several up")
         return cls(addon) if addon and addons.imported(addon) else None
 
     def paid(self, before: Tensor, actions: Tensor, after: Tensor, ended: Tensor) -> Tensor:
@@ -376,10 +367,5 @@ def _log_stds(actor: Any) -> list[Tensor]:
 
 
 def _clips(env: Any) -> str:
-    """Return how the environment clips actions, or nothing: its `clip_actions` is a number, or one for each action."""
-    limit = getattr(env, "clip_actions", None)
-    if limit is None:
-        return ""
-    each = torch.as_tensor(limit).flatten().tolist()
-    words = " to ".join(f"{bound:g}" for bound in sorted({min(each), max(each)}))
-    return f"the environment clips actions to ±{words} (clip_actions)"
+    """Return that the environment clips actions, or nothing."""
+    return "" if getattr(env, "clip_actions", None) is None else "the environment clips actions (clip_actions)"

@@ -17,7 +17,7 @@ from repolicy.hosts import kept_prior
 from repolicy.learning.terms import TERMS
 from repolicy.loading import check_version
 from repolicy.objective import Objective
-from repolicy.policies import ACTIVATIONS, FAMILIES, MODULES, Conditioned, FilmMlp, Policy, PolicySpec, frozen
+from repolicy.policies import FAMILIES, MODULES, Conditioned, FilmMlp, Policy, PolicySpec, frozen
 
 check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")  # first: others lack what is imported here
 
@@ -140,8 +140,6 @@ def dialed(weights: Objective, obs: Any, cfg: dict[str, Any]) -> tuple[Any, dict
         if resolve_callable(network["class_name"]) is not wanted:
             name = "repolicy.hosts.rsl_rl:PolicyActor" if wanted is PolicyActor else "MLPModel"
             raise UsageError(f"omega or alpha is a range, and then the {who}'s class_name must be {name}")
-    if critic.get("activation", "elu") not in ACTIVATIONS:
-        raise UsageError(f"with a range the critic's activation must be one of {', '.join(ACTIVATIONS)}")
     if algorithm.get("rnd_cfg"):
         raise UsageError("with a range the reward of rnd_cfg would not be learned from: leave rnd_cfg out")
     heads = 1 + sum(getattr(weights, name) != 0 for name in TERMS.values())
@@ -223,13 +221,9 @@ def layers_of(actor: Any) -> list[nn.Linear]:
 
 def _spec_of(actor: Any) -> PolicySpec:
     """Return what rsl_rl's actor would be as a policy of ours, or a sentence that says why it cannot be one."""
-    if actor.is_recurrent or hasattr(actor, "cnns"):
-        raise UsageError(f"a {type(actor).__name__} has a memory or images, which Repolicy's own policies have not")
-    if type(actor.distribution) is not GaussianDistribution:
-        raise UsageError(
-            f"the actor has a {type(actor.distribution).__name__}; only a GaussianDistribution can be turned into a "
-            "policy of Repolicy and back"
-        )
+    if actor.is_recurrent or hasattr(actor, "cnns") or type(actor.distribution) is not GaussianDistribution:
+        kinds = f"{type(actor).__name__} with a {type(actor.distribution).__name__}"
+        raise UsageError(f"the actor is a {kinds}; a policy of Repolicy is an MLPModel with a GaussianDistribution")
     layers = layers_of(actor)
     sizes = [layers[0].in_features, *(layer.out_features for layer in layers)]
     classes = {type(module) for module in actor.mlp if not isinstance(module, nn.Linear)}

@@ -146,17 +146,16 @@ def _spec_of(model: PPO) -> PolicySpec:
     policy, layers = model.policy, _layers(model.policy)
     if model.use_sde:
         raise UsageError("the model has gSDE: its prior is prior=PPO.load(FILE), and `load_policy` reads what it saves")
-    if not isinstance(policy.features_extractor, Standardized | FlattenExtractor):
-        part = type(policy.features_extractor).__name__
-        raise UsageError(f"the model has {part}, which Repolicy's own policies have not")
+    extractor = policy.features_extractor
     activation = [name for name, module in MODULES.items() if policy.activation_fn is module]
-    if not activation:
-        raise UsageError(f"the model's activation is {policy.activation_fn.__name__}; Repolicy's are tanh, relu, elu")
+    if not activation or not isinstance(extractor, Standardized | FlattenExtractor):
+        parts = f"{type(extractor).__name__} and {policy.activation_fn.__name__}"
+        raise UsageError(f"the model has {parts}; a policy of Repolicy has flat observations and {', '.join(MODULES)}")
     space = actions_of(model.action_space)
     head = policy.head if isinstance(policy, HeadPolicy) else {"min_std": 0.0}
     gaussian = "state_gaussian" if isinstance(policy, HeadPolicy) else "gaussian"
     family: Any = gaussian if space.kind == "continuous" else "categorical"
-    hidden, extractor = tuple(layer.out_features for layer in layers[:-1]), policy.features_extractor
+    hidden = tuple(layer.out_features for layer in layers[:-1])
     normalized, bound = model.get_vec_normalize_env(), math.inf
     if isinstance(extractor, Standardized):
         bound = extractor.normalizer.bound

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import safetensors.torch
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.save_util import open_path
 from torch import Tensor, nn
 
-from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import ByDistribution, Given, Opened, open_prior
 from repolicy.policies import Density, Policy, policy_bytes, read_own
 
@@ -56,11 +55,6 @@ def read(prior: Any) -> Any:
     if prior is None or isinstance(prior, Weights | SameKind | Given | Opened):
         return prior
     policy = prior.policy if isinstance(prior, BaseAlgorithm) else prior
-    if isinstance(policy, BasePolicy) and (hasattr(policy, "lstm_actor") or "Maskable" in type(policy).__name__):
-        raise UsageError(
-            f"the prior is a {type(prior).__name__}, and this class runs beside Stable-Baselines3's PPO, which has "
-            "neither a memory nor masks; export a policy with a memory to ONNX, which runs as it is"
-        )
     if isinstance(policy, ActorCriticPolicy):
         return Weights({name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()})
     return open_prior(prior)

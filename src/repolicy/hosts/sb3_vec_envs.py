@@ -92,17 +92,17 @@ def check_env(objective: Objective, env: Any, prior: Any) -> None:
     normalized = unwrap_vec_normalize(env)
     through_tanh = getattr(env.unwrapped, "squashes", False) or all(env.env_is_wrapped(Squashed))
     check_squashed(prior, through_tanh, "wrap it in repolicy.hosts.sb3.Squashed")
-    why = "omega and alpha weigh log-probabilities against rewards, and the scale of these would move"
-    if normalized is not None and normalized.norm_reward:
-        raise UsageError(f"the environment is VecNormalize(norm_reward=True), and {why}: set norm_reward=False")
-    if any(env.env_is_wrapped(gymnasium.wrappers.NormalizeReward)):
-        raise UsageError(f"the environment is wrapped in NormalizeReward, and {why}: take the wrapper off")
+    scaled = normalized is not None and normalized.norm_reward
+    if scaled or any(env.env_is_wrapped(gymnasium.wrappers.NormalizeReward)):
+        raise UsageError(
+            "the environment is VecNormalize(norm_reward=True) or wrapped in NormalizeReward, and omega and alpha "
+            "weigh log-probabilities against rewards, whose scale would move: leave that out"
+        )
     moving = normalized is not None and normalized.norm_obs and normalized.training
     if objective.reads_prior and (moving or any(env.env_is_wrapped(gymnasium.wrappers.NormalizeObservation))):
-        what = "VecNormalize" if moving else "wrapped in NormalizeObservation"
         raise UsageError(
-            f"the environment is {what} with statistics that move, and the prior would not see what it was trained on: "
-            "take a VecNormalize with the statistics that it was trained with, and set env.training = False"
+            "the environment normalizes observations with statistics that move, and the prior would not see what it "
+            "was trained on: take a VecNormalize with the statistics that it was trained with, and set training = False"
         )
 
 

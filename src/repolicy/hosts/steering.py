@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from typing import Any
 
 from repolicy.envs import Limit, limits
@@ -40,9 +39,8 @@ class Steering:
         self.held, self.share = Limits(limits(self.limits)), Limits(())
         if self.objective.is_set or self.objective.dials:
             plain(self.objective, "this host", states=True, ranges=self.ranges)
-        warmup: Any = self.critic_warmup
-        real = isinstance(warmup, Real) and not isinstance(warmup, bool)
-        if warmup is not None and not (real and float(warmup).is_integer() and float(warmup) >= 0):
+        warmup = self.critic_warmup
+        if warmup is not None and not (float(warmup).is_integer() and warmup >= 0):
             raise UsageError(
                 f"critic_warmup is {warmup!r}; here it counts iterations, so it must be a whole number, 0 or more"
             )
