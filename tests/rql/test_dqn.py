@@ -94,13 +94,14 @@ def test_it_acts_by_its_softmax_and_nothing_else() -> None:
     assert best.tolist() == solution.policy.argmax(-1).tolist()
 
 
-def test_another_environment_pays_the_objectives_task_too() -> None:
-    model = ResidualDQN(Walk(), RESIDUAL, wild_prior(), replace(QUICK, hidden=(8, 8)))
+@pytest.mark.parametrize(("objective", "paid"), [(RESIDUAL, Walk.addon), (soft(0.5), Walk.basic)])
+def test_another_environment_pays_the_objectives_task_too(objective: Objective, paid: np.ndarray) -> None:
+    model = ResidualDQN(Walk(), objective, wild_prior(), replace(QUICK, hidden=(8, 8)))
     model.learn(20)
     model.set_env(Walk())
     model.learn(60, reset_num_timesteps=False)
     remembered = model.replay_buffer.rewards[: model.replay_buffer.size()]
-    assert np.isin(remembered, Walk.addon.astype(np.float32)).all()
+    assert np.isin(remembered, paid.astype(np.float32)).all()
 
 
 # Learning -------------------------------------------------------------------------------------------------------------
