@@ -49,10 +49,6 @@ def test_the_loss_of_one_way_has_the_kl_to_the_prior_for_its_entropy() -> None:
     torch.testing.assert_close(model.policy.evaluate_actions(observations, actions)[2], torch.full((7,), -0.75))
 
 
-def test_a_way_differs_from_plain_ppo_by_what_its_row_says() -> None:
-    assert len({repr(way) for way in WAYS.values()}) == len(WAYS) == 8
-
-
 @pytest.mark.parametrize("way", ["ppo", "ppo, KL to the prior in the loss", "ppo, frozen std"])
 def test_a_policy_whose_std_is_a_network_and_whose_actions_pass_through_tanh_learns_in_the_host(way: str) -> None:
     """It begins as the prior; after a step its mean has moved, and its std has, unless that is frozen."""

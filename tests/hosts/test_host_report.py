@@ -113,12 +113,6 @@ def test_what_has_no_curves_is_refused(tmp_path: Path, kind: str, capsys: pytest
     assert "Traceback" not in said
 
 
-def test_a_sweeps_folder_says_where_its_page_is(tmp_path: Path) -> None:
-    (tmp_path / "report.html").touch()
-    with pytest.raises(FileError, match=r"holds no run of Repolicy .*; a page is there already, .*report\.html$"):
-        write_host_report(tmp_path)
-
-
 @pytest.mark.parametrize(
     "kept_there", [{"curves": {}}, {"curves": {"steps": 3, "std": [1, 2]}, "objective": {}, "iterations": 1}]
 )

@@ -1,18 +1,14 @@
 """What is the same in every host: the unit of returns, ages of episodes, and when the actor moves."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
-from repolicy.errors import UsageError
 from repolicy.hosts.method import Method, Seen, ages_of, quicken
 from repolicy.hosts.steering import EXPLAINS, WARMUP, Steering
 from repolicy.learning.ppo import STD_SAMPLES, STD_SPEED
 from repolicy.learning.worker import WAITS
-from repolicy.objective import Objective, given_objective, residual
-from repolicy.ranges import Range
+from repolicy.objective import Objective, residual
 
 ENDED = torch.tensor([[0, 0], [1, 0], [0, 0], [0, 1], [0, 0]]).bool()
 
@@ -118,12 +114,6 @@ def test_the_learning_rate_follows_each_update_of_the_actor_once() -> None:
             method.moved = torch.tensor([4.0 * kl, 4.0])
     slower = pytest.approx(3e-4 / 1.5)
     assert rates == [1e-3, 3e-4, 3e-4, 3e-4, slower, slower, 3e-4, 3e-4, 3e-4, 3e-4]
-
-
-@pytest.mark.parametrize("weights", [{"omega": [0.03, 3]}, {"omega": 0.1, "alpha": Range(0.01, 0.3)}])
-def test_a_range_is_refused_before_anything_is_measured(weights: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="is a range, and this host takes one number: ranges are for"):
-        Steering(given_objective(None, weights["omega"], weights.get("alpha")))
 
 
 def test_a_quickened_std_moves_as_in_a_group_of_its_own() -> None:

@@ -142,15 +142,6 @@ def test_a_prior_of_ones_own_gets_what_is_given() -> None:
     np.testing.assert_allclose(found, rewards - 2.0 * (actions**2).sum(-1) - log_policy, rtol=1e-6)
 
 
-def test_the_prior_is_frozen_when_it_is_given() -> None:
-    prior, parts = policy(), rollout()
-    reward = prior_reward(prior, 1.0, 0.0)
-    before = reward(*parts)
-    with torch.no_grad():
-        prior.log_std.add_(1.0)
-    assert torch.equal(reward(*parts), before)
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -210,11 +201,6 @@ def test_what_another_librarys_file_lacks_is_asked_for_as_python_gives_it(tmp_pa
         with pytest.raises(UsageError, match=said):
             prior_reward(wrong, 0.3, 0.2)
     assert as_in_python("such as --std 0.2, or --vecnormalize none") == "such as std=0.2, or vecnormalize='none'"
-
-
-def test_a_deterministic_policy_is_no_prior() -> None:
-    with pytest.raises(UsageError, match="it has no log_prob"):
-        prior_reward(lambda observations: observations, 0.3, 0.2)
 
 
 def test_a_graph_that_gives_a_mean_is_a_prior(tmp_path: Path) -> None:

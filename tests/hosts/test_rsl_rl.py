@@ -127,18 +127,6 @@ def test_the_first_ratio_is_one(tmp_path: Path, network: str) -> None:
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
 
 
-def test_the_runners_own_log_stays_the_tasks(tmp_path: Path) -> None:
-    found = []
-    for algorithm in ({}, residual(omega=0.0, alpha=0.5)):
-        torch.manual_seed(0)
-        each = OnPolicyRunner(Drift(), settings(algorithm=algorithm), str(tmp_path / OURS[:3]), "cpu")
-        torch.manual_seed(1)
-        each.learn(1)  # both act alike until the first update
-        found.append(list(each.logger.rewbuffer))
-    assert found[0]
-    assert found[0] == found[1]
-
-
 def test_the_parts_are_logged_apart(tmp_path: Path) -> None:
     ours = runner(algorithm=residual(str(checkpoint(tmp_path))))
     st = collected(ours)
@@ -248,12 +236,3 @@ def test_a_wish_of_a_file_pays_what_the_actor_sees(tmp_path: Path, monkeypatch: 
     assert step.basic is not None
     moved = 2.0 * (step.observations["policy"] - told[0]["policy"]).sum(-1)
     torch.testing.assert_close(step.addon, torch.where(step.ended, 0.0, moved), rtol=0, atol=1e-5)
-
-
-def test_both_rewards_add_up() -> None:
-    both = {"class_name": OURS, "objective": {"task": "both"}, "addon": "addon"}
-    ours = runner(algorithm=both)
-    st = collected(ours)
-    free = st.dones.squeeze(-1) == 0
-    expected = torch.stack(ours.env.paid) - st.actions.square().sum(-1)
-    torch.testing.assert_close(st.rewards.squeeze(-1)[free], expected[free], rtol=0, atol=1e-6)

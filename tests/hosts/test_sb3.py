@@ -215,13 +215,6 @@ def test_a_model_of_theirs_goes_on_with_a_prior(tmp_path: Path) -> None:
     assert ours.logger.name_to_value["residual/prior"] != 0.0
 
 
-def test_plain_values_are_enough_as_in_a_yaml_file(tmp_path: Path) -> None:
-    save_policy(tmp_path / "prior.safetensors", small_policy(), {})
-    objective = {"task": "addon", "omega": 0.1, "alpha": 0.1}
-    ours = residual(prior=str(tmp_path / "prior.safetensors"), objective=objective, omega=None, alpha=None)
-    assert ours.learn(32).steering.iterations == 1
-
-
 # Bad input ------------------------------------------------------------------------------------------------------------
 ONE = {"omega": None, "alpha": None}
 WRONG = [
@@ -252,16 +245,6 @@ def test_rewards_on_a_moving_scale_are_refused() -> None:
     model(env=VecNormalize(DummyVecEnv([Drift])), omega=0.0, alpha=0.0)  # their own PPO does not mind
     with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\) or .*, and omega and alpha weigh"):
         residual(prior=small_policy()).set_env(VecNormalize(envs()))
-
-
-def test_an_environment_that_is_refused_is_not_taken() -> None:
-    ours = residual(prior=small_policy())
-    before = ours.env
-    with pytest.raises(UsageError, match="norm_reward=True"):
-        ours.set_env(VecNormalize(envs()))
-    assert ours.env is before
-    assert ours.get_vec_normalize_env() is None
-    ours.learn(32)
 
 
 def test_statistics_that_begin_to_move_are_noticed() -> None:

@@ -20,7 +20,6 @@ from sb3_models import residual as sb3
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from repolicy.hosts.method import Seen
-from repolicy.hosts.sb3 import ResidualPPO
 from repolicy.policies.density import fitted
 from repolicy.policies.normalizer import Normalizer
 from repolicy.priors.kinds import MeanPrior
@@ -142,11 +141,6 @@ def test_a_rollout_stays_on_its_device_up_to_the_one_wait(kind: str, actor: str,
     assert {part.device.type for part in (storage.returns, storage.rewards, started.method.scale.mean)} == {"meta"}
     with pytest.raises((NotImplementedError, RuntimeError), match="meta"):  # here it would wait
         started.method.measured()
-
-
-def test_a_step_of_stable_baselines3_is_its_own(tmp_path: Any) -> None:
-    for name in ("_on_step", "collect_rollouts", "predict"):
-        assert name not in vars(ResidualPPO)
 
 
 @pytest.mark.parametrize("kind", ["a file of ours", "an object", "a mean"])

@@ -54,7 +54,7 @@ def every_transition(reward: np.ndarray) -> SimpleNamespace:
 
 
 # Targets and policy ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("objective", [RESIDUAL, residual(0.2, 1.5), residual(0.3, 0.3)])
+@pytest.mark.parametrize("objective", [RESIDUAL, residual(0.2, 1.5)])
 def test_the_exact_residual_q_is_its_own_target(objective: Objective) -> None:
     solution, prior = exact(objective)
     model = with_q(ResidualDQN(Walk(), objective, Table(prior), QUICK), solution.q)

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import tiny_envs
 import torch
-from known_problems import ACTIONS, Bounded, Double, constant
-from tiny_envs import Told, tiny
+from known_problems import ACTIONS, Bounded, constant
+from tiny_envs import tiny
 from torch import Tensor, nn
 
 from repolicy.envs.evaluation import evaluate
@@ -283,12 +283,6 @@ def test_exploration_noise_has_the_std_that_was_asked_for_and_keeps_its_directio
     assert np.corrcoef(before, after)[0, 1] == pytest.approx(0.95, abs=0.01)
 
 
-def test_observations_of_any_shape_and_precision() -> None:
-    model = ResidualSAC(Double(Bounded()), kl(0.4), constant(MEAN, STD), Settings(warmup=20, minibatch=16))
-    model.learn(40)
-    assert model.as_policy().spec.observation_size == 1
-
-
 def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: Path) -> None:
     save_policy(tmp_path / "prior.safetensors", constant(MEAN, STD), {})
     prior = read_policy(tmp_path / "prior.safetensors").policy
@@ -309,11 +303,6 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
 
 # Add-ons are told the actions that the environment got, as by every other way to train --------------------------------
 SETTINGS = Settings(steps=20, warmup=5, hidden=(4,), minibatch=4, gradient_steps=1)
-
-
-@pytest.mark.parametrize("actions", ["double", "matrix"])
-def test_add_ons_see_the_actions_that_the_environment_got(actions: str) -> None:
-    ResidualSAC(WithAddon(Told(actions), tiny("was_told")), greedy(0.1), None, SETTINGS).learn(20)
 
 
 def test_an_environment_may_change_its_observation_in_place() -> None:

@@ -44,8 +44,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
     actor = loaded.get("actor_state_dict", loaded.get("model_state_dict")) if isinstance(loaded, dict) else None
     if not isinstance(actor, dict):
         raise FileError(f"{path} is no checkpoint of rsl_rl and no model of Stable-Baselines3")
-    if "student_state_dict" in loaded or any(name.startswith("student") for name in actor):
-        raise FileError(f"{path} is a checkpoint of a distillation: it has a student and no actor")
     critic = loaded.get("critic_state_dict") or {name: part for name, part in actor.items() if "critic" in name}
     return _checkpoint(actor, critic, loaded.get("optimizer_state_dict"), _bonus_beside(path))
 

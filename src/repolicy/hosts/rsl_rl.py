@@ -90,7 +90,8 @@ class ResidualPPO(PPO):
             self.adapts = "schedule" not in host and not actor.is_recurrent
             host = _usual(actor, storage) | host
         super().__init__(actor, critic, storage, device=device, **host)
-        self.addon, self.wish = addon, Wished.of(addon)
+        self.addon = addon  # an entry of extras; or, of a file or a module, a wish
+        self.wish = addons.combined([addon]) if addon and addons.imported(addon) else None
         check_needs(steering.objective, has_prior=prior is not None)
         if addon is None and steering.objective.task == "both":
             raise UsageError(
@@ -125,7 +126,7 @@ class ResidualPPO(PPO):
         )
         at_limits, seen = rewards - self._paid, self.seen(obs)  # what rsl_rl has added for what would have followed
         if self.wish is not None:
-            self._paid += self.wish.paid(self.rows(seen.observations), seen.actions, seen.states(), seen.ended)
+            self._paid += paid_by(self.wish, self.rows(seen.observations), seen.actions, seen.states(), seen.ended)
         rewards.copy_(self.method.reward(seen) + at_limits)
         super().compute_returns(obs)
         self.method.credit(returns, values)
@@ -282,22 +283,11 @@ def say_what_works_against(host: Mapping[str, Any]) -> None:
         print("ResidualPPO: the schedule 'adaptive' may raise the learning rate until the policy is lost: set 'fixed'")
 
 
-class Wished:
-    """What a wish pays: one that was learnt, or a function. It is computed on the CPU, a rollout at a time."""
-
-    def __init__(self, request: str) -> None:
-        self._addon = addons.combined([request])
-
-    @classmethod
-    def of(cls, addon: str | None) -> "Wished | None":
-        """Return the wish where an add-on names a file or a module; else it is an entry of the host's extras."""
-        return cls(addon) if addon and addons.imported(addon) else None
-
-    def paid(self, before: Tensor, actions: Tensor, after: Tensor, ended: Tensor) -> Tensor:
-        """Return the rewards `[...]` of transitions; 0 where an episode ended, for nobody tells what it ended in."""
-        states, done, led_to = (part.detach().cpu().numpy() for part in (before, actions, after))
-        found = torch.from_numpy(self._addon.reward(Transitions(states, done, led_to, {}))).to(before)
-        return torch.where(ended, 0.0, found)
+def paid_by(wish: addons.Addon, before: Tensor, actions: Tensor, after: Tensor, ended: Tensor) -> Tensor:
+    """Return a wish's rewards `[...]`, computed on the CPU; 0 where an episode ended, in what nobody tells."""
+    states, done, led_to = (part.detach().cpu().numpy() for part in (before, actions, after))
+    found = torch.from_numpy(wish.reward(Transitions(states, done, led_to, {}))).to(before)
+    return torch.where(ended, 0.0, found)
 
 
 class RunnerEnvs:
@@ -338,7 +328,7 @@ class RunnerEnvs:
         addon = self.algorithm.addon_in(extras, rewards) if named else rewards
         before, self.seen = self.seen, self.states(observations)
         if self.algorithm.wish is not None:
-            addon = self.algorithm.wish.paid(before, actions, self.seen, dones > 0)
+            addon = paid_by(self.algorithm.wish, before, actions, self.seen, dones > 0)
         basic, held = rewards if named else extras.get("basic_reward"), self.algorithm.held_in(extras, rewards)
         return Paid(observations, basic if basic is None else basic.to(rewards), addon, dones > 0, held)
 
