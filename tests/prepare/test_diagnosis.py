@@ -130,7 +130,6 @@ def test_the_command_tells_the_verdict_first_and_a_command_last(capsys: pytest.C
     code, out, _ = typed(capsys, *words, "--json")
     told = json.loads(out)
     assert told["settings"]["schedule"] == "adaptive"
-    assert set(told["reasons"]) <= set(told["settings"])
     assert told["command"] == lines[-1].strip()
 
 

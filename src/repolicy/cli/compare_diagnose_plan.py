@@ -142,9 +142,6 @@ def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str,
         if worth is not None:
             known = "" if worth.is_known else ": not above 0 by more than chance, as sampled actions bring as much"
             terminal.say(f"a nat of log prior is worth {worth.value:.2g} ± {worth.error:.1g} of {what}{known}")
-    terminal.say("settings that customize takes:")
-    for name, why in diagnosis.reasons.items():
-        terminal.say(f"  {name.replace('_', ' ')} {_value(getattr(diagnosis.settings, name))}: {why}")
     advice, weights = "what a nat is worth cannot be told, so hold a distance", diagnosis.weights
     if weights is not None:
         advice = f"omega from {weights.omega / 3:.2g} (the wish first) to {3 * weights.omega:.2g} (the prior first)"
@@ -167,12 +164,6 @@ def _rows(drives: "tuple[Drive, ...]") -> dict[str, list[str]]:
 
 def _spread(values: list[float] | None) -> str:
     return "" if values is None else f"{number(values[0])} ± {number(values[1], like=values[0])}"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, tuple):
-        return " × ".join(map(str, value))
-    return f"{value:.2g}" if isinstance(value, float) else f"{value:,}"
 
 
 # The command that customizes without training -------------------------------------------------------------------------

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # One row an environment (of any version), used by every objective alike. `experiments/learning.py` measures them all,
 # and for Walker2d and Swimmer other settings, too.
+LEGS = {"steps": 3_000_000, "learning_rate": 5e-4, "envs": 32, "n_steps": 128, "minibatch": 512}
+SMALL = {"learning_rate": 1e-3, "envs": 16, "n_steps": 128, "minibatch": 256, "checkpoint_every": 20}
 TABLE: dict[str, dict[str, Any]] = {
     "HalfCheetah": {
         "steps": 3_000_000,
@@ -22,9 +24,9 @@ TABLE: dict[str, dict[str, Any]] = {
         "envs": 128,
         "minibatch": 2048,
     },
-    "Hopper": {"steps": 3_000_000, "learning_rate": 5e-4, "envs": 32, "n_steps": 128, "minibatch": 512},
+    "Hopper": LEGS,
     "Ant": {"steps": 3_000_000, "initial_std": 0.35, "checkpoint_every": 200},
-    "Walker2d": {"steps": 3_000_000, "learning_rate": 5e-4, "envs": 32, "n_steps": 128, "minibatch": 512},
+    "Walker2d": LEGS,
     "Swimmer": {
         "steps": 1_000_000,
         "learning_rate": 6e-4,
@@ -34,23 +36,8 @@ TABLE: dict[str, dict[str, Any]] = {
         "n_steps": 512,
         "minibatch": 256,
     },
-    "CartPole": {
-        "steps": 200_000,
-        "learning_rate": 1e-3,
-        "envs": 16,
-        "n_steps": 128,
-        "minibatch": 256,
-        "checkpoint_every": 20,
-    },
-    "Pendulum": {
-        "steps": 300_000,
-        "learning_rate": 1e-3,
-        "gamma": 0.95,
-        "envs": 16,
-        "n_steps": 128,
-        "minibatch": 256,
-        "checkpoint_every": 20,
-    },
+    "CartPole": SMALL | {"steps": 200_000},
+    "Pendulum": SMALL | {"steps": 300_000, "gamma": 0.95},
 }
 
 

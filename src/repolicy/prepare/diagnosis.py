@@ -74,21 +74,6 @@ class Diagnosis:
         return customize_defaults(self.policy)
 
     @property
-    def reasons(self) -> dict[str, str]:
-        """Why the settings that depend on the prior are what they are."""
-        settings = self.settings
-        hidden, numbers = " × ".join(map(str, self.policy.spec.hidden)) or "none", self.policy.actions.width
-        return {
-            "learning_rate": f"the first step, smaller for wider layers (here {hidden}); then an update's KL steers it",
-            "minibatch": f"128 samples for each number of an action (here {numbers}), as a power of two",
-            "envs": f"with {settings.n_steps} steps each, {settings.iteration_steps:,} samples for an update",
-            "hidden": "the critic, as wide as the prior within 64 to 256",
-            "gamma": "log prior has looked ahead already; this is for the add-on, some 30 steps",
-            "critic_warmup": "the critic alone, and up to three times that wherever it explains less than "
-            f"{settings.critic_explains:.0%} of the returns",
-        }
-
-    @property
     def verdict(self) -> str:
         if self.complaints:
             return self.complaints[0]
@@ -112,7 +97,6 @@ class Diagnosis:
             "states": None if self.weights is None else self.weights.states,
             "first": self.first,
             "settings": self.settings.as_dict(),
-            "reasons": self.reasons,
         }
 
 

@@ -35,14 +35,6 @@ class Program(Protocol):
         """Return the means `[N, A]` at observations `[N, O]`, and what it remembers afterwards."""
 
 
-@runtime_checkable
-class Prepared(Protocol):
-    """A program in a file, which shows only when it runs whether it has a memory."""
-
-    def prepare(self, observation_size: int) -> bool:
-        """Prepare for observations of this size. Returns whether it remembers anything."""
-
-
 class MeanPrior(nn.Module):
     """A Gaussian prior: `mean` maps observations `[N, O]` to actions `[N, A]`, and you say the std.
 
@@ -82,7 +74,7 @@ class MeanPrior(nn.Module):
             )
         prior = copy(self)
         prior.observation_size, prior.actions = observation_size, actions
-        if isinstance(self.mean, Prepared):
+        if hasattr(self.mean, "prepare"):  # a file shows only when it runs whether it has a memory
             with in_one_sentence(f"{self.name} failed", UsageError):
                 prior.remembers = self.mean.prepare(observation_size)
         return prior

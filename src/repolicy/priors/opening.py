@@ -21,7 +21,7 @@ from repolicy.priors.finding import SHELF, find_policy, is_plan
 from repolicy.priors.fitting import fitted_to, wants_fit
 from repolicy.priors.hub import is_on_hub
 from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior, name_of, prior_of
-from repolicy.priors.running import runner
+from repolicy.priors.running import Graph, Script, check_trusted
 from repolicy.readers.copying import policy_from
 from repolicy.readers.described import CannotCopyError, Described, Std
 from repolicy.readers.reading import Options, told_in_python
@@ -167,7 +167,9 @@ def opened(given: Any, options: Options | None = None, trust: bool = False) -> E
     except CannotCopyError as error:
         if file.format not in RUNNABLE:
             raise
-        program = runner(file, trust)
+        if file.format == "torchscript":
+            check_trusted(file, trust)
+        program = Script(file) if file.format == "torchscript" else Graph(file)
         return _with_std(program, options, str(file.path), (f"{error}; it runs as it is", *program.notes))
 
 

@@ -29,14 +29,6 @@ FLOATS = {"tensor(double)": np.float64, "tensor(float16)": np.float16}  # what i
 TRIED = 3  # rows with which it is tested whether a file keeps rows apart
 
 
-def runner(file: PolicyFile, trust: bool) -> "Graph | Script":
-    """Return what runs an ONNX graph or TorchScript, as a `Program`; TorchScript only where it is trusted."""
-    if file.format == "onnx":
-        return Graph(file)
-    check_trusted(file, trust)
-    return Script(file)
-
-
 def check_trusted(file: PolicyFile, trust: bool) -> None:
     """Raise where a TorchScript file is to run and nobody trusts it."""
     if not trust:
