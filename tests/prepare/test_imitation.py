@@ -250,23 +250,14 @@ def test_files_that_are_no_npz_are_one_sentence(tmp_path: Path, monkeypatch: pyt
     content = packed.getvalue()
     start = 30 + len("observations.npy") + content[28]  # of what is packed, behind the entry's header
     Path("packed.npz").write_bytes(content[:start] + b"\xff" + content[start + 1 :])
-    method = content.rindex(b"PK\x01\x02", 0, content.rindex(b"PK\x01\x02")) + 10
-    Path("method.npz").write_bytes(content[:method] + b"\x63" + content[method + 1 :])
     with zipfile.ZipFile("odd.npz", "w") as file:
         file.writestr("observations.npy", b"no array")
         file.writestr("actions.npy", b"")
-    plain = io.BytesIO()
-    np.save(plain, SEEN)
-    with zipfile.ZipFile("header.npz", "w") as file:
-        file.writestr("observations.npy", plain.getvalue().replace(b"(200, 3), }", b"(200, 3), ("))
-    causes = {"packed": "Error -3 while decompressing", "method": "NotImplementedError", "header": "TokenError"}
-    for name in ("one", "pickle", "text", "cut", "packed", "method", "odd", "header", "missing"):
+    for name in ("one", "pickle", "text", "cut", "packed", "odd", "missing"):
         with pytest.raises(FileError) as found:
             read_demonstrations(f"{name}.npz")
         assert f"{name}.npz" in str(found.value)
         assert "\n" not in str(found.value)
-        if name in causes:
-            assert causes[name] in str(found.value)
     assert not Path("ran").exists()
     with pytest.raises(FileError, match="text.npz is no .npz file; save observations, actions with np.savez"):
         read_demonstrations("text.npz")

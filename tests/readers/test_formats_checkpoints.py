@@ -84,6 +84,7 @@ def test_an_activation_comes_from_the_user_or_from_the_runs_settings(tmp_path: P
     described = describe(path)
     assert_equal(mean(described, obs), wanted)
     assert not any("assumed" in note for note in described.notes)
+    assert describe(path, Options(file_activation="relu")).actor.activation == "relu"  # the settings may be of another
     with pytest.raises(UsageError, match="no activation 'sine'"):
         describe(path, Options(file_activation="sine"))
 

@@ -66,15 +66,6 @@ def test_a_zip_whose_code_or_images_change_the_numbers(settings: dict[str, Any],
         assert str(again.value) == str(caught.value)
 
 
-def test_a_class_of_a_script_is_told_as_such(tmp_path: Path) -> None:
-    class Here(Bounded):
-        pass
-
-    _, path = made(sb3.PPO, tmp_path, policy=Here)
-    with pytest.raises(CannotCopyError, match="its policy is a class or function of the script that trained it"):
-        describe(path)
-
-
 def test_a_librarys_own_classes_are_known(tmp_path: Path) -> None:
     flat = sb3.common.torch_layers.FlattenExtractor
     _, path = made(contrib("TRPO"), tmp_path, policy_kwargs={"features_extractor_class": flat})
@@ -146,15 +137,6 @@ def test_a_clip_with_an_upper_bound_alone_has_no_lower_one(tmp_path: Path) -> No
     assert describe(path).actor.width == 5
 
 
-def test_numbers_of_a_type_that_is_not_read(tmp_path: Path) -> None:
-    model = onnx.load(graph(tmp_path / "policy.onnx", [*BODY, node("Gemm", "b v", "out")], LAYERS))
-    weight = next(tensor for tensor in model.graph.initializer if tensor.name == "v")
-    weight.data_type, weight.raw_data = onnx.TensorProto.BFLOAT16, b"\0" * (7 * 3 * 2)
-    onnx.save(model, tmp_path / "policy.onnx")
-    with pytest.raises(CannotCopyError, match="it holds Gemm"):
-        describe(tmp_path / "policy.onnx")
-
-
 # TorchScript ----------------------------------------------------------------------------------------------------------
 class Whole(nn.Module):
     def __init__(self) -> None:
@@ -181,13 +163,6 @@ def test_scripts_that_round(kind: Any, reason: str, traced: bool, tmp_path: Path
     with pytest.raises(CannotCopyError, match=reason):
         describe(script(tmp_path / "policy.pt", kind(), 5, traced))
     assert describe(script(tmp_path / "double.pt", Double(), 5, traced)).actor.width == 5
-
-
-def test_a_script_with_a_number_that_is_none(tmp_path: Path) -> None:
-    module = stacked(nn.Tanh())
-    torch.nn.init.constant_(module[2].weight, float("nan"))
-    with pytest.raises(FileError, match="its weights are not finite"):
-        describe(script(tmp_path / "policy.pt", module, 5))
 
 
 # State dicts ----------------------------------------------------------------------------------------------------------

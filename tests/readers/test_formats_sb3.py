@@ -131,18 +131,6 @@ def test_an_option_that_a_file_has_no_use_for_is_refused(tmp_path: Path) -> None
             read_policy(path, options)
 
 
-def test_an_activation_that_is_another_than_was_recorded_is_used(tmp_path: Path) -> None:
-    """The settings beside a checkpoint may be of another run: what the user says counts."""
-    tensors = {f"actor.{i}.{part}": torch.randn(*shape) for i, part, shape in (
-        (0, "weight", (6, 4)), (0, "bias", (6,)), (2, "weight", (2, 6)), (2, "bias", (2,)))}  # fmt: skip
-    (tmp_path / "params").mkdir()
-    (tmp_path / "params" / "agent.yaml").write_text("policy:\n  activation: elu\n")
-    torch.save({"model_state_dict": tensors | {"std": torch.ones(2)}}, tmp_path / "model_1.pt")
-    for name in ("elu", "relu"):
-        asked = Options() if name == "elu" else Options(file_activation=name)
-        assert read_policy(tmp_path / "model_1.pt", asked).policy.spec.activation == name
-
-
 def test_a_file_that_lacks_a_temperature_can_be_looked_at(tmp_path: Path) -> None:
     _, path = made(sb3.DQN, tmp_path, "choice", **SMALL)
     assert inspect(path)["missing"] == "the environment (--env), a temperature (--temperature)"
@@ -259,15 +247,6 @@ def test_damaged_entries_are_one_sentence(name: str, tmp_path: Path) -> None:
     _, path = made(sb3.PPO, tmp_path)
     with pytest.raises(FileError, match="damaged|no file that PyTorch wrote"):
         describe(rewritten(path, tmp_path / "bad.zip", **{name: b"\x80\x04nonsense"}))
-
-
-def test_quantiles_of_no_action_are_one_sentence(tmp_path: Path) -> None:
-    _, path = made(contrib("QRDQN"), tmp_path, "choice", **SMALL)
-    data, none = json.loads(zipfile.ZipFile(path).read("data")), spaces.Discrete(1)
-    none.n = np.int64(0)
-    data["action_space"] = {":serialized:": base64.b64encode(pickle.dumps(none)).decode()}
-    with pytest.raises(FileError, match="is damaged, or of another layout"):
-        describe(rewritten(path, tmp_path / "none.zip", data=json.dumps(data).encode()), Options(temperature=1.0))
 
 
 def test_a_cut_zip_is_one_sentence(tmp_path: Path) -> None:
