@@ -17,7 +17,7 @@ import pytest
 import tiny_envs
 import torch
 from known_problems import ACTIONS, Bounded, constant
-from tiny_envs import tiny
+from tiny_envs import Told, tiny
 from torch import Tensor, nn
 
 from repolicy.envs.evaluation import evaluate
@@ -303,6 +303,11 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
 
 # Add-ons are told the actions that the environment got, as by every other way to train --------------------------------
 SETTINGS = Settings(steps=20, warmup=5, hidden=(4,), minibatch=4, gradient_steps=1)
+
+
+@pytest.mark.parametrize("actions", ["double", "matrix"])
+def test_add_ons_see_the_actions_that_the_environment_got(actions: str) -> None:
+    ResidualSAC(WithAddon(Told(actions), tiny("was_told")), greedy(0.1), None, SETTINGS).learn(20)
 
 
 def test_an_environment_may_change_its_observation_in_place() -> None:
