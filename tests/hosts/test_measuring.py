@@ -163,7 +163,7 @@ class Resting(Sb3Drift):
 def test_stable_baselines3_measures_learns_states_and_saves_both(
     shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 250)
+    monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 160)
     env = DummyVecEnv([lambda: Unclipped(Resting())] * 40)
     model = sb3(env=env, prior=resting((8, 8)), omega=None, alpha=None, n_steps=8, **({} if shown else {"states": 0.3}))
     model.learn(1)

@@ -18,7 +18,6 @@ from repolicy.hosts.prior_reward import prior_reward
 
 WRONG = [
     ({"prior": "nowhere.pt"}, "there is no file nowhere.pt"),
-    ({"objective": {"task": "both"}, "omega": None, "alpha": None}, "the task 'both' needs two rewards"),
     ({"kl_budget": 2.0, "alpha": None}, "^kl_budget goes with omega auto and no other objective than residual"),
 ]
 

@@ -93,10 +93,6 @@ class ResidualPPO(PPO):
         self.addon = addon  # an entry of extras; or, of a file or a module, a wish
         self.wish = addons.combined([addon]) if addon and addons.imported(addon) else None
         check_needs(steering.objective, has_prior=prior is not None)
-        if addon is None and steering.objective.task == "both":
-            raise UsageError(
-                "the task 'both' needs two rewards: name the entry of extras that holds the add-on, addon="
-            )
         own = None if prior is None else prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)
         self.prior, self._prior_name = own, called(prior)
         self.method = Method(steering, own, self._add_up)
