@@ -370,10 +370,10 @@ def was_told(observations: Any, actions: Any, next_observations: Any, info: Any)
 
 
 class HangsInRank(Endless):
-    """Hangs in its fifth step where the process is rank 1 of a run, or wherever `anywhere`."""
+    """Hangs in its fifth step where the process is rank 1 of a run."""
 
-    def __init__(self, anywhere: bool = False) -> None:
-        self._hangs = anywhere or "follow()" in " ".join(sys.orig_argv)
+    def __init__(self) -> None:
+        self._hangs = "follow()" in " ".join(sys.orig_argv)
 
     def step(self, action: Any) -> Any:
         if self._steps == 4 and self._hangs:
