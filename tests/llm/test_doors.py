@@ -11,7 +11,7 @@ import torch
 import trl
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from tiny_language import KINDS, LABELLED, PAIRS, first, load, perturbed, weights
+from tiny_language import KINDS, first, load, perturbed, weights
 from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 from experiments.llm.toy import new_model
@@ -131,13 +131,6 @@ def test_the_loss_that_balances_experts_is_added_as_trl_adds_it(build: Build, pr
 def test_a_reference_is_loaded_from_a_path(build: Build, toy: Any, kind: str) -> None:
     with pytest.raises(UsageError, match="loads its reference .* built in memory"):
         build(kind, model=new_model(toy.letters, toy.length, 32, 1))
-
-
-@pytest.mark.parametrize(("kind", "rows"), [("dpo", PAIRS[:4]), ("labels", LABELLED[:6])])
-def test_without_omega_another_dataset_is_evaluated_after_training(build: Build, kind: str, rows: Any) -> None:
-    ours = build(kind, greedy(0.4), max_steps=1)
-    ours.train()
-    assert ours.evaluate(Dataset.from_list(rows))["eval_loss"] > 0
 
 
 def test_what_a_models_own_file_says_about_generation_counts(build: Build, prior: Path) -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
 from experiments.campaign import run_main
 from experiments.ledger import Ledger
-from experiments.llm import dial, frontier, gradients, overhead, program, spelling, toy_training
+from experiments.llm import dial, gradients, overhead, program, spelling, toy_training
 from experiments.llm import toy as toys
 from experiments.llm.__main__ import main
 from experiments.llm.program import Program
@@ -63,26 +63,6 @@ def test_gradients_tell_the_reward_from_the_loss() -> None:
         assert found["relative_norm"][name] == pytest.approx(1, abs=1e-12)
     assert cosine["KL: k3 in the loss, bias corrected"] < 0.99
     assert cosine["entropy: entropy_coef in the loss"] < 0.99
-
-
-def test_frontier_table() -> None:
-    """Of a method, a number a seed; of stock DPO only where omega is alpha."""
-    measures = dict.fromkeys(("kl", "addon", "log_prior", "length", "entropy"), 1.0)
-    runs = [
-        {
-            "job": {"world": "standard", "method": method, "omega": omega, "alpha": 0.2, "seed": seed},
-            "before": measures,
-            "after": {"kl": omega + seed},
-            "best": measures,
-        }
-        for method in ("whole", "decomposed")
-        for omega in (0.1, 0.2)
-        for seed in (1, 0)
-    ]
-    best, distances, controls = frontier.table(runs).split("\n\n")
-    assert best.splitlines()[2:] == ["| 0.1 | 1.00 | 1.00 | 1.00 | 1.00 |", "| 0.2 | 1.00 | 1.00 | 1.00 | 1.00 |"]
-    assert "| 0.1 | 1.00 | 0.100, 1.100 |  | 0.100, 1.100 |" in distances
-    assert controls.splitlines()[2:] == ["| stock DPO (omega = alpha) | 0.2 | 1.00 | 0.200, 1.200 |"]
 
 
 LITTLE = "--steps 2 --samples 4"

@@ -14,12 +14,12 @@ from transformers import AutoTokenizer
 from trl import RLOOConfig, RLOOTrainer
 
 from experiments.llm.toy import Toy, measure, policy_log_probs
-from repolicy.errors import NumericError, UsageError
+from repolicy.errors import NumericError
 from repolicy.llm import dial, losses, prior_reward, rloo_settings
 from repolicy.llm.budget import move_omega
 from repolicy.llm.mixing import SAMPLING
 from repolicy.llm.models import new_tokens, prompt_tensors
-from repolicy.objective import Objective, greedy, kl, residual, soft
+from repolicy.objective import Objective, greedy, kl, residual
 
 
 def scored(trainer: Any, rows: int = 8) -> dict[str, Any]:
@@ -273,8 +273,3 @@ def test_rloo_recipe_is_the_same_reward(prior: Path, settings: dict[str, Any]) -
     reward = torch.tensor(addon(text)) + 0.3 * reference - 0.2 * policy
     expected = reward - (reward.sum() - reward) / 3
     assert torch.allclose(output["advantages"], expected, atol=1e-5)
-
-
-def test_no_reward_of_rloo_reads_the_old_reward() -> None:
-    with pytest.raises(UsageError, match="greedy, kl or residual"):
-        rloo_settings(soft(0.1))

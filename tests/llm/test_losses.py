@@ -131,11 +131,6 @@ class TestTokenReward:
         expected = [[1 - 4.0, 5 - 3.0], [2 - 3.5, 0.0], [6 - 1.5, 3 - 5.0]]
         assert losses.leave_one_out(returns, mask, 3).tolist() == expected
 
-    def test_nobody_left_to_compare_with(self) -> None:
-        assert (
-            losses.leave_one_out(torch.tensor([[1.0, 5.0], [2.0, 0.0]]), torch.tensor([[1, 1], [1, 0]]), 2)[0, 1] == 5
-        )
-
 
 class TestExactGradient:
     """Three letters and an end token, three steps, every response enumerated in double precision."""
