@@ -62,10 +62,7 @@ class CopyModel:
 
     def advance(self, env: Any, actions: np.ndarray) -> Simulated:
         """Step one environment by an action `[1, A]`, in place."""
-        return self._stepped(env, native(actions, self._space, self._own)[0])
-
-    def _stepped(self, env: Any, action: Any) -> Simulated:
-        observation, _, terminated, _, told = env.step(action)
+        observation, _, terminated, _, told = env.step(native(actions, self._space, self._own)[0])
         info: Info = {key: np.array([value]) for key, value in told.items() if np.isscalar(value)}
         seen = flat(observation, 1, self._keys)
         return Simulated(env, seen, info, np.array([bool(terminated)]), ~np.isfinite(seen).all(1))

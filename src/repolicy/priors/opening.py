@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from repolicy.errors import RepolicyError, UsageError
+from repolicy.errors import UsageError
 from repolicy.loading import load_object
 from repolicy.policies import Agent, Policy, SavedPolicy, frozen, notes_of, policy_bytes, read_card, read_own
 from repolicy.policies.storage import is_own
@@ -83,12 +83,8 @@ def load_policy(
 
 
 def described_with(file: PolicyFile, options: Options) -> Described:
-    """Return the policy in another library's file, read with options that it has a use for."""
+    """Return the policy in another library's file, with a std that is fitted where the options ask for that."""
     described = file.described(options)
-    for name in ("std", "temperature", "file_activation"):
-        if getattr(options, name) not in (None, "fit") and _is_idle(name, file, options, described):
-            word = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{file.path} has no use for {word}, as it has its own or needs none: leave it out")
     if not wants_fit(options):
         return described
     if described.std is not None or described.actions.kind == "discrete":
@@ -111,15 +107,6 @@ def _copied(file: PolicyFile, options: Options) -> SavedPolicy:
         "notes": list(described.notes),
     }
     return SavedPolicy(frozen(policy_from(described)), None, {"which": "copy", "origin": origin})
-
-
-def _is_idle(name: str, file: PolicyFile, options: Options, described: Described) -> bool:
-    """Return whether an option of reading a file is for nothing: without it, the file says as much."""
-    try:
-        plain = file.described(replace(options, **{name: None}))
-    except RepolicyError:
-        return False  # it is missing then
-    return (plain.notes, plain.actor.activation) == (described.notes, described.actor.activation)
 
 
 def own_bytes(saved: SavedPolicy, earlier: Path | None = None) -> bytes:

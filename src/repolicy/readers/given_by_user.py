@@ -23,14 +23,15 @@ class NoTemperatureError(UsageError):
 
 
 class Given:
-    """What the user gave beside a file, and in `notes` what is to be known of the policy, a sentence each."""
+    """What the user gave beside a file, in `notes` what is to be known of the policy, and which options were of use."""
 
     def __init__(self, path: Path, options: Options) -> None:
-        self.path, self.options, self.notes = path, options, list[str]()
+        self.path, self.options, self.notes, self.used = path, options, list[str](), set[str]()
 
     def activation(self, default: str, library: str, recorded: str | None = None) -> str:
         """Return a network's activation: the user's, or the recorded one, or its library's default."""
         named = self.options.file_activation
+        self.used.add("file_activation")
         if named is not None and OTHER_NAMES.get(named.lower(), named.lower()) not in ACTIVATIONS:
             raise UsageError(f"there is no activation {named!r}; choose from {', '.join(ACTIVATIONS)}")
         if named or recorded:
@@ -44,6 +45,7 @@ class Given:
     def std(self, width: int) -> Std | None:
         """Return the user's std for a policy that has none."""
         std = self.options.std
+        self.used.add("std")
         if std == "fit":
             return None
         if std is None:
@@ -54,6 +56,7 @@ class Given:
 
     def tempered(self, network: Perceptron) -> Perceptron:
         """Return values of actions as logits: a Boltzmann policy at the user's temperature."""
+        self.used.add("temperature")
         if self.options.temperature is None:
             raise NoTemperatureError(
                 "the policy has values of actions and no probabilities: give the temperature of its Boltzmann policy "

@@ -332,7 +332,6 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "_codecs.encode": _bytes,
     "copyreg._reconstructor": lambda kind, *_: Shell(kind),
     "torch.Size": lambda size=(): tuple(size),
-    "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
     "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from repolicy.errors import FileError, first_line
+from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import printable, read_bytes
 from repolicy.policies import carrying
 from repolicy.readers import brax, mapped, skrl, torchscript
@@ -108,6 +108,12 @@ class PolicyFile:
             opened = self.opened if options.layout is None else self.pickled
             given = Given(self.path, options)
             found: Described = READERS[name].read(opened, given)
+            for idle in sorted({"std", "temperature", "file_activation"} - given.used):
+                if getattr(options, idle) not in (None, "fit"):
+                    word = f"--{idle.replace('_', '-')}"
+                    raise UsageError(
+                        f"{self.path} has no use for {word}, as it has its own or needs none: leave it out"
+                    )
             if self.carried is not None and not self.carried.is_as_exported:
                 given.notes.append(CHANGED)
             return replace(found, notes=tuple(given.notes))
