@@ -51,7 +51,7 @@ class MDP:
     addon: the add-on reward r_R(s, a), shape [S, A], or None.
     familiarity: how familiar each state is to the prior, shape [S], or None; paid for the state that a step leads to.
 
-    Anything that NumPy turns into numbers will do; it is copied into float64 tensors. A policy of this process is an
+    Anything that torch turns into numbers will do; it is copied into float64 tensors. A policy of this process is an
     array of log-probabilities, [S, A], or [T, S, A] where it depends on the time (as optima of a finite horizon do).
     """
 

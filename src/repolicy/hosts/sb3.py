@@ -22,12 +22,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from repolicy.envs import action_space
 from repolicy.errors import UsageError
 from repolicy.hosts import kept_prior
 from repolicy.hosts.kept_prior import Given, Opened
 from repolicy.hosts.measuring import compared, decide_in
 from repolicy.hosts.method import Method, Seen, entry, quicken
-from repolicy.hosts.sb3_policies import HeadPolicy, actions_of, from_repolicy, like, to_repolicy
+from repolicy.hosts.sb3_policies import HeadPolicy, from_repolicy, like, to_repolicy
 from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
 from repolicy.hosts.steering import Steering, say_of_bonus, usual_warmup, weighs, weights_named
@@ -291,7 +292,7 @@ class ResidualPPO(PPO):
                 space_name = type(self.observation_space).__name__
                 raise UsageError(f"observations are of kind {space_name}, and the prior takes rows of numbers")
             count = int(np.prod(self.observation_space.shape or 0))
-            prior = Given(prior, count, actions_of(self.action_space))
+            prior = Given(prior, count, action_space(self.action_space, "the model's"))
         return prior.to(self.device) if isinstance(prior, nn.Module) else prior
 
 

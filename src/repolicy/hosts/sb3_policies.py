@@ -3,14 +3,14 @@
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from repolicy.envs import action_space
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import as_squashed, check_same_network, paired, set_statistics, squashes
-from repolicy.policies import BOUND, FAMILIES, MODULES, ActionSpace, Normalizer, Policy, PolicySpec
+from repolicy.policies import BOUND, FAMILIES, MODULES, Normalizer, Policy, PolicySpec
 
 try:
     from stable_baselines3 import PPO
@@ -52,7 +52,7 @@ class HeadPolicy(ActorCriticPolicy):
         super().__init__(*given, **named)
 
     def _build(self, lr_schedule: Any) -> None:
-        space = actions_of(self.action_space)
+        space = action_space(self.action_space, "the model's")
         self.spec = PolicySpec(1, space, "state_gaussian", clips=False, **self.head)
         super()._build(lr_schedule)
         del self.log_std
@@ -125,18 +125,6 @@ def to_repolicy(model: PPO) -> Policy:
     return as_squashed(policy, prior.prior) if squashes(prior) else policy.requires_grad_(False).eval()
 
 
-def actions_of(space: spaces.Space[Any]) -> ActionSpace:
-    """Return a space of Gymnasium as Repolicy writes it."""
-    if isinstance(space, spaces.Box):
-        low, high = (tuple(map(float, bound.flat)) for bound in (space.low, space.high))
-        return ActionSpace("continuous", (int(np.prod(space.shape)),), low, high)
-    if isinstance(space, spaces.Discrete) and space.start == 0:
-        return ActionSpace("discrete", (int(space.n),))
-    if isinstance(space, spaces.MultiDiscrete):
-        return ActionSpace("discrete", tuple(map(int, space.nvec)))
-    raise UsageError(f"the environment's actions are {space}; a policy of Repolicy takes numbers or choices from 0")
-
-
 def _layers(policy: ActorCriticPolicy) -> list[nn.Linear]:
     return [layer for layer in [*policy.mlp_extractor.policy_net, policy.action_net] if isinstance(layer, nn.Linear)]
 
@@ -151,7 +139,7 @@ def _spec_of(model: PPO) -> PolicySpec:
     if not activation or not isinstance(extractor, Standardized | FlattenExtractor):
         parts = f"{type(extractor).__name__} and {policy.activation_fn.__name__}"
         raise UsageError(f"the model has {parts}; a policy of Repolicy has flat observations and {', '.join(MODULES)}")
-    space = actions_of(model.action_space)
+    space = action_space(model.action_space, "the model's")
     head = policy.head if isinstance(policy, HeadPolicy) else {"min_std": 0.0}
     gaussian = "state_gaussian" if isinstance(policy, HeadPolicy) else "gaussian"
     family: Any = gaussian if space.kind == "continuous" else "categorical"

@@ -10,10 +10,10 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import unwrap_vec_normalize
 from torch import Tensor
 
+from repolicy.envs import action_space
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import check_squashed, of_each
 from repolicy.hosts.measuring import Paid, Sizes
-from repolicy.hosts.sb3_policies import actions_of
 from repolicy.hosts.steering import weighs
 from repolicy.objective import Objective
 from repolicy.prepare.states import MOST_NUMBERS
@@ -35,7 +35,7 @@ class ModelEnvs:
         space, numbers = self.env.observation_space, MOST_NUMBERS + 1
         if isinstance(space, spaces.Box):
             numbers = int(self.model.rows(space.sample()[None, None]).shape[-1])
-        return Sizes(numbers, actions_of(self.model.action_space))
+        return Sizes(numbers, action_space(self.model.action_space, "the model's"))
 
     def begin(self) -> tuple[Any, bool]:
         """Return the first observations of episodes."""

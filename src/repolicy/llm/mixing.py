@@ -154,8 +154,6 @@ def dial(prior: Any, *tuned: tuple[Any, Objective], omega: float, alpha: float |
 def beside(prior: Any, model: Any) -> Beside:
     """Return a model to ask, or an adapter of the prior by name, or (None) the prior: PEFT's with its adapters off."""
     if isinstance(prior, PeftModel) and (model is None or isinstance(model, str)):
-        if model is not None and model not in prior.peft_config:
-            raise UsageError(f"the prior has no adapter {model!r}; it has {', '.join(prior.peft_config)}")
         return Beside(prior, lambda: use_adapter(prior, model))
     if isinstance(model, str):
         raise UsageError(f"{model!r} is the name of an adapter, and the prior is no PEFT model")
