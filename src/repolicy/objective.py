@@ -225,7 +225,7 @@ def named(name: str, *, omega: Weight = None, alpha: Weight = None, states: Weig
     wanted = coefficients(name)
     for key in given:
         if key not in wanted:
-            raise UsageError(f"objective {name} has no {key}; {_takes(wanted)}")
+            raise UsageError(f"objective {name} has no {key}; it takes {' and '.join(wanted) or 'no coefficient'}")
     made = OBJECTIVES[name](**given)
     if states and made.task != "addon":
         raise UsageError(f"objective {name} has no states; they are a prior's, so they go with residual, kl or greedy")
@@ -252,10 +252,6 @@ def name_of(objective: Objective) -> tuple[str, dict[str, Weight]] | None:
         if replace(function(**values), states=0.0) == plain:
             return name, values | ({"states": objective.states} if objective.states else {})
     return None
-
-
-def _takes(names: list[str]) -> str:
-    return f"it takes {' and '.join(names)}" if names else "it takes no coefficient"
 
 
 # The reformulated reward ----------------------------------------------------------------------------------------------

@@ -99,10 +99,7 @@ def test_what_one_does_in_place_is_not_seen_by_others(tmp_path: Path) -> None:
     np.testing.assert_array_equal(NEXT, before)
 
 
-@pytest.mark.parametrize("wanted", [{"height": 10}, [1], 3, ("height", None)])
-def test_what_is_no_name_is_refused(wanted: object) -> None:
-    with pytest.raises(UsageError, match="give its name"):
-        names(wanted)
+def test_one_or_several_have_names() -> None:
     assert names("height") == names(["height"]) == ("height",)
     assert names(()) == ()
 
@@ -147,14 +144,11 @@ def test_joints_are_where_gymnasium_says() -> None:
         ("hindleg", "no add-on 'hindleg'; did you mean hind_leg.; name your own as module:function or file.py"),
         ("hind_leg(joint=knee)", "no joint 'knee'; choose from bthigh, "),
         ("hind_leg(knee=1)", "'hind_leg' has no option 'knee'; it has joint"),
-        ("height(joint=bthigh)", "'height' has no option 'joint'; it has none"),
         ("height=much", "'much' is not a weight; write NAME=0.5"),
-        ("height=nan", "'nan' is not a weight"),
         (tiny("not_callable"), "is not a function"),
         (tiny("stay_neer"), "has no 'stay_neer'; did you mean stay_near"),
         ("hind_leg(bshin)", "write NAME.OPTION=VALUE."),
         ("hind_leg(joint=bshin", r"'hind_leg\(joint=bshin' is not of the form NAME\(OPTION=VALUE\)=WEIGHT"),
-        ("hind_leg=10(joint=bshin)", r"is not of the form NAME\(OPTION=VALUE\)=WEIGHT"),
     ],
 )
 def test_a_bad_request_is_one_clear_sentence(request_: str, message: str) -> None:

@@ -38,7 +38,7 @@ def omega(observations: Any, actions: Any, next_observations: Any, info: Any) ->
     return -np.abs(actions[..., 0])
 
 
-alpha = t = how = policy = omega  # names of dials that are taken
+how = omega  # names of dials that are taken
 
 
 def prior_file(folder: Path) -> Path:

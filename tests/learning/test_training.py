@@ -21,13 +21,11 @@ from small_runs import SMALL, Listening, same, small, weights
 from tiny_envs import Endless, Raises, tiny
 from torch import Tensor
 
-from repolicy import rql
 from repolicy.cli.inspection import inspect
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.learning.segments import Segments
 from repolicy.learning.training import customize, train
-from repolicy.many.sweep import sweep
 from repolicy.objective import Objective, greedy, kl, no_entropy, soft
 from repolicy.policies.storage import read
 from repolicy.prepare.defaults import train_defaults
@@ -222,24 +220,6 @@ def test_requests_that_make_no_sense_write_nothing(
     with pytest.raises(UsageError, match=sentence):
         train(tiny("LinearQuadratic"), objective, tmp_path / "run", SMALL, addon=addon)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"settings": ["steps"]}, "settings is list; give a "),
-        ({"callbacks": [print]}, "built-in function print> is no callback, an object with the methods begin, write"),
-        ({"callbacks": [Listening]}, "Listening'> is no callback, an object with"),
-    ],
-)
-def test_what_is_of_another_kind_is_refused_before_a_folder_is_made(given: Any, sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        train(tiny("Endless"), soft(0.1), tmp_path / "run", **given)
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(UsageError, match="settings is list"):
-        sweep("hopper", "height", [0.1], settings=["steps"])
-    with pytest.raises(UsageError, match="settings is list"):
-        rql.train(tiny("Endless"), soft(0.1), tmp_path / "run", ["steps"])
 
 
 @pytest.mark.parametrize("where", ["while learning", "while evaluating"])

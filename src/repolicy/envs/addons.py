@@ -152,16 +152,10 @@ def check_env(requests: Sequence[str], env: str) -> None:
 Wish = str | Function | Sequence[str | Function]  # an add-on by its name or as a function, or several
 
 
-def names(wanted: object) -> tuple[str, ...]:
+def names(wanted: Wish) -> tuple[str, ...]:
     """Return one name or function or several, as names."""
     several = wanted if isinstance(wanted, list | tuple) else (wanted,)
-    references = tuple(reference_to(each) if callable(each) else each for each in several)
-    if not all(isinstance(name, str) for name in references):
-        raise UsageError(
-            f"the add-on is {wanted!r}; give its name, such as 'height=0.5' or 'my_rewards.py:quiet=10', a function, "
-            "or a list of them"
-        )
-    return references
+    return tuple(each if isinstance(each, str) else reference_to(each) for each in several)
 
 
 def wished(wanted: Wish, env: str) -> Addon | None:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,8 +188,8 @@ def evaluate(
         agent, env = placed(agent, env, backend)
     if addon is not None and not isinstance(addon, Addon):
         addon = wished(addon, env)
-    if not isinstance(episodes, Integral) or episodes < 1:
-        raise UsageError(f"episodes is {episodes}; it must be 1 or more, a whole number")
+    if episodes < 1:
+        raise UsageError(f"episodes is {episodes}; it must be 1 or more")
     backend = backend_of(backend, agent)
     env = observing(env, agent.observation_size, backend)
     with closing(make_envs(env, min(episodes, MOST_ENVS), seed, backend)) as envs:

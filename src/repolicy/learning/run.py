@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 
@@ -22,7 +22,6 @@ from repolicy.priors import Exact, from_source, read_policy
 from repolicy.runs import Request, Result, RunFolder, polite_interrupt, ranks, torchrun_place
 
 
-@runtime_checkable
 class Callback(Protocol):
     """Whoever wants to know how a run is doing: any object with these methods.
 

@@ -80,7 +80,6 @@ def train(
             `policy`, else what the policy sees.
         trust: run code that the resumed run names as its add-on.
     """
-    check_given(settings, callbacks, objective=objective)
     name, wishes = env_name(env), addons.names(addon)
     callbacks = [*callbacks, *shown(progress)]
     wanted = objective or soft()
@@ -166,7 +165,6 @@ def customize(
         limits: what must hold for the mean action, such as "energy<=0.09"; a name is an add-on, an entry of `info`, or
             file.py:function. A share of the old return is kept by the setting `keep`.
     """
-    check_given(settings, callbacks, objective=objective)
     callbacks = [*callbacks, *shown(progress)]
     wishes, name = addons.names(addon), None if env is None else env_name(env)
     held = (limits,) if isinstance(limits, str) else tuple(limits)
@@ -244,19 +242,6 @@ def unused(settings: Settings) -> list[str]:
     usual = Settings()
     named = [name for name in ACTORS if getattr(settings, name) != getattr(usual, name)]
     return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
-
-
-def check_given(settings: object, callbacks: object = (), kind: type = Settings, objective: object = None) -> None:
-    """Raise where these are of another kind, before a folder is made."""
-    if settings is not None and not isinstance(settings, kind | Mapping):
-        raise UsageError(f"settings is {type(settings).__name__}; give a mapping, such as {{'steps': 100_000}}")
-    if not isinstance(objective, Objective | None):
-        raise UsageError(f"the objective is {objective!r}; make one, such as repolicy.residual(0.17, 0.13)")
-    if not isinstance(callbacks, list | tuple):
-        raise UsageError(f"callbacks is {type(callbacks).__name__}; give a list of callbacks")
-    for each in callbacks:
-        if isinstance(each, type) or not isinstance(each, Callback):
-            raise UsageError(f"{each!r:.60} is no callback, an object with the methods begin, write, say and close")
 
 
 def try_addon(

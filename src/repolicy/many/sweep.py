@@ -15,7 +15,7 @@ from typing import Any
 from repolicy.envs import EnvLike, Wish, combined, confirm, decoder, env_name, only_here
 from repolicy.envs.addons import dials, names
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.learning.training import check, check_given, try_addon
+from repolicy.learning.training import check, try_addon
 from repolicy.loading import PYTHON, read_json, usual_out
 from repolicy.many import pool
 from repolicy.many.pool import Here, Job, Start, work
@@ -94,7 +94,6 @@ def sweep(
         say: is given each sentence that there is to say.
         progress: is given the share of each point that is done, by its ω′.
     """
-    check_given(settings)
     if not isinstance(prior, str | Path | Result):
         kind = type(prior).__name__
         raise UsageError(f"the prior of a sweep is a file, which each point reads, not a {kind}: save it and name it")

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from repolicy.envs import check_fit
 from repolicy.errors import UsageError
-from repolicy.learning.training import check_given
 from repolicy.objective import Objective, reformulated
 from repolicy.policies import (
     BOUND,
@@ -107,7 +106,6 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
         prior: Prior | None = None,
         settings: Settings | Mapping[str, Any] | None = None,
     ) -> None:
-        check_given(settings, (), Settings, objective)
         settings = settings_of(settings, Settings())
         env_spaces = spaces_of(env)
         self.objective, self.prior, actions = objective, usable(env_spaces, objective, prior), env_spaces.actions
@@ -229,7 +227,6 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
         actor: Policy | None = None,
         density: Density | None = None,
     ) -> None:
-        check_given(settings, (), Settings, objective)
         settings = settings_of(settings, Settings())
         env_spaces = spaces_of(env)
         self.objective, self.prior = objective, usable(env_spaces, objective, prior, density)

@@ -23,7 +23,7 @@ from repolicy.envs import EnvLike, check_env, env_name, env_of, in_gymnasium, ob
 from repolicy.envs.addons import names
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.run import Callback, tell
-from repolicy.learning.training import check_given, watchdog
+from repolicy.learning.training import watchdog
 from repolicy.loading import nearest
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
@@ -116,7 +116,6 @@ def train(
 
     An alpha that is not set is the task's own. The other parameters are as in `repolicy.train`.
     """
-    check_given(settings, callbacks, Settings, objective)
     env = env_name(env)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
@@ -148,7 +147,6 @@ def customize(
     wish of its own, omega is named, and alpha is the one that the prior was trained with. `options` are for another
     library's file.
     """
-    check_given(settings, callbacks, Settings, objective)
     path, folder = find_policy(prior), RunFolder(out, Request)
     saved, env = read_policy(path, options), None if env is None else env_name(env)
     before = earlier(folder, resume, trust, env=env, addon=names(addon), customizes=True)
