@@ -121,6 +121,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     """A density that the first rank fits, and one gradient step with it through scores and reward."""
     with ALONE:
         policy, critic = small_policy(), Mlp(SIZE, (16,), 1)
+        prior = frozen(policy)
     generator = torch.Generator().manual_seed(2)
     states.visited = lambda rollouts, many: torch.randn(500, SIZE, generator=generator)
     made: Any = Worker.__new__(Worker)
@@ -128,8 +129,8 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.settings = Settings(ranks=1, envs=ENVS, n_steps=TIME, minibatch=ENVS * TIME)
     made.objective, made.team, made.iteration = residual(0.3, 0.1, states=0.4), team, 1
     made.request = Request("any", made.objective, made.settings)
-    made.prior = frozen(policy)
-    made.exact, made.scorer = made.prior, Scorer(made.prior)
+    made.prior = made.exact = prior
+    made.scorer = Scorer(prior)
     made.density = states.density_of(made.prior, made.request, team)
     made.learner = ppo.Learner(policy, critic, 1e-3)
     made.multipliers, made.probed = Multipliers(made.request, SIZE), None
