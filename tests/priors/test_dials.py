@@ -204,7 +204,7 @@ def test_the_report_has_every_position_and_needs_nothing_else(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report, "FILM_SECONDS", 0.1)
-    monkeypatch.setattr("repolicy.report.dial_page.filmed", lambda shots, say: ([None] * len(shots), ""))
+    monkeypatch.setattr("repolicy.report.dial_page.filmed", lambda shots, say: ([b""] * len(shots), ""))
     with pytest.raises(SystemExit):
         cli.main(["dial", str(file)])  # its add-on is code
     cli.main(["dial", str(file), "--trust", "--episodes", "2", "--out", str(tmp_path / "dial"), "--json"])

@@ -53,7 +53,7 @@ def test_what_is_no_position_of_a_dial_is_not_written_over(
 def test_the_page_has_every_position_and_the_points_beside_it(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("repolicy.report.dial_page.filmed", lambda shots, say: ([None] * len(shots), ""))
+    monkeypatch.setattr("repolicy.report.dial_page.filmed", lambda shots, say: ([b""] * len(shots), ""))
     means = {"summary": {"basic_reward": {"mean": 3.5}, "addon_reward": {"mean": -2.25}}}
     silent = {"summary": {"basic_reward": {"mean": None}, "addon_reward": {"mean": -2.0}}}  # of its old reward
     request = {key: read_card(file)["request"][key] for key in ("env", "addons")}

@@ -53,8 +53,8 @@ def _map(around: Around) -> str:
     return page.table(["", *(f"{names[1]} = {two:g}" for two in across)], rows)
 
 
-def _films(place: Place, policies: tuple[str, ...], say: Callable[[str], None]) -> tuple[list[bytes | None], str]:
+def _films(place: Place, policies: tuple[str, ...], say: Callable[[str], None]) -> tuple[list[bytes], str]:
     files = [file_of(policy) for policy in policies if ":" not in policy]
     if len(files) < 2 or not all(is_plan(file) or is_own(file) for file in files):
-        return [None, None], "a policy that is no file of Repolicy's is filmed by repolicy render"
+        return [b"", b""], "a policy that is no file of Repolicy's is filmed by repolicy render"
     return filmed([Shot(str(file), place.found.env, seed=place.found.seed) for file in files], say)

@@ -229,7 +229,7 @@ def points_of(sweep: Path, env: str, wishes: Sequence[str]) -> tuple[Beside, ...
     return tuple(found)
 
 
-def _filmed(dial: Turning, say: Callable[[str], None]) -> tuple[list[bytes | None], str]:
+def _filmed(dial: Turning, say: Callable[[str], None]) -> tuple[list[bytes], str]:
     """Return a film of the prior and of each position, from files, because films are made from files."""
     with tempfile.TemporaryDirectory(prefix="repolicy-dial-") as folder:
         files = [Path(folder, f"{index}.safetensors") for index in range(len(dial.positions))]

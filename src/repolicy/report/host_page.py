@@ -41,9 +41,7 @@ def checkpoint_in(path: Path) -> Path:
     if not found:
         if is_plan(path):
             find_policy(path)  # which says what takes it
-        page = path / "report.html"  # of a sweep, which writes its own
-        there = f"; a page is there already, {page}" if page.is_file() else ""
-        raise FileError(f"{path} holds no run of Repolicy and no model_*.pt of rsl_rl; name {FORMS}{there}")
+        raise FileError(f"{path} holds no run of Repolicy and no model_*.pt of rsl_rl; name {FORMS}")
     return max(found, key=lambda file: int(file.stem.removeprefix("model_")))
 
 

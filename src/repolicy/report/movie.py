@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -40,7 +39,6 @@ from repolicy.loading import PYTHON, counted
 from repolicy.policies import ActionSpace, Recalling, Watching
 from repolicy.priors import acting, find_policy, is_plan
 from repolicy.readers.reading import Options
-from repolicy.runs import SECONDS_BETWEEN_LINES, clock
 
 CANNOT_RENDER = (
     "this machine cannot render off-screen: install Debian's package libegl1 (or libosmesa6, for rendering in software)"
@@ -83,11 +81,12 @@ class Shot:
 def films(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> list[bytes]:
     """Make the films; raise CANNOT_RENDER where there is nothing to render with.
 
-    `say` hears what is to be drawn, how long that takes once two pictures tell, and every ten seconds how far it is.
+    `say` hears what is to be drawn, and how many of the films are done.
     """
     for shot in shots:
         _check(shot)
-    say(f"{TELLS}{counted(len(shots), 'film')}, up to {sum(map(pictures_of, shots)):,} pictures")
+    pictures = sum(round(shot.seconds * FRAMES_A_SECOND) for shot in shots)
+    say(f"{TELLS}{counted(len(shots), 'film')}, up to {pictures:,} pictures")
     with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
         ready = [asdict(replace(shot, policy=str(file_of(shot.policy).resolve()))) for shot in shots]
         Path(folder, "shots.json").write_text(json.dumps(ready))
@@ -111,16 +110,9 @@ def file_of(policy: str) -> Path:
 def _check(shot: Shot) -> None:
     if not in_gymnasium(shot.env) and parsed(shot.env)[0] not in envpool_names():
         raise UsageError(f"{shot.env!r} cannot be filmed: neither Gymnasium nor EnvPool has one of that name")
-    if not 0 < shot.seconds <= 3600:
-        raise UsageError(f"seconds is {shot.seconds:g}; a film must last more than 0 and at most 3600")
-    for name in ("width", "height"):
-        if not 16 <= getattr(shot, name) <= 4096:
-            raise UsageError(f"{name} is {getattr(shot, name)}; it must lie between 16 and 4096")
-
-
-def pictures_of(shot: Shot) -> int:
-    """Return how many it has at most; an environment with fewer a second has fewer."""
-    return round(shot.seconds * FRAMES_A_SECOND)
+    for name, least, most in (("seconds", 0.1, 3600), ("width", 16, 4096), ("height", 16, 4096)):
+        if not least <= getattr(shot, name) <= most:
+            raise UsageError(f"{name} is {getattr(shot, name):g}; it must lie between {least} and {most}")
 
 
 def libraries() -> tuple[str, ...]:
@@ -155,10 +147,11 @@ def main() -> None:
     folder = Path(sys.argv[1])
     try:
         shots = [Shot(**values) for values in json.loads((folder / "shots.json").read_text())]
-        seen = teller(shots)
         for index, shot in enumerate(shots):
-            (folder / str(index)).write_bytes(encoded(*frames(shot, seen), shot.format, shot.most_bytes))
+            (folder / str(index)).write_bytes(encoded(*frames(shot), shot.format, shot.most_bytes))
             gc.collect()  # a renderer that Python frees later would break the next film
+            if len(shots) > 1:
+                print(f"{TELLS}{index + 1} of {len(shots)} done", flush=True)
     except RepolicyError as error:
         print(f"repolicy: {error}", file=sys.stderr)
         code = error.exit_code
@@ -170,28 +163,11 @@ def main() -> None:
     os._exit(code)  # some drivers crash while Python takes itself apart
 
 
-def teller(shots: Sequence[Shot]) -> Callable[[], None]:
-    """Return what is called after each picture: it prints how long all will take, and how long it still takes."""
-    total, done, began, shown = sum(map(pictures_of, shots)), 0, 0.0, 0.0
-
-    def seen() -> None:
-        nonlocal done, began, shown
-        now, done = time.monotonic(), done + 1
-        if done == 1:
-            began = now  # what comes before is the making of the environment
-        elif now - shown >= SECONDS_BETWEEN_LINES:  # the first time at the second picture
-            left = (now - began) / (done - 1) * max(total - done, 0)
-            print(f"{TELLS}{min(done / total, 1):.0%} drawn, about {clock(left)} left", flush=True)
-            shown = now
-
-    return seen
-
-
 class _NoRendererError(Exception):
     """The graphics library cannot be loaded, or gives no picture."""
 
 
-def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np.ndarray], float]:
+def frames(shot: Shot) -> tuple[list[np.ndarray], float]:
     """Return the pictures `[H, W, 3]` of a policy that takes its mean action, and how many make a second."""
     found = acting(shot.policy, Options(), shot.trust)
     policy = found.prior if shot.which == "prior" else found.agent
@@ -205,7 +181,6 @@ def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np
         steps += 1
         if pictures and steps % stride == 0 and len(pictures) < most and not (over and shot.actions):
             pictures.append(_picture(env, shot))  # (where it is over, the environment has begun anew)
-            seen()
 
     env, batch, native = _stage(shot, look)
     check_fit(policy, batch)

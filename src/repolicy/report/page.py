@@ -82,13 +82,11 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], attributes: Se
     )
 
 
-def film(content: bytes | None, caption: str, whose: str, attributes: str = "") -> str:
-    """Return a short film; `whose` is prior or customized, for its color. None: an empty frame."""
-    picture = '<div class="missing">no film</div>'
-    if content is not None:
-        source = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
-        name = escape(f"film, {caption}")
-        picture = f'<video controls muted playsinline preload="auto" aria-label="{name}" src="{source}"></video>'
+def film(content: bytes, caption: str, whose: str, attributes: str = "") -> str:
+    """Return a short film; `whose` is prior or customized, for its color."""
+    source = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
+    name = escape(f"film, {caption}")
+    picture = f'<video controls muted playsinline preload="auto" aria-label="{name}" src="{source}"></video>'
     return f'<figure class="film {whose}" {attributes}>{picture}<figcaption>{escape(caption)}</figcaption></figure>'
 
 

@@ -131,15 +131,15 @@ def backend_of(request: Request) -> Backend:
     return request.settings.backend
 
 
-def filmed(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> tuple[list[bytes | None], str]:
-    """Return the films, all None with a sentence where that cannot be. Of many, each is smaller: a page stays small."""
+def filmed(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> tuple[list[bytes], str]:
+    """Return the films, or empty ones and a sentence why. Of many, each is smaller: a page stays small."""
     width, height = (480, 320) if len(shots) <= 3 else (360, 240)
     share = FILM_BYTES // max(1, len(shots))
     alike = [replace(shot, seconds=FILM_SECONDS, width=width, height=height, most_bytes=share) for shot in shots]
     try:
-        return list(films(alike, say)), ""
+        return films(alike, say), ""
     except RepolicyError as error:
-        return [None] * len(shots), str(error)
+        return [b""] * len(shots), str(error)
 
 
 def _parts(

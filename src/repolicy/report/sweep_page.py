@@ -80,7 +80,7 @@ def write_sweep_report(swept: Found, say: Callable[[str], None] = lambda _: None
 # The pieces of a page with a slider -----------------------------------------------------------------------------------
 
 
-def figures(swept: Found, pictures: Sequence[bytes | None]) -> list[str]:
+def figures(swept: Found, pictures: Sequence[bytes]) -> list[str]:
     """Return the films of the prior and of each point, of which the slider shows one."""
     drawn = []
     for position, (point, picture) in enumerate(zip([swept.prior, *swept.points], pictures, strict=True)):
