@@ -57,6 +57,6 @@ def test_the_reference_has_every_name() -> None:
 def test_each_function_of_the_reference_tells_its_parameters() -> None:
     for name in repolicy.__all__:
         if inspect.isfunction(function := getattr(repolicy, name)):
-            told = re.findall(r"^        \**(\w+): ", function.__doc__ or "", re.MULTILINE)
+            told = re.findall(r"^    \**(\w+): ", inspect.getdoc(function) or "", re.MULTILINE)
             wanted = list(inspect.signature(function).parameters)
             assert told == wanted or (not told and len(wanted) <= 5), name
