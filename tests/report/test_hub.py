@@ -206,7 +206,7 @@ def test_the_librarys_log_is_silent_also_when_it_is_first_used(monkeypatch: pyte
     """The library sets the level of its log when it is first imported."""
     log, name = logging.getLogger("huggingface_hub"), "huggingface_hub.utils.logging"
     monkeypatch.setattr(log, "handlers", [])
-    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, name, raising=False)
     with hub.in_sentences(hub.Place("somebody/mine", None)):
         importlib.import_module(name)
         assert log.level == logging.CRITICAL
