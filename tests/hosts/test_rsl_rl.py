@@ -17,7 +17,7 @@ from rsl_rl.runners import OnPolicyRunner
 from runner_envs import NETWORKS, OURS, SIZE, Drift, settings
 
 from repolicy import save_policy
-from repolicy.hosts.rsl_rl import ResidualPPO
+from repolicy.hosts.rsl_rl import ResidualPPO, say_what_works_against
 from repolicy.objective import reformulated
 
 
@@ -53,6 +53,23 @@ def test_what_works_against_a_prior_is_said(capsys: pytest.CaptureFixture[str]) 
     assert "'adaptive'" in said
     runner(algorithm={"class_name": OURS, "prior": small_policy(), "omega": 0.3, "alpha": 0.2})
     assert "'adaptive'" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"rnd_cfg": {"weight": 2.0}}, "rnd_cfg adds a reward for new states"),
+        ({"symmetry_cfg": {"use_mirror_loss": True}}, "symmetry_cfg needs a prior"),
+        ({"symmetry_cfg": {"use_mirror_loss": False}}, ""),
+    ],
+)
+def test_extensions_that_change_the_objective_are_said(
+    capsys: pytest.CaptureFixture[str], more: Algorithm, said: str
+) -> None:
+    say_what_works_against({"schedule": "fixed"} | more)
+    found = capsys.readouterr().out
+    assert said in found
+    assert bool(found) == bool(said)
 
 
 def test_a_curriculum_goes_on_where_the_priors_stood(tmp_path: Path) -> None:

@@ -38,6 +38,13 @@ def test_a_prior_of_other_sizes_is_refused_with_both(tmp_path: Path) -> None:
         OnPolicyRunner(Drift(), settings(algorithm=residual(str(path)), hidden_dims=[5]), None, "cpu")
 
 
+def test_a_checkpoint_of_the_runner_s_takes_no_reading(tmp_path: Path) -> None:
+    path = str(checkpoint(tmp_path))
+    runner(algorithm=residual({"path": path, "trust": False}))
+    with pytest.raises(UsageError, match="checkpoint of the runner's, and has no use for std, vecnormalize"):
+        runner(algorithm=residual({"path": path, "std": 0.2, "vecnormalize": "none"}))
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_elsewhere_a_checkpoint_is_read_with_the_activation_that_is_told(tmp_path: Path) -> None:
     path = checkpoint(tmp_path)

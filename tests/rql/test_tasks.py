@@ -82,6 +82,23 @@ def test_the_faster_parking_is_highway_envs_own_to_the_bit() -> None:
     assert ends
 
 
+def test_the_faster_highway_is_highway_envs_own_to_the_bit() -> None:
+    from highway_env.envs.highway_env import HighwayEnv
+
+    theirs, ours = HighwayEnv(tasks.HIGHWAY), tasks.QuickHighway(tasks.HIGHWAY)
+    crashes = 0
+    for seed in (2, 7):
+        assert (theirs.reset(seed=seed)[0] == ours.reset(seed=seed)[0]).all()
+        for action in (3, 0, 3, 2, 3, 3, 3, 3):  # faster, and to either side
+            (seen, *rest), (our_seen, *our_rest) = theirs.step(action), ours.step(action)
+            assert (seen == our_seen).all()
+            assert rest == our_rest
+            if rest[1]:
+                crashes += 1
+                break
+    assert crashes
+
+
 # A car of 5 by 2 metres beside one line from (0, 10) to (0, 18).
 @pytest.mark.parametrize(
     ("x", "y", "heading", "touching"),

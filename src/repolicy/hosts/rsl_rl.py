@@ -277,6 +277,11 @@ def say_what_works_against(host: Mapping[str, Any]) -> None:
     say_of_bonus("entropy_coef", host)
     if host.get("schedule") == "adaptive":
         print("ResidualPPO: the schedule 'adaptive' may raise the learning rate until the policy is lost: set 'fixed'")
+    if host.get("rnd_cfg"):
+        print("ResidualPPO: rnd_cfg adds a reward for new states, which neither measured weights nor the verdict count")
+    mirrors = host.get("symmetry_cfg") or {}
+    if mirrors.get("use_data_augmentation") or mirrors.get("use_mirror_loss"):
+        print("ResidualPPO: symmetry_cfg needs a prior that is symmetric itself: leave it out beside any other")
 
 
 def paid_by(wish: addons.Addon, before: Tensor, actions: Tensor, after: Tensor, ended: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from repolicy.errors import FileError
+from repolicy.errors import FileError, UsageError
 from repolicy.hosts import kept_prior
 from repolicy.hosts.kept_prior import ByDistribution, Given
 from repolicy.hosts.rsl_rl_networks import PolicyActor, from_repolicy
@@ -74,6 +74,10 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
     if isinstance(path, str | Path) and Path(path).suffix == ".pt":
         weights, steps = _read_checkpoint(Path(path))
         if weights is not None and (not isinstance(actor, PolicyActor) or actor.has(weights)):
+            if isinstance(given, Mapping) and (idle := given.keys() - {"path", "trust"}):
+                raise UsageError(
+                    f"{path} is a checkpoint of the runner's, and has no use for {', '.join(sorted(idle))}"
+                )
             own = RunnersPrior(actor, weights, Path(path), steps)
             if copied:
                 actor.load_state_dict(weights)
