@@ -85,6 +85,8 @@ class Bench(Command):
         from repolicy.learning.bench import bench
 
         named: Any = self.settings
+        if "steps" in named:
+            raise UsageError("a bench has no --steps: how long it takes is --slices")
         figures = bench(self.env, replace(train_defaults(self.env), **named), self.slices)
         spread, terminal = figures["slice_shares"], Terminal()
         ranks, steps = counted(figures["ranks"], "rank"), f"{figures['steps']:,} steps"

@@ -153,12 +153,10 @@ class Option:
 
 @cache
 def options(command: type) -> tuple[Option, ...]:
-    """Return every option of a command, its settings but those UNUSED too: its own, then those that it inherits."""
+    """Return every option of a command, those of its settings too: its own, and then those that it inherits."""
     usual: Usual = command.usual() if hasattr(command, "usual") else ("", [])  # type: ignore[attr-defined]
-    unused = getattr(command, "UNUSED", ())
     inherited = {name for base in command.__mro__[1:] for name in vars(base).get("__annotations__", ())}
-    every = [option for option in _options(command, (), [], usual) if option.place[-1] not in unused]
-    return tuple(sorted(every, key=lambda option: option.place[0] in inherited))
+    return tuple(sorted(_options(command, (), [], usual), key=lambda option: option.place[0] in inherited))
 
 
 def _options(cls: type, place: tuple[str, ...], examples: list[Any], usual: Usual) -> Iterator[Option]:
@@ -308,9 +306,17 @@ def _too_much(left: Sequence[str], command: type) -> str:
     """Return what is to be said of words that nobody takes."""
     unknown = next((word for word in left if word.startswith("--")), None)
     if unknown is not None:
+        alone = next((option.metavar for option in options(command) if unknown == f"--{option.place[-1]}"), "")
+        if alone:
+            return f"{alone} stands by itself, without {unknown}"
         names = [f"--{option.name}" for option in options(command) if not option.metavar]
         return f"there is no option {unknown}{nearest(unknown, names)}"
-    return f"{' '.join(left)} is too much"
+    hints = {"addon": "an add-on more has its own --addon", "out": "the file to write is named by --out"}
+    if left[0].replace(".", "").isdecimal():
+        hints = {"omega": "of omega, several values are `repolicy sweep`, and a range is --omega 0.1..0.3"}
+    known = {option.name for option in options(command)}
+    hint = next((f" ({text})" for name, text in hints.items() if name in known), "")
+    return f"{' '.join(left)} is too much{hint}"
 
 
 # The help of a command: its options in groups, with those at the top that people need first ---------------------------
@@ -334,7 +340,8 @@ INDENT, WIDEST = 26, 110
 
 
 def page(command: type, prog: str) -> str:
-    every = options(command)
+    unused = {name.replace("_", "-") for name in getattr(command, "UNUSED", ())}
+    every = [option for option in options(command) if option.name not in unused]
     named = [option for option in every if not option.metavar]
     usage = " ".join([*(option.metavar for option in every if option.metavar), "[options]"])
     lines = [f"usage: {prog} {usage}", "", *inspect.cleandoc(command.__doc__ or "").splitlines()]

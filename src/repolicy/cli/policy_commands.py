@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from repolicy.cli.options import Acts, Command, OfPolicy, Positional, Repeated
-from repolicy.errors import RepolicyError, UsageError
+from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import as_file_name, counted, read_json
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal
@@ -78,8 +78,13 @@ class Evaluate(Acts):
         elsewhere = "" if self.env is None else f"{as_file_name(env)}-"
         out = self.out or beside(path) / f"evaluation-{path.stem}-{elsewhere}{action}-{evaluation.backend}.json"
         values = {"policy": str(path), "which": card.get("which", "")} | evaluation.as_dict()
-        write_json(out, values)
-        terminal.say(f"each episode: {out}")
+        try:
+            write_json(out, values)
+            terminal.say(f"each episode: {out}")
+        except FileError as error:
+            if self.out is not None:
+                raise
+            terminal.say(f"warning: the episodes are not kept: {error}")
         return {key: value for key, value in values.items() if key != "each"} | {"file": str(out)}
 
 
@@ -167,6 +172,8 @@ class Export(OfPolicy):
         format = self.format or ending or "onnx"
         if suffix and not (ending or self.format):
             raise UsageError(f"--out {self.out} does not end in .onnx or .pt; to write it all the same, add --format")
+        if ending not in (None, format):
+            raise UsageError(f"--out {self.out} is the name of a file in {ending}, and --format is {format}")
         out = _out(self.out, path, SUFFIXES[format])
         saved = read_policy(path, self.reading)
         through = decoder(self.env or saved.card.get("request", {}).get("env", "")) or {}

@@ -126,7 +126,10 @@ def sweep(
         raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
     saved = start.saved
     usual = Settings(**validated(kept["settings"], f"the sweep in {folder}")) if before else start.usual("", settings)
-    how = replace(settings_of(settings, usual), ranks=1)
+    how = settings_of(settings, usual)
+    if how.ranks > 1:
+        raise UsageError(f"ranks is {how.ranks}; a sweep trains each point on one core: leave ranks out")
+    how = replace(how, ranks=1)
     if how.budget is not None:
         raise UsageError("a sweep compares values of omega, and a budget moves omega by itself: leave the budget out")
     if isinstance(alpha, Range):
