@@ -70,6 +70,16 @@ def test_the_other_library_is_tried_after_a_driver_that_crashes(policy: str, mon
         films([Shot(policy, ENV)])
 
 
+def test_the_second_picture_tells_how_long_all_take_and_later_ones_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = iter([100.0, 102.0, 103.0, 113.0])
+    monkeypatch.setattr(movie.time, "monotonic", lambda: next(times))
+    seen = movie.teller([Shot("", ENV, seconds=2.0), Shot("", ENV, seconds=2.0)])
+    told = [(seen(), capsys.readouterr().out)[1] for _ in range(4)]
+    assert told == ["", "filming: 2% drawn, about 3:16 left\n", "", "filming: 4% drawn, about 6:56 left\n"]
+
+
 @pytest.mark.parametrize(
     ("shot", "said"),
     [({"seconds": 0.0}, "seconds is 0"), ({"width": 3}, "width is 3")],
@@ -211,9 +221,7 @@ def test_films(policy: str, tmp_path: Path) -> None:
     assert steps > 13
     shown = [shot, replace(shot, seconds=0.8, around=steps), replace(shot, actions=[[3.0]] * 5)]
     noise, lengths = through_noise(tmp_path)
-    said: list[str] = []
-    found = films([small, replace(small, format="gif"), only_envpool_has_it, *shown, *noise], said.append)
-    assert said[1:] == [f"filming: {done} of 9 done" for done in range(1, 10)]
+    found = films([small, replace(small, format="gif"), only_envpool_has_it, *shown, *noise])
     assert found[0][4:8] == b"ftyp"
     assert found[1][:4] == b"GIF8"
     for content, name in zip(found, ("film.mp4", "film.gif", "other.mp4"), strict=False):

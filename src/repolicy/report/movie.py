@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -39,6 +40,7 @@ from repolicy.loading import PYTHON, counted
 from repolicy.policies import ActionSpace, Recalling, Watching
 from repolicy.priors import acting, find_policy, is_plan
 from repolicy.readers.reading import Options
+from repolicy.runs import SECONDS_BETWEEN_LINES, clock
 
 CANNOT_RENDER = (
     "this machine cannot render off-screen: install Debian's package libegl1 (or libosmesa6, for rendering in software)"
@@ -81,12 +83,11 @@ class Shot:
 def films(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> list[bytes]:
     """Make the films; raise CANNOT_RENDER where there is nothing to render with.
 
-    `say` hears what is to be drawn, and how many of the films are done.
+    `say` hears what is to be drawn, how long that takes once two pictures tell, and every ten seconds how far it is.
     """
     for shot in shots:
         _check(shot)
-    pictures = sum(round(shot.seconds * FRAMES_A_SECOND) for shot in shots)
-    say(f"{TELLS}{counted(len(shots), 'film')}, up to {pictures:,} pictures")
+    say(f"{TELLS}{counted(len(shots), 'film')}, up to {sum(map(pictures_of, shots)):,} pictures")
     with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
         ready = [asdict(replace(shot, policy=str(file_of(shot.policy).resolve()))) for shot in shots]
         Path(folder, "shots.json").write_text(json.dumps(ready))
@@ -113,6 +114,11 @@ def _check(shot: Shot) -> None:
     for name, least, most in (("seconds", 0.1, 3600), ("width", 16, 4096), ("height", 16, 4096)):
         if not least <= getattr(shot, name) <= most:
             raise UsageError(f"{name} is {getattr(shot, name):g}; it must lie between {least} and {most}")
+
+
+def pictures_of(shot: Shot) -> int:
+    """Return how many it has at most; an environment with fewer a second has fewer."""
+    return round(shot.seconds * FRAMES_A_SECOND)
 
 
 def libraries() -> tuple[str, ...]:
@@ -147,11 +153,10 @@ def main() -> None:
     folder = Path(sys.argv[1])
     try:
         shots = [Shot(**values) for values in json.loads((folder / "shots.json").read_text())]
+        seen = teller(shots)
         for index, shot in enumerate(shots):
-            (folder / str(index)).write_bytes(encoded(*frames(shot), shot.format, shot.most_bytes))
+            (folder / str(index)).write_bytes(encoded(*frames(shot, seen), shot.format, shot.most_bytes))
             gc.collect()  # a renderer that Python frees later would break the next film
-            if len(shots) > 1:
-                print(f"{TELLS}{index + 1} of {len(shots)} done", flush=True)
     except RepolicyError as error:
         print(f"repolicy: {error}", file=sys.stderr)
         code = error.exit_code
@@ -163,11 +168,28 @@ def main() -> None:
     os._exit(code)  # some drivers crash while Python takes itself apart
 
 
+def teller(shots: Sequence[Shot]) -> Callable[[], None]:
+    """Return what is called after each picture: it prints how long all will take, and how long it still takes."""
+    total, done, began, shown = sum(map(pictures_of, shots)), 0, 0.0, 0.0
+
+    def seen() -> None:
+        nonlocal done, began, shown
+        now, done = time.monotonic(), done + 1
+        if done == 1:
+            began = now  # what comes before is the making of the environment
+        elif now - shown >= SECONDS_BETWEEN_LINES:  # the first time at the second picture
+            left = (now - began) / (done - 1) * max(total - done, 0)
+            print(f"{TELLS}{min(done / total, 1):.0%} drawn, about {clock(left)} left", flush=True)
+            shown = now
+
+    return seen
+
+
 class _NoRendererError(Exception):
     """The graphics library cannot be loaded, or gives no picture."""
 
 
-def frames(shot: Shot) -> tuple[list[np.ndarray], float]:
+def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np.ndarray], float]:
     """Return the pictures `[H, W, 3]` of a policy that takes its mean action, and how many make a second."""
     found = acting(shot.policy, Options(), shot.trust)
     policy = found.prior if shot.which == "prior" else found.agent
@@ -181,6 +203,7 @@ def frames(shot: Shot) -> tuple[list[np.ndarray], float]:
         steps += 1
         if pictures and steps % stride == 0 and len(pictures) < most and not (over and shot.actions):
             pictures.append(_picture(env, shot))  # (where it is over, the environment has begun anew)
+            seen()
 
     env, batch, native = _stage(shot, look)
     check_fit(policy, batch)

@@ -29,14 +29,14 @@ from repolicy.runs.settings import (
 from repolicy.runs.terminal import Terminal, full_stdout_is_an_error, laid_out, silent_stdout
 
 if TYPE_CHECKING:
-    from repolicy.runs.callbacks import Display, TensorBoard, Wandb, recipe
+    from repolicy.runs.callbacks import SECONDS_BETWEEN_LINES, Display, TensorBoard, Wandb, clock, recipe
     from repolicy.runs.folder import RunFolder, changed
     from repolicy.runs.ranks import Alone, Ranks, one_thread
     from repolicy.runs.request import Request, check_dials, derived_seed, options, spec_for, words
     from repolicy.runs.result import Measured, Result
 
 _LATER = {
-    **dict.fromkeys(("Display", "TensorBoard", "Wandb", "recipe"), "callbacks"),
+    **dict.fromkeys(("SECONDS_BETWEEN_LINES", "Display", "TensorBoard", "Wandb", "clock", "recipe"), "callbacks"),
     **dict.fromkeys(("RunFolder", "changed"), "folder"),
     **dict.fromkeys(("Alone", "Ranks", "one_thread"), "ranks"),
     **dict.fromkeys(("Request", "check_dials", "derived_seed", "options", "spec_for", "words"), "request"),
