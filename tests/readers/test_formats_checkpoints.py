@@ -121,7 +121,7 @@ ONES = torch.ones
 @pytest.mark.parametrize(
     ("model", "kind", "sentence"),
     [
-        ({"actor.0.weight": ONES(2, 5), "memory_a.rnn.weight_ih_l0": ONES(4, 5)}, CannotCopyError, "memory_a.rnn"),
+        ({"memory_a.rnn.weight_ih_l0": ONES(4, 5), "std": ONES(2)}, CannotCopyError, "has a memory"),
         ({"backbone.0.weight": ONES(4, 5)}, FileError, "no actor of rsl_rl"),
         ({"actor.0.weight": ONES(4, 5), "std": ONES(3)}, FileError, "3 stds do not fit 4"),
         ({"actor.0.weight": ONES(4, 5), "actor.2.weight": ONES(2, 3), "std": ONES(2)}, FileError, "takes 3"),

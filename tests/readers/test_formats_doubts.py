@@ -16,7 +16,7 @@ from made_sb3 import Still, contrib, made, sb3
 from torch import nn
 
 from repolicy.cli.inspection import inspect
-from repolicy.errors import FileError
+from repolicy.errors import FileError, RepolicyError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.opening import opened
 from repolicy.readers import brax
@@ -199,6 +199,11 @@ def test_a_distribution_of_returns_is_no_row_of_values(tmp_path: Path) -> None:
     kept = named("network", mlp((5, 8, 6), nn.ReLU)) | {"atoms": torch.linspace(-1.0, 1.0, 3)}
     with pytest.raises(FileError, match="a dict of network.0.weight.*no policy of a known layout"):
         describe(saved(tmp_path / "c51.pt", kept), Options(temperature=1.0))
+
+
+def test_a_whole_module_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(RepolicyError, match="a whole module, <Sequential>, whose code is not in it"):
+        describe(saved(tmp_path / "module.pt", mlp((5, 8, 3), nn.Tanh)))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -57,7 +57,7 @@ def test_an_encoder_in_a_checkpoint_of_rsl_rl_is_not_left_out(state: str, actor:
         beside = {"actor": "critic", "student": "teacher"}[actor]
         kept |= named(beside, mlp((9, 8, 2), nn.ELU)) | named(f"{beside}_obs_normalizer", nn.BatchNorm1d(9))
     assert describe(saved(tmp_path / "theirs.pt", {state: kept})).library == "rsl_rl"
-    with pytest.raises(CannotCopyError, match=rf"it has {own}.0.weight.*, which no network of ours has"):
+    with pytest.raises(CannotCopyError, match=rf"it has {own}.0.weight.*, which no policy of rsl_rl's own has"):
         describe(saved(tmp_path / "mine.pt", {state: kept | named(own, mlp((5, 8, 5), nn.ELU))}))
 
 

@@ -18,8 +18,9 @@ from repolicy.errors import FileError
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.given_by_user import statistics_in
 from repolicy.readers.operations import OPERATIONS, Moving
-from repolicy.readers.pickles import Name, Shell, load, read_pickle
+from repolicy.readers.pickles import LEGACY_MAGIC, Name, Shell, load, read_pickle
 from repolicy.readers.sb3_zip import actions_of, observations_of
+from repolicy.readers.torchscript import _memory
 
 DEEP = b")" + b"2\x86" * 20  # nested tuples that hold 2^20 of them
 
@@ -105,7 +106,35 @@ def test_tensors_may_share_their_numbers_a_few_times() -> None:
                 load(buffer.getvalue(), "a file")
 
 
-def test_a_storage_has_a_name() -> None:
+class Pointing(pickle.Pickler):
+    """As `torch.save` wrote before 1.6: a string in what is saved stands for a storage of one number."""
+
+    def __init__(self, buffer: io.BytesIO, kind: Any, key: Any) -> None:
+        super().__init__(buffer, 2)
+        self.key = ("storage", kind, key, "cpu", 1, None)
+
+    def persistent_id(self, found: Any) -> Any:
+        return self.key if found == "a storage" else None
+
+
+def legacy(kind: Any, key: Any) -> bytes:
+    buffer = io.BytesIO()
+    for part in (LEGACY_MAGIC, 1001, {}):
+        pickle.dump(part, buffer, 2)
+    Pointing(buffer, kind, key).dump({"weights": "a storage"})
+    pickle.dump([key], buffer, 2)
+    return buffer.getvalue() + (1).to_bytes(8, "little") + np.float32(3.0).tobytes()
+
+
+def test_storages_of_an_older_file_have_names_and_a_known_kind() -> None:
+    assert load(legacy(torch.FloatStorage, "0"), "a file")["weights"] == [3.0]
+    with pytest.raises(FileError, match="a storage in it has no name"):
+        load(legacy(torch.FloatStorage, ((), ())), "a file")
+    with pytest.raises(FileError, match="numbers of an unknown kind, 'float'"):
+        load(legacy("float", "0"), "a file")
+
+
+def test_a_storage_of_a_newer_file_has_a_name(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     torch.save({"w": torch.ones(1)}, buffer)
     kept = with_entry(zipfile.ZipFile(buffer), "data.pkl", lambda pkl: pkl.replace(b"X\x01\x00\x00\x000", b")"))
@@ -148,6 +177,24 @@ def test_switches_are_counted_before_they_are_made() -> None:
         observations_of(space("Box", _shape=(2**30, (1, 1))))
     with pytest.raises(ValueError, match="2 lower bounds and 1 upper ones"):
         actions_of(space("Box", low=np.zeros(2), high=np.ones(1)))
+
+
+# TorchScript ----------------------------------------------------------------------------------------------------------
+class Counted(dict[str, Any]):
+    looked = 0
+
+    def values(self) -> Any:
+        Counted.looked += 1
+        return super().values()
+
+
+@pytest.mark.parametrize("last", ["LSTM", "Linear"])
+def test_each_module_is_looked_at_once(last: str) -> None:
+    Counted.looked, module = 0, Shell(Name(f"torch.nn.{last}"), state=Counted())
+    for _ in range(8):
+        module = Shell(Name("mine.Block"), state=Counted(a=module, b=module, c=3))
+    assert _memory(module) == ("LSTM" if last == "LSTM" else "")
+    assert Counted.looked == (8 if last == "LSTM" else 9)
 
 
 def test_lists_of_lists_are_no_numbers() -> None:

@@ -192,12 +192,6 @@ def test_vecnormalize_of_a_dict(tmp_path: Path) -> None:
         assert_scored(described, obs, model.policy.get_distribution(groups))
 
 
-def test_statistics_of_a_dict_do_not_fit_a_row_of_numbers(tmp_path: Path) -> None:
-    with_statistics(tmp_path, "vecnormalize.pkl", spaces.Dict({"a": spaces.Box(-1, 1, (5,))}))
-    with pytest.raises(UsageError, match=r"normalizes a Dict \(a\), and the policy takes one row"):
-        describe(made(sb3.SAC, tmp_path, **SMALL)[1])
-
-
 def test_rewards_alone_may_be_normalized(tmp_path: Path) -> None:
     _, path, _ = with_statistics(tmp_path, "vecnormalize.pkl", norm_obs=False)
     assert describe(path).normalizer is None
@@ -259,7 +253,7 @@ def test_a_cut_zip_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "reason"),
     [
-        (lambda: contrib("RecurrentPPO"), {"policy": "MlpLstmPolicy"}, "layers of its own kind, such as lstm_actor"),
+        (lambda: contrib("RecurrentPPO"), {"policy": "MlpLstmPolicy"}, "has a memory"),
         (KINDS["PPO"], {"policy_kwargs": {"activation_fn": torch.nn.Mish}}, "activation is Mish"),
         (KINDS["PPO"], {"seen": spaces.Discrete(3)}, "observations are a Discrete"),
     ],

@@ -47,27 +47,22 @@ def test_arrays_come_back(kind: str, protocol: int) -> None:
         assert found.shape == kept.shape
 
 
+@pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.bool, torch.bfloat16]
 )
-def test_tensors_come_back(dtype: torch.dtype) -> None:
+def test_tensors_come_back(dtype: torch.dtype, legacy: bool) -> None:
     base = torch.arange(24).reshape(4, 6).to(dtype)
     kept = {"whole": base, "turned": base.t(), "part": base[1:3, 2:5], "one": base[2, 3], "none": base[:0]}
     kept["parameter"] = torch.nn.Parameter(base.float()).data
     buffer = io.BytesIO()
-    torch.save(collections.OrderedDict(kept), buffer)
+    torch.save(collections.OrderedDict(kept), buffer, _use_new_zipfile_serialization=not legacy)
     found = load(buffer.getvalue(), "a file")
     assert found.keys() == kept.keys()
     for name, tensor in kept.items():
         wanted = tensor.float().numpy() if dtype == torch.bfloat16 else tensor.numpy()
         assert found[name].shape == wanted.shape
         assert np.array_equal(found[name], wanted)
-
-
-def test_what_pytorch_wrote_before_1_6_is_to_be_saved_anew() -> None:
-    torch.save({"w": torch.ones(1)}, buffer := io.BytesIO(), _use_new_zipfile_serialization=False)
-    with pytest.raises(FileError, match="a file was written by PyTorch before 1.6"):
-        load(buffer.getvalue(), "a file")
 
 
 def test_all_else_is_a_shell() -> None:

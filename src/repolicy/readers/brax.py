@@ -46,29 +46,49 @@ def read(parts: Any, given: Given) -> Described:
     activation = "gelu_tanh" if activation == "gelu" else activation  # what Flax calls gelu
     if given.notes and kind != "PPO":
         given.notes.append(OR_SAC)
-    actor, std = _policy(module, activation)
+    actor, std, squashed = _policy(module, activation)
     inside, groups = _normalizer(parts[0], actor.width)
     statistics = given.statistics(actor.width, inside)
     if statistics is not None and statistics is inside:
         given.notes.append(OR_RAW)
     size = len(actor.output.bias)
-    actions = ActionSpace("continuous", (size,), (-1.0,) * size, (1.0,) * size)
-    return Described(LIBRARY, "", kind, actor, actions, True, std, statistics, groups=groups)
+    bounds = ((-1.0,) * size, (1.0,) * size) if squashed else ((), ())
+    return Described(
+        LIBRARY, "", kind, actor, ActionSpace("continuous", (size,), *bounds), squashed, std, statistics, groups=groups
+    )  # fmt: skip
 
 
 def _module(parameters: Any) -> dict[str, Any] | None:
-    """Return the layers of a module."""
+    """Return the layers of a module: under `params`, and under `MLP_0` where the std has parameters of its own."""
     parameters = parameters.get("params") if isinstance(parameters, dict) else None
-    return parameters if isinstance(parameters, dict) and "hidden_0" in parameters else None
+    if not isinstance(parameters, dict):
+        return None
+    return parameters if "hidden_0" in parameters or "MLP_0" in parameters else None
 
 
-def _policy(module: dict[str, Any], activation: str) -> tuple[Perceptron, Std]:
+def _policy(module: dict[str, Any], activation: str) -> tuple[Perceptron, Std, bool]:
+    if "MLP_0" in module:
+        return *_plain_gaussian(module, activation), False
     *hidden, last = _hidden(module)
     output, size = last.linear, len(last.linear.bias) // 2
     if len(output.bias) % 2:
         raise CannotCopyError(f"its last layer has {len(output.bias)} outputs, not means and stds")
     std = Std("head", output.outputs(size), "softplus", floor=MIN_STD)
-    return perceptron(hidden, output.outputs(0, size), activation), std
+    return perceptron(hidden, output.outputs(0, size), activation), std, True
+
+
+def _plain_gaussian(module: dict[str, Any], activation: str) -> tuple[Perceptron, Std]:
+    """Read Brax's newer `normal` distribution, which has neither tanh nor softplus."""
+    hidden = _hidden(module["MLP_0"])
+    dense = [name for name in ("Dense_0", "Dense_1") if name in module]
+    if not dense:
+        raise CannotCopyError(f"its policy holds {some(module)}")
+    actor = perceptron(hidden, _dense(module[dense[0]], dense[0]), activation)
+    for name, link in (("std_logparam", "exp"), ("std_param", "identity")):
+        if name in module:
+            (raw,) = module[name].values() if isinstance(module[name], dict) else (module[name],)
+            return actor, Std("vector", numbers(raw.reshape(-1), name), link)
+    raise CannotCopyError("its std depends on the state in a way that the file does not tell")
 
 
 def _hidden(module: dict[str, Any]) -> list[Hidden]:

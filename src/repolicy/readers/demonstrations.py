@@ -43,10 +43,13 @@ def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()
         raise FileError(f"there is no file {path}")
     try:
         with path.open("rb") as stream:
-            if stream.read(2) != b"PK":
+            if stream.read(2) not in (b"PK", b"\x93N"):
                 raise FileError(f"{path} is no .npz file; save {', '.join(needed)} with np.savez")
             stream.seek(0)
             file = np.load(stream, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise FileError(f"{path} is a single array; save {', '.join(needed)} with np.savez")
+            assert file.zip is not None  # it is, until the file is closed
             check_unpacked(file.zip, path.stat().st_size)
             arrays: dict[str, np.ndarray] = {
                 str(name): file[name] for name in (*needed, *optional) if name in file.files

@@ -17,6 +17,11 @@ from repolicy.readers.perceptrons import OTHER_NAMES, activation_named, check_wi
 from repolicy.readers.pickles import DAMAGE, ZIP, Shell, array, read_pickle, shortened
 from repolicy.readers.reading import Options
 
+TIMED = (
+    "it was trained with TimeFeatureWrapper, whose number, the share of the time that is left, must be the last one of "
+    "the environment's observation: --env file.py:function, where the function makes the environment with that wrapper"
+)
+
 
 class NoTemperatureError(UsageError):
     """A file of values needs one, from the user."""
@@ -190,3 +195,11 @@ def numbers_in(agent: dict[str, str], name: str, default: str) -> list[float]:
     if len(numbers) != len(wanted):
         raise FileError(f"params/agent.yaml cannot be used: its {name} is {printable(agent[name])}")
     return numbers
+
+
+def time_is_seen(path: Path) -> list[str]:
+    """Return a sentence where the settings that RL Zoo writes beside a policy name the wrapper that shows the time."""
+    folder = Path(os.path.abspath(path)).parent
+    places = (folder / path.stem, folder, folder / re.sub(r"_\d+$", "", folder.name))
+    files = [file for place in places if (file := place / "config.yml").is_file() and file.stat().st_size < 1_000_000]
+    return [TIMED] if any("TimeFeatureWrapper" in file.read_text("utf-8", "replace") for file in files) else []

@@ -33,7 +33,8 @@ MOST = 500_000  # steps of a pickle, of which the costliest makes some hundred b
 ROOM, FACTOR = 2**24, 8  # so many bytes, and so many times those of the file, may be made by calls
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"  # how a zip begins, and a pickle since protocol 2
 TOO_MUCH = "it would unpack to far more than it holds"
-LEGACY_START = bytes.fromhex("6cfc9c46f9206aa85019")  # how PyTorch's files began before 1.6
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+LEGACY_START = bytes.fromhex("6cfc9c46f9206aa85019")  # the same, as it stands in a file
 STORAGES = {  # BFloat16 is the upper half of a float
     "Double": "f8", "Float": "f4", "Half": "f2", "BFloat16": "u2", "Long": "i8", "Int": "i4", "Short": "i2",
     "Char": "i1", "Byte": "u1", "Bool": "b1",
@@ -82,9 +83,7 @@ def load(content: bytes, where: str) -> Any:
     """Return what `torch.save` or pickle wrote: arrays for tensors, and shells for what is neither plain nor one."""
     if content[:4] == ZIP:
         return read_entry(open_zip(content, where), "data")
-    if LEGACY_START in content[:32]:
-        raise FileError(f"{where} was written by PyTorch before 1.6: load it there, and save it with a later one")
-    return read_pickle(content, where)
+    return _load_legacy(content, where) if LEGACY_START in content[:32] else read_pickle(content, where)
 
 
 def shortened(found: Any) -> str:
@@ -127,6 +126,31 @@ def read_entry(archive: zipfile.ZipFile, name: str) -> Any:
 
     content = io.BytesIO(entry(archive, f"{root}{name}.pkl"))
     return _unpickled(content, str(archive.filename), unpacked(archive), storage)
+
+
+def _load_legacy(content: bytes, where: str) -> Any:
+    """Return what PyTorch wrote before 1.6: five pickles in a row, of which the fourth is the object and the fifth the
+    names of its storages; then the bytes of these. Tensors show their storages, which are filled last."""
+    stream, kinds, made = io.BytesIO(content), dict[str, Any](), dict[str, np.ndarray]()
+
+    def storage(key: Any) -> np.ndarray:
+        _, kind, name, _, count, *_ = key
+        if _text(name) not in made:
+            kinds[name], made[name] = kind, np.zeros(count, _numbers(b"", kind).dtype)
+            if sum(each.nbytes for each in made.values()) > 2 * len(content):  # twice: half a float becomes a whole one
+                raise ValueError("its tensors are cut short")
+        return made[name]
+
+    if _unpickled(stream, where, len(content)) != LEGACY_MAGIC:
+        raise FileError(f"{where} is no file that PyTorch wrote")
+    _, _, found, names = (_unpickled(stream, where, len(content), storage) for _ in range(4))
+    try:
+        for name in names:
+            (count,) = struct.unpack("<q", stream.read(8))
+            made[name][:] = _numbers(stream.read(count * _dtype_of(kinds[name]).itemsize), kinds[name])
+    except DAMAGE as error:
+        raise FileError(f"{where} is damaged: its tensors are cut short ({first_line(error)})") from None
+    return found
 
 
 def _text(name: Any) -> str:

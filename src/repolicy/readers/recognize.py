@@ -17,7 +17,7 @@ from repolicy.readers import sb3_zip as sb3
 from repolicy.readers.described import CannotCopyError, Described
 from repolicy.readers.given_by_user import Given
 from repolicy.readers.perceptrons import some
-from repolicy.readers.pickles import DAMAGE, PICKLE, ZIP, load, shortened
+from repolicy.readers.pickles import DAMAGE, PICKLE, ZIP, Shell, load, shortened
 from repolicy.readers.reading import Options
 from repolicy.readers.zips import open_zip
 
@@ -136,4 +136,8 @@ class PolicyFile:
         if not self.is_pickled:
             return f"a zip of {some(self.names)}" if self.names else f"{len(self.content):,} bytes that are no policy"
         inside = self.pickled
+        if isinstance(inside, dict) and {"state_dict", "data"} == inside.keys():
+            return "what Stable-Baselines3's policy.save wrote (save the model itself instead)"
+        if isinstance(inside, Shell):
+            return f"a whole module, {shortened(inside)}, whose code is not in it"
         return f"a dict of {some(map(str, inside))}" if isinstance(inside, dict) else f"a pickle of {shortened(inside)}"

@@ -69,16 +69,20 @@ def _layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
             continue
         tensors = tensors_of(checkpoint[layout.state])
         names = list(tensors)
+        if any(name.startswith(("memory", "rnn")) for name in tensors):
+            raise CannotCopyError("the policy has a memory (a recurrent layer)")
         if "mlp.weights.0" in tensors:
             raise CannotCopyError(
                 "it is of a PolicyActor, whose shape is not in it: save_policy keeps repolicy.hosts.rsl_rl's "
                 "to_repolicy(runner.alg.get_policy())"
             )
-        if below(tensors, layout.actor):  # a memory, an encoder or a layer of images changes what the actor sees
+        if any(name.startswith(("cnn", "actor_cnn")) for name in tensors):
+            raise CannotCopyError("the policy looks at images")
+        if below(tensors, layout.actor):  # a policy with modules of its own may change what the actor sees
             known = (f"{layout.actor}.", f"{layout.normalizer}.", "critic", "teacher")
             others = [name for name in tensors if not name.startswith(known) and name not in layout.stds]
             if others:
-                raise CannotCopyError(f"it has {some(others)}, which no network of ours has")
+                raise CannotCopyError(f"it has {some(others)}, which no policy of rsl_rl's own has")
             return layout, tensors
     raise ValueError(f"it holds no actor of rsl_rl, actor.*, student.* or mlp.*: {some(names)}")
 

@@ -19,7 +19,7 @@ import numpy as np
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
 from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Linear, Normalizer, Perceptron, Std
-from repolicy.readers.given_by_user import Given, statistics_beside, statistics_in
+from repolicy.readers.given_by_user import Given, statistics_beside, statistics_in, time_is_seen
 from repolicy.readers.perceptrons import (
     activation_named,
     below,
@@ -40,10 +40,13 @@ OWN = re.compile(  # their classes; one of another name in their modules is a fo
     r"(|Maskable|Recurrent)(|MultiInput)ActorCritic(|Cnn)Policy|(ARS|ARSLinear|CrossQ|DQN|QRDQN|SAC|TD3|TQC)Policy|"
     r"(Cnn|MultiInput)Policy|(Flatten|Combined)Extractor|NatureCNN"
 )
-FOREIGN = re.compile(r"features_extractor\.|sde_net|^lstm_|^actor\..*running_mean")  # in names of other layers
 STANDARDIZED = "repolicy.hosts.sb3_policies.Standardized"  # the features extractor of what our adapter builds
 MOST_SWITCHES = 100_000
 MASKED = "it was trained with action masks, which this copy does not apply"
+HER = ("observation", "desired_goal")  # whose numbers HER put side by side, before 1.1
+HINDSIGHT = (
+    "its observations are observation and desired_goal side by side: --env NAME?observe=observation,desired_goal"
+)
 MARKS = {  # an algorithm by a setting that only it has, the first that fits
     "top_quantiles_to_drop_per_net": "TQC",
     "n_quantiles": "QR-DQN",
@@ -80,6 +83,11 @@ class Zip:
         return self.observations if self.observations[0][0] else ()
 
     @property
+    def hindsight(self) -> bool:
+        """Whether HER was an algorithm of its own, which made a row of numbers of a Dict."""
+        return "goal_selection_strategy" in self.data and not self.groups
+
+    @property
     def standardizes(self) -> bool:
         """Whether observations are normalized inside, as in a model that our adapter built."""
         extractor = self.settings.get("features_extractor_class")
@@ -112,6 +120,7 @@ def read(model: Zip, given: Given) -> Described:
     _check_code(model)
     parts = _kind(model)(model, given)
     normalizer = _normalizer(model, given)
+    given.notes += [HINDSIGHT] * model.hindsight + time_is_seen(given.path)
     check_width(model.width, normalizer)
     inputs, outputs, wanted = parts.actor.width, len(parts.actor.output.bias), sum(model.actions.sizes)
     if inputs != model.width or outputs != wanted:
@@ -146,9 +155,11 @@ def _told(given: Any) -> str:
 
 def _kind(model: Zip) -> Callable[[Zip, Given], Parts]:
     names = model.tensors
-    foreign = [name for name in names if FOREIGN.search(name)]
+    foreign = [name for name in names if "features_extractor." in name or "sde_net" in name]
     if model.standardizes:
         foreign = [name for name in foreign if "features_extractor.normalizer." not in name]
+    if any(name.startswith("lstm_") for name in names):
+        raise CannotCopyError("the policy has a memory (an LSTM)")
     if foreign:
         raise CannotCopyError(f"the policy has layers of its own kind, such as {foreign[0]}")
     for mark, reader in KINDS.items():
@@ -183,6 +194,8 @@ def _on_policy(model: Zip, given: Given) -> Parts:
 def _soft(model: Zip, _: Given) -> Parts:
     """Read SAC and TQC: squashed, with a std that depends on the state."""
     names = model.tensors
+    if any("running_mean" in name for name in names if name.startswith("actor.")):
+        raise CannotCopyError("the policy has batch normalization (CrossQ)")
     hidden = _maybe(model, "actor.latent_pi")
     noisy = "actor.log_std" in names
     clip = float(model.settings.get("clip_mean", 2.0)) if noisy else 0.0
@@ -343,7 +356,8 @@ def _normalizer(model: Zip, given: Given) -> Normalizer | None:
     if file is None and needed is not False:
         file = statistics_beside(given.path)
     if file is not None:
-        statistics = statistics_in(file, tuple(key for key, _ in model.groups))
+        keys = HER if model.hindsight else tuple(key for key, _ in model.groups)
+        statistics = statistics_in(file, keys)
         done = "normalized by" if statistics is not None else "not normalized, as it says in"
         given.notes.append(f"observations are {done} {file.name}")
         return statistics

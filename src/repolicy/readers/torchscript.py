@@ -16,6 +16,7 @@ from repolicy.readers.operations import OPERATIONS, Moving, is_part
 from repolicy.readers.pickles import Name, Shell, find_root, read_entry
 from repolicy.readers.zips import entry
 
+MEMORIES = ("LSTM", "GRU", "RNN")
 HOOKS = ("__forward_hooks__", "__forward_pre_hooks__")
 BUDGET = 20_000  # statements and expressions that are looked at
 
@@ -27,8 +28,12 @@ def recognized(names: list[str]) -> bool:
 
 def read(archive: zipfile.ZipFile, given: Given) -> Described:
     """Return the perceptron in a TorchScript file; CannotCopyError where it is something else."""
+    module = read_entry(archive, "data")
+    memory = _memory(module)
+    if memory:
+        raise CannotCopyError(f"the policy has a memory ({memory})")
     code = _Code(archive, find_root(archive), read_entry(archive, "constants"))
-    chain = _followed(code, read_entry(archive, "data")).chain
+    chain = _followed(code, module).chain
     found, _ = recognize(chain, _width(chain))
     return finished(found, "TorchScript", "", given)
 
@@ -44,6 +49,19 @@ def _followed(code: "_Code", module: Any) -> Moving:
     if not isinstance(result, Moving):
         raise CannotCopyError("its code does not return one array of actions")
     return result
+
+
+def _memory(module: Any) -> str:
+    """Return the class of a recurrent layer among the modules, if there is one."""
+    waiting, seen = [module], set[Shell]()
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Shell) and part not in seen:
+            if part.last in MEMORIES:
+                return part.last
+            seen.add(part)
+            waiting += part.state.values()
+    return ""
 
 
 def _width(chain: Chain) -> int:
