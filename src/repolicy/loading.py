@@ -13,7 +13,6 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from inspect import ismodule
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +23,8 @@ from repolicy.errors import FileError, UsageError, in_one_sentence
 
 def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], extra: str) -> None:
     """Raise where `package` is of another version than from `start` up to, not including, `stop`."""
+    from importlib.metadata import PackageNotFoundError, version  # a tenth of what `repolicy --help` may take
+
     try:
         installed = version(package)
     except PackageNotFoundError:

@@ -64,6 +64,7 @@ pytestmark = pytest.mark.usefixtures("_elsewhere")
         ("sweep halfcheetah --addon hind_leg --omega 0.1 --kl-budget 1", 2, "a budget moves omega by itself"),
         ("sweep repolicy.rql.tasks:addon --std 0.1 --env Hopper-v4 --addon height --omega 0.1", 2, "cannot be copied"),
         ("bench Hopper-v4 --steps 5", 2, "a bench has no --steps: how long it takes is --slices"),
+        ("doctor model_1.pt --std 0.2", 2, "how to read the checkpoint's policy goes with --batch"),
         ("bench CartPole-v1 --slices 0", 2, "slices is 0"),
         ("rql {nothing} --alpha 1", 2, "there is no command ''"),
         ("customize halfcheetah --addon hind_leg.py:mine(joint=bshin) --omega 0.1", 2, "no options in brackets"),

@@ -1,12 +1,15 @@
 """What is not named is measured by the prior's own episodes, in the host's own environments."""
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from small import small_policy
 
 pytest.importorskip("rsl_rl")
@@ -200,6 +203,27 @@ def test_of_stacked_frames_the_newest_is_the_state() -> None:
     env = VecFrameStack(envs(), 3)
     seen = env.reset()
     np.testing.assert_allclose(sb3(env=env, omega=0.0, alpha=0.0).rows(seen[None])[0], seen[:, -3:], rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 13), (12, 13, 2)])
+def test_of_stacked_images_the_newest_is_the_state_wherever_their_channels_are(shape: tuple[int, ...]) -> None:
+    class Counting(gymnasium.Env[Any, Any]):
+        """Shows in each pixel which step it is."""
+
+        observation_space = spaces.Box(0, 255, shape, np.uint8)
+        action_space = spaces.Box(-1.0, 1.0, (2,))
+
+        def reset(self, **_: Any) -> Any:
+            return self.step(None)[::4]
+
+        def step(self, action: Any) -> Any:
+            self.steps = getattr(self, "steps", 0) + 1
+            return np.full(shape, self.steps, np.uint8), 0.0, False, False, {}
+
+    model = sb3(env=VecFrameStack(DummyVecEnv([Counting] * 4), 3), omega=0.0, alpha=0.0)
+    model.env.reset()
+    seen, *_ = model.env.step(np.zeros((4, 2)))
+    assert model.rows(seen[None]).flatten().tolist() == [2.0] * 4 * math.prod(shape)
 
 
 def test_unfamiliar_states_cost_once_an_episode_is_under_way() -> None:

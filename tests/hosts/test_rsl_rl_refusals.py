@@ -100,7 +100,7 @@ def test_a_missing_entry_of_extras_is_named() -> None:
 
 @pytest.mark.parametrize("found", ["4.9.9", "6.0.0", "4.1"])
 def test_an_unsupported_version_is_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    monkeypatch.setattr(loading, "version", lambda package: found)
+    monkeypatch.setattr("importlib.metadata.version", lambda package: found)
     with pytest.raises(UsageError, match=f"rsl-rl-lib {found} is installed, .* works with rsl-rl-lib>=5.0,<6.0"):
         loading.check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")
 
@@ -112,7 +112,7 @@ def test_an_rsl_rl_that_lacks_what_is_imported_is_named_by_its_version(monkeypat
     monkeypatch.delattr(rsl_rl.modules, "GaussianDistribution")
     for name in ("rsl_rl", "rsl_rl_networks"):
         monkeypatch.delitem(sys.modules, f"repolicy.hosts.{name}")
-    monkeypatch.setattr(loading, "version", lambda package: "3.1.2")
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "3.1.2")
     with pytest.raises(UsageError, match=r"rsl-rl-lib 3.1.2 is installed, and .* works with rsl-rl-lib>=5.0,<6.0"):
         __import__("repolicy.hosts.rsl_rl")
 

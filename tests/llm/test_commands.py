@@ -14,8 +14,9 @@ from typed_commands import failed
 
 from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.cli import main as cli
+from repolicy.errors import UsageError
 from repolicy.llm.identity import checksum
-from repolicy.llm.models import with_intervals
+from repolicy.llm.models import judged, with_intervals
 from repolicy.objective import residual
 
 REWARD = f"{Path(__file__).parent / 'toy_reward.py'}:addon"
@@ -102,6 +103,11 @@ def test_estimates_are_near_the_exact_values(
 def test_what_was_not_judged_does_not_count() -> None:
     found = with_intervals({"addon": np.array([[1.0, np.nan], [np.nan, np.nan], [2.0, 4.0]])})["addon"]
     assert found == {"mean": 2.0, "low": 1.0, "high": 3.0}
+
+
+def test_a_reward_judges_each_response() -> None:
+    with pytest.raises(UsageError, match="the reward returned 0 numbers for 2 responses"):
+        judged(lambda **_: [], [{"prompt": "a"}] * 2, ["b", "c"], [[1], [2]])
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,6 @@ def test_adapter_off_is_the_reference(build: Callable[..., Any], prior: Path) ->
 
 @pytest.mark.parametrize("found", ["1.15.2", "1.17.0"])
 def test_other_versions_of_trl_are_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
-    monkeypatch.setattr("repolicy.loading.version", lambda _: found)
+    monkeypatch.setattr("importlib.metadata.version", lambda _: found)
     with pytest.raises(UsageError, match=f"trl {found} is installed"):
         llm.require_trl()

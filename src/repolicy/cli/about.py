@@ -128,6 +128,8 @@ class Doctor(Command):
             if self.before is not None or self.batch is not None:
                 raise UsageError("--before and --batch go with the checkpoint of the training that went on")
             return doctor()
+        if self.batch is None and self.reading != Options():
+            raise UsageError("how to read the checkpoint's policy goes with --batch")
         from repolicy.hosts.resuming import causes, first_ratios, read_checkpoint
         from repolicy.priors import read_policy
         from repolicy.report.host_page import checkpoint_in

@@ -232,7 +232,7 @@ class LearnWish(Beside, Command):
     GOES_ON: ClassVar = "; the same command goes on"
     prior: Annotated[str, Positional("PRIOR")]
     """The policy to customize."""
-    features: str = field()
+    features: str = field()  # which takes away the default that it has in `Beside`
     alpha: float = field()
     env: str | None = None
     """Environment, of Gymnasium's or your own; by default the one that the prior was trained in."""

@@ -41,7 +41,7 @@ from stable_baselines3 import PPO  # isort: skip  # after ours, which say what t
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer  # isort: skip
 from stable_baselines3.common.policies import ActorCriticPolicy  # isort: skip
 from stable_baselines3.common.save_util import open_path  # isort: skip
-from stable_baselines3.common.vec_env import VecFrameStack, unwrap_vec_wrapper  # isort: skip
+from stable_baselines3.common.vec_env import VecFrameStack, VecTransposeImage, unwrap_vec_wrapper  # isort: skip
 
 check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
 
@@ -261,7 +261,8 @@ class ResidualPPO(PPO):
             observations = normalized.unnormalize_obs(observations)
         rows = torch.from_numpy(observations).float()
         if stack is not None:
-            rows = rows.chunk(stack.stacked_obs.n_stack, -1)[-1]  # of images, which have too many numbers, anything
+            first = stack.stacked_obs.stack_dimension == 1 or unwrap_vec_wrapper(self.env, VecTransposeImage)  # type: ignore[arg-type]
+            rows = rows.chunk(stack.stacked_obs.n_stack, 2 if first else -1)[-1]
         return rows.flatten(2)
 
     def observed(self, observations: Any) -> Any:

@@ -230,7 +230,9 @@ def judged(reward: Any, rows: list[dict[str, Any]], text: list[str], ids: list[l
     prompts = [row["prompt"] for row in rows]
     with in_one_sentence("the reward failed", UsageError):
         values = reward(prompts=prompts, completions=completions, completion_ids=ids, **columns)
-        rewards = np.array([np.nan if value is None else float(value) for value, _ in zip(values, text, strict=True)])
+        rewards = np.array([np.nan if value is None else float(value) for value in values])
+    if len(rewards) != len(text):
+        raise UsageError(f"the reward returned {len(rewards)} numbers for {len(text)} responses")
     if np.isinf(rewards).any():
         raise UsageError("the reward returned an infinite number, which has no mean: return None to judge nothing")
     return rewards

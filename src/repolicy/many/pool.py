@@ -33,7 +33,7 @@ class Job:
     log: Path
 
 
-Start = Callable[[Job], Any]  # begins a job, as `Here`: it returns what is asked and stopped
+Start = Callable[[Job], Any]  # starts a job, and returns an object with `poll`, `interrupt` and `kill`, as `Here` has
 
 
 def work(
@@ -92,7 +92,8 @@ def last_words(log: Path, code: int) -> str:
     """Return what a run that failed said at the end."""
     if code < 0:
         return f"it was killed by signal {-code}, {ATTEMPTS} times"
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    text = log.read_text(errors="replace") if log.is_file() else ""  # a machine of Ray's may not see this folder
+    lines = [line for line in text.splitlines() if line.strip()]
     sentences = [line.removeprefix("repolicy: ") for line in lines if line.startswith("repolicy: ")]
     return (sentences or lines or [f"it ended with exit code {code}"])[-1]
 

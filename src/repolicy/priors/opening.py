@@ -154,9 +154,12 @@ def opened(given: Any, options: Options | None = None, trust: bool = False) -> E
     except CannotCopyError as error:
         if file.format not in RUNNABLE:
             raise
-        if file.format == "torchscript":
+        program: Graph | Script
+        if file.format == "onnx":
+            program = Graph(file)
+        else:
             check_trusted(file, trust)
-        program = Script(file) if file.format == "torchscript" else Graph(file)
+            program = Script(file)
         return _with_std(program, options, str(file.path), (f"{error}; it runs as it is", *program.notes))
 
 

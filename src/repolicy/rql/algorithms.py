@@ -116,7 +116,7 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
             activation, depth = self.prior.network.activation, len(self.prior.spec.hidden)
             if activation not in MODULES or self.prior.spec.norms:
                 raise UsageError(
-                    f"beside ResidualDQN a prior has {', '.join(MODULES)} and no LayerNorms; this has others"
+                    f"ResidualDQN takes a prior of {', '.join(MODULES)} and without LayerNorms, and this one is another"
                 )
             if len(settings.hidden) != depth:
                 raise UsageError(f"hidden is {settings.hidden}; the prior has {depth} hidden layers: name as many")
