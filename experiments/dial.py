@@ -29,8 +29,8 @@ from experiments.one import trained
 from experiments.pages import markdown, once
 from experiments.statistics import spearman
 from repolicy.envs.addons import combined
-from repolicy.envs.dialed import placed
 from repolicy.envs.rollout import Rollout
+from repolicy.envs.wrapped import placed
 from repolicy.learning.terms import RangeOfWeights
 from repolicy.objective import Objective, reformulated
 from repolicy.policies.density import Density

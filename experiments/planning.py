@@ -22,7 +22,7 @@ from experiments.statistics import spearman
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.learning.training import customize
 from repolicy.planning.asking import planned
-from repolicy.planning.distilling import keep_as_policy
+from repolicy.planning.keeping import keep_as_policy
 from repolicy.planning.planner import Planner, Search
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny_envs import tiny
 
-from repolicy.envs.envpool import OWN
+from repolicy.envs.batches import OWN
 from repolicy.envs.making import make_envs
 from repolicy.envs.names import envpool_names, parsed
 from repolicy.errors import UsageError

@@ -11,7 +11,7 @@ from tiny_envs import Counter, tiny
 
 import repolicy
 from repolicy.envs import making
-from repolicy.envs.gymnasium import together
+from repolicy.envs.batches import together
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import own_numbers
 from repolicy.errors import NumericError, RepolicyError, UsageError

@@ -10,7 +10,7 @@ import pytest
 from small_runs import SMALL
 from tiny_envs import tiny
 
-from repolicy.envs.envpool import EnvPoolEnvs
+from repolicy.envs.batches import EnvPoolEnvs
 from repolicy.envs.watchdog import NOTE, Watchdog
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.learning.training import train, watchdog

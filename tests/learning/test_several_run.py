@@ -16,8 +16,8 @@ from typed_commands import failed
 
 from experiments.dial import others, shuffled
 from repolicy.cli import main as cli
-from repolicy.envs.dialed import ENDS, Dialed
 from repolicy.envs.making import make_envs
+from repolicy.envs.wrapped import ENDS, Dialed
 from repolicy.errors import UsageError
 from repolicy.learning import ppo
 from repolicy.learning.terms import collapsed

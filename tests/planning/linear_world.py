@@ -13,7 +13,7 @@ from repolicy.exact import (
     linear_quadratic_optimal,
     quadratic_cost,
 )
-from repolicy.planning.model import Simulated
+from repolicy.planning.models import Simulated
 from repolicy.planning.planner import Planner, Search
 from repolicy.planning.scoring import Score
 

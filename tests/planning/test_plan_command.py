@@ -14,7 +14,7 @@ from typed_commands import failed
 
 import repolicy
 from repolicy.cli.main import main
-from repolicy.envs.gymnasium import GymnasiumEnvs
+from repolicy.envs.batches import GymnasiumEnvs
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import planned
 from repolicy.planning.keeping import keep

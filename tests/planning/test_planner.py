@@ -16,12 +16,12 @@ import repolicy
 from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
-from repolicy.planning import pace
-from repolicy.planning.mujoco_model import CannotBatchError, MujocoModel
-from repolicy.planning.pace import MOST, within
+from repolicy.planning import asking
+from repolicy.planning.asking import MOST, within
+from repolicy.planning.learned import AHEAD, fitted_value, rollouts_in, to_come
+from repolicy.planning.models import CannotBatchError, MujocoModel
 from repolicy.planning.planner import Search
 from repolicy.planning.scoring import Score
-from repolicy.planning.value import AHEAD, fitted_value, rollouts_in, to_come
 
 SMALL = Search(samples=4, horizon=3)
 
@@ -176,8 +176,8 @@ def test_a_search_that_cannot_be_is_refused(search, why):
 
 def test_a_fitted_value_is_what_the_prior_s_own_actions_bring(monkeypatch):
     """The wish of linear–quadratic control is a quadratic of the state; log prior beside its mode is a number alone."""
-    monkeypatch.setattr("repolicy.planning.value.AHEAD", 4)  # of eight steps
-    monkeypatch.setattr("repolicy.planning.value.BLOCKS", 8)
+    monkeypatch.setattr("repolicy.planning.learned.AHEAD", 4)  # of eight steps
+    monkeypatch.setattr("repolicy.planning.learned.BLOCKS", 8)
     discount, gain = 0.2, float(PRIOR.gain)
     score = Score(Addon(("wish",), (wish,), (1.0,)), OMEGA, 0.0, discount, None, None)
     prior = as_policy(PRIOR)
@@ -208,7 +208,7 @@ class SlowModel(LinearModel):
 )
 def test_what_fits_is_taken_and_the_horizon_is_halved_where_nothing_does(steps, samples, horizon, monkeypatch):
     model = SlowModel()
-    monkeypatch.setattr(pace, "perf_counter", lambda: model.now)
+    monkeypatch.setattr(asking, "perf_counter", lambda: model.now)
     made = planner(horizon=8, model=model)
     found = within(made, np.ones((1, 1), np.float32), (steps + 0.5) * STEP).search
     assert (found.samples, found.horizon) == (samples, horizon)
@@ -216,7 +216,7 @@ def test_what_fits_is_taken_and_the_horizon_is_halved_where_nothing_does(steps, 
 
 def test_a_pace_that_cannot_be_is_one_sentence(tmp_path, capsys, monkeypatch):
     model = SlowModel()
-    monkeypatch.setattr(pace, "perf_counter", lambda: model.now)
+    monkeypatch.setattr(asking, "perf_counter", lambda: model.now)
     with pytest.raises(UsageError, match="8 samples of one step"):
         within(planner(horizon=8, model=model), np.ones((1, 1), np.float32), 7.5 * STEP)
     words = ["plan", "halfcheetah", "--addon", "hind_leg=10", "--omega", "0.1", "--states", "0", "--out", str(tmp_path)]

@@ -14,14 +14,13 @@ from typed_commands import failed
 import repolicy
 from repolicy.cli.main import main
 from repolicy.envs.addons import Addon
+from repolicy.envs.batches import GymnasiumEnvs, twin
 from repolicy.envs.evaluation import EVALUATION_SEED, run_episodes
-from repolicy.envs.gymnasium import GymnasiumEnvs, twin
 from repolicy.envs.names import env_name
 from repolicy.errors import UsageError
 from repolicy.exact import MDP, evaluate, solve_residual
 from repolicy.objective import residual
-from repolicy.planning.copies import CopyModel
-from repolicy.planning.mujoco_model import MujocoModel
+from repolicy.planning.models import CopyModel, MujocoModel
 from repolicy.planning.planner import Planner, Search
 from repolicy.planning.scoring import Score
 from repolicy.planning.tree import Tree

@@ -18,9 +18,9 @@ from repolicy.cli.main import main as command_line
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
-from repolicy.envs.noise import NoiseEnvs
 from repolicy.envs.rollout import Collector, Transitions
 from repolicy.envs.trust import confirm
+from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.learning.training import customize
 from repolicy.many.comparing import compare

@@ -11,7 +11,7 @@ import torch
 from small_runs import Listening
 from tiny_envs import tiny
 
-from repolicy.envs.gymnasium import GymnasiumEnvs
+from repolicy.envs.batches import GymnasiumEnvs
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, residual

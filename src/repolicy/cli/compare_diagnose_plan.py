@@ -214,11 +214,9 @@ class Plan(Acts):
 
     def run(self) -> dict[str, Any]:
         from repolicy.envs import EVALUATION_SEED, combined, evaluate
-        from repolicy.planning.asking import planned
-        from repolicy.planning.distilling import check_room, keep_as_policy
-        from repolicy.planning.keeping import check_free, keep
+        from repolicy.planning.asking import paced, planned
+        from repolicy.planning.keeping import check_free, check_room, keep, keep_as_policy
         from repolicy.planning.live import server, show
-        from repolicy.planning.pace import paced
         from repolicy.planning.planner import Search
         from repolicy.report.run_page import rewards
         from repolicy.runs import one_thread

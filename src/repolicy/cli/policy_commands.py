@@ -160,7 +160,7 @@ class Export(OfPolicy):
     """Open the decoder of a generative policy, which the policy's file names, to write both as one graph."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.cli.contract import contract
+        from repolicy.cli.inspection import contract
         from repolicy.envs import decoder, env_of, observing
         from repolicy.policies import BY_SUFFIX, SUFFIXES, Conditioned
         from repolicy.policies.export import export

@@ -2,8 +2,7 @@
 
 # The door: other rooms import these names, and the files in `__all__`.
 from repolicy.envs.addons import Addon, Limit, Wish, check_env, combined, limits, wished
-from repolicy.envs.dialed import Dialed, Places
-from repolicy.envs.envpool import EnvPoolEnvs
+from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs, check_copied, copied
 from repolicy.envs.evaluation import (
     BLOCK,
     EVALUATION_SEED,
@@ -16,7 +15,6 @@ from repolicy.envs.evaluation import (
     evaluate,
     run_episodes,
 )
-from repolicy.envs.gymnasium import GymnasiumEnvs, check_copied, copied
 from repolicy.envs.making import acting_in, critic_size, make_envs, observing, placed, probed, through_noise, with_roles
 from repolicy.envs.names import (
     RESET,
@@ -57,5 +55,6 @@ from repolicy.envs.step import (
 from repolicy.envs.trust import TRUST_IT, addons_of, confirm, env_of
 from repolicy.envs.watchdog import NOTE, Watchdog
 from repolicy.envs.wish_file import Features, LearntWish, Networks, check_same_env, inputs_of, open_wish
+from repolicy.envs.wrapped import Dialed, Places
 
 __all__ = ["addons", "registered"]

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.envpool import EnvPoolEnvs
-from repolicy.envs.gymnasium import GymnasiumEnvs
+from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs
 from repolicy.envs.names import (
     decoder,
     envpool_names,
@@ -23,8 +22,8 @@ from repolicy.envs.names import (
     parsed,
     with_observed,
 )  # fmt: skip
-from repolicy.envs.noise import NoiseEnvs
 from repolicy.envs.step import Backend, Envs, HasSpaces
+from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
 from repolicy.priors import Acting, MeanPrior, acting, check_unread, decoder_of, sum_of

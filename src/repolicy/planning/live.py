@@ -20,7 +20,7 @@ from repolicy.envs import Info, Transitions, action_space, native, one_env
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import Planned
 from repolicy.planning.keeping import keep
-from repolicy.planning.model import Model, Simulated
+from repolicy.planning.models import Model, Simulated
 from repolicy.planning.sampling import effective
 from repolicy.runs import one_thread
 

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from repolicy.envs import Info, Transitions, own_numbers, stacked
 from repolicy.errors import UsageError
-from repolicy.planning.copies import CopyModel
-from repolicy.planning.model import Simulated
+from repolicy.planning.models import CopyModel, Simulated
 from repolicy.planning.scoring import step_rewards
 from repolicy.policies.density import MOST
 
