@@ -35,8 +35,7 @@ from repolicy.readers.reading import Options
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
 from repolicy.wishes.learning_loop import ALONE, Taught, Teaching, basis, record
-from repolicy.wishes.pairs import Pairs, asked, candidates, fingerprint
-from repolicy.wishes.preferences import learnt, spread_a_step
+from repolicy.wishes.pairs import Pairs, asked, candidates, fingerprint, learnt, spread_a_step
 from repolicy.wishes.record import Labels, Record
 
 

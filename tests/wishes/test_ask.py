@@ -20,8 +20,7 @@ from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
 from repolicy.report.movie import Shot, encoded
 from repolicy.wishes import ask_page
-from repolicy.wishes.pairs import Pairs, asked, candidates
-from repolicy.wishes.preferences import learnt, read_answers
+from repolicy.wishes.pairs import Pairs, asked, candidates, learnt, read_answers
 
 PENDULUM = "Pendulum-v1"
 

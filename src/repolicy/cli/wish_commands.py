@@ -128,8 +128,7 @@ class Infer(Beside, Acts):
         } | more  # fmt: skip
 
     def _of_answers(self, terminal: Any) -> tuple[Any, dict[str, Any]]:
-        from repolicy.wishes.pairs import Pairs
-        from repolicy.wishes.preferences import learnt, read_answers, spread_a_step
+        from repolicy.wishes.pairs import Pairs, learnt, read_answers, spread_a_step
 
         if self.policy:
             raise UsageError("--policy is for a record of take-overs, --asked for answers: leave out one of them")

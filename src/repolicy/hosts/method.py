@@ -24,6 +24,7 @@ from repolicy.prepare.states import familiarity
 from repolicy.runs import Measured, Settings
 
 DESIRED_KL = Settings().desired_kl  # of an update
+TARGET_KL = 3.0 * DESIRED_KL  # at which an update ends early, as the engine's
 PARTS = ("task", "prior", "entropy", "states")
 
 

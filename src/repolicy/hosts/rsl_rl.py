@@ -9,7 +9,8 @@
 The environment pays the add-on. Rewards change in the storage, once an iteration, on its device.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from repolicy.envs import Transitions, addons
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import ROWS, called, check_needs, check_same_prior, check_squashed, unbounded
 from repolicy.hosts.measuring import Paid, Sizes, compared, decide_in
-from repolicy.hosts.method import Method, Seen, entry, quicken
+from repolicy.hosts.method import TARGET_KL, Method, Seen, entry, quicken
 from repolicy.hosts.rsl_rl_networks import PolicyActor, dialed, from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, prior_for
 from repolicy.hosts.steering import Steering, say_of_bonus, usual_warmup, weighs, weights_named
@@ -90,6 +91,8 @@ class ResidualPPO(PPO):
             self.adapts = "schedule" not in host and not actor.is_recurrent
             host = _usual(actor, storage) | host
         super().__init__(actor, critic, storage, device=device, **host)
+        if self.adapts:
+            storage.mini_batch_generator = partial(self._until_far, storage.mini_batch_generator)
         self.addon = addon  # an entry of extras; or, of a file or a module, a wish
         self.wish = addons.combined([addon]) if addon and addons.imported(addon) else None
         check_needs(steering.objective, has_prior=prior is not None)
@@ -145,6 +148,8 @@ class ResidualPPO(PPO):
             self.schedule = schedule
         if self.adapts and not alone:
             self.method.moved = self._moved()
+            planned = self.num_learning_epochs * self.num_mini_batches  # by which rsl_rl has divided the sums
+            losses = {name: loss * planned / self._steps for name, loss in losses.items()}
         self._left -= 1
         if self._left == 0 and self.prior is not None and self.method.changes_rewards:
             print(f"ResidualPPO: {self.verdict()}")
@@ -161,9 +166,22 @@ class ResidualPPO(PPO):
         st, actor = self.storage, self.get_policy()
         some = slice(None, None, max(1, st.num_envs * st.num_transitions_per_env // ROWS))
         actor.distribution.update(actor.mlp(actor.get_latent(st.observations.flatten(0, 1)[some])))
-        before = tuple(part.flatten(0, 1)[some] for part in st.distribution_params)
-        kl = actor.get_kl_divergence(before, actor.output_distribution_params)
+        return self._kl(tuple(part.flatten(0, 1)[some] for part in st.distribution_params))
+
+    def _kl(self, before: tuple[Tensor, ...]) -> Tensor:
+        """Return the KL from distributions before the update to those that the actor gave last: its sum and number."""
+        now = tuple(part[: len(before[0])] for part in self.get_policy().output_distribution_params)
+        kl = self.get_policy().get_kl_divergence(before, now)
         return self._add_up(torch.stack([kl.sum(), torch.ones_like(kl).sum()]).double())
+
+    def _until_far(self, minibatches: Callable[..., Iterator[Any]], *sizes: int) -> Iterator[Any]:
+        """Yield an update's minibatches until, before the step on the last one, the actor had moved too far."""
+        for self._steps, batch in enumerate(minibatches(*sizes), 1):
+            yield batch
+            with torch.no_grad():
+                total, states = self._kl(batch.old_distribution_params).tolist()
+            if total > TARGET_KL * states:
+                return
 
     def save(self) -> dict[str, Any]:
         """Return rsl_rl's checkpoint with the prior, its name, and where the steering stands beside it."""

@@ -27,7 +27,7 @@ from repolicy.errors import UsageError
 from repolicy.hosts import kept_prior
 from repolicy.hosts.kept_prior import Given, Opened
 from repolicy.hosts.measuring import compared, decide_in
-from repolicy.hosts.method import Method, Seen, entry, quicken
+from repolicy.hosts.method import TARGET_KL, Method, Seen, entry, quicken
 from repolicy.hosts.sb3_policies import HeadPolicy, from_repolicy, like, to_repolicy
 from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
@@ -46,8 +46,6 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecTransposeImage, u
 check_version("stable-baselines3", (2, 6), (3, 0), "sb3")
 
 __all__ = ["HeadPolicy", "ResidualPPO", "Squashed", "Unclipped", "from_repolicy", "like", "to_repolicy"]
-
-TARGET_KL = 0.02  # Stable-Baselines3 stops an update at one and a half times as much
 
 
 class ResidualPPO(PPO):
@@ -322,7 +320,7 @@ def _usual(env: Any, widest: int, host: Mapping[str, Any]) -> dict[str, Any]:
         "n_epochs": usual.epochs,
         "gamma": usual.gamma,
         "learning_rate": usual.learning_rate,
-        "target_kl": TARGET_KL,
+        "target_kl": TARGET_KL / 1.5,  # it ends an update at one and a half times as much
         "vf_coef": usual.value_coefficient / 2,  # of the whole squared error, not of half of it
     }
 

@@ -4,8 +4,8 @@ from repolicy.envs import Features, LearntWish, open_wish
 from repolicy.wishes.ask_page import ask
 from repolicy.wishes.inference import Theta, inferred
 from repolicy.wishes.learning_loop import Teaching, infer, learn_wish, record
-from repolicy.wishes.pairs import Pairs
-from repolicy.wishes.preferences import bradley_terry, learnt, read_answers
+from repolicy.wishes.pairs import Pairs, learnt, read_answers
+from repolicy.wishes.preferences import bradley_terry
 from repolicy.wishes.record import Labels, Record, RecordFile, Step
 from repolicy.wishes.takeover import Takeover
 
