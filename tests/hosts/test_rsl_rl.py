@@ -199,6 +199,27 @@ def test_two_processes_end_in_the_same_policy() -> None:
     assert "omega" in ours
 
 
+def test_an_update_ends_where_the_actor_has_moved_too_far() -> None:
+    """It is then the update of so many epochs as it took, and tells their losses."""
+    named = residual(small_policy(), num_mini_batches=1)
+    del named["schedule"]
+
+    def updated(**more: Any) -> tuple[Any, dict[str, float]]:
+        ours = runner(algorithm=named | more)
+        collected(ours)
+        torch.manual_seed(3)
+        return ours.alg, ours.alg.update()
+
+    (ended, losses), (whole, wanted) = (
+        updated(learning_rate=0.1),
+        updated(learning_rate=0.1, schedule="fixed", num_learning_epochs=2),
+    )
+    assert same(ended, whole)
+    assert losses == pytest.approx(wanted)
+    near, _ = updated(learning_rate=1e-5)
+    assert near.optimizer.state_dict()["state"][0]["step"] == near.num_learning_epochs
+
+
 # Policies of ours -----------------------------------------------------------------------------------------------------
 def test_a_file_of_ours_is_a_prior(tmp_path: Path) -> None:
     policy = small_policy()

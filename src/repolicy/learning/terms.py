@@ -1,6 +1,6 @@
 """What a worker does with the terms of the return, where each has one weight, and for every weight of a range at once.
 
-In the second case each environment shows where on the dials its episode stands, behind the observation (`envs.wrapped`).
+In the second case each environment shows where on the dials its episode stands, behind the observation (`Dialed`).
 The critic has a head for each part of the reward, none of which holds a dialed weight as a factor. Advantages are
 linear in reward and value, so those of the parts, each times its weight in that episode, add up to that of the whole.
 """
