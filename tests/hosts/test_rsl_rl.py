@@ -201,7 +201,7 @@ def test_two_processes_end_in_the_same_policy() -> None:
 
 def test_an_update_ends_where_the_actor_has_moved_too_far() -> None:
     """It is then the update of so many epochs as it took, and tells their losses."""
-    named = residual(small_policy(), num_mini_batches=1)
+    named = residual(small_policy(), num_mini_batches=1, num_learning_epochs=5)
     del named["schedule"]
 
     def updated(**more: Any) -> tuple[Any, dict[str, float]]:
