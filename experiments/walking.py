@@ -36,6 +36,7 @@ RUNS: dict[str, dict[str, Any]] = {  # what is named beside the prior and the wi
     "less_power": {},
     "to_the_right": {},
     "few_minibatches": {"num_mini_batches": 4},
+    "keep": {"num_mini_batches": 4, "keep": 0.97},
     "wish_alone": PLAIN,
     "both_rewards": {"critic_warmup": 5, "objective": {"task": "both", "omega": 0.0, "alpha": 0.0}},
 }
@@ -138,10 +139,11 @@ def run(robot: str, name: str, seed: int, prior: Path, iterations: int, envs: in
 @campaign.program(
     "ledger", robot={"choices": ROBOTS, "default": "go1"}, prior={"type": Path, "required": True},
     runs=("less_power/0",), iterations=150, envs=4096, robots=1024,
+    group={"default": "", "help": "what the rows' keys begin with; by default cart/ for the cart"},
 )  # fmt: skip
 def main(options: campaign.Options) -> campaign.Wanted:
     size = (options.prior, options.iterations, options.envs, options.robots)
-    among = "" if options.robot == "go1" else f"{options.robot}/"  # the keys of the rows
+    among = options.group or ("" if options.robot == "go1" else f"{options.robot}/")
     wanted = {f"{among}prior": partial(measured, options.robot, options.prior, options.robots, envs=options.envs)}
     for each in options.runs:
         name, _, seed = each.partition("/")
