@@ -21,7 +21,7 @@ from torch import distributed
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser
 
 from repolicy.llm import DecomposedDPOTrainer
-from repolicy.llm.preferences import DecomposedDPOConfig
+from repolicy.llm.dpo import DecomposedDPOConfig
 
 
 @dataclass

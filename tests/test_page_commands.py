@@ -16,7 +16,7 @@ from repolicy.cli import main as cli
 from repolicy.cli.options import read
 from repolicy.envs import evaluation
 from repolicy.many import sweep
-from repolicy.planning import asking, learned
+from repolicy.planning import asking, value
 from repolicy.policies import export
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
@@ -134,7 +134,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     with_few_states(patch)
     for name, few in (("STEPS", 2), ("SKIPPED", 0)):
         patch.setattr(asking, name, few)
-    patch.setattr(learned, "BLOCKS", 4)
+    patch.setattr(value, "BLOCKS", 4)
     patch.setattr(export, "onnx_graph", quick_graph)
     patch.setattr(diagnosis, "STEPS", 50)
     patch.setattr(weights.trial, "__defaults__", (32,))  # steps of each environment

@@ -23,13 +23,8 @@ from experiments.llm.program import Job, Program
 from experiments.llm.toy import END, new_model, new_tokenizer
 from experiments.llm.toy_training import addon_reward, load, scratch, trained
 from experiments.pages import markdown
+from repolicy.llm.dpo import CrossEntropyDPOConfig, CrossEntropyDPOTrainer, DecomposedDPOConfig, DecomposedDPOTrainer
 from repolicy.llm.grpo import ResidualGRPOConfig, ResidualGRPOTrainer
-from repolicy.llm.preferences import (
-    CrossEntropyDPOConfig,
-    CrossEntropyDPOTrainer,
-    DecomposedDPOConfig,
-    DecomposedDPOTrainer,
-)
 from repolicy.objective import kl
 
 LETTERS = "abcde"

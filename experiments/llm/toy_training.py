@@ -26,13 +26,8 @@ from transformers.utils.logging import disable_progress_bar  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: E402
 
 from repolicy.llm.budget import PriorBudget  # noqa: E402
+from repolicy.llm.dpo import CrossEntropyDPOConfig, CrossEntropyDPOTrainer, DecomposedDPOConfig, DecomposedDPOTrainer  # noqa: E402  # noqa: E402
 from repolicy.llm.grpo import ResidualGRPOConfig, ResidualGRPOTrainer  # noqa: E402
-from repolicy.llm.preferences import (  # noqa: E402  # noqa: E402
-    CrossEntropyDPOConfig,
-    CrossEntropyDPOTrainer,
-    DecomposedDPOConfig,
-    DecomposedDPOTrainer,
-)
 from repolicy.llm.rloo import prior_reward, rloo_settings  # noqa: E402
 
 ONLINE_RATE, OFFLINE_RATE = 1e-3, 3e-4

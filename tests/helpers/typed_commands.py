@@ -8,7 +8,7 @@ import pytest
 
 from repolicy.cli import main as cli
 from repolicy.many.pool import Job
-from repolicy.planning import learned
+from repolicy.planning import value
 from repolicy.prepare import states
 
 SMALL = ["--steps=512", "--envs=8", "--n-steps=16", "--minibatch=64", "--checkpoint-every=2", "--ranks=1"]
@@ -54,7 +54,7 @@ def with_few_states(patch: pytest.MonkeyPatch) -> None:
     """What the prior visits is learnt from few steps."""
     for name, few in (("WANTED", 256), ("FEWEST", 256), ("LEAST", 256), ("SKIPPED", 0), ("EACH", 32)):
         patch.setattr(states, name, few)
-    patch.setattr(learned, "BLOCKS", 3)
+    patch.setattr(value, "BLOCKS", 3)
 
 
 def worked(jobs: Sequence[Job], start: Any, at_once: int, ended: Callable[[Job, str], None], watch: Any) -> None:

@@ -108,7 +108,8 @@ def test_a_step_of_rsl_rl_waits_for_nothing_and_an_iteration_once(kind: str, tmp
         assert mine[0] == theirs[0]
         assert mine[1] <= theirs[1] + 10
     assert found["ours"][1][0] == found["theirs"][1][0] == 0
-    assert found["ours"][2][0] <= found["theirs"][2][0] + 1
+    minibatches = ours.alg.num_learning_epochs * ours.alg.num_mini_batches if ours.alg.adapts else 0
+    assert found["ours"][2][0] <= found["theirs"][2][0] + 1 + minibatches  # after each it may end
 
 
 @pytest.mark.filterwarnings("ignore:.*no-op")  # so says torch of a copy to meta

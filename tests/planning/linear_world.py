@@ -13,9 +13,9 @@ from repolicy.exact import (
     linear_quadratic_optimal,
     quadratic_cost,
 )
-from repolicy.planning.models import Simulated
 from repolicy.planning.planner import Planner, Search
 from repolicy.planning.scoring import Score
+from repolicy.planning.simulators import Simulated
 
 OMEGA = 0.8 * ALPHA
 PRIOR = optimum(STATE_COST, CONTROL_COST, ALPHA)

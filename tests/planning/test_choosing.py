@@ -19,9 +19,9 @@ from repolicy.envs.making import make_envs
 from repolicy.planning import asking, keeping
 from repolicy.planning.asking import CANDIDATES, SEED, candidates, chosen, paid, planned
 from repolicy.planning.keeping import Lesson, distilled
-from repolicy.planning.learned import rollouts_in
 from repolicy.planning.planner import Search
 from repolicy.planning.scoring import Score
+from repolicy.planning.value import rollouts_in
 from repolicy.policies.policy import frozen
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
@@ -66,8 +66,8 @@ def test_the_best_paid_candidate_is_taken(best, prior, monkeypatch):
 
 def test_a_value_is_tried_where_episodes_of_the_prior_end_early(prior, monkeypatch):
     """A cheetah never falls, a hopper whose actions are sampled does."""
-    monkeypatch.setattr("repolicy.planning.learned.regression", lambda *_: lambda inputs: inputs)
-    monkeypatch.setattr("repolicy.planning.learned.BLOCKS", 4)
+    monkeypatch.setattr("repolicy.planning.value.regression", lambda *_: lambda inputs: inputs)
+    monkeypatch.setattr("repolicy.planning.value.BLOCKS", 4)
     hopper = read_policy(find_policy("hopper")).policy
     for policy, env, count in ((prior, CHEETAH, 2), (hopper, "Hopper-v4", 3)):
         judge = replace(JUDGE, addon=combined(["action_rate"]))

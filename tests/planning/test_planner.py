@@ -18,10 +18,10 @@ from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.planning import asking
 from repolicy.planning.asking import MOST, within
-from repolicy.planning.learned import AHEAD, fitted_value, rollouts_in, to_come
-from repolicy.planning.models import CannotBatchError, MujocoModel
 from repolicy.planning.planner import Search
 from repolicy.planning.scoring import Score
+from repolicy.planning.simulators import CannotBatchError, MujocoModel
+from repolicy.planning.value import AHEAD, fitted_value, rollouts_in, to_come
 
 SMALL = Search(samples=4, horizon=3)
 
@@ -176,8 +176,8 @@ def test_a_search_that_cannot_be_is_refused(search, why):
 
 def test_a_fitted_value_is_what_the_prior_s_own_actions_bring(monkeypatch):
     """The wish of linear–quadratic control is a quadratic of the state; log prior beside its mode is a number alone."""
-    monkeypatch.setattr("repolicy.planning.learned.AHEAD", 4)  # of eight steps
-    monkeypatch.setattr("repolicy.planning.learned.BLOCKS", 8)
+    monkeypatch.setattr("repolicy.planning.value.AHEAD", 4)  # of eight steps
+    monkeypatch.setattr("repolicy.planning.value.BLOCKS", 8)
     discount, gain = 0.2, float(PRIOR.gain)
     score = Score(Addon(("wish",), (wish,), (1.0,)), OMEGA, 0.0, discount, None, None)
     prior = as_policy(PRIOR)

@@ -11,10 +11,10 @@ from tiny_envs import CONTROL, DYNAMICS, LinearQuadratic
 
 from repolicy.envs.names import env_name
 from repolicy.errors import UsageError
-from repolicy.planning import learned
+from repolicy.planning import learned_model
 from repolicy.planning.asking import planned
 from repolicy.planning.keeping import keep
-from repolicy.planning.learned import LearnedModel
+from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Search
 from repolicy.planning.sampling import BASES, between, effective, normalized, temperature
 from repolicy.planning.scoring import simulated
@@ -146,10 +146,10 @@ class Telling(LinearQuadratic):
 @pytest.fixture(scope="module")
 def model():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learned, "STEPS", 160)
-        patch.setattr(learned, "EPOCHS", 60)
-        patch.setattr(learned, "HIDDEN", (64, 64))
-        patch.setattr(learned, "NETWORKS", 2)
+        patch.setattr(learned_model, "STEPS", 160)
+        patch.setattr(learned_model, "EPOCHS", 60)
+        patch.setattr(learned_model, "HIDDEN", (64, 64))
+        patch.setattr(learned_model, "NETWORKS", 2)
         return LearnedModel(as_policy(PRIOR), env_name(Telling), seed=0)
 
 
@@ -178,13 +178,13 @@ def test_info_is_rebuilt_where_a_state_tells_it(model):
 
 
 def test_where_nothing_was_seen_the_simulation_breaks_down(model):
-    far = np.array([[0.0], [2.0 * learned.FAR]]) * model._width
+    far = np.array([[0.0], [2.0 * learned_model.FAR]]) * model._width
     assert model.step(far, np.zeros((2, 1))).failed.tolist() == [False, True]
 
 
 def test_a_planner_keeps_that_its_model_is_learnt(tmp_path, monkeypatch):
-    monkeypatch.setattr(learned, "STEPS", 40)
-    monkeypatch.setattr(learned, "EPOCHS", 1)
+    monkeypatch.setattr(learned_model, "STEPS", 40)
+    monkeypatch.setattr(learned_model, "EPOCHS", 1)
     search = Search(samples=4, horizon=2)
     made = planned("halfcheetah", "hind_leg=10", None, 0.1, 0.0, False, search, learned=True)
     keep(made, tmp_path / "plan")
@@ -194,8 +194,8 @@ def test_a_planner_keeps_that_its_model_is_learnt(tmp_path, monkeypatch):
 
 
 def test_short_episodes_teach_no_model(monkeypatch):
-    monkeypatch.setattr(learned, "AHEAD", 9)  # the world's episodes have 8 steps
-    monkeypatch.setattr(learned, "STEPS", 40)
-    monkeypatch.setattr(learned, "EPOCHS", 1)
+    monkeypatch.setattr(learned_model, "AHEAD", 9)  # the world's episodes have 8 steps
+    monkeypatch.setattr(learned_model, "STEPS", 40)
+    monkeypatch.setattr(learned_model, "EPOCHS", 1)
     with pytest.raises(UsageError, match="shorter than 9 steps"):
         LearnedModel(as_policy(PRIOR), env_name(Telling))

@@ -20,9 +20,9 @@ from repolicy.envs.names import env_name
 from repolicy.errors import UsageError
 from repolicy.exact import MDP, evaluate, solve_residual
 from repolicy.objective import residual
-from repolicy.planning.models import CopyModel, MujocoModel
 from repolicy.planning.planner import Planner, Search
 from repolicy.planning.scoring import Score
+from repolicy.planning.simulators import CopyModel, MujocoModel
 from repolicy.planning.tree import Tree
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy

@@ -12,8 +12,8 @@ from repolicy.loading import check_version, later
 EXTRA = ("trl", "peft", "datasets")
 
 HOMES = {
-    **dict.fromkeys(("DecomposedDPOConfig", "DecomposedDPOTrainer"), "preferences"),
-    **dict.fromkeys(("CrossEntropyDPOConfig", "CrossEntropyDPOTrainer"), "preferences"),
+    **dict.fromkeys(("DecomposedDPOConfig", "DecomposedDPOTrainer"), "dpo"),
+    **dict.fromkeys(("CrossEntropyDPOConfig", "CrossEntropyDPOTrainer"), "dpo"),
     **dict.fromkeys(("QAdapterConfig", "QAdapterTrainer", "QAdapterLogits"), "q_adapter"),
     **dict.fromkeys(("ResidualGRPOConfig", "ResidualGRPOTrainer"), "grpo"),
     **dict.fromkeys(("DialedGenerator", "dial"), "mixing"),

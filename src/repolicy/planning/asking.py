@@ -27,10 +27,11 @@ from repolicy.envs import (
 from repolicy.envs.addons import names
 from repolicy.errors import UsageError
 from repolicy.objective import residual
-from repolicy.planning.learned import LearnedModel, fitted_value, rewards_of, rollouts_in
-from repolicy.planning.models import CannotBatchError, CopyModel, Model, MujocoModel
+from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Planner, Search
 from repolicy.planning.scoring import Score
+from repolicy.planning.simulators import CannotBatchError, CopyModel, Model, MujocoModel
+from repolicy.planning.value import fitted_value, rewards_of, rollouts_in
 from repolicy.policies import Agent, Policy, SavedPolicy
 from repolicy.prepare.session import open_prior
 from repolicy.prepare.states import SKIPPED, check_learnable, density_in, wanted

@@ -19,7 +19,7 @@ from repolicy.envs import TRUST_IT, Envs, confirm, env_of, make_envs, only_here
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import read_json
 from repolicy.planning.asking import Planned, planned
-from repolicy.planning.learned import LearnedModel
+from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Planner, Search, spread_of
 from repolicy.policies import Policy, frozen, read_card, save_policy
 from repolicy.policies.storage import check_place, check_shape, write_bytes, write_json

@@ -20,8 +20,8 @@ from repolicy.envs import Info, Transitions, action_space, native, one_env
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import Planned
 from repolicy.planning.keeping import keep
-from repolicy.planning.models import Model, Simulated
 from repolicy.planning.sampling import effective
+from repolicy.planning.simulators import Model, Simulated
 from repolicy.runs import one_thread
 
 HERE = "127.0.0.1"  # and nowhere else

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from repolicy.envs import Backend
 from repolicy.errors import UsageError
-from repolicy.planning.models import Model
 from repolicy.planning.sampling import BASES, Base, between, correction, effective, normalized, temperature
 from repolicy.planning.scoring import Score, simulated
+from repolicy.planning.simulators import Model
 from repolicy.planning.tree import Choosing
 from repolicy.policies import ActionSpace, Gaussian, Policy
 

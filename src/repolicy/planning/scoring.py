@@ -8,7 +8,7 @@ import torch
 
 from repolicy.envs import Addon, Info, Transitions, own_numbers, stacked
 from repolicy.errors import UsageError
-from repolicy.planning.models import Model
+from repolicy.planning.simulators import Model
 from repolicy.policies import Density, Policy
 from repolicy.policies.density import MOST
 

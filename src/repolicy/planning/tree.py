@@ -18,8 +18,8 @@ from torch import Tensor
 
 from repolicy.envs import Info, Transitions, own_numbers, stacked
 from repolicy.errors import UsageError
-from repolicy.planning.models import CopyModel, Simulated
 from repolicy.planning.scoring import step_rewards
+from repolicy.planning.simulators import CopyModel, Simulated
 from repolicy.policies.density import MOST
 
 if TYPE_CHECKING:

@@ -1,0 +1,107 @@
+"""What is still to come after a plan's end, fitted to episodes of the prior within seconds, by least squares."""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repolicy.envs import Rollout
+from repolicy.errors import UsageError
+from repolicy.objective import residual
+from repolicy.planning.scoring import Score, Value, step_rewards
+from repolicy.policies import Mlp, Policy
+from repolicy.prepare.states import rollouts_of
+from repolicy.runs import Request, Settings
+
+MINIBATCH, LEARNING_RATE = 512, 1e-2  # at first; it falls to 0
+
+Function = Callable[[np.ndarray], np.ndarray]
+
+
+def regression(inputs: Tensor, targets: np.ndarray, hidden: tuple[int, ...], epochs: int, seed: int) -> Function:
+    """Return a network's fit of targets `[M, D]` at inputs `[M, I]`: from inputs `[B, I]` to `[B, D]`."""
+    middle, width = targets.mean(0), np.maximum(targets.std(0), 1e-12)
+    wanted = torch.from_numpy((targets - middle) / width).float()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = Mlp(inputs.shape[1], hidden, targets.shape[1])
+        optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
+        order = [rows for _ in range(epochs) for rows in torch.randperm(len(inputs)).split(MINIBATCH)]
+        falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, len(order))
+        for rows in order:
+            loss = (network(inputs[rows]) - wanted[rows]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            falling.step()
+    run = network.snapshot()
+
+    def fitted(rows: np.ndarray) -> np.ndarray:
+        found: np.ndarray = middle + width * run(rows).astype(np.float64)
+        return found
+
+    return fitted
+
+
+BLOCKS = 32  # of the prior's rollouts, of 64 environments and 50 steps each: with fewer, few of its falls are seen
+AHEAD = 100  # steps that must be known behind one whose value is learned
+HIDDEN, EPOCHS = (64, 64), 8
+NETWORKS = 4  # whose mean is the value, because a planner goes where a single one is too high
+
+
+def rollouts_in(prior: Policy, env: str, seed: int) -> list[Rollout]:
+    """Return what the prior's sampled actions do in some thousand steps."""
+    with closing(rollouts_of(prior, Request(env, residual(), Settings(seed=seed)))) as rollouts:
+        return [*islice(rollouts, BLOCKS)]
+
+
+def fitted_value(
+    prior: Policy, rollouts: Sequence[Rollout], score: Score, seed: int = 0, of_ends: bool = False
+) -> Value:
+    """Return V by regression on the discounted sums of what a planner scores, along the prior's sampled actions.
+
+    Raises where the prior's episodes are too short, or with `of_ends` where none of them ends early.
+    """
+    rewards = np.concatenate([rewards_of(prior, rollout, score) for rollout in rollouts])
+    terminated = np.concatenate([rollout.terminated for rollout in rollouts])
+    if of_ends and not terminated.any():
+        raise UsageError("no episode of the prior ends early, so a value has no end to tell of")
+    ended = terminated | np.concatenate([rollout.truncated for rollout in rollouts])
+    sums, known = to_come(rewards, terminated, ended, score.discount)
+    observations = np.concatenate([rollout.observations[:-1] for rollout in rollouts])[known]
+    if not len(observations):
+        raise UsageError(f"the prior's episodes are shorter than {AHEAD} steps: plan without a value")
+    inputs = prior.normalizer(torch.from_numpy(observations))
+    targets, normalize = sums[known][:, None], prior.normalizer.snapshot()
+    fitted = [regression(inputs, targets, HIDDEN, EPOCHS, NETWORKS * seed + number) for number in range(NETWORKS)]
+
+    def value(seen: np.ndarray) -> np.ndarray:
+        rows = normalize(seen)
+        found: np.ndarray = np.mean([each(rows)[:, 0] for each in fitted], axis=0)
+        return found
+
+    return value
+
+
+def rewards_of(prior: Policy, rollout: Rollout, score: Score) -> np.ndarray:
+    """Return what a score pays for each step `[T, N]`, whoever acted."""
+    observations = torch.from_numpy(rollout.observations[:-1])
+    modes = prior(observations).mode()
+    log_ratio = (prior.log_prob(observations, rollout.actions) - prior.log_prob(observations, modes)).numpy()
+    return step_rewards(score, prior, rollout.transitions, log_ratio, rollout.terminated)
+
+
+def to_come(
+    rewards: np.ndarray, terminated: np.ndarray, ended: np.ndarray, discount: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return Σ γ^k·r of each step `[T, N]`, and of which ones enough is known: a cut hides what would have followed."""
+    sums, ahead = np.zeros_like(rewards), np.zeros_like(rewards)
+    following, steps = np.zeros(rewards.shape[1]), np.zeros(rewards.shape[1])
+    for t in reversed(range(len(rewards))):
+        following = rewards[t] + discount * np.where(ended[t], 0.0, following)
+        steps = np.where(terminated[t], np.inf, np.where(ended[t], 0.0, steps) + 1.0)
+        sums[t], ahead[t] = following, steps
+    return sums, ahead >= AHEAD
