@@ -330,6 +330,7 @@ def test_the_page_shows_the_map_and_films_the_worst_place(
     words = [str(path), str(path), "--backend", "gymnasium", "--episodes", "2", "--json", *vary]
     code, out, _ = typed(capsys, "compare", *words, "--out", str(tmp_path / "page"))
     assert code == 3  # two episodes tell nothing
+    assert "has a report already" in typed(capsys, "compare", *words, "--out", str(tmp_path / "page"))[2]
     values = json.loads(out)
     page = (tmp_path / "page" / "report.html").read_text()
     assert values["report"] == str(tmp_path / "page" / "report.html")

@@ -114,7 +114,7 @@ def test_who_acts_leads_the_way_and_the_planner_labels_it():
 
 
 def test_its_file_is_a_policy_for_every_command(tmp_path, capsys):
-    out = tmp_path / "kept"
+    out = tmp_path / "kept.safetensors"
     main(["plan", "halfcheetah", "--addon", "hind_leg=10", *FEW, "--distil", "64", "--out", str(out)])
     assert "fitted to 64 decisions" in capsys.readouterr().err
     saved = read_policy(out)
@@ -127,6 +127,10 @@ def test_its_file_is_a_policy_for_every_command(tmp_path, capsys):
 def test_what_cannot_be_kept_is_refused_before_the_work(tmp_path, capsys):
     prior = tmp_path / "prior.safetensors"
     prior.write_bytes(find_policy("halfcheetah").read_bytes())
-    for words, why in ((["--distil", "63"], "take 64 or more"), (["--distil", "64", "--out", str(prior)], "choose")):
+    for words, why in (
+        (["--distil", "63"], "take 64 or more"),
+        (["--distil", "64", "--out", str(prior)], "choose"),
+        (["--distil", "64", "--out", "kept"], "does not end in .safetensors"),
+    ):
         assert why in refused(capsys, 2, "plan", str(prior), "--addon", "hind_leg=10", *FEW, *words)
     assert read_policy(prior).card["which"] == "best"

@@ -190,6 +190,8 @@ def test_a_slider_acts_on_the_next_step_and_what_is_kept_is_the_planner_with_it(
     assert (planner.score.omega, planner.search.samples, planner.score.addon.weights) == (0.5, 6, (20.0,))
     assert asked(port, "POST", "/set", '{"weight of hind_leg": 1000}').status == 200
     assert stage.settings["weight of hind_leg"] == 50.0
+    seen = [json.loads(steps.readline()) for _ in range(3)]
+    assert seen[-1]["ends"]["weight of hind_leg"] == [0.0, 50.0]  # also for who opens the page now
 
 
 def test_the_robot_s_limbs_are_where_its_bodies_are(stage):
@@ -281,6 +283,9 @@ def test_in_a_browser_the_robot_moves_a_slider_acts_and_the_button_keeps(port, s
         "slider.value = 25; slider.dispatchEvent(new Event('input'))"
     )
     wait(lambda: stage.settings["weight of hind_leg"] == 25.0)
+    browser.refresh()
+    wait(lambda: browser.find_elements("id", "weight of hind_leg"))
+    assert browser.find_element("id", "weight of hind_leg").get_attribute("max") == "50"
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390

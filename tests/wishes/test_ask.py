@@ -90,7 +90,7 @@ def test_answers_tell_the_wish_and_it_is_an_add_on(
     pairs.write(tmp_path)
     answers, out = synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl"), tmp_path / "my wish.safetensors"
     words = ["--asked", str(tmp_path), "--features", "next[0]^1,next[2]^1", "--out"]
-    assert "is there already, and no wish" in failed(capsys, "infer", str(answers), *words, str(policy))
+    assert "is there already, and runs may" in failed(capsys, "infer", str(answers), *words, str(policy))
     main(["infer", str(answers), *words, str(out), "--json"])
     said = capsys.readouterr()
     told = json.loads(said.out)
@@ -182,6 +182,7 @@ def test_a_person_answers_by_keys_on_a_phone_and_saves(
     browser.find_element(By.ID, "save").click()
     saved = tmp_path / f"answers-{pairs.page}.jsonl"
     WebDriverWait(browser, 10).until(lambda _: saved.exists())
+    assert told.text == f"Saved as {saved.name}, for repolicy infer."
     again = Pairs.read(tmp_path)
     assert read_answers(saved, [again]) == {(0, 0): 1.0, (0, 1): 0.0, (0, 2): 0.5, (0, 3): None}
     assert [json.loads(line)["seconds"] > 0 for line in saved.read_text().splitlines()] == [True] * 4

@@ -30,8 +30,29 @@ def test_keys_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         assert keys.pressed() == ["space", "q", "enter", "backspace"]
         assert "q" in keys.held()
         assert keys.pressed() == []
+        os.write(ours, b"\x1b[A\x1bOP\x1b[3~w\x1bx\x1b")  # Up, F1, Delete, w, Alt with x, Escape
+        time.sleep(0.05)
+        assert keys.pressed() == ["w", "escape"]
         keys.close()
     os.close(ours)
+
+
+def test_a_key_of_a_terminal_is_held_until_its_keyboard_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "r") as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        keys, now, held = TerminalKeys(), 0.0, list[bool]()
+        monkeypatch.setattr("time.monotonic", lambda: now)
+        for tenth in range(14):
+            now = tenth / 10
+            if tenth == 0 or 6 <= tenth < 9:  # pressed for 0.9 seconds, as a keyboard sends it
+                os.write(ours, b"q")
+                time.sleep(0.02)
+            keys.pressed()
+            held.append("q" in keys.held())
+        keys.close()
+    os.close(ours)
+    assert held == [True] * 11 + [False] * 3
 
 
 def test_keys_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:

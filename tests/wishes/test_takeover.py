@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,9 @@ def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> Non
     assert below[-5:] == ["0", "1", "2", "3", "4"]  # rounds, which are whole
     means = records[0].action[~records[0].person].mean(), records[2].action[~records[2].person].mean()
     assert all(f"{who}: mean {number(mean)}" in page for who, mean in zip(("prior", "customized"), means, strict=True))
+    with pytest.raises(RepolicyError, match="is there already, of other features"):
+        learn_wish(replace(teaching, features="action[0]^1"), tmp_path, push, rounds=3, **told)
+    assert open_wish(str(tmp_path / "round-0" / "wish-0.safetensors")).names == ("action[0]",)
     calm = learn_wish(teaching, tmp_path / "calm", push, rounds=2, wants=lambda o, a, acts: False, steps=120)
     assert [(each.rate, each.policy) for each in calm] == [(0.0, str(policy))]
 
@@ -364,6 +368,12 @@ def test_what_cannot_be_inferred_is_one_sentence(
         (["all.jsonl", *mine, "--alone", "300"], "300 steps of the policy alone"),
         (["all.jsonl", *mine, "--before", "-3"], "before is -3; it must be 0 or more"),
         (["all.jsonl", *mine[:-1], "nan"], "alpha is nan"),
+        (["all.jsonl", *mine, "--features", "next[2:2]"], "feature 'next[2:2]' names no number"),
+        (
+            ["all.jsonl", *mine, "--wish", "r.jsonl"],
+            "r.jsonl does not end in .safetensors, and a wish is known",
+        ),
+        (["all.jsonl", *mine, "--out", str(policy)], "is there already, and runs may have it"),
         (["all.jsonl", *mine, "--env", "X-v0"], "a record of Pendulum-v1, not of X-v0"),
         (["cart.jsonl", *mine], "'CartPole-v1' gives 4"),
     ):

@@ -58,6 +58,8 @@ class Compare(Acts):
 
         if self.out is not None:
             check_place(self.out / "report.html")  # before the work, which would be lost
+            if (self.out / "report.html").exists():
+                raise UsageError(f"{self.out} has a report already: name another --out")
         terminal, names = Terminal(), f"{self.old} and {self.new}"
         try:
             new = read(Options, [f"--{text}" for text in self.of_new], "repolicy compare")

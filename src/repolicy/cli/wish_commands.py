@@ -58,7 +58,7 @@ class Ask(Acts):
                 found, env, out, self.pairs, self.seconds, self.noise, self.seed, self.wish, self.question, self.width,
                 terminal.say,
             )  # fmt: skip
-        go_on = f"repolicy infer ANSWERS --asked {quote(str(out))}"
+        go_on = f"repolicy infer ANSWERS --asked {quote(str(out))} --features ..."
         terminal.say(f"open {out / 'ask.html'}, answer, save, and then: {go_on}")
         return {"folder": str(out), "page": made.page, "pairs": len(made.seeds), "env": made.env}
 
@@ -105,14 +105,14 @@ class Infer(Beside, Acts):
     """The wish's file."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.policies.storage import check_place, read
+        from repolicy.policies.storage import check_place
         from repolicy.runs import one_thread
 
         if self.out.suffix != ".safetensors":
             raise UsageError(f"--out {self.out} does not end in .safetensors, and a wish is known by that")
         check_place(self.out)  # before the work, which would be lost
-        if self.out.exists() and read(self.out)[1]["kind"] != "wish":
-            raise UsageError(f"{self.out} is there already, and no wish: choose another --out")
+        if self.out.exists():
+            raise UsageError(f"{self.out} is there already, and runs may have it as their add-on: name another --out")
         terminal = Terminal()
         with one_thread():
             wish, more = self._of_answers(terminal) if self.asked else self._of_records()
@@ -121,6 +121,8 @@ class Infer(Beside, Acts):
         if wish.names:
             rows = [[name, f"{t:.3g}", f"{e:.2g}"] for name, t, e in zip(wish.names, wish.theta, errors, strict=True)]
             terminal.numbers(f"a wish in {wish.env}, from {wish.source}: {self.out}", ["", "θ", "error"], rows)
+            if (abs(wish.theta) < errors).all():
+                terminal.say("no θ is larger than its error, so this is mostly chance: answer or record more")
         return {
             "file": str(self.out), "env": wish.env, "from": wish.source,
             "theta": dict(zip(wish.names, wish.theta.tolist(), strict=True)),

@@ -43,6 +43,10 @@ class Features:
         """Return those that the user names; code is imported."""
         entries = [part.strip() for part in reference.split(",")]
         if needs_no_code(reference):
+            for entry in entries:
+                _, first, last, _ = _matched(entry)
+                if last <= (first or 0):
+                    raise UsageError(f"feature {entry!r} names no number: its range ends where it begins, or before")
             return cls(",".join(entries))
         source, _, name = reference.rpartition(":")
         if not (source and name.isidentifier()) or any(ENTRY.match(entry) for entry in entries):
@@ -204,7 +208,8 @@ def is_wish_file(called: str) -> bool:
 def open_wish(called: str) -> LearntWish:
     """Return the wish of `wish.safetensors` or, where its features are code, `wish.safetensors(features=my.py:f)`."""
     found = REQUEST.fullmatch(called)
-    assert found is not None
+    if found is None:
+        raise UsageError(f"{called} does not end in .safetensors, and a wish is known by that")
     path = Path(found["path"])
     if not path.is_file():
         raise FileError(f"there is no file {path}")

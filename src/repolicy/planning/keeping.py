@@ -114,6 +114,8 @@ def check_room(labels: int, out: Path) -> None:
     """Raise where so many labels make no policy, or its file would go over something else."""
     if labels < ROUNDS * ENVS:
         raise UsageError(f"{labels} decisions are too few to learn from; take {ROUNDS * ENVS} or more")
+    if out.suffix != ".safetensors":
+        raise UsageError(f"--out {out} does not end in .safetensors, as a policy's file does")
     check_place(out)
     if out.exists() and (out.is_dir() or read_card(out).get("which") != KEPT):
         raise UsageError(f"{out} is there already, and no policy that was kept of a planner: choose another --out")

@@ -71,8 +71,8 @@ class Stage:
         self.each = [self._env]
         made.planner.watch(self)
         self._begin()
-        self._means = {"old": 0.0, "wish": 0.0}
-        addon = made.planner.score.addon
+        self._means = dict[str, float]()
+        self._asked = addon = made.planner.score.addon  # whose weights stay, so that what is shown can be compared
         self._wishes = [f"{WISH}{title}" for title in addon.titles]
         ends = (FURTHEST * (weight or 1.0) for weight in addon.weights)
         self._sliders = SLIDERS | {
@@ -108,6 +108,7 @@ class Stage:
             asked = (f"{name}={weight!r}" for name, weight in zip(addon.names, addon.weights, strict=True))
             self.made = replace(self.made, planner=planner, addons=tuple(asked))
             self._begin()
+            self._means = {}
 
     def keep(self) -> str:
         """Write the planner's folder with the settings as they are."""
@@ -127,13 +128,14 @@ class Stage:
             self._seen, reward, terminated, truncated, told = self._env.step(own)
             after = np.asarray(self._seen, np.float32).ravel()[None]
             info: Info = {key: np.array([value]) for key, value in told.items() if np.isscalar(value)}
-            wish = float(planner.score.addon.reward(Transitions(before, sent, after, info))[0])
+            wish = float(self._asked.reward(Transitions(before, sent, after, info))[0])
             for name, value in (("old", float(reward)), ("wish", wish)):
-                self._means[name] += (1.0 - SMOOTH) * (value - self._means[name])
+                mean = self._means.get(name, value)
+                self._means[name] = mean + (1.0 - SMOOTH) * (value - mean)
             if terminated or truncated:
                 self._seen, _ = self._env.reset()
                 self._planning.begin_anew(np.array([True]))
-            return seen | self._means | self.settings
+            return seen | self._means | self.settings | {"ends": self._sliders}
 
 
 def parts(env: Any) -> list[list[float]]:

@@ -48,11 +48,16 @@ function back() {
   show(last);
 }
 function save() {
+  if (!Object.keys(answers).length) {
+    told.textContent = "Nothing is answered yet.";
+    return;
+  }
   const lines = Object.keys(answers).map(Number).sort((a, b) => a - b).map((index) => JSON.stringify(answers[index]) + "\n");
   const made = document.createElement("a");
   made.href = URL.createObjectURL(new Blob(lines, { type: "application/jsonl" }));
   made.download = `answers-${id}.jsonl`;
   made.click();
+  told.textContent = `Saved as ${made.download}, for repolicy infer.`;
 }
 const keys = { ArrowLeft: "left", ArrowRight: "right", ArrowUp: "alike", ArrowDown: "unknown" };
 addEventListener("keydown", (event) => {

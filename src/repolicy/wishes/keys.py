@@ -1,6 +1,7 @@
 """Where a person's keys come from: a terminal, or a window of pygame's, which takes gamepads as well."""
 
 import os
+import re
 import select
 import sys
 import time
@@ -12,7 +13,9 @@ NAMED = {" ": "space", "\n": "enter", "\r": "enter", "\x7f": "backspace", "\b": 
 BUTTONS = ("space", "enter", "backspace", "escape")  # the first ones of a gamepad; those behind them are digits
 STILL = 0.1  # so far from where it rests, an axis counts as untouched
 RATE = 30.0  # steps a second that a person can follow
-HELD = 0.25  # seconds for which a key of a terminal, which tells no release, counts as held
+# Seconds for which a key of a terminal, which tells no release, counts as held. A keyboard repeats it after 0.5 s.
+HELD, REPEATED = 0.7, 0.25
+SEQUENCE = re.compile(r"\x1b[\[O]?[\d;]*[A-Za-z~]")  # of a terminal: an arrow, a function key, or Alt with a key
 
 
 class TerminalKeys:
@@ -28,18 +31,18 @@ class TerminalKeys:
             raise UsageError("a person's keys need a terminal or a window, and neither is here: add --person CODE")
         self._file = sys.stdin.fileno()
         self._before = termios.tcgetattr(self._file)
-        self._times: dict[str, float] = {}
+        self._until: dict[str, float] = {}  # a key counts as held
         tty.setcbreak(self._file)
 
     def pressed(self) -> list[str]:
-        found = []
+        found, before = list[str](), self.held()
         while select.select([self._file], [], [], 0)[0] and (text := os.read(self._file, 64).decode(errors="ignore")):
-            found += [NAMED.get(each, each) for each in text]
-        self._times |= dict.fromkeys(found, time.monotonic())
+            found += [NAMED.get(each, each) for each in SEQUENCE.sub("", text)]
+        self._until |= {key: time.monotonic() + (REPEATED if key in before else HELD) for key in found}
         return found
 
     def held(self) -> set[str]:
-        return {key for key, when in self._times.items() if time.monotonic() - when < HELD}
+        return {key for key, until in self._until.items() if time.monotonic() < until}
 
     def axes(self) -> dict[int, float]:
         return {}
@@ -67,6 +70,7 @@ class WindowKeys:
         except ImportError:
             raise UsageError("a window needs pygame: pip install 'repolicy[film]', or add --keys terminal") from None
         self._game, self._rate = pygame, rate
+        os.environ.setdefault("SDL_FRAMEBUFFER_ACCELERATION", "0")  # else it stays black beside MuJoCo's own OpenGL
         try:
             pygame.display.init()
             pygame.font.init()
@@ -75,7 +79,7 @@ class WindowKeys:
             raise UsageError(f"no window can be opened ({error}): add --keys terminal") from None
         if pygame.display.get_driver() == "offscreen" and not os.environ.get("SDL_VIDEODRIVER"):
             raise UsageError("no window can be opened, because there is no display: add --keys terminal")
-        self._screen = pygame.display.set_mode((480, 360), pygame.RESIZABLE)
+        self._screen = pygame.display.set_mode((480, 480), pygame.RESIZABLE)
         pygame.display.set_caption("Space: take over, hand back. Enter: ends well. Backspace: drop. Escape: leave.")
         self._clock = pygame.time.Clock()
         self._pads = list[tuple[Any, list[float]]]()  # each with where its axes rest
@@ -120,7 +124,9 @@ class WindowKeys:
         game, screen = self._game, self._screen
         if picture is not None:
             drawn = game.surfarray.make_surface(picture.swapaxes(0, 1))
-            screen.blit(game.transform.smoothscale(drawn, screen.get_size()), (0, 0))
+            fits = drawn.get_rect().fit(screen.get_rect())
+            screen.fill((0, 0, 0))
+            screen.blit(game.transform.smoothscale(drawn, fits.size), fits)
         screen.blit(game.font.Font(None, 24).render(words, True, (255, 255, 255), (0, 0, 0)), (8, 8))
         game.display.flip()
         self._clock.tick(self._rate)

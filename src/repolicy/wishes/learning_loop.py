@@ -26,6 +26,7 @@ from repolicy.learning.training import customize
 from repolicy.loading import counted
 from repolicy.objective import residual
 from repolicy.policies import Agent
+from repolicy.policies.storage import read
 from repolicy.priors import Acting, acting
 from repolicy.readers.reading import Options
 from repolicy.wishes.inference import beyond_start, inferred, spreads, weights
@@ -205,6 +206,12 @@ class Teaching:
             told = records if number == 0 else [*records[:-1], replace(records[-1], policy=fingerprint(found.path))]
             wish = infer(told, found, self.features, now.unit, now.wish, self.labels, self.length, usual=usual)
             path, run = folder / f"wish-{number}.safetensors", folder / f"run-{number}"
+            if path.exists():
+                kept, header = read(path, "wish")
+                if header["features"] != self.features or not np.array_equal(kept["theta"].numpy(), wish.theta):
+                    raise UsageError(
+                        f"{path} is there already, of other features, records or settings: name another --out, or those"
+                    )
             wish.write(path)
             made = self.customizing(
                 self.prior, str(path), residual(self.omega, self.alpha, self.states), run, dict(self.settings or {}),

@@ -172,7 +172,8 @@ class RecordFile:
         header = {"record": FORMAT, "env": env, "policy": policy, "sizes": list(sizes)}
         if path.exists() and path.stat().st_size:
             if not resume:
-                raise UsageError(f"{path} is there already: add --resume to go on with it, or name another --out")
+                go_on = "add --resume to go on with it, or " if path.is_file() else ""
+                raise UsageError(f"{path} is there already: {go_on}name another --out")
             lines = read_bytes(path).decode(errors="replace").splitlines()
             known = _line(lines[0], f"{path}, line 1")
             if known != header:
