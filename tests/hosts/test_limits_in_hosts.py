@@ -168,14 +168,37 @@ def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
         other.load(str(tmp_path / "model_2.pt"))
         first, again = trained.alg.method, other.alg.method
     [(limit, weight)] = first.steering.share.values()
-    earned = float(re.search(r"keep is 0.9 of (\S+), what the prior's sampled", capsys.readouterr().out)[1])
+    earned = float(re.search(r"keep is 0.9 of (\S+), what the prior's mean", capsys.readouterr().out)[1])
     assert earned < 0.0
     assert (limit.name, limit.sign) == ("basic_reward", -1)
     assert limit.bound == pytest.approx(1.1 * earned, rel=0.01)
+    assert first.steering.gap != 0.0
     assert len(multipliers(first, first.steering.kept)) == 2
     assert first.steering.objective.omega == weight.value != 0.3
     assert again.steering == first.steering
     assert again.steering.share == first.steering.share
+
+
+@pytest.mark.parametrize("std", [0.5, 0.2])
+def test_what_the_mean_action_keeps_is_told_by_sampled_steps(std: float) -> None:
+    """A step costs the squares of its two actions, so those of noise are its variance; the prior's std is 0.5."""
+
+    class Wide(Unlikely):
+        def score(self, observations: Tensor, actions: Tensor, ended: Tensor) -> Any:
+            found = torch.distributions.Normal(torch.zeros_like(actions), 0.5)
+            return found.log_prob(actions).sum(-1), found.entropy().sum(-1)
+
+    torch.manual_seed(0)
+    method = Method(Steering(weights(0.3, 0.2), keep=0.9), Wide())
+    method.scaled(nn.Linear(1, 1), nn.Linear(1, 1))
+    method.steering.hold("basic_reward>=-1", gap=2 * 0.5**2)
+    acting = torch.distributions.Normal(torch.full((200, 64, 2), 0.4), std)
+    actions = acting.sample()
+    paid, nothing = -actions.square().sum(-1), torch.zeros(200, 64)
+    rollout = seen(paid[None])._replace(actions=actions, log_policy=acting.log_prob(actions).sum(-1))
+    method.reward(rollout)
+    method.credit(nothing, nothing)
+    assert method.measured()["limit_basic_reward>=-1"] == pytest.approx(-2 * 0.4**2, abs=0.01)
 
 
 class TellingRunner(RunnerDrift):

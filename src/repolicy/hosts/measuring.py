@@ -146,18 +146,18 @@ class Look:
 
     def __init__(self, envs: Envs, prior: Any) -> None:
         self.envs, self.prior = envs, prior
-        self.sampled = list[Episodes]()
+        self.by_mean, self.sampled = list[Episodes](), list[Episodes]()
 
     def worths(self) -> Worths:
         """Return what a nat is worth in the environment's own reward, and in the add-on, by some 32 episodes."""
         shared = side_by_side(self.envs, [(self.prior, False), (self.prior, True)])
-        by_mean, self.sampled = shared or (list[Episodes](), self.sampled)
-        while not by_mean or sum(len(each.nats) for each in by_mean) < EPISODES:
-            by_mean.append(one_each(self.envs, self.prior, sample=False))
+        self.by_mean, self.sampled = shared or (self.by_mean, self.sampled)
+        while sum(len(each.nats) for each in self.by_mean) < EPISODES:
+            self.by_mean.append(one_each(self.envs, self.prior, sample=False))
             self.sampled.append(one_each(self.envs, self.prior, sample=True))
 
         def worth(name: str) -> Worth | None:
-            both = (Sums(_joined(each, name), _joined(each, "nats")) for each in (by_mean, self.sampled))
+            both = (Sums(_joined(each, name), _joined(each, "nats")) for each in (self.by_mean, self.sampled))
             return worth_of(*both)
 
         return Worths(worth("basic"), worth("addon"), float(_joined(self.sampled, "lengths").mean()))
@@ -168,10 +168,13 @@ class Look:
         squares, lengths = (_joined(self.sampled, name).sum() for name in ("squares", "lengths"))
         return np.sqrt(np.array([squares / lengths]))
 
-    def earned(self) -> float:
-        """Return what a sampled step earns of the environment's own reward."""
+    def earned(self) -> tuple[float, float]:
+        """Return what a step of the mean action and a sampled one earn of the environment's own reward."""
         self._sample()
-        return float(_joined(self.sampled, "basic").sum() / _joined(self.sampled, "lengths").sum())
+        self.by_mean = self.by_mean or _episodes(self.envs, self.prior, sample=False)
+        both = ((_joined(each, "basic").sum(), _joined(each, "lengths").sum()) for each in (self.by_mean, self.sampled))
+        by_mean, sampled = (float(paid / steps) for paid, steps in both)
+        return by_mean, sampled
 
     def density(self) -> Density:
         """Return the density of the prior's states. Raises where these are too few, or too wide."""
@@ -305,10 +308,11 @@ def decide_in(method: Method, envs: Envs) -> None:
 
     method.steering = weighed(method.steering, method.prior.card, envs.sizes, look, say)
     if (keep := method.steering.keep) and not method.steering.kept:
-        earned = look.earned()
+        earned, sampled = look.earned()
         size = abs(earned)
-        method.steering.hold(f"basic_reward>={earned - (1.0 - keep) * size:.6g}", max(1.0 - keep, FINEST) * size)
-        say(f"keep is {keep:g} of {earned:.3g}, what the prior's sampled actions earn a step: {method.steering.kept}")
+        bound = f"basic_reward>={earned - (1.0 - keep) * size:.6g}"
+        method.steering.hold(bound, max(1.0 - keep, FINEST) * size, earned - sampled)
+        say(f"keep is {keep:g} of {earned:.3g}, what the prior's mean action earns a step: {method.steering.kept}")
     if method.steering.objective.states and method.density is None:
         method.density = look.density()
     envs.begin()

@@ -101,6 +101,7 @@ class Method:
         self.scale = ReturnScale()
         self.squashes = squashes(prior)  # whether the environment gets tanh of the actions, whose density counts
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
+        self._width = math.inf  # how many numbers an action has, where the prior's entropy is known
         self.ages: Tensor | None = None  # steps into the episode under way, `[N]`
         self.curves: dict[str, list[Any]] = {"steps": []}  # what `measured` told, for the report
         self.compared: list[dict[str, Any]] = []  # episodes of the last verdict, for the report, too
@@ -135,6 +136,7 @@ class Method:
         if self.prior is not None:
             log_prior, entropy = self.prior.score(seen.observations, seen.actions, seen.ended)
             both = torch.stack([log_prior, torch.zeros_like(log_prior) if entropy is None else -entropy - log_prior])
+            self._width = math.inf if entropy is None else seen.actions.shape[-1]
             log_prior, below = both.to(task.device)  # a host may keep rollouts elsewhere than its networks: one copy
         familiar = self._familiarity(seen)
         self.rewarded = reward = reformulated(self.steering.objective, task, log_prior, log_policy, familiar, **weights)
@@ -181,6 +183,9 @@ class Method:
         shown |= {"explained_variance": self.steering.explained, "return_scale": unit_of_returns}
         count = steps / self._length  # of environments
         measured = {name: Measured.of(total, square, count) for name, (total, square, _) in limits.items()}
+        if kept := measured.get(self.steering.kept):  # noise costs as much as its variance, which the entropy tells
+            lost = self.steering.gap * min(1.0, math.exp(2.0 * (below - away) / self._width))
+            measured[self.steering.kept] = kept._replace(mean=kept.mean + lost)
         sizes = {name: math.sqrt(square / steps) for name, (*_, square) in limits.items()}
         shown |= self.steering.held.told(measured, sizes, objective)
         shown |= self.steering.share.told(measured, dict.fromkeys(sizes, 1.0), objective)

@@ -27,8 +27,9 @@ class Steering:
     log_prior_budget: float | None = None
     critic_warmup: int | None = 0
     limits: Sequence[str] | str = ()
-    keep: float | None = None  # share of what the prior earns of the old reward a step
+    keep: float | None = None  # share of what the prior's mean action earns of the old reward a step
     kept: str = ""  # the limit that this is, once it is known what the prior earns; its weight is omega
+    gap: float = 0.0  # how much less the prior's sampled steps earn
     ranges: bool = False  # whether the host knows a weight that is a range
     iterations: int = 0
     off_budget: float = -FARTHEST
@@ -70,8 +71,9 @@ class Steering:
         unknown = [("basic_reward", "keep needs")] if self.keep and not self.kept else []
         return [(limit.name, f"{text} limits") for text, (limit, _) in self.limited.items()] + unknown
 
-    def hold(self, kept: str, unit: float = 0.0) -> None:
+    def hold(self, kept: str, unit: float = 0.0, gap: float = 0.0) -> None:
         """Hold the share that is to be kept, by this limit; `unit` is what must be lacking until it is off by 1."""
+        self.gap = gap
         *_, limit = limits([*self.limits, kept])
         self.kept = str(limit)
         self.share = Limits([limit])
@@ -104,7 +106,7 @@ class Steering:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold to go on from here; plain numbers and words."""
-        names = ("iterations", "off_budget", "kl_budget", "kept")
+        names = ("iterations", "off_budget", "kl_budget", "kept", "gap")
         told = {"objective": self.objective.as_dict(), "limits": self.held.state() | self.share.state()}
         return told | {name: getattr(self, name) for name in names}
 
@@ -121,7 +123,7 @@ class Steering:
         unchanged = all(isinstance(weight, str | None) or weight == weights[name] for name, weight in today.items())
         self.iterations, self.off_budget = int(state["iterations"]), float(state["off_budget"])
         if self.keep and state.get("kept"):
-            self.hold(state["kept"])
+            self.hold(state["kept"], gap=state.get("gap", 0.0))
         for each in (self.held, self.share):
             each.restore(state.get("limits", {}))
         if budget is None and unchanged:
