@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import gymnasium
 import imageio_ffmpeg
 import numpy as np
 import pytest
@@ -125,6 +126,18 @@ def agent(observations: int, bound: float = 1.0, width: int = 1) -> Policy:
     torch.manual_seed(1)
     space = ActionSpace("continuous", (width,), (-bound,) * width, (bound,) * width)
     return frozen(Policy(PolicySpec(observations, space, initial_std=0.5)))
+
+
+def test_a_robot_that_runs_away_stays_in_the_picture_and_on_its_floor() -> None:
+    env = gymnasium.make("HalfCheetah-v5", render_mode="rgb_array").unwrapped
+    size, repeats = env.model.geom_size.copy(), env.model.mat_texrepeat.copy()
+    assert movie.follow(env)
+    assert env.mujoco_renderer.camera_id == env.model.camera("track").id
+    floor = env.model.geom("floor").id
+    assert env.model.geom_size[floor, 0] > 1000.0
+    tiles = env.model.mat_texrepeat / repeats
+    assert (tiles[env.model.geom_matid[floor]] == env.model.geom_size[floor, 0] / size[floor, 0]).all()
+    assert not movie.follow(gymnasium.make("CartPole-v1", render_mode="rgb_array").unwrapped)
 
 
 def test_the_typical_one_is_in_the_middle_and_the_worst_at_the_end() -> None:

@@ -48,6 +48,7 @@ CANNOT_RENDER = (
 NO_RENDERER = 3  # the exit code of a process that found its graphics library unusable
 LIBRARIES = ("egl", "osmesa")
 FRAMES_A_SECOND = 25
+FARTHER = 100.0  # times as far as the model says, a floor is drawn: a cheetah leaves its 40 m within seconds
 TELLS = "filming: "  # how a line begins that a user is to see
 FORMATS = ("mp4", "gif")
 QUALITIES = (28, 32, 36, 40, 44, 51)  # of H.264: the larger, the coarser
@@ -250,8 +251,8 @@ def _stage(shot: Shot, look: Callable[[bool], None]) -> tuple[Any, Envs, float]:
     env = _made(maker(shot.env), shot)
     if getattr(env, "render_mode", None) != "rgb_array":
         raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
-    if getattr(env.unwrapped, "mujoco_renderer", None) is not None:
-        _prepare(env.unwrapped, shot.fine)
+    if follow(env.unwrapped) and not shot.fine:
+        _plain(env.unwrapped)
     batch = through_noise(GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), shot.env, look)
     return env, batch, float(env.metadata.get("render_fps") or 30)
 
@@ -303,15 +304,26 @@ def _why(shot: Shot, error: Exception) -> str:
     return f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}"
 
 
-def _prepare(task: Any, fine: bool) -> None:
-    """Look through the camera that follows, and without what costs most where the processor draws."""
+def follow(task: Any) -> bool:
+    """Look through the camera that follows a robot, on a floor without an end; return whether MuJoCo draws it."""
+    if getattr(task, "mujoco_renderer", None) is None:
+        return False
     import mujoco
 
-    camera = mujoco.mj_name2id(task.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+    model = task.model
+    camera = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
     if camera >= 0:  # else Gymnasium's own choice, which in its version 1.4 stays where it is
         task.mujoco_renderer.camera_id = camera
-    if fine:
-        return
+    floors = (model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE) & (model.geom_size[:, 0] > 0) & (model.geom_matid >= 0)
+    model.geom_size[floors, :2] *= FARTHER  # of what is drawn: whoever touches it finds no end anyway
+    model.mat_texrepeat[model.geom_matid[floors]] *= FARTHER
+    return True
+
+
+def _plain(task: Any) -> None:
+    """Leave out what costs most where the processor draws."""
+    import mujoco
+
     task.model.vis.quality.offsamples = 0
     with _drawing():
         task.render()  # makes the scene

@@ -29,6 +29,7 @@ from repolicy.policies import Agent
 from repolicy.policies.storage import read
 from repolicy.priors import Acting, acting
 from repolicy.readers.reading import Options
+from repolicy.report.movie import follow
 from repolicy.wishes.inference import beyond_start, inferred, spreads, weights
 from repolicy.wishes.pairs import fingerprint
 from repolicy.wishes.record import Labels, Record, RecordFile, windows
@@ -61,6 +62,7 @@ def record(
         raise UsageError(f"{steps} steps cannot be recorded: name 1 or more")
     check_plain(env, "a take-over")
     made = one_env(env, **({"render_mode": "rgb_array"} if keys and keys.shows else {}))
+    follow(made.unwrapped)
     with closing(made):
         spaces = probed(env, "gymnasium")
         check_fit(found.agent, spaces)
