@@ -146,9 +146,11 @@ def held(evaluation: Evaluation) -> list[str]:
     for text in evaluation.limits:
         column, limit = evaluation.columns[f"limit_{text}"], Limit.of(text)
         off = limit.broken_by(column.mean)
-        how = f"is broken by {rounded(off, column.error)}" if off > ENOUGH * column.error else "holds"
+        beyond = rounded(off, column.error)
+        how = f": cannot tell, {beyond} beyond it may be chance" if off > 0 else " holds"
+        how = f" is broken by {beyond}" if off > ENOUGH * column.error else how
         mean = f"{rounded(column.mean, column.error)} ± {rounded(column.error, column.error, of=column.mean)}"
-        sentences.append(f"limit {text} {how} ({mean})")
+        sentences.append(f"limit {text}{how} ({mean})")
     return sentences
 
 
