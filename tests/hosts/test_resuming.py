@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("rsl_rl")
 pytest.importorskip("stable_baselines3")
 from runners import collected, residual, runner, small_policy
-from sb3_models import trained
+from sb3_models import model, trained
 
 from repolicy.cli.main import main
 from repolicy.errors import FileError, UsageError
@@ -95,6 +95,35 @@ def test_a_training_that_goes_on_has_none_and_an_old_critic_is_named(tmp_path: P
     assert causes(read_checkpoint(saved(now, gone_on)), read_checkpoint(before)) == []
 
 
+def test_a_learning_rate_that_moves_by_itself_is_no_cause(tmp_path: Path) -> None:
+    def said(name: str, algorithm: Any) -> list[str]:
+        started = runner(algorithm=algorithm)
+        started.learn(2)
+        before, now = started.alg.save(), started.alg.save()
+        rate_at_its_start(now)
+        for path, checkpoint in ((tmp_path / f"{name}-0.pt", before), (tmp_path / f"{name}-1.pt", now)):
+            torch.save(checkpoint, path)
+        sentences = causes(read_checkpoint(tmp_path / f"{name}-1.pt"), read_checkpoint(tmp_path / f"{name}-0.pt"))
+        return [sentence for sentence in sentences if "learning rate" in sentence]
+
+    adaptive = residual(small_policy())
+    del adaptive["schedule"]
+    assert said("ours", adaptive) == []
+    assert len(said("fixed", adaptive | {"schedule": "fixed"})) == 1
+    model(prior=trained(), critic_warmup=0).save(tmp_path / "ours.zip")
+    assert read_checkpoint(tmp_path / "ours.zip").adapts
+    trained().save(tmp_path / "theirs.zip")
+    assert not read_checkpoint(tmp_path / "theirs.zip").adapts
+
+
+def test_actions_of_two_kinds_are_of_two_trainings(tmp_path: Path) -> None:
+    for name, env in (("box", "Pendulum-v1"), ("choice", "CartPole-v1")):
+        pytest.importorskip("stable_baselines3").PPO("MlpPolicy", env, device="cpu").save(tmp_path / name)
+    now, before = (read_checkpoint(tmp_path / f"{name}.zip") for name in ("box", "choice"))
+    with pytest.raises(UsageError, match="of another training: one of the two has a std, and the other has none"):
+        causes(now, before)
+
+
 def test_an_entropy_bonus_is_found_in_the_settings_beside(tmp_path: Path) -> None:
     path = saved(tmp_path / "model_2.pt")
     (tmp_path / "params").mkdir()
@@ -105,11 +134,11 @@ def test_an_entropy_bonus_is_found_in_the_settings_beside(tmp_path: Path) -> Non
 
 
 def test_a_model_of_stable_baselines3_is_read_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = trained(ent_coef=0.02)
-    model.save(tmp_path / "before.zip")
-    model.learning_rate, model.lr_schedule = 0.1, lambda left: 0.1
-    model.learn(64)
-    model.save(tmp_path / "now.zip")
+    of = trained(ent_coef=0.02)
+    of.save(tmp_path / "before.zip")
+    of.learning_rate, of.lr_schedule = 0.1, lambda left: 0.1
+    of.learn(64)
+    of.save(tmp_path / "now.zip")
     main(["doctor", str(tmp_path / "now.zip"), "--before", str(tmp_path / "before.zip"), "--json"])
     said = json.loads(capsys.readouterr().out)["causes"]
     assert any(sentence.startswith("the entropy bonus is on (0.02)") for sentence in said)

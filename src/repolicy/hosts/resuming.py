@@ -33,6 +33,7 @@ class Checkpoint(NamedTuple):
     statistics: Tensors  # of observations: mean, var, count
     critic: Tensors
     entropy_bonus: float | None
+    adapts: bool  # whether the learning rate moves by itself, as it does in ResidualPPO
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -45,7 +46,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not isinstance(actor, dict):
         raise FileError(f"{path} is no checkpoint of rsl_rl and no model of Stable-Baselines3")
     critic = loaded.get("critic_state_dict") or {name: part for name, part in actor.items() if "critic" in name}
-    return _checkpoint(actor, critic, loaded.get("optimizer_state_dict"), _bonus_beside(path))
+    adapts = (loaded.get("residual") or {}).get("moved") is not None
+    return _checkpoint(actor, critic, loaded.get("optimizer_state_dict"), _bonus_beside(path), adapts)
 
 
 def _of_sb3(archive: zipfile.ZipFile, where: str) -> Checkpoint:
@@ -54,10 +56,10 @@ def _of_sb3(archive: zipfile.ZipFile, where: str) -> Checkpoint:
     optimizer = load(archive.read(kept[0]), where) if kept else None
     critic = {name: part for name, part in weights.items() if "value_net" in name}
     data = json.loads(archive.read("data"))
-    return _checkpoint(weights, critic, optimizer, data.get("ent_coef"))
+    return _checkpoint(weights, critic, optimizer, data.get("ent_coef"), bool(data.get("adapts")))
 
 
-def _checkpoint(actor: Tensors, critic: Tensors, optimizer: Any, bonus: Any) -> Checkpoint:
+def _checkpoint(actor: Tensors, critic: Tensors, optimizer: Any, bonus: Any, adapts: bool) -> Checkpoint:
     ends: tuple[Tensors, Tensors] = {}, {}  # by the end of their names: the normalizer's, and the others
     for name, part in actor.items():
         ends["normalizer" not in name][name.rpartition(".")[2].lstrip("_")] = np.asarray(part)
@@ -72,6 +74,7 @@ def _checkpoint(actor: Tensors, critic: Tensors, optimizer: Any, bonus: Any) -> 
         {name: found[name] for name in ("mean", "var", "count") if name in found},
         critic,
         bonus if isinstance(bonus, int | float) else None,
+        adapts,
     )
 
 
@@ -97,10 +100,12 @@ def causes(now: Checkpoint, before: Checkpoint | None = None) -> list[str]:
         )
     if before is None:
         return found
+    if (now.std is None) != (before.std is None):
+        raise UsageError("--before is of another training: one of the two has a std, and the other has none")
     for a, b in ((now.std, before.std), (now.statistics.get("mean"), before.statistics.get("mean"))):
         if a is not None and b is not None and a.shape != b.shape:
             raise UsageError(f"--before is of another robot: numbers of the shape {b.shape}, and {a.shape} in this one")
-    if now.rate and before.rate and now.rate > FAR * before.rate:
+    if now.rate and before.rate and now.rate > FAR * before.rate and not now.adapts:
         found.append(
             f"the learning rate is {now.rate:.2g}, and was {before.rate:.2g}: it is back at its start; set it to that"
         )
