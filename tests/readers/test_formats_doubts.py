@@ -302,5 +302,5 @@ def test_what_is_missing_in_a_known_layout_is_said(tmp_path: Path) -> None:
 
 def test_statistics_of_another_size_are_refused_for_brax_too(tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", mean=np.zeros(3), var=np.ones(3))
-    with pytest.raises(FileError, match="its statistics are of 3 numbers, the policy takes 5"):
+    with pytest.raises(FileError, match="other.npz has statistics of 3 numbers, and the policy takes 5"):
         describe(brax_file(tmp_path / "params"), Options(vecnormalize=str(tmp_path / "other.npz")))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from comparing import assert_equal, assert_scored, describe, log_prob, mean, observations, recognized
 from gymnasium import spaces
-from made_sb3 import SMALL, check_soft, contrib, made, rewritten, with_statistics
+from made_sb3 import SMALL, DummyVecEnv, Still, VecNormalize, check_soft, contrib, made, rewritten, with_statistics
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
@@ -201,8 +201,34 @@ def test_rewards_alone_may_be_normalized(tmp_path: Path) -> None:
 def test_statistics_of_another_size_do_not_fit(tmp_path: Path) -> None:
     _, path, _ = with_statistics(tmp_path, "vecnormalize.pkl")
     np.savez(tmp_path / "other.npz", mean=np.zeros(4), var=np.ones(4))
-    with pytest.raises(FileError, match="statistics are of 4 numbers, the policy takes 5"):
+    with pytest.raises(FileError, match="other.npz has statistics of 4 numbers, and the policy takes 5"):
         describe(path, Options(vecnormalize=str(tmp_path / "other.npz")))
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_statistics_of_another_training_beside_an_off_policy_zip_are_refused(normalizes: bool, tmp_path: Path) -> None:
+    """On the last observation that a zip keeps raw and as seen, its own statistics agree."""
+
+    class Far(Still):
+        """Shows what no standardizing leaves as it is."""
+
+        def step(self, action: Any) -> Any:
+            return self.np_random.normal(5.0, 2.0, 5).astype(np.float32), 0.0, False, False, {}
+
+    envs = VecNormalize(DummyVecEnv([Far])) if normalizes else DummyVecEnv([Far])
+    model = sb3.SAC("MlpPolicy", envs, device="cpu", seed=0, **SMALL)
+    model.learn(8)
+    model.save(tmp_path / "sac.zip")
+    if normalizes:
+        envs.save(str(tmp_path / "vecnormalize.pkl"))
+        assert np.array_equal(describe(tmp_path / "sac.zip").normalizer.shift, envs.obs_rms.mean)
+    other = VecNormalize(DummyVecEnv([Far]))
+    other.obs_rms.mean[:] = 1.0
+    other.save(str(tmp_path / "vecnormalize.pkl"))
+    with pytest.raises(UsageError, match="is of another training"):
+        describe(tmp_path / "sac.zip")
+    assert describe(tmp_path / "sac.zip", Options(vecnormalize="none")).normalizer is None
+    assert describe(tmp_path / "sac.zip", Options(vecnormalize=str(tmp_path / "vecnormalize.pkl"))).normalizer.shift[0]
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ TIMED = (
     "the environment's observation: --env file.py:function, where the function makes the environment with that wrapper"
 )
 
+NEAR = 0.1  # of a std: by less the statistics of a training move after its last step
+
 
 class NoTemperatureError(UsageError):
     """A file of values needs one, from the user."""
@@ -77,7 +79,7 @@ class Given:
             self.notes.append("observations are not normalized, as you asked for")
             return None
         chosen = statistics_in(Path(named)) if named else inside
-        check_width(width, chosen)
+        check_width(width, chosen, Path(named) if named else None)
         if chosen is None and named is None:
             self.notes.append("observations are not normalized (the file has no statistics)")
         return chosen
@@ -129,6 +131,23 @@ def _of_vecnormalize(shell: Any, keys: tuple[str, ...], path: Path) -> Normalize
         for part in ("mean", "var")
     )
     return normalizer(mean, _deviation(var, epsilon), clip, float(states[0].get("count", 0.0)))
+
+
+def agree(found: Normalizer, keys: tuple[str, ...], raw: Any, seen: Any) -> bool:
+    """Return whether statistics make of raw observations what a policy saw; True where either is not kept as arrays."""
+    before, after = (_rows(part, keys) for part in (raw, seen))
+    if before.shape[1:] != found.shift.shape or before.shape != after.shape:
+        return True
+    made, bound = (before - found.shift) * found.scale, found.clip or np.inf
+    return bool(np.abs(np.clip(made, -bound, bound) - after).max() < NEAR)
+
+
+def _rows(observations: Any, keys: tuple[str, ...]) -> np.ndarray:
+    """Return the rows of one array, or of those of a Dict's keys side by side."""
+    parts: list[Any] = [observations.get(key) for key in keys] if isinstance(observations, dict) else [observations]
+    if not parts or not all(isinstance(part, np.ndarray) and part.ndim > 1 for part in parts):
+        return np.empty(0)
+    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
 def _deviation(var: np.ndarray, epsilon: float) -> np.ndarray:

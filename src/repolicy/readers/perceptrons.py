@@ -2,10 +2,12 @@
 
 import itertools
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from repolicy.errors import FileError
 from repolicy.policies import ACTIVATIONS
 from repolicy.readers.described import Array, CannotCopyError, Hidden, LayerNorm, Linear, Normalizer, Perceptron, Place
 from repolicy.readers.pickles import array
@@ -106,9 +108,14 @@ def normalizer(mean: Array, deviation: Array, clip: float | None, count: float =
     return Normalizer(mean, 1.0 / deviation, clip, count)
 
 
-def check_width(width: int, normalizer: Normalizer | None) -> None:
-    """Raise unless a normalizer is of as many numbers as the network takes."""
+def check_width(width: int, normalizer: Normalizer | None, file: Path | None = None) -> None:
+    """Raise unless a normalizer, that of the named file or the policy's own, is of as many numbers as it takes."""
     if normalizer is not None and len(normalizer.shift) != width:
+        if file is not None:
+            raise FileError(
+                f"{file} has statistics of {len(normalizer.shift)} numbers, and the policy takes {width}: name its own "
+                "file with --vecnormalize, or none"
+            )
         raise ValueError(f"its statistics are of {len(normalizer.shift)} numbers, the policy takes {width}")
 
 

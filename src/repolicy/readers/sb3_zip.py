@@ -19,7 +19,7 @@ import numpy as np
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
 from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Linear, Normalizer, Perceptron, Std
-from repolicy.readers.given_by_user import Given, statistics_beside, statistics_in, time_is_seen
+from repolicy.readers.given_by_user import Given, agree, statistics_beside, statistics_in, time_is_seen
 from repolicy.readers.perceptrons import (
     activation_named,
     below,
@@ -358,13 +358,20 @@ def _normalizer(model: Zip, given: Given) -> Normalizer | None:
     if file is not None:
         keys = HER if model.hindsight else tuple(key for key, _ in model.groups)
         statistics = statistics_in(file, keys)
+        check_width(model.width, statistics, file)
+        last = [_value(model.data, name, name) for name in ("_last_original_obs", "_last_obs")]
+        if statistics and not named and "learning_starts" in model.data and not agree(statistics, keys, *last):
+            raise UsageError(
+                f"{file} lies beside {given.path}, and is of another training or another time: it does not make of the "
+                "last observation what the policy saw. Name the policy's own with --vecnormalize, or none"
+            )
         done = "normalized by" if statistics is not None else "not normalized, as it says in"
         given.notes.append(f"observations are {done} {file.name}")
         return statistics
     if needed:
         raise UsageError(
             f"{given.path} was trained with VecNormalize, and its statistics are not beside it: name their file with "
-            "--vecnormalize (or say none, and it will act badly)"
+            "--vecnormalize (or say none, which is right where rewards alone were normalized)"
         )
     if needed is None:
         given.notes.append("the file does not tell whether VecNormalize was used, and no file of its is beside it")
