@@ -322,9 +322,17 @@ def test_an_environment_may_change_its_observation_in_place() -> None:
             self.seen += 0.25
             return self.seen, 0.0, False, False, {}
 
-    env = WithAddon(OneBuffer(), f"{Path(__file__)}:gained")
-    env.reset()
-    assert [env.step(np.zeros(1))[-1]["addon_reward"] for _ in range(3)] == [0.25] * 3
+    for addon in (f"{Path(__file__)}:gained", gained):
+        env = WithAddon(OneBuffer(), addon)
+        env.reset()
+        assert [env.step(np.zeros(1))[-1]["addon_reward"] for _ in range(3)] == [0.25] * 3
+
+
+def test_an_add_on_beside_a_dict_is_one_sentence() -> None:
+    env = Bounded()
+    env.observation_space = gymnasium.spaces.Dict({"seen": env.observation_space})
+    with pytest.raises(UsageError, match="observations have parts, and an add-on takes rows of numbers"):
+        WithAddon(env, gained)
 
 
 def gained(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:

@@ -1,6 +1,7 @@
 """What both algorithms need: the task's reward, the scale of observations, and a prior that may be used as one."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from repolicy.envs import NOTE, Past, Transitions, action_space, check_fit, check_reward, combined, observation_size
+from repolicy.envs.addons import names
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, plain, task_reward
 from repolicy.policies import ActionSpace, Density, Normalizer, Policy, Prior, check_scores
@@ -94,11 +96,13 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """The environment, with the reward of add-ons, named as for `repolicy customize`, in its info."""
+    """The environment, with the reward of add-ons, functions or named as for `repolicy customize`, in its info."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], *addons: str) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], *addons: str | Callable[..., Any]) -> None:
         super().__init__(env)
-        self.addon = combined(addons)
+        if isinstance(env.observation_space, spaces.Dict | spaces.Tuple):
+            raise UsageError("observations have parts, and an add-on takes rows of numbers: let your env pay the wish")
+        self.addon = combined(names(addons))
 
     def reset(self, **options: Any) -> Any:
         observation, info = self.env.reset(**options)
