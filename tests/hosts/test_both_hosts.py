@@ -123,6 +123,13 @@ def test_a_weight_that_is_named_otherwise_stays_beside_what_follows_from_it(host
         assert (again.method.steering.objective.omega, again.method.steering.objective.alpha) == (omega, alpha)
 
 
+def test_a_runner_says_which_weights_it_goes_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    InRslRl(omega=0.7, alpha=None, kl_budget=None).save(tmp_path)
+    again = InRslRl.resumed(tmp_path, PRIOR, omega=None, alpha=None)
+    assert again.method.steering.objective.omega == 0.7
+    assert capsys.readouterr().out.endswith("ResidualPPO: goes on with omega 0.7 and alpha 0.23\n")
+
+
 def test_a_runner_that_is_told_to_resume_measures_nothing_but_what_its_checkpoint_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,7 +168,7 @@ def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
         other.load(str(tmp_path / "model_2.pt"))
         first, again = trained.alg.method, other.alg.method
     [(limit, weight)] = first.steering.share.values()
-    earned = float(re.search(r"keep is 0.9 of (\S+), what the prior's mean", capsys.readouterr().out)[1])
+    earned = float(re.search(r"keep is 0.9 of (\S+) ± \S+, what the prior's mean", capsys.readouterr().out)[1])
     assert earned < 0.0
     assert (limit.name, limit.sign) == ("basic_reward", -1)
     assert limit.bound == pytest.approx(1.1 * earned, rel=0.01)

@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from repolicy import Policy
 from repolicy.errors import UsageError
-from repolicy.hosts.measuring import SHARED, Paid, one_each, side_by_side
+from repolicy.hosts.measuring import SHARED, Episodes, Look, Paid, one_each, side_by_side
 from repolicy.hosts.method import Method, Seen
 from repolicy.hosts.sb3 import Unclipped
 from repolicy.hosts.steering import Steering
@@ -269,6 +269,15 @@ def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "than its prior" in (said := runner.alg.verdict()) or "beside its prior" in said
 
 
+def test_what_a_step_earns_has_the_error_of_a_ratio() -> None:
+    look, no = Look(None, None), torch.empty(0)
+    look.by_mean = [Episodes(torch.tensor([2.0, 4.0, 9.0]), no, no, no, torch.tensor([1.0, 2.0, 3.0]), no, no)]
+    look.sampled = [Episodes(torch.tensor([3.0, 3.0]), no, no, no, torch.tensor([1.0, 2.0]), no, no)]
+    by_mean, sampled = look.earned()
+    assert by_mean == pytest.approx((2.5, math.sqrt((0.5**2 + 1.0**2 + 1.5**2) * 3 / 2) / 6))
+    assert sampled == pytest.approx((2.0, math.sqrt((1.0**2 + 1.0**2) * 2) / 3))
+
+
 class Ending(Drift):
     """Drift whose episodes only ever end after 12 steps, and which may be able to begin anew."""
 
@@ -282,7 +291,14 @@ class Resettable(Ending):
         self.episode_length_buf = torch.zeros_like(self.episode_length_buf)
 
 
-@pytest.mark.parametrize(("env", "count"), [(Ending, 32), (Resettable, SHARED)])
+class OnlyObserves(Ending):
+    """Its reset returns observations and begins nothing anew."""
+
+    def reset(self) -> Any:
+        return self.get_observations()
+
+
+@pytest.mark.parametrize(("env", "count"), [(Ending, 32), (Resettable, SHARED), (OnlyObserves, 32)])
 def test_episodes_that_a_runner_left_under_way_are_neither_measured_nor_compared(env: Any, count: int) -> None:
     algorithm = {"class_name": OURS, "addon": "addon", "prior": resting(), "num_mini_batches": 1}
     runner = OnPolicyRunner(env(count=count), settings(algorithm=algorithm), None, "cpu")

@@ -168,13 +168,17 @@ class Look:
         squares, lengths = (_joined(self.sampled, name).sum() for name in ("squares", "lengths"))
         return np.sqrt(np.array([squares / lengths]))
 
-    def earned(self) -> tuple[float, float]:
-        """Return what a step of the mean action and a sampled one earn of the environment's own reward."""
+    def earned(self) -> list[tuple[float, float]]:
+        """Return what a step of the mean action and a sampled one earn of the environment's own reward, with errors."""
         self._sample()
         self.by_mean = self.by_mean or _episodes(self.envs, self.prior, sample=False)
-        both = ((_joined(each, "basic").sum(), _joined(each, "lengths").sum()) for each in (self.by_mean, self.sampled))
-        by_mean, sampled = (float(paid / steps) for paid, steps in both)
-        return by_mean, sampled
+        found = []
+        for each in (self.by_mean, self.sampled):
+            paid, steps = (_joined(each, name) for name in ("basic", "lengths"))
+            mean, count = paid.sum() / steps.sum(), len(paid)
+            off = np.square(paid - mean * steps).sum() * count / max(count - 1, 1)
+            found.append((float(mean), float(np.sqrt(off) / steps.sum())))
+        return found
 
     def density(self) -> Density:
         """Return the density of the prior's states. Raises where these are too few, or too wide."""
@@ -308,11 +312,15 @@ def decide_in(method: Method, envs: Envs) -> None:
 
     method.steering = weighed(method.steering, method.prior.card, envs.sizes, look, say)
     if (keep := method.steering.keep) and not method.steering.kept:
-        earned, sampled = look.earned()
+        (earned, error), (sampled, beside) = look.earned()
         size = abs(earned)
         bound = f"basic_reward>={earned - (1.0 - keep) * size:.6g}"
         method.steering.hold(bound, max(1.0 - keep, FINEST) * size, earned - sampled)
-        say(f"keep is {keep:g} of {earned:.3g}, what the prior's mean action earns a step: {method.steering.kept}")
+        coarse = "; errors are larger than what may be lost: take more environments"
+        say(
+            f"keep is {keep:g} of {earned:.3g} ± {error:.1g}, what the prior's mean action earns a step: "
+            f"{method.steering.kept}{coarse * (max(error, beside) > (1.0 - keep) * size)}"
+        )
     if method.steering.objective.states and method.density is None:
         method.density = look.density()
     envs.begin()

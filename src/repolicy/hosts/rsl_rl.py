@@ -200,6 +200,8 @@ class ResidualPPO(PPO):
                 kept, name = loaded_dict.get("prior_state_dict", {}), loaded_dict.get("prior_name")
                 check_same_prior(self.prior.state_dict(), kept, self._prior_name, name)
             self.method.resume(loaded_dict["residual"])
+            found = self.steering.objective
+            print(f"ResidualPPO: goes on with omega {found.omega:.3g} and alpha {found.alpha:.3g}")
             if "residual_states" in loaded_dict:
                 self.method.density = Density.from_tensors(loaded_dict["residual_states"]).to(self.device)
         return bool(goes_on)
@@ -330,14 +332,17 @@ class RunnerEnvs:
 
     def begin(self) -> tuple[Any, bool]:
         """Return observations; not every runner's environments can be reset, and then some episodes are under way."""
-        ages = getattr(self.env, "episode_length_buf", None)
-        self.stepped |= ages is not None and bool(ages.any())  # some begin at random ages
+        self.stepped |= self._under_way()  # some begin at random ages
         if self.stepped and hasattr(self.env, "reset"):
             self.env.reset()
-            self.stepped = False
+            self.stepped = self._under_way()  # not every reset begins episodes anew
         observations = self.env.get_observations().to(self.algorithm.device)
         self.seen = self.states(observations)
         return observations, not self.stepped
+
+    def _under_way(self) -> bool:
+        ages = getattr(self.env, "episode_length_buf", None)
+        return ages is not None and bool(ages.any())
 
     def step(self, actions: Tensor) -> Paid:
         """Return what followed; the environment's own reward is beside an add-on, or an entry of its extras."""
