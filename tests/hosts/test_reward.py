@@ -132,6 +132,19 @@ def test_choices_may_come_without_an_axis_of_their_own() -> None:
     torch.testing.assert_close(found, rewards + prior.log_prob(observations, actions[..., None]))
 
 
+def test_lists_and_choices_that_the_prior_does_not_have_are_one_sentence() -> None:
+    observations, _, rewards, log_policy = rollout()
+    reward = prior_reward(policy(discrete=True), 1.0, 0.0)
+    for wrong in (3, -1):
+        actions = torch.randint(0, 3, (5, 6))
+        actions[2, 3] = wrong
+        for given in (actions, actions.numpy()):
+            with pytest.raises(UsageError, match=rf"actions go from .*{wrong}.*; the prior has choices 0 to 2"):
+                reward(observations, given, rewards, log_policy)
+    with pytest.raises(UsageError, match="log-probabilities or rewards are no tensor and no array"):
+        reward(observations, actions, rewards.tolist(), log_policy.tolist())
+
+
 def test_a_prior_of_ones_own_gets_what_is_given() -> None:
     class Mine:
         def log_prob(self, observations: Any, actions: Any) -> Any:

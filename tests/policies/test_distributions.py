@@ -66,6 +66,14 @@ def test_sampling_repeats_with_its_generator(made: Any) -> None:
     torch.testing.assert_close(made.kl(made), torch.zeros(BATCH, dtype=torch.float64), atol=1e-14, rtol=0)
 
 
+def test_one_choice_may_come_without_an_axis_of_its_own() -> None:
+    made = Categorical(random(BATCH, 5), (5,))
+    chosen = made.sample()
+    assert torch.equal(made.log_prob(chosen.squeeze(-1)), made.log_prob(chosen))
+    with pytest.raises(RuntimeError):  # of two choices there would be no telling which it is
+        Categorical(random(BATCH, 5), (2, 3)).log_prob(chosen.squeeze(-1))
+
+
 # Squashed -------------------------------------------------------------------------------------------------------------
 GRID = torch.linspace(-30.0, 30.0, 400_001, dtype=torch.float64)  # values before tanh
 

@@ -136,6 +136,9 @@ def _fitting(prior: Policy, observations: Any, actions: Any) -> Any:
             f"actions have the shape {tuple(actions.shape)} and observations {tuple(observations.shape)}; of each "
             f"step the prior takes {prior.actions.width} numbers as the action"
         )
+    for head, size in enumerate(prior.actions.sizes if prior.actions.kind == "discrete" else ()):
+        if bool(((chosen := actions[..., head]) < 0).any()) or bool((chosen >= size).any()):
+            raise UsageError(f"actions go from {chosen.min()} to {chosen.max()}; the prior has choices 0 to {size - 1}")
     return actions
 
 
@@ -145,6 +148,8 @@ def _detached(part: Any) -> Any:
 
 def _check_same_shape(what: str, given: Any, rewards: Any) -> None:
     """Raise where shapes differ: those that almost fit would be broadcast over each other without an error."""
+    if not (hasattr(given, "shape") and hasattr(rewards, "shape")):
+        raise UsageError(f"{what} or rewards are no tensor and no array")
     if tuple(given.shape) != tuple(rewards.shape):
         raise UsageError(
             f"{what} have the shape {tuple(given.shape)} and rewards {tuple(rewards.shape)}; both must be one number a "

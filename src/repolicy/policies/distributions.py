@@ -114,6 +114,8 @@ class Categorical:
         return torch.stack([log_probs.argmax(-1) for log_probs in self.log_probs], dim=-1)
 
     def log_prob(self, actions: Tensor) -> Tensor:
+        if len(self.sizes) == 1 and actions.shape == self.log_probs[0].shape[:-1]:
+            actions = actions[..., None]  # one choice, written without an axis of its own
         chosen = [
             log_probs.gather(-1, actions[..., head : head + 1].long()).squeeze(-1)
             for head, log_probs in enumerate(self.log_probs)

@@ -87,6 +87,9 @@ def folder_for(
 
 def called_objective(objective: Objective) -> str:
     """Return what a run's folder calls its objective: not each has a name."""
+    if not isinstance(objective, Objective):
+        kind = type(objective).__name__
+        raise UsageError(f"the objective is a {kind}, and no objective such as residual(); for settings, settings=...")
     named = name_of(objective)
     return "custom" if named is None else named[0]
 
