@@ -92,6 +92,7 @@ def test_a_budget_of_drift_is_held_and_the_policy_is_the_optimum_at_the_weight_t
         ({"addon": tiny("stay_near") + "=0"}, "the same reward, 0, in all of 2,048 trial steps; its weight is 0"),
         ({"addon": tiny("badly_told")}, r"metric 'mean <lambda>' returned one number for"),
         ({"objective": Objective("basic", alpha=0.1)}, "task is the add-on"),
+        ({"objective": {"steps": 2048}}, "the objective is a dict, and no objective such as residual"),
         ({"settings": replace(SETTINGS, kl_budget=0.1)}, "moves omega and alpha together"),
         ({"settings": replace(SETTINGS, log_prior_budget=0.1), "objective": greedy(0.1)}, "from a value above 0 on"),
         ({"settings": replace(SETTINGS, log_prior_budget=0.1, kl_budget=0.1)}, "two ways to find omega"),
@@ -105,6 +106,14 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     with pytest.raises(UsageError, match=sentence):
         customize(prior, out=tmp_path / "run", **usual | change)
     assert not (tmp_path / "run").exists()
+
+
+def test_too_few_steps_are_refused_before_anything_is_measured(
+    prior: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match="steps is 255, and one update takes 256"):
+        customize(prior, WISH, None, tmp_path / "run", {"steps": 255}, env=tiny("WithoutReward"), progress=True)
+    assert "measuring" not in capsys.readouterr().err
 
 
 def test_a_wrong_add_on_is_refused_before_anything_is_measured(

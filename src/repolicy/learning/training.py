@@ -189,6 +189,7 @@ def customize(
     usual = start.usual(name, settings) if before is None else before.settings
     how, notes = ranks_for(start.settings(settings_of(settings, usual)), [name, *wishes])
     wanted, how = continued(wanted, how.resolved(), before, folder.path)
+    check_steps(how)
     with watchdog(env_timeout):
         name = start.with_roles(name, how.backend)
         addons.combined(addons.at(wishes))  # what is wrong there is said before what takes a while
@@ -283,6 +284,15 @@ def watchdog(env_timeout: float | None) -> Watchdog:
     return Watchdog(rank, env_timeout)
 
 
+def check_steps(settings: Settings) -> None:
+    """Refuse a customization that would end before its first update."""
+    if settings.steps < settings.iteration_steps:
+        raise UsageError(
+            f"steps is {settings.steps:,}, and one update takes {settings.iteration_steps:,}: name that many at least, "
+            "or fewer --envs or --n-steps"
+        )
+
+
 def check(request: Request) -> None:
     """Refuse early what cannot work, before anything is written."""
     if request.objective.reads_addon and not request.addons:
@@ -306,10 +316,7 @@ def check(request: Request) -> None:
         )
     if settings.keep is not None and not (request.prior and objective.omega > 0):
         raise UsageError("keep moves omega, from a value above 0 on: it goes with customize, and not with greedy")
-    if request.prior and settings.steps < settings.iteration_steps:
-        raise UsageError(
-            f"steps is {settings.steps:,}, and one update takes {settings.iteration_steps:,}: name that many at least, "
-            "or fewer --envs or --n-steps"
-        )
+    if request.prior:
+        check_steps(settings)
     if request.prior and request.settings.family != "auto":
         raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")
