@@ -1,6 +1,7 @@
 """What lies on a disk may be somebody else's, damaged or forged: no code of it runs, nothing is taken on trust."""
 
 import json
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -314,3 +315,17 @@ def test_files_of_others_lie_among_nothing_of_ours(tmp_path: Path, capsys: pytes
     scored = answered(capsys, *words)
     assert scored["file"] == "evaluation-it-Pendulum-v1-mean-envpool.json"
     assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["it.zip"]
+    # One of the same name elsewhere has a file of its own, and each is written anew by its own policy alone.
+    (tmp_path / "other").mkdir()
+    shutil.copy(tmp_path / "theirs" / "it.zip", other := tmp_path / "other" / "it.zip")
+    for path, ending in ((other, "other.it.zip-Pendulum-v1-mean-envpool.json"), (words[1], scored["file"])) * 2:
+        again = answered(capsys, words[0], str(path), *words[2:])
+        assert again["file"].endswith(ending)
+        assert json.loads(Path(again["file"]).read_text())["policy"] == str(path)
+
+
+def test_two_functions_of_one_file_have_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text("def one(seen): return seen[:, :1]\ndef two(seen): return -seen[:, :1]\n")
+    for name in ("one", "two"):
+        words = ["evaluate", f"mine.py:{name}", "--std", "0.2", "--episodes", "1", "--env", "Pendulum-v1"]
+        assert answered(capsys, *words)["file"] == f"evaluation-mine.py.{name}-Pendulum-v1-mean-envpool.json"

@@ -76,7 +76,7 @@ class Evaluate(Acts):
         )
 
         elsewhere = "" if self.env is None else f"{as_file_name(env)}-"
-        out = self.out or beside(path) / f"evaluation-{path.stem}-{elsewhere}{action}-{evaluation.backend}.json"
+        out = self.out or _episodes_of(path, beside(path), f"{elsewhere}{action}-{evaluation.backend}.json")
         values = {"policy": str(path), "which": card.get("which", "")} | evaluation.as_dict()
         try:
             write_json(out, values)
@@ -212,6 +212,16 @@ class Inspect(Command):
         from repolicy.cli.inspection import inspect
 
         return inspect(self.file, self.reading)
+
+
+def _episodes_of(path: Path, folder: Path, ending: str) -> Path:
+    """Return the file for a policy's episodes: by its name or, where that is another policy's file, by its path."""
+    name = as_file_name(path.name) if ":" in path.name else path.stem  # code: its file's name and its function's
+    out = folder / f"evaluation-{name}-{ending}"
+    with contextlib.suppress(FileError, AttributeError):  # no file there, or one that is no evaluation
+        if read_json(out).get("policy") == str(path):
+            return out
+    return folder / f"evaluation-{as_file_name(str(path))}-{ending}" if out.exists() else out
 
 
 def warn_of_unfinished(reference: str | Path) -> None:
