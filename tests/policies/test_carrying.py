@@ -137,6 +137,14 @@ def test_names_units_and_the_control_period_of_a_robot(tmp_path: Path) -> None:
     assert (dog["observations"]["names"][47], dog["control_period"], cheetah["control_period"]) == (
         *("state[47]", 0.02, 0.05),
     )
+    save_policy(tmp_path / "walker.safetensors", Policy(PolicySpec(24, ActionSpace("continuous", (6,)))), {})
+    cli.main(
+        ["export", str(tmp_path / "walker.safetensors"), "--env", "WalkerWalk-v1", "--out", str(tmp_path / "w.pt")]
+    )
+    names = carried(tmp_path / "w.pt")["observations"]["names"]
+    assert [names[index] for index in (0, 13, 14, 15, 23)] == [  # a Dict's parts, in the order in which they are taken
+        *("orientations[0]", "orientations[13]", "height[0]", "velocity[0]", "velocity[8]"),
+    ]
 
 
 def test_names_of_another_environment_are_refused() -> None:

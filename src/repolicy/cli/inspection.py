@@ -84,7 +84,7 @@ def _of_gymnasium(name: str) -> dict[str, Any]:
 def _parts(space: Any, name: str) -> dict[str, Any]:
     """Return the order of a Dict's parts, as the policy sees them."""
     sizes, keys = group_sizes(space, name), shown(space, name, critic=False)[0]
-    names = [f"{key}[{index}]" for key in keys for index in range(sizes[key])]
+    names = [f"{key}[{index}]" for key in keys or sizes for index in range(sizes[key])]
     return {"observations": {"names": names}} if names else {}
 
 
