@@ -22,6 +22,7 @@ from repolicy.cli import main as cli
 from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import FileError
 from repolicy.hosts.sb3 import ResidualPPO, Unclipped
+from repolicy.policies.file import save_policy
 from repolicy.report.host_page import evaluation, kept, write_host_report
 from repolicy.report.verdict import verdict
 
@@ -93,7 +94,7 @@ def test_episodes_are_told_whole() -> None:
     assert found.columns["addon_reward"].mean == 2.5
 
 
-@pytest.mark.parametrize("kind", ["folder", "rsl_rl", "sb3", "text", "missing"])
+@pytest.mark.parametrize("kind", ["folder", "rsl_rl", "sb3", "text", "ours", "missing"])
 def test_what_has_no_curves_is_refused(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     path: Any = tmp_path / "here"
     if kind == "folder":
@@ -105,12 +106,15 @@ def test_what_has_no_curves_is_refused(tmp_path: Path, kind: str, capsys: pytest
         PPO("MlpPolicy", "Pendulum-v1", n_steps=8, batch_size=8).save(path)
     elif kind == "text":
         torch.save([1], path)
+    elif kind == "ours":
+        save_policy(path := tmp_path / "here.safetensors", small_policy(), {})
     with pytest.raises(SystemExit) as ended:
         cli.main(["report", str(path)])
     said = capsys.readouterr().err
     assert ended.value.code in (1, 2)
     assert re.search("here|mlp-1.pt|m.zip", said.replace("\n", ""))
     assert "Traceback" not in said
+    assert kind not in ("sb3", "ours") or "has no curves of ResidualPPO in it" in said
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,12 @@ def test_a_layer_that_cleanrls_scripts_do_not_have_is_not_left_out(made: Any, ow
         describe(saved(tmp_path / "mine.pth", made | own))
 
 
+def test_demonstrations_are_told_from_a_policy(tmp_path: Path) -> None:
+    np.savez(tmp_path / "demo.npz", observations=np.zeros((9, 5)), actions=np.zeros((9, 2)))
+    with pytest.raises(FileError, match=r"holds demonstrations \(`repolicy imitate .*demo.npz` makes a policy of them"):
+        describe(tmp_path / "demo.npz")
+
+
 @pytest.mark.parametrize(
     ("state", "actor", "own"),
     [

@@ -133,6 +133,8 @@ class PolicyFile:
 
     def _found(self) -> str:
         """Return what is in a file of an unknown format, for a sentence."""
+        if {"observations.npy", "actions.npy"} <= {*self.names}:
+            return f"demonstrations (`repolicy imitate {self.path}` makes a policy of them)"
         if not self.is_pickled:
             return f"a zip of {some(self.names)}" if self.names else f"{len(self.content):,} bytes that are no policy"
         inside = self.pickled

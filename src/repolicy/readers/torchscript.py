@@ -44,8 +44,8 @@ def _followed(code: "_Code", module: Any) -> Moving:
         result = code.method(module, "forward", [Moving(())])
     except RecursionError:
         raise CannotCopyError("its code calls itself") from None
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, SyntaxError, ArithmeticError) as error:
-        raise CannotCopyError(f"its code is none of a perceptron ({error!r:.80})") from None
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, SyntaxError, ArithmeticError):
+        raise CannotCopyError("its code is none of a perceptron") from None
     if not isinstance(result, Moving):
         raise CannotCopyError("its code does not return one array of actions")
     return result

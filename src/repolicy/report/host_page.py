@@ -48,8 +48,9 @@ def checkpoint_in(path: Path) -> Path:
 def kept(path: Path) -> dict[str, Any]:
     """Return what `ResidualPPO` has kept in a checkpoint; no code of it runs."""
     file = PolicyFile(path)
-    is_sb3 = "policy.pth" in file.names
-    loaded = json.loads(entry(open_zip(file.content, str(path)), "data")) if is_sb3 else file.pickled
+    is_sb3, loaded = "policy.pth" in file.names, file.pickled if file.is_pickled else None
+    if is_sb3:
+        loaded = json.loads(entry(open_zip(file.content, str(path)), "data"))
     found = loaded.get("position" if is_sb3 else "residual") if isinstance(loaded, dict) else None
     if not isinstance(found, dict) or not isinstance(found.get("curves"), dict):
         raise FileError(f"{path} has no curves of ResidualPPO in it; name {FORMS}, of a run with that class")
