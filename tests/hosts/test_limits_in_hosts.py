@@ -168,7 +168,8 @@ def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
         other.load(str(tmp_path / "model_2.pt"))
         first, again = trained.alg.method, other.alg.method
     [(limit, weight)] = first.steering.share.values()
-    earned = float(re.search(r"keep is 0.9 of (\S+) ± \S+, what the prior's mean", capsys.readouterr().out)[1])
+    said = capsys.readouterr().out
+    earned = float(re.search(r"keep is 0.9 of (\S+) ± \S+, what the prior's mean", said)[1])
     assert earned < 0.0
     assert (limit.name, limit.sign) == ("basic_reward", -1)
     assert limit.bound == pytest.approx(1.1 * earned, rel=0.01)
@@ -177,6 +178,9 @@ def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
     assert first.steering.objective.omega == weight.value != 0.3
     assert again.steering == first.steering
     assert again.steering.share == first.steering.share
+    assert "errors are larger than what may be lost" in said, "0.2 of 1.4 is more than a tenth"
+    in_rsl_rl((), keep=0.5)
+    assert "errors are larger" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("std", [0.5, 0.2])
