@@ -257,6 +257,13 @@ def test_statistics_that_begin_to_move_are_noticed() -> None:
     assert same(before, weights(ours))
 
 
+def test_a_prior_that_takes_rows_beside_a_dict_is_told_from_one_that_takes_the_dict() -> None:
+    env = DummyVecEnv([lambda: Drift("both")])
+    with pytest.raises(UsageError, match=r"of kind Dict, and the prior takes rows of numbers.*prior=PPO.load\(FILE\)$"):
+        residual(env=env, policy="MultiInputPolicy", prior=small_policy())
+    residual(env=env, policy="MultiInputPolicy", prior=PPO("MultiInputPolicy", env, device="cpu"))
+
+
 def test_a_prior_of_other_sizes_is_refused_with_both() -> None:
     with pytest.raises(UsageError, match="acts with choices of 3, but the environment takes 2 numbers"):
         residual(prior=small_policy(family="categorical"), copy_prior=False)

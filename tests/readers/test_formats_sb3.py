@@ -170,7 +170,9 @@ def test_vecnormalize_is_found_beside_the_zip_or_named(file: str, tmp_path: Path
     model, path, envs = with_statistics(tmp_path, file)
     elsewhere = file.startswith("elsewhere")
     if elsewhere:
-        with pytest.raises(UsageError, match=r"trained with VecNormalize.*--vecnormalize"):
+        with pytest.raises(
+            UsageError, match=r"trained with VecNormalize.*--vecnormalize.*, which is right where rewards"
+        ):
             describe(path)
         assert describe(path, Options(vecnormalize="none")).normalizer is None
     described = describe(path, Options(vecnormalize=str(tmp_path / file)) if elsewhere else Options())

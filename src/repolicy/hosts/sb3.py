@@ -290,8 +290,8 @@ class ResidualPPO(PPO):
             if isinstance(prior.prior, Policy) and not isinstance(self.observation_space, spaces.Box):
                 space_name = type(self.observation_space).__name__
                 raise UsageError(
-                    f"observations are of kind {space_name}, and the prior takes rows of numbers: give the model that "
-                    "Stable-Baselines3 loads, as prior=PPO.load(...)"
+                    f"observations are of kind {space_name}, and the prior takes rows of numbers; a model of "
+                    "Stable-Baselines3 takes them as they are: prior=PPO.load(FILE)"
                 )
             count = int(np.prod(self.observation_space.shape or 0))
             prior = Given(prior, count, action_space(self.action_space, "the model's"))
