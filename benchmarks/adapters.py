@@ -30,7 +30,6 @@ UPDATE = {
     "learning_rate": 0.0,
     "num_learning_epochs": 5,
     "num_mini_batches": 4,
-    "schedule": "fixed",
     "use_clipped_value_loss": True,
 }
 Iteration = Callable[[], Any]
@@ -58,7 +57,9 @@ def rsl_rl(residual: bool) -> Iteration:
     from repolicy.hosts.rsl_rl import from_repolicy
 
     network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh", "obs_normalization": True}
-    named = {"class_name": "repolicy.hosts.rsl_rl:ResidualPPO"} | WEIGHTS if residual else {"class_name": "PPO"}
+    named = {"class_name": "PPO", "schedule": "fixed"}
+    if residual:  # no schedule is named, so it looks after each minibatch whether the actor has moved too far
+        named = {"class_name": "repolicy.hosts.rsl_rl:ResidualPPO"} | WEIGHTS
     actor = network | {"distribution_cfg": {"class_name": "GaussianDistribution"}}
     config = runner_config(STEPS, actor, network, UPDATE | named)
     runner = OnPolicyRunner(ForRslRl(Paid(ENV, ADDON, COUNT, 0)), config, None, "cpu")
