@@ -26,7 +26,7 @@ from transformers.utils.logging import disable_progress_bar  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: E402
 
 from repolicy.llm.budget import PriorBudget  # noqa: E402
-from repolicy.llm.dpo import CrossEntropyDPOConfig, CrossEntropyDPOTrainer, DecomposedDPOConfig, DecomposedDPOTrainer  # noqa: E402  # noqa: E402
+from repolicy.llm.dpo import CrossEntropyDPOConfig, CrossEntropyDPOTrainer, DecomposedDPOConfig, DecomposedDPOTrainer  # noqa: E402
 from repolicy.llm.grpo import ResidualGRPOConfig, ResidualGRPOTrainer  # noqa: E402
 from repolicy.llm.rloo import prior_reward, rloo_settings  # noqa: E402
 

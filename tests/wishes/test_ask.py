@@ -95,6 +95,10 @@ def test_answers_tell_the_wish_and_it_is_an_add_on(
     said = capsys.readouterr()
     told = json.loads(said.out)
     assert f"--addon '{out}'={1 / told['spread']:.3g} makes it 1" in said.err
+    assert "mostly chance" not in said.err
+    (tmp_path / "few.jsonl").write_text(answers.read_text().partition("\n")[0])
+    main(["infer", str(tmp_path / "few.jsonl"), *words, str(tmp_path / "few.safetensors")])
+    assert "no θ is larger than its error, so this is mostly chance" in capsys.readouterr().err
     assert told["answers"] == 80
     assert told["theta"]["next[2]^1"] < -2 * told["error"]["next[2]^1"]
     assert abs(told["theta"]["next[0]^1"]) < 0.5 * abs(told["theta"]["next[2]^1"])

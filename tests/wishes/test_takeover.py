@@ -249,7 +249,7 @@ def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> Non
     assert below[-5:] == ["0", "1", "2", "3", "4"]  # rounds, which are whole
     means = records[0].action[~records[0].person].mean(), records[2].action[~records[2].person].mean()
     assert all(f"{who}: mean {number(mean)}" in page for who, mean in zip(("prior", "customized"), means, strict=True))
-    with pytest.raises(RepolicyError, match="is there already, of other features"):
+    with pytest.raises(RepolicyError, match="was learnt of other features"):
         learn_wish(replace(teaching, features="action[0]^1"), tmp_path, push, rounds=3, **told)
     assert open_wish(str(tmp_path / "round-0" / "wish-0.safetensors")).names == ("action[0]",)
     calm = learn_wish(teaching, tmp_path / "calm", push, rounds=2, wants=lambda o, a, acts: False, steps=120)

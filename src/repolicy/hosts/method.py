@@ -183,7 +183,8 @@ class Method:
         shown |= {"explained_variance": self.steering.explained, "return_scale": unit_of_returns}
         count = steps / self._length  # of environments
         measured = {name: Measured.of(total, square, count) for name, (total, square, _) in limits.items()}
-        if kept := measured.get(self.steering.kept):  # noise costs as much as its variance, which the entropy tells
+        if kept := measured.get(self.steering.kept):
+            # The mean action loses nothing by noise. What noise costs grows with its variance, which entropies tell.
             lost = self.steering.gap * min(1.0, math.exp(2.0 * (below - away) / self._width))
             measured[self.steering.kept] = kept._replace(mean=kept.mean + lost)
         sizes = {name: math.sqrt(square / steps) for name, (*_, square) in limits.items()}

@@ -137,7 +137,7 @@ def _fitting(prior: Policy, observations: Any, actions: Any) -> Any:
             f"step the prior takes {prior.actions.width} numbers as the action"
         )
     for head, size in enumerate(prior.actions.sizes if prior.actions.kind == "discrete" else ()):
-        if bool(((chosen := actions[..., head]) < 0).any()) or bool((chosen >= size).any()):
+        if bool((((chosen := actions[..., head]) < 0) | (chosen >= size)).any()):
             raise UsageError(f"actions go from {chosen.min()} to {chosen.max()}; the prior has choices 0 to {size - 1}")
     return actions
 

@@ -169,13 +169,13 @@ class ResidualPPO(PPO):
         return self._kl(tuple(part.flatten(0, 1)[some] for part in st.distribution_params))
 
     def _kl(self, before: tuple[Tensor, ...]) -> Tensor:
-        """Return the KL from distributions before the update to those that the actor gave last: its sum and number."""
+        """Return KL(before ‖ now), summed over the rows that the actor saw last, and their number."""
         now = tuple(part[: len(before[0])] for part in self.get_policy().output_distribution_params)
         kl = self.get_policy().get_kl_divergence(before, now)
         return self._add_up(torch.stack([kl.sum(), torch.ones_like(kl).sum()]).double())
 
     def _until_far(self, minibatches: Callable[..., Iterator[Any]], *sizes: int) -> Iterator[Any]:
-        """Yield an update's minibatches until, before the step on the last one, the actor had moved too far."""
+        """Yield an update's minibatches; end once the actor had moved too far before its step on the last one."""
         for self._steps, batch in enumerate(minibatches(*sizes), 1):
             yield batch
             with torch.no_grad():

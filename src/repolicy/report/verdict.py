@@ -147,8 +147,10 @@ def held(evaluation: Evaluation) -> list[str]:
         column, limit = evaluation.columns[f"limit_{text}"], Limit.of(text)
         off = limit.broken_by(column.mean)
         beyond = rounded(off, column.error)
-        how = f": cannot tell, {beyond} beyond it may be chance" if off > 0 else " holds"
-        how = f" is broken by {beyond}" if off > ENOUGH * column.error else how
+        if off > ENOUGH * column.error:
+            how = f" is broken by {beyond}"
+        else:
+            how = f": cannot tell, {beyond} beyond it may be chance" if off > 0 else " holds"
         mean = f"{rounded(column.mean, column.error)} ± {rounded(column.error, column.error, of=column.mean)}"
         sentences.append(f"limit {text}{how} ({mean})")
     return sentences

@@ -212,7 +212,7 @@ class Teaching:
                 kept, header = read(path, "wish")
                 if header["features"] != self.features or not np.array_equal(kept["theta"].numpy(), wish.theta):
                     raise UsageError(
-                        f"{path} is there already, of other features, records or settings: name another --out, or those"
+                        f"{path} was learnt of other features, records or settings: repeat those, or name another --out"
                     )
             wish.write(path)
             made = self.customizing(
