@@ -12,6 +12,7 @@ from tiny_envs import WithoutReward, tiny
 
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
+from repolicy.exact import LinearGaussian
 from repolicy.learning import ppo
 from repolicy.learning.ppo import STD_SAMPLES, STD_SPEED
 from repolicy.learning.training import customize
@@ -21,10 +22,19 @@ from repolicy.runs.request import Request, words
 from repolicy.runs.settings import Settings
 
 
-def test_the_optimum_of_the_summed_cost_is_found_without_the_first_reward(prior: Path, tmp_path: Path) -> None:
-    """At omega 2, and at another temperature than the prior's."""
-    found = customized(prior, residual(omega=2.0 * ALPHA, alpha=0.15), tmp_path / "run")
-    assert_found(found.policy, of_both(2.0, 0.15))
+@pytest.mark.parametrize(
+    ("objective", "wanted"),
+    [
+        (residual(omega=2.0 * ALPHA, alpha=0.15), of_both(2.0, 0.15)),  # at another temperature than the prior's
+        (kl(1.5 * ALPHA), of_both(1.5, 1.5 * ALPHA)),
+        (greedy(0.15), of_both(0.0, 0.15)),
+    ],
+    ids=["residual", "kl", "greedy"],
+)
+def test_the_optimum_of_the_summed_cost_is_found_without_the_first_reward(
+    prior: Path, tmp_path: Path, objective: Objective, wanted: LinearGaussian
+) -> None:
+    assert_found(customized(prior, objective, tmp_path / "run").policy, wanted)
 
 
 @pytest.mark.parametrize(("least", "speed"), [(1, STD_SPEED), (STD_SAMPLES, 1.0)])

@@ -311,6 +311,13 @@ def test_one_run_finds_the_optimum_for_omegas_that_it_was_not_told_of(prior: Pat
         assert_found(found.at(omega * ALPHA), of_both(omega, 0.15))
 
 
+def test_one_run_finds_the_optimum_for_weights_of_the_wish_that_it_was_not_told_of(prior: Path, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=100_000, learning_rate=8e-3)
+    found = customized(prior, f"{WISH}=0..4", residual(ALPHA, 0.15, 0.0), tmp_path / "run", settings)
+    for weight in (0.0, 0.5, 1.3, 2.2, 4.0):
+        assert_found(found.policy.at(weight), of_both(1.0, 0.15, weight))
+
+
 def test_the_command_line_says_the_range_again() -> None:
     asked = Request("Hopper-v4", residual(Range(0.003, 3.0), 0.001, 0.0), Settings(ranks=1), ("height",))
     said = " ".join(words(asked, "hopper"))
