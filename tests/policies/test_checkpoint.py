@@ -204,7 +204,7 @@ def tampered(tmp_path: Path, change: Any, who: str = "policy") -> Path:
 def test_a_policy_that_is_not_itself_is_refused(tmp_path: Path, change: Any, cause: str, who: str) -> None:
     path = tampered(tmp_path, change, who)
     with pytest.raises(
-        FileError, match=f"the {who} in .* does not reproduce its own log-probabilities .* likely cause is {cause}"
+        FileError, match=f"the {who} in .* does not reproduce its log-probabilities .* likely cause is {cause}"
     ):
         read_policy(path)
 

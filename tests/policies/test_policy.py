@@ -198,7 +198,7 @@ def test_a_mixtures_std_is_its_own_and_not_bounded_as_the_priors_is() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "message"),
     [
-        ({"activation": "leaky_relu"}, {"activation": "leaky_relu", "slope": 0.3}, "of one kind and slope"),
+        ({"activation": "leaky_relu"}, {"activation": "leaky_relu", "slope": 0.3}, "must be alike, slopes too"),
         ({"clips": True}, {}, "different ways of cutting actions to their bounds"),
     ],
 )
@@ -237,5 +237,5 @@ def test_specs_are_checked(changes: dict[str, Any], message: str) -> None:
 
 def test_a_dict_of_observations_is_told_how_to_come() -> None:
     policy = Policy(PolicySpec(2, ActionSpace("discrete", (2,)), "categorical", (4,)))
-    with pytest.raises(UsageError, match="one behind the other, in the order of the environment's observation space"):
+    with pytest.raises(UsageError, match="one behind the other, in their order"):
         policy.predict({"near": [0.0], "far": [1.0]})

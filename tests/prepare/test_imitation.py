@@ -139,7 +139,7 @@ def test_the_std_of_a_file_without_one_is_fitted_too(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="demonstrations goes with std=.fit."):
         load_policy(tmp_path / "mean.onnx", std=0.1, demonstrations=str(path))
     np.savez(tmp_path / "means.npz", observations=np.ones((200, 1)), actions=policy(torch.ones(200, 1)).mode().detach())
-    with pytest.raises(UsageError, match="are the policy's own means, which tell no std"):
+    with pytest.raises(UsageError, match="has the policy's own means, which tell no std"):
         load_policy(tmp_path / "mean.onnx", std="fit", demonstrations=str(tmp_path / "means.npz"))
     np.savez(tmp_path / "wide.npz", observations=np.ones((200, 2)), actions=np.ones((200, 1)))
     with pytest.raises(UsageError, match="observations of 2 numbers and actions of 1; the policy takes 1 and gives 1"):
@@ -216,11 +216,11 @@ def spoilt(values: np.ndarray, number: float) -> np.ndarray:
         ({"observations": np.zeros((201, 3)), "actions": DONE}, "leave out the last observation of each episode"),
         ({"observations": SEEN[:5], "actions": DONE[:5]}, "5 steps are too few to learn from"),
         ({"observations": spoilt(SEEN, np.nan), "actions": DONE}, "observations have 1 numbers that are not finite"),
-        ({"observations": SEEN, "actions": spoilt(DONE, np.inf)}, "1 numbers that are not finite, the first in row 7"),
+        ({"observations": SEEN, "actions": spoilt(DONE, np.inf)}, "1 numbers that are not finite, first in row 7"),
         ({"observations": SEEN.astype(str), "actions": DONE}, "observations are no rows of numbers, but <U"),
         ({"observations": SEEN, "actions": np.zeros((200, 0))}, "of shape [200, 0]"),
-        ({"observations": SEEN, "actions": DONE, "ended": np.zeros(3)}, "ended has 3 entries for 200 steps"),
-        ({"observations": SEEN, "actions": DONE, "ended": np.full(200, "False")}, "ended are no numbers"),
+        ({"observations": SEEN, "actions": DONE, "ended": np.zeros(3)}, "ended are no 200 numbers"),
+        ({"observations": SEEN, "actions": DONE, "ended": np.full(200, "False")}, "ended are no 200 numbers"),
         ({"observations": SEEN, "actions": np.full((200, 1), -1)}, "count choices from 0, but one is -1"),
         ({"observations": np.array([Runs()] * 200, object), "actions": DONE}, "pickled objects, which are not run"),
     ],
@@ -308,5 +308,5 @@ def test_data_that_does_not_fit_the_environment_is_refused(tmp_path: Path) -> No
 
 def test_an_archive_that_unpacks_out_of_all_proportion_is_refused(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "d.npz", observations=np.zeros((100_000, 30)), actions=np.zeros((100_000, 2)))
-    with pytest.raises(FileError, match=r"bytes would unpack to 25,6\d\d,\d\d\d, out of all proportion"):
+    with pytest.raises(FileError, match=r"bytes would unpack to 25,6\d\d,\d\d\d"):
         imitate(tmp_path / "d.npz", tmp_path / "p.safetensors")

@@ -128,7 +128,7 @@ def test_what_has_nothing_between_is_refused_in_a_sentence() -> None:
         turned(prior, Policy(replace(prior.spec, observation_size=5)), 0.5)
     with pytest.raises(UsageError, match="differ in hidden"):
         turned(prior, Policy(replace(prior.spec, hidden=(9, 9))), 0.5, "weights")
-    with pytest.raises(UsageError, match="2 hidden layers of tanh .* 1 of tanh"):
+    with pytest.raises(UsageError, match="2 hidden layers of tanh, .* 1 hidden layers of tanh"):
         turned(prior, Policy(replace(prior.spec, hidden=(9,))), 0.5)
     with pytest.raises(UsageError, match="depends on the state"):
         turned(*pair("state_gaussian"), 0.5)

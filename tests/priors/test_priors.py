@@ -247,7 +247,7 @@ class Needy(Wide):
         (lambda: prior_of(Needy), "Needy cannot be made without arguments: TypeError: .* missing 1 required"),
         (lambda: prior_of(3), "the prior is of type int; it must be a policy, an object with log_prob"),
         (lambda: MeanPrior(twice, [0.1, 0.2, 0.3]).placed(3, TWO), "has 3 stds, and an action has 2 numbers"),
-        (lambda: MeanPrior(twice, 0.1).placed(3, ActionSpace("discrete", (4,))), "choices have no mean"),
+        (lambda: MeanPrior(twice, 0.1).placed(3, ActionSpace("discrete", (4,))), "choices of 4, which have no mean"),
         (lambda: scored(MeanPrior(flat, 0.1).placed(3, TWO)), r"means of shape \[5\].*must give \[5, 2\]"),
         (lambda: scored(MeanPrior(broken, 0.1).placed(3, TWO)), "broken failed: KeyError"),
         (lambda: MeanPrior(Forgetful(), 0.1).fresh(0), "begin of Forgetful failed: IndexError"),
@@ -255,7 +255,7 @@ class Needy(Wide):
             lambda: MeanPrior(Forgetful(), 0.1).forgotten({"steps": torch.zeros(2, 1)}, torch.ones(2).bool()),
             "the memory of Forgetful cannot begin anew: KeyError: 'steps'",
         ),
-        (lambda: scored(ScoredPrior(Wide())), r"gave shape \[5, 2\] for 5 observations and actions"),
+        (lambda: scored(ScoredPrior(Wide())), r"gave shape \[5, 2\]; of 5 actions"),
     ],
 )
 def test_what_is_no_prior_is_one_sentence(make: Any, sentence: str) -> None:

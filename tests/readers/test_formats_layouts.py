@@ -194,8 +194,8 @@ def test_the_command_refuses_them_too(td3: Path, capsys: pytest.CaptureFixture[s
     [
         ("td3.pth --std fit", "--std fit needs recorded actions of this policy"),
         ("td3.pth --std 0.2 --demonstrations nofile.npz", "--demonstrations goes with --std fit"),
-        ("dqn.pth --std 0.3", "dqn.pth has no use for --std"),
-        ("dqn.pth --std 0.3 --temperature 0.1", "dqn.pth has no use for --std"),
+        ("dqn.pth --std 0.3", "dqn.pth has its own std, or needs none: leave --std out"),
+        ("dqn.pth --std 0.3 --temperature 0.1", "dqn.pth has its own std, or needs none: leave --std out"),
     ],
 )
 def test_inspect_refuses_what_evaluate_refuses(

@@ -233,7 +233,7 @@ def test_a_deterministic_policy_is_no_prior(tmp_path: Path, capsys: pytest.Captu
     stock.save(tmp_path / "dqn.zip")
     code, said = refused(capsys, "customize", tmp_path / "dqn.zip", "--omega", 1, "--alpha", 1, "--env", WALK)
     assert code == 2
-    assert "give the temperature of its Boltzmann policy with --temperature" in said
+    assert "no probabilities: give a --temperature" in said
     words = ["--temperature", 0.5, "--steps", 60, "--hidden", 64, 64, "--out", tmp_path / "out"]
     told(capsys, "customize", tmp_path / "dqn.zip", "--omega", 1, "--alpha", 1, "--env", WALK, *words)
     seen, choices = torch.eye(3), torch.arange(2).view(2, 1, 1)

@@ -248,8 +248,7 @@ def _told(found: list[Episodes], limits: Iterable[str]) -> dict[str, Any]:
 
 
 def _joined(episodes: list[Episodes], name: str) -> np.ndarray:
-    found: np.ndarray = torch.cat([getattr(each, name) for each in episodes], -1).cpu().numpy()
-    return found
+    return torch.cat([getattr(each, name) for each in episodes], -1).cpu().numpy()
 
 
 @dataclass

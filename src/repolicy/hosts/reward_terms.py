@@ -29,7 +29,6 @@ def term(wish: Callable[[], Any], reads: Callable[[Any], Sequence[Tensor]]) -> C
     def paid(env: Any) -> Tensor:
         if env not in objects:
             objects[env] = wish()
-        found: Tensor = objects[env](*reads(env), env.episode_length_buf == 1)  # which both count up before they pay
-        return found
+        return objects[env](*reads(env), env.episode_length_buf == 1)  # which both count up before they pay
 
     return paid

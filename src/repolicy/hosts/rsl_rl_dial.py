@@ -43,8 +43,7 @@ class DialedPPO(ResidualPPO):
     def act(self, obs: Any) -> Tensor:
         if not self.storage.step:
             self._next = self._draw(self.storage.num_transitions_per_env)  # for the episodes that begin meanwhile
-        acted: Tensor = super().act(self.shown(obs))
-        return acted
+        return super().act(self.shown(obs))
 
     def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
         step = self.storage.step

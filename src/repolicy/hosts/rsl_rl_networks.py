@@ -58,7 +58,7 @@ class PolicyActor(MLPModel):
         if self.dials:
             middle = latent.new_zeros(*latent.shape[:-1], len(self.dials))
             latent = torch.cat([latent, obs.get(GROUP, middle)], -1)
-        return self.obs_normalizer(latent)  # type: ignore[no-any-return]
+        return self.obs_normalizer(latent)
 
     @torch.no_grad()
     def as_jit(self) -> nn.Module:
@@ -69,13 +69,13 @@ class PolicyActor(MLPModel):
             traced = torch.jit.trace(part, passed)
             setattr(whole, name, traced)
             passed = traced(passed)
-        return whole  # type: ignore[no-any-return]
+        return whole
 
     def as_onnx(self, verbose: bool) -> nn.Module:
         """Return what rsl_rl exports; it takes the places on the dials behind the observations."""
         whole: Any = super().as_onnx(verbose)
         whole.input_size += len(self.dials)
-        return whole  # type: ignore[no-any-return]
+        return whole
 
     def has(self, weights: Mapping[str, Tensor]) -> bool:
         """Return whether these are the weights of an actor like this one."""

@@ -184,7 +184,7 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
         """Return log prior of every response `[B]`, or None where nobody asks."""
         if not self.objective.reads_prior:
             return None
-        return inputs["ref_logps"] if self.precompute_ref_logps else self.reference_log_probs(model, inputs)[0]  # type: ignore[no-any-return]
+        return inputs["ref_logps"] if self.precompute_ref_logps else self.reference_log_probs(model, inputs)[0]
 
     def _move_offset(self, label: Tensor, reward: Tensor) -> None:
         """Take a share of a Newton step of the same loss in the offset alone, the same on every rank.

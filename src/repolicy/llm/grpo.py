@@ -164,8 +164,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     @property
     def _group(self) -> int:
         """Return how many responses to a prompt are compared."""
-        size: int = self.num_generations if self.model.training else self.num_generations_eval
-        return size
+        return self.num_generations if self.model.training else self.num_generations_eval
 
     def _policys(self, values: Tensor) -> Tensor:
         """Return, of a value for each response of all ranks `[N]`, those of the policy's own `[groups, own]`.
@@ -315,8 +314,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
 
 def _mask(batch: dict[str, Any]) -> Tensor:
     """Return 1 at the tokens that the model wrote, not those that a tool answered."""
-    mask: Tensor = batch["completion_mask"] * batch.get("tool_mask", 1)
-    return mask
+    return batch["completion_mask"] * batch.get("tool_mask", 1)
 
 
 def check_sampling(trainer: Any) -> None:

@@ -97,8 +97,7 @@ class Beside:
                 use_cache=True,
             )
         self.seen, self.cache = ids, outputs.past_key_values
-        logits: Tensor = outputs.logits[:, -1].float()
-        return logits
+        return outputs.logits[:, -1].float()
 
 
 class DialedGenerator(LogitsProcessor):  # type: ignore[misc]

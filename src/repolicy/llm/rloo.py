@@ -67,8 +67,7 @@ def _one_pass(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[float
     scored = padded([[0] * len(prompt) + [1] * len(response) for prompt, response in rows], "right").to(model.device)
     logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits[:, :-1].float()
     chosen = logits.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
-    values: list[float] = torch.where(scored[:, 1:] > 0, chosen, 0.0).sum(1).tolist()
-    return values
+    return torch.where(scored[:, 1:] > 0, chosen, 0.0).sum(1).tolist()
 
 
 def padded(rows: list[list[int]], side: str, value: int = 0) -> torch.Tensor:

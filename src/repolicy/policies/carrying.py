@@ -89,8 +89,7 @@ def into_onnx(content: bytes, told: dict[str, Any], policy: bytes) -> bytes:
         part.ClearField("metadata_props")
     entries = {ABOUT: _text(told | {"graph": onnx_sum(model)}), POLICY: base64.b64encode(policy).decode()}
     onnx.helper.set_model_props(model, entries)
-    whole: bytes = model.SerializeToString(deterministic=True)
-    return whole
+    return model.SerializeToString(deterministic=True)
 
 
 def from_onnx(model: Any) -> Carried | None:

@@ -74,10 +74,7 @@ class Density:
         """Raise where it was fitted behind another one: the same state would then look like another."""
         shift, scale = normalizer.shift.double(), normalizer.scale.double()
         if not (torch.equal(self.shift, shift) and torch.equal(self.scale, scale)):
-            raise UsageError(
-                "the density of the prior's states was fitted behind another observation normalizer than the prior's; "
-                "begin a run of its own, which fits it again"
-            )
+            raise UsageError("the states' density was fitted behind another normalizer than the prior's: begin anew")
 
 
 PARTS = ("mean", "whitening", "edge", "shift", "scale")

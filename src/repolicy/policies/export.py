@@ -72,7 +72,7 @@ class Acting(nn.Module):
             mode = mode.clamp(self.low, self.high)
         else:
             mode = self.family.to_environment(mode, self.low, self.high)
-        return mode.squeeze(-1) if self.one_choice else mode  # type: ignore[no-any-return]
+        return mode.squeeze(-1) if self.one_choice else mode
 
 
 class ActingAt(Acting):

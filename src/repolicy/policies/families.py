@@ -114,8 +114,7 @@ class Continuous:
                 std = form.std(bounded(rest + shift, spec), spec.min_std)
             else:
                 std = np.sqrt(np.square(rest) @ np.square(fixed) + np.float32(spec.min_std**2))
-            drawn: np.ndarray = mean + std * next(noise)
-            return drawn
+            return mean + std * next(noise)
 
         return draw
 

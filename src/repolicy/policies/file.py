@@ -232,11 +232,9 @@ def _check_sizes(spec: PolicySpec, state: dict[str, Tensor], make: Callable[[Pol
     if missing := {*wanted} ^ {*state}:
         raise ValueError(f"it lacks {min(missing)}, or should not have it")
     for key, tensor in wanted.items():
-        given = state[key]
-        if (tensor.shape, tensor.dtype) != (given.shape, given.dtype):
-            raise ValueError(
-                f"{key} is {list(given.shape)} {given.dtype}, and its spec makes it {list(tensor.shape)} {tensor.dtype}"
-            )
+        found, made = (f"{list(each.shape)} {each.dtype}" for each in (state[key], tensor))
+        if found != made:
+            raise ValueError(f"{key} is {found}, and its spec makes it {made}")
 
 
 def check_fingerprint(policy: Policy, probes: dict[str, Tensor], who: str) -> None:
@@ -248,6 +246,4 @@ def check_fingerprint(policy: Policy, probes: dict[str, Tensor], who: str) -> No
     offset = (log_probs - stored).mean()
     constant = float((log_probs - stored - offset).abs().max()) < 0.01 * worst
     cause = "the std or the scale of actions" if constant else "the observation normalizer or the weights"
-    raise FileError(
-        f"{who} does not reproduce its own log-probabilities (off by {worst:.3g}); the likely cause is {cause}"
-    )
+    raise FileError(f"{who} does not reproduce its log-probabilities (off by {worst:.3g}); the likely cause is {cause}")

@@ -45,8 +45,7 @@ class Norm(nn.Module):
         def run(inputs: np.ndarray) -> np.ndarray:
             inputs = inputs - inputs.mean(-1, keepdims=True)
             variance = np.square(inputs).mean(-1, keepdims=True)
-            normed: np.ndarray = inputs / np.sqrt(variance + self.epsilon) * weight + bias
-            return normed
+            return inputs / np.sqrt(variance + self.epsilon) * weight + bias
 
         return run
 

@@ -31,10 +31,8 @@ class Prior(Protocol):
 def check_scores(prior: object) -> None:
     """Raise where an object has no `log_prob`."""
     if not callable(getattr(prior, "log_prob", None)):
-        raise UsageError(
-            f"this {type(prior).__name__} cannot be a prior: it has no log_prob(observations, actions); give a policy "
-            "(load_policy reads one from its file), or an object that has one"
-        )
+        need = "it has no log_prob(observations, actions); load_policy reads a policy from its file"
+        raise UsageError(f"this {type(prior).__name__} cannot be a prior: {need}")
 
 
 class Actor(Protocol):
@@ -136,7 +134,7 @@ class PolicySpec:
             return
         if not len(low) == len(high) == self.actions.width or not np.all(np.less_equal(low, high)):
             raise UsageError(
-                f"{self.actions} have the bounds {low} and {high}; each must have a lower one and a higher one"
+                f"{self.actions} have the bounds {low} and {high}; each needs a lower one and a higher one"
             )
 
     @classmethod
@@ -186,7 +184,7 @@ class Policy(nn.Module):
         if self.log_std is None or self.log_std.dim() > 1:
             return None
         outputs = self.log_std.new_zeros(self.family.outputs(self.spec))
-        return self.head(outputs).log_std.exp()  # type: ignore[attr-defined,no-any-return]
+        return self.head(outputs).log_std.exp()  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "NetworkActor":
@@ -208,16 +206,11 @@ class Policy(nn.Module):
         The action is what the environment takes: the mode where `deterministic`, else a sample.
         """
         if isinstance(observation, Mapping):
-            raise UsageError(
-                "the policy takes its observation as one array: put the parts of the Dict one behind the other, in the "
-                "order of the environment's observation space, or of `observe`"
-            )
+            raise UsageError("the policy takes one array: put the Dict's parts one behind the other, in their order")
         observations = np.asarray(observation, np.float32)
         if observations.ndim not in (1, 2) or observations.shape[-1] != self.observation_size:
-            raise UsageError(
-                f"the policy takes observations of {self.observation_size} numbers, one or a row each; got an array of "
-                f"shape {observations.shape}"
-            )
+            takes = f"the policy takes observations of {self.observation_size} numbers, one or a row each"
+            raise UsageError(f"{takes}; got an array of shape {observations.shape}")
         rows = np.atleast_2d(observations)
         act = self.actor(1, len(rows), None if deterministic else torch.default_generator)
         sent = self.to_environment(act(rows))

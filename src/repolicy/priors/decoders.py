@@ -37,20 +37,15 @@ class Decoder:
         if not self._tried:
             self._tried = True
             if not np.allclose(decoded, self._run(observations, noise), atol=1e-6, equal_nan=True):
-                raise UsageError(
-                    f"{self.name} gives other actions for the same observations and noise: it draws numbers of its own "
-                    "(dropout, or noise in between), and must take all of them as its noise"
-                )
+                own = "it draws numbers of its own, and must take all of them as its noise"
+                raise UsageError(f"{self.name} gives other actions for the same observations and noise: {own}")
         return decoded
 
     def _run(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         with in_one_sentence(f"{self.name} failed on {noise.shape[1]} numbers of noise", UsageError), torch.no_grad():
-            result = self.function(observations.copy(), noise.copy())
-            decoded = np.asarray(result, np.float32)
+            decoded = np.asarray(self.function(observations.copy(), noise.copy()), np.float32)
         if decoded.shape[:1] != noise.shape[:1]:
-            raise UsageError(
-                f"{self.name} gives shape {decoded.shape} for {len(noise)} rows of noise, not a row for each"
-            )
+            raise UsageError(f"{self.name} gives shape {decoded.shape} for {len(noise)} rows of noise, not one each")
         decoded = decoded.reshape(len(noise), -1)
         if not np.isfinite(decoded).all():
             raise NumericError(f"{self.name} gave an action that is not finite")
@@ -79,10 +74,7 @@ def decoder_of(reference: Any, noise: Any, chunk: Any, sha256: Any = None, trust
             lambda *both: module(*(torch.from_numpy(each).to(precision) for each in both)), str(file.path), noise, chunk
         )
     if file.format != "onnx":
-        raise UsageError(
-            f"{file.path} is no decoder: it must be ONNX or TorchScript with observations and noise as inputs, or "
-            "code, file.py:decode"
-        )
+        raise UsageError(f"{file.path} is no decoder: it must be ONNX, TorchScript, or code, file.py:decode")
     session, inputs = Session(file), inputs_of(file.opened.graph)
     source, shape = noise_input(inputs, noise, file.path)
     other = next(name for name in inputs if name != source)
@@ -137,16 +129,13 @@ def take_out(path: Path, through: Mapping[str, Any] | None) -> None:
 
 def noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tuple[str, list[int]]:
     """Return which of a graph's two inputs is the noise, and the shape of its rows."""
+    remedy = "write a function that runs it and name that as file.py:decode"
     if len(inputs) != 2:
-        raise UsageError(
-            f"{path} takes {len(inputs)} inputs ({', '.join(inputs)}), and a decoder takes observations and noise: "
-            "write a function that runs it and name that as file.py:decode"
-        )
+        takes = f"{len(inputs)} inputs ({', '.join(inputs)})"
+        raise UsageError(f"{path} takes {takes}, and a decoder takes observations and noise: {remedy}")
     if fixed := [name for name, shape in inputs.items() if shape and isinstance(shape[0], int)]:
-        raise UsageError(
-            f"{path} takes {inputs[fixed[0]][0]} of its input {fixed[0]} at a time, and a decoder takes any number: "
-            "export it with a first axis that is not fixed"
-        )
+        takes = f"{inputs[fixed[0]][0]} of its input {fixed[0]} at a time"
+        raise UsageError(f"{path} takes {takes}: export it with a first axis that is not fixed")
     rows = {name: list(shape[1:]) for name, shape in inputs.items()}
     fitting = [name for name, row in rows.items() if all(isinstance(n, int) for n in row) and np.prod(row) == size]
     named = [name for name in fitting if any(word in name.lower() for word in NOISE)]
@@ -154,10 +143,7 @@ def noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tuple[st
     found = named or [name for name in fitting if name not in others]
     if len(found) != 1:
         shapes = ", ".join(f"{name} {row}" for name, row in rows.items())
-        raise UsageError(
-            f"{path} does not tell which of its inputs is {size} numbers of noise ({shapes}): write a function that "
-            "runs it and name that as file.py:decode"
-        )
+        raise UsageError(f"{path} does not tell which of its inputs is {size} numbers of noise ({shapes}): {remedy}")
     return found[0], rows[found[0]]
 
 
@@ -211,9 +197,7 @@ def export_composed(policy: Policy, decoder: Path, noise: int, chunk: int, out: 
     found = onnx_reader(content)(seen, drawn).reshape(ROWS, -1)
     difference = float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
     if not difference <= TOLERANCE:
-        raise RepolicyError(
-            f"the exported graph differs from policy and decoder by {difference:.3g}; {out} not written"
-        )
+        raise RepolicyError(f"the graph differs from policy and decoder by {difference:.3g}; {out} was not written")
     write_bytes(out, content)
     return difference
 
@@ -240,4 +224,4 @@ def _joined(chooser: bytes, file: PolicyFile, source: str) -> bytes:
     last = joined.graph.output[0]
     joined.graph.node.append(onnx.helper.make_node("Identity", [last.name], ["actions"]))
     last.name = "actions"
-    return joined.SerializeToString()  # type: ignore[no-any-return]
+    return joined.SerializeToString()

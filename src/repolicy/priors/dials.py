@@ -25,6 +25,7 @@ from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 
 How = Literal["mixture", "weights"]
+OTHER_DIAL = "use the other dial: how='weights', or --how weights"
 
 
 def dial(policy: str | Path | SavedPolicy, t: float | None = None, how: How = "mixture", **values: float) -> Policy:
@@ -80,15 +81,11 @@ def _mixture(prior: Policy, customized: Policy, t: float) -> Policy:
     """Return both networks side by side; how much each of them counts for an output is `_shares`' to say."""
     one, other = prior.spec, customized.spec
     if (len(one.hidden), one.activation, one.slope) != (len(other.hidden), other.activation, other.slope):
-        raise UsageError(
-            f"the prior has {len(one.hidden)} hidden layers of {one.activation} and the customized policy "
-            f"{len(other.hidden)} of {other.activation}; a mixture needs as many of both, of one kind and slope"
-        )
+        both = [f"{len(spec.hidden)} hidden layers of {spec.activation}" for spec in (one, other)]
+        raise UsageError(f"the prior has {both[0]}, the customized policy {both[1]}; both must be alike, slopes too")
     if not one.hidden or any(spec.norms or spec.mean_clip is not None for spec in (one, other)):
-        raise UsageError(
-            "a mixture is of networks with hidden layers, without LayerNorm and without a bound on the mean; "
-            "use the other dial: how='weights', or --how weights"
-        )
+        kind = "with hidden layers, without LayerNorm and without a bound on the mean"
+        raise UsageError(f"a mixture is of networks {kind}; {OTHER_DIAL}")
     ours, theirs, std = _shares(prior, customized, t)
     hidden = tuple(a + b for a, b in zip(one.hidden, other.hidden, strict=True))
     mixed = Policy(replace(one, hidden=hidden, std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf)))
@@ -112,17 +109,14 @@ def _shares(prior: Policy, customized: Policy, t: float) -> tuple[Tensor, Tensor
     if prior.family.kind == "discrete":
         return torch.tensor(1.0 - t), torch.tensor(t), None
     if first is None or second is None:
-        raise UsageError(
-            f"the std of a {prior.spec.family} policy depends on the state, so its mixture is no network of one; "
-            "use the other dial: how='weights', or --how weights"
-        )
+        raise UsageError(f"the std of a {prior.spec.family} policy depends on the state: {OTHER_DIAL}")
     narrow, narrow_c = first.double() ** -2, second.double() ** -2
     precision = (1 - t) * narrow + t * narrow_c
     if not bool((precision > 0).all()):
         low, high = proper(narrow, narrow_c)
         raise UsageError(
-            f"at t = {t:g} the mixture is no distribution: its variance would be infinite or negative; "
-            f"for these two policies t must lie between {low:.4g} and {high:.4g}"
+            f"at t = {t:g} the mixture is no distribution, by its variance; for these two policies t must lie between "
+            f"{low:.4g} and {high:.4g}"
         )
     return (1 - t) * narrow / precision, t * narrow_c / precision, precision**-0.5
 
@@ -139,10 +133,7 @@ def _weights(prior: Policy, customized: Policy, t: float) -> Policy:
     """Return the policy whose numbers lie between those of two networks that started as one."""
     one, other = asdict(prior.spec), asdict(customized.spec)
     if differing := ", ".join(name for name in one if one[name] != other[name]):
-        raise UsageError(
-            f"the prior and the customized policy differ in {differing}, so their weights do not belong together; "
-            "use the mixture"
-        )
+        raise UsageError(f"the prior and the customized policy differ in {differing}: use the mixture")
     between = Policy(prior.spec)
     old, new = prior.state_dict(), customized.state_dict()
     between.load_state_dict({key: torch.lerp(old[key].double(), new[key].double(), t).to(old[key]) for key in old})
@@ -166,7 +157,4 @@ def _check_alike(prior: Policy, customized: Policy) -> None:
     ours, theirs = prior.normalizer, customized.normalizer
     same = all(torch.allclose(a, b) for a, b in ((ours.mean, theirs.mean), (ours.var, theirs.var)))
     if not same or ours.bound != theirs.bound:
-        raise UsageError(
-            "the prior and the customized policy normalize observations differently: no dial between; "
-            "`repolicy customize` keeps the prior's statistics"
-        )
+        raise UsageError("the prior and the customized policy normalize observations differently: no dial between")

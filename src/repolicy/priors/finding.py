@@ -137,17 +137,13 @@ def find_policy(reference: str | Path) -> Path:
         if str(reference) in SHELF:
             return fetched(str(reference))
         if str(reference).partition(":")[0] not in {name.partition(":")[0] for name in SHELF}:
-            raise UsageError(
-                f"{path} stands for code, and this needs a policy's file; customize and evaluate take code"
-            )
+            raise UsageError(f"{path} is code, and this needs a policy's file; customize and evaluate take code")
         raise FileError(f"there is no file {path}, and none on the shelf of that name{nearest(str(reference), SHELF)}")
+    check_no_plan(path)
     if path.is_dir():
-        check_no_plan(path)
         raise FileError(f"{path} is a folder without a run; name a policy's file in it")
-    raise FileError(
-        f"there is no file {path}, and no policy of that name ships with repolicy "
-        f"({', '.join(shipped())} do){nearest(str(reference), shipped())}"
-    )
+    known = f"({', '.join(shipped())} do){nearest(str(reference), shipped())}"
+    raise FileError(f"there is no file {path}, and no policy of that name ships with repolicy {known}")
 
 
 def is_plan(reference: object) -> bool:

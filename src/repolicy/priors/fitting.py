@@ -130,9 +130,7 @@ EDGE = 1.0 - 1e-4  # actions are clipped to ± this before atanh
 def wants_fit(options: Options) -> bool:
     """Return whether a std is to be fitted; refused where there is nothing to fit it to, and the other way round."""
     if options.std == "fit" and options.demonstrations is None:
-        raise UsageError(
-            "--std fit needs recorded actions of this policy: --demonstrations FILE.npz, with observations and actions"
-        )
+        raise UsageError("--std fit needs recorded actions of this policy: --demonstrations FILE.npz")
     if options.std != "fit" and options.demonstrations is not None:
         raise UsageError("--demonstrations goes with --std fit")
     return options.std == "fit"
@@ -146,12 +144,10 @@ def fitted_to(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]
         raise UsageError(f"{data.name} holds choices, and choices have no std")
     width = data.actions.shape[1]
     if isinstance(prior, Policy):
-        sizes = prior.observation_size, prior.actions.width
-        if sizes != (data.observations.shape[1], width):
-            raise UsageError(
-                f"{data.name} has observations of {data.observations.shape[1]} numbers and actions of {width}; "
-                f"the policy takes {sizes[0]} and gives {sizes[1]}"
-            )
+        own, recorded = (prior.observation_size, prior.actions.width), (data.observations.shape[1], width)
+        if own != recorded:
+            takes = "observations of {} numbers and actions of {}".format
+            raise UsageError(f"{data.name} has {takes(*recorded)}, and the policy {takes(*own)}")
         with torch.no_grad():
             means = prior(data.observations).mode()
         actions = data.actions
@@ -161,18 +157,14 @@ def fitted_to(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]
     else:
         placed = prior.placed(data.observations.shape[1], ActionSpace("continuous", (width,)))
         if placed.remembers and data.ended is None:
-            raise UsageError(
-                f"{data.name} does not say where an episode ended, and {placed.name} has a memory, which begins anew "
-                "there: save an array 'ended' with the observations and actions"
-            )
+            need = f"{placed.name} has a memory, which begins anew there: save an array 'ended' beside the actions"
+            raise UsageError(f"{data.name} does not say where an episode ended, and {need}")
         ended = torch.zeros(len(data.actions), dtype=torch.bool) if data.ended is None else data.ended
         means = placed.follow(data.observations[:, None], ended[:, None], None)[0].mode()[:, 0]
         actions = data.actions
     std = (actions - means).double().square().mean(0).sqrt().float()
     if not bool((std > LEAST_STD).all()):
-        raise UsageError(
-            f"the actions in {data.name} are the policy's own means, which tell no std: give one, such as --std 0.2"
-        )
+        raise UsageError(f"{data.name} has the policy's own means, which tell no std: give one, such as --std 0.2")
     return std, _sentence(std, data)
 
 

@@ -97,10 +97,7 @@ def in_sentences(at: Place) -> Iterator[None]:
         if cause is not None:
             status = cause.response.status_code
             if status in (401, 403, 404):
-                raise FileError(
-                    f"{at} is not there, or not for you: look at its name, and log in where it is private "
-                    "(hf auth login)"
-                ) from None
+                raise FileError(f"{at} is not there, or not for you: if it is private, log in: hf auth login") from None
             raise FileError(f"{at}: the hub answered with status {status}; try again later") from None
         if isinstance(error, OSError | errors.LocalEntryNotFoundError) or "http" in type(error).__module__:
             raise FileError(f"{at} cannot be reached: no network, or no hub ({type(error).__name__})") from None

@@ -61,17 +61,13 @@ class MeanPrior(nn.Module):
     def placed(self, observation_size: int, actions: ActionSpace) -> Self:
         """Return the same prior for an environment with these spaces."""
         if actions.kind != "continuous":
-            raise UsageError(
-                f"{self.name} gives a mean, and this environment's actions are {actions}; choices have no mean: give "
-                "an object with log_prob(observations, actions)"
-            )
+            need = "which have no mean: give an object with log_prob(observations, actions)"
+            raise UsageError(f"{self.name} gives a mean, and this environment's actions are {actions}, {need}")
         if self.std.dim() and len(self.std) != actions.width:
             raise UsageError(f"{self.name} has {len(self.std)} stds, and an action has {actions.width} numbers")
         size = getattr(self.mean, "observation_size", 0)
         if size not in (0, observation_size):
-            raise UsageError(
-                f"{self.name} takes observations of {size} numbers, but the environment gives {observation_size}"
-            )
+            raise UsageError(f"{self.name} takes observations of {size} numbers, the environment's: {observation_size}")
         prior = copy(self)
         prior.observation_size, prior.actions = observation_size, actions
         if hasattr(self.mean, "prepare"):  # a file shows only when it runs whether it has a memory
@@ -123,10 +119,8 @@ class MeanPrior(nn.Module):
                 mean = found.to(observations.device)
         wanted = (len(observations), self.actions.width or mean.shape[-1:].numel())
         if tuple(mean.shape) != wanted:
-            raise UsageError(
-                f"{self.name} gave means of shape {list(mean.shape)} for observations of shape "
-                f"{list(observations.shape)}; it must give {list(wanted)}, a row an environment"
-            )
+            given = f"for {len(observations)} observations, and must give {list(wanted)}, a row an environment"
+            raise UsageError(f"{self.name} gave means of shape {list(mean.shape)} {given}")
         return mean, state
 
     def check_finite(self, mean: Tensor) -> None:
@@ -175,8 +169,7 @@ class MeanActor:
         mean, self.memory = self._prior.means(torch.from_numpy(observations), self.memory)
         self._prior.check_finite(mean)
         self._means.append(mean)
-        acted: np.ndarray = mean.numpy() + next(self._noise)
-        return acted
+        return mean.numpy() + next(self._noise)
 
     def begin_anew(self, ended: np.ndarray) -> None:
         self.memory = self._prior.forgotten(self.memory, torch.from_numpy(ended))
@@ -199,16 +192,12 @@ class ScoredPrior:
             flat = (part.reshape(-1, part.shape[-1]).clone() for part in (observations, actions))
             log_probs = torch.as_tensor(self.scorer.log_prob(*flat)).detach().float()
         if tuple(log_probs.shape) != (math.prod(lead),):
-            raise UsageError(
-                f"log_prob of {self.name} gave shape {list(log_probs.shape)} for {math.prod(lead)} observations and "
-                f"actions; it must give one number for each, [{math.prod(lead)}]"
-            )
+            must = f"of {math.prod(lead)} actions it must give one number for each, [{math.prod(lead)}]"
+            raise UsageError(f"log_prob of {self.name} gave shape {list(log_probs.shape)}; {must}")
         if not bool(torch.isfinite(log_probs).all()):
             wrong = log_probs[~torch.isfinite(log_probs)]
-            raise NumericError(
-                f"log_prob of {self.name} gave {wrong[0]:g} for {len(wrong):,} of {len(log_probs):,} actions; it must "
-                "be finite for each action that a policy could take"
-            )
+            gave = f"gave {wrong[0]:g} for {len(wrong):,} of {len(log_probs):,} actions"
+            raise NumericError(f"log_prob of {self.name} {gave}; it must be finite for all that a policy could take")
         return log_probs.reshape(lead)
 
 
@@ -232,7 +221,7 @@ class Scorer:
         if not getattr(self.prior, "remembers", False):
             return self.prior.log_prob(observations, actions)
         distribution, self._state = self.prior.follow(observations, ended, self._state)  # type: ignore[attr-defined]
-        return distribution.log_prob(actions)  # type: ignore[no-any-return]
+        return distribution.log_prob(actions)
 
 
 GENERATIVE = (
@@ -244,9 +233,7 @@ GENERATIVE = (
 def check_unread(name: str, options: Options | None) -> None:
     """Refuse options of reading a file for a generative policy, which runs as it is."""
     if options not in (None, Options()):
-        raise UsageError(
-            f"{name} is a generative policy and runs as it is: leave out --std and the other options of reading a file"
-        )
+        raise UsageError(f"{name} is a generative policy and runs as it is: leave out --std and what else reads a file")
 
 
 def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | ScoredPrior:
@@ -268,10 +255,7 @@ def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | 
             + ("; save it and name its file" if callable(getattr(thing, "save", None)) else "")
         )
     if std is None:
-        raise UsageError(
-            f"{name} gives a mean and no std, so that none of its actions has a probability: give one with --std "
-            "(in Python, std=), such as 0.2"
-        )
+        raise UsageError(f"{name} gives a mean and no std: give one with --std (in Python, std=), such as 0.2")
     return MeanPrior(thing, std, name)
 
 

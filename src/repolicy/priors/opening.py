@@ -50,10 +50,8 @@ def read_file(file: PolicyFile, options: Options) -> SavedPolicy:
 def check_own(path: str | Path, options: Options | None) -> None:
     """Refuse options of reading for a file of ours, or for a run's folder."""
     if options not in (None, Options()):
-        raise UsageError(
-            f"{path} is Repolicy's own file and holds all that there is to know: leave out --std, --temperature, "
-            "--vecnormalize, --file-activation and --layout, which are for other libraries' files"
-        )
+        others = "--std, --temperature, --vecnormalize, --file-activation and --layout"
+        raise UsageError(f"{path} is Repolicy's own file: leave out {others}, which are for other libraries' files")
 
 
 def load_policy(
@@ -180,8 +178,7 @@ def acting(reference: str | Path, options: Options, trust: bool) -> Acting:
     """Return a policy to run, of our own or as it is; of a planner's folder, the planner."""
     if is_plan(reference):
         check_own(reference, options)
-        planner: Acting = load_object(PLANNER, "planner")(Path(reference), trust)
-        return planner
+        return load_object(PLANNER, "planner")(Path(reference), trust)
     found = opened(str(reference), options, trust)
     if isinstance(found, ScoredPrior):
         raise UsageError(f"{found.name} scores actions and does not choose any: it is a prior, and no policy to run")
@@ -193,10 +190,8 @@ def acting(reference: str | Path, options: Options, trust: bool) -> Acting:
 
 def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ...] = ()) -> Exact:
     if replace(options, std=None, demonstrations=None) != Options():
-        raise UsageError(
-            f"{name or name_of(thing)} runs as it is: --vecnormalize, --temperature, --file-activation and "
-            "--layout do not belong to it"
-        )
+        others = "--vecnormalize, --temperature, --file-activation and --layout"
+        raise UsageError(f"{name or name_of(thing)} runs as it is: {others} do not belong to it")
     if not wants_fit(options):
         assert options.std != "fit"
         prior = prior_of(thing, options.std, name)

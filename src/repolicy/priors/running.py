@@ -32,19 +32,15 @@ TRIED = 3  # rows with which it is tested whether a file keeps rows apart
 def check_trusted(file: PolicyFile, trust: bool) -> None:
     """Raise where a TorchScript file is to run and nobody trusts it."""
     if not trust:
-        raise UsageError(
-            f"{file.path} is TorchScript that cannot be copied, and TorchScript is a program, which may do what you "
-            "may; if you trust it, add --trust (in Python, trust=True)"
-        )
+        why = "TorchScript that cannot be copied, a program, which may do what you may"
+        raise UsageError(f"{file.path} is {why}; if you trust it, add --trust (in Python, trust=True)")
 
 
 def _check_same(first: Tensor, again: Tensor, path: Path) -> None:
     """Refuse what gives other actions when it runs again."""
     if not torch.allclose(first, again, atol=1e-6, equal_nan=True):
-        raise UsageError(
-            f"{path} gives different actions from the same start: it draws them at random, or its state is not in its "
-            "buffers, so that it tells no mean"
-        )
+        why = "it draws them at random, or its state is not in its buffers"
+        raise UsageError(f"{path} gives different actions from the same start, so that it tells no mean: {why}")
 
 
 @contextlib.contextmanager

@@ -71,8 +71,6 @@ def _policy(module: dict[str, Any], activation: str) -> tuple[Perceptron, Std, b
         return *_plain_gaussian(module, activation), False
     *hidden, last = _hidden(module)
     output, size = last.linear, len(last.linear.bias) // 2
-    if len(output.bias) % 2:
-        raise CannotCopyError(f"its last layer has {len(output.bias)} outputs, not means and stds")
     std = Std("head", output.outputs(size), "softplus", floor=MIN_STD)
     return perceptron(hidden, output.outputs(0, size), activation), std, True
 
@@ -80,10 +78,8 @@ def _policy(module: dict[str, Any], activation: str) -> tuple[Perceptron, Std, b
 def _plain_gaussian(module: dict[str, Any], activation: str) -> tuple[Perceptron, Std]:
     """Read Brax's newer `normal` distribution, which has neither tanh nor softplus."""
     hidden = _hidden(module["MLP_0"])
-    dense = [name for name in ("Dense_0", "Dense_1") if name in module]
-    if not dense:
-        raise CannotCopyError(f"its policy holds {some(module)}")
-    actor = perceptron(hidden, _dense(module[dense[0]], dense[0]), activation)
+    output = "Dense_0" if "Dense_0" in module else "Dense_1"
+    actor = perceptron(hidden, _dense(module[output], output), activation)
     for name, link in (("std_logparam", "exp"), ("std_param", "identity")):
         if name in module:
             (raw,) = module[name].values() if isinstance(module[name], dict) else (module[name],)

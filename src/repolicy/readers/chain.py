@@ -82,12 +82,10 @@ def recognize(chain: Chain, width: int) -> tuple[Described, Linear | None]:
     if _next(steps) == "slice":
         output, unused = _sliced(network.output, steps.pop(0))
         network = replace(network, output=output)
-    mean_clip = _take_clip(steps)
+    mean_clip = None if steps and steps[-1].name == "argmax" else _take_clip(steps)
     rows = len(network.output.bias)
     low, high = np.full(rows, -1.0), np.full(rows, 1.0)
     squashed, argmax = _next(steps) == "tanh", _next(steps) == "argmax"
-    if argmax and mean_clip is not None:
-        raise CannotCopyError("its outputs are clipped before the largest is chosen")
     if squashed or argmax:
         steps.pop(0)
     if squashed and _next(steps) == "affine":

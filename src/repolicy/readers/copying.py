@@ -51,20 +51,15 @@ def _state(described: Described, spec: PolicySpec, normalizer: Normalizer) -> di
 
 
 def _unfit(described: Described, name: str, found: Sequence[int], wanted: Sequence[int]) -> FileError:
-    return FileError(
-        f"this {described.kind} of {described.library} is damaged: {name} has the shape {[*found]}, and {[*wanted]} "
-        "would fit"
-    )
+    what = f"this {described.kind} of {described.library} is damaged"
+    return FileError(f"{what}: {name} has the shape {[*found]}, and {[*wanted]} would fit")
 
 
 def _spec(described: Described) -> PolicySpec:
     std, actor, actions = described.std, described.actor, described.actions
     if std is None and actions.kind == "continuous":
-        before = ", before tanh" if described.squashed else ""
-        raise UsageError(
-            f"this {described.kind} of {described.library} has no std, so that none of its actions has a probability: "
-            f"give one with --std, such as --std 0.2{before}"
-        )
+        example = "--std 0.2, before tanh" if described.squashed else "--std 0.2"
+        raise UsageError(f"this {described.kind} of {described.library} has no std: give one, such as {example}")
     norms = tuple(hidden.norm.place if hidden.norm else "" for hidden in actor.hidden)
     epsilon = next((hidden.norm.epsilon for hidden in actor.hidden if hidden.norm), 1e-5)  # all have the same
     if described.squashed and not actions.low:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,17 +44,12 @@ def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()
         raise FileError(f"there is no file {path}")
     try:
         with path.open("rb") as stream:
-            if stream.read(2) not in (b"PK", b"\x93N"):
+            if stream.read(2) != b"PK":
                 raise FileError(f"{path} is no .npz file; save {', '.join(needed)} with np.savez")
             stream.seek(0)
-            file = np.load(stream, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise FileError(f"{path} is a single array; save {', '.join(needed)} with np.savez")
-            assert file.zip is not None  # it is, until the file is closed
+            file: Any = np.load(stream, allow_pickle=False)
             check_unpacked(file.zip, path.stat().st_size)
-            arrays: dict[str, np.ndarray] = {
-                str(name): file[name] for name in (*needed, *optional) if name in file.files
-            }
+            arrays = {name: file[name] for name in (*needed, *optional) if name in file.files}
             names = ", ".join(file.files) or "nothing"
     except FileError:
         raise
@@ -73,9 +69,7 @@ def _minari(name: str) -> Demonstrations:
     try:
         import minari
     except ImportError:
-        raise UsageError(
-            f"there is no file {name}; if it is a Minari dataset, install what reads them: pip install 'minari[hdf5]'"
-        ) from None
+        raise UsageError(f"there is no file {name}; for a Minari dataset, pip install 'minari[hdf5]'") from None
     with in_one_sentence(f"the Minari dataset {name!r} cannot be read", FileError):
         data = minari.load_dataset(name)
         observations, actions, ended = [], [], []
@@ -86,12 +80,8 @@ def _minari(name: str) -> Demonstrations:
             observations.append(episode.observations[: len(taken)])  # without the last, after which nobody acted
             actions.append(taken)
             ended.append(np.arange(len(taken)) == len(taken) - 1)
-        spec = getattr(data, "env_spec", None)
-    if not observations:
-        raise FileError(f"the Minari dataset {name!r} has no episode")
-    env = getattr(spec, "id", None)
-    arrays = [np.concatenate(parts) for parts in (observations, actions, ended)]
-    return _checked(name, arrays[0], arrays[1], arrays[2], env)
+        seen, acted, last = (np.concatenate(parts) for parts in (observations, actions, ended))
+    return _checked(name, seen, acted, last, getattr(data.env_spec, "id", None))
 
 
 def _checked(
@@ -112,21 +102,13 @@ def _checked(
     rows = observations.reshape(len(observations), -1).astype(np.float32)
     taken = actions.reshape(len(actions), -1).astype(np.int64 if discrete else np.float32)
     for what, array in (("observations", rows), ("actions", taken)):
-        bad = np.argwhere(~np.isfinite(array))
-        if len(bad):
-            raise FileError(
-                f"{name}: {what} have {len(bad):,} numbers that are not finite, the first in row {bad[0][0]}"
-            )
+        if len(bad := np.argwhere(~np.isfinite(array))):
+            raise FileError(f"{name}: {what} have {len(bad):,} numbers that are not finite, first in row {bad[0][0]}")
     if discrete and taken.min() < 0:
         raise FileError(f"{name}: actions are whole numbers and count choices from 0, but one is {taken.min()}")
-    last = None if ended is None else _ends(name, np.asarray(ended), len(taken))
+    last = None
+    if ended is not None:  # each is a truth value, or a number that is 0 or not
+        if ended.dtype.kind not in "biuf" or not np.isfinite(ended).all() or ended.size != len(taken):
+            raise FileError(f"{name}: ended are no {len(taken):,} numbers, 1 after each step that ended an episode")
+        last = torch.from_numpy(ended.reshape(-1).astype(bool))
     return Demonstrations(name, torch.from_numpy(rows), torch.from_numpy(taken), last, env)
-
-
-def _ends(name: str, ended: np.ndarray, steps: int) -> Tensor:
-    """Return after which steps an episode ended; each is a truth value, or a number that is 0 or not."""
-    if ended.dtype.kind not in "biuf" or not np.isfinite(ended).all():
-        raise FileError(f"{name}: ended are no numbers; save a 1 for each step after which an episode ended, else a 0")
-    if ended.size != steps:
-        raise FileError(f"{name}: ended has {ended.size:,} entries for {steps:,} steps")
-    return torch.from_numpy(ended.reshape(-1).astype(bool))

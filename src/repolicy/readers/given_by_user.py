@@ -65,10 +65,7 @@ class Given:
         """Return values of actions as logits: a Boltzmann policy at the user's temperature."""
         self.used.add("temperature")
         if self.options.temperature is None:
-            raise NoTemperatureError(
-                "the policy has values of actions and no probabilities: give the temperature of its Boltzmann policy "
-                "with --temperature, in units of the return"
-            )
+            raise NoTemperatureError("the policy has values of actions and no probabilities: give a --temperature")
         factor = np.float32(1.0 / self.options.temperature)
         return replace(network, output=Linear(network.output.weight * factor, network.output.bias * factor))
 
@@ -87,9 +84,7 @@ class Given:
     def check_no_statistics(self) -> None:
         """Refuse statistics, or none, for a network that normalizes observations inside."""
         if self.options.vecnormalize is not None:
-            raise UsageError(
-                "the policy normalizes observations itself, by a part of its network: leave --vecnormalize out"
-            )
+            raise UsageError("the policy's network normalizes observations itself: leave --vecnormalize out")
 
 
 # Statistics of observations: Stable-Baselines3's VecNormalize, or plain arrays ----------------------------------------

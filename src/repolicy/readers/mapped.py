@@ -151,9 +151,8 @@ def of_text(text: str) -> Layout:
         try:
             given[name] = {"yes": True, "no": False}[value] if kind is bool else kind(value)
         except (ValueError, KeyError):
-            raise UsageError(
-                f"--layout has {part.strip()!r}; it takes {'yes or no' if kind is bool else 'a number'}"
-            ) from None
+            takes = "yes or no" if kind is bool else "a number"
+            raise UsageError(f"--layout has {part.strip()!r}; it takes {takes}") from None
     if "actor" not in given or {"std", "log_std"} <= given.keys():
         raise UsageError("--layout needs actor=NAME, and not both std=NAME and log_std=NAME")
     return Layout(**given)
@@ -161,11 +160,9 @@ def of_text(text: str) -> Layout:
 
 def tensors_in(saved: Any) -> dict[str, Array]:
     """Return all arrays and numbers of nested dicts, lists and shells of objects, by their names joined with dots."""
-    found: dict[str, Array] = {}
-    for name, value in _named(saved, "", DEEPEST, set()):
-        found[name] = value
-        if len(found) > MOST:
-            raise ValueError(f"it holds more than {MOST:,} values, and is no policy")
+    found = dict(itertools.islice(_named(saved, "", DEEPEST, set()), MOST + 1))
+    if len(found) > MOST:
+        raise ValueError(f"it holds more than {MOST:,} values, and is no policy")
     return found
 
 

@@ -242,9 +242,7 @@ def load_model(content: bytes, where: str) -> Any:
         import onnx
         from google.protobuf.message import Message
     except ImportError:
-        raise UsageError(
-            f"{where} is an ONNX graph, which needs the package onnx: pip install 'repolicy[onnx]'"
-        ) from None
+        raise UsageError(f"{where} is an ONNX graph, which needs onnx: pip install 'repolicy[onnx]'") from None
     try:
         model = onnx.load_model_from_string(content)
     except Exception as error:  # protobuf's own, of several classes

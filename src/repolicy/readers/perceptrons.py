@@ -112,10 +112,8 @@ def check_width(width: int, normalizer: Normalizer | None, file: Path | None = N
     """Raise unless a normalizer, that of the named file or the policy's own, is of as many numbers as it takes."""
     if normalizer is not None and len(normalizer.shift) != width:
         if file is not None:
-            raise FileError(
-                f"{file} has statistics of {len(normalizer.shift)} numbers, and the policy takes {width}: name its own "
-                "file with --vecnormalize, or none"
-            )
+            has = f"{file} has statistics of {len(normalizer.shift)} numbers"
+            raise FileError(f"{has}, and the policy takes {width}: name its own file with --vecnormalize, or none")
         raise ValueError(f"its statistics are of {len(normalizer.shift)} numbers, the policy takes {width}")
 
 

@@ -91,9 +91,7 @@ class PolicyFile:
         opened, found = self.opened, carrying.from_onnx if self.format == "onnx" else carrying.from_torchscript
         try:
             return found(opened)
-        except FileError as error:
-            raise FileError(f"{self.path} is damaged: {error}") from None
-        except DAMAGE as error:
+        except (FileError, *DAMAGE) as error:
             raise FileError(f"{self.path} is damaged: {first_line(error)}") from None
 
     def described(self, options: Options) -> Described:
@@ -110,10 +108,8 @@ class PolicyFile:
             found: Described = READERS[name].read(opened, given)
             for idle in sorted({"std", "temperature", "file_activation"} - given.used):
                 if getattr(options, idle) not in (None, "fit"):
-                    word = f"--{idle.replace('_', '-')}"
-                    raise UsageError(
-                        f"{self.path} has no use for {word}, as it has its own or needs none: leave it out"
-                    )
+                    word = idle.replace("_", "-")
+                    raise UsageError(f"{self.path} has its own {word}, or needs none: leave --{word} out")
             if self.carried is not None and not self.carried.is_as_exported:
                 given.notes.append(CHANGED)
             return replace(found, notes=tuple(given.notes))

@@ -122,11 +122,9 @@ def read(model: Zip, given: Given) -> Described:
     normalizer = _normalizer(model, given)
     given.notes += [HINDSIGHT] * model.hindsight + time_is_seen(given.path)
     check_width(model.width, normalizer)
-    inputs, outputs, wanted = parts.actor.width, len(parts.actor.output.bias), sum(model.actions.sizes)
-    if inputs != model.width or outputs != wanted:
-        raise ValueError(
-            f"its network takes {inputs} numbers and gives {outputs}, its spaces have {model.width} and {wanted}"
-        )
+    network, space = (parts.actor.width, len(parts.actor.output.bias)), (model.width, sum(model.actions.sizes))
+    if network != space:
+        raise ValueError(f"its network takes and gives {network} numbers, and its spaces have {space}")
     algorithm = next((algorithm for mark, algorithm in MARKS.items() if mark in model.data), "policy")
     return Described(
         LIBRARY, str(model.data.get("version", "")), algorithm, parts.actor, model.actions, parts.squashed, parts.std,
@@ -165,10 +163,7 @@ def _kind(model: Zip) -> Callable[[Zip, Given], Parts]:
     for mark, reader in KINDS.items():
         if any(name.startswith(mark) for name in names):
             return reader
-    raise ValueError(
-        f"it holds a policy of an unknown kind ({_class_name(model) or 'no class'}, tensors {some(names)}); "
-        "known are PPO, A2C, SAC, TD3, DDPG, DQN, and sb3-contrib's TRPO, TQC, QR-DQN and ARS"
-    )
+    raise ValueError(f"it holds a policy of an unknown kind, {_class_name(model) or 'no class'}: {some(names)}")
 
 
 def _on_policy(model: Zip, given: Given) -> Parts:
@@ -361,17 +356,15 @@ def _normalizer(model: Zip, given: Given) -> Normalizer | None:
         check_width(model.width, statistics, file)
         last = [_value(model.data, name, name) for name in ("_last_original_obs", "_last_obs")]
         if statistics and not named and "learning_starts" in model.data and not agree(statistics, keys, *last):
-            raise UsageError(
-                f"{file} lies beside {given.path}, and is of another training or another time: it does not make of the "
-                "last observation what the policy saw. Name the policy's own with --vecnormalize, or none"
-            )
+            other = "is of another training or another time, by the last observation in the model"
+            raise UsageError(f"{file} {other}: name the policy's own with --vecnormalize, or none")
         done = "normalized by" if statistics is not None else "not normalized, as it says in"
         given.notes.append(f"observations are {done} {file.name}")
         return statistics
     if needed:
         raise UsageError(
             f"{given.path} was trained with VecNormalize, and its statistics are not beside it: name their file with "
-            "--vecnormalize (or say none, which is right where rewards alone were normalized)"
+            "--vecnormalize (or none, where rewards alone were normalized)"
         )
     if needed is None:
         given.notes.append("the file does not tell whether VecNormalize was used, and no file of its is beside it")

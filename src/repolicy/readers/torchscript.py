@@ -29,8 +29,7 @@ def recognized(names: list[str]) -> bool:
 def read(archive: zipfile.ZipFile, given: Given) -> Described:
     """Return the perceptron in a TorchScript file; CannotCopyError where it is something else."""
     module = read_entry(archive, "data")
-    memory = _memory(module)
-    if memory:
+    if memory := _memory(module):
         raise CannotCopyError(f"the policy has a memory ({memory})")
     code = _Code(archive, find_root(archive), read_entry(archive, "constants"))
     chain = _followed(code, module).chain
@@ -100,10 +99,8 @@ class _Code:
         if not isinstance(shell, Shell) or not isinstance(shell.name, Name):
             raise self.refuse("a call of something that is no module")
         module, _, class_name = shell.name.text.rpartition(".")
-        for node in self.tree(module).body:
-            if isinstance(node, ast.ClassDef) and node.name == class_name:
-                return node.body
-        raise ValueError(f"the code of {class_name} is missing in it")
+        classes = {node.name: node.body for node in self.tree(module).body if isinstance(node, ast.ClassDef)}
+        return classes[class_name]
 
     def check_no_hooks(self, shell: Any) -> None:
         """Refuse hooks of the whole module: PyTorch itself calls them. (Those of its parts are called in the code.)"""
@@ -113,10 +110,6 @@ class _Code:
 
     def method(self, shell: Any, name: str, args: list[Any]) -> Any:
         return self.run(_function(self.members(shell), name), [shell, *args])
-
-    def function(self, name: str, args: list[Any]) -> Any:
-        module, _, last = name.rpartition(".")
-        return self.run(_function(self.tree(module).body, last), args)
 
     def run(self, function: ast.FunctionDef, args: list[Any]) -> Any:
         names = [argument.arg for argument in function.args.args]
@@ -140,8 +133,7 @@ class _Code:
                 test = self.value(node.test, local)
                 if not isinstance(test, bool):
                     raise self.refuse("a branch that depends on the observations")
-                returned = self.block(node.body if test else node.orelse, local)
-                if returned:
+                if returned := self.block(node.body if test else node.orelse, local):
                     return returned
             elif not isinstance(node, ast.Pass):
                 raise self.refuse(f"a statement of the kind {type(node).__name__}")
@@ -199,7 +191,8 @@ class _Code:
         if name.text in ("annotate", "unchecked_cast"):
             return args[1]
         if name.text.startswith("__torch__."):
-            return self.function(name.text, args)
+            module, _, last = name.text.rpartition(".")
+            return self.run(_function(self.tree(module).body, last), args)
         operator = name.text.removeprefix("torch.")
         operation = OPERATIONS.get(operator.removesuffix("_")) if operator != name.text else None
         result = operation(args, named) if operation else None
@@ -216,7 +209,4 @@ class _Code:
 
 
 def _function(body: list[ast.stmt], name: str) -> ast.FunctionDef:
-    function = next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == name), None)
-    if function is None:
-        raise KeyError(name)
-    return function
+    return {node.name: node for node in body if isinstance(node, ast.FunctionDef)}[name]

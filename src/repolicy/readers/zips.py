@@ -26,11 +26,8 @@ def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
 
 def check_unpacked(archive: zipfile.ZipFile, size: int) -> None:
     """Raise where a zip of this size says that its entries unpack to bytes out of all proportion."""
-    size_then = unpacked(archive)
-    if size_then > BLOAT * size + SMALL:
-        raise FileError(
-            f"{archive.filename} is refused: its {size:,} bytes would unpack to {size_then:,}, out of all proportion"
-        )
+    if (then := unpacked(archive)) > BLOAT * size + SMALL:
+        raise FileError(f"{archive.filename} is refused: its {size:,} bytes would unpack to {then:,}")
 
 
 def entry(archive: zipfile.ZipFile, name: str) -> bytes:
