@@ -49,5 +49,5 @@ def test_an_actor_whose_std_is_cut_comes_as_it_acts(std_type: str) -> None:
 
 
 def test_a_std_that_the_actor_would_cut_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"a std from 0\.\d+ to 0\.\d+, .* std_range is 0.9 to 2: widen std_range"):
+    with pytest.raises(UsageError, match=r"a std from 0\.\d+ to 0\.\d+, .* std_range of 0.9 to 2: widen it"):
         from_repolicy(small_policy(hidden=(16, 16)), actor_with({"std_range": [0.9, 2.0]}))

@@ -41,7 +41,7 @@ def test_a_prior_of_other_sizes_is_refused_with_both(tmp_path: Path) -> None:
 def test_a_checkpoint_of_the_runner_s_takes_no_reading(tmp_path: Path) -> None:
     path = str(checkpoint(tmp_path))
     runner(algorithm=residual({"path": path, "trust": False}))
-    with pytest.raises(UsageError, match="checkpoint of the runner's, and has no use for std, vecnormalize"):
+    with pytest.raises(UsageError, match="is the runner's checkpoint, and has no use for std, vecnormalize"):
         runner(algorithm=residual({"path": path, "std": 0.2, "vecnormalize": "none"}))
 
 
@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_no_prior(tmp_path: Path) -> None:
 
 
 def test_clipped_actions_with_nothing_to_hold_the_std_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"clips actions \(clip_actions\): the entropy is that of the unclipped"):
+    with pytest.raises(UsageError, match=r"clips actions \(clip_actions\), so nothing bounds the std"):
         runner(algorithm=residual(omega=0.0), clip_actions=1.0)
     runner(algorithm=residual(small_policy()), clip_actions=1.0)  # a prior holds it
 

@@ -231,19 +231,19 @@ def test_wrong_settings_are_one_sentence(change: dict[str, Any], sentence: str) 
 
 
 def test_rewards_on_a_moving_scale_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\) or .*, and omega and alpha weigh"):
+    with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\) or .*, and the scale of what"):
         residual(env=VecNormalize(DummyVecEnv([Drift])), prior=small_policy())
     with pytest.raises(UsageError, match="wrapped in NormalizeReward"):
         residual(env=gymnasium.wrappers.NormalizeReward(Drift()), prior=small_policy())
-    with pytest.raises(UsageError, match=r"statistics that move, .* set training = False"):
+    with pytest.raises(UsageError, match=r"statistics of observations move, .* set training = False"):
         residual(env=VecNormalize(DummyVecEnv([Drift]), norm_reward=False), prior=small_policy())
-    with pytest.raises(UsageError, match="normalizes observations with statistics that move"):
+    with pytest.raises(UsageError, match="statistics of observations move"):
         residual(env=gymnasium.wrappers.NormalizeObservation(Drift()), prior=small_policy())
     still = VecNormalize(DummyVecEnv([Drift]), norm_reward=False, training=False)
     with pytest.raises(UsageError, match="VecNormalize changes what the actor sees"):
         residual(env=still, prior=small_policy())
     model(env=VecNormalize(DummyVecEnv([Drift])), omega=0.0, alpha=0.0)  # their own PPO does not mind
-    with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\) or .*, and omega and alpha weigh"):
+    with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\) or .*, and the scale of what"):
         residual(prior=small_policy()).set_env(VecNormalize(envs()))
 
 
@@ -252,7 +252,7 @@ def test_statistics_that_begin_to_move_are_noticed() -> None:
     ours = residual(env=still, prior=small_policy(), copy_prior=False).learn(32)
     before = [tensor.clone() for tensor in weights(ours)]
     still.training = True
-    with pytest.raises(UsageError, match="statistics that move"):
+    with pytest.raises(UsageError, match="statistics of observations move"):
         ours.learn(32)
     assert same(before, weights(ours))
 

@@ -82,7 +82,7 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("grpo", BOTH, {"prior_share": 0.05}, "neither none nor all"),
         ("grpo", BOTH, ONWARD | FEW, "needs returns='whole'"),
         ("grpo", BOTH, FEW | {"use_transformers_continuous_batching": True}, "transformers itself"),
-        ("grpo", BOTH, {"generation_kwargs": {"top_p": 0.5, "temperature": 2.0}}, "generated with temperature 2.0"),
+        ("grpo", BOTH, {"generation_kwargs": {"top_p": 0.5, "temperature": 2.0}}, "temperature is 2.0"),
         ("grpo", BOTH, {"eval_dataset": Dataset.from_list([{"question": "."}])}, "no column prompt"),
         ("q", BOTH, NOISE, "the prior would get the noise, too"),
         ("grpo", BOTH, {"per_device_train_batch_size": 64}, "has 8 prompts, and each generation takes 16"),
@@ -136,7 +136,7 @@ def test_a_reference_is_loaded_from_a_path(build: Build, toy: Any, kind: str) ->
 def test_what_a_models_own_file_says_about_generation_counts(build: Build, prior: Path) -> None:
     model = load(prior)
     model.generation_config.no_repeat_ngram_size = 2
-    with pytest.raises(UsageError, match=r"no_repeat_ngram_size 2.* model's generation config"):
+    with pytest.raises(UsageError, match=r"no_repeat_ngram_size is 2 .* model's generation config"):
         build("grpo", model=model)
 
 

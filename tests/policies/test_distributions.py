@@ -183,7 +183,7 @@ def plain(mlp: Mlp) -> nn.Sequential:
         layers.append(layer)
         norm = mlp.norm(index)
         if norm is not None:
-            theirs = nn.LayerNorm(len(weight), norm.epsilon, dtype=weight.dtype)
+            theirs = nn.LayerNorm(len(weight), norm.eps, dtype=weight.dtype)
             theirs.load_state_dict({"weight": norm.weight.detach(), "bias": norm.bias.detach()})
             layers += [theirs, PLAIN[mlp.activation]] if norm.place == "before" else [PLAIN[mlp.activation], theirs]
         elif index < len(mlp.weights) - 1:

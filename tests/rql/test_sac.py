@@ -117,7 +117,7 @@ def test_a_prior_that_is_no_policy_needs_an_actor() -> None:
         def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
             return -actions.square().sum(-1)
 
-    with pytest.raises(UsageError, match="the actor cannot begin as a copy of a Mine"):
+    with pytest.raises(UsageError, match="the actor cannot begin as a Mine"):
         ResidualSAC(Bounded(), kl(0.4), Mine())
     given = frozen(constant(MEAN, STD))  # as a file's is, too
     model = ResidualSAC(Bounded(), kl(0.4), Mine(), Settings(steps=8, warmup=4, hidden=(4,)), actor=given)

@@ -58,9 +58,8 @@ def open_prior(given: Any) -> Opened:
     """
     path, notes, card = path_of(given), list[str](), dict[str, Any]()
     if isinstance(path, str | Path):
-        reading = dict(given) if isinstance(given, Mapping) else {}
+        reading = {name: value for name, value in given.items() if name != "path"} if path is not given else {}
         trust = reading.pop("trust", False) is True  # and no word, such as "false"
-        reading.pop("path", None)
         if "activation" in reading:
             reading["file_activation"] = reading.pop("activation")
         with told_in_python("" if reading else BESIDE):  # who gave some knows where
@@ -91,9 +90,7 @@ def squashes(prior: Any) -> bool:
 def check_squashed(prior: Any, env_squashes: bool, remedy: str) -> None:
     """Raise where a prior's actions pass through tanh, and the environment takes them as they are."""
     if squashes(prior) and not env_squashes:
-        raise UsageError(
-            f"the prior is squashed: its actions pass through tanh, and the environment's do not; {remedy}"
-        )
+        raise UsageError(f"the prior's actions pass through tanh, and the environment's do not; {remedy}")
 
 
 def called(given: Any) -> str:
@@ -108,10 +105,7 @@ def check_same_prior(given: Mapping[str, Tensor], kept: Mapping[str, Tensor], na
         return
     its = printable(str(theirs or "in it"))
     another = "today's has other numbers, or is read with another std" if its == name else f"{name} is another"
-    raise UsageError(
-        f"the checkpoint was made beside the prior {its}, and {another}: name the checkpoint's own prior, or begin a "
-        "run of its own"
-    )
+    raise UsageError(f"the checkpoint was made beside the prior {its}, and {another}: name its own, or begin a new run")
 
 
 ROWS = 4096  # of a rollout that a prior scores at once
@@ -189,10 +183,8 @@ class Given(ByDistribution):
         if isinstance(prior, Policy):
             return prior(rows)
         if not isinstance(prior, MeanPrior):
-            raise UsageError(
-                f"{self.name} scores actions and chooses none, so nothing can be measured: name omega and alpha, and "
-                "leave states out"
-            )
+            unmeasured = "so nothing can be measured: name omega and alpha, and leave states out"
+            raise UsageError(f"{self.name} scores actions and chooses none, {unmeasured}")
         if not self.remembers:
             return prior.distribution(rows)
         mean, self.memory = prior.means(rows, prior.fresh(len(rows)) if self.memory is None else self.memory)
@@ -237,10 +229,8 @@ def check_needs(objective: Objective, has_prior: bool, clips: str = "") -> None:
     if objective.reads_prior and not has_prior:
         raise UsageError(f"omega is {objective.omega:g}, which weighs a prior's log-probability, and there is no prior")
     if clips and objective.alpha and not objective.omega:
-        raise UsageError(
-            f"alpha is {objective.alpha:g} and omega is 0, and {clips}: the entropy is that of the unclipped actions, "
-            "so nothing bounds the std; widen the bounds, or set omega above 0"
-        )
+        why = f"{clips}, so nothing bounds the std; widen the bounds, or set omega above 0"
+        raise UsageError(f"alpha is {objective.alpha:g} and omega is 0, and {why}")
 
 
 # How an actor begins as its prior: as which policy, what must fit, and what is copied ---------------------------------
@@ -300,9 +290,8 @@ def check_sizes(prior: Policy, observations: int, actions: ActionSpace) -> None:
     """Raise unless the policy takes so many observations and acts so, with both sizes named."""
     spec = prior.spec
     if spec.observation_size != observations:
-        raise UsageError(
-            f"the prior takes observations of {spec.observation_size} numbers, but the environment gives {observations}"
-        )
+        takes = f"the prior takes observations of {spec.observation_size} numbers"
+        raise UsageError(f"{takes}, but the environment gives {observations}")
     if (spec.actions.kind, spec.actions.sizes) != (actions.kind, actions.sizes):
         raise UsageError(f"the prior acts with {spec.actions}, but the environment takes {actions}")
 

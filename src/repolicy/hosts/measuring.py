@@ -265,10 +265,8 @@ class InHost(Weighing):
     @property
     def episodes(self) -> Look:
         if self.look is None:
-            raise UsageError(
-                "the prior's file does not tell what a nat of it is worth, and a function has no environment to "
-                "measure it in: name omega and alpha"
-            )
+            untold = "the prior's file does not tell what a nat of it is worth"
+            raise UsageError(f"{untold}, and a function has no environment to measure it in: name omega and alpha")
         return self.look
 
     def worths(self) -> Worths:

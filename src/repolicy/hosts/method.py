@@ -262,10 +262,8 @@ def without_gradient(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 def entry(told: Mapping[str, Any], name: str, told_in: str, why: str) -> Any:
     """Return an entry of what an environment tells beside its reward."""
     if name not in told:
-        raise UsageError(
-            f"the environment's {told_in} have no {name!r}, which {why}; they have "
-            f"{', '.join(sorted(told)) or 'nothing'}"
-        )
+        known = ", ".join(sorted(told)) or "nothing"
+        raise UsageError(f"the environment's {told_in} have no {name!r}, which {why}; they have {known}")
     return told[name]
 
 
@@ -287,12 +285,8 @@ def ages_of(ended: Tensor, before: Tensor) -> Tensor:
 
 def check_finite(parts: Mapping[str, float]) -> None:
     """Raise where a part of the reward stopped being finite, before anything learns from it."""
-    words = {
-        "task": "reward",
-        "prior": "prior's log-probability",
-        "entropy": "policy's log-probability",
-        "states": "price on states",
-    }
+    words = {"task": "reward", "prior": "prior's log-probability", "entropy": "policy's log-probability"}
+    words["states"] = "price on states"
     for name, value in parts.items():
         if not math.isfinite(value):
             what = words.get(name, f"quantity of the limit {name}")

@@ -132,10 +132,8 @@ def _fitting(prior: Policy, observations: Any, actions: Any) -> Any:
     if prior.spec.actions.kind == "discrete" and actions.ndim < observations.ndim:
         actions = actions[..., None]  # one choice a step, written without an axis of its own
     if tuple(actions.shape) != (*observations.shape[:-1], prior.actions.width):
-        raise UsageError(
-            f"actions have the shape {tuple(actions.shape)} and observations {tuple(observations.shape)}; of each "
-            f"step the prior takes {prior.actions.width} numbers as the action"
-        )
+        shapes = f"actions have the shape {tuple(actions.shape)} and observations {tuple(observations.shape)}"
+        raise UsageError(f"{shapes}; of each step the prior takes {prior.actions.width} numbers as the action")
     for head, size in enumerate(prior.actions.sizes if prior.actions.kind == "discrete" else ()):
         if bool((((chosen := actions[..., head]) < 0) | (chosen >= size)).any()):
             raise UsageError(f"actions go from {chosen.min()} to {chosen.max()}; the prior has choices 0 to {size - 1}")
@@ -151,7 +149,5 @@ def _check_same_shape(what: str, given: Any, rewards: Any) -> None:
     if not (hasattr(given, "shape") and hasattr(rewards, "shape")):
         raise UsageError(f"{what} or rewards are no tensor and no array")
     if tuple(given.shape) != tuple(rewards.shape):
-        raise UsageError(
-            f"{what} have the shape {tuple(given.shape)} and rewards {tuple(rewards.shape)}; both must be one number a "
-            "step and environment"
-        )
+        shapes = f"{what} have the shape {tuple(given.shape)} and rewards {tuple(rewards.shape)}"
+        raise UsageError(f"{shapes}; both must be one number a step and environment")

@@ -129,10 +129,8 @@ def first_ratios(saved: SavedPolicy, batch: Path) -> list[str]:
     steps = arrays["log_probs"].size
     for name, size in sizes.items():
         if arrays[name].dtype.kind not in "fiu" or arrays[name].size != steps * size:
-            raise FileError(
-                f"{batch}: {name} have the shape {arrays[name].shape}, where {steps:,} steps of this policy have "
-                f"{size} numbers each"
-            )
+            wanted = f"where {steps:,} steps of this policy have {size} numbers each"
+            raise FileError(f"{batch}: {name} have the shape {arrays[name].shape}, {wanted}")
     rows, actions = (torch.from_numpy(arrays[name].reshape(steps, -1)).float() for name in ("observations", "actions"))
     with in_one_sentence(f"{batch}: the actions are not this policy's", FileError):
         told = policy.log_prob(rows, actions).numpy()

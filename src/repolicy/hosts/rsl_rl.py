@@ -112,7 +112,9 @@ class ResidualPPO(PPO):
 
     def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
         """Record one step with the task's reward; time limits are rsl_rl's own affair."""
-        task = self._task(rewards, extras)
+        task = rewards
+        if self.addon is not None:  # where the task is the add-on's alone, the environment's own is not read
+            task = task_reward(self.steering.objective, rewards, self.addon_in(extras, rewards))
         self._paid[self.storage.step].copy_(task)
         for steps, found in zip(self._held, self.held_in(extras, rewards), strict=True):
             steps[self.storage.step].copy_(found)
@@ -215,7 +217,9 @@ class ResidualPPO(PPO):
         if weights.dials:
             obs, cfg = dialed(weights, obs, cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
-        check_needs(algorithm.steering.objective, algorithm.prior is not None, _clips(env))
+        clips = getattr(env, "clip_actions", None) is not None
+        said = "the environment clips actions (clip_actions)" if clips else ""
+        check_needs(algorithm.steering.objective, algorithm.prior is not None, said)
         remedy = "apply it in the environment's step, and give that an attribute squashes = True"
         check_squashed(algorithm.prior, getattr(env, "squashes", False), remedy)
         algorithm.envs = RunnerEnvs(env, algorithm)
@@ -254,12 +258,6 @@ class ResidualPPO(PPO):
                 self.method.density = told[1] and told[1].to(self.device)
         self._held = torch.zeros(len(self.steering.reads), *self._paid.shape, device=self.device)  # what limits are on
 
-    def _task(self, rewards: Tensor, extras: dict[str, Any]) -> Tensor:
-        """Return the task's own reward. Where the task is the add-on's alone, the environment's is not read."""
-        if self.addon is None:
-            return rewards
-        return task_reward(self.steering.objective, rewards, self.addon_in(extras, rewards))
-
     def addon_in(self, extras: dict[str, Any], rewards: Tensor) -> Tensor:
         """Return the add-on `[N]` of extras; a wish pays later, when the rollout is there."""
         if self.wish is not None:
@@ -274,10 +272,8 @@ class ResidualPPO(PPO):
         """Return an entry `[N]` of the environment's extras; beside an add-on, its own reward is one, too."""
         told = entry({"basic_reward": rewards} | extras if self.addon else extras, name, "extras", why)
         if not isinstance(told, Tensor) or told.numel() != rewards.numel():
-            raise UsageError(
-                f"the environment's extras[{name!r}], which {why}, must be a tensor of {rewards.numel()} numbers, one "
-                "an environment"
-            )
+            must = f"must be a tensor of {rewards.numel()} numbers, one an environment"
+            raise UsageError(f"the environment's extras[{name!r}], which {why}, {must}")
         return told.to(rewards).view_as(rewards)
 
     def rows(self, observations: Any) -> Tensor:
@@ -378,8 +374,3 @@ def _log_stds(actor: Any) -> list[Tensor]:
     of_policy = isinstance(actor, PolicyActor) and not actor.dials and actor.spec.std == "exp"
     found = getattr(actor.distribution, "log_std" if of_policy else "log_std_param", None)
     return [] if found is None else [found]
-
-
-def _clips(env: Any) -> str:
-    """Return that the environment clips actions, or nothing."""
-    return "" if getattr(env, "clip_actions", None) is None else "the environment clips actions (clip_actions)"

@@ -164,10 +164,8 @@ def from_repolicy(policy: Policy, actor: Any) -> None:
     kept_prior.check_same_network(spec, host, "actor", remedy)
     low, high = _std_range(actor)
     if not torch.allclose(std.clamp(low, high), std, rtol=1e-4, atol=0.0):
-        raise UsageError(
-            f"the policy has a std from {std.min():.3g} to {std.max():.3g}, and the actor's std_range is {low:g} to "
-            f"{high:g}: widen std_range in the actor's distribution_cfg"
-        )
+        own = f"the policy has a std from {std.min():.3g} to {std.max():.3g}"
+        raise UsageError(f"{own}, and the actor's distribution_cfg a std_range of {low:g} to {high:g}: widen it")
     for ours, theirs in kept_prior.paired(policy, actor.mlp):
         theirs.copy_(ours)
     if actor.distribution.std_type == "log":
@@ -229,9 +227,7 @@ def _spec_of(actor: Any) -> PolicySpec:
     classes = {type(module) for module in actor.mlp if not isinstance(module, nn.Linear)}
     activation = [name for name, module in MODULES.items() if classes == {module}]
     if not activation or not all(a.out_features == b.in_features for a, b in pairwise(layers)):
-        raise UsageError(
-            f"the actor's network has {', '.join(sorted(each.__name__ for each in classes))}; Repolicy's "
-            f"have {', '.join(MODULES)}"
-        )
+        names = ", ".join(sorted(each.__name__ for each in classes))
+        raise UsageError(f"the actor's network has {names}; Repolicy's have {', '.join(MODULES)}")
     space, hidden = kept_prior.unbounded(sizes[-1]), tuple(sizes[1:-1])
     return PolicySpec(sizes[0], space, "gaussian", hidden, activation[0], min_std=0.0, observation_bound=None)

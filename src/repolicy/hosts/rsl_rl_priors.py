@@ -75,13 +75,11 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
         weights, steps = _read_checkpoint(Path(path))
         if weights is not None and (not isinstance(actor, PolicyActor) or actor.has(weights)):
             if isinstance(given, Mapping) and (idle := given.keys() - {"path", "trust"}):
-                raise UsageError(
-                    f"{path} is a checkpoint of the runner's, and has no use for {', '.join(sorted(idle))}"
-                )
+                raise UsageError(f"{path} is the runner's checkpoint, and has no use for {', '.join(sorted(idle))}")
             own = RunnersPrior(actor, weights, Path(path), steps)
             if copied:
                 actor.load_state_dict(weights)
-                _keep_statistics(actor)
+                actor.obs_normalization = False  # its statistics would move the policy without a gradient
             return own
     groups = [*actor.obs_groups]
 
@@ -95,7 +93,7 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
         from_repolicy(begun, actor)
         remedy = "with actor={'class_name': 'repolicy.hosts.rsl_rl:PolicyActor'}"
         kept_prior.say_of_one_std(gaussian, begun, prior.name, remedy)
-        _keep_statistics(actor)
+        actor.obs_normalization = False
     return prior
 
 
@@ -115,8 +113,3 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor] | None, int]:
             raise FileError(f"{path} cannot be used: {name} has numbers that are not finite")
     told = ((loaded.get("infos") or {}).get("env_state") or {}).get("common_step_counter", 0)
     return {name: torch.from_numpy(np.array(part)) for name, part in actor.items()}, int(told)
-
-
-def _keep_statistics(actor: Any) -> None:
-    """Stop updates of the actor's observation statistics: they would move the policy without a gradient."""
-    actor.obs_normalization = False

@@ -185,9 +185,7 @@ class ResidualPPO(PPO):
         kept = kept_in(path)
         if options.get("prior") is None:
             if kept.prior is None and kept.name not in (None, kept_prior.called(None)):
-                raise UsageError(
-                    f"the model does not hold its prior, {printable(str(kept.name))}: name it again, prior="
-                )
+                raise UsageError(f"the model does not hold its prior, {printable(str(kept.name))}: name it, prior=")
             options["prior"] = kept.prior
         else:
             name = options["prior_name"] = kept_prior.called(options["prior"])
@@ -288,11 +286,8 @@ class ResidualPPO(PPO):
             prior = SameKind(twin.requires_grad_(False).eval())
         if isinstance(prior, Opened):
             if isinstance(prior.prior, Policy) and not isinstance(self.observation_space, spaces.Box):
-                space_name = type(self.observation_space).__name__
-                raise UsageError(
-                    f"observations are of kind {space_name}, and the prior takes rows of numbers; a model of "
-                    "Stable-Baselines3 takes them as they are: prior=PPO.load(FILE)"
-                )
+                kind, remedy = type(self.observation_space).__name__, "give a model of its own: prior=PPO.load(FILE)"
+                raise UsageError(f"observations are of kind {kind}, and the prior takes rows of numbers; {remedy}")
             count = int(np.prod(self.observation_space.shape or 0))
             prior = Given(prior, count, action_space(self.action_space, "the model's"))
         return prior.to(self.device) if isinstance(prior, nn.Module) else prior

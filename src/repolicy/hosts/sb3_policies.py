@@ -17,9 +17,7 @@ try:
     from stable_baselines3.common.policies import ActorCriticPolicy
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 except ImportError:
-    raise UsageError(
-        "this runs inside Stable-Baselines3, which is not installed: pip install 'repolicy[sb3]'"
-    ) from None
+    raise UsageError("this needs Stable-Baselines3, which is not installed: pip install 'repolicy[sb3]'") from None
 
 
 class Standardized(BaseFeaturesExtractor):

@@ -94,26 +94,20 @@ def check_env(objective: Objective, env: Any, prior: Any) -> None:
     check_squashed(prior, through_tanh, "wrap it in repolicy.hosts.sb3.Squashed")
     scaled = normalized is not None and normalized.norm_reward
     if scaled or any(env.env_is_wrapped(gymnasium.wrappers.NormalizeReward)):
-        raise UsageError(
-            "the environment is VecNormalize(norm_reward=True) or wrapped in NormalizeReward, and omega and alpha "
-            "weigh log-probabilities against rewards, whose scale would move: leave that out"
-        )
+        what = "the environment is VecNormalize(norm_reward=True) or wrapped in NormalizeReward"
+        raise UsageError(f"{what}, and the scale of what omega and alpha weigh would move: leave that out")
     moving = normalized is not None and normalized.norm_obs and normalized.training
     if objective.reads_prior and (moving or any(env.env_is_wrapped(gymnasium.wrappers.NormalizeObservation))):
-        raise UsageError(
-            "the environment normalizes observations with statistics that move, and the prior would not see what it "
-            "was trained on: take a VecNormalize with the statistics that it was trained with, and set training = False"
-        )
+        remedy = "take a VecNormalize with the statistics that it was trained with, and set training = False"
+        raise UsageError(f"statistics of observations move, and what the prior sees with them: {remedy}")
 
 
 def check_seen_alike(model: Any) -> None:
     """Raise where an actor that is copied from a policy of ours would see other observations than that one."""
     normalized = model.get_vec_normalize_env()
     if normalized is not None and normalized.norm_obs:
-        raise UsageError(
-            "VecNormalize changes what the actor sees, and the prior takes observations as they are, with a normalizer "
-            "of its own: set norm_obs=False, or copy_prior=False to begin elsewhere"
-        )
+        remedy = "set norm_obs=False, or copy_prior=False to begin elsewhere"
+        raise UsageError(f"VecNormalize changes what the actor sees, and the prior has its own normalizer: {remedy}")
 
 
 def clips(model: Any) -> str:

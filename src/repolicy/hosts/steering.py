@@ -42,9 +42,7 @@ class Steering:
             plain(self.objective, "this host", states=True, ranges=self.ranges)
         warmup = self.critic_warmup
         if warmup is not None and not (float(warmup).is_integer() and warmup >= 0):
-            raise UsageError(
-                f"critic_warmup is {warmup!r}; here it counts iterations, so it must be a whole number, 0 or more"
-            )
+            raise UsageError(f"critic_warmup is {warmup!r}; here it counts iterations, so it must be 0, 1, 2 ...")
         self.settings.resolved()  # checked as the engine's
         if self.settings.budget is not None and not self.objective.reads_prior:
             raise UsageError("a budget adapts omega, so omega must start above 0")

@@ -325,10 +325,8 @@ def check_sampling(trainer: Any) -> None:
     for name, neutral in NEUTRAL.items():
         value = final.get(name)
         if value is not None and value != neutral:
-            raise UsageError(
-                f"responses would be generated with {name} {value!r}, from generation_kwargs or the model's generation "
-                f"config; it must be {neutral!r}, because {AS_SAMPLED}"
-            )
+            where = "by generation_kwargs or the model's generation config"
+            raise UsageError(f"{name} is {value!r} {where}; it must be {neutral!r}, because {AS_SAMPLED}")
 
 
 def check_grpo(objective: Objective, args: ResidualGRPOConfig) -> None:

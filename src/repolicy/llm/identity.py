@@ -70,10 +70,8 @@ class Remembered(TrainerCallback, ExportableState):  # type: ignore[misc]
         for name, now in self.fixed.items():
             before = saved["args"]["fixed"].get(name)
             if before != now:
-                raise UsageError(
-                    f"the checkpoint was trained with {name} {before}, and this run has {now}; resume it with the "
-                    "same objective and prior, or start a new run in another folder"
-                )
+                remedy = "resume it with the same objective and prior, or start a new run in another folder"
+                raise UsageError(f"the checkpoint was trained with {name} {before}, and this run has {now}; {remedy}")
         self.values.update(saved["args"]["values"])
 
 
@@ -181,7 +179,10 @@ class WithReference(WithObjective):
         **others: Any,
     ) -> None:
         args = self.settled(objective, args)
-        set_beta(args, self.objective, "the loss is a function of alpha · log policy")
+        require_positive_alpha(self.objective, "the loss is a function of alpha · log policy")
+        if args.beta not in (None, self.objective.alpha):
+            raise UsageError(f"beta is {args.beta}; here omega and alpha stand in its place, so leave it out")
+        args.beta = self.objective.alpha
         require_settings(args, self.NEEDED)
         self.check_datasets(train_dataset, others.get("eval_dataset"))
         reads = self.objective.reads_prior
@@ -247,10 +248,9 @@ def require_same_weights(model: Any, reference: Any) -> None:
         other = loaded.get(name)
         same = other is not None and other.shape == parameter.shape and torch.equal(other.to(parameter), parameter)
         if not same:
-            raise UsageError(
-                f"the model was changed after it was loaded ({name} is not what {reference.config._name_or_path} has): "
-                "save_pretrained it and load it from there, or give the prior that you mean (ref_model or peft_config)"
-            )
+            changed = f"{name} is not what {reference.config._name_or_path} has"
+            remedy = "save_pretrained it and load it from there, or give the prior (ref_model or peft_config)"
+            raise UsageError(f"the model was changed after it was loaded ({changed}): {remedy}")
 
 
 # What must hold before a trainer starts, and the sentence that says so when it does not -------------------------------
@@ -272,22 +272,12 @@ def require_settings(args: Any, needed: dict[str, tuple[Any, str]]) -> None:
             raise UsageError(f"{name} is {getattr(args, name)!r}; it must be {value!r}, because {why}")
 
 
-def set_beta(args: Any, objective: Objective, why: str) -> None:
-    """Make alpha the `beta` of the settings; raise where it is 0, which it must not be because `why`."""
-    require_positive_alpha(objective, why)
-    if args.beta not in (None, objective.alpha):
-        raise UsageError(f"beta is {args.beta}; here omega and alpha stand in its place, so leave it out")
-    args.beta = objective.alpha
-
-
 def require_enough_prompts(dataset: Any, args: Any) -> None:
     """Raise where prompts do not fill a batch: TRL drops them, and would train no step at all, and succeed."""
     wanted = args.generation_batch_size // args.num_generations
     if hasattr(dataset, "__len__") and not isinstance(dataset, dict) and len(dataset) < wanted:
-        raise UsageError(
-            f"the dataset has {len(dataset)} prompts, and each generation takes {wanted}, so nothing would be trained: "
-            "make the batch smaller, num_generations larger, or give more prompts"
-        )
+        remedy = "make the batch smaller, num_generations larger, or give more prompts"
+        raise UsageError(f"the dataset has {len(dataset)} prompts, and each generation takes {wanted}: {remedy}")
 
 
 def require_positive_alpha(objective: Objective, why: str) -> None:

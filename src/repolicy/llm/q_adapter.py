@@ -18,7 +18,7 @@ from transformers import LogitsProcessor
 from trl import DPOConfig, DPOTrainer
 
 from repolicy.errors import UsageError
-from repolicy.llm.identity import PreferenceSettings, WithObjective, require_positive_alpha, require_settings, set_beta
+from repolicy.llm.identity import PreferenceSettings, WithReference, require_positive_alpha
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_loss
 from repolicy.llm.mixing import Beside
 from repolicy.objective import Objective
@@ -47,31 +47,22 @@ class QAdapterConfig(PreferenceSettings, DPOConfig):  # type: ignore[misc]
     chi: float = field(default=0.1, metadata={"help": "Weight of the mean squared token reward."})
 
 
-class QAdapterTrainer(WithObjective, DPOTrainer):  # type: ignore[misc]
+class QAdapterTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
     """`DPOTrainer`'s data and loop with Q-Adapter's loss. Needs a `peft_config`: the adapter is what is trained."""
 
-    SETTINGS, FIXED, COLUMNS = QAdapterConfig, ("chi",), ("chosen", "rejected")
+    SETTINGS, FIXED, COLUMNS, NEEDED = QAdapterConfig, ("chi",), ("chosen", "rejected"), NEEDED
 
-    def __init__(
-        self,
-        model: Any,
-        args: QAdapterConfig | None = None,
-        train_dataset: Any = None,
-        *,
-        peft_config: Any = None,
-        objective: Objective | None = None,
-        **others: Any,
-    ) -> None:
-        args = self.settled(objective, args)
-        set_beta(args, self.objective, NOT_ZERO)
-        require_settings(args, NEEDED)
-        self.check_datasets(train_dataset, others.get("eval_dataset"))
-        if peft_config is None:
+    def __init__(self, model: Any, args: Any = None, train_dataset: Any = None, **others: Any) -> None:
+        if others.get("peft_config") is None:
             raise UsageError("Q-Adapter trains an adapter beside the frozen model: give a peft_config (LoraConfig())")
+        super().__init__(model, None, args, train_dataset, **others)
+
+    def settled(self, objective: Any, args: Any) -> Any:
+        """Return the settings; refused where chi would pay for a Q_R without end."""
+        args = super().settled(objective, args)
         if args.chi < 0:
             raise UsageError(f"chi is {args.chi}; it must be 0 or greater")
-        super().__init__(model, None, args, train_dataset=train_dataset, peft_config=peft_config, **others)
-        self.introduce(reference_given=False)
+        return args
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

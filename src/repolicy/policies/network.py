@@ -28,16 +28,12 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor, float], Tensor], Callable[[np.nda
 }
 
 
-class Norm(nn.Module):
+class Norm(nn.LayerNorm):
     """A LayerNorm, before or after its layer's activation."""
 
     def __init__(self, size: int, place: str, epsilon: float) -> None:
-        super().__init__()
-        self.place, self.epsilon = place, epsilon
-        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return nn.functional.layer_norm(inputs, self.weight.shape, self.weight, self.bias, self.epsilon)
+        super().__init__(size, epsilon)
+        self.place = place
 
     def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
         weight, bias = self.weight.detach().clone().numpy(), self.bias.detach().clone().numpy()
@@ -45,7 +41,7 @@ class Norm(nn.Module):
         def run(inputs: np.ndarray) -> np.ndarray:
             inputs = inputs - inputs.mean(-1, keepdims=True)
             variance = np.square(inputs).mean(-1, keepdims=True)
-            return inputs / np.sqrt(variance + self.epsilon) * weight + bias
+            return inputs / np.sqrt(variance + self.eps) * weight + bias
 
         return run
 

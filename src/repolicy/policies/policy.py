@@ -190,7 +190,7 @@ class Policy(nn.Module):
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "NetworkActor":
         """Return what acts, with the parameters as they are now; it samples or, without a generator, takes modes."""
         if generator is None:
-            return NetworkActor(self, self._mode)
+            return NetworkActor(self, lambda outputs: self.family.mode(torch.from_numpy(outputs), self.spec).numpy())
         return NetworkActor(self, self.family.sampler(steps, count, self.spec, self.log_std, generator))
 
     @torch.no_grad()
@@ -230,9 +230,6 @@ class Policy(nn.Module):
     def alike(self) -> Self:
         """Return another policy of this shape."""
         return type(self)(self.spec)
-
-    def _mode(self, outputs: np.ndarray) -> np.ndarray:
-        return self.family.mode(torch.from_numpy(outputs), self.spec).numpy()
 
 
 def seeded(spec: PolicySpec, seed: int) -> Policy:

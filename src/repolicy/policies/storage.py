@@ -130,7 +130,8 @@ def check_shape(value: Any, shape: Shape, where: str) -> None:
     wanted: Any = type(shape) if isinstance(shape, list | dict) else shape
     kinds: Any = (int, float) if wanted is float else wanted
     if not isinstance(value, kinds) or isinstance(value, bool) != (wanted is bool):
-        raise FileError(f"{where} is {_short(value)}, not {_WORDS[wanted]}")
+        found = _WORDS[type(value)] if isinstance(value, list | dict) else repr(value)[:60]
+        raise FileError(f"{where} is {found}, not {_WORDS[wanted]}")
     if isinstance(value, int) and not -1e300 < value < 1e300:  # in JSON it may have thousands of digits
         raise FileError(f"{where} is too large")
     if wanted is list:
@@ -156,10 +157,6 @@ def _is_deeper(value: Any, layers: int) -> bool:
 _WORDS = {
     bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "an object",
 }  # fmt: skip
-
-
-def _short(value: Any) -> str:
-    return _WORDS[type(value)] if isinstance(value, list | dict) else repr(value)[:60]
 
 
 def finite(value: Any) -> Any:

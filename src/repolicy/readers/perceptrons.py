@@ -110,11 +110,11 @@ def normalizer(mean: Array, deviation: Array, clip: float | None, count: float =
 
 def check_width(width: int, normalizer: Normalizer | None, file: Path | None = None) -> None:
     """Raise unless a normalizer, that of the named file or the policy's own, is of as many numbers as it takes."""
-    if normalizer is not None and len(normalizer.shift) != width:
-        if file is not None:
-            has = f"{file} has statistics of {len(normalizer.shift)} numbers"
-            raise FileError(f"{has}, and the policy takes {width}: name its own file with --vecnormalize, or none")
-        raise ValueError(f"its statistics are of {len(normalizer.shift)} numbers, the policy takes {width}")
+    if normalizer is not None and (found := len(normalizer.shift)) != width:
+        if file is None:
+            raise ValueError(f"its statistics are of {found} numbers, the policy takes {width}")
+        remedy = "name its own file with --vecnormalize, or none"
+        raise FileError(f"{file} has statistics of {found} numbers, and the policy takes {width}: {remedy}")
 
 
 def some(tensors: Iterable[str]) -> str:

@@ -121,7 +121,6 @@ def read(model: Zip, given: Given) -> Described:
     parts = _kind(model)(model, given)
     normalizer = _normalizer(model, given)
     given.notes += [HINDSIGHT] * model.hindsight + time_is_seen(given.path)
-    check_width(model.width, normalizer)
     network, space = (parts.actor.width, len(parts.actor.output.bias)), (model.width, sum(model.actions.sizes))
     if network != space:
         raise ValueError(f"its network takes and gives {network} numbers, and its spaces have {space}")

@@ -115,9 +115,7 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
         if isinstance(self.prior, Policy):  # Q_R gets the prior's depth, so that the sum of both is one network
             activation, depth = self.prior.network.activation, len(self.prior.spec.hidden)
             if activation not in MODULES or self.prior.spec.norms:
-                raise UsageError(
-                    f"ResidualDQN takes a prior of {', '.join(MODULES)} and without LayerNorms, and this one is another"
-                )
+                raise UsageError(f"ResidualDQN takes a prior of {', '.join(MODULES)} and without LayerNorms")
             if len(settings.hidden) != depth:
                 raise UsageError(f"hidden is {settings.hidden}; the prior has {depth} hidden layers: name as many")
         bound = self.prior.spec.observation_bound if isinstance(self.prior, Policy) else BOUND
@@ -269,10 +267,8 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
         assert self.prior is not None
         found = self.prior.log_prob(observations, actions)
         if actions.requires_grad and not found.requires_grad:
-            raise UsageError(
-                "the prior's log_prob has no gradient in the actions, and ResidualSAC's actor needs it: compute it "
-                "in torch, without no_grad"
-            )
+            need = "which ResidualSAC's actor needs: compute it in torch, without no_grad"
+            raise UsageError(f"the prior's log_prob has no gradient in the actions, {need}")
         return found
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
@@ -317,9 +313,7 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
             check_fit(begins, env_spaces, "the policy to begin as")
             return frozen(begins).requires_grad_(True)
         if begins is not None:
-            raise UsageError(
-                f"the actor cannot begin as a copy of a {type(begins).__name__}: give the policy to begin as, actor="
-            )
+            raise UsageError(f"the actor cannot begin as a {type(begins).__name__}: give a policy to begin as, actor=")
         policy = Policy(
             PolicySpec(env_spaces.observation_size, env_spaces.actions, "state_squashed", settings.hidden, "relu")
         )

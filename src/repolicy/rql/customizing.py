@@ -121,7 +121,10 @@ def train(
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
     before = earlier(RunFolder(out, Request), resume, trust, env=env, addon=names(addon))
     if objective.alpha is None:
-        objective = replace(objective, alpha=_alpha_of_task(env) if before is None else before.objective.alpha)
+        known = task_of(env) if before is None else before.objective
+        if known is None:
+            raise UsageError(f"{env} is no task{nearest(env, TASKS)}; for another environment give --alpha")
+        objective = replace(objective, alpha=known.alpha)
     how = settings_of(settings, train_defaults(env) if before is None else cast(Settings, before.settings))
     return _run(_request(env, objective, how, addon, before), out, None, resume, callbacks, env_timeout)
 
@@ -194,13 +197,6 @@ def _weighed(
     if found.settings.budget is not None:
         raise UsageError("what a nat of the prior is worth cannot be told from its episodes: name --omega")
     return found.objective, found.notes, found.steps
-
-
-def _alpha_of_task(env: str) -> float:
-    if (task := task_of(env)) is None:
-        known = f"is no task whose temperature is known{nearest(env, TASKS)}"
-        raise UsageError(f"{env} {known}; for another environment give --alpha")
-    return task.alpha
 
 
 def make(env: str) -> gymnasium.Env[Any, Any]:

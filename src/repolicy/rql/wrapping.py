@@ -76,10 +76,9 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
             observation, basic, terminated, truncated, info = self.env.step(action)
         check_reward(basic, self._name)
         if self.objective.reads_addon and "addon_reward" not in info:
-            raise UsageError(
-                f"a task of {self.objective.task!r} needs info['addon_reward'], and this environment's info has "
-                f"{', '.join(sorted(info)) or 'nothing'}: wrap it in repolicy.rql.WithAddon(env, NAME)"
-            )
+            has = f"the environment's info has {', '.join(sorted(info)) or 'nothing'}"
+            remedy = "wrap it in repolicy.rql.WithAddon(env, NAME)"
+            raise UsageError(f"a task of {self.objective.task!r} needs info['addon_reward'], and {has}: {remedy}")
         reward = float(task_reward(self.objective, basic, info.get("addon_reward")))  # type: ignore[arg-type]
         self._check("an observation", observation)
         self._age += 1
@@ -127,9 +126,7 @@ def _row(part: Any) -> np.ndarray:
 def check_loss(what: str, loss: Tensor) -> None:
     """Raise where a loss stopped being finite, before anything learns from it."""
     if not loss.isfinite():
-        raise NumericError(
-            f"the loss of {what} is not finite: lower the learning rate, and see that the prior's log_prob is finite"
-        )
+        raise NumericError(f"the loss of {what} is not finite: lower the learning rate, and see the prior's log_prob")
 
 
 class Normalized(BaseFeaturesExtractor):  # type: ignore[misc]
