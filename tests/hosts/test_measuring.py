@@ -134,12 +134,6 @@ def test_the_runner_measures_what_a_nat_is_worth(capsys: pytest.CaptureFixture[s
     assert "omega and states set others" in said
 
 
-def test_a_named_number_wins() -> None:
-    assert in_runner(alpha=0.7).objective.alpha == 0.7
-    assert in_runner(omega=0.9).objective.omega == 0.9
-    assert in_runner(omega=0.9).objective.states == 0.0
-
-
 def test_a_worth_that_cannot_be_told_falls_back_to_a_budget_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     class Indifferent(Drift):
         def step(self, actions: torch.Tensor) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from runners import Algorithm, checkpoint, collected, residual, runner, small_policy
+from runners import checkpoint, collected, residual, runner, small_policy
 
 pytest.importorskip("rsl_rl")
 from rsl_rl.runners import OnPolicyRunner
@@ -15,17 +15,6 @@ from runner_envs import ACTIONS, OURS, SIZE, Drift, settings
 from repolicy import load_policy, loading
 from repolicy.errors import FileError, UsageError
 from repolicy.hosts.prior_reward import prior_reward
-
-WRONG = [
-    ({"prior": "nowhere.pt"}, "there is no file nowhere.pt"),
-    ({"kl_budget": 2.0, "alpha": None}, "^kl_budget goes with omega auto and no other objective than residual"),
-]
-
-
-@pytest.mark.parametrize(("change", "sentence"), WRONG)
-def test_wrong_settings_are_one_sentence(change: Algorithm, sentence: str) -> None:
-    with pytest.raises((UsageError, FileError), match=sentence):
-        runner(algorithm=residual(small_policy()) | change)
 
 
 def test_a_prior_of_other_sizes_is_refused_with_both(tmp_path: Path) -> None:

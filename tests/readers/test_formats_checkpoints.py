@@ -17,6 +17,7 @@ from torch import nn
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
+from repolicy.readers.copying import policy_from
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
 
@@ -123,7 +124,7 @@ ONES = torch.ones
     [
         ({"memory_a.rnn.weight_ih_l0": ONES(4, 5), "std": ONES(2)}, CannotCopyError, "has a memory"),
         ({"backbone.0.weight": ONES(4, 5)}, FileError, "no actor of rsl_rl"),
-        ({"actor.0.weight": ONES(4, 5), "std": ONES(3)}, FileError, "3 stds do not fit 4"),
+        ({"actor.0.weight": ONES(4, 5), "std": ONES(3)}, FileError, r"log_std has the shape \[3\]"),
         ({"actor.0.weight": ONES(4, 5), "actor.2.weight": ONES(2, 3), "std": ONES(2)}, FileError, "takes 3"),
         ({"actor.0.weight": ONES(4, 5), "actor.3.weight": ONES(2, 4), "std": ONES(2)}, CannotCopyError, "activation"),
         ({"actor.0.weight": torch.full((2, 5), torch.nan), "std": ONES(2)}, FileError, "not finite"),
@@ -131,7 +132,7 @@ ONES = torch.ones
 )
 def test_other_checkpoints_are_one_sentence(model: Any, kind: Any, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(kind, match=sentence) as caught:
-        describe(saved(tmp_path / "model.pt", {"model_state_dict": model}))
+        policy_from(describe(saved(tmp_path / "model.pt", {"model_state_dict": model})))
     assert "\n" not in str(caught.value)
 
 

@@ -93,10 +93,7 @@ def _std(
         given.notes.append(ASSUMED)
     for name, link in layout.stds.items():
         if name in tensors:
-            raw = numbers(tensors[name].reshape(-1), name)
-            if len(raw) != len(actor.output.bias):
-                raise ValueError(f"{len(raw)} stds do not fit {len(actor.output.bias)} actions")
-            return Std("vector", raw, link, *_limits(link, agent)), actor
+            return Std("vector", numbers(tensors[name].reshape(-1), name), link, *_limits(link, agent)), actor
     if "Beta" in agent.get("class_names", "") or len(actor.output.bias) % 2:
         raise CannotCopyError("its distribution is no Gaussian, or it has no std")
     output, half = actor.output, len(actor.output.bias) // 2

@@ -229,8 +229,6 @@ def _quantiles(model: Zip, given: Given) -> Parts:
     """Read QR-DQN: a value is the mean of its quantiles, which the last layer can take itself."""
     network = perceptron(_maybe(model, "quantile_net.quantile_net"), None, model.activation("relu"))
     choices = sum(model.actions.sizes)
-    if len(network.output.bias) % choices:
-        raise ValueError(f"{len(network.output.bias)} quantiles do not fit {choices} actions")
     weight = network.output.weight.reshape(-1, choices, network.output.weight.shape[1]).mean(0, np.float64)
     bias = network.output.bias.reshape(-1, choices).mean(0, np.float64)
     output = Linear(weight.astype(np.float32), bias.astype(np.float32))
@@ -318,8 +316,6 @@ def actions_of(space: Any) -> tuple[ActionSpace, bool]:
     """Return the action space, and whether it is one of switches."""
     if space.last == "Box":
         low, high = (tuple(float(x) for x in space.state[name].reshape(-1)) for name in ("low", "high"))
-        if len(low) != len(high):
-            raise ValueError(f"{len(low)} lower bounds and {len(high)} upper ones")
         return ActionSpace("continuous", (len(low),), low, high), False
     if space.last == "Discrete":
         return ActionSpace("discrete", (int(space.state["n"]),)), False
