@@ -87,7 +87,7 @@ def test_paths_are_whole_in_a_narrow_terminal(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_code_is_not_called_a_file_that_is_missing() -> None:
-    with pytest.raises(UsageError, match="swing.py:act stands for code, and this needs a policy's file"):
+    with pytest.raises(UsageError, match="swing.py:act is code, and this needs a policy's file"):
         find_policy("swing.py:act")
 
 
@@ -209,7 +209,7 @@ def test_options_of_reading_are_refused_for_files_of_ours(
     storage.write(Path("batch"), "checkpoint", {"a": torch.ones(1)}, {})
     RunFolder(Path("run")).begin(Request("Hopper-v4", soft(0.1), SMALL), {}, False)
     for words in ("inspect mine", "inspect batch", "inspect run", "render mine --out film.gif", "evaluate mine"):
-        assert "is Repolicy's own file and holds all" in refused(capsys, 2, *words.split(), *option.split())
+        assert "is Repolicy's own file: leave out" in refused(capsys, 2, *words.split(), *option.split())
 
 
 def test_a_position_of_a_policy_in_a_cache_is_put_here(

@@ -281,7 +281,7 @@ def test_which_input_is_the_noise_is_asked_where_it_is_not_told(inputs: dict, fo
 
 
 def test_a_graph_that_takes_one_row_at_a_time_is_no_decoder() -> None:
-    with pytest.raises(UsageError, match="^flow.onnx takes 1 of its input x at a time, and a decoder takes any number"):
+    with pytest.raises(UsageError, match="^flow.onnx takes 1 of its input x at a time: export it"):
         noise_input({"x": [1, 2], "noise": ["rows", 6]}, 6, Path("flow.onnx"))
 
 
@@ -289,7 +289,7 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
     for decoder, chunk, error, words in (
         ("at_random", 1, UsageError, "draws numbers of its own"),
         ("broken", 1, NumericError, "not finite"),
-        ("turned", 1, UsageError, "not a row for each"),
+        ("turned", 1, UsageError, "not one each"),
         ("same", 2, UsageError, "gives 2 numbers at a time, .* 4 for --chunk 2"),
     ):
         with pytest.raises(error, match=words):

@@ -142,11 +142,13 @@ def test_the_std_of_a_file_without_one_is_fitted_too(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has the policy's own means, which tell no std"):
         load_policy(tmp_path / "mean.onnx", std="fit", demonstrations=str(tmp_path / "means.npz"))
     np.savez(tmp_path / "wide.npz", observations=np.ones((200, 2)), actions=np.ones((200, 1)))
-    with pytest.raises(UsageError, match="observations of 2 numbers and actions of 1; the policy takes 1 and gives 1"):
+    with pytest.raises(
+        UsageError, match="observations of 2 numbers and actions of 1, and the policy observations of 1"
+    ):
         load_policy(tmp_path / "mean.onnx", std="fit", demonstrations=str(tmp_path / "wide.npz"))
     own = tmp_path / "own.safetensors"
     save_policy(own, policy, {})
-    with pytest.raises(UsageError, match="holds all that there is to know"):
+    with pytest.raises(UsageError, match="is Repolicy's own file: leave out"):
         load_policy(own, std="fit", demonstrations=str(path))
 
 

@@ -184,7 +184,7 @@ def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
     assert torch.equal(found.whitening, mine.whitening)
     other = replace(mine, shift=mine.shift + 1.0)
     save_policy(tmp_path / "wrong.safetensors", policy, {}, policy, other)
-    with pytest.raises(FileError, match="fitted behind another observation normalizer"):
+    with pytest.raises(FileError, match="fitted behind another normalizer"):
         read_policy(tmp_path / "wrong.safetensors")
     with pytest.raises(ValueError, match="states.mean"):
         Density.from_tensors({name: value.float() for name, value in mine.tensors().items()})

@@ -148,7 +148,7 @@ def test_what_can_go_wrong_is_a_sentence(
     code, _, said = typed(capsys, *push[:-1])
     assert (code, said.count("\n"), "names code that would be run" in said) == (2, 1, True), said
     code, _, said = typed(capsys, *push)
-    assert (code, "log in where it is private (hf auth login)" in said or "needs a login" in said) == (1, True), said
+    assert (code, "if it is private, log in: hf auth login" in said or "needs a login" in said) == (1, True), said
     for name, value in endpoint("http://127.0.0.1:9").items():  # nobody listens there
         monkeypatch.setattr(hub.library().constants, name, value)
     for words in (push, ["evaluate", "hf://somebody/mine"]):

@@ -136,8 +136,7 @@ def side_by_side(envs: Envs, who: Sequence[tuple[Any, bool]]) -> list[list[Episo
         return None
     each, kinds, together = len(who), [sampled for _, sampled in who], Together(who, envs.count)
     first = kinds.index(True)
-    whole = one_each(envs, together, sample=True, looked_at=slice(first, first + each * LOOKED_AT, each))
-    *sums_of, states = whole
+    *sums_of, states = one_each(envs, together, sample=True, looked_at=slice(first, first + each * LOOKED_AT, each))
     return [[Episodes._make([*(part[..., at::each] for part in sums_of), states])] for at in range(each)]
 
 

@@ -86,13 +86,7 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
     __name__ = "log_prior"  # TRL logs a reward function under it
 
     def __init__(
-        self,
-        prior: Any,
-        tokenizer: Any,
-        objective: Objective,
-        nats: float,
-        rate: float = 0.02,
-        samples: int = 1024,
+        self, prior: Any, tokenizer: Any, objective: Objective, nats: float, rate: float = 0.02, samples: int = 1024
     ) -> None:
         check_budget(nats, rate, objective)
         self.prior, self.tokenizer, self.objective = prior, tokenizer, objective

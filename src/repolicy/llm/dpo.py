@@ -95,8 +95,7 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
             return zeros, zeros
         chosen, rejected = self._log_prior(model, inputs)
         for side, log_prior in (("chosen", chosen), ("rejected", rejected)):
-            everyone = self.accelerator.gather_for_metrics(log_prior)
-            self.metrics[f"prior_logps/{side}"].append(everyone.mean().item())
+            self.metrics[f"prior_logps/{side}"].append(self.accelerator.gather_for_metrics(log_prior).mean().item())
         return ratio * chosen, ratio * rejected
 
     def _log_prior(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -199,8 +198,7 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
             return
         slope, curvature, count = self.accelerator.reduce(self._sums, reduction="sum").tolist()
         self._sums = 0.0
-        step = self.args.offset_rate * slope / max(curvature, 0.05 * count)
-        self.memory.values["offset"] = self.offset + step
+        self.memory.values["offset"] = self.offset + self.args.offset_rate * slope / max(curvature, 0.05 * count)
 
     def _record(self, label: Tensor, reward: Tensor, log_policy: Tensor, log_prior: Tensor | None) -> None:
         """Log rewards and log-probabilities of good and bad apart, over all ranks."""

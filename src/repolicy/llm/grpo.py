@@ -267,8 +267,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
 
     def _advantages(self, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor) -> Tensor:
         """Return advantages `[B, T]` of this rank's rows. A group may lie on several ranks: returns are gathered."""
-        weights = self.reward_weights.to(self._rewards.device)
-        rewards = (self._rewards * weights).nansum(1)
+        rewards = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(1)
         rank, rows = self.accelerator.process_index, len(mask)
         own = slice(rank * rows, (rank + 1) * rows)
         mask = mask * self._judged[own].unsqueeze(1)

@@ -308,7 +308,6 @@ def require_saved_path(model: Any, what: str) -> None:
     """Raise where the model did not come from a place, from which TRL would load its reference."""
     if isinstance(model, str) or "peft" in type(model).__module__:
         return
-    path = getattr(model.config, "_name_or_path", "")
-    if not path:
+    if not getattr(model.config, "_name_or_path", ""):
         built = "loads its reference from the model's own path, and this model was built in memory"
         raise UsageError(f"{what} {built}: save_pretrained it first and load it from there")

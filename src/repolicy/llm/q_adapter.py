@@ -23,7 +23,6 @@ from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_
 from repolicy.llm.mixing import Beside
 from repolicy.objective import Objective
 
-NOT_ZERO = "the policy's logits are divided by it"
 ITS_OWN_LOSS = "Q-Adapter's loss is its own"
 NEEDED: dict[str, tuple[Any, str]] = {
     "loss_type": (["sigmoid"], ITS_OWN_LOSS),
@@ -110,7 +109,7 @@ class QAdapterLogits(LogitsProcessor):  # type: ignore[misc]
     def __init__(self, model: PeftModel, objective: Objective, attention_mask: Tensor | None = None) -> None:
         if not isinstance(model, PeftModel):
             raise UsageError("QAdapterLogits needs a PEFT model: its adapter is Q_R, and without it there is the prior")
-        require_positive_alpha(objective, NOT_ZERO)
+        require_positive_alpha(objective, "the policy's logits are divided by it")
         self.objective, self.attention_mask = objective, attention_mask
         self.prior = Beside(model, model.disable_adapter)
 

@@ -11,7 +11,6 @@ import inspect
 import io
 import logging
 import math
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -177,21 +176,11 @@ def onnx_graph(module: nn.Module, example: tuple[Tensor, ...]) -> bytes:
     except ImportError as error:
         raise UsageError(f"--format onnx needs the package {error.name}: pip install 'repolicy[onnx]'") from None
     names, batch = list(inspect.signature(module.forward).parameters), torch.export.Dim("batch")
+    named: dict[str, Any] = {"input_names": names, "output_names": ["actions"]}
+    shapes = {name: {0: batch} for name in names}
     with quiet():
-        program = torch.onnx.export(
-            module,
-            example,
-            input_names=names,
-            output_names=["actions"],
-            dynamic_shapes={name: {0: batch} for name in names},
-            dynamo=True,
-            verbose=False,
-        )
-        assert program is not None
-        with tempfile.TemporaryDirectory(prefix="repolicy-export-") as folder:
-            path = Path(folder, "policy.onnx")
-            program.save(str(path), external_data=False)
-            return path.read_bytes()
+        program: Any = torch.onnx.export(module, example, dynamic_shapes=shapes, dynamo=True, verbose=False, **named)
+        return program.model_proto.SerializeToString()
 
 
 def onnx_session(content: bytes) -> Any:

@@ -156,10 +156,7 @@ class Discrete:
     def sampler(
         self, steps: int, count: int, spec: "PolicySpec", raw_std: Tensor | None, generator: torch.Generator
     ) -> Draw:
-        def draw(outputs: np.ndarray) -> np.ndarray:
-            return Categorical(torch.from_numpy(outputs), spec.actions.sizes).sample(generator).numpy()
-
-        return draw
+        return lambda outputs: Categorical(torch.from_numpy(outputs), spec.actions.sizes).sample(generator).numpy()
 
     def to_environment(self, actions: Any, low: Any, high: Any) -> Any:
         return actions

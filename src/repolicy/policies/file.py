@@ -155,8 +155,7 @@ def decoder_in(path: Path) -> bytes:
 
 def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(PROBES, policy.observation_size, generator=generator)
-    observations = policy.normalizer.undone(noise)
+    observations = policy.normalizer.undone(torch.randn(PROBES, policy.observation_size, generator=generator))
     with torch.no_grad():
         actions = policy(observations).sample(generator)
     probes = {"observations": observations, "actions": actions, "log_probs": policy.log_prob(observations, actions)}

@@ -69,13 +69,8 @@ class Mlp(nn.Module):
     ) -> None:
         super().__init__()
         self.activation, self.slope = activation, slope
-        self.norms = nn.ModuleDict(
-            {
-                str(index): Norm(size, place, epsilon)
-                for index, (size, place) in enumerate(zip(hidden, norms, strict=False))
-                if place
-            }
-        )
+        placed = enumerate(zip(hidden, norms, strict=False))
+        self.norms = nn.ModuleDict({str(n): Norm(size, place, epsilon) for n, (size, place) in placed if place})
         sizes = (inputs, *hidden, outputs)
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(b, a)) for a, b in pairwise(sizes))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in sizes[1:])
@@ -175,8 +170,7 @@ def layers_of(network: Mlp) -> Layers:
     """Return the layers of a network, without gradient."""
     if network.norms:
         raise UsageError("the policy's network has LayerNorms, and this takes none")
-    pairs = zip(network.weights, network.biases, strict=True)
-    return [(weight.detach(), bias.detach()) for weight, bias in pairs]
+    return [(weight.detach(), bias.detach()) for weight, bias in zip(network.weights, network.biases, strict=True)]
 
 
 def load_layers(network: Mlp, layers: Layers) -> None:

@@ -183,8 +183,7 @@ def acting(reference: str | Path, options: Options, trust: bool) -> Acting:
     if isinstance(found, ScoredPrior):
         raise UsageError(f"{found.name} scores actions and does not choose any: it is a prior, and no policy to run")
     if isinstance(found, SavedPolicy):
-        path = find_policy(reference)
-        return Acting(path, found.policy, found.prior, found.card, tuple(notes_of(found.card)))
+        return Acting(find_policy(reference), found.policy, found.prior, found.card, tuple(notes_of(found.card)))
     return Acting(Path(reference), found, None, {}, getattr(found, "notes", ()))
 
 

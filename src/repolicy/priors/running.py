@@ -273,8 +273,7 @@ class Script:
 
     def _buffer(self, name: str) -> Tensor:
         module, last = self._holder(name)
-        buffer: Tensor = getattr(module, last)
-        return buffer.detach()
+        return getattr(module, last).detach()
 
     def _set(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():

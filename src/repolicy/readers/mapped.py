@@ -210,8 +210,7 @@ def _described(tensors: Tensors, layout: Layout, root: str, given: Given) -> Des
         given.options = replace(given.options, file_activation=named)
         if named is None:
             raise UsageError('--layout names no activation, and no file does: add "activation=elu", or another')
-    recorded = layout.activation if layout.certain else None
-    activation = given.activation(layout.activation, layout.library, recorded)
+    activation = given.activation(layout.activation, layout.library, layout.activation if layout.certain else None)
     layers = [each for name in layout.actor.split("+") for each in _layers(tensors, f"{root}{name.strip()}")]
     actor = perceptron(layers, None, activation)
     width = len(actor.output.bias)

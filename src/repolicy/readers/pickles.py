@@ -316,8 +316,7 @@ def _filled(array: np.ndarray, state: Any) -> np.ndarray:
     content = content.encode("latin1") if isinstance(content, str) else content
     if int(np.prod([int(size) for size in shape], dtype=object)) * dtype.itemsize != len(content):
         raise ValueError(f"an array of shape {shape} has {len(content)} bytes")
-    whole: Any = (1, tuple(shape), dtype, bool(fortran), bytes(content))
-    array.__setstate__(whole)
+    array.__setstate__((1, tuple(shape), dtype, bool(fortran), bytes(content)))  # type: ignore[arg-type]
     return array
 
 

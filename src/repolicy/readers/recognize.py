@@ -1,7 +1,6 @@
 """Which format a file of another library has, by looking into it, and the description that its reader gives."""
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,16 +25,10 @@ KNOWN = (
     "parameters, ONNX and TorchScript"
 )
 EXPORT = "export it to ONNX or TorchScript, which run as they are"
-READERS: dict[str, Any] = {  # by the format of a file
-    **{"rsl_rl": rsl_rl, "skrl": skrl, "brax": brax, "mapped": mapped},
-    **{"sb3": sb3, "onnx": onnx, "torchscript": torchscript},
-}
-CHECKPOINTS = ("rsl_rl", "skrl", "brax", "mapped")  # of what PyTorch or pickle wrote, the first that fits
-OPENED: dict[str | None, Callable[[bytes, str], Any]] = {  # what the readers of the others take, of a file's bytes
-    "sb3": sb3.opened,
-    "onnx": onnx.load_model,
-    "torchscript": open_zip,
-}
+# By the format of a file: of what PyTorch or pickle wrote the first that fits, then what the other readers take.
+CHECKPOINTS: dict[str, Any] = {"rsl_rl": rsl_rl, "skrl": skrl, "brax": brax, "mapped": mapped}
+READERS: dict[str, Any] = CHECKPOINTS | {"sb3": sb3, "onnx": onnx, "torchscript": torchscript}
+OPENED: dict[str | None, Any] = {"sb3": sb3.opened, "onnx": onnx.load_model, "torchscript": open_zip}
 CHANGED = "the graph is no more the one that Repolicy exported: it is read, and not the policy that it carries"
 RUNNABLE = ("onnx", "torchscript")
 
@@ -60,7 +53,7 @@ class PolicyFile:
         if torchscript.recognized(names):
             return "torchscript"
         if self.is_pickled:
-            return next((name for name in CHECKPOINTS if READERS[name].recognized(self.pickled)), None)
+            return next((name for name, each in CHECKPOINTS.items() if each.recognized(self.pickled)), None)
         return "onnx" if onnx.recognized(self.content) else None
 
     @cached_property
@@ -103,9 +96,8 @@ class PolicyFile:
                 f"{EXPORT}{self._to_try()}"
             )
         try:
-            opened = self.opened if options.layout is None else self.pickled
             given = Given(self.path, options)
-            found: Described = READERS[name].read(opened, given)
+            found: Described = READERS[name].read(self.opened if options.layout is None else self.pickled, given)
             for idle in sorted({"std", "temperature", "file_activation"} - given.used):
                 if getattr(options, idle) not in (None, "fit"):
                     word = idle.replace("_", "-")

@@ -116,8 +116,7 @@ def _limits(link: str, agent: dict[str, str]) -> tuple[float, float]:
 
 def _normalizer(checkpoint: dict[str, Any], tensors: dict[str, Array], layout: Layout) -> Normalizer | None:
     """Return the normalizer: in the model since 3.0, beside it before; rsl_rl does not clip."""
-    inside = below(tensors, layout.normalizer)
-    statistics = inside or tensors_of(checkpoint.get("obs_norm_state_dict") or {})
+    statistics = below(tensors, layout.normalizer) or tensors_of(checkpoint.get("obs_norm_state_dict") or {})
     if not statistics:
         return None
     count = float(statistics["count"]) if "count" in statistics else 0.0

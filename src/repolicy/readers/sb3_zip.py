@@ -198,8 +198,7 @@ def _soft(model: Zip, _: Given) -> Parts:
         std = _noise(model, names["actor.log_std"])
     else:
         std = Std("head", linear(names, "actor.log_std"), low=-20.0, high=2.0)
-    actor = perceptron(hidden, output, model.activation("relu"))
-    return Parts(actor, std, True, clip if clip > 0.0 else None)
+    return Parts(perceptron(hidden, output, model.activation("relu")), std, True, clip if clip > 0.0 else None)
 
 
 def _deterministic(model: Zip, given: Given) -> Parts:
@@ -221,8 +220,7 @@ def _searched(model: Zip, given: Given) -> Parts:
 
 
 def _values(model: Zip, given: Given) -> Parts:
-    network = perceptron(_maybe(model, "q_net.q_net"), None, model.activation("relu"))
-    return Parts(given.tempered(network))
+    return Parts(given.tempered(perceptron(_maybe(model, "q_net.q_net"), None, model.activation("relu"))))
 
 
 def _quantiles(model: Zip, given: Given) -> Parts:
@@ -248,8 +246,7 @@ KINDS: dict[str, Callable[[Zip, Given], Parts]] = {  # by how the names of tenso
 
 def _noise(model: Zip, raw: Array) -> Std:
     """Read gSDE's std: the features' squares times a matrix of variances, and 1e-6."""
-    width = model.actions.width
-    matrix = numbers(np.broadcast_to(raw, (len(raw), width)), "log_std")
+    matrix = numbers(np.broadcast_to(raw, (len(raw), model.actions.width)), "log_std")
     return Std("features", matrix, "expln" if model.settings.get("use_expln", False) else "exp", floor=1e-3)
 
 
