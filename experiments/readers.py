@@ -31,14 +31,23 @@ OTHERS = {
     "skrl": ("1.3.0", "1.4.3", "2.1.1"),
     "rl_games": ("1.6.1", "1.6.5"),
     "tianshou": ("0.5.1", "1.2.0", "2.0.1"),
+    "torchrl": ("0.14.1",),
+    "rllib": ("2.44.1", "2.60.0"),
 }
-NAMES = {"sb3": "Stable-Baselines3"}
+BESIDES = ("told.npz", "class_and_ctor_args.pkl", "metadata.json")  # what is no policy's file
+NAMES = {"sb3": "Stable-Baselines3", "torchrl": "TorchRL", "rllib": "RLlib"}
+PACKAGES = {"rsl_rl": "rsl-rl-lib", "rllib": "ray"}
 TIANSHOUS = ("h5py", "numba", "llvmlite", "pettingzoo")
 NEWER = (*TIANSHOUS, "deepdiff", "orderly-set", "cachebox", "sensai-utils", "overrides")
+HTTP = ("requests", "urllib3", "idna", "certifi", "charset-normalizer")
+SCHEMA = ("jsonschema", "jsonschema-specifications", "referencing", "rpds-py")
+RAYS = ("dm-tree", "lz4", "ormsgpack", "scipy==1.17.1", "msgpack", "gymnasium==1.2.2", *HTTP, *SCHEMA)
 BESIDE = {  # what a version imports that is not installed here
     **dict.fromkeys(("skrl 1.3.0", "rl_games 1.6.1"), ("gym==0.26.2", "gym-notices==0.1.0")),
     "tianshou 0.5.1": (*TIANSHOUS, "gymnasium==0.28.1", "jax-jumpy"),
     **dict.fromkeys(("tianshou 1.2.0", "tianshou 2.0.1"), NEWER),
+    "torchrl 0.14.1": ("tensordict==0.14.3", "pyvers", "orjson"),
+    **dict.fromkeys(("rllib 2.44.1", "rllib 2.60.0"), RAYS),
 }
 
 
@@ -47,7 +56,7 @@ def packages(library: str, version: str) -> list[str]:
     if library == "sb3":
         own = [f"stable-baselines3=={version}", f"sb3-contrib=={SB3[version]}"]
         return [*own, "gymnasium==0.29.1"] if version in OLD_GYMNASIUM else own
-    return [f"{'rsl-rl-lib' if library == 'rsl_rl' else library}=={version}", *BESIDE.get(f"{library} {version}", ())]
+    return [f"{PACKAGES.get(library, library)}=={version}", *BESIDE.get(f"{library} {version}", ())]
 
 
 def installed(library: str, version: str, folder: Path) -> Path:
@@ -70,7 +79,7 @@ def measured(library: str, version: str, kind: str, folder: Path) -> Row:
         done = subprocess.run(words, env=told_where, capture_output=True, text=True, check=False)
         if done.returncode:
             return row | {"failed": f"the library: {done.stderr.strip().splitlines()[-1]}"}
-        [file] = [path for path in Path(out).iterdir() if path.name != "told.npz"]
+        [file] = [path for path in Path(out).iterdir() if path.name not in BESIDES]
         told = dict(np.load(Path(out, "told.npz")))
         try:
             policy = load_policy(file, std=None if "log_prob" in told else 0.1).double()
@@ -104,4 +113,5 @@ def table(found: list[Row]) -> str:
 def main(options: campaign.Options) -> campaign.Wanted:
     ways = [("sb3", version, kind) for version in SB3 for kind in KINDS]
     ways += [(library, version, "PPO") for library, versions in OTHERS.items() for version in versions]
+    ways += [("rllib", version, "SAC") for version in OTHERS["rllib"]]
     return {" ".join(way): partial(measured, *way, options.libraries) for way in ways}

@@ -217,7 +217,51 @@ def skrl(kind: str, out: Path, obs: torch.Tensor) -> Told:
     return acted[-1]["mean_actions"], acted[0], (acted[-1]["log_prob"] if is_new else acted[1]).squeeze(-1)
 
 
-LIBRARIES = {"sb3": sb3, "rsl_rl": rsl_rl, "rl_games": rl_games, "tianshou": tianshou, "skrl": skrl}
+def torchrl(kind: str, out: Path, obs: torch.Tensor) -> Told:
+    from tensordict import TensorDict
+    from tensordict.nn import TensorDictModule
+    from tensordict.nn.distributions import NormalParamExtractor
+    from torchrl.modules import MLP, ProbabilisticActor, TanhNormal
+
+    mlp = MLP(in_features=SIZE, out_features=2 * ACTIONS, num_cells=[8, 7], activation_class=torch.nn.Tanh)
+    net = torch.nn.Sequential(mlp, NormalParamExtractor())
+    module = TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"])
+    actor = ProbabilisticActor(module=module, in_keys=["loc", "scale"], distribution_class=TanhNormal)
+    stirred(actor)
+    torch.save(actor.state_dict(), out / "actor.pt")
+    dist = actor.get_dist(TensorDict({"observation": obs}, batch_size=[COUNT]))
+    before = dist.root_dist.sample().clamp(-3.0, 3.0)
+    return dist.loc, before, dist.log_prob(torch.tanh(before))
+
+
+def rllib(kind: str, out: Path, obs: torch.Tensor) -> Told:
+    import gymnasium
+    from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
+    from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
+    from ray.rllib.algorithms.sac.sac_catalog import SACCatalog
+    from ray.rllib.algorithms.sac.torch.default_sac_torch_rl_module import DefaultSACTorchRLModule
+    from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+    spaces = {"observation_space": gymnasium.spaces.Box(-np.inf, np.inf, (SIZE,))}
+    spaces["action_space"] = gymnasium.spaces.Box(-1.0, 1.0, (ACTIONS,))
+    made = {"PPO": (DefaultPPOTorchRLModule, PPOCatalog), "SAC": (DefaultSACTorchRLModule, SACCatalog)}
+    settings = {"fcnet_hiddens": [8, 7], "fcnet_activation": "tanh"} | ({"twin_q": True} if kind == "SAC" else {})
+    module_class, catalog = made[kind]
+    module: Any = RLModuleSpec(
+        module_class=module_class, catalog_class=catalog, model_config=settings, **spaces
+    ).build()
+    stirred(module).save_to_path(out.resolve())
+    told = module.forward_inference({"obs": obs})["action_dist_inputs"]
+    dist = module.get_inference_action_dist_cls().from_logits(told)
+    if kind == "PPO":
+        actions = dist.sample()
+        return dist.loc, actions, dist.logp(actions)
+    before = torch.distributions.Normal(dist.loc, dist._dist.scale).sample().clamp(-3.0, 3.0)
+    return dist.loc, before, dist.logp(torch.tanh(before))
+
+
+LIBRARIES = {"sb3": sb3, "rsl_rl": rsl_rl, "rl_games": rl_games, "tianshou": tianshou, "skrl": skrl, "torchrl": torchrl}
+LIBRARIES |= {"rllib": rllib}
 
 
 def main() -> None:

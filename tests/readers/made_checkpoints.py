@@ -3,6 +3,8 @@
 import io
 import itertools
 import pickle
+import sys
+import types
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,16 @@ def brax_file(path: Path, **more: Any) -> Path:
     layers |= {"hidden_1": {"kernel": random(4, 6), "bias": random(6)}} | more
     path.write_bytes(pickle.dumps((0, {"params": layers})))
     return path
+
+
+def class_named(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
+    """A class that pickles under the name of one of a library that is not here."""
+    module, _, last = name.rpartition(".")
+    kind = type(last, (), {"__module__": module})
+    for parent in itertools.accumulate(module.split("."), "{}.{}".format):
+        monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
+    setattr(sys.modules[module], last, kind)
+    return kind
 
 
 class Seen:

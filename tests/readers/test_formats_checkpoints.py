@@ -2,8 +2,6 @@
 
 import itertools
 import pickle
-import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from comparing import COUNT, assert_equal, assert_scored, describe, log_prob, mean, observations, recognized, stirred
-from made_checkpoints import Agent, mlp, named, saved, seen_by_rsl_rl, settings
+from made_checkpoints import Agent, class_named, mlp, named, saved, seen_by_rsl_rl, settings
 from torch import nn
 
 from repolicy.cli.inspection import inspect
@@ -239,16 +237,6 @@ def test_cleanrls_squashed_policies(soft: bool, tmp_path: Path) -> None:
 
 
 # Brax -----------------------------------------------------------------------------------------------------------------
-def brax_class(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
-    """A class that pickles under the name of one of Brax's."""
-    module, _, last = name.rpartition(".")
-    kind = type(last, (), {"__module__": module})
-    for parent in itertools.accumulate(module.split("."), "{}.{}".format):
-        monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
-    setattr(sys.modules[module], last, kind)
-    return kind
-
-
 def state(kind: Any, **attributes: Any) -> Any:
     made = kind()
     made.__dict__.update(attributes)
@@ -269,7 +257,7 @@ def test_brax_parameters(dict_observations: bool, norm: bool, tmp_path: Path, mo
         if norm and i < 2:
             layers[f"LayerNorm_{i}"] = {"scale": generator.normal(size=b), "bias": generator.normal(size=b)}
     mu, std = generator.normal(size=5).astype("f4"), generator.uniform(0.5, 2.0, 5).astype("f4")
-    statistics = brax_class(monkeypatch, "brax.training.acme.running_statistics.RunningStatisticsState")
+    statistics = class_named(monkeypatch, "brax.training.acme.running_statistics.RunningStatisticsState")
     other = np.zeros(7, "f4")
     seen = {"state": mu, "privileged_state": other} if dict_observations else mu
     deviation = {"state": std, "privileged_state": other + 1} if dict_observations else std

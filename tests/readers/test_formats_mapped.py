@@ -73,6 +73,47 @@ def test_a_memory_of_rl_games_is_refused(tmp_path: Path) -> None:
         describe(path)
 
 
+# TorchRL --------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["in one Sequential", "behind an MLP", "one scale", "of a loss"])
+def test_torchrl(kind: str, tmp_path: Path) -> None:
+    """As a ProbabilisticActor keeps it, with NormalParamExtractor's scale or AddStateIndependentNormalScale's."""
+    net = mlp((5, 8, 7, 2 if kind == "one scale" else 4), nn.Tanh)
+    kept = named("module.0.module" if kind == "in one Sequential" else "module.0.module.0", net)
+    if kind == "one scale":
+        kept |= {"module.0.module.1.state_independent_scale": STD.log()}
+    if kind == "of a loss":
+        kept = {f"actor_network_params.{name}": each for name, each in kept.items()}
+        kept |= named("critic_network_params.module", nn.Linear(5, 1)) | {"clip_epsilon": torch.tensor(0.2)}
+    obs = observations(5)
+    with torch.no_grad():
+        out = net(obs)
+        inverse = torch.tensor(0.99).expm1().log()  # so that a raw 0 becomes 1, of which 0.01 is the least
+        scale = STD.expand(len(obs), 2) if kind == "one scale" else nn.functional.softplus(out[:, 2:] + inverse) + 0.01
+        dist = torch.distributions.Normal(out[:, :2], scale)
+        before = dist.sample().clamp(-3.0, 3.0)
+        slope = torch.log(1.0 - torch.tanh(before.double()) ** 2).sum(-1)
+    described = describe(saved(tmp_path / "actor.pt", kept))
+    assert_equal(log_prob(described, obs, before), dist.log_prob(before).sum(-1) - slope)
+    assert_equal(mean(described, obs), torch.tanh(out[:, :2]))
+    assert described.library == "TorchRL"
+    assert any("TanhNormal between -1 and 1 is assumed" in note for note in described.notes)
+
+
+def test_a_users_last_layer_of_means_and_log_stds(tmp_path: Path) -> None:
+    net = mlp((5, 8, 6), nn.ReLU)
+    path = saved(tmp_path / "policy.pt", named("pi", net))
+    obs = observations(5, 4.0)
+    described = describe(path, Options(layout="actor=pi, activation=relu, halves=yes, low=-1, high=0.1"))
+    with torch.no_grad():
+        means, log_stds = net(obs).chunk(2, -1)
+        assert (log_stds > 0.1).any()
+        assert (log_stds < -1.0).any()
+        assert_scored(described, obs, torch.distributions.Normal(means, log_stds.clamp(-1.0, 0.1).exp()))
+    odd = saved(tmp_path / "odd.pt", named("pi", nn.Linear(5, 3)))
+    with pytest.raises(CannotCopyError, match="its last layer has 3 outputs"):
+        describe(odd, Options(layout="actor=pi, activation=relu, halves=yes"))
+
+
 # tianshou -------------------------------------------------------------------------------------------------------------
 class RunningMeanStd:
     """As tianshou keeps statistics: an object, of which only what it remembers is read."""
@@ -175,7 +216,7 @@ def test_layers_below_actor_layers(whole: bool, tmp_path: Path) -> None:
     [
         ("actor=model.actor", "--layout names no activation"),
         ("log_std=model.logstd, activation=elu", "--layout needs actor=NAME"),
-        ("actor=model.actor, std=a, log_std=b, activation=elu", "not both"),
+        ("actor=model.actor, std=a, log_std=b, activation=elu", "no more than one of"),
         ("actor=model.actor, hidden=3", "it must be"),
         ("actor=model.actor, library=x", "it must be"),
         ("actor=model.actor, clip=wide", "it takes a number"),

@@ -1,4 +1,4 @@
-"""Policies by a mapping from parts to names of tensors: CleanRL, rl_games, tianshou, and a layout that a user names.
+"""Policies by a mapping from parts to names of tensors: CleanRL, TorchRL, rl_games, tianshou, and a layout of a user's.
 
 A layout is a row of data; what is done with the parts is the same for all. Its names are those of nested state dicts,
 joined by dots, and may stand below others (`model.`), which all of a library's own then share.
@@ -14,7 +14,7 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
-from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Linear, Normalizer, Std
+from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Linear, Normalizer, Perceptron, Std
 from repolicy.readers.given_by_user import Given
 from repolicy.readers.perceptrons import Tensors, below, linear, normalizer, numbers, perceptron, sequence, some
 from repolicy.readers.pickles import Shell
@@ -41,6 +41,10 @@ UNSEEN = (
     "CleanRL's files hold no statistics of observations, which its scripts for continuous actions normalize (clipped "
     "to 10): without them (--vecnormalize FILE.npz with mean and var) the policy acts badly"
 )
+TANH_NORMAL = (
+    "the file does not say the distribution: TanhNormal between -1 and 1 is assumed, with the scale of "
+    "NormalParamExtractor where the last layer gives one; --layout says otherwise"
+)
 LOGITS = "the file holds no std, so its outputs are taken as the logits of one choice"
 
 
@@ -51,6 +55,7 @@ class Layout:
     actor: str  # the layers that give the mean, or logits; several names, joined by +, follow each other
     log_std: str = ""  # a tensor, or a layer on the values of the last hidden layer
     std: str = ""  # the same of the std itself
+    halves: bool = False  # the last layer gives means, and then as many log-stds
     normalizer: str = ""  # what holds the mean and the variance, or the std, of observations
     activation: str = ""
     discrete: bool = False  # one choice
@@ -68,6 +73,8 @@ class Layout:
     certain: bool = False  # whether all of its policies have this activation
     values: bool = False  # the outputs are values of actions
     link: str = "exp"  # from the raw numbers of log_std to the std
+    shift: float = 0.0  # of the raw numbers that are half of the last layer
+    floor: float = 0.0  # of the std
     scale: str = ""  # which tensors, NAME_scale and NAME_bias, take a squashed action to its bounds
     unseen: str = ""  # a sentence for a file without its observations' statistics
     notes: tuple[str, ...] = ()
@@ -90,6 +97,11 @@ SAC = replace(
     TD3, actor="fc1+fc2+fc_mean", log_std="fc_logstd", low=-5.0, high=2.0, link="exp_tanh", kind="SAC",
     modules=("fc1", "fc2", "fc_mean", "fc_logstd", "action_scale", "action_bias"),
 )  # fmt: skip
+TORCHRL = Layout(
+    "module.0.module.0", "module.0.module.1.state_independent_scale", activation="tanh", squashed=True,
+    library="TorchRL", modules=("module",), notes=(TANH_NORMAL,),
+)  # fmt: skip
+SCALES = replace(TORCHRL, log_std="", halves=True, link="softplus", shift=math.log(math.expm1(0.99)), floor=0.01)
 GAMES = Layout(
     "a2c_network.actor_mlp+a2c_network.mu", "a2c_network.sigma", normalizer="running_mean_std", activation="elu",
     epsilon=1e-5, clip=5.0, library="rl_games", kind="PPO", notes=(ASSUMED,),
@@ -107,6 +119,9 @@ LAYOUTS = (
     replace(VALUES, actor="actor", activation="tanh", kind="PPO", values=False, modules=("actor", "critic"),
             beside=("critic",), notes=(LOGITS,)),
     VALUES,
+    TORCHRL,
+    replace(SCALES, actor="module.0.module"),
+    SCALES,
     GAMES,
     replace(GAMES, actor="a2c_network.actor_mlp+a2c_network.logits", log_std="", discrete=True, notes=()),
     TIANSHOU,
@@ -153,8 +168,8 @@ def of_text(text: str) -> Layout:
         except (ValueError, KeyError):
             takes = "yes or no" if kind is bool else "a number"
             raise UsageError(f"--layout has {part.strip()!r}; it takes {takes}") from None
-    if "actor" not in given or {"std", "log_std"} <= given.keys():
-        raise UsageError("--layout needs actor=NAME, and not both std=NAME and log_std=NAME")
+    if "actor" not in given or len(given.keys() & {"std", "log_std", "halves"}) > 1:
+        raise UsageError("--layout needs actor=NAME, and no more than one of std=NAME, log_std=NAME and halves=yes")
     return Layout(**given)
 
 
@@ -213,13 +228,15 @@ def _described(tensors: Tensors, layout: Layout, root: str, given: Given) -> Des
     activation = given.activation(layout.activation, layout.library, layout.activation if layout.certain else None)
     layers = [each for name in layout.actor.split("+") for each in _layers(tensors, f"{root}{name.strip()}")]
     actor = perceptron(layers, None, activation)
-    width = len(actor.output.bias)
     std = None
+    if layout.halves:
+        actor, std = _halved(actor, layout)
+    width = len(actor.output.bias)
     if layout.values:
         actor = given.tempered(actor)
     elif layout.log_std or layout.std:
         std = _std(tensors, layout, root, width)
-    elif not layout.discrete:
+    elif not layout.discrete and not layout.halves:
         std = given.std(width)
     statistics = given.statistics(actor.width, _normalizer(tensors, layout, root))
     if layout.unseen and statistics is None:
@@ -258,6 +275,17 @@ def _std(tensors: Tensors, layout: Layout, root: str, width: int) -> Std:
     if size not in (1, width) or (size != width and isinstance(raw, Linear)):
         raise ValueError(f"{name} is of {size} stds, and an action has {width} numbers")
     return Std("head" if isinstance(raw, Linear) else "vector", raw, link, layout.low, layout.high)
+
+
+def _halved(actor: Perceptron, layout: Layout) -> tuple[Perceptron, Std]:
+    """Return a network of the means, and the std of the rest of its outputs."""
+    size, odd = divmod(len(actor.output.bias), 2)
+    if odd:
+        raise CannotCopyError(f"its last layer has {len(actor.output.bias)} outputs, not means and stds")
+    raw = actor.output.outputs(size)
+    raw = replace(raw, bias=raw.bias + np.float32(layout.shift))
+    means = replace(actor, output=actor.output.outputs(0, size))
+    return means, Std("head", raw, layout.link, layout.low, layout.high, layout.floor)
 
 
 def _normalizer(tensors: Tensors, layout: Layout, root: str) -> Normalizer | None:

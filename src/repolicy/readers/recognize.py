@@ -9,7 +9,7 @@ from typing import Any
 from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import printable, read_bytes
 from repolicy.policies import carrying
-from repolicy.readers import brax, mapped, skrl, torchscript
+from repolicy.readers import brax, mapped, rllib, skrl, torchscript
 from repolicy.readers import onnx_graphs as onnx
 from repolicy.readers import rsl_rl_checkpoint as rsl_rl
 from repolicy.readers import sb3_zip as sb3
@@ -21,12 +21,12 @@ from repolicy.readers.reading import Options
 from repolicy.readers.zips import open_zip
 
 KNOWN = (
-    "Stable-Baselines3's and sb3-contrib's zips, checkpoints of rsl_rl, skrl, CleanRL, rl_games and tianshou, Brax's "
-    "parameters, ONNX and TorchScript"
+    "Stable-Baselines3's and sb3-contrib's zips, checkpoints of rsl_rl, skrl, RLlib, CleanRL, TorchRL, rl_games and "
+    "tianshou, Brax's parameters, ONNX and TorchScript"
 )
 EXPORT = "export it to ONNX or TorchScript, which run as they are"
 # By the format of a file: of what PyTorch or pickle wrote the first that fits, then what the other readers take.
-CHECKPOINTS: dict[str, Any] = {"rsl_rl": rsl_rl, "skrl": skrl, "brax": brax, "mapped": mapped}
+CHECKPOINTS: dict[str, Any] = {"rsl_rl": rsl_rl, "skrl": skrl, "rllib": rllib, "brax": brax, "mapped": mapped}
 READERS: dict[str, Any] = CHECKPOINTS | {"sb3": sb3, "onnx": onnx, "torchscript": torchscript}
 OPENED: dict[str | None, Any] = {"sb3": sb3.opened, "onnx": onnx.load_model, "torchscript": open_zip}
 CHANGED = "the graph is no more the one that Repolicy exported: it is read, and not the policy that it carries"
@@ -46,7 +46,7 @@ class PolicyFile:
 
     @cached_property
     def format(self) -> str | None:
-        """sb3, rsl_rl, skrl, brax, mapped (CleanRL, rl_games, ...), onnx or torchscript; None if it is no such."""
+        """sb3, rsl_rl, skrl, rllib, brax, mapped (CleanRL, ...), onnx or torchscript; None if it is no such."""
         names = self.names
         if sb3.recognized(names):
             return "sb3"

@@ -1,0 +1,100 @@
+"""RLlib's modules since its new API stack: `module_state.pkl`, and beside it the arguments that made the module.
+
+The state alone tells neither the activation nor whether the outputs are means and log-stds or logits of choices.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from repolicy.errors import UsageError
+from repolicy.loading import read_bytes
+from repolicy.policies import ActionSpace
+from repolicy.readers.described import Array, CannotCopyError, Described, Linear, Perceptron, Std
+from repolicy.readers.given_by_user import Given
+from repolicy.readers.perceptrons import activation_named, numbers, perceptron, sequence, tensors_of
+from repolicy.readers.pickles import Shell, read_pickle
+from repolicy.readers.sb3_zip import actions_of
+
+LIBRARY = "RLlib"
+ARGUMENTS = "class_and_ctor_args.pkl"
+SHIPS = r"Default(\w+?)TorchRLModule"  # whose code is RLlib's own
+HEAD, LOG_STD, BOUND = "pi.net.mlp", "pi.log_std", "pi.log_std_clip_param_const"
+BODIES = ("encoder.actor_encoder.net.mlp", "encoder.encoder.net.mlp", "pi_encoder.net.mlp")  # the last one is SAC's
+SAC_BOUNDS, USUAL_BOUND = (-5.0, 2.0), 20.0  # of a log-std
+SCALED = (
+    "actions are scaled from [-1, 1] to the environment's bounds, as RLlib does unless normalize_actions is turned off"
+)
+
+
+def recognized(saved: Any) -> bool:
+    """Return whether a pickle is the state of a module of RLlib's."""
+    return isinstance(saved, dict) and f"{HEAD}.0.weight" in saved and bool(_bodies(saved))
+
+
+def read(state: dict[str, Any], given: Given) -> Described:
+    tensors, (kind, config, actions) = tensors_of(state), _made_with(given)
+    body, *_ = _bodies(tensors)
+    layers, head = sequence(tensors, body), sequence(tensors, HEAD)
+    recorded = activation_named(config.get("fcnet_activation", "tanh"))
+    if head[1:] and activation_named(config.get("head_fcnet_activation", "relu")) != recorded:
+        raise CannotCopyError("its head has another activation than its encoder")
+    actor = perceptron([*layers, *head], None, given.activation("tanh", LIBRARY, recorded))
+    statistics, squashed = given.statistics(actor.width, None), body == BODIES[-1]
+    outputs, width, free = actor.output, actions.width, tensors.get(LOG_STD)
+    needed = sum(actions.sizes) * (2 if actions.kind == "continuous" and free is None else 1)
+    if len(outputs.bias) != needed:
+        raise ValueError(f"its last layer has {len(outputs.bias)} outputs, and its actions need {needed}")
+    if actions.kind == "discrete":
+        return Described(LIBRARY, "", kind, actor, actions, normalizer=statistics)
+    raw = outputs.outputs(width) if free is None else numbers(free, LOG_STD)
+    bound = float(tensors[BOUND].item()) if BOUND in tensors else USUAL_BOUND
+    low, high = SAC_BOUNDS if squashed else (-bound, bound)
+    std = Std("head" if free is None else "vector", raw, "exp", low, high)
+    actor = replace(actor, output=outputs.outputs(0, width))
+    if not squashed and not np.array_equal([actions.low, actions.high], [[-1.0] * width, [1.0] * width]):
+        actor, std = _to_bounds(actor, std, actions, given)
+    return Described(LIBRARY, "", kind, actor, actions, squashed, std, statistics, clips=not squashed)
+
+
+def _bodies(state: Mapping[str, Any]) -> list[str]:
+    """Return the encoders of an actor that are there."""
+    return [body for body in BODIES if f"{body}.0.weight" in state]
+
+
+def _made_with(given: Given) -> tuple[str, dict[str, Any], ActionSpace]:
+    """Return the algorithm, the settings of its model as far as they are not the usual ones, and the actions."""
+    file = given.path.with_name(ARGUMENTS)
+    if not file.is_file():
+        raise UsageError(f"{given.path} needs {ARGUMENTS} beside it, with which RLlib saves it: put that file there")
+    parts = read_pickle(read_bytes(file), str(file))
+    ships = re.fullmatch(SHIPS, parts["class"].last)
+    if ships is None:
+        raise CannotCopyError(f"its module is {parts['class'].last}, a class whose code is not in it")
+    _, arguments = parts["ctor_args_and_kwargs"]
+    config = arguments["model_config"]
+    actions, switches = actions_of(arguments["action_space"])
+    if switches:
+        raise CannotCopyError("its actions are switches")
+    return ships[1], config.state if isinstance(config, Shell) else config, actions
+
+
+def _to_bounds(actor: Perceptron, std: Std, actions: ActionSpace, given: Given) -> tuple[Perceptron, Std]:
+    """Return mean and std in the environment's units: RLlib takes [-1, 1] to the bounds, where all are finite."""
+    low, high = np.array(actions.low), np.array(actions.high)
+    if not np.isfinite([low, high]).all():
+        return actor, std
+    if std.high < USUAL_BOUND:
+        raise CannotCopyError(f"its log-stds are cut at {std.high:g}, in other units than the environment's")
+    given.notes.append(SCALED)
+    half, mean, raw = (high - low) / 2.0, actor.output, std.raw
+    output = _linear(mean.weight * half[:, None], (mean.bias + 1.0) * half + low)
+    moved = _linear(raw.weight, raw.bias + np.log(half)) if isinstance(raw, Linear) else raw + np.log(half)
+    return replace(actor, output=output), Std(std.source, moved)
+
+
+def _linear(weight: Array, bias: Array) -> Linear:
+    return Linear(weight.astype(np.float32), bias.astype(np.float32))

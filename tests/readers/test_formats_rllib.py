@@ -1,0 +1,140 @@
+"""RLlib's modules, as its new API stack saves them: a state, and beside it what the module was made with."""
+
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from comparing import assert_equal, assert_scored, describe, log_prob, mean, observations, recognized, stirred
+from gymnasium.spaces import Box, Discrete, MultiBinary, Space
+from made_checkpoints import class_named, mlp, named
+from torch import nn
+
+from repolicy.errors import FileError, UsageError
+from repolicy.readers.described import CannotCopyError
+
+ACTIONS = Box(-1.0, 1.0, (2,))
+TAUGHT = "ray.rllib.algorithms.{0}.torch.default_{0}_torch_rl_module.Default{1}TorchRLModule"
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Write a module as RLlib does, and return its state's file."""
+
+    def written(
+        state: dict[str, torch.Tensor], actions: Space[Any] = ACTIONS, module: str = TAUGHT.format("ppo", "PPO"),
+        **config: Any,
+    ) -> Path:  # fmt: skip
+        arrays = OrderedDict((name, each.detach().numpy()) for name, each in state.items())
+        arguments = {"observation_space": Box(-np.inf, np.inf, (5,)), "action_space": actions, "model_config": config}
+        kind = class_named(monkeypatch, module)
+        beside = tmp_path / "class_and_ctor_args.pkl"
+        beside.write_bytes(pickle.dumps({"class": kind, "ctor_args_and_kwargs": ((), arguments)}))
+        path = tmp_path / "module_state.pkl"
+        path.write_bytes(pickle.dumps(arrays))
+        return path
+
+    return written
+
+
+def made(width: int, body: str = "encoder.actor_encoder", bound: float = 20.0) -> tuple[nn.Module, dict[str, Any]]:
+    """A network, and the state of a module with it; the head is a Sequential of its own."""
+    encoder, head = stirred(mlp((5, 8, 7), nn.Tanh)), stirred(mlp((7, width), nn.Tanh))
+    state = named(f"{body}.net.mlp", encoder) | named("pi.net.mlp", head)
+    state |= {"pi.log_std_clip_param_const": torch.tensor([bound])}
+    return nn.Sequential(encoder, nn.Tanh(), head), state
+
+
+@pytest.mark.parametrize("body", ["encoder.actor_encoder", "encoder.encoder"])
+@pytest.mark.parametrize("bound", [20.0, 0.2])
+def test_a_gaussian_of_which_both_halves_depend_on_the_state(write: Any, body: str, bound: float) -> None:
+    net, state = made(4, body, bound)
+    path, obs = write(state | named("vf.net.mlp", nn.Sequential(nn.Linear(7, 1)))), observations(5)
+    assert recognized(path) == "rllib"
+    with torch.no_grad():
+        loc, log_std = net(obs).chunk(2, -1)
+        assert bool((log_std.abs() > bound).any()) is (bound < 1.0)
+        dist = torch.distributions.Normal(loc, log_std.clamp(-bound, bound).exp())
+    described = describe(path)
+    assert_scored(described, obs, dist)
+    assert (described.library, described.kind, described.clips) == ("RLlib", "PPO", True)
+
+
+def test_one_std_for_all_states(write: Any) -> None:
+    net, state = made(2)
+    log_std, obs = torch.tensor([-0.5, 0.3]), observations(5)
+    with torch.no_grad():
+        dist = torch.distributions.Normal(net(obs), log_std.exp())
+    assert_scored(describe(write(state | {"pi.log_std": log_std}, free_log_std=True)), obs, dist)
+
+
+def test_actions_are_taken_to_the_bounds_of_the_environment(write: Any) -> None:
+    net, state = made(4)
+    low, high = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 3.0])
+    path, obs = write(state, Box(low.numpy(), high.numpy())), observations(5)
+    with torch.no_grad():
+        loc, log_std = net(obs).chunk(2, -1)
+        half = (high - low) / 2.0
+        dist = torch.distributions.Normal(low + (loc + 1.0) * half, log_std.exp() * half)
+    described = describe(path)
+    assert_scored(described, obs, dist)
+    assert_equal(mean(described, obs), dist.mean.clamp(low, high))
+    assert any("scaled from [-1, 1] to the environment's bounds" in note for note in described.notes)
+    bounded = write(made(4, bound=0.2)[1], Box(low.numpy(), high.numpy()))
+    with pytest.raises(CannotCopyError, match="log-stds are cut at 0.2"):
+        describe(bounded)
+
+
+def test_sac(write: Any) -> None:
+    net, state = made(4, "pi_encoder")
+    state["pi.net.mlp.0.weight"] *= 40.0  # stds beyond both of their bounds
+    low, high = np.float32([-2.0, -1.0]), np.float32([2.0, 3.0])
+    path, obs = write(state, Box(low, high), TAUGHT.format("sac", "SAC"), twin_q=True), observations(5)
+    with torch.no_grad():
+        loc, log_std = net.double()(obs.double()).chunk(2, -1)
+        assert (log_std > 2.0).any()
+        assert (log_std < -5.0).any()
+        dist = torch.distributions.Normal(loc, log_std.clamp(-5.0, 2.0).exp())
+        before = dist.sample().clamp(-3.0, 3.0)
+        slope = torch.log(1.0 - torch.tanh(before) ** 2).sum(-1)
+    described = describe(path)
+    assert described.kind == "SAC"
+    assert_equal(log_prob(described, obs, before), dist.log_prob(before).sum(-1) - slope)
+    assert_equal(mean(described, obs), low + (torch.tanh(loc).numpy() + 1.0) / 2.0 * (high - low))
+
+
+def test_choices(write: Any) -> None:
+    net, state = made(3)
+    obs = observations(5)
+    with torch.no_grad():
+        dist = torch.distributions.Categorical(logits=net(obs))
+    assert_scored(describe(write(state, Discrete(3))), obs, dist)
+
+
+def test_the_activation_is_that_of_the_settings(write: Any) -> None:
+    relu = describe(write(made(4)[1], fcnet_activation="relu"))
+    assert relu.actor.activation == "relu"
+    state = made(4)[1]
+    state |= named("pi.net.mlp", mlp((7, 6, 4), nn.ReLU))
+    with pytest.raises(CannotCopyError, match="its head has another activation"):
+        describe(write(state))
+    assert len(describe(write(state, fcnet_activation="relu")).actor.hidden) == 3
+
+
+def test_what_cannot_be_copied_is_one_sentence(write: Any) -> None:
+    _, state = made(4)
+    with pytest.raises(CannotCopyError, match="MyModule, a class whose code is not in it"):
+        describe(write(state, module="mine.MyModule"))
+    with pytest.raises(FileError, match="its last layer has 4 outputs, and its actions need 6"):
+        describe(write(state, Box(-1.0, 1.0, (3,))))
+    with pytest.raises(FileError, match="4 outputs, and its actions need 3"):
+        describe(write(state, Discrete(3)))
+    with pytest.raises(CannotCopyError, match="switches"):
+        describe(write(state, MultiBinary(4)))
+    path = write(state)
+    path.with_name("class_and_ctor_args.pkl").unlink()
+    with pytest.raises(UsageError, match=r"needs class_and_ctor_args.pkl beside it"):
+        describe(path)
