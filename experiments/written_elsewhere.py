@@ -240,6 +240,7 @@ def rllib(kind: str, out: Path, obs: torch.Tensor) -> Told:
     from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
     from ray.rllib.algorithms.sac.sac_catalog import SACCatalog
     from ray.rllib.algorithms.sac.torch.default_sac_torch_rl_module import DefaultSACTorchRLModule
+    from ray.rllib.core.distribution.torch import torch_distribution
     from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
     spaces = {"observation_space": gymnasium.spaces.Box(-np.inf, np.inf, (SIZE,))}
@@ -251,11 +252,12 @@ def rllib(kind: str, out: Path, obs: torch.Tensor) -> Told:
         module_class=module_class, catalog_class=catalog, model_config=settings, **spaces
     ).build()
     stirred(module).save_to_path(out.resolve())
-    told = module.forward_inference({"obs": obs})["action_dist_inputs"]
+    told = module.double().forward_inference({"obs": obs.double()})["action_dist_inputs"]
     dist = module.get_inference_action_dist_cls().from_logits(told)
     if kind == "PPO":
         actions = dist.sample()
         return dist.loc, actions, dist.logp(actions)
+    torch_distribution.SMALL_NUMBER = 0.0  # which older versions add inside of a logarithm: that is no probability
     before = torch.distributions.Normal(dist.loc, dist._dist.scale).sample().clamp(-3.0, 3.0)
     return dist.loc, before, dist.logp(torch.tanh(before))
 
