@@ -240,7 +240,6 @@ def rllib(kind: str, out: Path, obs: torch.Tensor) -> Told:
     from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
     from ray.rllib.algorithms.sac.sac_catalog import SACCatalog
     from ray.rllib.algorithms.sac.torch.default_sac_torch_rl_module import DefaultSACTorchRLModule
-    from ray.rllib.core.distribution.torch import torch_distribution
     from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
     spaces = {"observation_space": gymnasium.spaces.Box(-np.inf, np.inf, (SIZE,))}
@@ -257,7 +256,8 @@ def rllib(kind: str, out: Path, obs: torch.Tensor) -> Told:
     if kind == "PPO":
         actions = dist.sample()
         return dist.loc, actions, dist.logp(actions)
-    torch_distribution.SMALL_NUMBER = 0.0  # which older versions add inside of a logarithm: that is no probability
+    # Older versions add this inside of a logarithm, which is no probability.
+    sys.modules[type(dist).__module__].SMALL_NUMBER = 0.0  # type: ignore[attr-defined]
     before = torch.distributions.Normal(dist.loc, dist._dist.scale).sample().clamp(-3.0, 3.0)
     return dist.loc, before, dist.logp(torch.tanh(before))
 
