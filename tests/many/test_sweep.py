@@ -81,6 +81,18 @@ def test_no_point_has_the_best_total_where_that_is_the_priors() -> None:
     assert found((np.inf, 5.0, 0.0), (0.1, 0.0, 2.0), (1.0, 2.0, 2.0)).best is None
 
 
+def test_a_total_that_is_as_good_in_the_same_episodes_is_counted() -> None:
+    """Episodes that differ by 40 among themselves, and by less than 2 from point to point."""
+    starts, none = np.array([60.0, 80.0, 100.0, 80.0]), np.zeros(4)
+    noise = np.array([1.0, -1.0, 1.0, -1.0])
+    totals = {np.inf: starts - 9.0, 0.1: starts + 2.0, 0.3: starts + 1.9 + noise, 1.0: starts + 0.5}
+    points = [Point(omega, Path("nowhere"), evaluation(each, none), None) for omega, each in totals.items()]
+    swept = Found({}, Path("nowhere"), points[0], points[1:], {}, "")
+    assert (swept.best, swept.as_good, swept.marks(0)) == (0, 1, " (one of 2 best totals)")
+    alone = Found({}, Path("nowhere"), points[0], [points[1], points[3]], {}, "")
+    assert (alone.as_good, alone.marks(0)) == (0, " (best total)")
+
+
 def test_the_knee_of_a_sweep_does_not_move_for_a_point_that_lost_everything() -> None:
     assert found(*SWEPT).verdict == "the trade-off bends at ω′ 0.3"
     assert found(*SWEPT, (0.0, -1.9e6, -10.0)).verdict == "the trade-off bends at ω′ 0.3"

@@ -164,7 +164,7 @@ def _of_policy(file: PolicyFile, options: Options | None, exported: str = "") ->
         "std": _std(saved.policy),
         "objective": _sentence(request),
         "add-ons": ", ".join(request.get("addons", [])) or "none",
-        "prior": "inside this file" if saved.prior is not None else "none",
+        "prior": f"{'inside' if saved.prior is not None else 'not in'} this file",
         "steps": f"{card.get('steps', 0):,}",
         "normalizer": f"{float(saved.policy.normalizer.count):,.0f} observations seen",
         "made with": ", ".join(f"{name} {value}" for name, value in card.get("versions", {}).items()),

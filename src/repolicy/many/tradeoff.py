@@ -118,13 +118,24 @@ class Found:
         return best if self.basic_known and best >= 0 else None
 
     @property
+    def as_good(self) -> int:
+        """How many other points have a total within two standard errors of the best one's, in the same episodes."""
+        if self.best is None or len(self.prior.mean.basic) < 2:
+            return 0  # one episode says nothing of its own error
+        totals = [point.judged.columns["total_reward"].values for point in self.points]
+        lacking = [totals[self.best] - each for each in totals]
+        errors = [each.std(ddof=1) / math.sqrt(len(each)) for each in lacking]
+        return sum(each.mean() <= 2.0 * error for each, error in zip(lacking, errors, strict=True)) - 1  # but itself
+
+    @property
     def first(self) -> int:
         """Index of the point that a page opens at: the best one, else the one at the bend, else the middle."""
         return next((each for each in (self.best, self.knee) if each is not None), len(self.points) // 2)
 
     def marks(self, index: int) -> str:
         """Return what is to be said behind a point's name."""
-        words = [word for word, place in (("knee", self.knee), ("best total", self.best)) if place == index]
+        best = f"one of {self.as_good + 1} best totals" if self.as_good else "best total"
+        words = [word for word, place in (("knee", self.knee), (best, self.best)) if place == index]
         return f" ({', '.join(words)})" if words else ""
 
     @cached_property

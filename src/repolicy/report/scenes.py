@@ -108,4 +108,4 @@ def story(episode: Episode, usual: Episode, count: int) -> str:
         return f"{whose}: nothing went wrong in it"
     if episode.terminated and step == len(episode.rewards):
         return f"{whose}: it ended early, at step {step:,}"
-    return f"{whose}: it went wrong about step {step:,}"
+    return f"{whose}: it {f'went wrong about step {step:,}' if step > 1 else 'was behind from its start'}"

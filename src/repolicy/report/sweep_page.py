@@ -13,6 +13,7 @@ from repolicy.report.movie import Shot
 from repolicy.report.run_page import by_action, caption, filmed, how_acted, rewards, tiles
 from repolicy.report.verdict import action, basis, spread, verdict
 
+MOST_LABELS = 7  # of a drawing: of more points only the ends and those with a ring have their names beside them
 SCRIPT = """
 // The sliders: of all that belongs to a point, what belongs to one is shown. Of several, the last one counts fastest.
 const sliders = [...document.querySelectorAll(".slider input")];
@@ -148,11 +149,10 @@ def over(swept: Found) -> str:
 
 def legend(swept: Found) -> str:
     knee = "the dotted ring marks the knee" if swept.knee is not None else escape(swept.verdict)
-    best = (
-        f"the solid ring marks the highest total, {swept.name(swept.points[swept.best])}; "
-        if swept.best is not None
-        else ""
-    )
+    best = ""
+    if swept.best is not None:
+        others = f" ({counted(swept.as_good, 'other')} within its error)" if swept.as_good else ""
+        best = f"the solid ring marks the highest total, {swept.name(swept.points[swept.best])}{others}; "
     return (
         "Rewards are of an episode; bars are two standard errors to each side. "
         f"The grey dot is the prior; {escape(best)}{knee}. A click on a point chooses it."
@@ -202,10 +202,11 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
             drawn += charts.circle("best", px, py, 10)
         tip, chooses = f"{name}: {_with_bar(x, dx)}, {_with_bar(y, dy)}", f'data-point="{index - 1}"' if index else ""
         drawn += charts.circle("point" if index else "prior", px, py, 6.5, tip, chooses)
-    drawn += "".join(
-        charts.text("label", x, y, name, "middle")
-        for name, (x, y) in zip(names, charts.beside(names, at, order, axes), strict=True)
-    )
+    marked = {0, 1, len(names) - 1, *(place + 1 for place in (swept.knee, swept.best) if place is not None)}
+    labelled = sorted(marked) if len(names) > MOST_LABELS else range(len(names))
+    some = [names[index] for index in labelled]
+    feet = charts.beside(some, [at[index] for index in labelled], order, axes)
+    drawn += "".join(charts.text("label", x, y, name, "middle") for name, (x, y) in zip(some, feet, strict=True))
     numbers = "; ".join(f"{name} {number(x)}, {number(y)}" for name, ((x, _), (y, _)) in zip(names, spots, strict=True))
     heading = f"the trade-off, {across} and add-on reward: {numbers}"
     return f'<figure class="chart tradeoff">{axes.svg(drawn, heading)}</figure>'
