@@ -125,7 +125,7 @@ class Found:
         totals = [point.judged.columns["total_reward"].values for point in self.points]
         lacking = [totals[self.best] - each for each in totals]
         errors = [each.std(ddof=1) / math.sqrt(len(each)) for each in lacking]
-        return sum(each.mean() <= 2.0 * error for each, error in zip(lacking, errors, strict=True)) - 1  # but itself
+        return sum(bool(each.mean() <= 2.0 * error) for each, error in zip(lacking, errors, strict=True)) - 1  # itself
 
     @property
     def first(self) -> int:
