@@ -102,7 +102,7 @@ WINGS = [
     Mutant("llm/grpo.py", "values.view(-1, self._group)[:, priors:]", "values.view(-1, self._group)", LLM["grpo"], "the log counts what the prior wrote"),
     Mutant("llm/grpo.py", "values = values.where(self._judged, torch.nan)", "pass", LLM["grpo"], "a response that nobody judged counts as certain"),
     Mutant("llm/models.py", 'method == "QAdapterTrainer"', "False", LLM["q_adapter"], "a Q-adapter is taken for a policy"),
-    Mutant("llm/identity.py", "parameter.float() if parameter.is_floating_point() else parameter", "parameter", LLM["doors"], "a checksum of how weights were loaded"),
+    Mutant("llm/identity.py", "parameter.to(dtype or torch.float32).float() if parameter.is_floating_point() else parameter", "parameter", LLM["doors"], "a checksum of how weights were loaded"),
     Mutant("llm/identity.py", "if not same:", "if False:", LLM["doors"], "a changed model's folder is its prior"),
     Mutant("llm/identity.py", "if before != now:", "if False:", LLM["doors"], "a checkpoint resumed with another objective"),
     Mutant("llm/mixing.py", "share = (other - target.omega)", "share = (target.omega - one)", LLM["mixing"], "the dial turns the wrong way"),

@@ -22,6 +22,7 @@ from peft import LoraConfig
 from torch import distributed
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser
 
+from repolicy.errors import RepolicyError
 from repolicy.llm import ResidualGRPOTrainer
 from repolicy.llm.grpo import ResidualGRPOConfig
 from repolicy.loading import load_object
@@ -51,9 +52,9 @@ def parse(arguments: list[str]) -> tuple[Script, ResidualGRPOConfig]:
 
 def load_data(name: str, split: str) -> Dataset:
     """A data set by name, or a JSON-lines file of your own with the column prompt."""
-    return (
-        load_dataset("json", data_files=name, split=split) if Path(name).is_file() else load_dataset(name, split=split)
-    )
+    if Path(name).is_file() or name.endswith(".jsonl"):  # a misspelled one is not looked for on the hub
+        return load_dataset("json", data_files=name, split=split)
+    return load_dataset(name, split=split)
 
 
 def main(arguments: list[str]) -> None:
@@ -71,6 +72,9 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except (RepolicyError, FileNotFoundError) as error:  # which say all that there is to say
+        sys.exit(str(error))
     if distributed.is_initialized():  # its threads must be gone before Python is
         distributed.destroy_process_group()

@@ -27,6 +27,8 @@ def brevity(completions):
     return [-len(each) for each in completions]
 def never(completions, **columns):
     return [None for each in completions]
+def nan(completions, **columns):
+    return [float("nan") for each in completions]
 """
 
 
@@ -70,11 +72,12 @@ def test_a_trained_model_says_what_it_was_trained_for(
     words = ["generate", tmp_path / "tuned", "--omega", 0.1, "--prompt", ".", "--tokens", 3]
     assert len(run([*words, "--prior", prior], capsys)["responses"]) == 1
     perturbed(load(prior)).save_pretrained(tmp_path / "other")
+    named = f"was tuned from another prior than the one that was given: its repolicy.json names '{prior}'"
     AutoTokenizer.from_pretrained(prior).save_pretrained(tmp_path / "other")
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "one\u2028two"}, ensure_ascii=False) + "\n", "utf-8")
     compared = ["evaluate", tmp_path / "tuned", "--prompts", tmp_path / "p.jsonl", "--reward", REWARD]
     for asked in (words, compared):
-        assert "was tuned from another prior" in failed(capsys, "llm", *asked, "--prior", tmp_path / "other")
+        assert named in failed(capsys, "llm", *asked, "--prior", tmp_path / "other")
 
 
 def test_estimates_are_near_the_exact_values(
@@ -98,6 +101,72 @@ def test_estimates_are_near_the_exact_values(
     text = page.read_text()
     assert "Side by side" in text
     assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org", "")
+
+
+def test_an_adapter_that_goes_on_from_an_adapter(
+    prior: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Off it is not its prior. One that equals it is 0 nats from it, and is mixed as the same models merged."""
+    model = get_peft_model(load(prior), LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False))
+    further = get_peft_model(load(prior), LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
+    for name, each in (("sft", model), ("same", model), ("further", further)):
+        each.save_pretrained(tmp_path / name)
+    for name, each in (("sft", model), ("further", further)):
+        each.merge_and_unload().save_pretrained(tmp_path / f"{name} merged")
+    for name in ("sft", "sft merged"):
+        AutoTokenizer.from_pretrained(prior).save_pretrained(tmp_path / name)
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "."}))
+    words = ["evaluate", tmp_path / "same", "--prior", tmp_path / "sft", "--prompts", tmp_path / "p.jsonl"]
+    _, same = run([*words, "--reward", REWARD, "--tokens", 4, "--out", tmp_path / "page.html"], capsys)["models"]
+    assert same["kl"]["mean"] == pytest.approx(0, abs=1e-5)
+    words = ["--omega", 0.5, "--trained-at", "0.1,0.2", "--prompt", ".", "--count", 16, "--tokens", 4]
+    adapters, merged = (
+        run(["generate", tmp_path / f"further{end}", "--prior", tmp_path / f"sft{end}", *words], capsys)
+        for end in ("", " merged")
+    )
+    assert adapters == merged
+
+
+def test_a_prior_that_was_rounded_before_it_was_tuned(
+    prior: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(prior).bfloat16().save_pretrained(tmp_path)
+    identity = {"omega": 0.1, "alpha": 0.2, "prior_checksum": checksum(load(prior).bfloat16())}
+    (tmp_path / "repolicy.json").write_text(json.dumps(identity))
+    words = ["generate", tmp_path, "--prior", prior, "--omega", 0.1, "--prompt", ".", "--tokens", 2]
+    assert len(run(words, capsys)["responses"]) == 1
+
+
+@pytest.mark.filterwarnings("default:omega 0.9 is not")
+def test_people_read_numbers_and_warnings_as_of_other_commands(
+    prior: Path, tuned: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "."}))
+    words = f"evaluate {tuned['low']} --prior {prior} --prompts {tmp_path / 'p.jsonl'} --reward {REWARD} --responses 2"
+    cli.main(["llm", *words.split(), "--tokens", "2", "--out", str(tmp_path / "page.html")])
+    said = capsys.readouterr().err
+    for word in ("KL from the prior", f"the prior, {prior}", "0.00 (0.00 to 0.00)", "page: "):
+        assert word in said
+    words = f"generate {tuned['low']} {tuned['high']} --prior {prior} --omega 0.9 --prompt . --tokens 2"
+    cli.main(["llm", *words.split()])
+    assert capsys.readouterr().err.startswith("warning: omega 0.9 is not between")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("{low} --omega nan", "omega is nan"),
+        ("{low} --omega 0.1 --alpha 0", "alpha is 0"),
+        ("{low} {low} --omega 0.1", "omega must differ"),
+        ("{low} --omega 0.1 --trained-at 0.1", "not of the form omega,alpha"),
+        ("runs/lo --omega 0.1", "there is no folder runs/lo;"),
+    ],
+)
+def test_options_are_looked_at_before_a_model_is_loaded(
+    tuned: dict[str, Path], words: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"generate {words.format(low=tuned['low'])} --prompt . --prior no/such/model"
+    assert sentence in failed(capsys, "llm", *words.split())
 
 
 def test_what_was_not_judged_does_not_count() -> None:
@@ -132,6 +201,8 @@ def test_a_reward_judges_each_response() -> None:
         ("generate {low} --omega 0.1 --prompt . --prior {prior} --chat", "chat template cannot write the prompt"),
         ("evaluate {low} --prior {prior} --prompts {blank} --reward {reward}", "the prompt '' has no token"),
         ("evaluate {low} --prior {prior} --prompts {good} --reward {strict}:never", "judged no response"),
+        ("evaluate {low} --prior {prior} --prompts {good} --reward {strict}:nan", "returned nan: return None"),
+        ("evaluate {larger} --prior {prior} --prompts {good} --reward {reward}", "vocabulary of 4 tokens and"),
     ],
 )
 def test_refused(
@@ -143,7 +214,11 @@ def test_refused(
     (tmp_path / "strict.py").write_text(STRICT)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "repolicy.json").write_text('{"omega": "x"}')
-    names = {name: tmp_path / name for name in (*files, "missing", "broken")}
+    names = {name: tmp_path / name for name in (*files, "missing", "broken", "larger")}
+    if "{larger}" in words:
+        larger = load(prior)
+        larger.resize_token_embeddings(6, mean_resizing=False)
+        larger.save_pretrained(names["larger"])
     names["strict"] = tmp_path / "strict.py"
     filled = words.format(**names, low=tuned["low"], prior=prior, reward=REWARD).split()
     assert sentence in failed(capsys, "llm", *filled)

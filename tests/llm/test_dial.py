@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from experiments.llm.toy import Toy, measure, optimum
 from repolicy.errors import UsageError
 from repolicy.llm import dial
-from repolicy.llm.mixing import SAMPLING, mixed_log_probs, mixture
+from repolicy.llm.mixing import SAMPLING, beside, mixed_log_probs, mixture
 from repolicy.llm.models import new_tokens, prompt_tensors
 from repolicy.objective import Objective, residual
 
@@ -85,6 +85,24 @@ def test_adapters_are_models(prior: Path) -> None:
             reference = model(input_ids=whole).logits[0, -4:-1].log_softmax(-1)
     expected = mixed_log_probs(mixture(residual(0.3, 0.2), ANCHORS[:1]), [reference, tuned])
     assert torch.allclose(scores, expected, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*(PEFT for a second time|`peft_config` attribute).*:UserWarning")
+def test_off_is_the_adapter_that_training_went_on_from(prior: Path, tmp_path: Path) -> None:
+    """TRL keeps a copy of it, named ref. Where transformers has taken it into the model, it cannot be told apart."""
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    model = get_peft_model(load(prior), adapter).eval()
+    model.add_adapter("ref", adapter)
+    model.set_adapter("ref")
+    ids = torch.tensor([[0, 1, 2]])
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits[:, -1]
+    model.set_adapter("default")
+    assert torch.allclose(beside(model, None).logits(ids, None), expected, atol=1e-6)
+    model.save_pretrained(tmp_path)
+    within = get_peft_model(load(tmp_path), adapter, adapter_name="tuned")
+    with pytest.raises(UsageError, match="came from an adapter's folder, and with adapters off it is no longer it"):
+        dial(within, ("tuned", ANCHORS[0]), omega=0.3)
 
 
 def test_samples_are_the_models_own_whatever_its_generation_config_says(toy: Toy, prior: Path) -> None:

@@ -85,6 +85,7 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("grpo", BOTH, {"generation_kwargs": {"top_p": 0.5, "temperature": 2.0}}, "temperature is 2.0"),
         ("grpo", BOTH, {"eval_dataset": Dataset.from_list([{"question": "."}])}, "no column prompt"),
         ("q", BOTH, NOISE, "the prior would get the noise, too"),
+        ("grpo", BOTH, {"train_dataset": [{"prompt": "."}, {"prompt": ""}]}, "the prompt '' has no token"),
         ("grpo", BOTH, {"per_device_train_batch_size": 64}, "has 8 prompts, and each generation takes 16"),
         ("grpo", BOTH, {"args": trl.GRPOConfig}, "args is a GRPOConfig; it must be a ResidualGRPOConfig"),
         ("grpo", BOTH, {"budget": 0.0}, "budget is 0.0"),
@@ -167,15 +168,22 @@ def test_a_model_changed_in_memory_is_not_its_folder(build: Build, prior: Path, 
         assert build(kind, model=changed(), ref_model=load(prior))
 
 
+@pytest.mark.filterwarnings("ignore:.*(PEFT for a second time|`peft_config` attribute).*:UserWarning")
 @pytest.mark.parametrize("kind", ["dpo", "grpo"])
-def test_an_adapter_that_was_given_begins_at_the_prior(build: Build, prior: Path, kind: str) -> None:
+def test_an_adapter_that_was_given_begins_at_the_prior(build: Build, prior: Path, tmp_path: Path, kind: str) -> None:
     """TRL copies it: a new one changes nothing, a trained one is a part of the prior, a frozen one learns nothing."""
     known, adapter = checksum(load(prior)), LoraConfig(r=2, target_modules=["q_proj"])
     assert build(kind, model=get_peft_model(load(prior), adapter)).identity["prior_checksum"] == known
+    assert build(kind, model=get_peft_model(load(prior), adapter)).identity["prior"] == str(prior)
     trained = get_peft_model(load(prior), LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
-    assert build(kind, model=trained).identity["prior_checksum"] != known
+    trained.save_pretrained(tmp_path)
+    found = build(kind, model=trained).identity
+    assert found["prior_checksum"] != known
+    assert found["prior"] == f"{prior} with the adapter that training went on from"
     with pytest.raises(UsageError, match="is_trainable=True"):
         build(kind, model=get_peft_model(load(prior), adapter).requires_grad_(False))
+    with pytest.raises(UsageError, match="came from an adapter's folder"):
+        build(kind, model=load(tmp_path), peft_config=adapter)
 
 
 def test_checksum_is_of_the_weights(prior: Path) -> None:
@@ -186,6 +194,7 @@ def test_checksum_is_of_the_weights(prior: Path) -> None:
     assert checksum(model.bfloat16()) != before
     rounded = checksum(model)
     assert checksum(model.float()) == rounded  # the same numbers
+    assert checksum(load(prior), torch.bfloat16) == rounded
     with torch.no_grad():
         model.lm_head.weight[0, 0] += 1e-4
     assert checksum(model) != before

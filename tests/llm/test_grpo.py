@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from tiny_language import ONLINE, PROMPTS, addon, load, log_probs, perturbed, written
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from trl import RLOOConfig, RLOOTrainer
 
 from experiments.llm.toy import Toy, measure, policy_log_probs
@@ -19,6 +19,7 @@ from repolicy.llm import dial, losses, prior_reward, rloo_settings
 from repolicy.llm.budget import move_omega
 from repolicy.llm.mixing import SAMPLING
 from repolicy.llm.models import new_tokens, prompt_tensors
+from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, greedy, kl, residual
 
 
@@ -229,6 +230,28 @@ def test_a_budget_rests_where_no_response_could_be_judged(build: Callable[..., A
 def test_an_infinite_reward_is_refused_before_it_ends_the_weights(build: Callable[..., Any]) -> None:
     with pytest.raises(NumericError, match="infinite"):
         scored(build("grpo", reward_funcs=lambda completions, **_: [-torch.inf] * len(completions)))
+
+
+def test_a_reward_that_is_no_number_is_not_one_that_was_not_given(build: Callable[..., Any]) -> None:
+    """TRL makes NaN of None, so a mistake of the reward would end a run with success, and nothing learned."""
+    with pytest.raises(NumericError, match="a reward is NaN"):
+        scored(build("grpo", reward_funcs=lambda completions, **_: [None, torch.nan] * (len(completions) // 2)))
+
+
+def test_learned_positions_are_counted_as_when_text_is_written(
+    build: Callable[..., Any], prior: Path, tmp_path: Path
+) -> None:
+    """Of GPT-2: TRL pads shorter prompts on the left, and scores them as if the padding were text."""
+    tokenizer = AutoTokenizer.from_pretrained(prior)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 16, "eos_token_id": 0, "bos_token_id": 0}
+    perturbed(GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes)), 0.5).save_pretrained(tmp_path / "gpt2")
+    expected = response_log_probs(load(tmp_path / "gpt2"), [([0], [1, 3]), ([0, 1, 2], [3, 3])])
+    for more in ({}, {"peft_config": LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)}):
+        ours = build("grpo", model=load(tmp_path / "gpt2"), **more)
+        ids, attention = torch.tensor([[0, 0, 0, 1, 3], [0, 1, 2, 3, 3]]), torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
+        for each in filter(None, (ours.model, ours.ref_model)):
+            found = ours._get_per_token_logps_and_entropies(each, ids, attention, 2)[0].sum(1).tolist()
+            assert found == pytest.approx(expected, abs=1e-4)
 
 
 def test_nothing_is_dropped_out_between_sampling_and_scoring(build: Callable[..., Any]) -> None:

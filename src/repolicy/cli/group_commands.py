@@ -1,5 +1,8 @@
 """The commands of the groups `repolicy llm` and `repolicy rql`. Nothing heavy is imported before one runs."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +18,15 @@ from repolicy.runs import Terminal
 
 ObjectiveName = Literal["soft", "full", "greedy"]
 ROOT = Path("runs/rql")
+
+
+@contextmanager
+def _warnings_said() -> Iterator[None]:
+    """Say warnings as the other commands do, and leave out those that libraries have for each other."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.showwarning = lambda message, *_: Terminal().say(f"warning: {message}")
+        yield
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,8 @@ class Generate(Command):
         from repolicy.llm.models import generate
 
         given = {name: value for name, value in vars(self).items() if name not in ("models", "prior", "prompt", "json")}
-        return {"omega": self.omega, "responses": generate(self.models, self.prior, self.prompt, **given)}
+        with _warnings_said():
+            return {"omega": self.omega, "responses": generate(self.models, self.prior, self.prompt, **given)}
 
     def text(self, values: dict[str, Any]) -> str:
         text = "\n".join(f"{response['prompt']}{response['text']}" for response in values["responses"])
@@ -79,7 +92,7 @@ class Evaluate(Command):
     tokens: int = 128
     """The most tokens in a response."""
     out: Path = Path("evaluation.html")
-    """The page."""
+    """The page; one that is there already is replaced."""
     seed: int = 0
     """Seed of the sampling."""
 
@@ -88,11 +101,17 @@ class Evaluate(Command):
         from repolicy.policies.storage import check_place, write_bytes
 
         require_trl()
-        from repolicy.llm.models import evaluate
+        from repolicy.llm.models import MEASURES, evaluate
 
         check_place(self.out)
         size = {"responses": self.responses, "tokens": self.tokens, "seed": self.seed}
-        models, page = evaluate(self.models, self.prior, self.prompts, self.reward, **size)
+        with _warnings_said():
+            models, page = evaluate(self.models, self.prior, self.prompts, self.reward, **size)
+        rows = [
+            [each["model"], *("{mean:.2f} ({low:.2f} to {high:.2f})".format(**each[name]) for name in MEASURES)]
+            for each in models
+        ]
+        Terminal().numbers("Means over prompts, and 95 % intervals", ["", *MEASURES.values()], rows)
         write_bytes(self.out, page.encode())
         Terminal().say(f"page: {self.out}")
         return {"page": str(self.out), "models": models}

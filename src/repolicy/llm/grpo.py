@@ -8,13 +8,15 @@ still being written at that token return. TRL takes advantages `[B, T]` from sub
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from inspect import signature
-from typing import Any
+from math import isnan
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import use_adapter
+from trl.trainer.utils import is_async_callable
 
 from repolicy.errors import NumericError, UsageError
 from repolicy.llm.budget import check_budget, move_omega, own_log_prior
@@ -23,11 +25,12 @@ from repolicy.llm.identity import (
     ObjectiveSettings,
     WithObjective,
     require_enough_prompts,
+    require_first_tokens,
     require_saved_path,
     require_settings,
 )
 from repolicy.llm.losses import leave_one_out, returns_to_go, token_rewards, whole_returns
-from repolicy.llm.mixing import SAMPLING, Beside
+from repolicy.llm.mixing import SAMPLING, Beside, as_prior, count_as_generate
 from repolicy.objective import Objective
 
 AS_SAMPLED = "log-probabilities must be those that were sampled from"
@@ -99,6 +102,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     SETTINGS, FIXED = ResidualGRPOConfig, ("returns", "gamma", "omega_schedule", "prior_share", "budget")
     COLUMNS = ("prompt",)
     model_wrapped: Any  # transformers': what is trained, and what TRL generates with
+    reward_funcs: list[Any]  # TRL's
 
     def __init__(
         self,
@@ -125,7 +129,12 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         finally:
             args.beta = 0.0
         self.beta = 0.0  # ... and adds no KL to the loss where it is
+        self.reward_funcs = [without_nan(each) for each in self.reward_funcs]
+        for each in filter(None, (self.model, self.ref_model)):
+            count_as_generate(self.accelerator.unwrap_model(each))
         check_sampling(self)
+        for dataset in (train_dataset, others.get("eval_dataset")):
+            require_first_tokens(dataset, self._tokenizer)
         require_enough_prompts(train_dataset, args)
         self.introduce(reference_given=False)
 
@@ -209,8 +218,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     def _as_prior(self) -> Iterator[None]:
         """Put the prior where TRL looks for what it generates with."""
         if self.ref_model is None:
-            model = self.accelerator.unwrap_model(self.model)
-            with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+            with as_prior(self.accelerator.unwrap_model(self.model)):
                 yield
             return
         policy, self.model_wrapped = self.model_wrapped, self.ref_model
@@ -314,6 +322,21 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
 def _mask(batch: dict[str, Any]) -> Tensor:
     """Return 1 at the tokens that the model wrote, not those that a tool answered."""
     return batch["completion_mask"] * batch.get("tool_mask", 1)
+
+
+def without_nan(judge: Any) -> Any:
+    """Return a reward function that refuses NaN, which TRL would take for None: for a response that is not judged."""
+    if isinstance(judge, torch.nn.Module) or is_async_callable(judge):
+        return judge
+
+    @wraps(judge)
+    def numbers(**given: Any) -> list[Any]:
+        values = list(judge(**given))
+        if any(isinstance(value, SupportsFloat) and isnan(value) for value in values):
+            raise NumericError("a reward is NaN, and no number: return None to judge nothing")
+        return values
+
+    return numbers
 
 
 def check_sampling(trainer: Any) -> None:

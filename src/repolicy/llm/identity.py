@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from repolicy.errors import UsageError
+from repolicy.llm.rloo import prompt_ids
 from repolicy.objective import Objective, given_objective, plain
 
 MOVING_PRIOR = (False, "the prior must stay what it is; with True it follows the policy")
@@ -120,6 +121,7 @@ class WithObjective:
         """Tell what the run is; called after TRL's own `__init__`, while the model still is the prior."""
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise UsageError("no weight of the model is trained; an adapter must be loaded with is_trainable=True")
+        require_no_adapter_inside(self.model)
         sharded = getattr(self, "is_deepspeed_enabled", False) or getattr(self, "is_fsdp_enabled", False)
         if self.ref_model is not None and not reference_given and not sharded:
             require_same_weights(self.model, self.ref_model)
@@ -128,10 +130,13 @@ class WithObjective:
             require_settings(self.args, {"neftune_noise_alpha": (None, "the prior would get the noise, too")})
         prior = self.model if self.ref_model is None else self.ref_model
         reads = self.objective.reads_prior
+        name = getattr(prior.config, "_name_or_path", "") or "a model built in memory"
+        if "ref" in getattr(prior, "peft_config", {}) and not copied_as_new(prior):
+            name += " with the adapter that training went on from"
         self.identity = {
             "omega": self.objective.omega,
             "alpha": self.objective.alpha,
-            "prior": (getattr(prior.config, "_name_or_path", "") or "a model built in memory") if reads else None,
+            "prior": name if reads else None,
             "prior_checksum": checksum(prior) if reads and not sharded else None,
             "method": type(self).__name__,
         }
@@ -222,22 +227,27 @@ class _Resume(TrainerCallback):  # type: ignore[misc]
 
 
 @torch.no_grad()
-def checksum(model: Any) -> str:
+def checksum(model: Any, dtype: torch.dtype | None = None) -> str:
     """Return the sha256 of a model's weights, in their order. Of a PEFT model, those that its adapter leaves alone.
 
-    Weights count as numbers: loaded in bfloat16 or, from the same file, in float32, they have the same checksum.
+    Weights count as numbers: of a file in bfloat16 they have the same checksum loaded as such or in float32. With a
+    `dtype` they count as rounded to it.
     """
     digest, peft = hashlib.sha256(), isinstance(model, PeftModel)
-    # TRL's copy of an adapter that was given: while its B is 0, as of a new one, it changes nothing of the model
-    copied = [parameter for name, parameter in model.named_parameters() if peft and ".lora_B.ref." in name]
-    new = bool(copied) and not any(parameter.any() for parameter in copied)
+    new = peft and copied_as_new(model)
     for name, parameter in model.named_parameters():
         if peft and (parameter.requires_grad or (new and ".ref." in name)):
             continue
-        weights = parameter.float() if parameter.is_floating_point() else parameter
+        weights = parameter.to(dtype or torch.float32).float() if parameter.is_floating_point() else parameter
         digest.update(f"{weights.dtype}{tuple(weights.shape)}".encode())
         digest.update(weights.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def copied_as_new(model: PeftModel) -> bool:
+    """Say whether TRL's copy of an adapter that was given changes nothing of the model: its B is 0, as of a new one."""
+    copied = [parameter for name, parameter in model.named_parameters() if ".lora_B.ref." in name]
+    return bool(copied) and not any(parameter.any() for parameter in copied)
 
 
 @torch.no_grad()
@@ -265,6 +275,13 @@ def check_counts(seed: int, **counts: int) -> None:
             raise UsageError(f"{name} is {count}; it must be 1 or more")
 
 
+def require_no_adapter_inside(model: Any) -> None:
+    """Raise where a model has taken in an adapter when it was loaded, with which it would be turned off."""
+    if getattr(model, "_hf_peft_config_loaded", False):
+        remedy = "merge_and_unload the adapter, or load it on its base with PeftModel.from_pretrained"
+        raise UsageError(f"the model came from an adapter's folder, and with adapters off it is no longer it: {remedy}")
+
+
 def require_settings(args: Any, needed: dict[str, tuple[Any, str]]) -> None:
     """Raise where a setting has not the value it needs, with the reason: the objective would be another."""
     for name, (value, why) in needed.items():
@@ -278,6 +295,13 @@ def require_enough_prompts(dataset: Any, args: Any) -> None:
     if hasattr(dataset, "__len__") and not isinstance(dataset, dict) and len(dataset) < wanted:
         remedy = "make the batch smaller, num_generations larger, or give more prompts"
         raise UsageError(f"the dataset has {len(dataset)} prompts, and each generation takes {wanted}: {remedy}")
+
+
+def require_first_tokens(dataset: Any, tokenizer: Any) -> None:
+    """Raise where a prompt has no token. A streamed dataset is checked at its first row alone."""
+    for part in {} if dataset is None else datasets_in(dataset).values():
+        if "" in (part["prompt"] if hasattr(part, "__getitem__") else [next(iter(part))["prompt"]]):
+            prompt_ids(tokenizer, "")
 
 
 def require_positive_alpha(objective: Objective, why: str) -> None:

@@ -10,6 +10,7 @@ omegas the prior's coefficient is 0, and it is not even asked.
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from transformers import LogitsProcessor
 from trl.trainer.utils import use_adapter
 
 from repolicy.errors import UsageError
-from repolicy.llm.identity import require_positive_alpha
+from repolicy.llm.identity import require_no_adapter_inside, require_positive_alpha
 from repolicy.objective import Objective, residual
 
 # Tokens are sampled as the model has them, whatever its own generation config says; unless the caller asks for other.
@@ -47,7 +48,7 @@ def mixture(target: Objective, anchors: Sequence[Objective]) -> list[float]:
         shares = [share, 1 - share]
         if not 0 <= share <= 1:
             said = f"omega {target.omega:g} is not between those of the two models, {one:g} and {other:g}; beyond them "
-            warnings.warn(f"{said}the mixture soon goes wrong", stacklevel=3)
+            warnings.warn(f"{said}the mixture soon goes wrong", stacklevel=4)
     own = [share * anchor.alpha / target.alpha for share, anchor in zip(shares, anchors, strict=True)]
     rest = target.omega - sum(share * anchor.omega for share, anchor in zip(shares, anchors, strict=True))
     return [0.0 if abs(rest) < 1e-12 else rest / target.alpha, *own]
@@ -66,6 +67,30 @@ def mixed_log_probs(coefficients: Sequence[float], log_probs: Sequence[Tensor]) 
             total = total + coefficient * each
     impossible = torch.stack([each.isneginf() for each in log_probs]).any(0)
     return total.masked_fill(impossible, -torch.inf).log_softmax(-1)
+
+
+def positions(attention: Tensor) -> Tensor:
+    """Return the positions `[B, T]` of tokens among those that are attended to, as `generate` counts them."""
+    return (attention.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def count_as_generate(model: Any) -> None:
+    """Let a model with learned positions, as GPT-2, count its tokens as when it writes: without the padding before.
+
+    TRL scores prompts that are padded on the left, and says no positions. Rotary ones are the same from anywhere.
+    """
+    if getattr(model.config.get_text_config(), "rope_parameters", None):
+        return
+    plain = model.get_base_model() if isinstance(model, PeftModel) else model
+    if "position_ids" in signature(plain.forward).parameters:
+        model.register_forward_pre_hook(_with_positions, with_kwargs=True)
+
+
+def _with_positions(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    attention = named.get("attention_mask")
+    if attention is not None and named.get("position_ids") is None and named.get("past_key_values") is None:
+        named = named | {"position_ids": positions(attention)}
+    return given, named
 
 
 class Beside:
@@ -87,12 +112,12 @@ class Beside:
         if prompt_attention is not None:
             repeats = len(ids) // len(prompt_attention)
             attention[:, : prompt_attention.shape[1]] = prompt_attention.repeat_interleave(repeats, 0)
-        positions = (attention.cumsum(1) - 1).clamp(min=0)
+        places = positions(attention)
         with self.adapter():
             outputs = self.model(
                 input_ids=ids if fresh else ids[:, -1:],
                 attention_mask=attention,
-                position_ids=positions if fresh else positions[:, -1:],
+                position_ids=places if fresh else places[:, -1:],
                 past_key_values=None if fresh else self.cache,
                 use_cache=True,
             )
@@ -140,20 +165,35 @@ def dial(prior: Any, *tuned: tuple[Any, Objective], omega: float, alpha: float |
         dial(prior, (one, residual(0.1, 0.2)), (two, residual(0.4, 0.2)), omega=0.25).generate(**prompt)
 
     alpha: as that of the first tuned model, unless it is given.
-    With PEFT, `prior` is the model with its adapters, off; a tuned model is then the name of an adapter.
+    With PEFT, `prior` is the model with its adapters, off (of a trained one, TRL's copy `ref` of the adapter that was
+    given); a tuned model is then the name of an adapter.
     """
-    if len(tuned) not in (1, 2):
-        raise UsageError(f"the dial turns with one or two tuned models, each with its objective; here are {len(tuned)}")
-    anchors = [objective for _, objective in tuned]
-    coefficients = mixture(residual(omega, anchors[0].alpha if alpha is None else alpha), anchors)
-    models = [beside(prior, model) for model, _ in tuned]
+    return between(prior, [model for model, _ in tuned], turned([each for _, each in tuned], omega, alpha))
+
+
+def turned(anchors: Sequence[Objective], omega: float, alpha: float | None) -> list[float]:
+    """Return the coefficients of `mixture` at (omega, alpha), for whoever has models to load first."""
+    if len(anchors) not in (1, 2):
+        raise UsageError(f"the dial turns with one or two tuned models, and an objective each; here are {len(anchors)}")
+    return mixture(residual(omega, anchors[0].alpha if alpha is None else alpha), anchors)
+
+
+def between(prior: Any, tuned: Sequence[Any], coefficients: list[float]) -> DialedGenerator:
+    """Return a generator from the prior and the tuned models of `dial`, by the coefficients of `turned`."""
+    models = [beside(prior, model) for model in tuned]
     return DialedGenerator(models[0], [beside(prior, None), *models[1:]], coefficients)
+
+
+def as_prior(model: PeftModel) -> AbstractContextManager[Any]:
+    """Make a PEFT model its prior: its adapters off, or TRL's copy `ref` of the adapter that training went on from."""
+    return use_adapter(model, "ref" if "ref" in model.peft_config else None)
 
 
 def beside(prior: Any, model: Any) -> Beside:
     """Return a model to ask, or an adapter of the prior by name, or (None) the prior: PEFT's with its adapters off."""
     if isinstance(prior, PeftModel) and (model is None or isinstance(model, str)):
-        return Beside(prior, lambda: use_adapter(prior, model))
+        require_no_adapter_inside(prior.get_base_model())
+        return Beside(prior, lambda: as_prior(prior) if model is None else use_adapter(prior, model))
     if isinstance(model, str):
         raise UsageError(f"{model!r} is the name of an adapter, and the prior is no PEFT model")
     return Beside(prior if model is None else model)

@@ -6,23 +6,25 @@ prompts, and its interval comes from drawing the prompts (or, of a single prompt
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from repolicy.errors import FileError, UsageError, first_line, in_one_sentence
 from repolicy.llm.identity import check_counts, checksum
-from repolicy.llm.mixing import SAMPLING, beside, dial
+from repolicy.llm.mixing import SAMPLING, beside, between, turned
 from repolicy.llm.rloo import padded, prompt_ids, response_log_probs
 from repolicy.loading import load_object
 from repolicy.objective import Objective, residual
 from repolicy.report.page import page, section, table
 
-IDENTITY = "repolicy.json"
+IDENTITY, ADAPTER = "repolicy.json", "adapter_config.json"
+LOADED_IN = (None, torch.bfloat16, torch.float16)  # what a prior may have been rounded to before it was tuned
 
 
 def load_prior(name: str) -> tuple[Any, Any]:
@@ -35,11 +37,17 @@ def load_prior(name: str) -> tuple[Any, Any]:
 
 
 def load_tuned(name: str, prior: Any, index: int) -> tuple[Any, Any]:
-    """Return (prior, tuned): a whole model; or, of an adapter's folder, its name in the prior, which becomes PEFT's."""
-    if not (Path(name) / "adapter_config.json").is_file():
+    """Return (prior, tuned): a whole model; or, of an adapter's folder, its name in the prior, which becomes PEFT's.
+
+    Where the prior is itself an adapter's, which the tuned one goes on from, that is no longer off with it off: then
+    both are whole models.
+    """
+    if not (Path(name) / ADAPTER).is_file():
         return prior, _model(name)
     if not (Path(name) / "adapter_model.safetensors").is_file():
         raise FileError(f"{name} has no adapter_model.safetensors; an adapter in another format is not read")
+    if getattr(prior, "_hf_peft_config_loaded", False):
+        return prior, _model(name)
     adapter = f"tuned{index}"
     if isinstance(prior, PeftModel):
         _loaded(lambda: prior.load_adapter(name, adapter_name=adapter), name)
@@ -62,36 +70,50 @@ def _loaded(load: Any, name: str) -> Any:
         raise FileError(f"{name} cannot be read as a language model: {first_line(error)}") from error
 
 
-def read_identity(name: str, own: str) -> dict[str, Any]:
-    """Return what a trainer of this package wrote beside a model, if anything; `own` is the prior's checksum.
-
-    Refused are a Q-adapter, and what was tuned from another prior.
-    """
+def read_identity(name: str) -> dict[str, Any]:
+    """Return what a trainer of this package wrote beside a model, if anything. A Q-adapter is refused."""
     file = Path(name) / IDENTITY
     if not file.is_file():
         return {}
     try:
         identity = json.loads(file.read_text())
-        known, method = identity.get("prior_checksum"), identity.get("method")
+        method = identity.get("method")
         residual(identity["omega"], identity["alpha"])  # which refuses what is no weight
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
         raise FileError(f"{file} is damaged: it does not say omega and alpha, each 0 or greater") from error
     if method == "QAdapterTrainer":
         raise UsageError(f"{name} is a Q-adapter, which is no policy: generate with a repolicy.llm.QAdapterLogits")
-    if known not in (None, own):
-        raise UsageError(f"{name} was tuned from another prior than the one that was given: their checksums differ")
-    return {name: identity[name] for name in ("omega", "alpha")}
+    return dict(identity)
 
 
-def trained_for(name: str, trained_at: str | None, own: str) -> Objective:
+def require_tuned_from(prior: Any, models: Sequence[str]) -> None:
+    """Raise where a model, by name, says that it was tuned from another prior, or has another number of tokens."""
+    own, size = cache(lambda dtype: checksum(prior, dtype)), prior.config.get_text_config().vocab_size
+    for name in models:
+        identity = read_identity(name)
+        known = identity.get("prior_checksum")
+        if known is not None and known not in map(own, LOADED_IN):  # which asks for one more only where it must
+            said = f"its {IDENTITY} names {identity.get('prior')!r}, and the checksums of the weights differ"
+            raise UsageError(f"{name} was tuned from another prior than the one that was given: {said}")
+        if (Path(name) / ADAPTER).is_file():
+            continue
+        tokens = _loaded(lambda name=name: AutoConfig.from_pretrained(name), name).get_text_config().vocab_size
+        if tokens != size:
+            both = f"the prior has a vocabulary of {size} tokens and {name} one of {tokens}"
+            raise UsageError(f"{both}; only with the same tokens can they be set beside each other")
+
+
+def trained_for(name: str, trained_at: str | None) -> Objective:
     """Return the objective of a tuned model: as typed (`0.1,0.2`: omega and alpha), or from its own file."""
-    identity = read_identity(name, own)
+    identity = read_identity(name)
     if trained_at is not None:
         try:
             omega, alpha = (float(number) for number in trained_at.split(","))
         except ValueError:
             raise UsageError(f"--trained-at {trained_at!r} is not of the form omega,alpha, such as 0.1,0.2") from None
         return residual(omega, alpha)
+    if not Path(name).exists():
+        raise UsageError(f"there is no folder {name}; of a model on the hub, say --trained-at omega,alpha")
     if not identity:
         raise UsageError(f"{name} is no folder with a {IDENTITY}; say --trained-at omega,alpha for every model")
     return residual(identity["omega"], identity["alpha"])
@@ -117,18 +139,20 @@ def generate(
     check_counts(seed, count=count, tokens=tokens)
     if trained_at and len(trained_at) != len(models):
         raise UsageError(f"trained_at has {len(trained_at)} entries, and there are {len(models)} models")
+    anchors = [trained_for(name, trained_at[index] if trained_at else None) for index, name in enumerate(models)]
+    coefficients = turned(anchors, omega, alpha)
     base, tokenizer = load_prior(prior)
-    own, tuned = checksum(base), []
+    require_tuned_from(base, models)
+    tuned = []
     for index, name in enumerate(models):
-        objective = trained_for(name, trained_at[index] if trained_at else None, own)
         base, model = load_tuned(name, base, index)
-        tuned.append((model, objective))
-    turned = dial(base, *tuned, omega=omega, alpha=alpha)
+        tuned.append(model)
     repeated = [prompt for prompt in prompts for _ in range(count)]
     chats = [[{"role": "user", "content": prompt}] for prompt in repeated]
     ids, attention = prompt_tensors(tokenizer, chats if chat else repeated)
     torch.manual_seed(seed)
-    rows = new_tokens(turned, tokenizer, ids.to(base.device), attention.to(base.device), tokens)
+    writer = between(base, tuned, coefficients)
+    rows = new_tokens(writer, tokenizer, ids.to(base.device), attention.to(base.device), tokens)
     text = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
     return [{"prompt": prompt, "text": response} for prompt, response in zip(repeated, text, strict=True)]
 
@@ -183,14 +207,14 @@ def evaluate(
     base, tokenizer = load_prior(prior)
     repeated = [row for row in rows for _ in range(responses)]
     found, samples = [], []
-    own = checksum(base)
-    identities = {name: read_identity(name, own) for name in models}  # before any of the work
+    require_tuned_from(base, models)  # before any of the work
     for index, name in enumerate((None, *models)):
         base, model = (base, None) if name is None else load_tuned(name, base, index)
         torch.manual_seed(seed)
         each, text = measured(beside(base, model), beside(base, None), tokenizer, repeated, judge, tokens)
         shaped = {key: values.reshape(len(rows), responses) for key, values in each.items()}
-        who = {"model": name, **identities[name]} if name else {"model": f"the prior, {prior}"}
+        known = read_identity(name) if name else {}
+        who = {"model": name or f"the prior, {prior}"} | {key: known[key] for key in ("omega", "alpha") if known}
         found.append({**who, **with_intervals(shaped)})
         samples.append(text[::responses])
     lead = f"{len(rows)} prompts, {responses} responses to each, at most {tokens} tokens."
@@ -230,11 +254,13 @@ def judged(reward: Any, rows: list[dict[str, Any]], text: list[str], ids: list[l
     prompts = [row["prompt"] for row in rows]
     with in_one_sentence("the reward failed", UsageError):
         values = reward(prompts=prompts, completions=completions, completion_ids=ids, **columns)
-        rewards = np.array([np.nan if value is None else float(value) for value in values])
-    if len(rewards) != len(text):
-        raise UsageError(f"the reward returned {len(rewards)} numbers for {len(text)} responses")
-    if np.isinf(rewards).any():
-        raise UsageError("the reward returned an infinite number, which has no mean: return None to judge nothing")
+        values = [None if value is None else float(value) for value in values]
+    if len(values) != len(text):
+        raise UsageError(f"the reward returned {len(values)} numbers for {len(text)} responses")
+    rewards = np.array([0.0 if value is None else value for value in values])
+    if not np.isfinite(rewards).all():
+        raise UsageError(f"the reward returned {rewards[~np.isfinite(rewards)][0]}: return None to judge nothing")
+    rewards[[value is None for value in values]] = np.nan
     return rewards
 
 
