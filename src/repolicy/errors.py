@@ -7,6 +7,7 @@ RepolicyError        something failed; the message is one sentence for a person 
 """
 
 import contextlib
+import math
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -34,6 +35,13 @@ class FileError(RepolicyError):
 
 class NumericError(RepolicyError):
     """A number that must be finite, or an equality that must hold, is not."""
+
+
+def check_counts(least: int = 1, **counts: float) -> None:
+    """Raise where one of these numbers, by its name, is below that, or no number."""
+    for name, count in counts.items():
+        if not least <= count < math.inf:
+            raise UsageError(f"{name} is {count}; it must be {least} or more")
 
 
 def first_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ import pytest
 from tiny_envs import Counter, tiny
 
 import repolicy
-from repolicy.envs import making
+from repolicy.envs import names
 from repolicy.envs.batches import together
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import own_numbers
@@ -232,8 +232,7 @@ def test_actions_have_the_numbers_and_the_shape_that_the_environment_asks_for(
     batch = make_envs(tiny(f"Told?actions={actions}"), 2, 0)
     batch.reset()
     assert batch.actions.width == len(stored)
-    told = batch.step(np.array([stored, stored])).info["sum"]
-    assert told.tolist() == [sent, sent]
+    assert batch.step(np.array([stored, stored])).info["sum"].tolist() == [sent, sent]
     assert own_numbers(np.array([[stored]]), batch.actions).sum() == sent
 
 
@@ -255,12 +254,12 @@ def test_what_is_told_of_whatever_kind_and_by_whomever_is_numbers() -> None:
 # Names ----------------------------------------------------------------------------------------------------------------
 def test_envpool_is_not_looked_at_for_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """To import it takes a second."""
-    monkeypatch.setattr(making, "envpool_names", lambda: pytest.fail("it is looked at"))
+    monkeypatch.setattr(names, "envpool_names", lambda: pytest.fail("it is looked at"))
     make_envs(tiny("Endless"), 1, 0).close()
 
 
 def test_without_envpool_gymnasium_steps_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "envpool_names", lambda: frozenset())
+    monkeypatch.setattr(names, "envpool_names", lambda: frozenset())
     batch = make_envs("CartPole-v1", 1, 0)
     assert batch.backend == "gymnasium"
     batch.close()

@@ -52,8 +52,7 @@ def test_a_file_is_an_add_on_with_a_weight(tmp_path: Path) -> None:
 def test_networks_are_their_mean(tmp_path: Path) -> None:
     random = torch.Generator().manual_seed(0)
     parts = [torch.randn(size, generator=random) for size in ((8,), (8,), (3, 8, 4), (3, 4), (3, 4))]
-    made = Networks(*parts)
-    LearntWish("X-v0", "p", "a test", (3, 2), None, networks=made).write(tmp_path / "w.safetensors")
+    LearntWish("X-v0", "p", "a test", (3, 2), None, networks=Networks(*parts)).write(tmp_path / "w.safetensors")
     inputs = np.concatenate([BEFORE, DONE, AFTER], 1)
     one = [
         [float(np.tanh(((inputs[b] - parts[0].numpy()) / parts[1].numpy()) @ parts[2][e].numpy() + parts[3][e].numpy())

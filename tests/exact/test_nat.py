@@ -58,8 +58,7 @@ def test_a_nat_is_worth_the_temperature_exactly_whoever_falls(process: tuple[MDP
     sampled = expected(each, each.probability(log_policy), reward, entropy)
     nats = by_mode.nats.mean() + sampled.nats.mean()
     assume(nats > 0.01)  # else both act alike
-    found = worth_of(by_mode, sampled)
-    assert abs(found.value - alpha) < 1e-11 / nats
+    assert abs(worth_of(by_mode, sampled).value - alpha) < 1e-11 / nats
 
 
 TIGHT = 1e-10
@@ -92,8 +91,7 @@ def test_both_forms_find_its_optimum(data, mdp, alpha, weight):
     here = mdp.start
     best = expected_return(mdp, objective, augmented.log_policy, prior)
     assert abs(best - here @ (augmented.v if mdp.horizon is None else augmented.v[0])) < 1e-8
-    other = expected_return(mdp, objective, data.draw(policies(mdp)), prior)
-    assert other <= best + TIGHT
+    assert expected_return(mdp, objective, data.draw(policies(mdp)), prior) <= best + TIGHT
 
 
 @examples

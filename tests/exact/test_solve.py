@@ -104,7 +104,6 @@ def test_news_from_afar_arrives() -> None:
 def test_two_steps_by_hand():
     """Rewards 0 and log 3 at temperature 1, then again: V = log 4 at the last step and log 4 + γ·log 4 before it."""
     log_3, log_4 = 1.0986122886681098, 1.3862943611198906
-    mdp = MDP(torch.ones(1, 2, 1), [[0.0, log_3]], [1.0], discount=0.5, horizon=2)
-    solution = soft_optimal(mdp, 1.0)
+    solution = soft_optimal(MDP(torch.ones(1, 2, 1), [[0.0, log_3]], [1.0], discount=0.5, horizon=2), 1.0)
     assert largest(solution.policy - torch.tensor([0.25, 0.75], dtype=torch.float64)) < TIGHT
     assert largest(solution.v - torch.tensor([[1.5 * log_4], [log_4]], dtype=torch.float64)) < TIGHT

@@ -39,8 +39,7 @@ JOINED = "def team(): return ranks.joined(*map(int, sys.argv[-4:]))\n"
 
 def test_sums() -> None:
     def work(team: ranks.Ranks) -> tuple[list[Tensor], list[float], list[list[float]]]:
-        found = add_up_and_compare(team, SIZES)
-        return *found, team.sum(torch.full((2, 3), team.index + 1.0)).tolist()
+        return *add_up_and_compare(team, SIZES), team.sum(torch.full((2, 3), team.index + 1.0)).tolist()
 
     (found, fingerprints, last), *_ = in_threads(3, work)
     for turn, tensor in enumerate(found):

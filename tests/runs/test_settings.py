@@ -17,14 +17,7 @@ from repolicy.prepare.defaults import TABLE, customize_defaults, train_defaults
 from repolicy.runs.settings import Settings, read_settings
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("steps", 0),
-        ("gamma", 1.01),
-        ("learning_rate", -1e-4),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [("steps", 0), ("gamma", 1.01), ("learning_rate", -1e-4)])
 def test_bounds(name: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"{name} is {value}; it must lie between"):
         replace(Settings(), **{name: value})
@@ -34,8 +27,7 @@ def test_values_are_taken_as_what_they_must_be_or_refused() -> None:
     settings = Settings(steps=3e6, hidden=[8, 8])
     assert (settings.steps, settings.hidden, type(settings.steps)) == (3_000_000, (8, 8), int)
     numbers = Settings(seed=np.int64(3), gamma=np.float32(0.5), hidden=[*np.array([8])])
-    usual = Settings(seed=3, gamma=0.5, hidden=(8,))
-    assert json.dumps(numbers.as_dict()) == json.dumps(usual.as_dict())
+    assert json.dumps(numbers.as_dict()) == json.dumps(Settings(seed=3, gamma=0.5, hidden=(8,)).as_dict())
     with pytest.raises(UsageError, match="'learning_rate' is nan; it must be a number"):
         Settings(learning_rate=math.nan)
 

@@ -69,7 +69,9 @@ class Addon:
         """Yield the rewards of each function, times its weight, in the order of `names`."""
         rows = steps.in_one_row()
         for name, function, weight in zip(self.names, self.functions, self.weights, strict=True):
-            rewards = weight * _called(f"add-on {name!r}{_made_for(name)}", function, rows)
+            entry = REGISTERED.get(name.partition("(")[0])  # reads its own environment's numbers, wherever it runs
+            made_for = f" (made for {entry.envs[0]})" if entry and entry.envs else ""
+            rewards = weight * _called(f"add-on {name!r}{made_for}", function, rows)
             yield rewards.reshape(steps.observations.shape[:-1])
 
     def metric(self, steps: Transitions) -> np.ndarray:
@@ -83,12 +85,6 @@ class Addon:
 def _title(name: str) -> str:
     """Return the name of an add-on without its file."""
     return Path(name.partition("(")[0]).stem if is_wish_file(name) else name.rpartition(":")[2]
-
-
-def _made_for(name: str) -> str:
-    """Return the environment whose numbers an add-on that ships reads, also where it runs in one of the user's own."""
-    entry = REGISTERED.get(name.partition("(")[0])
-    return f" (made for {entry.envs[0]})" if entry and entry.envs else ""
 
 
 def _called(what: str, function: Function | WithPast, rows: Transitions) -> np.ndarray:
@@ -137,16 +133,12 @@ def check_env(requests: Sequence[str], env: str) -> None:
         if entry is None or ":" in env or not entry.envs:
             continue
         if without_version(env) not in entry.envs:
-            raise UsageError(
-                f"add-on {name!r} reads the numbers of {' and '.join(entry.envs)}, "
-                f"which mean something else in {env}; {own}"
-            )
+            what = f"add-on {name!r} reads the numbers of {' and '.join(entry.envs)}"
+            raise UsageError(f"{what}, which mean something else in {env}; {own}")
         moved = [key for key, value in parsed(env)[1].items() if value != STANDS.get(key, value)]
         if moved and entry.reads == "observation":
-            raise UsageError(
-                f"add-on {name!r} reads a place in the observation that {moved[0]} moves; "
-                f"leave that option out, or {own}"
-            )
+            what = f"add-on {name!r} reads a place in the observation that {moved[0]} moves"
+            raise UsageError(f"{what}; leave that option out, or {own}")
 
 
 Wish = str | Function | Sequence[str | Function]  # an add-on by its name or as a function, or several
@@ -168,12 +160,8 @@ def wished(wanted: Wish, env: str) -> Addon | None:
 def combined(requests: Sequence[str]) -> Addon:
     """Return one add-on of requests such as `height`, `height=0.5`, `hind_leg(joint=bshin)=2` or `my.py:quiet=0.1`."""
     each = [parse(request) for request in requests]
-    return Addon(
-        tuple(name for name, *_ in each),
-        tuple(function for _, function, *_ in each),
-        tuple(weight for _, _, weight, _ in each),
-        next((metric for *_, metric in each if metric is not None), None),
-    )
+    names, functions, weights, metrics = zip(*each, strict=True) if each else ((),) * 4
+    return Addon(names, functions, weights, next((metric for metric in metrics if metric is not None), None))
 
 
 def imported(request: str) -> str:
@@ -209,10 +197,8 @@ def parse(request: str) -> tuple[str, Function | WithPast, float, Reported | Non
         named = f"mean {getattr(reported, '__name__', 'metric')}"
         return own, function, weight, None if reported is None else (named, reported, lambda numbers: numbers)
     if bare not in REGISTERED:
-        raise UsageError(
-            f"there is no add-on {bare!r}{nearest(bare, REGISTERED)}; "
-            "name your own as module:function or file.py:function"
-        )
+        what = f"there is no add-on {bare!r}{nearest(bare, REGISTERED)}"
+        raise UsageError(f"{what}; name your own as module:function or file.py:function")
     entry = REGISTERED[bare]
     function = _configured(bare, entry, options.removesuffix(")"))
     return name, function, weight, (entry.metric, function, entry.measure)
@@ -257,8 +243,7 @@ def at(requests: Sequence[str], values: Mapping[str, float] | None = None) -> tu
 
 def at_one(requests: Sequence[str]) -> tuple[str, ...]:
     """Return the requests with the weight 1, or −1 where theirs is below 0."""
-    weighed = map(_weighed, at(requests))
-    return tuple(f"{called}={-1 if float(written) < 0 else 1}" for called, written in weighed)
+    return tuple(f"{called}={-1 if float(written) < 0 else 1}" for called, written in map(_weighed, at(requests)))
 
 
 def at_one_in_words(requests: Sequence[str]) -> str:

@@ -4,15 +4,15 @@ import copy
 import math
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from repolicy.envs.names import maker, parsed
-from repolicy.envs.step import NUMBERS, Batch, Step, check_reward, flat, native, shapes, space_shapes
+from repolicy.envs.names import Make, maker, parsed
+from repolicy.envs.step import NUMBERS, Batch, Step, check_reward, flat, native, shapes
 from repolicy.envs.watchdog import NOTE
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 from repolicy.loading import nearest
@@ -32,11 +32,9 @@ class EnvPoolEnvs(Batch):
 
         self.name, self.count = name, count
         plain, options = parsed(name)
-        for key in OWN:
-            if key in options:
-                raise UsageError(
-                    f"environment {plain!r}: the option {key!r} is Repolicy's own to set: use --envs and --seed instead"
-                )
+        if own := next((key for key in OWN if key in options), ""):
+            what = f"environment {plain!r}: the option {own!r} is Repolicy's own to set"
+            raise UsageError(f"{what}: use --envs and --seed instead")
         if filmed is not None:
             options |= {"render_mode": "rgb_array", "render_width": filmed[0], "render_height": filmed[1]}
         with in_one_sentence(f"environment {name!r} cannot be made", UsageError):
@@ -47,11 +45,9 @@ class EnvPoolEnvs(Batch):
             except TypeError:  # its own message is the whole signature
                 known = envpool.make_spec(plain).config._asdict()
                 wrong = next((key for key in options if key not in known), None)
-                raise UsageError(
-                    f"environment {plain!r} has no option {wrong!r}{nearest(wrong, known)}"
-                    if wrong
-                    else f"environment {plain!r} does not take {options}: a value is of the wrong kind"
-                ) from None
+                what = f"does not take {options}: a value is of the wrong kind"
+                what = f"has no option {wrong!r}{nearest(wrong, known)}" if wrong else what
+                raise UsageError(f"environment {plain!r} {what}") from None
         with warnings.catch_warnings(action="ignore"):  # EnvPool rounds the bounds of its spaces to float32, loudly
             self.note_spaces(self._pool.observation_space, self._pool.action_space, critic)
 
@@ -93,15 +89,7 @@ class GymnasiumEnvs(Batch):
 
     backend = "gymnasium"
 
-    def __init__(
-        self,
-        name: str,
-        count: int,
-        seed: int,
-        make_one: Callable[[], gymnasium.Env[Any, Any]] | None = None,
-        *,
-        critic: bool = False,
-    ) -> None:
+    def __init__(self, name: str, count: int, seed: int, make_one: Make | None = None, *, critic: bool = False) -> None:
         self.name, self.count, self._seed = name, count, seed
         make = make_one or maker(name)  # once for all: it runs the user's file
         with (
@@ -168,12 +156,10 @@ class GymnasiumEnvs(Batch):
         for moment in ("reset", "step"):
             if moment == "step":
                 observation, *_ = self.call(one.step, one.env.action_space.sample())
-            returned, declared = shapes(observation), space_shapes(self._space)
+            returned, declared = shapes(observation), shapes(self._space)
             if returned != declared:
-                raise RepolicyError(
-                    f"environment {self.name!r} returns observations of shape {returned} from {moment}, "
-                    f"but its observation space says {declared}"
-                )
+                what = f"environment {self.name!r} returns observations of shape {returned} from {moment}"
+                raise RepolicyError(f"{what}, but its observation space says {declared}")
 
 
 class _One:
@@ -187,10 +173,8 @@ class _One:
         NOTE.index = self.index
         answer = self.env.reset(seed=seed)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
-            raise RepolicyError(
-                f"environment {self.name!r} returns {_kind(answer)} from reset, not (observation, info): "
-                "old environments do; wrap it in shimmy.GymV21CompatibilityV0, or return both"
-            )
+            what = f"environment {self.name!r} returns {_kind(answer)} from reset, not (observation, info)"
+            raise RepolicyError(f"{what}: old environments do; wrap it in shimmy.GymV21CompatibilityV0, or return both")
         return answer[0]
 
     def step(self, action: Any) -> tuple[Any, ...]:

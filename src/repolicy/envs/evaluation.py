@@ -18,7 +18,7 @@ from repolicy.envs.names import EnvLike, decoder, env_name
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.trust import addons_of, env_of
-from repolicy.errors import UsageError
+from repolicy.errors import UsageError, check_counts
 from repolicy.loading import counted
 from repolicy.policies import Agent, Conditioned, Prior, Watching, check_scores
 from repolicy.priors import MeanPrior, Scorer
@@ -28,6 +28,8 @@ BLOCK = 20  # steps that are scored together
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
 MOST_ENVS = 50  # that run side by side
 LONGEST = 10_000  # steps, after which an episode that does not end is counted as it stands
+
+Familiarity = Callable[[np.ndarray | None, np.ndarray], Tensor | None]  # of next observations to the prior, and ages
 
 
 @dataclass(frozen=True)
@@ -188,8 +190,7 @@ def evaluate(
         agent, env = placed(agent, env, backend)
     if addon is not None and not isinstance(addon, Addon):
         addon = wished(addon, env)
-    if episodes < 1:
-        raise UsageError(f"episodes is {episodes}; it must be 1 or more")
+    check_counts(episodes=episodes)
     backend = backend_of(backend, agent)
     env = observing(env, agent.observation_size, backend)
     with closing(make_envs(env, min(episodes, MOST_ENVS), seed, backend)) as envs:
@@ -236,7 +237,7 @@ def run_episodes(
     deterministic: bool = True,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
-    familiarity: Callable[[np.ndarray | None, np.ndarray], Tensor | None] | None = None,
+    familiarity: Familiarity | None = None,
     longest: int = 0,
     limits: Sequence[Limit] = (),
 ) -> Evaluation:
@@ -284,9 +285,9 @@ OF = "of "  # before the name of one add-on of several
 def quantities(
     rollout: Rollout,
     addon: Addon | None,
-    scorer: Scorer | None = None,
-    familiarity: Callable[[np.ndarray | None, np.ndarray], Tensor | None] | None = None,
-    limits: Sequence[Limit] = (),
+    scorer: Scorer | None,
+    familiarity: Familiarity | None,
+    limits: Sequence[Limit],
 ) -> dict[str, np.ndarray]:
     """Return what is summed over an episode, of each step `[T, N]`."""
     found = {"basic": rollout.basic, "length": np.ones_like(rollout.basic), "log_policy": rollout.log_probs.numpy()}

@@ -11,17 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from repolicy.envs import names
 from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs
-from repolicy.envs.names import (
-    decoder,
-    envpool_names,
-    imported,
-    observed,
-    observed_by_critic,
-    of_reset,
-    parsed,
-    with_observed,
-)  # fmt: skip
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import UsageError
@@ -43,21 +34,21 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
     `observe_critic=KEY,KEY` names follow in each observation. With `?decoder=FILE&noise=8&chunk=4` an action is the
     noise of a generative policy, and a step is a chunk of its actions.
     """
-    plain, _ = parsed(name)
-    if backend == "envpool" and plain not in envpool_names():
-        known = "is not installed" if not envpool_names() else f"has no {plain!r}{nearest(plain, envpool_names())}"
+    plain, _ = names.parsed(name)
+    if backend == "envpool" and plain not in (pool := names.envpool_names()):
+        known = f"has no {plain!r}{nearest(plain, pool)}" if pool else "is not installed"
         raise UsageError(f"EnvPool {known}; leave out --backend envpool to use Gymnasium")
-    resets = bool(of_reset(name))
+    resets = bool(names.of_reset(name))
     if backend == "envpool" and resets:
         raise UsageError(f"environment {name!r}: EnvPool's resets take no options; leave out --backend envpool")
-    gymnasiums = backend == "gymnasium" or resets or imported(name) or plain not in envpool_names()
+    gymnasiums = backend == "gymnasium" or resets or names.imported(name) or plain not in names.envpool_names()
     kind = GymnasiumEnvs if gymnasiums else EnvPoolEnvs
     return through_noise(kind(name, count, seed, critic=critic), name)
 
 
 def through_noise(envs: Envs, name: str, seen: Callable[[bool], None] | None = None) -> Envs:
     """Return environments of this name as they are or, where it has a decoder, acted in through its noise."""
-    through = decoder(name)
+    through = names.decoder(name)
     return envs if through is None else NoiseEnvs(envs, decoder_of(*through.values()), name, seen)
 
 
@@ -78,7 +69,7 @@ def placed(prior: MeanPrior, name: str, backend: Backend = "auto") -> tuple[Mean
 
 def acting_in(env: str | None, reference: str | Path, options: Options, trust: bool) -> Acting:
     """Return a policy to run; of the decoder of the environment where it is to act, N(0, I) over the noise."""
-    through = decoder(env or "")
+    through = names.decoder(env or "")
     if through is None or not _names(str(reference), through):
         return acting(reference, options, trust)
     check_unread(str(reference), options)
@@ -103,13 +94,13 @@ def observing(name: str, size: int, backend: Backend = "auto") -> str:
 
 
 def _fitting(name: str, size: int, probe: HasSpaces) -> str:
-    if probe.observation_size == size or observed(name):
+    if probe.observation_size == size or names.observed(name):
         return name
     fitting = sorted(
         (key for key, width in probe.groups.items() if width == size),
         key=lambda key: CUSTOMARY.index(key) if key in CUSTOMARY else len(CUSTOMARY),
     )
-    return with_observed(name, fitting[0]) if fitting else name
+    return names.with_observed(name, fitting[0]) if fitting else name
 
 
 def with_roles(name: str, size: int = 0, backend: Backend = "auto") -> str:
@@ -118,27 +109,25 @@ def with_roles(name: str, size: int = 0, backend: Backend = "auto") -> str:
     The policy's part is the one of its `size`, where this is known; else the one that has a customary name beside the
     critic's. A name that tells the policy's parts alone means the same for the critic.
     """
-    if observed(name):
+    if names.observed(name):
         return name
     probe = probed(name, backend)
-    critic, known = observed_by_critic(name), probe.groups
+    critic, known = names.observed_by_critic(name), probe.groups
     if size:
         name = _fitting(name, size, probe)
     else:
         usual = CUSTOMARY if critic else [key for key in ROLES if ROLES[key] in known]
         present = [key for key in usual if key in known]
         if critic and known and not present:
-            raise UsageError(
-                f"environment {name!r} does not say what the policy itself observes: add --observe KEY, "
-                f"of {', '.join(known)}"
-            )
-        name = with_observed(name, *present[:1])
-    other = ROLES.get(",".join(observed(name)))
-    return with_observed(name, critic=other) if other in known and not critic else name
+            what = f"environment {name!r} does not say what the policy itself observes: add --observe KEY"
+            raise UsageError(f"{what}, of {', '.join(known)}")
+        name = names.with_observed(name, *present[:1])
+    other = ROLES.get(",".join(names.observed(name)))
+    return names.with_observed(name, critic=other) if other in known and not critic else name
 
 
 def critic_size(name: str, backend: Backend = "auto") -> int:
     """Return how many numbers the critic alone sees, behind the policy's; 0 where it sees what the policy sees."""
-    keys = observed_by_critic(name)
+    keys = names.observed_by_critic(name)
     groups = probed(name, backend, critic=True).groups if keys else {}
     return sum(groups[key] for key in keys)

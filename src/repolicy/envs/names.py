@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
 
@@ -17,7 +17,8 @@ DECODER = ("decoder", "noise", "chunk", "sha256")  # options where actions are a
 TEXT = ("sha256",)  # options that are no JSON: 12e4567 is no number there
 RESET = "reset."  # before options that are given to each reset, not when the environment is made
 
-EnvLike = str | Callable[..., "gymnasium.Env[Any, Any]"]
+Make = Callable[..., gymnasium.Env[Any, Any]]
+EnvLike = str | Make
 
 
 def env_name(env: EnvLike) -> str:
@@ -167,7 +168,7 @@ class ResetWith(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(seed=seed, options=self._given | (options or {}))
 
 
-def maker(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
+def maker(name: str) -> Make:
     """Return what makes one such environment of Gymnasium's, or of the user's own; it takes further options."""
     make, given = _maker(name), of_reset(name)
     return (lambda **options: ResetWith(make(**options), given)) if given else make
@@ -182,7 +183,7 @@ def one_env(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
         return maker(name)(**options)
 
 
-def _maker(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
+def _maker(name: str) -> Make:
     plain, options = parsed(name)
     if own := imported(name):
         try:
@@ -194,7 +195,7 @@ def _maker(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:
             return partial(gymnasium.make, registered, **options)  # module:id, which importing the module registers
         if not callable(function):
             raise UsageError(f"environment {plain!r} is not something that can be called to make one")
-        return cast(Callable[..., gymnasium.Env[Any, Any]], partial(function, **options))
+        return partial(function, **options)
     if not in_gymnasium(name):
         known = set(gymnasium.registry) | envpool_names()
         own = f"; to make one of your own, name what makes it: {plain}:NAME" if plain.endswith(".py") else ""

@@ -116,8 +116,7 @@ def symmetry(steps: str = "50") -> WithPast:
     if not window >= 1.0:
         raise UsageError(f"symmetry: {steps!r} steps are no number of 1 or more")
     return WithPast(
-        partial(Symmetry, window),
-        lambda steps: (steps.next_observations[:, 5:8], steps.next_observations[:, 2:5]),
+        partial(Symmetry, window), lambda steps: (steps.next_observations[:, 5:8], steps.next_observations[:, 2:5])
     )
 
 
@@ -141,47 +140,26 @@ REGISTERED = {
     "on_command": Registered(on_command, ("Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain"), "missed velocity²"),
 }
 
-# (add-on, Playground's term, what it is, its metric, the option that weighs it, where that may be 0)
+# (add-on, Playground's term, what that takes off, times c; the name of this cost; what sets c, where it may be 0)
 OF_PLAYGROUND = (
-    ("energy", "energy", "−c·Σ |torque · joint velocity|: use less power", "energy cost", "energy_scale=-0.001"),
-    ("smooth", "action_rate", "−c·Σ (change of action)²: change actions less", "action-rate cost", ""),
+    ("energy", "energy", "Σ |torque · joint velocity|: use less power", "energy", "-0.001"),
+    ("smooth", "action_rate", "Σ (change of action)²: change actions less", "action-rate", ""),
+    ("clearance", "feet_clearance", "Σ |foot's height − the wished one|·speed: lift feet as told", "clearance", "-2"),
+    ("torques", "torques", "(√Σ torque² + Σ |torque|): push less", "torque", "-0.0002"),
     (
-        "clearance",
-        "feet_clearance",
-        "−c·Σ |foot's height − the wished one|·speed: lift feet as told",
-        "clearance cost",
-        "feet_clearance_scale=-2",
+        *("still", "stand_still", "Σ |joint angle − its usual one| while the command is 0: stand where told to"),
+        *("stand-still", "-1"),
     ),
-    ("torques", "torques", "−c·(√Σ torque² + Σ |torque|): push less", "torque cost", "torques_scale=-0.0002"),
+    ("joint_limits", "dof_pos_limits", "Σ |angle beyond its soft limit|: keep clear of the stops", "joint-limit", "-1"),
     (
-        "still",
-        "stand_still",
-        "−c·Σ |joint angle − its usual one| while the command is 0: stand where told to",
-        "stand-still cost",
-        "stand_still_scale=-1",
+        *("air_time", "feet_air_time", "Σ over feet that touch down of (0.1 − seconds in the air): take longer steps"),
+        *("air-time", "0.1"),
     ),
-    (
-        "joint_limits",
-        "dof_pos_limits",
-        "−c·Σ |angle beyond its soft limit|: keep clear of the stops",
-        "joint-limit cost",
-        "dof_pos_limits_scale=-1",
-    ),
-    (
-        "air_time",
-        "feet_air_time",
-        "−c·Σ over feet that touch down of (0.1 − seconds in the air): take longer steps",
-        "air-time cost",
-        "feet_air_time_scale=0.1",
-    ),
-    ("slip", "feet_slip", "−c·Σ speed² of feet on the ground: slip less", "slip cost", "feet_slip_scale=-0.1"),
+    ("slip", "feet_slip", "Σ speed² of feet on the ground: slip less", "slip", "-0.1"),
 )
-REGISTERED |= {
-    name: Registered(
-        _told(f"{what} (Playground's own)", f"reward_{term}"), PLAYGROUND, metric, reads="info", option=option
-    )
-    for name, term, what, metric, option in OF_PLAYGROUND
-}
+for name, term, what, cost, scale in OF_PLAYGROUND:
+    make, option = _told(f"−c·{what} (Playground's own)", f"reward_{term}"), f"{term}_scale={scale}" if scale else ""
+    REGISTERED[name] = Registered(make, PLAYGROUND, f"{cost} cost", reads="info", option=option)
 
 
 def told(info: Info, key: str, why: str) -> np.ndarray:

@@ -136,7 +136,7 @@ class Rollout:
         if not self.chunks:
             return values
         counts = np.stack([chunk.counts for chunk in self.chunks])
-        total: np.ndarray = np.where(counts, values, 0.0).sum(1)
+        total = np.where(counts, values, 0.0).sum(1)
         return total / counts.sum(1) if mean else total
 
     @cached_property
@@ -239,10 +239,8 @@ class Collector:
         """Raise where an observation is no number: the next action would be none either, and hide where it began."""
         if not np.isfinite(observations).all():
             n = np.flatnonzero(~np.isfinite(observations).all(-1))[0]
-            raise NumericError(
-                f"environment {n} of {self.envs.name!r} returned an observation that is not finite (rollout step {t}, "
-                f"after {self._lengths[n]} steps of an episode)"
-            )
+            what = f"environment {n} of {self.envs.name!r} returned an observation that is not finite (rollout step {t}"
+            raise NumericError(f"{what}, after {self._lengths[n]} steps of an episode)")
 
     def _followed(self, step: Step, episodes: Episodes) -> Step:
         """Return the step with the episodes cut that are due. Those count for nothing in the statistics."""
@@ -250,20 +248,12 @@ class Collector:
         if ended.any():
             episodes.returns += self._returns[ended].tolist()
             episodes.lengths += self._lengths[ended].tolist()
-        due = self._cut_now(step)
-        if due is None:
+        due = ((self._lengths == self._cuts) | (self._lengths == self._longest)) & ~ended
+        self._cuts[ended | due] = 0
+        if not due.any():
             return step
         fresh = self.envs.renew(due, step.observations)
         return step._replace(observations=fresh, truncated=step.truncated | due)
-
-    def _cut_now(self, step: Step) -> np.ndarray | None:
-        """Return which episodes `[N]` are to be cut after this step, if any are."""
-        if not (self._longest or self._cuts.any()):
-            return None
-        ended = step.terminated | step.truncated
-        due: np.ndarray = ((self._lengths == self._cuts) | (self._lengths == self._longest)) & ~ended
-        self._cuts[ended | due] = 0
-        return due if due.any() else None
 
 
 def staggered(limit: int | None, first: int, count: int, total: int) -> np.ndarray:

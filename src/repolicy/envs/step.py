@@ -182,8 +182,7 @@ def action_space(space: Any, name: str) -> ActionSpace:
     if isinstance(space, spaces.Box):
         raise UsageError(
             f"environment {name!r} has a Box of whole numbers ({space.dtype}) for actions, and a density needs real "
-            "ones: declare it as MultiDiscrete, with the count of choices and the first (start) of each number, or as "
-            "a Box of float32"
+            "ones: declare it as MultiDiscrete, with the count and the first (start) of each, or as a Box of float32"
         )
     raise UsageError(
         f"environment {name!r} has actions of kind {space}; Repolicy takes Box, Discrete and MultiDiscrete"
@@ -221,16 +220,11 @@ def numeric(info: dict[str, Any], count: int) -> Info:
     }
 
 
-def shapes(observation: Any) -> Any:
-    return (
-        {key: shapes(part) for key, part in observation.items()}
-        if isinstance(observation, dict)
-        else np.shape(observation)
-    )
-
-
-def space_shapes(space: Any) -> Any:
-    return {key: space_shapes(part) for key, part in space.items()} if isinstance(space, spaces.Dict) else space.shape
+def shapes(thing: Any) -> Any:
+    """Return the shape of an observation, or of a space of them; of a Dict, that of each part."""
+    if isinstance(thing, dict | spaces.Dict):
+        return {key: shapes(part) for key, part in thing.items()}
+    return np.shape(thing)
 
 
 def stacked(infos: list[Info]) -> Info:

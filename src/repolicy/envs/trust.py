@@ -35,10 +35,8 @@ def confirm(
         option = "env" if code["env"] else "addon"
         opened = all(":" not in wishes.imported(name) for name in found)
         what = "a file that would be opened" if opened else "code that would be run"
-        raise UsageError(
-            f"{path} names {what}: {' and '.join(printable(name, 200) for name in found)}; "
-            f"{remedy.format(option=option)}"
-        )
+        said = f"{path} names {what}: {' and '.join(printable(name, 200) for name in found)}"
+        raise UsageError(f"{said}; {remedy.format(option=option)}")
 
 
 def _makes_more(env: str) -> bool:

@@ -62,15 +62,12 @@ class Features:
     def __call__(self, observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:
         if self.function is None:
             parts = {"observation": observations, "action": actions, "next": after}
-            found = [self._entry(entry, parts) for entry in self.reference.split(",")]
-            return np.concatenate(found, 1)
+            return np.concatenate([self._entry(entry, parts) for entry in self.reference.split(",")], 1)
         with in_one_sentence(f"features {self.reference!r} failed", UsageError):
             values = np.asarray(self.function(observations.copy(), actions.copy(), after.copy(), info), np.float64)
         if values.ndim != 2 or len(values) != len(observations) or not values.shape[1]:
-            raise UsageError(
-                f"features {self.reference!r} returned shape {values.shape} for {len(observations)} transitions, "
-                "not one row of numbers each"
-            )
+            what = f"features {self.reference!r} returned shape {values.shape} for {len(observations)} transitions"
+            raise UsageError(f"{what}, not one row of numbers each")
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
             raise NumericError(f"features {self.reference!r} returned {values[row, column]} as number {column}")
@@ -149,15 +146,11 @@ class LearntWish:
     def __call__(self, observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:
         sizes = (observations.shape[1], actions.shape[1])
         if sizes != self.sizes:
-            raise UsageError(
-                f"it was learnt of {self.sizes[0]} observed numbers and {self.sizes[1]} of an action in {self.env}, "
-                f"and here are {sizes[0]} and {sizes[1]}"
-            )
+            what = f"it was learnt of {self.sizes[0]} observed numbers and {self.sizes[1]} of an action in {self.env}"
+            raise UsageError(f"{what}, and here are {sizes[0]} and {sizes[1]}")
         if self.networks is not None:
-            rewards: np.ndarray = (
-                self.networks(torch.from_numpy(inputs_of(observations, actions, after))).mean(0).numpy()
-            )
-            return rewards.astype(np.float64)
+            inputs = torch.from_numpy(inputs_of(observations, actions, after))
+            return self.networks(inputs).mean(0).numpy().astype(np.float64)
         assert self.features is not None
         values = self.features(observations, actions, after, info)
         if values.shape[1] != len(self.theta):
@@ -193,10 +186,8 @@ def _opened(path: Path, features: str, changed: int) -> LearntWish:
     if features and features.rpartition(":")[2] != theirs.rpartition(":")[2]:
         raise UsageError(f"{path} is a wish of the features {printable(theirs, 200)}, not of {features}")
     if not (features or needs_no_code(theirs)):
-        raise UsageError(
-            f"{path} names code that would be run: {printable(theirs, 200)}; if you trust it, type that yourself: "
-            f"'{path}(features={printable(theirs, 200)})'"
-        )
+        what = f"{path} names code that would be run: {printable(theirs, 200)}; if you trust it, type that yourself"
+        raise UsageError(f"{what}: '{path}(features={printable(theirs, 200)})'")
     theta, covariance = (tensors[name].double().numpy() for name in ("theta", "covariance"))
     return LearntWish(*where, Features.of(features or theirs), tuple(header["names"]), theta, covariance)
 

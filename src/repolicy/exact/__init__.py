@@ -24,19 +24,7 @@ from repolicy.exact.solve import (
 )
 
 __all__ = [
-    "MDP",
-    "LinearGaussian",
-    "LinearQuadratic",
-    "LinearQuadraticOptimum",
-    "Solution",
-    "enumerate_trajectories",
-    "estimator_gradient",
-    "evaluate",
-    "exact_gradient",
-    "linear_quadratic_augmented",
-    "linear_quadratic_optimal",
-    "quadratic_cost",
-    "soft_optimal",
-    "solve_augmented",
-    "solve_residual",
-]
+    "MDP", "LinearGaussian", "LinearQuadratic", "LinearQuadraticOptimum", "Solution", "enumerate_trajectories",
+    "estimator_gradient", "evaluate", "exact_gradient", "linear_quadratic_augmented", "linear_quadratic_optimal",
+    "quadratic_cost", "soft_optimal", "solve_augmented", "solve_residual",
+]  # fmt: skip

@@ -55,8 +55,7 @@ def constant_gradient(
 ) -> Tensor:
     """Return E[Σ_t ∇log π(a_t|s_t) · (Q^π(s_t, a_t) − alpha · log π(a_t|s_t) − constant)]; with 1 it is Eq. 10."""
     log_policy = _log_policy(mdp, logits)
-    q = evaluate(mdp, objective, log_policy, log_prior).q
-    weight = q - objective.alpha * log_policy - constant
+    weight = evaluate(mdp, objective, log_policy, log_prior).q - objective.alpha * log_policy - constant
     return score_gradient(mdp, logits, weight, restore_discount=restore_discount)
 
 
@@ -112,8 +111,7 @@ def _rewards(
 ) -> Tensor:
     """Return the reformulated reward of every step of every trajectory, [N, T]."""
     parts = (mdp.task(objective), mdp.prior(objective, log_prior), log_policy, mdp.states_reward(objective))
-    reward = reformulated(objective, *parts).total
-    return trajectories.along(mdp.per_step("reward", reward))
+    return trajectories.along(mdp.per_step("reward", reformulated(objective, *parts).total))
 
 
 def _to_go(discount: float, rewards: Tensor) -> Tensor:

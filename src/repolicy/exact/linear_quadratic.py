@@ -46,9 +46,7 @@ class LinearQuadratic:
 
 def quadratic_cost(state: Tensor | float, control: Tensor | float) -> Tensor:
     """Return the joint cost of xᵀ·state·x + uᵀ·control·u; plain numbers where n = m = 1."""
-    blocks = _matrix("state", state), _matrix("control", control)
-    joint: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
-    return joint
+    return torch.block_diag(_matrix("state", state), _matrix("control", control))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +64,7 @@ class LinearGaussian:
         """Return log π(action|obs) for obs [..., n] and action [..., m], [...]."""
         mean = -obs.double() @ self.gain.T
         normal = torch.distributions.MultivariateNormal(mean, self.covariance, validate_args=False)
-        log_prob: Tensor = normal.log_prob(action.double())  # type: ignore[no-untyped-call, unused-ignore]
-        return log_prob
+        return normal.log_prob(action.double())  # type: ignore[no-untyped-call, unused-ignore]
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,8 +110,7 @@ class MDP:
 
     def task(self, objective: Objective) -> Tensor:
         """Return the task's reward of that objective, [S, A]: r, r_R or their sum."""
-        task: Tensor = task_reward(objective, self.reward, self.addon)
-        return task
+        return task_reward(objective, self.reward, self.addon)
 
     def states_reward(self, objective: Objective) -> Tensor | None:
         """Return E[familiarity of s′ | s, a], [S, A], where the objective weighs it."""

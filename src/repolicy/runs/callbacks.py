@@ -9,7 +9,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group
@@ -29,50 +29,41 @@ from repolicy.runs.terminal import Terminal
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_FRAMES = 0.25
 
-# (heading, [(metric, what people call it, format, unit)]); a row is shown once its metric has been seen.
-ROWS = [
-    (
-        "an episode",
-        [
-            ("basic_return", "basic reward", ",.1f", ""),
-            ("task_return", "task's reward", ",.1f", ""),
-            ("episode_length", "length", ",.0f", "steps"),
-            ("evaluation_basic", "basic reward, last evaluation", ",.1f", ""),
-            ("evaluation_addon", "add-on reward, last evaluation", ",.1f", ""),
-            ("evaluation_objective", "objective, last evaluation", ",.1f", ""),
-            ("evaluation_ended_early", "ended early, last evaluation", ",.0f", "episodes"),
-        ],
-    ),
-    (
-        "a step",
-        [
-            ("reward_task", "task's reward", "+.4f", ""),
-            ("reward_prior", "ω′ · log prior", "+.4f", ""),
-            ("reward_entropy", "−α · log policy", "+.4f", ""),
-            ("reward_states", "states unlike the prior's", "+.4f", ""),
-            ("reward_total", "sum", "+.4f", ""),
-            ("log_prior", "log prior", ".3f", "nats"),
-            ("log_prior_low", "… its lowest tenth", ".3f", "nats"),
-            ("prior_kl", "KL to the prior", "z.3f", "nats"),
-            ("below_prior", "less likely to the prior than its own", ".3f", "nats"),
-        ],
-    ),
-    (
-        "policy",
-        [
-            ("omega", "ω′", ".4g", ""),
-            ("alpha", "α", ".4g", ""),
-            ("entropy", "entropy", ".3f", "nats"),
-            ("std", "mean std", ".3f", "of an action"),
-            ("kl", "KL of the last update", ".4f", "nats"),
-            ("clipped", "clipped", ".1%", "of the samples"),
-            ("loss", "loss of Q", ".4f", ""),
-            ("critic_loss", "loss of the critics", ".4f", ""),
-            ("actor_loss", "loss of the actor", ".4f", ""),
-            ("explained_variance", "critic explains", ".1%", "of the returns"),
-        ],
-    ),
-]
+# Below each heading (metric, what people call it, format, unit); a row is shown once its metric has been seen.
+ROWS = {
+    "an episode": [
+        ("basic_return", "basic reward", ",.1f", ""),
+        ("task_return", "task's reward", ",.1f", ""),
+        ("episode_length", "length", ",.0f", "steps"),
+        ("evaluation_basic", "basic reward, last evaluation", ",.1f", ""),
+        ("evaluation_addon", "add-on reward, last evaluation", ",.1f", ""),
+        ("evaluation_objective", "objective, last evaluation", ",.1f", ""),
+        ("evaluation_ended_early", "ended early, last evaluation", ",.0f", "episodes"),
+    ],
+    "a step": [
+        ("reward_task", "task's reward", "+.4f", ""),
+        ("reward_prior", "ω′ · log prior", "+.4f", ""),
+        ("reward_entropy", "−α · log policy", "+.4f", ""),
+        ("reward_states", "states unlike the prior's", "+.4f", ""),
+        ("reward_total", "sum", "+.4f", ""),
+        ("log_prior", "log prior", ".3f", "nats"),
+        ("log_prior_low", "… its lowest tenth", ".3f", "nats"),
+        ("prior_kl", "KL to the prior", "z.3f", "nats"),
+        ("below_prior", "less likely to the prior than its own", ".3f", "nats"),
+    ],
+    "policy": [
+        ("omega", "ω′", ".4g", ""),
+        ("alpha", "α", ".4g", ""),
+        ("entropy", "entropy", ".3f", "nats"),
+        ("std", "mean std", ".3f", "of an action"),
+        ("kl", "KL of the last update", ".4f", "nats"),
+        ("clipped", "clipped", ".1%", "of the samples"),
+        ("loss", "loss of Q", ".4f", ""),
+        ("critic_loss", "loss of the critics", ".4f", ""),
+        ("actor_loss", "loss of the actor", ".4f", ""),
+        ("explained_variance", "critic explains", ".1%", "of the returns"),
+    ],
+}
 # What a line tells, where there is no panel: a metric, and its words.
 SHORT = {
     "basic_return": "basic reward {:,.1f} an episode",
@@ -144,8 +135,7 @@ class Display:
         return done / self._total, elapsed * (self._total - done) / max(done - self._start, 1)
 
     def _line(self) -> str:
-        share, left = self._progress()
-        latest, budget = self._latest, self._budget()
+        (share, left), latest, budget = self._progress(), self._latest, self._budget()
         parts = [f"{share:4.0%}", self._steps(), f"{latest['steps_per_second']:,.0f} a second", f"{clock(left)} left"]
         shown = [name for name in SHORT if name in latest and not (budget and name == "prior_kl")]
         return " · ".join([*parts, *(SHORT[name].format(latest[name]) for name in shown), *budget])
@@ -163,18 +153,15 @@ class Display:
         return [f"ω′ {latest['omega']:.3g}", budget.beside.format(max(latest[budget.spent], 0.0), budget.amount)]
 
     def _panel(self) -> Group:
-        share, left = self._progress()
-        latest = self._latest
-        head = Text.assemble(
-            (printable(self._request.env), "bold"),
-            f"  {self._steps()}  {latest['steps_per_second']:,.0f} a second  {clock(left)} left",
-        )
+        (share, left), latest = self._progress(), self._latest
+        pace = f"  {self._steps()}  {latest['steps_per_second']:,.0f} a second  {clock(left)} left"
+        head = Text.assemble((printable(self._request.env), "bold"), pace)
         times = Text("time: ")
         for name, color in (("physics", "green"), ("policy", "cyan"), ("update", "magenta")):
             if f"share_{name}" in latest:
                 times.append(f"{name} ", color).append(f"{latest[f'share_{name}']:.0%}   ")
         table = Table.grid(padding=(0, 2))
-        for heading, rows in ROWS:
+        for heading, rows in ROWS.items():
             for index, (name, title, form, unit) in enumerate([row for row in rows if row[0] in latest]):
                 value = Text(format(latest[name], form), justify="right")
                 table.add_row(Text(heading if index == 0 else "", "bold"), title, value, unit)
@@ -206,7 +193,15 @@ class TensorBoard:
         except ImportError:
             print("no files for TensorBoard: pip install 'repolicy[engine]'", file=sys.stderr)
             return
-        threading.excepthook = _without_full_disks(threading.excepthook)
+        hook = threading.excepthook
+
+        def without_full_disks(failure: threading.ExceptHookArgs) -> None:
+            """Notice one: TensorBoard writes in a thread, and what stops that comes back with the next number."""
+            is_ours = type(failure.thread).__module__.startswith("tensorboard.")
+            if not (is_ours and isinstance(failure.exc_value, OSError)):
+                hook(failure)
+
+        threading.excepthook = without_full_disks
         first = start * request.settings.iteration_steps + 1
         with self._optional():
             self._writer = SummaryWriter(str(self._path), purge_step=first if start else None)
@@ -234,16 +229,6 @@ class TensorBoard:
             print(f"TensorBoard's files cannot be written: {error.strerror}; going on without them", file=sys.stderr)
 
 
-def _without_full_disks(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Notice a full disk: TensorBoard writes in a thread, and what stops that comes back with the next number."""
-
-    def call(failure: threading.ExceptHookArgs) -> None:
-        if not (isinstance(failure.exc_value, OSError) and type(failure.thread).__module__.startswith("tensorboard.")):
-            hook(failure)
-
-    return call
-
-
 class Wandb:
     """Weights & Biases; a resumed run goes on in the run that it began."""
 
@@ -259,19 +244,15 @@ class Wandb:
         self._wandb, self._folder, self._project = wandb, folder.path.resolve(), project
 
     def begin(self, request: Request, start: int, total: int) -> None:
+        file = self._folder / "wandb-id"  # drawn once for each run
+        if not file.exists():
+            write_bytes(file, secrets.token_hex(8).encode())
         try:
             self._run = self._wandb.init(
-                project=self._project, dir=self._folder, id=self._id(), resume="allow", config=request.as_dict()
+                project=self._project, dir=self._folder, id=file.read_text(), resume="allow", config=request.as_dict()
             )
         except self._wandb.Error as error:
             raise UsageError(f"--wandb: {error}") from None
-
-    def _id(self) -> str:
-        """Return an id that is drawn once for each run, and kept in its folder."""
-        file = self._folder / "wandb-id"
-        if not file.exists():
-            write_bytes(file, secrets.token_hex(8).encode())
-        return file.read_text()
 
     def write(self, metrics: dict[str, float]) -> None:
         self._run.log({_grouped(name): value for name, value in metrics.items()}, step=int(metrics["steps"]))

@@ -83,10 +83,8 @@ class RunFolder:
     ) -> list[str]:
         """Claim the folder for this request, with copies of its prior and of what its actor begins as.
 
-        Refuses where that would lose or mix anything.
-
-        Returns what a resumed run should know: which versions are others than those of its last checkpoint, and what
-        is missing.
+        Refuses where that would lose or mix anything. Returns what a resumed run should know: which versions are others
+        than those of its last checkpoint, and what is missing.
         """
         wanted = _as_json(request)
         self._begun = {"request": wanted, "versions": versions}
@@ -127,17 +125,13 @@ class RunFolder:
         for file, kind in ((self.prior, "prior"), (self.init, "init")):
             if request.get(kind) and file_sum(file) != request[kind]:
                 raise FileError(f"{file} is not the {kind} that this run began with; put that one back")
-        latest = self.latest()
-        if latest is None:
+        if (latest := self.latest()) is None:
             return []
         _, header, _ = latest
         began = self._completed(header.get("request", request), self._checkpoints)
-        edited = list(changed(_as_json(began), request))
-        if edited:
-            raise FileError(
-                f"{self.path / 'run.json'} was edited since the last checkpoint: {'; '.join(edited)}; "
-                "put it back, or begin a run of its own in another --out"
-            )
+        if edited := list(changed(_as_json(began), request)):
+            what = f"{self.path / 'run.json'} was edited since the last checkpoint: {'; '.join(edited)}"
+            raise FileError(f"{what}; put it back, or begin a run of its own in another --out")
         others = list(changed(header.get("versions", versions), versions))
         notes = [f"the last checkpoint was made with other versions: {'; '.join(others)}"] if others else []
         if not os.path.lexists(self.metrics):
@@ -177,9 +171,8 @@ class RunFolder:
                 if not os.path.samestat(os.fstat(lock), os.lstat(path)):  # its holder has just removed it
                     raise BlockingIOError
             except OSError:
-                raise FileError(
-                    f"another run is at work in {self.path}; wait for it, or choose another --out"
-                ) from None
+                what = f"another run is at work in {self.path}"
+                raise FileError(f"{what}; wait for it, or choose another --out") from None
             yield
             new_lock = False
         finally:
@@ -213,19 +206,17 @@ class RunFolder:
 
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]] | None:
         """Return the newest checkpoint that is whole, with a sentence about each that is not; None if there is none."""
-        complaints = []
+        damaged = list[str]()
         for path in self._files():
             try:
                 tensors, header = read(path, "checkpoint")
                 check_shape(header, CHECKPOINT, f"{path} is no whole checkpoint: its header")
             except FileError as error:
-                complaints.append(f"{error}; going on from the one before")
+                damaged.append(str(error))
                 continue
-            return tensors, header, complaints
-        if complaints:
-            raise FileError(
-                "; ".join(complaints).replace("; going on from the one before", "") + "; there is no other checkpoint"
-            )
+            return tensors, header, [f"{each}; going on from the one before" for each in damaged]
+        if damaged:
+            raise FileError(f"{'; '.join(damaged)}; there is no other checkpoint")
         return None
 
     def log(self, metrics: dict[str, float]) -> None:
@@ -253,9 +244,8 @@ class RunFolder:
 
         Others are left out: one may have been under way when the run was killed.
         """
-        lines = read_bytes(self.metrics).splitlines() if os.path.lexists(self.metrics) else []
         rows = []
-        for line in lines:
+        for line in read_bytes(self.metrics).splitlines() if os.path.lexists(self.metrics) else ():
             try:
                 row = json.loads(line)
                 numbers = {name: value for name, value in row.items() if value is not None}
@@ -273,27 +263,14 @@ class RunFolder:
 
 
 REQUEST = {
-    "env": str,
-    "objective": OBJECTIVE,
-    "settings": {},
-    "addons": [str],
-    "prior": str,
-    "sparse": bool,
-    "limits?": [str],
-    "init?": str,
-    "method?": str,
-}
+    "env": str, "objective": OBJECTIVE, "settings": {}, "addons": [str], "prior": str, "sparse": bool,
+    "limits?": [str], "init?": str, "method?": str,
+}  # fmt: skip
 CHECKPOINT = {
-    "segment": int,
-    "iteration": int,
-    "steps?": int,
-    "candidate?": {"steps": int, "evaluation": {str: float}},
-    "off_budget?": float,
-    "limits?": {str: [float]},
-    "objective?": OBJECTIVE,
-    "request?": REQUEST,
+    "segment": int, "iteration": int, "steps?": int, "candidate?": {"steps": int, "evaluation": {str: float}},
+    "off_budget?": float, "limits?": {str: [float]}, "objective?": OBJECTIVE, "request?": REQUEST,
     "versions?": {str: str},
-}
+}  # fmt: skip
 
 
 def _as_json(request: Request) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -94,11 +94,9 @@ def leave_signals_to_the_parent() -> None:
         signal.signal(each, lambda *_: None)  # not SIG_IGN, which programs that we start would inherit
 
 
-@contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
+def terminated_as_interrupted() -> AbstractContextManager[None]:
     """Treat SIGTERM and the end of the terminal as Ctrl-C, which what a script starts with `&` ignores until here."""
-    with _handled(signal.default_int_handler):
-        yield
+    return _handled(signal.default_int_handler)
 
 
 @contextmanager

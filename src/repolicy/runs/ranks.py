@@ -98,18 +98,15 @@ class SharedMemory:
         return count * _LINE + 2 * count * CAPACITY
 
     def sum(self, tensor: Tensor) -> Tensor:
-        flat = tensor.view(-1)
-        for piece in flat.split(CAPACITY // tensor.element_size()):
-            self._sum_piece(piece.numpy())
+        for piece in tensor.view(-1).split(CAPACITY // tensor.element_size()):
+            values = piece.numpy()
+            slots = self._slots[self._sums % 2, :, : values.nbytes].view(values.dtype)
+            slots[self.index] = values
+            self._sums += 1
+            self._done[self.index] = self._sums
+            self._wait()
+            np.sum(slots, axis=0, out=values)
         return tensor
-
-    def _sum_piece(self, values: np.ndarray) -> None:
-        slots = self._slots[self._sums % 2, :, : values.nbytes].view(values.dtype)
-        slots[self.index] = values
-        self._sums += 1
-        self._done[self.index] = self._sums
-        self._wait()
-        np.sum(slots, axis=0, out=values)
 
     def _wait(self) -> None:
         """Look without a pause while the others may come any moment; then sleep between looks, ever longer.
@@ -182,10 +179,8 @@ class Siblings:
 def check_count(count: int) -> None:
     """Raise where `launched` cannot start so many."""
     if count > 1 and not shares_memory():
-        raise UsageError(
-            f"on {platform.machine()} several ranks need torchrun: torchrun --nproc-per-node {count} -m repolicy ...; "
-            "or do with --ranks 1"
-        )
+        what = f"on {platform.machine()} several ranks need torchrun: torchrun --nproc-per-node {count} -m repolicy ..."
+        raise UsageError(f"{what}; or do with --ranks 1")
 
 
 # What another rank does before anything else, and before it imports what takes seconds.

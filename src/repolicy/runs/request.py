@@ -35,18 +35,11 @@ class Request:
         return (*self.objective.dials, *addons.dials(self.addons))
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "env": self.env,
-            "objective": self.objective.as_dict(),
-            "settings": self.settings.as_dict(),
-            "addons": list(self.addons),
-            "prior": self.prior,
-            "sparse": self.sparse,
-        } | {
-            name: value
-            for name, value in (("limits", list(self.limits)), ("init", self.init), ("method", self.method))
-            if value
-        }
+        always: dict[str, Any] = {"env": self.env, "objective": self.objective.as_dict()}
+        always |= {"settings": self.settings.as_dict(), "addons": list(self.addons)}
+        always |= {"prior": self.prior, "sparse": self.sparse}
+        newer = {"limits": list(self.limits), "init": self.init, "method": self.method}
+        return always | {name: value for name, value in newer.items() if value}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -96,10 +89,11 @@ def check_dials(request: Request) -> None:
             f"a run with a dial ({', '.join(names)}) trains for many weights at once, and a budget or limit moves one: "
             "name --omega, a number or a range, and leave the budget or limit out"
         )
-    if taken := [dial.name for dial in addons.dials(request.addons) if dial.name in TAKEN]:
-        raise UsageError(f"the dial of an add-on cannot be called {taken[0]!r}, as others are: rename its function")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UsageError(f"two dials are called {twice[0]!r}: give one of them one weight, or rename its function")
+    wished = [dial.name for dial in addons.dials(request.addons)]
+    if taken := [name for name in wished if name in TAKEN or wished.count(name) > 1]:
+        raise UsageError(
+            f"an add-on's dial cannot be called {taken[0]!r}, as another is: rename its function, or name one weight"
+        )
     if len(names) > MOST_DIALS:
         raise UsageError(
             f"{len(names)} dials are more than one run can learn: take {MOST_DIALS} at most, and one weight for others"
@@ -120,10 +114,8 @@ def words(request: Request, prior: str | Path = "", init: str | Path = "INIT") -
         return []  # --omega auto begins at alpha
     parts = ["customize", str(prior), "--env", request.env] if prior else ["train", request.env]
     parts += ["--init", str(init)] if request.init else []
-    for name in request.addons:
-        parts += ["--addon", name]
-    for limit in request.limits:
-        parts += ["--limit", limit]
+    for flag, names in (("--addon", request.addons), ("--limit", request.limits)):
+        parts += [word for name in names for word in (flag, name)]
     if not auto:
         parts += ["--objective", objective]
     else:

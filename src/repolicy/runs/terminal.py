@@ -23,9 +23,10 @@ class Terminal(Console):
     def __init__(self) -> None:
         super().__init__(stderr=True, markup=False, highlight=False, emoji=False)
 
-    def say(self, sentence: str) -> None:
-        """Print a sentence on a line of its own, however long: a path that is broken in two cannot be copied."""
-        self.print(sentence, soft_wrap=True)
+    def say(self, *sentences: str) -> None:
+        """Print each sentence on a line of its own, however long: a path that is broken in two cannot be copied."""
+        for sentence in sentences:
+            self.print(sentence, soft_wrap=True)
 
     def numbers(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table whose numbers are whole, however narrow the terminal is."""
@@ -51,10 +52,8 @@ def laid_out(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     The first column stands before each group of columns.
     """
-    widths = [
-        max(map(len, [*heading.split(), *(row[place] for row in rows)]), default=0)
-        for place, heading in enumerate(headings)
-    ]
+    columns = [[*heading.split(), *(row[place] for row in rows)] for place, heading in enumerate(headings)]
+    widths = [max(map(len, words), default=0) for words in columns]
     room, groups = shutil.get_terminal_size().columns - widths[0], [list[int]()]
     for place in range(1, len(widths)):
         if groups[-1] and sum(widths[each] + 2 for each in [*groups[-1], place]) > room:
@@ -62,17 +61,15 @@ def laid_out(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         groups[-1].append(place)
     blocks = []
     for group in groups:
+        own = [widths[place] for place in group]
         heads = [textwrap.wrap(headings[place], widths[place]) for place in group]
         tall = max(map(len, heads), default=0)
-        above = [["", *((head[line - tall :] or [""])[0] if len(head) >= tall - line else "" for head in heads)]
-                 for line in range(tall)]  # fmt: skip
+        above = [["", *line] for line in zip(*([""] * (tall - len(head)) + head for head in heads), strict=True)]
         if above:
             above[-1][0] = headings[0]
         lines = [*above, *([row[0], *(row[place] for place in group)] for row in rows)]
-        own = [widths[place] for place in group]
-        blocks += [
-            "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], own)]).rstrip() for line in lines)
-        ]
+        cells = ([line[0].ljust(widths[0]), *map(str.rjust, line[1:], own)] for line in lines)
+        blocks.append("\n".join("  ".join(each).rstrip() for each in cells))
     return "\n\n".join(blocks)
 
 
