@@ -58,8 +58,7 @@ def test_it_is_resumed_to_the_bit_from_the_copy_in_its_folder(prior: Path, plann
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     with pytest.raises(UsageError, match="init was .* and is now"):
         run(prior, cut, resume=True, init=prior)
-    request = RunFolder(cut).asked()
-    assert "--init x" in " ".join(words(request, "prior", "x"))
+    assert "--init x" in " ".join(words(RunFolder(cut).asked(), "prior", "x"))
 
 
 @pytest.mark.parametrize(

@@ -134,8 +134,7 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     made.terms = OneWeight.__new__(OneWeight)
     made.terms.settings, made.terms.size = made.settings, 2
     made.terms.addon = Table() if objective.reads_addon else None
-    seen = rollout(policy)
-    batch, _, _ = made.prepared(seen, stop=False)
+    batch, _, _ = made.prepared(rollout(policy), stop=False)
     made.learner.differentiate(batch, made.settings, objective.bonus)
     return policy, made.learner.gradient[: made.learner.actor_size].clone()
 

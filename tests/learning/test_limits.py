@@ -132,10 +132,7 @@ def test_a_limit_is_an_add_on_an_entry_of_info_or_a_function() -> None:
     assert [str(each) for each in (metric, entry, own)] == ["hind_leg<=0.25", "x_velocity>=7.5", "effort<=0.1"]
     steps: Any = SimpleNamespace(
         transitions=Transitions(
-            np.zeros((2, 3, 17)),
-            np.full((2, 3, 6), 2.0),
-            np.full((2, 3, 17), -3.0),
-            {"x_velocity": np.ones((2, 3))},
+            np.zeros((2, 3, 17)), np.full((2, 3, 6), 2.0), np.full((2, 3, 17), -3.0), {"x_velocity": np.ones((2, 3))}
         ),
         of_decisions=lambda values, mean: values,  # each step is a decision
     )

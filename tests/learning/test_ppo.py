@@ -167,8 +167,7 @@ def test_the_critic_can_be_fitted_alone() -> None:
 
 
 def test_minibatches_hold_every_sample_once() -> None:
-    made = learner()
-    batch = batch_of(made, 50)
+    batch = batch_of(learner(), 50)
     batch = replace(batch, returns=torch.arange(50.0).unsqueeze(-1))
     parts = list(batch.minibatches(16, torch.Generator().manual_seed(0)))
     assert [len(part.inputs) for part in parts] == [17, 17, 16]  # what is left over is spread
@@ -274,8 +273,7 @@ def test_a_gradient_that_is_not_finite_is_noticed() -> None:
 def test_an_update_ends_in_the_very_step_that_went_too_far() -> None:
     made = learner()
     settings = replace(SETTINGS, epochs=50, learning_rate=0.3, target_kl=1e-3, minibatch=16)
-    report = update(made, batch_of(made), settings, torch.Generator().manual_seed(0))
-    assert report.epochs == 1
+    assert update(made, batch_of(made), settings, torch.Generator().manual_seed(0)).epochs == 1
     assert made.state()["adam_steps"].tolist() == [2, 2]  # the second minibatch sees what the first step did
     other, calm = learner(), replace(settings, target_kl=None, learning_rate=1e-3)
     assert update(other, batch_of(other), calm, torch.Generator()).epochs == 50

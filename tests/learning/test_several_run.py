@@ -128,8 +128,7 @@ TWO = ([f"{FAST}=1", f"{QUIET}=0..2"], residual(Range(0.05, 1.6), 0.15, 0.0))
 
 
 def test_before_its_first_step_it_is_the_prior_at_all_positions(prior: Path, tmp_path: Path) -> None:
-    still = replace(FEW, critic_warmup=1.0)
-    customized(prior, *TWO, tmp_path / "run", still)
+    customized(prior, *TWO, tmp_path / "run", replace(FEW, critic_warmup=1.0))
     start = read_policy(prior).policy.state_dict()
     found = load_policy(tmp_path / "run")
     assert isinstance(found, Conditioned)
@@ -179,7 +178,7 @@ RANGES = [
     (f"--addon {QUIET}=0...2 --omega 0.1", "'0...2' is no weight; write NAME=10, or NAME=0..2 for a range"),
     *[(f"--addon {QUIET} --omega={text}", "range") for text in ("3..0.03", "..3", "0.1..inf")],
     (f"--addon {QUIET} --omega 0.1...3", "--omega is '0.1...3'; it must be a number, a range such as 0.03..3"),
-    (f"--addon {QUIET}=0..1 --addon {QUIET}=0..2 --omega 0.1", "two dials are called 'quiet'"),
+    (f"--addon {QUIET}=0..1 --addon {QUIET}=0..2 --omega 0.1", "cannot be called 'quiet'"),
     *[
         (f"--addon {QUIET.removesuffix('quiet')}{name}=0..1 --omega 0.1", f"cannot be called '{name}'")
         for name in ("omega", "how")

@@ -120,8 +120,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(
     with pytest.raises(FileError, match="cannot be written: No space left on device; what was there before is untouch"):
         train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, callbacks=[fills_up])
     monkeypatch.undo()
-    latest = RunFolder(tmp_path / "run").latest()
-    assert latest[1]["iteration"] == 8  # the segment before
+    assert RunFolder(tmp_path / "run").latest()[1]["iteration"] == 8  # the segment before
     small(tmp_path / "run", resume=True)
     assert same(weights(whole), weights(tmp_path / "run"))
 

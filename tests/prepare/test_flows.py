@@ -91,7 +91,7 @@ def test_its_graph_is_a_decoder_and_equals_the_module(made: tuple[Flowed, Flow])
     ("change", "word"),
     [
         ({"out": "flow.pt"}, ".onnx"),
-        ({"chunk": 0}, "--chunk"),
+        ({"chunk": 0}, "chunk is 0"),
         ({"actions": torch.ones(200, 1, dtype=torch.int64)}, "choices"),
     ],
 )

@@ -373,8 +373,7 @@ def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
     assert decided.objective.states == 0.0
     assert 1.0 < decided.settings.kl_budget < 5.0  # five nats an episode, and some decisions make one
     assert decided.objective.omega == pytest.approx(spread / math.sqrt(2.0 * 5.0), rel=0.15)  # with a few episodes
-    named_one = decide(residual(0.3), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW)
-    assert named_one.objective.alpha == 0.3
+    assert decide(residual(0.3), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW).objective.alpha == 0.3
     dial = decide(residual(Range(0.1, 3.0)), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW).objective
     assert dial.at({"omega": 0.7}).alpha == 0.7
 

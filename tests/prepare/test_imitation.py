@@ -123,8 +123,7 @@ def test_the_std_of_a_mean_is_fitted_to_its_recorded_actions(tmp_path: Path) -> 
     best = prior.log_prob(data.observations, data.actions).mean()
     assert float(-best) == pytest.approx(0.5 + float(prior.std.log()) + 0.5 * math.log(2.0 * math.pi), abs=1e-4)
     for factor in (0.95, 1.05):  # no other std makes them likelier
-        other = MeanPrior(steer, prior.std * factor)
-        assert other.log_prob(data.observations, data.actions).mean() < best
+        assert MeanPrior(steer, prior.std * factor).log_prob(data.observations, data.actions).mean() < best
 
 
 def test_the_std_of_a_file_without_one_is_fitted_too(tmp_path: Path) -> None:
@@ -177,8 +176,7 @@ class Adds:
 
 
 def test_the_std_of_a_mean_with_a_memory_needs_to_know_where_episodes_ended(tmp_path: Path) -> None:
-    generator = np.random.default_rng(3)
-    states, noise = generator.normal(size=(2, 400, 50, 1))
+    states, noise = np.random.default_rng(3).normal(size=(2, 400, 50, 1))
     actions = states.cumsum(1) + STD * noise
     data = {"observations": states.reshape(-1, 1), "actions": actions.reshape(-1, 1)}
     np.savez(tmp_path / "d.npz", **data, ended=np.arange(20_000) % 50 == 49)

@@ -61,8 +61,7 @@ def test_a_function_of_a_module_goes_by_its_name_and_others_by_the_session() -> 
 
 
 def test_what_lives_here_alone_takes_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    name = reference_to(lambda: None)
-    alone, said = ranks_for(replace(SMALL, ranks=0), ["CartPole-v1", name])
+    alone, said = ranks_for(replace(SMALL, ranks=0), ["CartPole-v1", reference_to(lambda: None)])
     assert alone.ranks == 1
     assert "name it as file.py:" in said[0]
     assert ranks_for(SMALL, ["CartPole-v1", "mine.py:f"]) == (SMALL, [])
@@ -79,9 +78,7 @@ def test_what_lives_here_alone_takes_one_rank(capsys: pytest.CaptureFixture[str]
         )
 
 
-def test_a_sweep_takes_names_and_results_but_nothing_that_lives_here_alone(
-    chain: tuple[Result, Result],
-) -> None:
+def test_a_sweep_takes_names_and_results_but_nothing_that_lives_here_alone(chain: tuple[Result, Result]) -> None:
     settings = replace(SMALL, ranks=1)
     with pytest.raises(UsageError, match=r"each point of a sweep is a process of its own.*file.py:lambda"):
         repolicy.sweep(chain[0], stay_near, [0.1], settings=settings)  # its environment is a lambda
@@ -184,8 +181,7 @@ def test_a_result_has_its_metrics_and_draws_them(chain: tuple[Result, Result]) -
     assert found["steps"].tolist() == [128, 256, 384, 512]
     assert found["prior_kl"][-1] == pytest.approx(result.last["prior_kl"])
     assert np.isnan(found["evaluation_objective"]).tolist() == [True, False, True, False]
-    axes = result.plot().axes
-    assert [axis.get_ylabel() for axis in axes][-1] == "KL to the prior, nats a step"
+    assert [axis.get_ylabel() for axis in result.plot().axes][-1] == "KL to the prior, nats a step"
     [axis] = result.plot("entropy").axes
     np.testing.assert_array_equal(axis.lines[0].get_ydata(), found["entropy"])
     with pytest.raises(UsageError, match="logged no 'entrophy'"):
@@ -245,8 +241,7 @@ def test_predict_is_what_stable_baselines3_predicts(tmp_path: Path) -> None:
         np.testing.assert_allclose(action, theirs.predict(observation, deterministic=True)[0], atol=1e-5)
         assert state is None
     torch.manual_seed(0)
-    sampled = np.stack([ours.predict(seen[0], deterministic=False)[0] for _ in range(400)])
-    assert sampled.std() > 0.3
+    assert np.stack([ours.predict(seen[0], deterministic=False)[0] for _ in range(400)]).std() > 0.3
     mean, _ = evaluate_policy(ours, env, n_eval_episodes=1, warn=False)
     assert -2000 < mean < 0
     with pytest.raises(UsageError, match=r"observations of 3 numbers, .* shape \(4,\)"):

@@ -55,8 +55,7 @@ def test_the_missing_nats_are_those_of_students_t(monkeypatch: pytest.MonkeyPatc
     known = torch.distributions.MultivariateNormal(inputs.mean(0), widths)
 
     def score(states: torch.Tensor) -> torch.Tensor:
-        each = known.log_prob(states.unsqueeze(1))
-        return torch.logsumexp(each + gamma, -1)
+        return torch.logsumexp(known.log_prob(states.unsqueeze(1)) + gamma, -1)
 
     far = torch.tensor([[29.0, 3.0], [-5.0, -4.0], [1.0, -1.0], [4.0, -4.0]]).double()
     expected = (score(far) - score(inputs).quantile(QUANTILE)).clamp(-MOST, 0.0)
@@ -180,10 +179,8 @@ def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
     inputs = torch.from_numpy(np.random.default_rng(0).normal(size=(100, 1)))
     mine = fitted(inputs, policy.normalizer)
     save_policy(tmp_path / "right.safetensors", policy, {}, policy, mine)
-    found = read_policy(tmp_path / "right.safetensors").density
-    assert torch.equal(found.whitening, mine.whitening)
-    other = replace(mine, shift=mine.shift + 1.0)
-    save_policy(tmp_path / "wrong.safetensors", policy, {}, policy, other)
+    assert torch.equal(read_policy(tmp_path / "right.safetensors").density.whitening, mine.whitening)
+    save_policy(tmp_path / "wrong.safetensors", policy, {}, policy, replace(mine, shift=mine.shift + 1.0))
     with pytest.raises(FileError, match="fitted behind another normalizer"):
         read_policy(tmp_path / "wrong.safetensors")
     with pytest.raises(ValueError, match="states.mean"):

@@ -60,8 +60,7 @@ def test_training_takes_alpha_from_a_row_whatever_the_version_and_options() -> N
 def test_what_is_named_is_taken_without_a_word() -> None:
     assert decide(soft(alpha=0.3), None, "Hopper-v4", (), FEW) == (soft(0.3), FEW, [], 0)
     assert decide(no_entropy(), None, "Hopper-v4", (), FEW) == (no_entropy(), FEW, [], 0)
-    every = residual(0.3, 0.2, 0.1)
-    assert decide(every, prior(), ENV, (), FEW) == (residual(0.3, 0.2, 0.1), FEW, [], 0)
+    assert decide(residual(0.3, 0.2, 0.1), prior(), ENV, (), FEW) == (residual(0.3, 0.2, 0.1), FEW, [], 0)
 
 
 def test_alpha_is_scaled_from_the_reward() -> None:
@@ -111,10 +110,7 @@ def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget(
         assert found.objective == residual(0.25, 0.7, expected)
     assert decide(residual(0.3), known, ENV, (), FEW).objective == residual(0.3, 0.7)
     unknown = worth | {"error": 0.2}
-    for asked, card in (
-        (residual(), {"nat_worth": unknown}),
-        (residual("auto"), {"nat_worth": worth}),
-    ):
+    for asked, card in ((residual(), {"nat_worth": unknown}), (residual("auto"), {"nat_worth": worth})):
         held = decide(asked, prior(request=told(0.7), **card), f"{HERE}Indifferent", (), FEW)
         assert (held.objective, held.settings.kl_budget) == (kl(0.7), BUDGET)
         *why, held_by = held.notes
@@ -166,10 +162,7 @@ def far(observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: 
 def test_a_wish_of_ten_times_the_weight_counts_ten_times() -> None:
     """Omega does not move with it, whether it was measured in the wish or in the old reward."""
     saved = SavedPolicy(optimum(), None, {})
-    for wish, sign, reward in (
-        ("near", "", "the environment's reward"),
-        ("far", "-", "the wish '{}' at weight 1"),
-    ):
+    for wish, sign, reward in (("near", "", "the environment's reward"), ("far", "-", "the wish '{}' at weight 1")):
         found = [
             decide(residual(), saved, LONG, (f"{HERE}{wish}={sign}{weight}",), FEW)
             for weight in ("1", "10" if sign else "0..10")

@@ -45,8 +45,7 @@ def sums(by_mean: np.ndarray, sampled: np.ndarray, nats: float) -> tuple[Sums, S
 
 def test_noise_that_costs_nothing_tells_nothing() -> None:
     returns = np.random.default_rng(0).normal(size=(2, 50))
-    found = worth_of(*sums(returns[0], returns[1], 10.0))
-    assert not found.is_known
+    assert not worth_of(*sums(returns[0], returns[1], 10.0)).is_known
     assert worth_of(*sums(returns[0], returns[1], 0.0)) is None  # a policy without noise
 
 
@@ -102,10 +101,8 @@ def test_training_ends_with_what_a_nat_is_worth(tmp_path: Path) -> None:
 
 def test_who_learned_from_an_add_on_alone_is_measured_in_it(tmp_path: Path) -> None:
     env, wishes = tiny("WithoutReward"), (tiny("stay_near"),)
-    best = RunFolder(train(env, greedy(0.1), tmp_path / "run", SHORT, addon=wishes).folder).policy
-    known = read_policy(best)
-    found = measured(known.policy, env, 8, addons=wishes, addon_alone=True)
-    assert known.card["nat_worth"] == asdict(found)
+    known = read_policy(RunFolder(train(env, greedy(0.1), tmp_path / "run", SHORT, addon=wishes).folder).policy)
+    assert known.card["nat_worth"] == asdict(measured(known.policy, env, 8, addons=wishes, addon_alone=True))
     assert measured(known.policy, env, 8, addons=wishes) is None  # the sum with a reward that is no number
 
 
@@ -126,8 +123,7 @@ def test_the_priors_that_ship_tell_what_was_measured() -> None:
     for name in shipped():
         card = read_card(find_policy(name))
         assert card["nat_worth"] == {key: rows[name][key] for key in ("value", "error", "episodes")}
-        found = weights_of(card, 4)
-        assert found == (rows[name]["value"], rows[name]["value"])
+        assert weights_of(card, 4) == (rows[name]["value"], rows[name]["value"])
 
 
 @pytest.mark.parametrize(

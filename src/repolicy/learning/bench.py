@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from repolicy.envs import make_envs
-from repolicy.errors import UsageError
+from repolicy.errors import check_counts
 from repolicy.learning.segments import Segments
 from repolicy.learning.training import check
 from repolicy.objective import soft
@@ -28,8 +28,7 @@ PARTS = 20  # slices in a segment
 
 def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
     """Measure, and return the figures."""
-    if slices < 1:
-        raise UsageError(f"slices is {slices}; it must be 1 or more")
+    check_counts(slices=slices)
     settings = settings.resolved()
     ranks.check_count(settings.ranks)
     rounds = max(1, round(settings.checkpoint_every / PARTS))
@@ -67,9 +66,8 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
         team.sum(torch.zeros(1))
         return time.perf_counter() - began
 
-    def train(iterations: int) -> None:
-        for _ in range(iterations):
-            reports.append(segments.worker.iterate(stop=False))
+    def train() -> None:
+        reports.extend(segments.worker.iterate(stop=False) for _ in range(rounds))
 
     def finish() -> None:
         segments.end()
@@ -82,7 +80,7 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
     for _ in range(slices):
         alone.append(timed(lambda: physics.run(rounds * settings.n_steps)))
         before = team.seconds
-        training.append(timed(lambda: train(rounds)))
+        training.append(timed(train))
         adding += team.seconds - before
     finished = timed(finish)
     steps = rounds * settings.iteration_steps

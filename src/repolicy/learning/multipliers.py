@@ -11,11 +11,9 @@ that is what becomes of a policy, in environments beside those that train; hosts
 """
 
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -120,8 +118,7 @@ class Limits(dict[str, tuple[Limit, Weight]]):
 
     def price(self, values: Iterable[Any]) -> Any:
         """Return what all of them take from the reward, from the quantity of each, of whatever shape."""
-        each = [limit.sign * weight.value * one for (limit, weight), one in zip(self.values(), values, strict=True)]
-        return reduce(operator.add, each)
+        return sum(limit.sign * weight.value * one for (limit, weight), one in zip(self.values(), values, strict=True))
 
     def told(self, measured: dict[str, Measured], sizes: dict[str, float], objective: Objective) -> dict[str, float]:
         """Return what the log says of the quantities' means; and begin the weights, where they have not.
@@ -173,9 +170,8 @@ class Multipliers:
         """Return what the limits take from the reward of each step, `[T, N]`."""
         if not self.limits:
             return None
-        return torch.from_numpy(
-            self.limits.price(limit.values(rollout, self.size) for limit, _ in self.limits.values())
-        )
+        each = (limit.values(rollout, self.size) for limit, _ in self.limits.values())
+        return torch.from_numpy(self.limits.price(each))
 
     def sums(self, probed: Rollout | None, rollout: Rollout) -> dict[str, float]:
         """Return what is to be summed over the ranks: of the mean action's steps and, once, how large numbers are."""
@@ -242,8 +238,7 @@ def earned(prior_earns: Tensor, rollout: Rollout) -> np.ndarray:
     curve = np.append(prior_earns.numpy(), 0.0)
     rest, last = np.cumsum(curve[::-1])[::-1], len(curve) - 1
     at, lacking = (curve[np.minimum(rollout.ages - 1, last)], rest[np.minimum(rollout.ages, last)])
-    found: np.ndarray = (at + np.where(rollout.terminated, lacking, 0.0)).mean(0)
-    return found
+    return (at + np.where(rollout.terminated, lacking, 0.0)).mean(0)
 
 
 def earned_by_age(prior: Policy, request: Request, team: Ranks) -> Tensor:

@@ -284,9 +284,8 @@ def check_first_minibatch(result: Losses, batch: Batch) -> None:
     worst = float((result.log_ratios.abs() / (1.0 + batch.log_probs.abs())).max())
     if not worst < 1e-3:
         raise NumericError(
-            "in the first minibatch the policy's log-probabilities differ from those recorded while acting "
-            f"(by {worst:.2g}): the normalizer moved, the log-probabilities are stale, or the policy is not a function "
-            "of the observation"
+            "in the first minibatch the policy's log-probabilities differ from those recorded while acting (by "
+            f"{worst:.2g}): the normalizer moved, they are stale, or the policy is not a function of the observation"
         )
 
 

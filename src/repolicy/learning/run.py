@@ -3,10 +3,11 @@
 import contextlib
 import json
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -67,8 +68,6 @@ def tell(callbacks: Sequence[Callback], sentences: Sequence[str]) -> None:
 
 def follow() -> None:
     """Do what every rank but the first does: the same work, from the request in the folder."""
-    import sys
-
     folder, env_timeout, team = RunFolder(sys.argv[1]), sys.argv[2], ranks.joined(*map(int, sys.argv[4:]))
     request = folder.asked()
     try:
@@ -129,10 +128,8 @@ def tell_worth(request: Request, folder: RunFolder) -> None:
     episodes = 4 * request.settings.evaluation_episodes
     if "nat_worth" in saved.card or not episodes:
         return
-    worth = measured(
-        saved.policy, request.env, episodes, addons=request.addons, backend=request.settings.backend,
-        addon_alone=not request.objective.reads_basic,
-    )  # fmt: skip
+    how: dict[str, Any] = {"backend": request.settings.backend, "addon_alone": not request.objective.reads_basic}
+    worth = measured(saved.policy, request.env, episodes, addons=request.addons, **how)
     if worth is not None:
         add_to_card(folder.policy, {"nat_worth": asdict(worth)})
 
@@ -157,8 +154,7 @@ def _run_as_one_of_many(
                     tell(callbacks, [*notes, *begun(request, folder, resume, start)])
                 except RepolicyError as error:
                     refusal = error
-            refused = float(team.sum(torch.tensor([0.0 if refusal is None else 1.0])))
-            if refused:
+            if float(team.sum(torch.tensor([0.0 if refusal is None else 1.0]))):
                 raise refusal or UsageError("the first rank could not begin")
             try:
                 exact = None if start is None else start.exact

@@ -82,7 +82,11 @@ class Segments:
                     try:
                         metrics = worker.iterate(stop())
                     except NumericError as error:
-                        raise NumericError(f"{error}; {self.leave_evidence()}") from None
+                        path = self.folder.path / f"failure-rank{self.team.index}.safetensors"
+                        header = {"request": worker.request.as_dict(), "iteration": worker.iteration}
+                        write(path, "failure", worker.evidence | {"parameters": worker.learner.parameters}, header)
+                        again = "to see it fail again, resume the run: segments repeat to the bit"
+                        raise NumericError(f"{error}; the batch is in {path}; {again}") from None
                     stopped = metrics.pop("stop")
                     if stopped and worker.iteration < end:
                         return
@@ -104,9 +108,9 @@ class Segments:
             check_fit(worker.prior, envs, "the prior")
         if dials := len(worker.request.dials):
             envs = Dialed(envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs, dials)
-        probes = (
-            self.collector(self.environments(10**7, max(1, share // PROBES))) if worker.multipliers.measures else None
-        )
+        probes = None
+        if worker.multipliers.measures:
+            probes = self.collector(self.environments(10**7, max(1, share // PROBES)))
         worker.begin(self.collector(envs, stream), stream, probes)
 
     def collector(self, envs: Envs, stream: torch.Generator | None = None) -> Collector:
@@ -131,11 +135,6 @@ class Segments:
         """What an episode of two segments compares by."""
         return "evaluation_task" if self.moves else "evaluation_objective"
 
-    @property
-    def comparable(self) -> bool:
-        """Whether the policies of two segments have an objective in common: one weight that stays, of each term."""
-        return not self.moves and not self.worker.request.dials
-
     def end(self) -> dict[str, float]:
         """Return a short evaluation, shared out over the ranks, and the policy that is handed out."""
         self.worker.close()
@@ -150,7 +149,8 @@ class Segments:
         worker = self.worker
         last = Candidate(frozen(worker.learner.policy), worker.steps, metrics)
         highest = -np.inf if self.candidate is None else self.candidate.evaluation["evaluation_objective"]
-        if self.evaluates and self.comparable and metrics["evaluation_objective"] > highest:
+        comparable = not self.moves and not worker.request.dials  # one weight that stays, of each term
+        if self.evaluates and comparable and metrics["evaluation_objective"] > highest:
             self.candidate = last
         if start:
             return metrics
@@ -169,8 +169,7 @@ class Segments:
         gains, longer = (ours[name] - others[name] for name in ("evaluation_objective", "evaluation_length"))
         sums = [float(len(gains)), float(gains.sum()), float(np.square(gains).sum()), float(longer.sum())]
         count, total, squares, more = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-        gain = Measured.of(total, squares, count)
-        if not clearly_better(gain, more):
+        if not clearly_better(gain := Measured.of(total, squares, count), more):
             return last
         first = "what the actor began as" if self.worker.request.init else "the prior"
         called = f"the policy after {found.steps:,} steps" if found.steps else first
@@ -214,9 +213,8 @@ class Segments:
                 familiarity=worker.familiarity if worker.density is not None else None,
             )  # fmt: skip
         task = task_reward(objective, evaluation.basic, evaluation.addon)
-        parts = reformulated(  # of sums over an episode: it is linear
-            objective, task, evaluation.log_prior, evaluation.log_policy, evaluation.familiarity
-        )
+        terms = evaluation.log_prior, evaluation.log_policy, evaluation.familiarity
+        parts = reformulated(objective, task, *terms)  # of sums over an episode: it is linear
         found = {
             "evaluation_objective": parts.total,
             "evaluation_task": parts.task,
@@ -250,8 +248,7 @@ class Segments:
 
     def restore(self) -> list[str]:
         """Take up the newest whole checkpoint. Returns what was wrong with others."""
-        checkpoint = self.folder.latest()
-        if checkpoint is None:
+        if (checkpoint := self.folder.latest()) is None:
             return self.learn_prior()
         state, header, complaints = checkpoint
         try:
@@ -262,10 +259,10 @@ class Segments:
 
     def take_up(self, state: dict[str, Tensor], header: dict[str, Any]) -> None:
         """Go on where a checkpoint ended."""
-        if self.worker.prior is not None and self.worker.objective.reads_states:
-            self.worker.density = Density.from_tensors(state)
-            self.worker.density.check_normalizer(self.worker.prior.normalizer)
         worker = self.worker
+        if worker.prior is not None and worker.objective.reads_states:
+            worker.density = Density.from_tensors(state)
+            worker.density.check_normalizer(worker.prior.normalizer)
         worker.learner.restore(state)
         for prefix, normalizer in worker.normalizers.items():
             normalizer.load_state_dict({name: state[f"{prefix}.{name}"] for name in normalizer.state_dict()})
@@ -288,10 +285,3 @@ class Segments:
         left_out = worker.density.left_out
         named = ", ".join(map(str, left_out[:10])) + f" and {len(left_out) - 10:,} more" * (len(left_out) > 10)
         return [f"observations that never change under the prior, left out of its states: {named}"] * bool(left_out)
-
-    def leave_evidence(self) -> str:
-        """Write what the failure happened on, and say how to see it again."""
-        worker, path = self.worker, self.folder.path / f"failure-rank{self.team.index}.safetensors"
-        header = {"request": worker.request.as_dict(), "iteration": worker.iteration}
-        write(path, "failure", worker.evidence | {"parameters": worker.learner.parameters}, header)
-        return f"the batch is in {path}; to see it fail again, resume the run: segments repeat to the bit"

@@ -155,13 +155,8 @@ class Parts:
         """Return advantages of the whole `[T, N]`, and what each head is to predict `[T, N, H]`."""
         gamma, gae_lambda = self.settings.gamma, self.settings.gae_lambda
         rewards = self.parts(reward).to(values.dtype)
-        gains = torch.stack(
-            [
-                ppo.advantages(*each, terminated, ended, gamma, gae_lambda)
-                for each in zip(rewards.unbind(-1), values.unbind(-1), next_values.unbind(-1), strict=True)
-            ],
-            -1,
-        )
+        heads = zip(rewards.unbind(-1), values.unbind(-1), next_values.unbind(-1), strict=True)
+        gains = torch.stack([ppo.advantages(*each, terminated, ended, gamma, gae_lambda) for each in heads], -1)
         return (gains * self.weights()).sum(-1).to(values.dtype), gains + values
 
     def normalized(self, gains: Tensor, targets: Tensor, team: Ranks) -> tuple[Tensor, Tensor, float]:
@@ -172,8 +167,7 @@ class Parts:
         side = max(2, round(STRATA ** (1 / len(self.dials))))  # of each dial
         cells = side ** torch.arange(len(self.dials), device=self.places.device)
         stratum = (((self.places + 1.0) * (side / 2)).long().clamp(0, side - 1) * cells).sum(-1)
-        returns = (targets * self.weights()).sum(-1)
-        both = torch.stack([gains.double(), returns], -1)
+        both = torch.stack([gains.double(), (targets * self.weights()).sum(-1)], -1)
         of_stratum = torch.stack([sums(both[stratum == index]) for index in range(side ** len(self.dials))], 1)
         packed = team.sum(torch.cat([of_stratum.reshape(3, -1), sums(targets)], 1))
         parts, returned = packed.tensor_split([of_stratum[0].numel()], 1)

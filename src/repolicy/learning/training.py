@@ -26,19 +26,9 @@ from repolicy.errors import UsageError
 from repolicy.learning.run import Callback, run, tell
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies import Policy, Prior
+from repolicy.prepare import session
 from repolicy.prepare.defaults import train_defaults
 from repolicy.prepare.generative import free, start_of
-from repolicy.prepare.session import (
-    INITS,
-    called,
-    called_objective,
-    continued,
-    earlier,
-    folder_for,
-    ranks_for,
-    settings_of,
-    shown,
-)
 from repolicy.prepare.spending import spending
 from repolicy.prepare.states import check_learnable
 from repolicy.prepare.weights import decide, trial
@@ -81,19 +71,19 @@ def train(
         trust: run code that the resumed run names as its add-on.
     """
     name, wishes = env_name(env), addons.names(addon)
-    callbacks = [*callbacks, *shown(progress)]
+    callbacks = [*callbacks, *session.shown(progress)]
     wanted = objective or soft()
-    folder = RunFolder(folder_for(out, name, called_objective(wanted), settings, resume))
+    folder = RunFolder(session.folder_for(out, name, session.called_objective(wanted), settings, resume))
     folder.check_new(resume)  # before anything that takes a while
-    before = earlier(folder, resume, trust, env=name, addon=wishes)
+    before = session.earlier(folder, resume, trust, env=name, addon=wishes)
     name = with_observed(name, observe, observe_critic)
     if before is not None:
         wishes = wishes or before.addons
         wanted = before.objective if objective is None else wanted
         name = with_observed_of(name, before.env)
     usual = train_defaults(name) if before is None else before.settings
-    how, notes = ranks_for(settings_of(settings, usual), [name, *wishes])
-    wanted, how = continued(wanted, how.resolved(), before, folder.path)
+    how, notes = session.ranks_for(session.settings_of(settings, usual), [name, *wishes])
+    wanted, how = session.continued(wanted, how.resolved(), before, folder.path)
     with watchdog(env_timeout):
         name = with_roles(name, backend=how.backend)
         notes = [f"training in {name}, into {folder.path}", *notes]
@@ -165,16 +155,16 @@ def customize(
         limits: what must hold for the mean action, such as "energy<=0.09"; a name is an add-on, an entry of `info`, or
             file.py:function. A share of the old return is kept by the setting `keep`.
     """
-    callbacks = [*callbacks, *shown(progress)]
+    callbacks = [*callbacks, *session.shown(progress)]
     wishes, name = addons.names(addon), None if env is None else env_name(env)
     held = (limits,) if isinstance(limits, str) else tuple(limits)
     wanted = objective or residual()
     reading = reading if std is None else replace(reading or Options(), std=std)
-    folder = RunFolder(folder_for(out, prior, called_objective(wanted), settings, resume))
+    folder = RunFolder(session.folder_for(out, prior, session.called_objective(wanted), settings, resume))
     folder.check_new(resume)  # before anything that takes a while
     # Resume: what is not named again is as it was.
     trusted = trust or isinstance(prior, Result)  # the names are of this session
-    before = earlier(folder, resume, trusted, env=name, addon=wishes, limits=held, customizes=True)
+    before = session.earlier(folder, resume, trusted, env=name, addon=wishes, limits=held, customizes=True)
     if before is not None:
         wishes, name, sparse = wishes or before.addons, name or before.env, sparse or before.sparse
         wanted, held = before.objective if objective is None else wanted, held or before.limits
@@ -182,19 +172,18 @@ def customize(
     if not wishes:
         raise UsageError(f"customizing {NO_ADDON}")
     # Open the prior, which tells its environment and its settings.
-    start, name = start_of(
-        prior, name, settings, noise, chunk, trust, folder.prior, before is not None, reading, init
-    )  # fmt: skip
+    resumed = before is not None
+    start, name = start_of(prior, name, settings, noise, chunk, trust, folder.prior, resumed, reading, init)
     name = with_observed(name or start.env(trust), observe, observe_critic)
     usual = start.usual(name, settings) if before is None else before.settings
-    how, notes = ranks_for(start.settings(settings_of(settings, usual)), [name, *wishes])
-    wanted, how = continued(wanted, how.resolved(), before, folder.path)
+    how, notes = session.ranks_for(start.settings(session.settings_of(settings, usual)), [name, *wishes])
+    wanted, how = session.continued(wanted, how.resolved(), before, folder.path)
     check_steps(how)
     with watchdog(env_timeout):
         name = start.with_roles(name, how.backend)
         addons.combined(addons.at(wishes))  # what is wrong there is said before what takes a while
         addons.check_env(wishes, name)
-        saying = f"customizing {called(prior)} in {name} to {' + '.join(wishes)}, into {folder.path}"
+        saying = f"customizing {session.called(prior)} in {name} to {' + '.join(wishes)}, into {folder.path}"
         notes = [saying, *notes, *start.notes, *unused(how)]
 
         def say(note: str) -> None:
@@ -205,7 +194,7 @@ def customize(
         # The actor begins as the prior, as what is fitted to it, or as another policy.
         start = start.cloned(name, how, folder.prior, say)
         start.check_not_fitted_to_another(folder.prior)
-        if init not in INITS:
+        if init not in session.INITS:
             start = start.beginning_as(init)
             notes.append(f"the actor begins as {init}, and {start.name} stays the prior")
         saved = start.saved
@@ -227,8 +216,7 @@ def customize(
             check_learnable(saved.policy)
         if before is None:
             length = float(saved.card.get("evaluation", {}).get("evaluation_length", LONGEST))
-            spent = spending(request, measured, length, untrained, start.trials)
-            chosen = [*chosen, spent.sentence(chunk_of(name))]
+            chosen = [*chosen, spending(request, measured, length, untrained, start.trials).sentence(chunk_of(name))]
         return run(request, folder, resume, callbacks, [*notes, *chosen], env_timeout, start)
 
 
@@ -240,8 +228,7 @@ NO_ADDON = (
 
 def unused(settings: Settings) -> list[str]:
     """Return a note on what customizing has no use for."""
-    usual = Settings()
-    named = [name for name in ACTORS if getattr(settings, name) != getattr(usual, name)]
+    named = [name for name in ACTORS if getattr(settings, name) != getattr(Settings, name)]
     return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
 
 
@@ -250,10 +237,8 @@ def try_addon(
 ) -> list[str]:
     """Drive the prior for some steps and look at each add-on and limit: its shape, whether it is finite, its range."""
     rollout = trial(prior, env, settings)
-    notes = [
-        f"limit {limit}: {limit.values(rollout, prior.observation_size).mean():.3g} a step under the prior"
-        for limit in limits
-    ]
+    means = {limit: limit.values(rollout, prior.observation_size).mean() for limit in limits}
+    notes = [f"limit {limit}: {mean:.3g} a step under the prior" for limit, mean in means.items()]
     if settings.keep is not None:
         if not np.isfinite(rollout.basic).all():
             raise UsageError(f"--keep needs the environment's own reward, and {env} does not tell it")
@@ -267,12 +252,10 @@ def try_addon(
             why = "if it is meant to be that rare, add --sparse" if any(addon.weights) else "its weight is 0"
             if any(addon.weights) and not reward.any() and (option := addons.option_of(name)):
                 why = f"{env} counts it with the weight 0, so name it as {env}{'&' if '?' in env else '?'}{option}"
-            raise UsageError(
-                f"add-on {name!r} gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps; {why}"
-            )
-        notes.append(
-            f"add-on {name}: {reward.min():.3g} to {reward.max():.3g}, mean {reward.mean():.3g} a step under the prior"
-        )
+            same = f"gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps"
+            raise UsageError(f"add-on {name!r} {same}; {why}")
+        ends = f"{reward.min():.3g} to {reward.max():.3g}"
+        notes.append(f"add-on {name}: {ends}, mean {reward.mean():.3g} a step under the prior")
     return notes
 
 
@@ -287,10 +270,8 @@ def watchdog(env_timeout: float | None) -> Watchdog:
 def check_steps(settings: Settings) -> None:
     """Refuse a customization that would end before its first update."""
     if settings.steps < settings.iteration_steps:
-        raise UsageError(
-            f"steps is {settings.steps:,}, and one update takes {settings.iteration_steps:,}: name that many at least, "
-            "or fewer --envs or --n-steps"
-        )
+        few = f"steps is {settings.steps:,}, and one update takes {settings.iteration_steps:,}"
+        raise UsageError(f"{few}: name that many at least, or fewer --envs or --n-steps")
 
 
 def check(request: Request) -> None:
@@ -305,10 +286,8 @@ def check(request: Request) -> None:
     spec_for(probed(request.env, request.settings.backend, critic=True), request.settings)
     settings, objective = request.settings, request.objective
     if settings.kl_budget is not None and not 0 < objective.omega == objective.alpha:
-        raise UsageError(
-            "a KL budget moves omega and alpha together, from one value on: it goes with customize --omega auto, "
-            "or in Python with kl(alpha)"
-        )
+        what = "a KL budget moves omega and alpha together, from one value on: it goes with customize --omega auto"
+        raise UsageError(f"{what}, or in Python with kl(alpha)")
     if settings.log_prior_budget is not None and not (objective.omega > 0 and objective.alpha > 0):
         raise UsageError(
             "a log-prior budget moves omega from a value above 0 on, at a fixed alpha above 0: it goes with customize "

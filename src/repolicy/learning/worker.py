@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import asdict
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +24,6 @@ ALONE = 1e-3  # least learning rate while only the critic learns, where the KL o
 SEEN = 256  # of an iteration's inputs, at which the width of the policy is looked at
 QUANTILE = 1 << 24  # numbers of which torch finds a quantile, at most
 WAITS = 3  # the actor waits for its critic at most this many times `critic_warmup`
-
-Seen = TypeVar("Seen", np.ndarray, Tensor)
 
 
 class Worker:
@@ -50,8 +48,7 @@ class Worker:
         self.probed: Rollout | None = None  # the last steps with the mean action, where something is measured in them
         self.evidence: dict[str, Tensor] = {}  # what the last iteration saw, in case it fails
         self.critic_size = critic_size(request.env, self.settings.backend)  # 0: the critic sees what the policy sees
-        bound = BOUND if self.settings.normalize_observations else None
-        self.critic_normalizer = Normalizer(self.critic_size, bound)
+        self.critic_normalizer = Normalizer(self.critic_size, BOUND if self.settings.normalize_observations else None)
         torch.manual_seed(self.settings.seed)  # initial weights: the same on every rank
         if prior is None:
             policy = Policy(spec_for(probed(request.env, self.settings.backend), self.settings))
@@ -103,7 +100,11 @@ class Worker:
         self.probed = None if self.probes is None else self.probes.collect(learner.policy, deterministic=True)
         collected = time.perf_counter()
         self.iteration += 1
-        fresh = self.begin_critic_normalizer(rollout)
+        # The critic begins with statistics of its own from the first rollout, where a prior has brought its own.
+        size = learner.policy.observation_size
+        fresh = self.fits_critic_normalizer and self.prior is not None and self.iteration == 1
+        if fresh:
+            self.critic_normalizer.update(self.team.sum(sums(rollout.observations[:-1, :, size:])))
         # Score, reward, advantages: what happened becomes what the update learns from.
         batch, metrics, observed = self.prepared(rollout, stop)
         explained = metrics["explained_variance"]
@@ -115,22 +116,18 @@ class Worker:
         metrics.pop("below_prior_squares", None)
         # Update: the critic always, the actor where it moves.
         report = self.update(batch, moves)
-        self.fit_normalizers(observed, fresh)
+        # What was observed goes into the statistics that grow.
+        if self.fits_normalizer:
+            learner.policy.normalizer.update(observed[:, :size])
+        if self.fits_critic_normalizer and not fresh:
+            self.critic_normalizer.update(observed[:, size:])
         now = time.perf_counter()
-        return (
-            metrics
-            | {
-                "iteration": self.iteration,
-                "steps": self.steps,
-                "steps_per_second": self.settings.iteration_steps / (now - began),
-                "share_physics": rollout.physics_seconds / (now - began),
-                "share_policy": rollout.policy_seconds / (now - began),
-                "share_update": (now - collected) / (now - began),
-            }
-            | asdict(report)
-            | {name: weight for name, weight in in_force.items() if isinstance(weight, float)}  # for all episodes
-            | self.width(batch.inputs[torch.linspace(0, len(batch.inputs) - 1, SEEN).long()])
-        )
+        metrics |= {"iteration": self.iteration, "steps": self.steps}
+        metrics["steps_per_second"] = self.settings.iteration_steps / (now - began)
+        spent = {"physics": rollout.physics_seconds, "policy": rollout.policy_seconds, "update": now - collected}
+        metrics |= {f"share_{what}": seconds / (now - began) for what, seconds in spent.items()} | asdict(report)
+        metrics |= {name: weight for name, weight in in_force.items() if isinstance(weight, float)}  # for all episodes
+        return metrics | self.width(batch.inputs[torch.linspace(0, len(batch.inputs) - 1, SEEN).long()])
 
     def update(self, batch: ppo.Batch, moves: bool) -> ppo.Report:
         """Take the gradient steps of one iteration, at the step size that the schedule has for it."""
@@ -140,31 +137,11 @@ class Worker:
         rate = learner.learning_rate
         if settings.schedule == "adaptive" and not moves:  # the KL of a policy that rests says nothing
             learner.learning_rate = max(rate, ALONE)
-        report = ppo.update(
-            learner, batch, settings, self.stream, self.team.sum, self.team.count, self.objective.bonus, moves
-        )
+        team, bonus = self.team, self.objective.bonus
+        report = ppo.update(learner, batch, settings, self.stream, team.sum, team.count, bonus, moves)
         if not moves:
             learner.learning_rate = rate
         return report
-
-    def begin_critic_normalizer(self, rollout: Rollout) -> bool:
-        """Give the critic statistics of its own from the first rollout, where a prior has brought its own.
-
-        Returns whether it did so.
-        """
-        fresh = self.fits_critic_normalizer and self.prior is not None and self.iteration == 1
-        if fresh:
-            raw = rollout.observations[:-1, :, self.learner.policy.observation_size :]
-            self.critic_normalizer.update(self.team.sum(sums(raw)))
-        return fresh
-
-    def fit_normalizers(self, observed: Tensor, fresh: bool) -> None:
-        """Add an iteration's observations to the statistics that grow, given as sums over all ranks."""
-        size = self.learner.policy.observation_size
-        if self.fits_normalizer:
-            self.learner.policy.normalizer.update(observed[:, :size])
-        if self.fits_critic_normalizer and not fresh:
-            self.critic_normalizer.update(observed[:, size:])
 
     def actor_moves(self, explained: float) -> bool:
         """Return whether the critic has had its time alone and explains enough now, or has had three times as much."""
@@ -174,12 +151,8 @@ class Worker:
 
     def prepared(self, rollout: Rollout, stop: bool) -> tuple[ppo.Batch, dict[str, float], Tensor]:
         """Return what the update learns from, and what `exchange` gave. What it came from is kept, in case it fails."""
-        self.evidence = {
-            "observations": torch.from_numpy(rollout.observations),
-            "actions": rollout.actions,
-            "basic": torch.from_numpy(rollout.basic),
-            "log_policy": rollout.log_probs,
-        }
+        self.evidence = {"observations": torch.from_numpy(rollout.observations), "actions": rollout.actions}
+        self.evidence |= {"basic": torch.from_numpy(rollout.basic), "log_policy": rollout.log_probs}
         # Score: by the prior, and by the critic before it learns.
         inputs, critic_inputs = self.seen(rollout.observations)
         log_prior, values, next_values = self.score(rollout, critic_inputs)
@@ -239,29 +212,20 @@ class Worker:
     def reward(self, rollout: Rollout, log_prior: Tensor | None) -> Reward:
         """Return the reformulated reward of a rollout, in float64. Raises where a part of it is not finite."""
         task, weights = self.terms.task(self.objective, rollout)
-        parts = reformulated(
-            self.objective,
-            task,
-            None if log_prior is None else log_prior.double(),
-            rollout.log_probs.double(),
-            self.familiarity(rollout.next_observations, rollout.ages),
-            **weights,
-        )
+        known = self.familiarity(rollout.next_observations, rollout.ages)
+        prior = None if log_prior is None else log_prior.double()
+        parts = reformulated(self.objective, task, prior, rollout.log_probs.double(), known, **weights)
         price = self.multipliers.price(rollout)
         parts = parts if price is None else parts._replace(total=parts.total - price)
-        for name, part in (
-            ("reward", parts.task),
-            ("prior's log-probability", parts.prior),
-            ("policy's log-probability", parts.entropy),
-        ):
+        names = ("reward", "prior's log-probability", "policy's log-probability")
+        for name, part in zip(names, (parts.task, parts.prior, parts.entropy), strict=True):
             if not bool(torch.isfinite(part).all()):
                 t, n = np.argwhere(~torch.isfinite(part).numpy())[0]
-                raise NumericError(
-                    f"the {name} is not finite (environment {n}, step {t} of iteration {self.iteration})"
-                )
+                where = f"environment {n}, step {t} of iteration {self.iteration}"
+                raise NumericError(f"the {name} is not finite ({where})")
         return parts
 
-    def bare(self, observations: Seen) -> Seen:
+    def bare(self, observations: Any) -> Any:
         """Return what the environment itself shows to a policy, as the prior and add-ons know it."""
         return observations[..., : self.learner.policy.spec.observation_size]
 
@@ -310,15 +274,12 @@ class Worker:
         numbers, observed = packed.split([len(numbers), observed.numel()])
         totals = dict(zip(totals, numbers.tolist(), strict=True))
         episodes, samples = totals["episodes"], self.settings.iteration_steps
-        metrics = (
-            {
-                name: total / (samples if name.startswith(("reward", "log", "below")) else max(episodes, 1.0))
-                for name, total in totals.items()
-                if name not in measured
-            }
-            | {"episodes": episodes, "stop": totals["stop"]}
-            | self.multipliers.told(totals, self.objective)
-        )
+        metrics = {
+            name: total / (samples if name.startswith(("reward", "log", "below")) else max(episodes, 1.0))
+            for name, total in totals.items()
+            if name not in measured
+        }
+        metrics |= {"episodes": episodes, "stop": totals["stop"]} | self.multipliers.told(totals, self.objective)
         if not episodes:
             del metrics["basic_return"], metrics["episode_length"]
         if log_prior is not None:

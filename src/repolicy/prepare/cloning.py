@@ -62,10 +62,6 @@ def name_of(prior: Exact) -> str:
     return "the prior" if isinstance(prior, Policy) else prior.name
 
 
-def acts(prior: Exact) -> bool:
-    return not isinstance(prior, ScoredPrior)
-
-
 # Fitting --------------------------------------------------------------------------------------------------------------
 
 
@@ -73,7 +69,7 @@ def fitted(prior: Exact, env: str, settings: Settings) -> tuple[Policy, int]:
     """Return a clone of the prior, and how many steps its rollouts had. All from the run's seed."""
     seed = derived_seed(settings.seed, 0, 3000)
     blocks = max(1, round(min(STEPS, settings.steps) / (ENVS * BLOCK)))
-    fit_to, rounds = (_to_means, ROUNDS) if acts(prior) else (_to_scores, SCORED_ROUNDS)
+    fit_to, rounds = (_to_scores, SCORED_ROUNDS) if isinstance(prior, ScoredPrior) else (_to_means, ROUNDS)
     with closing(make_envs(env, ENVS, seed, settings.backend)) as envs:
         policy = seeded(spec_of(prior, envs), seed)
         fit_to(prior, policy, Collector(envs, BLOCK, torch.Generator().manual_seed(seed)), blocks)
@@ -85,12 +81,10 @@ def spec_of(prior: Exact, spaces: HasSpaces) -> PolicySpec:
     width = min(256, max(64, 2 ** math.ceil(math.log2(8 * spaces.observation_size))))
     hidden = (width, width)
     if isinstance(prior, Policy):
-        spec = prior.spec
-        if spec.family.startswith("features"):
+        own = prior.spec
+        if own.family.startswith("features"):
             raise UsageError("a policy with gSDE's std is copied, and not fitted: leave --init out")
-        return PolicySpec(
-            spec.observation_size, spec.actions, spec.family, hidden, "elu", min_std=0.0, clips=spec.clips
-        )
+        return PolicySpec(own.observation_size, own.actions, own.family, hidden, "elu", min_std=0.0, clips=own.clips)
     actions, std = spaces.actions, 0.5
     if isinstance(prior, MeanPrior):
         std = float(prior.std.mean())
@@ -220,7 +214,7 @@ def compared(prior: Exact, policy: Policy, env: str, settings: Settings) -> Comp
 
     with closing(make_envs(env, episodes, seed, settings.backend)) as envs:
         ours = run(policy)
-        theirs = run(prior) if acts(prior) else None
+        theirs = None if isinstance(prior, ScoredPrior) else run(prior)  # which cannot act
     assert ours.log_prior is not None
     kl = float((ours.log_policy - ours.log_prior).sum() / ours.lengths.sum())
     return Compared(kl, _return(ours), None if theirs is None else _return(theirs), episodes)
@@ -255,8 +249,7 @@ def _kept(prior: Exact, file: Path) -> tuple[SavedPolicy, bytes] | None:
     if not tensors.keys() >= {*names}:
         return None
     observations, actions, ended, stored = (tensors[name] for name in names)
-    log_probs = Scorer(prior)(observations, actions, ended)
-    worst = float((log_probs - stored).abs().max())
+    worst = float((Scorer(prior)(observations, actions, ended) - stored).abs().max())
     if not worst <= 1e-3 * (1.0 + float(stored.abs().max())):
         raise UsageError(
             f"{name_of(prior)} is not the prior of the run in {file.parent}: on the observations that it kept, "

@@ -116,15 +116,10 @@ def diagnose(
         for who, deterministic in ((policy, False), (policy, True), (ignorant, False))
     )
 
-    def worth_in(reward: str) -> Worth | None:
-        return worth_of(*(Sums(getattr(drive, reward), drive.nats) for drive in (by_mean, sampled)))
-
-    worths = Worths(
-        nat_worth if nat_worth and nat_worth.is_known else worth_in("basic"),
-        worth_in("addon"),
-        float(sampled.lengths.mean()),
-    )
-    against = complaints(policy, by_mean, sampled, untrained)
+    both = (by_mean, sampled)
+    basic, wish = (worth_of(*(Sums(getattr(each, name), each.nats) for each in both)) for name in ("basic", "addon"))
+    told = nat_worth if nat_worth and nat_worth.is_known else basic
+    worths, against = Worths(told, wish, float(sampled.lengths.mean())), complaints(policy, by_mean, sampled, untrained)
     return Diagnosis(env, policy, by_mean, sampled, untrained, worths, against)
 
 
@@ -170,15 +165,12 @@ def complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) 
     """Return what speaks against training from this prior as it was read."""
     sentences = []
     missing = (
-        "; are the statistics of its observations missing (--vecnormalize FILE), or is this another version of the "
-        "environment?"
+        "; are the statistics of its observations missing (--vecnormalize FILE), or is the environment another one?"
     )
     known = np.isfinite([*by_mean.basic, *sampled.basic, *ignorant.basic]).all()
     if known and not better(by_mean.basic, ignorant.basic) and not better(sampled.basic, ignorant.basic):
-        sentences.append(
-            f"it acts no better than a policy that knows nothing: return {by_mean.basic.mean():,.4g}, against "
-            f"{ignorant.basic.mean():,.4g}{missing}"
-        )
+        returns = f"return {by_mean.basic.mean():,.4g}, against {ignorant.basic.mean():,.4g}"
+        sentences.append(f"it acts no better than a policy that knows nothing: {returns}{missing}")
     if sampled.far > FAR_SHARE:
         sentences.append(f"{sampled.far:.0%} of the numbers that it sees are beyond ±{FAR:g}{missing}")
     if by_mean.fell.mean() - sampled.fell.mean() <= -0.5:
@@ -188,10 +180,8 @@ def complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) 
         )
     span = _span(policy)
     if sampled.std is not None and span is not None and sampled.std < NARROW * span:
-        sentences.append(
-            f"its std is {sampled.std:.2g}, too narrow to try anything: where you gave it, give a larger --std, and "
-            "expect large values of log prior"
-        )
+        narrow = f"its std is {sampled.std:.2g}, too narrow to try anything"
+        sentences.append(f"{narrow}: where you gave it, give a larger --std, and expect large values of log prior")
     return sentences
 
 

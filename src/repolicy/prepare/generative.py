@@ -130,16 +130,11 @@ def free(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -
     asked, seed = addons.at(wishes), settings.seed
     found = [
         evaluate(
-            scaled(prior, scale) if scale else prior,
-            env,
-            EPISODES,
-            addon=asked,
-            deterministic=not scale,
-            seed=seed,
-            backend=settings.backend,
+            scaled(prior, scale) if scale else prior, env, EPISODES,
+            addon=asked, deterministic=not scale, seed=seed, backend=settings.backend,
         )
         for scale in SCALES
-    ]
+    ]  # fmt: skip
     notes = [f"noise of scale {scale:g}: {_told(each)}" for scale, each in zip(SCALES, found, strict=True)]
     taken, best = sum(_taken(each) for each in found), f"the best of {BEST} by the wish"
     try:
@@ -178,8 +173,7 @@ class BestOf:
         step = self._envs.copies(self.count, self.random).step(draws)
         tried = Transitions(step.chunk.observations, step.chunk.actions, step.chunk.final, step.chunk.info)
         paid = np.where(step.chunk.counts, self.addon.reward(tried), 0.0).sum(0).reshape(rows, self.count)
-        best: np.ndarray = draws.reshape(rows, self.count, -1)[np.arange(rows), paid.argmax(1)]
-        return best
+        return draws.reshape(rows, self.count, -1)[np.arange(rows), paid.argmax(1)]
 
     def log_probs(self, actions: Tensor) -> Tensor:
         """Return zeros: who takes the best of several draws has no density in closed form."""
@@ -225,12 +219,9 @@ def _moved(env: str, settings: Settings) -> str:
     began = time.perf_counter()
     base = through(observations, noise)
     seconds = time.perf_counter() - began
-    moved = []
-    for direction in np.eye(options["noise"], dtype=np.float32):
-        moved.append((through(observations, noise + 0.1 * direction) - base).ravel())
+    directions = 0.1 * np.eye(options["noise"], dtype=np.float32)
+    moved = [(through(observations, noise + direction) - base).ravel() for direction in directions]
     strengths = np.linalg.svd(np.stack(moved), compute_uv=False)
     count = int((strengths > MOVES * strengths[0]).sum())
-    return (
-        f"{count} of {options['noise']} directions of the noise change the actions; {ROWS} rows are decoded in "
-        f"{1000 * seconds:.1f} ms"
-    )
+    change = f"{count} of {options['noise']} directions of the noise change the actions"
+    return f"{change}; {ROWS} rows are decoded in {1000 * seconds:.1f} ms"

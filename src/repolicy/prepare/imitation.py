@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from repolicy.envs import evaluate, observing, probed
-from repolicy.errors import UsageError
+from repolicy.errors import UsageError, check_counts
 from repolicy.loading import figures
 from repolicy.policies import ActionSpace, Policy, PolicySpec, read_card, save_policy, seeded
 from repolicy.policies.export import onnx_graph
@@ -71,25 +70,23 @@ def imitate(
     begin_at(policy, samples)
     if policy.log_std is not None:
         policy.log_std.data.copy_(demonstrations.actions.std(0).clamp_min(1e-3).log())
-    generator = torch.Generator().manual_seed(seed)
-    fitted = fit(policy, samples, generator, progress)
+    fitted = fit(policy, samples, torch.Generator().manual_seed(seed), progress)
     policy.requires_grad_(False)
-    say(_sentence(fitted, demonstrations))
-    narrow = policy.std is not None and float(policy.std.min()) <= 2.0 * policy.spec.min_std
-    if narrow:
-        say(
-            "the std is at its lower bound: the recorded actions follow from the observations and tell no width, so "
-            "customizing from here needs a small omega"
-        )
-    returns = None
+    say(
+        f"a log-likelihood of {fitted.held_out:.4g} nats a step on the tenth of {demonstrations.name} that was held "
+        f"out ({fitted.log_likelihood:.4g} on the rest), after {fitted.epochs} epochs over {fitted.rows:,} steps"
+    )
+    if policy.std is not None and float(policy.std.min()) <= 2.0 * policy.spec.min_std:
+        narrow = "the std is at its lower bound: the recorded actions follow from the observations and tell no width"
+        say(f"{narrow}, so customizing from here needs a small omega")
+    card, returns = {"which": IMITATION, "versions": versions(), "imitation": asdict(fitted)}, None
     if env is not None:
+        card["request"] = {"env": env}
         tried = evaluate(policy, env, EPISODES, seed=seed, longest=1_000)
         returns = (float(tried.basic.mean()), float(tried.basic.std()))
         if math.isfinite(returns[0]):
             earned = f"{figures(returns[0], 4)} ± {figures(returns[1], 2)}"
             say(f"it earns {earned} in {env} (mean action, {EPISODES} episodes)")
-    card: dict[str, Any] = {"which": IMITATION, "versions": versions(), "imitation": asdict(fitted)}
-    card |= {"request": {"env": env}} if env is not None else {}
     save_policy(out, policy, card)
     return Imitated(Path(out), policy, fitted, env or "", returns)
 
@@ -102,11 +99,8 @@ def space_of(data: Demonstrations, env: str | None) -> ActionSpace:
             return ActionSpace("continuous", (width,))
         return ActionSpace("discrete", tuple(int(most) + 1 for most in data.actions.max(0).values))
     probe = probed(env)
-    if probe.observation_size != data.observations.shape[1]:
-        raise UsageError(
-            f"{data.name} has observations of {data.observations.shape[1]} numbers, but {env!r} gives "
-            f"{probe.observation_size}"
-        )
+    if probe.observation_size != (size := data.observations.shape[1]):
+        raise UsageError(f"{data.name} has observations of {size} numbers, but {env!r} gives {probe.observation_size}")
     if probe.actions.width != width or (probe.actions.kind == "discrete") != data.discrete:
         what = "choices" if data.discrete else "numbers"
         raise UsageError(f"{data.name} has actions of {width} {what}, but {env!r} takes {probe.actions}")
@@ -117,20 +111,13 @@ def space_of(data: Demonstrations, env: str | None) -> ActionSpace:
 
 
 def _spec(data: Demonstrations, actions: ActionSpace, hidden: tuple[int, ...], state_std: bool) -> PolicySpec:
-    if data.discrete:
-        if state_std:
-            raise UsageError(f"{data.name} has choices, which have no std: leave --state-std out")
-        return PolicySpec(data.observations.shape[1], actions, "categorical", hidden, "elu")
-    std = max(float(data.actions.std(0).mean()), 1e-2)
-    family = "state_gaussian" if state_std else "gaussian"
-    return PolicySpec(data.observations.shape[1], actions, family, hidden, "elu", initial_std=std)
-
-
-def _sentence(fitted: Fitted, data: Demonstrations) -> str:
-    return (
-        f"a log-likelihood of {fitted.held_out:.4g} nats a step on the tenth of {data.name} that was held out "
-        f"({fitted.log_likelihood:.4g} on the rest), after {fitted.epochs} epochs over {fitted.rows:,} steps"
-    )
+    size = data.observations.shape[1]
+    if not data.discrete:
+        std, family = max(float(data.actions.std(0).mean()), 1e-2), "state_gaussian" if state_std else "gaussian"
+        return PolicySpec(size, actions, family, hidden, "elu", initial_std=std)
+    if state_std:
+        raise UsageError(f"{data.name} has choices, which have no std: leave --state-std out")
+    return PolicySpec(size, actions, "categorical", hidden, "elu")
 
 
 # A flow ---------------------------------------------------------------------------------------------------------------
@@ -243,8 +230,7 @@ def in_chunks(data: Demonstrations, chunk: int) -> tuple[Tensor, Tensor]:
 
     No chunk goes beyond an episode's end: at the last steps the last action is repeated.
     """
-    if chunk < 1:
-        raise UsageError(f"--chunk is {chunk}; it must be 1 or more")
+    check_counts(chunk=chunk)
     if chunk > 1 and data.ended is None:
         raise UsageError(
             f"{data.name} does not say where an episode ended, and no chunk of actions may go beyond: save an array "

@@ -56,10 +56,8 @@ def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[
     if not name or torchrun_place() is not None:  # under torchrun every process has run the same program
         return settings, []
     if settings.ranks > 1:
-        raise UsageError(
-            f"{name!r} lives in this Python session alone, and {settings.ranks} ranks must import it: "
-            f"write it into a file and name it as file.py:{name}, or set ranks=1"
-        )
+        what = f"{name!r} lives in this Python session alone, and {settings.ranks} ranks must import it"
+        raise UsageError(f"{what}: write it into a file and name it as file.py:{name}, or set ranks=1")
     sentence = f"one rank: {name!r} lives in this Python session; name it as file.py:{name} for every core"
     return replace(settings, ranks=1), [sentence] * (settings.ranks == 0)
 
@@ -262,17 +260,13 @@ class Start:
     def settings(self, settings: Settings) -> Settings:
         """Return the settings with as many ranks as can have the prior."""
         if self.exact is not None and settings.log_prior_budget is not None:
-            raise UsageError(
-                "a log-prior budget compares with how likely the prior's own actions are to it, which only a copied "
-                "policy tells: take a KL budget"
-            )
+            what = "a log-prior budget asks how likely the prior's own actions are, which only a copied policy tells"
+            raise UsageError(f"{what}: take a KL budget")
         if self.exact is None or self.source is not None or torchrun_place() is not None:
             return settings
         if settings.ranks > 1:
-            raise UsageError(
-                f"{self.name} is an object of this program, which the other ranks cannot import: take one rank, or "
-                "put it into a module and name it as module:function"
-            )
+            alone = f"{self.name} is an object of this program, which the other ranks cannot import"
+            raise UsageError(f"{alone}: take one rank, or put it into a module and name it as module:function")
         return replace(settings, ranks=1)
 
     def usual(self, env: str, settings: Settings | Mapping[str, Any] | None) -> Settings:
@@ -299,9 +293,8 @@ class Start:
 
     def cloned(self, env: str, settings: Settings, file: Path, say: Callable[[str], None]) -> "Start":
         """Return the same with a policy to start from, fitted to the prior where it is no copy of it."""
-        if self.exact is None:
+        if (exact := self.exact) is None:
             return self
-        exact = self.exact
         if isinstance(exact, MeanPrior):
             exact, env = placed(exact, env, settings.backend)
         saved, content = clone(exact, env, settings, file, say)

@@ -26,10 +26,8 @@ MOST_NUMBERS = 1_000  # in an observation; a policy's file holds the square of i
 def check_learnable(prior: Policy) -> None:
     """Raise where a state has too many numbers."""
     if prior.observation_size > MOST_NUMBERS:
-        raise UsageError(
-            f"the prior sees {prior.observation_size:,} numbers, and states of more than {MOST_NUMBERS:,} are not "
-            "learned: --states 0 goes without them"
-        )
+        many = f"the prior sees {prior.observation_size:,} numbers, and states of more than {MOST_NUMBERS:,}"
+        raise UsageError(f"{many} are not learned: --states 0 goes without them")
 
 
 def wanted(steps: int) -> int:
@@ -87,10 +85,8 @@ def visited(rollouts: Iterable[Rollout], many: int) -> Tensor:
 def check_enough(states: int, length: float) -> None:
     """Raise where so many states, of episodes that are so long on average, are too few."""
     if states < LEAST:
-        raise UsageError(
-            f"the prior's episodes end after {length:.0f} steps on average, too soon to learn its "
-            f"states (the first {SKIPPED} steps of an episode are left out): --states 0 goes without them"
-        )
+        soon = f"the prior's episodes end after {length:.0f} steps on average, too soon to learn its states"
+        raise UsageError(f"{soon} (the first {SKIPPED} of an episode are left out): --states 0 goes without them")
 
 
 def familiarity(density: Density, normalize: Callable[[Tensor], Tensor], observations: Tensor, ages: Tensor) -> Tensor:

@@ -83,16 +83,12 @@ def decided(objective: Objective, task: "Weighing") -> Decision:
     elif omega is None:
         known, most, reward = task.weights("--omega")
         if known is None and (isinstance(objective.alpha, Range) or addons.dials(wishes)):
-            raise UsageError(
-                "what the prior's log-probability is worth cannot be told, and beside a dial no budget can find it: "
-                "name --omega, a number or a range such as 0.03..3"
-            )
+            what = "what the prior's log-probability is worth cannot be told, and beside a dial no budget can find it"
+            raise UsageError(f"{what}: name --omega, a number or a range such as 0.03..3")
         if known is None:
             omega = "auto"
-            notes.append(
-                "what a nat of the prior is worth cannot be told from these episodes: does it act as it should"
-                f"{task.hint}?"
-            )
+            unknown = "what a nat of the prior is worth cannot be told from these episodes"
+            notes.append(f"{unknown}: does it act as it should{task.hint}?")
         else:
             omega, states = known.omega, known.states if states is None else states
             notes.append(
@@ -157,10 +153,8 @@ class Weighing:
             trained_with = card.get("request", {}).get("addons")
             whose = "the reward that it was trained with" if trained_with else "the environment's reward"
             return known, known.omega, whose
-        self.say(
-            "measuring what a nat of the prior is worth, by episodes of its mean action and of sampled ones "
-            f"({unless} goes without)"
-        )
+        how = "by episodes of its mean action and of sampled ones"
+        self.say(f"measuring what a nat of the prior is worth, {how} ({unless} goes without)")
         found = self.worths()
         self.taken += found.steps
         weights = weights_found(found, policy.observation_size)
@@ -176,14 +170,12 @@ class Weighing:
         longest = int(MEASURED * self.settings.steps)
         episodes = max(FEWEST, min(EPISODES, longest // (2 * LONGEST)))
         with one_thread():
-            return sought(
-                self.prior.policy, self.env, addons.at_one(self.wishes), longest, self.settings.backend, episodes
-            )  # fmt: skip
+            policy, wishes = self.prior.policy, addons.at_one(self.wishes)
+            return sought(policy, self.env, wishes, longest, self.settings.backend, episodes)
 
     def paid(self) -> np.ndarray:
         """Return what the wish pays in some steps of the prior, `[T, N]`."""
-        reward = addons.combined(addons.at(self.wishes)).reward(self.tried.transitions)
-        return self.tried.of_decisions(reward)
+        return self.tried.of_decisions(addons.combined(addons.at(self.wishes)).reward(self.tried.transitions))
 
     @cached_property
     def tried(self) -> Rollout:

@@ -117,12 +117,7 @@ class Worths:
 
 
 def sought(
-    policy: Policy,
-    env: str,
-    addons: tuple[str, ...],
-    steps: int,
-    backend: Backend = "auto",
-    episodes: int = EPISODES,
+    policy: Policy, env: str, addons: tuple[str, ...], steps: int, backend: Backend = "auto", episodes: int = EPISODES
 ) -> Worths:
     """Run rounds of episodes until a worth is known, nothing speaks for one, or this took so many steps."""
     rounds = list[tuple[Evaluation, Evaluation]]()
@@ -139,11 +134,8 @@ def _together(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
     def in_reward(name: Literal["basic", "addon"]) -> Worth | None:
         if getattr(rounds[0][0], name) is None:
             return None
-        kinds = [
-            Sums(np.concatenate([getattr(one, name) for one in each]), np.concatenate([nats_of(one) for one in each]))
-            for each in zip(*rounds, strict=True)
-        ]
-        return worth_of(*kinds)
+        kinds = ([(getattr(one, name), nats_of(one)) for one in each] for each in zip(*rounds, strict=True))
+        return worth_of(*(Sums(*map(np.concatenate, zip(*each, strict=True))) for each in kinds))
 
     length = float(np.mean([sampled.lengths for _, sampled in rounds]))
     taken = int(sum(one.lengths.sum() for each in rounds for one in each))
