@@ -250,8 +250,7 @@ def test_a_place_is_compared_as_if_it_were_named_with_its_share_of_the_error(tmp
     assert len(around.places) == 25
     place = around.places[7]
     assert place.options == {"wires": 0.625, "push": 0.5}
-    alone = compare(GOOD, GOOD, place.found.env, "0.5", episodes=2, error=0.01)
-    assert place.found == alone
+    assert place.found == compare(GOOD, GOOD, place.found.env, "0.5", episodes=2, error=0.01)
     assert "probability of at most 25%" in around.sentences[1]
     assert [around.tables[1][0][-2], replace(place.found, error=0.002).tables[0][0][-2]] == [
         "98% interval", "99.6% interval"
@@ -301,7 +300,7 @@ def test_values_of_an_option(text: str, values: tuple[float, ...]) -> None:
         (["push=0..inf"], "it must be an option and a range"),
         (["2x=0..1"], "it must be an option and a range"),
         (["reset.=0..1"], "it must be an option and a range"),
-        (["push=1..0"], "the range must end above where it begins"),
+        (["push=1..0"], "a range of numbers that ends above where it begins"),
         (["push=0..1", "push=0..2"], "one or two options, each once"),
         (["a=0..1", "b=0..1", "c=0..1"], "one or two options"),
         (["wind=0..1"], "cannot be made: TypeError: .*unexpected keyword argument 'wind'"),

@@ -277,8 +277,7 @@ def test_each_point_is_evaluated_with_its_own_policy(tmp_path: Path, monkeypatch
     given |= {"addon": wish, "prior": constant(-1.0), "seed": EVALUATION_SEED}
     for point, action in [(swept.prior, -1.0), *((point, point.omega) for point in swept.points)]:
         assert (point.mean.addon / point.mean.lengths).tolist() == [action] * 3
-        again = evaluate(constant(action), **given, deterministic=False)
-        assert point.sampled.as_dict() == again.as_dict()
+        assert point.sampled.as_dict() == evaluate(constant(action), **given, deterministic=False).as_dict()
 
 
 def omega_of(program: tuple[str, ...]) -> float:

@@ -87,8 +87,7 @@ def test_a_film_shows_the_planner(folder, monkeypatch):
 def test_a_folder_that_cannot_be_is_one_sentence(folder, tmp_path, change, why):
     other = tmp_path / "other"
     other.mkdir()
-    values = json.loads((folder / "plan.json").read_text())
-    (other / "plan.json").write_text(json.dumps(values | change))
+    (other / "plan.json").write_text(json.dumps(json.loads((folder / "plan.json").read_text()) | change))
     (other / "prior.safetensors").write_bytes((folder / "prior.safetensors").read_bytes())
     with pytest.raises(RepolicyError, match=why):
         acting(other, Options(), trust=False)
@@ -110,6 +109,7 @@ def test_a_wish_of_this_session_alone_is_not_kept(tmp_path):
         (["halfcheetah", "--addon", "hind_leg", "--samples", "1"], "samples is 1"),
         (["zoo:ppo-cartpole-not", "--addon", "hind_leg"], "no file"),
         (["hopper", "--addon", "height", "--env", "CartPole-v1"], "mean something else"),
+        (["hopper", "--addon", "height", "--env", "Hopper-v4?frames=3"], "frames"),
         (["hopper", "--addon", "height", "--live", "--distil", "64"], "take --distil afterwards"),
         (["hopper", "--addon", "height", "--distil", "0"], "too few to learn from"),
         (["hopper", "--addon", "height", "--omega", "nan", "--states", "0"], "omega is nan"),
@@ -185,8 +185,7 @@ def test_a_slider_acts_on_the_next_step_and_what_is_kept_is_the_planner_with_it(
     seen = [json.loads(steps.readline()) for _ in range(3)]
     assert seen[-1]["omega"] == 0.5
     assert np.ptp([step["parts"][0][0] for step in [first, *seen]]) > 0.0
-    kept = asked(port, "POST", "/keep").read().decode()
-    planner = acting(kept, Options(), trust=False).agent
+    planner = acting(asked(port, "POST", "/keep").read().decode(), Options(), trust=False).agent
     assert (planner.score.omega, planner.search.samples, planner.score.addon.weights) == (0.5, 6, (20.0,))
     assert asked(port, "POST", "/set", '{"weight of hind_leg": 1000}').status == 200
     assert stage.settings["weight of hind_leg"] == 50.0

@@ -148,19 +148,6 @@ def test_what_is_to_come_is_known_far_enough_ahead_or_to_an_end():
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
-    [
-        ({"prior": "halfcheetah", "addon": ()}, "needs a wish"),
-        ({"prior": "halfcheetah", "addon": "sideways"}, "means? something else"),
-        ({"prior": "halfcheetah", "addon": "hind_leg", "env": "HalfCheetah-v4?frames=3"}, "frames"),
-    ],
-)
-def test_what_cannot_be_planned_is_said(asked, why):
-    with pytest.raises(UsageError, match=why):
-        repolicy.plan(**asked)
-
-
-@pytest.mark.parametrize(
     ("search", "why"),
     [
         ({"samples": 1}, "2 or more"),
@@ -203,14 +190,12 @@ class SlowModel(LinearModel):
 
 
 @pytest.mark.parametrize(
-    ("steps", "samples", "horizon"),
-    [(800, 100, 8), (64, 8, 8), (63, 15, 4), (8, 8, 1), (100_000, MOST, 8)],
+    ("steps", "samples", "horizon"), [(800, 100, 8), (64, 8, 8), (63, 15, 4), (8, 8, 1), (100_000, MOST, 8)]
 )
 def test_what_fits_is_taken_and_the_horizon_is_halved_where_nothing_does(steps, samples, horizon, monkeypatch):
     model = SlowModel()
     monkeypatch.setattr(asking, "perf_counter", lambda: model.now)
-    made = planner(horizon=8, model=model)
-    found = within(made, np.ones((1, 1), np.float32), (steps + 0.5) * STEP).search
+    found = within(planner(horizon=8, model=model), np.ones((1, 1), np.float32), (steps + 0.5) * STEP).search
     assert (found.samples, found.horizon) == (samples, horizon)
 
 

@@ -66,8 +66,7 @@ def test_each_base_converges_to_its_own_closed_form(base, knots):
     center = plans[0, :, 0]
     precision = own * np.eye(lines.shape[1]) - lines.T @ curvature @ lines / 0.1
     z = np.linalg.solve(precision, lines.T @ (gradient + curvature @ center) / 0.1)
-    found = looked(made, plans=plans)
-    assert found.plans[0, :, 0] == pytest.approx(center + lines @ z, abs=0.02)
+    assert looked(made, plans=plans).plans[0, :, 0] == pytest.approx(center + lines @ z, abs=0.02)
 
 
 def test_the_error_falls_as_the_root_of_the_samples():
@@ -106,8 +105,7 @@ def test_a_hot_plan_is_the_mean_of_its_candidates():
 
 def test_a_large_omega_leaves_the_prior_as_it_is():
     made = planner(samples=50)
-    bound = replace(made, score=replace(made.score, omega=1e9))
-    assert looked(bound).plans == pytest.approx(0.0, abs=1e-6)
+    assert looked(replace(made, score=replace(made.score, omega=1e9))).plans == pytest.approx(0.0, abs=1e-6)
 
 
 def test_lines_have_variance_one_and_pass_through_their_knots():

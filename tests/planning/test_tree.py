@@ -166,8 +166,7 @@ class Cliff(SureProcess):
 
 
 def test_an_end_is_no_way_out():
-    made = planner(Cliff, 0.5, 0.5, -1.0, 100)
-    tree, state, seen = grown(made)
+    tree, state, seen = grown(planner(Cliff, 0.5, 0.5, -1.0, 100))
     assert np.exp(tree.log_policy(tree.root(0, state, seen)))[1] < 1e-6
 
 

@@ -114,10 +114,8 @@ def test_networks_learn_it_without_features(policy: Path, tmp_path: Path) -> Non
     pairs = pool(policy, 80)
     pairs.write(tmp_path)
     answers = read_answers(synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl"), [pairs])
-    wish = learnt([pairs], answers)
-    wish.write(tmp_path / "w.safetensors")
-    again = open_wish(str(tmp_path / "w.safetensors"))
-    assert again(*pairs.steps, {}).mean() == pytest.approx(
+    learnt([pairs], answers).write(tmp_path / "w.safetensors")
+    assert open_wish(str(tmp_path / "w.safetensors"))(*pairs.steps, {}).mean() == pytest.approx(
         0, abs=1e-4
     )  # answers tell nothing of what every step is paid
     both = [combined([each]).reward(Transitions(pairs.observations, pairs.actions, pairs.after, {})).sum(2)
@@ -187,8 +185,7 @@ def test_a_person_answers_by_keys_on_a_phone_and_saves(
     saved = tmp_path / f"answers-{pairs.page}.jsonl"
     WebDriverWait(browser, 10).until(lambda _: saved.exists())
     assert told.text == f"Saved as {saved.name}, for repolicy infer."
-    again = Pairs.read(tmp_path)
-    assert read_answers(saved, [again]) == {(0, 0): 1.0, (0, 1): 0.0, (0, 2): 0.5, (0, 3): None}
+    assert read_answers(saved, [Pairs.read(tmp_path)]) == {(0, 0): 1.0, (0, 1): 0.0, (0, 2): 0.5, (0, 3): None}
     assert [json.loads(line)["seconds"] > 0 for line in saved.read_text().splitlines()] == [True] * 4
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 

@@ -130,8 +130,7 @@ def test_a_person_who_lets_all_pass_leaves_theta_within_its_error() -> None:
 def test_a_person_far_away_is_approached_as_far_as_the_trajectories_reach() -> None:
     random = np.random.default_rng(2)
     policy = random.normal(size=(1000, 2))
-    found = inferred(random.normal(size=(100, 2)) + 30.0, policy, ALPHA, least=0.2)
-    assert 0.2 <= found.effective < 0.4
+    assert 0.2 <= inferred(random.normal(size=(100, 2)) + 30.0, policy, ALPHA, least=0.2).effective < 0.4
 
 
 @pytest.mark.parametrize(
@@ -149,8 +148,7 @@ def test_what_cannot_be_inferred_is_one_sentence(person: np.ndarray, why: str) -
 
 def test_two_options_have_the_closed_form() -> None:
     """Of n answers k prefer the first: θ is the log odds, and its variance 1/(n·p·(1 − p))."""
-    answers = np.repeat([1.0, 0.0], [30, 10])
-    found = bradley_terry(np.ones((40, 1)), answers, spread=1e6)
+    found = bradley_terry(np.ones((40, 1)), np.repeat([1.0, 0.0], [30, 10]), spread=1e6)
     assert found.value == pytest.approx([np.log(3.0)], abs=1e-8)
     assert found.covariance == pytest.approx(np.array([[1 / (40 * 0.75 * 0.25)]]), abs=1e-8)
 
@@ -224,8 +222,7 @@ def test_networks_learn_what_no_linear_wish_says() -> None:
     def hidden(clips: np.ndarray) -> np.ndarray:
         return -np.abs(clips[..., 0]).sum(-1)
 
-    answers = (hidden(left) > hidden(right)).astype(float)
-    made = fitted_networks(left, right, answers)
+    made = fitted_networks(left, right, (hidden(left) > hidden(right)).astype(float))
     found = made(torch.from_numpy(fresh).float().reshape(-1, 3)).mean(0).reshape(300, 5).sum(-1).numpy()
     ranks = [np.argsort(np.argsort(each)) for each in (found, hidden(fresh))]
     assert np.corrcoef(*ranks)[0, 1] > 0.8

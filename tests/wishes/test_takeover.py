@@ -99,8 +99,7 @@ def test_dropped_episodes_do_not_count_and_who_leaves_can_go_on(policy: Path, tm
     keys = Typed([], [], ["backspace"], [], [])
     assert len(record(found, PENDULUM, tmp_path / "r.jsonl", 10, push, keys=keys).person) == 10
     said, teaching = list[str](), Teaching(str(policy), PENDULUM, "action[0]", 0.1, 0.1)
-    left = learn_wish(teaching, tmp_path, push, keys=Typed([], [], ["escape"]), say=said.append, steps=10)
-    assert left == []
+    assert learn_wish(teaching, tmp_path, push, keys=Typed([], [], ["escape"]), say=said.append, steps=10) == []
     assert said == ["round 0: 3 of 10 steps are recorded; the same command goes on"]
     again = learn_wish(teaching, tmp_path, push, wants=lambda o, a, acts: False, steps=10)
     assert [each.rate for each in again] == [0.0]
@@ -200,8 +199,7 @@ def test_a_dataset_of_lerobot_is_read(tmp_path: Path) -> None:
 
 def test_a_person_who_never_takes_over_leaves_theta_within_its_error(policy: Path, tmp_path: Path) -> None:
     found = acting(policy, Options(), False)
-    passed = alone(found, PENDULUM, seed=5)
-    wish = infer([passed], found, "action[0]^1,next[2]", 0.1)
+    wish = infer([alone(found, PENDULUM, seed=5)], found, "action[0]^1,next[2]", 0.1)
     assert (np.abs(wish.theta) < 3 * wish.covariance.diagonal() ** 0.5).all()
 
 
@@ -233,8 +231,7 @@ def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> Non
     first = learn_wish(teaching, tmp_path, push, rounds=2, **told)
     assert [each.policy for each in first] == [str(policy), str(tmp_path / "round-0" / "run-1")]
     kept = (tmp_path / "round-0" / "record.jsonl").stat().st_mtime_ns
-    again = learn_wish(teaching, tmp_path, push, rounds=3, **told)
-    assert again[:2] == first
+    assert learn_wish(teaching, tmp_path, push, rounds=3, **told)[:2] == first
     assert (tmp_path / "round-0" / "record.jsonl").stat().st_mtime_ns == kept
     assert (tmp_path / "round-1" / "run-1" / "policy.safetensors").exists()
     assert open_wish(str(tmp_path / "round-1" / "wish-1.safetensors")).theta.shape == (1,)
@@ -369,10 +366,7 @@ def test_what_cannot_be_inferred_is_one_sentence(
         (["all.jsonl", *mine, "--before", "-3"], "before is -3; it must be 0 or more"),
         (["all.jsonl", *mine[:-1], "nan"], "alpha is nan"),
         (["all.jsonl", *mine, "--features", "next[2:2]"], "feature 'next[2:2]' names no number"),
-        (
-            ["all.jsonl", *mine, "--wish", "r.jsonl"],
-            "r.jsonl does not end in .safetensors, and a wish is known",
-        ),
+        (["all.jsonl", *mine, "--wish", "r.jsonl"], "r.jsonl does not end in .safetensors, and a wish is known"),
         (["all.jsonl", *mine, "--out", str(policy)], "is there already, and runs may have it"),
         (["all.jsonl", *mine, "--env", "X-v0"], "a record of Pendulum-v1, not of X-v0"),
         (["cart.jsonl", *mine], "'CartPole-v1' gives 4"),

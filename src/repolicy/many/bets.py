@@ -33,14 +33,12 @@ def wealth(values: np.ndarray, losses: np.ndarray) -> np.ndarray:
     most = np.divide(BOLDEST, bound, out=np.zeros_like(bound), where=bound > 0)
     stake = np.where(count < WATCHED, 0.0, np.clip(stake, 0.0, most))
     factors = np.maximum(1.0 + stake * values, np.finfo(float).tiny)
-    highest: np.ndarray = np.maximum.accumulate(np.cumsum(np.log(factors), axis=-1), axis=-1)
-    return highest
+    return np.maximum.accumulate(np.cumsum(np.log(factors), axis=-1), axis=-1)
 
 
 def shown(values: np.ndarray, losses: np.ndarray, error: float) -> np.ndarray:
     """Return after which values `[..., N]` their mean is shown to be above 0. It is wrongly so with at most `error`."""
-    found: np.ndarray = wealth(values, losses) >= -np.log(error)
-    return found
+    return wealth(values, losses) >= -np.log(error)
 
 
 def lower(values: np.ndarray, losses: np.ndarray, error: float) -> float:

@@ -38,7 +38,7 @@ from repolicy.envs import (
     wished,
     with_observed_of,
 )
-from repolicy.errors import UsageError
+from repolicy.errors import UsageError, check_counts
 from repolicy.loading import as_number, counted, number
 from repolicy.many.bets import ORDER, Verdict, lower, shown
 from repolicy.policies import Agent
@@ -175,12 +175,11 @@ def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: f
     """
     old, new = old.astype(float), new.astype(float)
     losses = np.maximum(abs(old), abs(new))
-    allowed = (
-        margin.value * math.copysign(1.0, old.mean()) * old if margin.is_share else np.full_like(old, margin.value)
-    )
-    sign = 1.0
+    sign, allowed = 1.0, np.full_like(old, margin.value)
     if name == "ended_early":  # fewer are better; a share is a number of episodes in a hundred
-        sign, losses, allowed = -1.0, np.ones_like(old), np.full_like(old, margin.value)
+        sign, losses = -1.0, np.ones_like(old)
+    elif margin.is_share:
+        allowed = margin.value * math.copysign(1.0, old.mean()) * old
     gain = sign * (new - old)
     verdict: Verdict = "cannot tell"
     if shown(-gain - allowed, losses + abs(allowed), error)[-1]:
@@ -242,8 +241,7 @@ def compare(
     margin = Margin.of(not_worse)
     if not 0.0 < error < 0.5:
         raise UsageError(f"error is {error:g}; it must be above 0 and below 0.5")
-    if episodes < 1:
-        raise UsageError(f"episodes is {episodes}; it must be 1 or more")
+    check_counts(episodes=episodes)
     sides, env = opened(old, new, env, options, new_options, trust)
     if addon is None:
         addon = addons_of(sides[1].card, sides[1].path, trust)

@@ -201,7 +201,5 @@ def check_answers(address: str | None) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
     except (OSError, OverflowError) as error:
-        raise RepolicyError(
-            f"no Ray cluster answers at {address}: {first_line(error)}; start one with `ray start --head`, "
-            "or leave the address out to work on this machine"
-        ) from None
+        what = f"no Ray cluster answers at {address}: {first_line(error)}; start one with `ray start --head`"
+        raise RepolicyError(f"{what}, or leave the address out to work on this machine") from None

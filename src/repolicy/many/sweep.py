@@ -14,7 +14,7 @@ from typing import Any
 
 from repolicy.envs import EnvLike, Wish, combined, confirm, decoder, env_name, only_here
 from repolicy.envs.addons import dials, names
-from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.errors import FileError, RepolicyError, UsageError, check_counts
 from repolicy.learning.training import check, try_addon
 from repolicy.loading import PYTHON, read_json, usual_out
 from repolicy.many import pool
@@ -35,15 +35,10 @@ from repolicy.runs import Request, Result, RunFolder, Settings, changed, physica
 # What a sweep that is resumed relies on in its sweep.json.
 SWEEP = {
     "request": {
-        "env": str,
-        "addons": [str],
-        "alpha": OBJECTIVE["alpha"],
-        "states": float,
-        "settings": {},
-        "sparse": bool,
+        "env": str, "addons": [str], "alpha": OBJECTIVE["alpha"], "states": float, "settings": {}, "sparse": bool
     },
     "omegas": [float],
-}
+}  # fmt: skip
 
 
 def sweep(
@@ -97,31 +92,29 @@ def sweep(
     if not isinstance(prior, str | Path | Result):
         kind = type(prior).__name__
         raise UsageError(f"the prior of a sweep is a file, which each point reads, not a {kind}: save it and name it")
-    if jobs < 0:
-        raise UsageError(f"jobs is {jobs}; it must be 1 or more, or 0 for one a core")
-    if episodes < 1:
-        raise UsageError(f"episodes is {episodes}; it must be 1 or more")
+    check_counts(0, jobs=jobs)
+    check_counts(episodes=episodes)
     given = prior.folder if isinstance(prior, Result) else prior
     folder = Path(out or usual_out(given, "sweep"))
     before = claimed(folder) if resume else None
     values: list[Any] = [omegas] if isinstance(omegas, Real | str) else list(omegas)
     omegas = in_order(values or (before["omegas"] if before else ()))
     if before is None:  # before anything that takes a while
-        _check_new(folder)
+        if os.path.lexists(folder / "sweep.json"):
+            raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
+        if RunFolder(folder).request() is not None:
+            raise UsageError(f"{folder} holds a run, not a sweep; choose another --out")
     RunFolder(folder).check_writable()
     wishes, name = names(addon), None if env is None else env_name(env)
     kept = before["request"] if before else {}
     if before:
-        confirm(
-            folder / "sweep.json", trust, env=kept["env"] if name is None else None,
-            addons=() if wishes else kept["addons"],
-        )  # fmt: skip
+        unnamed = () if wishes else kept["addons"]
+        confirm(folder / "sweep.json", trust, env=kept["env"] if name is None else None, addons=unnamed)
         wishes, name, sparse = wishes or tuple(kept["addons"]), name or kept["env"], sparse or kept["sparse"]
         alpha = kept["alpha"] if alpha is None else alpha  # with other values of omega, the same
         states = kept["states"] if states is None else states
-    start, name = start_of(
-        prior, name, settings, noise, chunk, trust, folder / "prior.safetensors", before is not None, reading
-    )  # fmt: skip
+    copy, resumed = folder / "prior.safetensors", before is not None
+    start, name = start_of(prior, name, settings, noise, chunk, trust, copy, resumed, reading)
     if start.exact is not None or start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
     saved = start.saved
@@ -138,10 +131,8 @@ def sweep(
         raise UsageError(f"{ranges[0].name} has a range of weights; a sweep needs one weight for each add-on")
     name = name or start.env(trust)
     if here := only_here([name, *wishes]):
-        raise UsageError(
-            f"each point of a sweep is a process of its own, which cannot import {here!r} of this Python session: "
-            f"write it into a file and name it as file.py:{here}"
-        )
+        what = f"each point of a sweep is a process of its own, which cannot import {here!r} of this Python session"
+        raise UsageError(f"{what}: write it into a file and name it as file.py:{here}")
     env = start.with_roles(name, how.backend)
     least = next((omega for omega in omegas if omega), 0.0)
     notes = [*start.notes, *try_addon(saved.policy, env, wishes, how, sparse)]
@@ -218,13 +209,6 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: by
     return omegas
 
 
-def _check_new(folder: Path) -> None:
-    if os.path.lexists(folder / "sweep.json"):
-        raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
-    if RunFolder(folder).request() is not None:
-        raise UsageError(f"{folder} holds a run, not a sweep; choose another --out")
-
-
 def claimed(folder: Path) -> dict[str, Any] | None:
     """Return what the sweep in this folder was asked for, and found so far, or None where there is none."""
     file = folder / "sweep.json"
@@ -248,11 +232,9 @@ def _train(
     progress: Callable[[dict[float, float]], None],
 ) -> dict[float, str]:
     """Train all points, so many at a time. Returns what went wrong with each, in a sentence, or nothing."""
-    jobs = {
-        Job(f"ω′ {omega:g}", _program(omega, folder, request), folder / f"omega-{_written(omega)}.log"): omega
-        for omega in omegas
-    }
-    errors: dict[float, str] = {}
+    jobs, errors = dict[Job, float](), dict[float, str]()
+    for omega in omegas:
+        jobs[Job(f"ω′ {omega:g}", _program(omega, folder, request), folder / f"omega-{_written(omega)}.log")] = omega
 
     def ended(job: Job, error: str) -> None:
         errors[jobs[job]] = error
@@ -297,13 +279,12 @@ def _evaluated(
     episodes: int,
     say: Callable[[str], None],
 ) -> Found:
-    addon = combined(request["addons"])
+    addon, backend = combined(request["addons"]), request["settings"]["backend"]
 
     def point(name: str, omega: float, place: Path, policy: Policy) -> Point:
         say(f"evaluating {name}: {episodes} episodes with the mean action, {episodes} sampled")
         with ranks.one_thread():
-            both = episodes_of(policy, prior, request["env"], addon, episodes, request["settings"]["backend"])
-        return Point(omega, place, *both)
+            return Point(omega, place, *episodes_of(policy, prior, request["env"], addon, episodes, backend))
 
     first = point("the prior", math.inf, folder / "prior.safetensors", prior)
     trained = [(omega, _place(folder, omega)) for omega in omegas if omega not in failed]

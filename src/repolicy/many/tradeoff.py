@@ -152,8 +152,7 @@ class Found:
 
     def _bends(self, random: np.random.Generator | None) -> np.ndarray:
         """Return where the bend is, for each drawing of the episodes, or of the episodes as they are."""
-        everyone = [self.prior, *self.points]
-        drawn = [_drawn(point, [self.cost, "addon_reward"], random) for point in everyone]
+        drawn = [_drawn(point, [self.cost, "addon_reward"], random) for point in [self.prior, *self.points]]
         costs, gains = (np.stack([each[index] for each in drawn], axis=-1) for index in (0, 1))  # [R, points]
         if self.basic_known:
             least = 0.0 if (self.prior.basic or 0.0) > 0 else -math.inf
@@ -191,9 +190,8 @@ class Found:
         `cell` writes a quantity with the digits of its largest mean.
         """
         everyone, lines = [self.prior, *self.points], []
-        sizes = {
-            name: max(abs(point.judged.columns[name].mean) for point in everyone) for name in self.prior.judged.columns
-        }
+        columns = [point.judged.columns for point in everyone]
+        sizes = {name: max(abs(each[name].mean) for each in columns) for name in columns[0]}
         priors, kls = ([getattr(point, name) for point in everyone] for name in ("log_prior", "kl"))
         for index, point in enumerate(everyone):
             shown = {name: cell(point.judged.columns[name], size) for name, size in sizes.items()}
@@ -235,13 +233,8 @@ def episodes_of(
     policy: Policy, prior: Policy, env: str, addon: Addon, episodes: int, backend: Backend = "auto"
 ) -> tuple[Evaluation, Evaluation]:
     """Return whole episodes of a point's policy with the mean action, and with sampled ones."""
-    mean, sampled = (
-        evaluate(
-            policy, env, episodes,
-            addon=addon, prior=prior, deterministic=how, seed=EVALUATION_SEED, backend=backend,
-        )
-        for how in (True, False)
-    )  # fmt: skip
+    usual: dict[str, Any] = {"addon": addon, "prior": prior, "seed": EVALUATION_SEED, "backend": backend}
+    mean, sampled = (evaluate(policy, env, episodes, deterministic=how, **usual) for how in (True, False))
     return mean, sampled
 
 
@@ -265,17 +258,17 @@ def _drawn(point: Point, names: Sequence[str], random: np.random.Generator | Non
     columns = [point.column(name) for name in names]
     if random is None:
         return [np.array([column.mean]) for column in columns]
-    picked = random.integers(0, len(columns[0].values), (DRAWINGS, len(columns[0].values)))  # the same for all
-    weights = [np.ones(len(column.values)) if column.weights is None else column.weights for column in columns]
-    return [
-        (column.values * weight)[picked].sum(-1) / weight[picked].sum(-1)
-        for column, weight in zip(columns, weights, strict=True)
-    ]
+    count, means = len(columns[0].values), []
+    picked = random.integers(0, count, (DRAWINGS, count))  # the same for all
+    for column in columns:
+        weights = np.ones(count) if column.weights is None else column.weights
+        means.append((column.values * weights)[picked].sum(-1) / weights[picked].sum(-1))
+    return means
 
 
 def _scaled(values: Sequence[float]) -> np.ndarray:
     array = np.asarray(values, np.float64)
-    span = float(array.max() - array.min())
+    span = float(np.ptp(array))
     return (array - array.min()) / span if span > 0 else np.zeros_like(array)
 
 
@@ -289,13 +282,12 @@ def as_dict(swept: Found) -> dict[str, Any]:
         file = point.policy if math.isfinite(point.omega) else point.folder
         return {"omega": point.omega, "policy": str(file)} | point.as_dict()
 
-    index = swept.knee
     content = {
         "request": swept.request,
         "omegas": sorted([*(point.omega for point in swept.points), *swept.failed]),
         "prior": described(swept.prior),
         "points": [described(point) for point in swept.points],
         "failed": [{"omega": omega, "error": error} for omega, error in swept.failed.items()],
-        "knee": None if index is None else swept.points[index].omega,
+        "knee": None if swept.knee is None else swept.points[swept.knee].omega,
     }
     return dict(finite(content))

@@ -37,10 +37,9 @@ class Varied(NamedTuple):
             found = Range.of(ends) if equals and name.removeprefix(RESET).isidentifier() else None
         except ValueError:
             found = None
-        if not isinstance(found, Range) or not abs(found.low) + abs(found.high) < float("inf"):
-            raise UsageError(f"--vary is {text!r}; it must be an option and a range of numbers, NAME=LOW..HIGH")
-        if not found.low < found.high:
-            raise UsageError(f"--vary {text}: the range must end above where it begins")
+        if not (isinstance(found, Range) and -float("inf") < found.low < found.high < float("inf")):
+            wanted = "it must be an option and a range of numbers that ends above where it begins, NAME=LOW..HIGH"
+            raise UsageError(f"--vary is {text!r}; {wanted}")
         step = (found.high - found.low) / (STEPS - 1)
         return cls(name, tuple(float(f"{found.low + index * step:.6g}") for index in range(STEPS)))
 

@@ -125,9 +125,7 @@ def planned(
     if omega is None or states is None:
         weights, _, reward = Weighing(start.saved, place, wishes, settings, say).weights("--omega and --states")
         if weights is None:
-            raise UsageError(
-                "what a nat of the prior is worth cannot be told from its episodes: name --omega and --states"
-            )
+            raise UsageError("what a nat of the prior is worth cannot be told: name --omega and --states")
         omega = weights.omega if omega is None else omega
         states = weights.states if states is None else states
         by_weights = f"omega is {omega:.3g} and states {states:.3g}, by what a nat of the prior is worth of {reward}"
@@ -153,17 +151,16 @@ def model_of(prior: Policy, env: str, learned: bool, seed: int, say: Say) -> tup
 
     It is a learned model where that is asked for, else MuJoCo in batches, else copies.
     """
-    note = ""
     if learned:
         say("learning a model from the prior's steps, which takes up to a minute")
         model = LearnedModel(prior, env, seed)
         return model, model.note
-    if prior.actions.kind == "continuous":
-        try:
-            return MujocoModel(env), note
-        except CannotBatchError as error:
-            note = f"{error}: copies of it are simulated, which is slow"
-    return CopyModel(env, seed), note
+    if prior.actions.kind == "discrete":
+        return CopyModel(env, seed), ""
+    try:
+        return MujocoModel(env), ""
+    except CannotBatchError as error:
+        return CopyModel(env, seed), f"{error}: copies of it are simulated, which is slow"
 
 
 # What the prior weighs in a plan -------------------------------------------------------------------------------------
@@ -221,8 +218,7 @@ def words(score: Score) -> str:
 def paid(agent: Agent, prior: Policy, env: str, judge: Score) -> float:
     """Return what a judge pays an agent a step, in a few episodes. How these begin is not the agent's doing."""
     with closing(make_envs(env, ENVS, SEED, getattr(agent, "backend", "auto"))) as envs:
-        collector = Collector(envs, STEPS, torch.Generator(), keep_transitions=True)
-        rollout = collector.collect(agent, deterministic=True)
+        rollout = Collector(envs, STEPS, torch.Generator(), keep_transitions=True).collect(agent, deterministic=True)
     return float(rewards_of(prior, rollout, judge)[(rollout.ages > SKIPPED) | rollout.terminated].mean())
 
 

@@ -69,13 +69,12 @@ def opened(folder: Path, trust: bool) -> Acting:
     check_shape(values, SHAPE, str(path))
     if values["format"] > FORMAT:
         raise FileError(f"{path} has format {values['format']}; this version reads up to {FORMAT}: upgrade repolicy")
-    env, addons = values["request"]["env"], values["request"]["addons"]
-    confirm(path, trust, env=env, addons=addons, remedy=TRUST_IT)  # there is no other way to name them
+    addons, weights = values["request"]["addons"], (values["omega"], values["states"], values["value"])
+    # There is no other way to name them.
+    confirm(path, trust, env=values["request"]["env"], addons=addons, remedy=TRUST_IT)
     search = Search(**{name.removesuffix("?"): values["search"].get(name.removesuffix("?")) for name in SEARCH})
-    weights = values["omega"], values["states"], values["value"]
-    made = planned(
-        folder / PRIOR, addons, env_of(values, path, trust=True), *weights, search, values.get("learned", False)
-    )
+    env, learned = env_of(values, path, trust=True), values.get("learned", False)
+    made = planned(folder / PRIOR, addons, env, *weights, search, learned)
     return Acting(folder, made.planner, read_policy(folder / PRIOR).policy, values, made.notes)
 
 

@@ -44,10 +44,8 @@ class LearnedModel:
     def note(self) -> str:
         """What is to be said of it."""
         one, more = self.errors
-        return (
-            f"the model is learnt from {ENVS * STEPS:,} steps of the prior; it is off by {one:.2g} stds of an "
-            f"observation after a step, and by {more:.2g} after {AHEAD}"
-        )
+        off = f"{one:.2g} stds of an observation after a step, and by {more:.2g} after {AHEAD}"
+        return f"the model is learnt from {ENVS * STEPS:,} steps of the prior; it is off by {off}"
 
     def watch(self, envs: object) -> None:
         """Do nothing: observations are its states."""
@@ -87,9 +85,8 @@ class LearnedModel:
         rows = steps.in_one_row()
         found = self.step(rows.observations.astype(np.float64), rows.actions)
         left = {key: np.var(rows.info[key] - found.info[key]) for key in self._told}
-        self._told = {
-            key: place for key, place in self._told.items() if left[key] <= (1.0 - TOLD) * np.var(rows.info[key])
-        }
+        known = [key for key in self._told if left[key] <= (1.0 - TOLD) * np.var(rows.info[key])]
+        self._told = {key: self._told[key] for key in known}
         first, env = np.nonzero(~sliding_window_view(ended[:-1], AHEAD - 1, axis=0).any(-1))
         if not len(first):
             raise UsageError(f"the prior's episodes in {self.name} are shorter than {AHEAD} steps: no model is learnt")

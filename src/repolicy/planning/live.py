@@ -180,8 +180,7 @@ class Handler(BaseHTTPRequestHandler):
         """Refuse a page of others, which a browser would let call here by a name that leads to this machine."""
         if not super().parse_request():
             return False
-        port = self.connection.getsockname()[1]
-        own = {f"{host}:{port}" for host in (HERE, "localhost")}
+        own = {f"{host}:{self.connection.getsockname()[1]}" for host in (HERE, "localhost")}
         origin = self.headers.get("Origin", "").removeprefix("http://")
         if self.headers.get("Host") in own and (not origin or origin in own):
             return True

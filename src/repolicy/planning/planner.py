@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from repolicy.envs import Backend
-from repolicy.errors import UsageError
+from repolicy.errors import UsageError, check_counts
 from repolicy.planning.sampling import BASES, Base, between, correction, effective, normalized, temperature
 from repolicy.planning.scoring import Score, simulated
 from repolicy.planning.simulators import Model
@@ -50,9 +50,8 @@ class Search:
         return replace(self, samples=self.samples or samples, horizon=self.horizon or horizon)
 
     def __post_init__(self) -> None:
-        for name, least in (("samples", 2), ("horizon", 1)):
-            if getattr(self, name) and getattr(self, name) < least:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be {least} or more")
+        check_counts(2, samples=self.samples or 2)
+        check_counts(horizon=self.horizon or 1)
         if self.base not in BASES:
             raise UsageError(f"there is no base {self.base!r}; choose from {', '.join(BASES)}")
         if not 0.0 < self.discount <= 1.0:
@@ -70,8 +69,7 @@ class Look:
     @property
     def plans(self) -> np.ndarray:
         """The candidates' weighted mean `[N, T, A]`."""
-        mean: np.ndarray = np.einsum("nk,nkta->nta", self.weights, self.candidates)
-        return mean
+        return np.einsum("nk,nkta->nta", self.weights, self.candidates)
 
 
 @dataclass
@@ -163,10 +161,8 @@ class Planner:
         noise = np.einsum("th,nkha->nkta", lines, draws)
         noise[:, 0] = -plans  # what the prior itself would do always competes
         candidates = plans[:, None] + noise
-        scores = simulated(
-            self.model, self.prior, observations, candidates, spread_of(self.prior, observations), self.score,
-            search.closed,
-        )  # fmt: skip
+        spread = spread_of(self.prior, observations)
+        scores = simulated(self.model, self.prior, observations, candidates, spread, self.score, search.closed)
         corrected = correction(draws, search.base)
         heat: Any = search.temperature
         if heat is None:
@@ -182,16 +178,14 @@ class Planner:
         plans, mind.found = found.plans, found
         mind.plans = np.concatenate([plans[:, 1:], np.zeros_like(plans[:, :1])], axis=1)
         self.tally.add(found, time.perf_counter() - began)
-        chosen: np.ndarray = plans[:, 0]
-        return chosen
+        return plans[:, 0]
 
 
 def spread_of(prior: Policy, observations: np.ndarray) -> np.ndarray:
     """Return the std `[N, A]` of a prior in its states."""
     with torch.no_grad():
         distribution = prior(torch.from_numpy(observations))
-    spread: np.ndarray = distribution.log_std.exp().expand_as(distribution.mean).numpy()
-    return spread
+    return distribution.log_std.exp().expand_as(distribution.mean).numpy()
 
 
 class Planning:

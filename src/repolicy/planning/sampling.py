@@ -29,14 +29,12 @@ def between(knots: int, horizon: int) -> np.ndarray:
         return np.ones((horizon, 1))
     places = np.linspace(0.0, horizon - 1.0, min(knots, horizon))
     lines = np.stack([np.interp(np.arange(horizon), places, one) for one in np.eye(len(places))], axis=1)
-    straight: np.ndarray = lines / np.linalg.norm(lines, axis=1, keepdims=True)
-    return straight
+    return lines / np.linalg.norm(lines, axis=1, keepdims=True)
 
 
 def correction(draws: np.ndarray, base: Base) -> np.ndarray | float:
     """Return log(base/proposal) `[N, K]`, but for a constant, of draws z `[N, K, H, A]` around a plan."""
-    half: np.ndarray = 0.5 * np.square(draws).sum((2, 3))
-    return half if base == "uniform" else 0.0
+    return 0.5 * np.square(draws).sum((2, 3)) if base == "uniform" else 0.0
 
 
 def normalized(log_weights: np.ndarray) -> np.ndarray:
@@ -45,14 +43,12 @@ def normalized(log_weights: np.ndarray) -> np.ndarray:
     none = ~np.isfinite(most[:, 0])
     weights = np.exp(log_weights - np.where(np.isfinite(most), most, 0.0))
     weights[none, 0] = 1.0
-    shares: np.ndarray = weights / weights.sum(1, keepdims=True)
-    return shares
+    return weights / weights.sum(1, keepdims=True)
 
 
 def effective(weights: np.ndarray) -> np.ndarray:
     """Return the effective sample size 1/Σw² `[N]` of weights `[N, K]`: 1 for the best of K, K for all alike."""
-    size: np.ndarray = 1.0 / np.square(weights).sum(1)
-    return size
+    return 1.0 / np.square(weights).sum(1)
 
 
 def temperature(scores: np.ndarray, corrected: np.ndarray | float, wanted: float) -> np.ndarray:

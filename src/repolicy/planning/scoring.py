@@ -42,10 +42,9 @@ def simulated(
 ) -> np.ndarray:
     """Return the scores `[N, K]` of candidates `[N, K, T, A]`, which are how many stds to deviate from the prior.
 
-    A score is −∞ where the simulation broke down.
-
-    A closed loop deviates from what the prior does in the *simulated* state; an open one from what it would do in the
-    states that the first candidate comes to. observations: `[N, O]`; spread: `[N, A]`, the stds.
+    A score is −∞ where the simulation broke down. A closed loop deviates from what the prior does in the *simulated*
+    state; an open one from what it would do in the states that the first candidate comes to. observations: `[N, O]`;
+    spread: `[N, A]`, the stds.
     """
     count, samples, steps, width = plans.shape
     act, batch = prior.actor(steps, count * samples), count * samples
@@ -56,9 +55,8 @@ def simulated(
     infos: list[Info] = []
     over, failed = np.zeros((steps + 1, batch), bool), np.zeros(batch, bool)
     for t in range(steps):
-        mode = act(now)
-        modes.append(mode)
-        around = mode.reshape(count, samples, width)
+        modes.append(act(now))
+        around = modes[-1].reshape(count, samples, width)
         actions = ((around if closed else around[:, :1]) + stray[:, :, t]).reshape(batch, width).astype(np.float32)
         environments = prior.to_environment(actions)
         step = model.step(states, environments)
@@ -74,23 +72,17 @@ def simulated(
     transitions = Transitions(np.stack(seen), own, np.stack(after), stacked(infos))
     chosen, likeliest = (torch.from_numpy(np.stack(each)) for each in (did, modes))
     beside = (act.log_probs(chosen) - act.log_probs(likeliest)).numpy()
-    gone = over[1:]
-    rewards = step_rewards(score, prior, transitions, beside, gone)
-    total = (score.discount ** np.arange(steps)) @ rewards
+    total = (score.discount ** np.arange(steps)) @ step_rewards(score, prior, transitions, beside, over[1:])
     if score.value is not None:
         ahead = score.value(now)
-        ahead[gone[-1]] = min(0.0, float(ahead.min()))
+        ahead[over[-1]] = min(0.0, float(ahead.min()))
         total += score.discount**steps * ahead
     total[failed] = -np.inf
     return total.reshape(count, samples)
 
 
 def step_rewards(
-    score: Score,
-    prior: Policy,
-    transitions: Transitions,
-    beside: np.ndarray,
-    gone: np.ndarray,
+    score: Score, prior: Policy, transitions: Transitions, beside: np.ndarray, gone: np.ndarray
 ) -> np.ndarray:
     """Return what steps `[T, B]` pay: beside is log π(a|s) − log π(m|s), and gone is where the episode has ended.
 

@@ -77,11 +77,8 @@ class CopyModel:
 
     def step(self, states: np.ndarray, actions: np.ndarray) -> Simulated:
         """Return what states become. One that came out of a step is used up by this one."""
-        live = {id(env) for env in self._live}
-        rows = [
-            self.advance(self.copied(env) if id(env) in live else env, action)
-            for env, action in zip(states, actions[:, None], strict=True)
-        ]
+        live, pairs = {id(env) for env in self._live}, zip(states, actions[:, None], strict=True)
+        rows = [self.advance(self.copied(env) if id(env) in live else env, action) for env, action in pairs]
         told = {key for row in rows for key in row.info}
         return Simulated(
             as_array([row.states for row in rows]),
@@ -158,10 +155,8 @@ class MujocoModel:
 
     def _found(self) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
         """Return where in a state each number of an observation stands, and the bounds to which it is cut."""
-        random = np.random.default_rng(0)
-        state = random.uniform(-0.5, 0.5, self._seen)
-        observation = self._observed(state)
-        same = observation[:, None] == state
+        state = np.random.default_rng(0).uniform(-0.5, 0.5, self._seen)
+        same = self._observed(state)[:, None] == state
         if not (same.sum(1) == 1).all():
             raise CannotBatchError(
                 f"{self.name} shows {int((same.sum(1) != 1).sum())} numbers that are neither coordinates nor velocities"
@@ -181,9 +176,8 @@ class MujocoModel:
 
     def step(self, states: np.ndarray, actions: np.ndarray) -> Simulated:
         controls = native(actions, self._space, self._own).reshape(len(states), 1, -1)
-        rows, _ = self._rollout.rollout(
-            self._env.model, self._data, states, np.repeat(controls, self._repeats, 1).astype(np.float64)
-        )
+        repeated = np.repeat(controls, self._repeats, 1).astype(np.float64)
+        rows, _ = self._rollout.rollout(self._env.model, self._data, states, repeated)
         after = rows[:, -1]
         with np.errstate(invalid="ignore"):
             failed = ~(after[:, 0] > states[:, 0] + 0.5 * self.seconds) | ~np.isfinite(after).all(1)
@@ -205,12 +199,9 @@ class MujocoModel:
         return found
 
     def _ended(self, seen: np.ndarray) -> np.ndarray:
-        if not self._ends:
-            return np.zeros(len(seen), bool)
-        ended = np.empty(len(seen), bool)
-        positions, velocities = np.split(seen, [self._positions], axis=1)
-        for row, (qpos, qvel) in enumerate(zip(positions, velocities, strict=True)):
-            self._env.data.qpos[:], self._env.data.qvel[:] = qpos, qvel
+        ended = np.zeros(len(seen), bool)
+        for row, state in enumerate(seen if self._ends else ()):
+            self._env.data.qpos[:], self._env.data.qvel[:] = np.split(state, [self._positions])
             ended[row] = not self._env.is_healthy
         return ended
 

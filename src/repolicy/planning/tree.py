@@ -78,8 +78,7 @@ class Tree:
 
     def log_policy(self, node: Node) -> np.ndarray:
         """Return the log-probabilities `[A]` to which a node's values lead."""
-        log_policy: np.ndarray = (node.q + self.score.omega * node.log_prior - self.value(node)) / self.alpha
-        return log_policy
+        return (node.q + self.score.omega * node.log_prior - self.value(node)) / self.alpha
 
     def value(self, node: Node) -> float:
         return self._soft(node.q + self.score.omega * node.log_prior)
@@ -167,8 +166,7 @@ class Tree:
 
     def _log_prior(self, observation: np.ndarray) -> np.ndarray:
         logits = self._network(self._normalize(observation))[0].astype(np.float64)
-        log_probs: np.ndarray = logits - np.logaddexp.reduce(logits)
-        return log_probs
+        return logits - np.logaddexp.reduce(logits)
 
     def _soft(self, scores: np.ndarray) -> float:
         return self.alpha * float(np.logaddexp.reduce(scores / self.alpha))
@@ -192,10 +190,8 @@ class Choosing:
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         began, tree, tally = time.perf_counter(), self.memory, self._planner.tally
-        roots = [
-            tree.root(n, state, np.ascontiguousarray(observations[n : n + 1]))
-            for n, state in enumerate(tree.model.states(observations))
-        ]
+        seen = np.ascontiguousarray(observations)
+        roots = [tree.root(n, state, seen[n : n + 1]) for n, state in enumerate(tree.model.states(observations))]
         found = np.stack([tree.log_policy(root) for root in roots])
         self._planned.append(found)
         if self._generator is None:
@@ -213,5 +209,4 @@ class Choosing:
             self.memory.known[n] = {}
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        planned = torch.from_numpy(np.stack(self._planned))
-        return planned.gather(-1, actions.long())[..., 0]
+        return torch.from_numpy(np.stack(self._planned)).gather(-1, actions.long())[..., 0]

@@ -40,8 +40,7 @@ def regression(inputs: Tensor, targets: np.ndarray, hidden: tuple[int, ...], epo
     run = network.snapshot()
 
     def fitted(rows: np.ndarray) -> np.ndarray:
-        found: np.ndarray = middle + width * run(rows).astype(np.float64)
-        return found
+        return middle + width * run(rows).astype(np.float64)
 
     return fitted
 
@@ -80,8 +79,7 @@ def fitted_value(
 
     def value(seen: np.ndarray) -> np.ndarray:
         rows = normalize(seen)
-        found: np.ndarray = np.mean([each(rows)[:, 0] for each in fitted], axis=0)
-        return found
+        return np.mean([each(rows)[:, 0] for each in fitted], axis=0)
 
     return value
 

@@ -10,23 +10,6 @@ from repolicy.wishes.record import Labels, Record, RecordFile, Step
 from repolicy.wishes.takeover import Takeover
 
 __all__ = [
-    "Features",
-    "Labels",
-    "LearntWish",
-    "Pairs",
-    "Record",
-    "RecordFile",
-    "Step",
-    "Takeover",
-    "Teaching",
-    "Theta",
-    "ask",
-    "bradley_terry",
-    "infer",
-    "inferred",
-    "learn_wish",
-    "learnt",
-    "open_wish",
-    "read_answers",
-    "record",
-]
+    "Features", "Labels", "LearntWish", "Pairs", "Record", "RecordFile", "Step", "Takeover", "Teaching", "Theta", "ask",
+    "bradley_terry", "infer", "inferred", "learn_wish", "learnt", "open_wish", "read_answers", "record",
+]  # fmt: skip

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from repolicy.envs import LearntWish, check_plain, check_same_env, in_gymnasium, one_env, open_wish
+from repolicy.envs import check_plain, check_same_env, in_gymnasium, one_env, open_wish
 from repolicy.errors import UsageError
 from repolicy.loading import counted
 from repolicy.policies import Policy, save_policy
@@ -24,12 +24,7 @@ STYLE = """<style>
 #keys { display: grid; grid-template-columns: 1fr 1fr; gap: 6px; margin: 12px 0; }
 #keys button { min-height: 48px; font: inherit; }
 </style>"""
-BUTTONS = (
-    ("left", "← left is better"),
-    ("right", "right is better →"),
-    ("alike", "↑ alike"),
-    ("unknown", "↓ cannot tell"),
-)
+BUTTONS = {"left": "← left is better", "right": "right is better →", "alike": "↑ alike", "unknown": "↓ cannot tell"}
 
 
 def ask(
@@ -60,10 +55,9 @@ def ask(
         width: of each clip, in pixels.
         say: hears how far the films are.
     """
-    known: LearntWish | None = None
     if wish:
         check_same_env(wish, env)
-        known = open_wish(wish)
+    known = open_wish(wish) if wish else None
     check_plain(env, "a pair of clips")
     if not 0 < seconds <= 60:
         raise UsageError(f"a clip of {seconds} seconds cannot be shown: name more than 0, and at most 60")
@@ -114,7 +108,7 @@ def _html(pairs: Pairs, clips: list[bytes], question: str) -> str:
         f'<div class="pair" data-pair="{p}" hidden>{video(2 * p, "left")}{video(2 * p + 1, "right")}</div>'
         for p in range(len(pairs.seeds))
     )
-    buttons = "".join(f'<button type="button" data-answer="{name}">{text}</button>' for name, text in BUTTONS)
+    buttons = "".join(f'<button type="button" data-answer="{name}">{text}</button>' for name, text in BUTTONS.items())
     buttons += '<button type="button" id="back">⌫ back</button><button type="button" id="save">Save answers</button>'
     body = f'{STYLE}<section id="ask" data-page="{pairs.page}"><p id="told" aria-live="polite"></p>\n{shown}\n'
     lead = escape(f"{counted(len(pairs.seeds), 'pair')} of clips in {pairs.env}, each from the same start. ")

@@ -29,8 +29,7 @@ class Theta:
     @property
     def error(self) -> np.ndarray:
         """The standard errors `[K]`."""
-        error: np.ndarray = np.sqrt(np.diag(self.covariance))
-        return error
+        return np.sqrt(np.diag(self.covariance))
 
 
 def gradient(person: np.ndarray, policy: np.ndarray, alpha: float) -> np.ndarray:
@@ -111,8 +110,7 @@ def beyond_start(
 
     def fitted(some: np.ndarray) -> np.ndarray:
         ridge = SHRINKS * len(rows[some]) * np.eye(rows.shape[1])
-        found: np.ndarray = np.linalg.solve(rows[some].T @ rows[some] + ridge, rows[some].T @ sums[some])
-        return found
+        return np.linalg.solve(rows[some].T @ rows[some] + ridge, rows[some].T @ sums[some])
 
     one, other = fitted(half), fitted(~half)
     left = np.where(half[:, None], sums - rows @ other, sums - rows @ one)
@@ -129,8 +127,7 @@ def moments(features: np.ndarray, chances: np.ndarray) -> tuple[np.ndarray, np.n
 def _noise(features: np.ndarray, chances: np.ndarray) -> np.ndarray:
     """Return the covariance `[K, K]` of a weighted mean."""
     apart = (features - chances @ features) * chances[:, None]
-    noise: np.ndarray = apart.T @ apart
-    return noise
+    return apart.T @ apart
 
 
 def share(found: np.ndarray, before: np.ndarray) -> float:
@@ -142,9 +139,7 @@ def spreads(person: np.ndarray, policy: np.ndarray) -> np.ndarray:
     """Return how far each feature varies `[K]`, or raise where they are too few, no numbers, or always the same."""
     for features, whose in ((person, "the person"), (policy, "the policy")):
         if len(features) < 2:
-            raise UsageError(
-                f"{whose} has {len(features)} trajectories, and an inference needs two or more: record more"
-            )
+            raise UsageError(f"{whose} has {len(features)} trajectories, and it takes two or more: record more")
         if not np.isfinite(features).all():
             row, column = np.argwhere(~np.isfinite(features))[0]
             raise NumericError(f"feature {column} of {whose} is {features[row, column]} in trajectory {row}")

@@ -21,7 +21,7 @@ from repolicy.envs import (
     one_env,
     probed,
 )
-from repolicy.errors import UsageError
+from repolicy.errors import UsageError, check_counts
 from repolicy.learning.training import customize
 from repolicy.loading import counted
 from repolicy.objective import residual
@@ -58,8 +58,7 @@ def record(
 
     The policy samples its actions. With `resume`, the steps that are recorded already count.
     """
-    if steps < 1:
-        raise UsageError(f"{steps} steps cannot be recorded: name 1 or more")
+    check_counts(steps=steps)
     check_plain(env, "a take-over")
     made = one_env(env, **({"render_mode": "rgb_array"} if keys and keys.shows else {}))
     follow(made.unwrapped)
@@ -94,13 +93,12 @@ def alone(found: Acting, env: str, seed: int = 0, steps: int = ALONE) -> Record:
     with closing(make_envs(env, ENVS, seed)) as envs:
         generator = torch.Generator().manual_seed(seed)
         rollout = Collector(envs, each, generator, keep_transitions=True).collect(found.agent)
-    before, actions, after, *_ = rollout.transitions
     ended = (rollout.terminated | rollout.truncated).T
     episode = np.cumsum(np.concatenate([np.ones((ENVS, 1), int), ended[:, :-1]], 1).ravel()) - 1
-    flat = [part.swapaxes(0, 1).reshape(ENVS * each, -1) for part in (before, actions, after)]
+    before, actions, after = (part.swapaxes(0, 1).reshape(ENVS * each, -1) for part in rollout.transitions[:3])
     time = rollout.ages.T.ravel().astype(float)
     nobody = np.zeros(len(time), bool)
-    return Record(env, fingerprint(found.path), episode, time, flat[0], flat[1], flat[1], flat[2], nobody)
+    return Record(env, fingerprint(found.path), episode, time, before, actions, actions, after, nobody)
 
 
 def infer(
@@ -192,8 +190,7 @@ class Teaching:
     customizing: Callable[..., Any] = customize
 
     def __post_init__(self) -> None:
-        if self.updates < 1:
-            raise UsageError(f"updates is {self.updates}; it must be 1 or more")
+        check_counts(updates=self.updates)
 
     @property
     def untaught(self) -> "Taught":
@@ -285,8 +282,7 @@ def learn_wish(
         rate: the share of the person's steps below which all is well.
         say: hears how far it is.
     """
-    if rounds < 1:
-        raise UsageError(f"rounds is {rounds}; it must be 1 or more")
+    check_counts(rounds=rounds)
     now, done, records, policies = teaching.untaught, list[Round](), list[Record](), list[Taught]()
     for number in range(rounds):
         folder, seed = out / f"round-{number}", teaching.seed + 1000 * number

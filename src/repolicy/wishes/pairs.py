@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from repolicy.envs import (
+    Envs,
     Features,
     LearntWish,
     Networks,
@@ -57,8 +58,7 @@ class Pairs:
     def features(self, features: Features) -> np.ndarray:
         """Return the sums `[P, 2, K]` along the clips."""
         observations, actions, after = self.steps
-        values = features(observations, actions, after, {})
-        return values.reshape(*self.after.shape[:3], -1).sum(2)
+        return features(observations, actions, after, {}).reshape(*self.after.shape[:3], -1).sum(2)
 
     @property
     def steps(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -73,8 +73,7 @@ class Pairs:
 
     def some(self, which: list[int]) -> "Pairs":
         """Return these pairs alone."""
-        arrays = (getattr(self, name)[which] for name in ARRAYS)
-        return Pairs(self.env, self.policy, *arrays)
+        return Pairs(self.env, self.policy, *(getattr(self, name)[which] for name in ARRAYS))
 
     def write(self, folder: Path) -> None:
         tensors = {name: torch.from_numpy(np.ascontiguousarray(getattr(self, name))) for name in ARRAYS}
@@ -107,10 +106,8 @@ def candidates(
     distance from it, times `noise`, all along the clip. A policy that makes choices samples each of them.
     """
     if count < 1 or steps < 2 or not 0 < noise < np.inf:
-        raise UsageError(
-            f"{count} pairs of {steps} steps with noise {noise} cannot be asked about: name 1 or more, of 2 steps or "
-            "more, and noise above 0"
-        )
+        asked = f"{count} pairs of {steps} steps with noise {noise} cannot be asked about"
+        raise UsageError(f"{asked}: name 1 or more, of 2 steps or more, and noise above 0")
     env = observing(env, agent.observation_size)
     backend = "gymnasium" if in_gymnasium(env) else "envpool"  # the one that films
     found = list[Pairs]()
@@ -136,22 +133,20 @@ def candidates(
 
 
 def _played(
-    agent: Agent, envs: object, starts: np.ndarray, steps: int, total: int, noise: float, generator: torch.Generator
+    agent: Agent, envs: Envs, starts: np.ndarray, steps: int, total: int, noise: float, generator: torch.Generator
 ) -> tuple[np.ndarray, ...]:
     """Return (observations, actions, after, all sent, whether the clip is whole), `[P, T, ...]` each."""
-    count = len(starts)
+    count, chooses = len(starts), agent.actions.kind == "discrete"
     usual, drawn = agent.actor(total, count), agent.actor(total, count, generator)
-    now, held = envs.reset(), None  # type: ignore[attr-defined]
+    now, held = envs.reset(), None
     seen, did, after = [], [], []
     alive, whole = np.ones(count, bool), np.zeros(count, bool)
     for t in range(total):
         mode, sample = usual(now), drawn(now)
-        away = (sample - mode) * (noise if agent.actions.kind == "continuous" else 1)
-        held = np.where(
-            (starts == t)[:, None] | (agent.actions.kind == "discrete"), away, away if held is None else held
-        )
+        away = (sample - mode) * (1 if chooses else noise)
+        held = away if held is None else np.where((starts == t)[:, None] | chooses, away, held)
         sent = agent.to_environment(np.where((t >= starts)[:, None], mode + held, mode).astype(mode.dtype))
-        step = envs.step(sent)  # type: ignore[attr-defined]
+        step = envs.step(sent)
         seen.append(now)
         did.append(sent)
         after.append(step.final)
@@ -194,10 +189,8 @@ def read_answers(path: Path, pages: Sequence[Pairs]) -> dict[tuple[int, int], fl
             raise FileError(f"{where} is no answer as the page saves it: {printable(line, 60)}") from None
         check_shape(answer, {"page": str, "pair": int, "answer": str}, where)
         if answer["page"] not in places:
-            raise UsageError(
-                f"{where} answers a page that is none of those given; name the folder that `repolicy ask` wrote for it "
-                "with --asked"
-            )
+            named = "name the folder that `repolicy ask` wrote for it with --asked"
+            raise UsageError(f"{where} answers a page that is none of those given; {named}")
         place = places[answer["page"]]
         if answer["answer"] not in MEANS or not 0 <= answer["pair"] < len(pages[place].seeds):
             raise FileError(f"{where} is no answer to a pair of that page")
@@ -245,5 +238,4 @@ def _centred(made: Networks, centre: torch.Tensor) -> Networks:
 
 def spread_a_step(pages: Sequence[Pairs], wish: LearntWish) -> float:
     """Return the standard deviation of a wish's reward over the steps of the clips."""
-    rewards = [wish(*page.steps, {}) for page in pages]
-    return float(np.concatenate(rewards).std())
+    return float(np.concatenate([wish(*page.steps, {}) for page in pages]).std())

@@ -29,8 +29,7 @@ def bradley_terry(differences: np.ndarray, answers: np.ndarray, spread: float | 
         raise UsageError(f"feature {same[0]} is the same in both clips of all pairs, so nothing can be learnt of it")
     rows = differences / scale
     spreads = SPREADS if spread is None else (spread,)
-    fits = [_fit(rows, answers, each) for each in spreads]
-    theta, covariance, _ = max(fits, key=lambda fit: fit[2])
+    theta, covariance, _ = max([_fit(rows, answers, each) for each in spreads], key=lambda fit: fit[2])
     return Theta(theta / scale, covariance / np.outer(scale, scale))
 
 
@@ -61,8 +60,7 @@ def _fit(rows: np.ndarray, answers: np.ndarray, spread: float) -> tuple[np.ndarr
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    found: np.ndarray = 0.5 * (1 + np.tanh(0.5 * logits))
-    return found
+    return 0.5 * (1 + np.tanh(0.5 * logits))
 
 
 def check(differences: np.ndarray, answers: np.ndarray) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from repolicy.envs import Features
-from repolicy.errors import FileError, UsageError
+from repolicy.errors import FileError, UsageError, check_counts
 from repolicy.loading import read_bytes
 from repolicy.policies.storage import check_shape, write_bytes
 from repolicy.readers.demonstrations import read_npz
@@ -76,10 +76,8 @@ class Record:
         lines, dropped, steps = read_bytes(path).decode(errors="replace").splitlines(), set[int](), list[Step]()
         header = _line(lines[0] if lines else "", f"{path}, line 1")
         check_shape(header, HEADER, f"{path} is no record of take-overs: its first line")
-        if header["record"] > FORMAT:
-            raise FileError(
-                f"{path} has format {header['record']}; this version reads up to {FORMAT}: upgrade repolicy"
-            )
+        if (format := header["record"]) > FORMAT:
+            raise FileError(f"{path} has format {format}; this version reads up to {FORMAT}: upgrade repolicy")
         if env not in ("", header["env"]):
             raise UsageError(f"{path} is a record of {header['env']}, not of {env}")
         for number, text in enumerate(lines[1:], 2):
@@ -97,8 +95,7 @@ class Record:
     def _numpy(cls, path: Path, env: str) -> Self:
         """Read arrays `observation`, `action`, `next`, `person`, `episode`; `proposed` and `time` may be missing."""
         needed = ("observation", "action", "next", "person", "episode")
-        arrays = read_npz(path, needed, ("proposed", "time"))
-        return cls._given(arrays, path, env)
+        return cls._given(read_npz(path, needed, ("proposed", "time")), path, env)
 
     @classmethod
     def _lerobot(cls, path: Path, env: str) -> Self:
@@ -175,8 +172,7 @@ class RecordFile:
                 go_on = "add --resume to go on with it, or " if path.is_file() else ""
                 raise UsageError(f"{path} is there already: {go_on}name another --out")
             lines = read_bytes(path).decode(errors="replace").splitlines()
-            known = _line(lines[0], f"{path}, line 1")
-            if known != header:
+            if _line(lines[0], f"{path}, line 1") != header:
                 raise UsageError(f"{path} is the record of another policy or environment: name another --out")
             whole = [line for line in lines[1:] if line.endswith("}")]
             if len(whole) < len(lines) - 1:  # the machine stopped while a line was written
@@ -195,10 +191,8 @@ class RecordFile:
         """Write a step."""
         self._of_episode = self._of_episode + 1 if step.episode == self.episode else 1
         self.episode, self.steps = step.episode, self.steps + 1
-        numbers = {
-            name: np.ravel(getattr(step, name)).astype(float).tolist()
-            for name in ("observation", "action", "proposed", "next")
-        }
+        names = ("observation", "action", "proposed", "next")
+        numbers = {name: np.ravel(getattr(step, name)).astype(float).tolist() for name in names}
         self._write({"episode": step.episode, "time": float(step.time), **numbers, "person": bool(step.person)})
 
     def drop(self, episode: int) -> None:
@@ -226,9 +220,7 @@ class Labels:
     """What a step that the person let pass weighs beside one of their own."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0 <= value < np.inf:
-                raise UsageError(f"{name} is {value}; it must be 0 or more")
+        check_counts(0, **vars(self))
 
     def weights(self, record: Record) -> np.ndarray:
         """Return what each step weighs `[N]`: 1 the person's, `passed` the policy's own, 0 bad or settling."""
@@ -238,9 +230,8 @@ class Labels:
             first = max(start - self.before, int(np.flatnonzero(record.episode == record.episode[start])[0]))
             found[first:start] = np.where(record.person[first:start], found[first:start], 0.0)
             behind = slice(start, start + self.settle)
-            found[behind] = np.where(
-                record.person[behind] & (record.episode[behind] == record.episode[start]), 0.0, found[behind]
-            )
+            settles = record.person[behind] & (record.episode[behind] == record.episode[start])
+            found[behind] = np.where(settles, 0.0, found[behind])
         return found
 
 

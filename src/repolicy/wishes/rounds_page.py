@@ -51,8 +51,7 @@ def thetas(wishes: Sequence[LearntWish | None]) -> str:
     rows = []
     for index, name in enumerate(learnt[0][1].names):
         found = [(wish.theta[index], wish.covariance[index, index] ** 0.5) for _, wish in learnt]
-        cells = [f"{charts.short(value)} ± {charts.short(error, 2)}" for value, error in found]
-        rows.append([name, *cells])
+        rows.append([name, *(f"{charts.short(value)} ± {charts.short(error, 2)}" for value, error in found)])
     return page.table(["feature", *(f"round {number}" for number, _ in learnt)], rows)
 
 

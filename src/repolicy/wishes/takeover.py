@@ -58,10 +58,9 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         super().__init__(env)
         if not isinstance(env.observation_space, gymnasium.spaces.Box):
-            raise UsageError(
-                f"observations of kind {type(env.observation_space).__name__} are not recorded: wrap the environment "
-                "in gymnasium.wrappers.FlattenObservation"
-            )
+            kind = type(env.observation_space).__name__
+            wrapped = "wrap the environment in gymnasium.wrappers.FlattenObservation"
+            raise UsageError(f"observations of kind {kind} are not recorded: {wrapped}")
         self.person, self.record, self.keys, self.wants = person, record, keys, wants
         self.acts, self.left, self._steps = False, False, 0
         self._episode = (record.episode if record else 0) - 1
@@ -94,7 +93,8 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
             self.record.drop(self._episode)
         self.left = self.left or "escape" in pressed
         if self.keys:
-            self.keys.show(self.env.render() if self.env.render_mode == "rgb_array" else None, self._words())
+            words = f"episode {self._episode}, step {self._steps}: {'YOU act' if self.acts else 'the policy acts'}"
+            self.keys.show(self.env.render() if self.env.render_mode == "rgb_array" else None, words)
         cut = truncated or bool(ended) or self.left
         return observation, reward, terminated, cut, info | {"person": self.acts, "ended": ended}
 
@@ -104,9 +104,6 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
         if action.size != proposed.size or not np.isfinite(action).all():
             raise UsageError(f"the person's action is {action.tolist()}; it takes {counted(proposed.size, 'number')}")
         return action
-
-    def _words(self) -> str:
-        return f"episode {self._episode}, step {self._steps}: {'YOU act' if self.acts else 'the policy acts'}"
 
 
 PAIRS = [*zip("qwertyuio", "asdfghjkl", strict=True)]  # more and less of each number of an action
