@@ -47,8 +47,7 @@ def test_train_evaluate_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     scored = answered(capsys, "evaluate", "run", "--episodes", "3", "--trust")
     assert (scored["episodes"], scored["action"], scored["which"]) == (3, "mean", "last")
     assert len(json.loads(Path(scored["file"]).read_text())["each"]["basic_reward"]) == 3
-    told = answered(capsys, "inspect", "run")
-    assert env in json.dumps(told)
+    assert env in json.dumps(answered(capsys, "inspect", "run"))
 
 
 def test_the_end_of_training_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:

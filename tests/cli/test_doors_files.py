@@ -73,8 +73,7 @@ def test_a_run_is_resumed_with_the_same_names_typed_again(capsys: pytest.Capture
     answered(capsys, *trained_words, "--addon", wish)
     before = Path("run/run.json").read_text()
     resumed = ["train", env, "--out", "run", "--resume"]
-    said = refused(capsys, 2, *resumed)
-    assert f"run/run.json names code that would be run: {wish}; " in said
+    assert f"run/run.json names code that would be run: {wish}; " in refused(capsys, 2, *resumed)
     assert answered(capsys, *resumed, "--addon", wish)["finished"]
     assert answered(capsys, *resumed, "--trust")["finished"]
     assert Path("run/run.json").read_text() == before
@@ -234,8 +233,7 @@ def begun() -> tuple[Path, Request]:
     prior = Path("prior.safetensors")
     save_policy(prior, repolicy.Policy(replace(SPECS["gaussian"], observation_size=1, actions=ONE)), {})
     repolicy.customize(prior, tiny("stay_near"), residual(0.1, 0.1), "run", SMALL, env=tiny("LinearQuadratic"))
-    request = RunFolder("run").asked()
-    return prior, request
+    return prior, RunFolder("run").asked()
 
 
 ONE = repolicy.policies.distributions.ActionSpace("continuous", (1,), (-1.0,), (1.0,))

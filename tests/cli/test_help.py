@@ -1,5 +1,6 @@
 """Help and completion: what a command can do, before anything is run."""
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from repolicy.cli import main as cli
 from repolicy.cli import options as pages
-from repolicy.cli.options import docstrings, options, parser, usual_by_prior
+from repolicy.cli.options import add_options, docstrings, options, usual_by_prior
 from repolicy.cli.run_commands import Customize, Train
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
@@ -34,7 +35,9 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 @pytest.mark.parametrize("name", list(EVERY))
 def test_the_help_has_the_options_that_are_read(name: str) -> None:
-    read = {word for word in parser(EVERY[name], name)._option_string_actions if not word.startswith("--no-")}
+    made = argparse.ArgumentParser(add_help=False)
+    add_options(made, EVERY[name])
+    read = {word for word in made._option_string_actions if not word.startswith("--no-")}
     shown = set(re.findall(r"^  (--[a-z\[\]-]+)", pages.page(EVERY[name], name), re.MULTILINE))
     unused = {f"--{name.replace('_', '-')}" for name in getattr(EVERY[name], "UNUSED", ())}
     assert {option.replace("[no-]", "") for option in shown} == read - unused

@@ -85,8 +85,7 @@ def asked(**settings: float) -> Request:
 
 
 def test_the_prior_stands_beside_what_was_learned() -> None:
-    found = lines(asked(), prior())
-    values = {name: levels["prior"] for name, levels in found.items()}
+    values = {name: levels["prior"] for name, levels in lines(asked(), prior()).items()}
     assert values == pytest.approx(
         {"basic_return": 3.0, "evaluation_addon": -5.0, "evaluation_metric": 0.25, "episode_length": 10.0,
          "prior_kl": 0.0, "below_prior": 0.0, "log_prior": -2.0, "entropy": 2.0, "reward_task": -0.5,

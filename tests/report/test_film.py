@@ -81,10 +81,7 @@ def test_the_second_picture_tells_how_long_all_take_and_later_ones_every_ten_sec
     assert told == ["", "filming: 2% drawn, about 3:16 left\n", "", "filming: 4% drawn, about 6:56 left\n"]
 
 
-@pytest.mark.parametrize(
-    ("shot", "said"),
-    [({"seconds": 0.0}, "seconds is 0"), ({"width": 3}, "width is 3")],
-)
+@pytest.mark.parametrize(("shot", "said"), [({"seconds": 0.0}, "seconds is 0"), ({"width": 3}, "width is 3")])
 def test_a_film_that_cannot_be_is_refused(policy: str, shot: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         films([Shot(policy, ENV, **shot)])

@@ -39,8 +39,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
 
 
 def a_policy(name: str = "mine.safetensors", **card: Any) -> Policy:
-    spec = PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,))
-    policy = Policy(spec)
+    policy = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(4,)))
     repolicy.save_policy(name, policy, card)
     return policy
 
@@ -79,8 +78,7 @@ def test_the_card_has_table_license_and_how_to_repeat(
     Path("runs/near/policy.mp4").write_bytes(b"film")
     done = push(result.folder, "hf://somebody/near", episodes=3, trust=True)
     assert done["files"] == ["policy.safetensors", "README.md", "policy.mp4"]
-    card = files["somebody/near"]["README.md"].decode()
-    header, _, text = card.removeprefix("---\n").partition("\n---\n")
+    header, _, text = files["somebody/near"]["README.md"].decode().removeprefix("---\n").partition("\n---\n")
     assert {"license: unknown", "library_name: repolicy"} <= set(header.splitlines())
     assert "| prior |" in text
     assert len({row.replace("\\|", "").count("|") for row in text.splitlines() if row.startswith("|")}) == 1
@@ -156,10 +154,7 @@ def test_what_can_go_wrong_is_a_sentence(
         assert (code, "hf://somebody/mine cannot be reached: no network, or no hub" in said) == (1, True), said
 
 
-@pytest.mark.parametrize(
-    ("status", "sentence"),
-    [(403, "is not there, or not for you"), (500, "status 500")],
-)
+@pytest.mark.parametrize(("status", "sentence"), [(403, "is not there, or not for you"), (500, "status 500")])
 def test_an_answer_of_the_hub_is_not_called_no_network(
     status: int, sentence: str, files: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,12 +166,7 @@ def test_an_answer_of_the_hub_is_not_called_no_network(
 
 @pytest.mark.parametrize(
     "odd",
-    [
-        ("X-Repo-Commit", "../../x"),
-        ("Content-Length", "9" * 15),
-        ("ETag", ".."),
-        ("ETag", "../../../another.txt"),
-    ],
+    [("X-Repo-Commit", "../../x"), ("Content-Length", "9" * 15), ("ETag", ".."), ("ETag", "../../../another.txt")],
 )
 def test_an_answer_that_makes_no_sense_is_a_sentence(
     odd: tuple[str, str], files: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch

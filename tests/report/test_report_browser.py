@@ -67,8 +67,7 @@ def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     prior = tmp_path / "prior.safetensors"
     space = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
     save_policy(prior, Policy(PolicySpec(4, space)), {"request": {"env": "InvertedPendulum-v4"}})
-    settings = Settings(**SETTINGS, ranks=1)
-    customize(prior, f"{__file__}:calm", residual(0.1, 0.01), tmp_path / "run", settings)
+    customize(prior, f"{__file__}:calm", residual(0.1, 0.01), tmp_path / "run", Settings(**SETTINGS, ranks=1))
     monkeypatch.setattr(report, "FILM_SECONDS", 0.6)
     return write_report(tmp_path / "run", episodes=8, trust=True)
 

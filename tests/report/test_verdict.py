@@ -133,12 +133,10 @@ def test_without_a_basic_reward_the_wish_alone_is_judged() -> None:
 
 def test_an_evaluation_knows_which_episodes_the_environment_ended() -> None:
     torch.manual_seed(1)
-    space = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
-    agent = frozen(Policy(PolicySpec(2, space, initial_std=0.5)))
+    agent = frozen(Policy(PolicySpec(2, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), initial_std=0.5)))
     found = evaluate(agent, tiny("Counter"), 3)
     assert found.as_dict()["ended_early"] == found.terminated.sum()
-    cut = evaluate(agent, tiny("Counter"), 3, longest=1)
-    assert not cut.terminated.any()
+    assert not evaluate(agent, tiny("Counter"), 3, longest=1).terminated.any()
 
 
 def test_a_step_weighs_the_same_in_an_episode_of_any_length() -> None:
@@ -212,5 +210,4 @@ def test_a_limit_holds_within_its_bound_cannot_be_told_within_its_error_and_else
         (0.26, "with the mean action limit power<=0.25 is broken by 0.010 (0.260 ± 0.001)"),
     ):
         after = dataclasses.replace(evaluated(HALF, HALF), limits={"power<=0.25": mean + 0.007 * HALF})
-        found = verdict(prior, after)
-        assert said in found
+        assert said in verdict(prior, after)

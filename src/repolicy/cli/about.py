@@ -91,6 +91,7 @@ class Bench(Command):
         spread, terminal = figures["slice_shares"], Terminal()
         ranks, steps = counted(figures["ranks"], "rank"), f"{figures['steps']:,} steps"
         terminal.say(f"{figures['env']} ({figures['backend']}), {ranks}, {steps}")
+        parts = ", ".join(f"{name} {share:.0%}" for name, share in figures["training_is"].items())
         terminal.facts(
             {
                 "physics alone": f"{figures['physics_steps_per_second']:,.0f} steps a second",
@@ -98,9 +99,7 @@ class Bench(Command):
                 "share of the physics": f"{figures['share']:.3f}",
                 "… without evaluation and checkpoint": f"{figures['share_without_evaluation']:.3f}",
                 "… of the slices": f"{spread['min']:.3f} – {spread['max']:.3f}",
-                "where training's time goes": ", ".join(
-                    f"{n} {share:.0%}" for n, share in figures["training_is"].items()
-                ),
+                "where training's time goes": parts,
                 "its physics take": f"{figures['physics_in_training']:.2f} times what they take alone",
                 "memory": f"{figures['memory_mb_a_rank']:,.0f} MB a rank",
             }
@@ -138,9 +137,7 @@ class Doctor(Command):
         found = causes(read_checkpoint(path), None if self.before is None else read_checkpoint(self.before))
         if self.batch is not None:
             found += first_ratios(read_policy(path, self.reading), self.batch)
-        terminal = Terminal()
-        for sentence in found or ["none of the usual causes is there"]:
-            terminal.say(sentence)
+        Terminal().say(*(found or ["none of the usual causes is there"]))
         return {"causes": found}
 
 
@@ -163,9 +160,7 @@ def doctor() -> dict[str, Any]:
     """Print and return versions, backends, rendering and cores."""
     from repolicy.envs import envpool_names
 
-    facts: dict[str, Any] = dict(versions())
-    facts["cores"] = physical_cores()
-    names = envpool_names()
+    facts, names = {**versions(), "cores": physical_cores()}, envpool_names()
     known = f"EnvPool's {len(names):,}, and Gymnasium's" if names else "Gymnasium's only (no EnvPool here: slower)"
     facts["environments"] = known
     library, lacks = renderer(), "libegl1 or libosmesa6 for films" if find_spec("mujoco") else "the extra engine"
@@ -191,5 +186,4 @@ def _renders(backend: str) -> bool:
         "r.update_scene(mujoco.MjData(m)); r.render()"
     )
     environment = os.environ | {"MUJOCO_GL": backend}
-    done = subprocess.run([*PYTHON, "-c", code], env=environment, capture_output=True, check=False)
-    return done.returncode == 0
+    return not subprocess.run([*PYTHON, "-c", code], env=environment, capture_output=True, check=False).returncode

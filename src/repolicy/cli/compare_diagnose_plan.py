@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from repolicy.cli.options import Acts, OfPolicy, Positional, Repeated, read
-from repolicy.errors import UsageError
+from repolicy.errors import UsageError, check_counts
 from repolicy.loading import counted, number, usual_out
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal, laid_out
@@ -128,15 +128,13 @@ class Diagnose(OfPolicy):
 
     def _reading(self) -> list[str]:
         """Return the options without which the file could not be read, or another backend would be taken."""
-        given = {name: value for name, value in vars(self.reading).items() if value is not None}
-        given |= {"backend": self.backend} if self.backend != "auto" else {}
-        return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        given = vars(self.reading) | {"backend": None if self.backend == "auto" else self.backend}
+        named = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None]
+        return [word for pair in named for word in pair]
 
 
 def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str, wish: str) -> None:
-    terminal.say(diagnosis.verdict)
-    for sentence in [*diagnosis.complaints[1:], *notes]:
-        terminal.say(sentence)
+    terminal.say(diagnosis.verdict, *diagnosis.complaints[1:], *notes)
     rows = _rows((diagnosis.by_mean, diagnosis.sampled, diagnosis.ignorant))
     terminal.say(laid_out(["", "mean action", "sampled", "untrained"], [[name, *rows[name]] for name in rows]))
     worths = diagnosis.worths
@@ -147,8 +145,7 @@ def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str,
     advice, weights = "what a nat is worth cannot be told, so hold a distance", diagnosis.weights
     if weights is not None:
         advice = f"omega from {weights.omega / 3:.2g} (the wish first) to {3 * weights.omega:.2g} (the prior first)"
-    terminal.say(f"{advice}; to begin with:")
-    terminal.say(f"  {command}")
+    terminal.say(f"{advice}; to begin with:", f"  {command}")
 
 
 def _rows(drives: "tuple[Drive, ...]") -> dict[str, list[str]]:
@@ -227,9 +224,8 @@ class Plan(Acts):
         out = self.out or usual_out(self.prior, ending)
         if self.hz is not None and not self.hz > 0.0:
             raise UsageError(f"--hz is {self.hz:g}; it must be above 0")
-        for each in ("steps", "episodes", "samples", "horizon"):
-            if (count := getattr(self, each)) is not None and count < 1:
-                raise UsageError(f"--{each} is {count}; it must be 1 or more")
+        counts = {f"--{name}": getattr(self, name) for name in ("steps", "episodes", "samples", "horizon")}
+        check_counts(**{name: count for name, count in counts.items() if count is not None})
         if self.distil is not None and self.live:
             raise UsageError("--live keeps a planner's folder: take --distil afterwards, with its weights")
         if self.distil is not None:  # before the work, which would be lost
@@ -243,17 +239,15 @@ class Plan(Acts):
             self.prior, self.addon, self.env, self.omega, self.states, self.value, search, self.learned, self.reading,
             self.trust, terminal.say,
         )  # fmt: skip
-        for note in made.notes:
-            terminal.say(note)
+        terminal.say(*made.notes)
         choices = made.planner.actions.kind == "discrete"
         if choices and (self.hz is not None or self.live or self.distil):
             raise UsageError("a tree of choices goes without --hz, --live and --distil")
         if self.hz is not None:
             made = paced(made, self.hz)
             search = made.planner.search
-            terminal.say(
-                f"{search.samples} samples of {counted(search.horizon, 'step')} fit {self.hz:g} decisions a second"
-            )
+            samples = f"{search.samples} samples of {counted(search.horizon, 'step')}"
+            terminal.say(f"{samples} fit {self.hz:g} decisions a second")
         if self.live:
             show(made, out, self.port, terminal.say)
             return {"folder": str(out), "env": made.env}
@@ -270,33 +264,22 @@ class Plan(Acts):
                     longest=self.steps, backend=planner.backend,
                 )  # fmt: skip
         terminal.numbers(f"{made.env}, {counted(self.episodes, 'episode')} each", *rewards(found))
-        tally = planner.tally
-        told = {
-            "decisions_a_second": tally.rate,
-            "real_time": tally.rate * planner.model.seconds,
-            "prior_kept": tally.kept / tally.decisions,
-            "broken_down": tally.failed,
-        }
-        if not choices:
+        tally, seconds = planner.tally, planner.model.seconds
+        kept = tally.kept / tally.decisions
+        told = {"decisions_a_second": tally.rate, "real_time": tally.rate * seconds, "prior_kept": kept}
+        told["broken_down"] = tally.failed
+        pace = f"{tally.rate:.3g} decisions a second" + f", {tally.rate * seconds:.2g} times real time" * (seconds > 0)
+        if choices:
+            terminal.say(f"{pace}; in {kept:.1%} of the decisions it chose what the prior would")
+        else:
             told["effective_samples"] = tally.effective / tally.decisions
-        terminal.say(
-            f"{told['decisions_a_second']:.3g} decisions a second"
-            + f", {told['real_time']:.2g} times real time" * (planner.model.seconds > 0)
-            + "; "
-            + (
-                f"in {told['prior_kept']:.1%} of the decisions it chose what the prior would"
-                if choices
-                else f"{told['effective_samples']:.3g} of {planner.search.samples} samples count; in "
-                f"{told['prior_kept']:.1%} of the decisions none was better than the prior's own plan"
+            terminal.say(
+                f"{pace}; {told['effective_samples']:.3g} of {planner.search.samples} samples count; in {kept:.1%} of "
+                "the decisions none was better than the prior's own plan"
             )
-        )
         if tally.failed:
             terminal.say(f"{tally.failed:,} simulations broke down, and were left out")
         terminal.say(f"its {'file' if self.distil else 'folder'}: {out}")
         results = {name: evaluation.as_dict()["summary"] for name, evaluation in found.items()}
-        return {
-            "policy" if self.distil else "folder": str(out),
-            "env": made.env,
-            "omega": planner.score.omega,
-            "states": planner.score.states,
-        } | (told | results)
+        weights = {"env": made.env, "omega": planner.score.omega, "states": planner.score.states}
+        return {"policy" if self.distil else "folder": str(out)} | weights | told | results

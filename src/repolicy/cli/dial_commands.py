@@ -188,6 +188,5 @@ class Sweep(OfPolicy):
             )  # fmt: skip
             status.update("films")
             report = write_sweep_report(swept, terminal.say)
-        terminal.say(str(swept))
-        terminal.say(f"report: {report}")
+        terminal.say(str(swept), f"report: {report}")
         return as_dict(swept) | {"folder": str(swept.folder), "report": str(report)}

@@ -117,13 +117,12 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     """Return the story of a policy, a checkpoint or a run's folder: printed, and returned."""
     if not is_on_hub(path):
         check_reachable(path)
-    file = None if path.is_dir() else PolicyFile(find_policy(path))
-    if file is not None:
-        facts, more = _of_file(file, options)
-    else:
+    if path.is_dir():
         check_own(path, options)
         plan = {"folder": str(path), "kind": "planner"}
         facts, more = (plan | read_json(path / PLAN), {}) if is_plan(path) else _of_run(path)
+    else:
+        facts, more = _of_file(PolicyFile(find_policy(path)), options)
     Terminal().facts(facts)
     if "carries" in more:
         _say_contract(more["carries"])
@@ -206,18 +205,15 @@ def _say_contract(about: dict[str, Any]) -> None:
 def _facts_of(card: dict[str, Any]) -> dict[str, str]:
     """Return what not every policy's card tells."""
     facts = {}
-    if "origin" in card:
-        origin = card["origin"]
+    if origin := card.get("origin"):
         facts["copied from"] = f"{origin['file']}, {origin['kind']} of {origin['library']}, sha256 {origin['sha256']}"
     facts |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
-    if "dial" in card:
-        dial = card["dial"]
+    if dial := card.get("dial"):
         trained = dial["how"] == "trained"
         values = dial.get("values") or {"omega" if trained else "t": dial.get("at", math.nan)}
         place = ", ".join(f"{name} = {value:g}" for name, value in values.items())
         facts["dial"] = f"{dial['how']} at {place} {'of' if trained else 'between the prior and'} {dial['of']}"
-    if "nat_worth" in card:
-        worth = card["nat_worth"]
+    if worth := card.get("nat_worth"):
         facts["a nat is worth"] = f"{worth['value']:.3g} ± {worth['error']:.2g} of the reward"
     if "scores" in card:
         mean, std = (*card["scores"]["mean action"], math.nan, math.nan)[:2]

@@ -128,20 +128,13 @@ def _parsed(name: str, arguments: list[str], commands: Mapping[str, Any] = COMMA
         names = {**commands, **GROUPS} if commands is COMMANDS else commands
         raise UsageError(f"there is no command {name!r}{nearest(name, names)}; {prog} --help lists them")
     command, words = commands[name], _words(arguments)
-
     if not HELP.isdisjoint(words):
         print(page(command, f"{prog} {name}"))
         sys.exit(0)
-    _check_values_together(command, words)
+    for option in options(command):  # of several values: the last mention would count, and the others be lost
+        if option.several and words.count(several := f"--{option.name}") > 1:
+            raise UsageError(f"{several} stands twice; write all its values behind one {several}")
     return read(command, words, f"{prog} {name}")
-
-
-def _check_values_together(command: Any, words: list[str]) -> None:
-    """Raise where an option with several values is named twice: the last mention would count, the others be lost."""
-    twice = {word for word in words if word.startswith("--") and words.count(word) > 1}
-    for option in options(command) if twice else ():
-        if option.several and (name := f"--{option.name}") in twice:
-            raise UsageError(f"{name} stands twice; write all its values behind one {name}")
 
 
 HELP = {"-h", "--help"}

@@ -234,13 +234,6 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; {self.prog} --help lists the options")
 
 
-def parser(command: type, prog: str) -> Parser:
-    """Return what reads the words of a command. It leaves out what they do not name."""
-    made = Parser(prog=prog, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    add_options(made, command)
-    return made
-
-
 def add_options(made: argparse.ArgumentParser, command: type) -> None:
     """Give a parser the options of a command."""
     for option in options(command):
@@ -254,16 +247,14 @@ def add_options(made: argparse.ArgumentParser, command: type) -> None:
             more |= {"choices": typing.get_args(option.value)}
         more |= {"nargs": "+"} if option.several else {"action": "append"} if option.repeatable else {}
         if option.metavar:
-            made.add_argument(
-                place, **more | ({} if is_required or option.several else {"nargs": "?", "default": None})
-            )
+            more |= {} if is_required or option.several else {"nargs": "?", "default": None}
+            made.add_argument(place, **more)
         else:
             made.add_argument(*names, dest=place, required=is_required, **more)
 
 
 def _converter(option: Option, made: argparse.ArgumentParser) -> Callable[[str], Any]:
     """Return what makes an option's value of a word."""
-    what = "a whole number" if option.value is int else "a number"
 
     def convert(text: str) -> Any:
         if option.value not in (int, float):
@@ -274,19 +265,20 @@ def _converter(option: Option, made: argparse.ArgumentParser) -> Callable[[str],
             number = float(text)
             if option.value is float:
                 return number
-            if number.is_integer() and "e" in text.lower():  # 2.5e6 is a whole number
-                return int(number)
-            return int(text)
+            return int(number) if number.is_integer() and "e" in text.lower() else int(text)  # 2.5e6 is a whole number
         except (ValueError, OverflowError):
-            pass
-        raise UsageError(f"--{option.name} is {text!r}; it must be {what}; {made.prog} --help lists the options")
+            what = "a whole number" if option.value is int else "a number"
+            words = f"--{option.name} is {text!r}; it must be {what}"
+            raise UsageError(f"{words}; {made.prog} --help lists the options") from None
 
     return convert
 
 
 def read(command: type, words: Sequence[str], prog: str) -> Any:
     """Return the command that the words ask for; its `settings` are those that they name, as a mapping."""
-    found, left = parser(command, prog).parse_known_args(list(words))
+    made = Parser(prog=prog, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    add_options(made, command)
+    found, left = made.parse_known_args(list(words))  # without what the words do not name
     if left:
         raise UsageError(f"{_too_much(left, command)}; {prog} --help lists the options")
     values: dict[str, Any] = {}
@@ -306,8 +298,7 @@ def _too_much(left: Sequence[str], command: type) -> str:
     """Return what is to be said of words that nobody takes."""
     unknown = next((word for word in left if word.startswith("--")), None)
     if unknown is not None:
-        alone = next((option.metavar for option in options(command) if unknown == f"--{option.place[-1]}"), "")
-        if alone:
+        if alone := next((option.metavar for option in options(command) if unknown == f"--{option.place[-1]}"), ""):
             return f"{alone} stands by itself, without {unknown}"
         names = [f"--{option.name}" for option in options(command) if not option.metavar]
         return f"there is no option {unknown}{nearest(unknown, names)}"

@@ -50,8 +50,7 @@ class Evaluate(Acts):
         if self.out is not None:
             check_writes_over_none(self.out, path, ".json")
         terminal, episodes = Terminal(), counted(self.episodes, "episode")
-        for note in notes:
-            terminal.say(note)
+        terminal.say(*notes)
         try:
             addon = wished(self.addon or addons_of(card, path, self.trust), env)
         except UsageError as error:
@@ -66,15 +65,10 @@ class Evaluate(Acts):
                 progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
             )  # fmt: skip
         action = "sampled" if self.stochastic else "mean"
-        rows = [
-            [column.title, *(f"{value:z,.2f}".replace("-", "−") for value in (column.mean, column.std))]
-            for column in evaluation.columns.values()
-        ]
-        # Before the file, which may turn out not to be writable.
-        terminal.numbers(
-            f"{path} in {env} ({evaluation.backend}), {episodes}, {action} action", ["", "mean", "std"], rows
-        )
-
+        numbers = ((column.title, column.mean, column.std) for column in evaluation.columns.values())
+        rows = [[title, *(f"{value:z,.2f}".replace("-", "−") for value in both)] for title, *both in numbers]
+        title = f"{path} in {env} ({evaluation.backend}), {episodes}, {action} action"
+        terminal.numbers(title, ["", "mean", "std"], rows)  # before the file, which may turn out not to be writable
         elsewhere = "" if self.env is None else f"{as_file_name(env)}-"
         out = self.out or _episodes_of(path, beside(path), f"{elsewhere}{action}-{evaluation.backend}.json")
         values = {"policy": str(path), "which": card.get("which", "")} | evaluation.as_dict()
@@ -290,10 +284,8 @@ class Imitate(Command):
             )  # fmt: skip
         go_on = f"repolicy customize {shlex.quote(str(result.file))} --addon ..."
         terminal.say(f"its file: {result.file}; go on with {go_on}")
-        values = {"file": str(result.file), "env": result.env} | asdict(result.fitted)
-        return values | (
-            {} if result.returns is None else {"return": {"mean": result.returns[0], "std": result.returns[1]}}
-        )
+        returns = {} if result.returns is None else {"return": dict(zip(("mean", "std"), result.returns, strict=True))}
+        return {"file": str(result.file), "env": result.env} | asdict(result.fitted) | returns
 
     def _flow(self) -> dict[str, Any]:
         from repolicy.prepare.imitation import STEPS, imitate_flow

@@ -166,8 +166,7 @@ class Customize(Run):
             env=self.env, resume=self.resume, callbacks=callbacks_of(folder, self.wandb), progress=False,
             env_timeout=self.env_timeout, observe=self.observe or "", observe_critic=self.observe_critic or "",
             trust=self.trust, reading=self.reading, init=self.init, noise=self.noise, chunk=self.chunk,
-            sparse=self.sparse,
-            limits=self.limit,
+            sparse=self.sparse, limits=self.limit,
         )  # fmt: skip
         return ended(result) | (_reported(result) if self.report else {})
 

@@ -279,8 +279,7 @@ class LearnWish(Beside, Command):
         Settings(**settings)  # which say before anything is recorded what they do not take
         teaching = Teaching(
             self.prior, env, self.features, self.omega, self.alpha, self.states,
-            Labels(self.before, self.settle, self.passed), self.length,
-            settings, self.seed, self.trust, self.updates,
+            Labels(self.before, self.settle, self.passed), self.length, settings, self.seed, self.trust, self.updates,
             self.alone,
         )  # fmt: skip
         with who(self.person, self.keys, env) as (act, wants, keys):

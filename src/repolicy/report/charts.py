@@ -51,10 +51,9 @@ class Axes:
         """Return the names of the axes, for which room is made on both sides."""
         self.left, self.bottom = LEFT + 28, BOTTOM + 22
         middle = (TOP + self.height - self.bottom) / 2
-        return text("name", (self.left + self.width - RIGHT) / 2, self.height - 6, across, "middle") + (
-            f'<text class="name" transform="translate(14 {_f(middle)}) rotate(-90)" text-anchor="middle">'
-            f"{escape(up)}</text>"
-        )
+        below = text("name", (self.left + self.width - RIGHT) / 2, self.height - 6, across, "middle")
+        tag = f'<text class="name" transform="translate(14 {_f(middle)}) rotate(-90)" text-anchor="middle">'
+        return f"{below}{tag}{escape(up)}</text>"
 
     def frame(self, with_y: bool = True) -> str:
         drawn, end, base = [], self.width - RIGHT, self.height - self.bottom
@@ -67,10 +66,8 @@ class Axes:
         return "".join([*drawn, line("axis", self.left, base, end, base)])
 
     def svg(self, drawn: str, label: str, attributes: str = "") -> str:
-        return (
-            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(label)}" {attributes}>'
-            f"{drawn}</svg>"
-        )
+        tag = f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(label)}" {attributes}>'
+        return f"{tag}{drawn}</svg>"
 
 
 def curve(
@@ -108,11 +105,8 @@ def curve(
     first, last = (read_out(float(points[index, 1])) for index in (0, -1))
     beside = "".join(f"; {name}: {read_out(value)}" for name, value in level.items())
     sentence = f"{title}: from {first} to {last} over {short(float(points[-1, 0]))} steps{beside}"
-    return (
-        f'<figure class="chart"><figcaption>{escape(title)}<output>{last}</output></figcaption>'
-        + axes.svg(drawn, sentence, f"data-points='{escape(data)}'")
-        + "</figure>"
-    )
+    head = f'<figure class="chart"><figcaption>{escape(title)}<output>{last}</output></figcaption>'
+    return head + axes.svg(drawn, sentence, f"data-points='{escape(data)}'") + "</figure>"
 
 
 def charts(figures: Sequence[str]) -> str:
@@ -121,12 +115,10 @@ def charts(figures: Sequence[str]) -> str:
 
 def histogram(series: Mapping[str, np.ndarray], what: str, of: str = "episodes") -> str:
     """Return how episodes, or steps, spread: a row for each of the series, whose name is its color, on one axis."""
-    values = np.concatenate(list(series.values()))
-    low, high = float(values.min()), float(values.max())
+    low, high = (float(end(np.concatenate([*series.values()]))) for end in (np.min, np.max))
     if high - low < 1e-9 * max(1.0, abs(high)):
         low, high = low - 0.5, high + 0.5
-    edges = np.linspace(low, high, 31)
-    row = 76
+    edges, row = np.linspace(low, high, 31), 76
     axes = Axes([low, high], [0.0, 1.0], 400, TOP + BOTTOM + row * len(series)).widened(0.02)
     drawn = axes.frame(with_y=False)
     for index, (name, sample) in enumerate(series.items()):
@@ -145,10 +137,8 @@ def histogram(series: Mapping[str, np.ndarray], what: str, of: str = "episodes")
         drawn += line("mean", x, base, x, top)
         drawn += text("label", x - 6 if right else x + 6, top + 4, label, "end" if right else "start")
     means = ", ".join(f"{name} {number(float(sample.mean()))} on average" for name, sample in series.items())
-    return (
-        f'<figure class="chart">{axes.svg(drawn, f"{what}: {means}")}'
-        f'<figcaption class="below">{escape(what)}</figcaption></figure>'
-    )
+    drawing = axes.svg(drawn, f"{what}: {means}")
+    return f'<figure class="chart">{drawing}<figcaption class="below">{escape(what)}</figcaption></figure>'
 
 
 Spot = tuple[float, float]

@@ -12,8 +12,6 @@ from repolicy.report import page
 from repolicy.report.movie import Shot, file_of
 from repolicy.report.run_page import filmed
 
-# The page -------------------------------------------------------------------------------------------------------------
-
 
 def write_compare_report(
     around: Around, old: str, new: str, folder: Path, say: Callable[[str], None] = lambda _: None
@@ -21,10 +19,8 @@ def write_compare_report(
     """Write `report.html`: the verdict, the map of what was varied, the table, and both policies at the worst place."""
     worst = around.worst
     pictures, complaint = _films(worst, (old, new), say)
-    figures = [
-        page.film(picture, f"{name}, mean action", kind)
-        for picture, name, kind in zip(pictures, (f"old: {old}", f"new: {new}"), ("prior", "customized"), strict=True)
-    ]
+    whose = zip(pictures, ((f"old: {old}", "prior"), (f"new: {new}", "customized")), strict=True)
+    figures = [page.film(picture, f"{name}, mean action", kind) for picture, (name, kind) in whose]
     verdict, *rest = around.sentences
     where = f"at {worst.words}" if worst.options else ""
     parts = [

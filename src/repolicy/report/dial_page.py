@@ -56,12 +56,8 @@ class Meaning(NamedTuple):
     high: str
 
 
-MEANINGS = {
-    "omega": Meaning(
-        "ω′", "ω′, the weight on the old behavior", "less weight on the prior", "more weight on the prior"
-    ),
-    "alpha": Meaning("α̂", "α̂, the weight on variety", "less variety", "more variety"),
-}
+OLD = Meaning("ω′", "ω′, the weight on the old behavior", "less weight on the prior", "more weight on the prior")
+MEANINGS = {"omega": OLD, "alpha": Meaning("α̂", "α̂, the weight on variety", "less variety", "more variety")}
 
 
 def meaning(dial: Dial) -> Meaning:
@@ -114,8 +110,7 @@ class Turning:
         """Return the position that a number or named values ask for, and a warning where it is beyond the ends."""
         if isinstance(self.saved.policy, Conditioned):
             values = self.saved.policy.chosen(number, values)
-            warning = self.saved.policy.beyond(values)
-            return tuple(dial.nearest(values[dial.name]) for dial in self.trained), warning
+            return tuple(dial.nearest(values[dial.name]) for dial in self.trained), self.saved.policy.beyond(values)
         if number is None:
             raise UsageError(f"{self.path} has no trained dial: --at takes one number, where 0 is the prior")
         return (number,), beyond(number)
@@ -160,8 +155,7 @@ class Turning:
         how = ["--how", self.how] if self.how == "weights" else []
         places = [f"{name}={value}" if name else value for name, value in self.written(position)]
         words = [word for place in places for word in ("--at", place)]
-        target = str(self.file(position, "at"))
-        return shlex.join(["repolicy", "dial", str(self.path), *words, *how, "--out", target])
+        return shlex.join(["repolicy", "dial", str(self.path), *words, *how, "--out", str(self.file(position, "at"))])
 
 
 def exactly(value: float) -> str:
@@ -246,10 +240,8 @@ def _lead(dial: Turning, swept: Found) -> str:
         return f"Between the prior (t = 0) and {file} (t = 1): {WORDS[dial.how]}. Nothing was trained. {verdict}"
     weights = " and ".join(escape(meaning(each).weight) for each in dial.trained)
     inputs = f"{weights}, as an input" if len(dial.trained) == 1 else f"{weights} as inputs"
-    others = (
-        f"Beside it, in grey: {len(dial.beside)} points of a sweep, each trained for itself." if dial.beside else ""
-    )
-    lead = f"{file}: one run trained a policy that takes {inputs}. {others}"
+    others = f"Beside it, in grey: {len(dial.beside)} points of a sweep, each trained for itself."
+    lead = f"{file}: one run trained a policy that takes {inputs}. {others * bool(dial.beside)}"
     return f"{lead} {verdict}" if swept.in_a_row else lead
 
 

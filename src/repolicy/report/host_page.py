@@ -28,9 +28,8 @@ def evaluation(told: Mapping[str, Any]) -> Evaluation:
     basic, addon, lengths = (np.array(told[name], np.float64) for name in ("basic", "addon", "lengths"))
     seed = 0 if told["who"] == "prior" else 1  # those of the two began otherwise, so they are no pairs
     limits = {name: np.array(values, np.float64) for name, values in told.get("limits", {}).items()}
-    return Evaluation(
-        "", "", not told["sampled"], seed, basic, addon, None, lengths, np.zeros(len(basic)), None, limits=limits
-    )
+    nats, mean = np.zeros(len(basic)), not told["sampled"]
+    return Evaluation("", "", mean, seed, basic, addon, None, lengths, nats, None, limits=limits)
 
 
 def checkpoint_in(path: Path) -> Path:

@@ -151,7 +151,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
+    folder, code = Path(sys.argv[1]), 0
     try:
         shots = [Shot(**values) for values in json.loads((folder / "shots.json").read_text())]
         seen = teller(shots)
@@ -163,8 +163,6 @@ def main() -> None:
         code = error.exit_code
     except _NoRendererError:
         code = NO_RENDERER
-    else:
-        code = 0
     sys.stderr.flush()
     os._exit(code)  # some drivers crash while Python takes itself apart
 
@@ -245,7 +243,11 @@ def choices(shot: Shot, space: ActionSpace) -> np.ndarray:
 def _stage(shot: Shot, look: Callable[[bool], None]) -> tuple[Any, Envs, float]:
     """Return who renders, the same one behind the contract that policies act in, and its steps a second."""
     if not in_gymnasium(shot.env):
-        _need_context(shot)
+        with _drawing():  # EnvPool draws robots into a context, and ends the process where there is none
+            import mujoco
+
+            _CONTEXTS.append(mujoco.GLContext(shot.width, shot.height))
+            _CONTEXTS[-1].make_current()
         pool = EnvPoolEnvs(shot.env, 1, shot.seed, filmed=(shot.width, shot.height))
         return pool, through_noise(pool, shot.env, look), pool.steps_a_second
     env = _made(maker(shot.env), shot)
@@ -269,23 +271,10 @@ def _drawing() -> Iterator[None]:
 _CONTEXTS: list[Any] = []  # kept, so that they live as long as this process
 
 
-def _need_context(shot: Shot) -> None:
-    """Make a context current: EnvPool draws robots into it, and ends the process where there is none."""
-    with _drawing():
-        import mujoco
-
-        _CONTEXTS.append(mujoco.GLContext(shot.width, shot.height))
-        _CONTEXTS[-1].make_current()
-
-
 def _made(make: Any, shot: Shot) -> Any:
-    """Return the environment at the wanted size, if it takes a size."""
-    attempts: list[dict[str, Any]] = [
-        {"render_mode": "rgb_array", "width": shot.width, "height": shot.height},
-        {"render_mode": "rgb_array"},
-        {},
-    ]
-    for options in attempts:
+    """Return the environment at the wanted size, if it takes a size; None where it takes nothing."""
+    drawn = {"render_mode": "rgb_array"}
+    for options in (drawn | {"width": shot.width, "height": shot.height}, drawn, {}):
         try:
             return make(**options)
         except TypeError:
@@ -294,7 +283,7 @@ def _made(make: Any, shot: Shot) -> Any:
             with _drawing():
                 import mujoco  # noqa: F401  # which fails without the graphics library that it is to use
             raise UsageError(_why(shot, error)) from error
-    raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
+    return None
 
 
 def _why(shot: Shot, error: Exception) -> str:
@@ -360,13 +349,8 @@ def _encoded(pictures: list[np.ndarray], rate: float, format: str, quality: int)
         raise UsageError("films need the package imageio: pip install 'repolicy[engine]'") from None
     options: dict[str, Any] = {"duration": 1000.0 / rate, "loop": 0}
     if format == "mp4":
-        options = {
-            "fps": rate,
-            "codec": "libx264",
-            "pixelformat": "yuv420p",
-            "macro_block_size": 2,
-            "output_params": ["-crf", str(quality), "-preset", "veryfast", "-movflags", "+faststart"],
-        }
+        options = {"fps": rate, "codec": "libx264", "pixelformat": "yuv420p", "macro_block_size": 2}
+        options["output_params"] = ["-crf", str(quality), "-preset", "veryfast", "-movflags", "+faststart"]
     with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
         path = Path(folder, f"film.{format}")
         imageio.mimsave(path, pictures, **options)  # type: ignore[arg-type]

@@ -53,12 +53,8 @@ def push(
     page = card(saved, path, at, found, film, license, hashlib.sha256(content).hexdigest())
     files = {FILE: content, "README.md": page.encode()} | ({film.name: film.read_bytes()} if film else {})
     with in_sentences(at):
-        done = api.create_commit(
-            at.repository,
-            [hub.CommitOperationAdd(name, data) for name, data in files.items()],
-            commit_message="A policy, by repolicy push",
-            revision=at.revision,
-        )
+        added, message = [hub.CommitOperationAdd(*file) for file in files.items()], "A policy, by repolicy push"
+        done = api.create_commit(at.repository, added, commit_message=message, revision=at.revision)
     if license is None:
         say("its card names no license: others may not use it; --license mit says that they may")
     say(f"pushed: {at}, {', '.join(files)}, revision {done.oid}")
@@ -80,9 +76,8 @@ def card(
     episodes = len(next(iter(by.values())).basic)
     title = f"a policy for {env}" + (f", customized to `{wishes}`" if saved.prior else "")
     task = "reinforcement-learning"
-    header = library().ModelCardData(
-        license=license or "unknown", library_name="repolicy", pipeline_tag=task, tags=[task, "repolicy"]
-    )
+    kind = {"library_name": "repolicy", "pipeline_tag": task, "tags": [task, "repolicy"]}
+    header = library().ModelCardData(license=license or "unknown", **kind)
     lines = ["---", header.to_yaml(), "---", "", f"# {at.repository.partition('/')[2]}: {title}", ""]
     if saved.prior:
         sentence = verdict([(by["prior"], by["customized"])], name_of_prior(saved.card))
@@ -98,11 +93,9 @@ def card(
         f"repolicy evaluate {at}{_env(env, request)}",
         f"repolicy customize {at}{_env(env, request)} --addon NAME",
     )
-    again = _repeat(path, saved, f"runs/{at.repository.partition('/')[2]}")
-    if again:
+    if again := _repeat(path, saved, f"runs/{at.repository.partition('/')[2]}"):
         lines += ["## Make it again", "", *_code(again)]
-    versions = saved.card.get("versions", {})
-    made = _quoted(", ".join(f"{name} {version}" for name, version in versions.items()))
+    made = _quoted(", ".join(f"{name} {version}" for name, version in saved.card.get("versions", {}).items()))
     lines += [f"Made with `{made}`." if made else "", f"The file's sha256 is {checksum}."]
     return "\n".join(lines) + "\n"
 
@@ -120,8 +113,7 @@ def _repeat(path: Path, saved: SavedPolicy, elsewhere: str) -> str:
         return ""
     if "method" in asked:  # residual Q-learning's, whose settings are of another kind
         return _quoted(str(card.get("command", "")))
-    own = path.name in (folder.policy.name, folder.replaced.name)
-    request = folder.request() if own else None
+    request = folder.request() if path.name in (folder.policy.name, folder.replaced.name) else None
     if request is not None:
         return repeat(folder, request).replace(str(folder.path), elsewhere)
     if "prior" not in asked or "sparse" not in asked:

@@ -156,12 +156,11 @@ def _parts(
     note = f"Mean ± std over {episodes} episodes a row, in {escape(request.env)}."
     if "prior" in mean:
         note += " “Log prior” is the prior's log-probability of the actions that were taken."
+    objective = {f"objective: {name}": value for name, value in request.objective.as_dict().items()}
     return [
         page.tiles(tiles(judged)),
         page.section(
-            "How it moves",
-            films,
-            note="In real time, with the mean action; what an episode earns is its total reward.",
+            "How it moves", films, note="In real time, with the mean action; what an episode earns is its total reward."
         ),
         page.section("What it earns", page.table(*rewards(by_action(mean, sampled))), note=note),
         distribution(judged),
@@ -169,10 +168,7 @@ def _parts(
         page.section(
             "The same again",
             page.command(again) if again else "",
-            page.settings(
-                request.settings.as_dict()
-                | {f"objective: {name}": value for name, value in request.objective.as_dict().items()}
-            ),
+            page.settings(request.settings.as_dict() | objective),
             page.settings(saved.card.get("versions", {}), "versions"),
         ),
     ]
@@ -182,12 +178,10 @@ def _lead(folder: RunFolder, request: Request, saved: SavedPolicy) -> str:
     steps = saved.card.get("steps", 0)
     shown = "last policy" if folder.last_policy == folder.policy else "policy"
     beside = f", beside {name_of_prior(saved.card)}" if saved.prior is not None else ""
-    asked = escape(recipe(request))
-    lead = f"{asked}. Shown is the {shown}, after {steps:,} environment steps{beside}."
+    lead = f"{escape(recipe(request))}. Shown is the {shown}, after {steps:,} environment steps{beside}."
     if shown == "policy":
         lead += " By the run's own objective it was clearly better than the last one."
-    warning = folder.unfinished(request)
-    return f"{lead} <strong>{warning}</strong>" if warning else lead
+    return f"{lead} <strong>{warning}</strong>" if (warning := folder.unfinished(request)) else lead
 
 
 # What both kinds of report say ----------------------------------------------------------------------------------------
@@ -195,9 +189,8 @@ def _lead(folder: RunFolder, request: Request, saved: SavedPolicy) -> str:
 
 def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> dict[str, Evaluation]:
     """Return all evaluations, with the kind of action in their names."""
-    return {f"{who}, mean action": evaluation for who, evaluation in mean.items()} | {
-        f"{who}, sampled": evaluation for who, evaluation in sampled.items()
-    }
+    kinds = ((mean, "mean action"), (sampled, "sampled"))
+    return {f"{who}, {how}": evaluation for each, how in kinds for who, evaluation in each.items()}
 
 
 def rewards(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
@@ -281,16 +274,12 @@ def distribution(evaluations: dict[str, Evaluation]) -> str:
     shared = [name for name in next(iter(columns.values())) if all(name in each for each in columns.values())]
     wanted = ["metric" if "metric" in shared else "addon_reward", "total_reward", "basic_reward"]
     how = how_acted(next(iter(evaluations.values())))
-    drawn = [
-        charts.histogram({who: each[name].values for who, each in columns.items()}, f"{title} of an episode, {how}")
-        for name in [name for name in wanted if name in shared][:2]
-        for title in [next(iter(columns.values()))[name].title]
-    ]
-    return page.section(
-        "Episode by episode",
-        '<div class="charts pair">' + "".join(drawn) + "</div>",
-        note="How many of the evaluation's episodes came out how.",
-    )
+    drawn = ""
+    for name in [name for name in wanted if name in shared][:2]:
+        title = f"{next(iter(columns.values()))[name].title} of an episode, {how}"
+        drawn += charts.histogram({who: each[name].values for who, each in columns.items()}, title)
+    note = "How many of the evaluation's episodes came out how."
+    return page.section("Episode by episode", f'<div class="charts pair">{drawn}</div>', note=note)
 
 
 # The command ----------------------------------------------------------------------------------------------------------
@@ -313,7 +302,5 @@ def repeat(folder: RunFolder, request: Request) -> str:
 
 def _prior_of(folder: RunFolder, request: Request) -> Path | str:
     """Return the shipped prior's name where it is one, else the copy in the folder."""
-    for name in shipped():
-        if file_sum(PRIORS / f"{name}.safetensors") == request.prior:
-            return name
-    return folder.prior
+    same = (name for name in shipped() if file_sum(PRIORS / f"{name}.safetensors") == request.prior)
+    return next(same, folder.prior)

@@ -103,8 +103,7 @@ def verdicts(swept: Found) -> list[str]:
         before, after = prior.judged, point.judged
         pairs = sorted([(prior.mean, point.mean), (prior.sampled, point.sampled)], key=lambda pair: pair[1] != after)
         sentence = page.verdict(f"{swept.name(point)}: {verdict(pairs)}", basis([each for _, each in pairs]))
-        shown = page.tiles(tiles({"prior": before, "customized": after}))
-        drawn.append(at_stop(index, sentence + shown))
+        drawn.append(at_stop(index, sentence + page.tiles(tiles({"prior": before, "customized": after}))))
     return drawn
 
 
@@ -140,10 +139,10 @@ def every_point(swept: Found) -> str:
 
 def over(swept: Found) -> str:
     """Return what the numbers of every point are."""
-    count = len(swept.prior.mean.basic)
+    episodes = counted(len(swept.prior.mean.basic), "episode")
     return (
-        f"Mean ± std over {counted(count, 'episode')} with {action(swept.prior.judged)}; log prior and "
-        "KL(policy ‖ prior) over as many with sampled ones, at the states that the policy itself visits."
+        f"Mean ± std over {episodes} with {action(swept.prior.judged)}; log prior and KL(policy ‖ prior) over as many "
+        "with sampled ones, at the states that the policy itself visits."
     )
 
 
@@ -174,11 +173,8 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
     spots = [(_with_error(point, swept.cost), _with_error(point, "addon_reward")) for point in everyone]
     kept = [(other, other.basic if swept.basic_known else other.kl) for other in beside]
     others = [(other.omega, (x, other.addon)) for other, x in kept if x is not None]
-    ends = [
-        [value + sign * error for spot in spots for value, error in [spot[side]] for sign in (-1, 1)]
-        + [place[side] for _, place in others]
-        for side in (0, 1)
-    ]
+    bars = ([value + sign * error for value, error in side for sign in (-1, 1)] for side in zip(*spots, strict=True))
+    ends = [[*bar, *(place[side] for _, place in others)] for side, bar in enumerate(bars)]
     axes = charts.Axes(ends[0], ends[1], 400, 300)
     how = how_acted(swept.prior.judged)
     across = f"basic reward, {how}" if swept.basic_known else "KL to the prior, nats a step, sampled"

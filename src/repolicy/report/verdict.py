@@ -197,10 +197,8 @@ def _judging(changes: dict[str, Difference]) -> str:
 def basis(evaluations: Sequence[Evaluation]) -> str:
     """Return what a verdict rests on: `50 episodes each with the mean action, from the same starts`."""
     count = len(evaluations[0].basic)
-    return (
-        f"{count} episode{'s' if count > 1 else ''} each with {' and '.join(map(action, evaluations))}, from the same "
-        "starts; ± behind a difference is its standard error"
-    )
+    who = f"{count} episode{'s' if count > 1 else ''} each with {' and '.join(map(action, evaluations))}"
+    return f"{who}, from the same starts; ± behind a difference is its standard error"
 
 
 def action(evaluation: Evaluation) -> str:
@@ -223,11 +221,8 @@ def _judged(changes: Sequence[Difference], actions: Sequence[str], name: str, th
     what = IN.get(name, "in steps an episode")
     words = [_one_judged(change) for change in changes]
     if len({word for word, _ in words}) == 1:
-        each = [
-            f"{detail} with {how}" if len(words) > 1 else detail
-            for (_, detail), how in zip(words, actions, strict=True)
-        ]
-        word = words[0][0]
+        how = [f" with {action}" * (len(words) > 1) for action in actions]
+        each, word = [detail + kind for (_, detail), kind in zip(words, how, strict=True)], words[0][0]
         return f"{word} {'it from' if word == 'cannot tell' else 'than'} {than} {what}: {', '.join(each)}"
     each = [f"{word} with {how} ({detail})" for (word, detail), how in zip(words, actions, strict=True)]
     return f"{what}, beside {than}: {', '.join(each)}"
