@@ -37,10 +37,10 @@ class NumericError(RepolicyError):
     """A number that must be finite, or an equality that must hold, is not."""
 
 
-def check_counts(least: int = 1, **counts: float) -> None:
+def check_counts(least: int = 1, **counts: float | None) -> None:
     """Raise where one of these numbers, by its name, is below that, or no number."""
     for name, count in counts.items():
-        if not least <= count < math.inf:
+        if count is None or not least <= count < math.inf:  # --jobs None
             raise UsageError(f"{name} is {count}; it must be {least} or more")
 
 
