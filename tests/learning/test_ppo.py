@@ -248,7 +248,7 @@ def test_stale_log_probabilities_are_noticed() -> None:
     made = learner()
     batch = batch_of(made)
     update(made, batch, SETTINGS, torch.Generator())
-    with pytest.raises(NumericError, match="log-probabilities are stale"):
+    with pytest.raises(NumericError, match="they are stale"):
         update(made, batch, SETTINGS, torch.Generator())
 
 
