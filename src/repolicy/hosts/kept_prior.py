@@ -271,10 +271,8 @@ def with_one_std(policy: Policy) -> Policy:
 def say_of_one_std(prior: Policy, begun: Policy, name: str, remedy: str) -> None:
     """Print that an actor begins elsewhere than its prior, where it has one std and the prior one for each state."""
     if begun.std is not None and prior.std is None:
-        print(
-            f"ResidualPPO: {name} has a std for each state and the actor one for all, so it begins some nats away; "
-            f"{remedy} it begins as the prior"
-        )
+        away = f"{name} has a std for each state and the actor one for all, so it begins some nats away"
+        print(f"ResidualPPO: {away}; {remedy} it begins as the prior")
 
 
 def as_squashed(policy: Policy, prior: Policy) -> Policy:
@@ -334,7 +332,5 @@ def fill(module: nn.Module, weights: Mapping[str, Tensor], what: str) -> None:
         module.load_state_dict(dict(weights))
     except RuntimeError as error:
         *_, last = str(error).splitlines()  # of several complaints, one about sizes where there is one
-        raise UsageError(
-            f"{what} does not fit the actor: {last.strip()} Give the actor the settings that the prior's had "
-            "(Stable-Baselines3's policy_kwargs, rsl_rl's `actor`), in the environment that it was trained for"
-        ) from None
+        remedy = "Give the actor the settings that the prior's had (policy_kwargs, or `actor`), in its environment"
+        raise UsageError(f"{what} does not fit the actor: {last.strip()} {remedy}") from None

@@ -155,8 +155,6 @@ def _of_statistics(now: Tensors, before: Tensors) -> list[str]:
         return ["the statistics of observations are missing, so the policy sees other numbers: copy the normalizer"]
     moved = np.abs(now["mean"] - before["mean"]) / np.sqrt(before["var"] + 1e-8)
     if float(now.get("count", 0.0)) < float(before.get("count", 0.0)) or moved.max() > SHIFTED:
-        return [
-            f"the statistics of observations moved by up to {moved.max():.2g} of their std, and the policy with them: "
-            "keep them as they were"
-        ]
+        far = f"by up to {moved.max():.2g} of their std, and the policy with them"
+        return [f"the statistics of observations moved {far}: keep them as they were"]
     return []

@@ -114,10 +114,8 @@ def _shares(prior: Policy, customized: Policy, t: float) -> tuple[Tensor, Tensor
     precision = (1 - t) * narrow + t * narrow_c
     if not bool((precision > 0).all()):
         low, high = proper(narrow, narrow_c)
-        raise UsageError(
-            f"at t = {t:g} the mixture is no distribution, by its variance; for these two policies t must lie between "
-            f"{low:.4g} and {high:.4g}"
-        )
+        within = f"for these two policies t must lie between {low:.4g} and {high:.4g}"
+        raise UsageError(f"at t = {t:g} the mixture is no distribution, by its variance; {within}")
     return (1 - t) * narrow / precision, t * narrow_c / precision, precision**-0.5
 
 

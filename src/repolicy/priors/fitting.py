@@ -171,8 +171,6 @@ def fitted_to(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]
 def _sentence(std: Tensor, data: Demonstrations) -> str:
     low, high = float(std.min()), float(std.max())
     width = f"{low:.3g}" if len(std) == 1 else f"{low:.3g} to {high:.3g}"
-    return (
-        f"the std, {width}, is fitted to the {len(data.actions):,} actions in {data.name}: how far these lie from the "
-        f"mean costs {len(std) / 2:g} nats a step, and ω′ times that in reward; were the std half of it, it would cost "
-        "four times as much"
-    )
+    costs = f"costs {len(std) / 2:g} nats a step, and ω′ times that in reward; with half the std, four times as much"
+    fitted = f"the std, {width}, is fitted to the {len(data.actions):,} actions in {data.name}"
+    return f"{fitted}: how far these lie from the mean {costs}"

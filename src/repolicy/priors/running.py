@@ -75,12 +75,10 @@ def signature(graph: Any, path: Path) -> Signature:
     memory = {name: other for name, other in pairs.items() if other != name and other in outputs}
     sources = [name for name in inputs if name not in memory]
     if len(sources) != 1:
-        beside = " beside those of its memory" if memory else ""
-        raise FileError(
-            f"{path} takes {len(sources)} inputs ({', '.join(sources)}){beside}, and a prior takes observations alone: "
-            "write a function that runs it and gives the mean actions, and name that as file.py:act; if one of them is "
-            f"noise, it is a generative policy: {GENERATIVE}"
-        )
+        takes = f"{len(sources)} inputs ({', '.join(sources)})" + " beside those of its memory" * bool(memory)
+        remedy = "write a function that runs it and gives the mean actions, and name that as file.py:act"
+        noise = f"if one of them is noise, it is a generative policy: {GENERATIVE}"
+        raise FileError(f"{path} takes {takes}, and a prior takes observations alone: {remedy}; {noise}")
     left = [name for name in outputs if name not in memory.values()]
     if not left:
         raise FileError(f"{path} gives nothing but its memory ({', '.join(outputs)}), and no action")

@@ -27,10 +27,7 @@ from repolicy.readers.pickles import Shell, array
 LIBRARY = "Brax"
 MIN_STD = 1e-3
 OR_SAC = "a file of SAC looks the same, and SAC's default is relu: if it is one, add --file-activation relu"
-OR_RAW = (
-    "the statistics in the file are applied; if it was trained with normalize_observations=False, add --vecnormalize "
-    "none"
-)
+OR_RAW = "its statistics are applied; if it was trained with normalize_observations=False, add --vecnormalize none"
 
 
 def recognized(parts: Any) -> bool:

@@ -43,10 +43,8 @@ class Given:
             raise UsageError(f"there is no activation {named!r}; choose from {', '.join(ACTIVATIONS)}")
         if named or recorded:
             return activation_named(named or str(recorded))
-        self.notes.append(
-            f"the file does not say which activation its network has: {library}'s default, {default}, is assumed "
-            "(--file-activation says otherwise)"
-        )
+        assumed = f"{library}'s default, {default}, is assumed (--file-activation says otherwise)"
+        self.notes.append(f"the file does not say which activation its network has: {assumed}")
         return default
 
     def std(self, width: int) -> Std | None:

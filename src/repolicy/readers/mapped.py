@@ -33,10 +33,7 @@ ALONE = (
     "without its critics a policy of SAC, TD3 or DDPG looks like this one: if it is such, save the algorithm's "
     "state_dict(), or say squashed=yes by --layout"
 )
-UNCLIPPED = (
-    "CleanRL's script clips actions to the environment's bounds; the file does not hold them, so this copy sends its "
-    "actions as they are"
-)
+UNCLIPPED = "CleanRL's script clips actions to the environment's bounds, which are not in the file: this copy does not"
 UNSEEN = (
     "CleanRL's files hold no statistics of observations, which its scripts for continuous actions normalize (clipped "
     "to 10): without them (--vecnormalize FILE.npz with mean and var) the policy acts badly"
@@ -158,10 +155,8 @@ def of_text(text: str) -> Layout:
     for part in text.split(","):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not value or name not in BY_USER or name in given:
-            raise UsageError(
-                f'--layout has {part.strip()!r}; it must be "actor=NAME, log_std=NAME, activation=elu", of '
-                f"{', '.join(BY_USER)}, each once"
-            )
+            example = '"actor=NAME, log_std=NAME, activation=elu"'
+            raise UsageError(f"--layout has {part.strip()!r}; it must be {example}, of {', '.join(BY_USER)}, each once")
         kind = BY_USER[name]
         try:
             given[name] = {"yes": True, "no": False}[value] if kind is bool else kind(value)

@@ -21,8 +21,8 @@ from repolicy.readers.reading import Options
 from repolicy.readers.zips import open_zip
 
 KNOWN = (
-    "Stable-Baselines3's and sb3-contrib's zips, checkpoints of rsl_rl, skrl, RLlib, CleanRL, TorchRL, rl_games and "
-    "tianshou, Brax's parameters, ONNX and TorchScript"
+    "Stable-Baselines3's, rsl_rl's, skrl's, RLlib's, CleanRL's, TorchRL's, rl_games's, tianshou's and Brax's, ONNX and "
+    "TorchScript"
 )
 EXPORT = "export it to ONNX or TorchScript, which run as they are"
 # By the format of a file: of what PyTorch or pickle wrote the first that fits, then what the other readers take.
@@ -91,10 +91,8 @@ class PolicyFile:
         """Return the policy in the file, or raise one sentence about why there is none."""
         name = self.format if options.layout is None else "mapped"
         if name is None:
-            raise FileError(
-                f"{self.path} holds {self._found()}, and no policy of a known layout; known are {KNOWN}; "
-                f"{EXPORT}{self._to_try()}"
-            )
+            what = f"{self.path} holds {self._found()}, and no policy of a known layout"
+            raise FileError(f"{what}; known are {KNOWN}; {EXPORT}{self._to_try()}")
         try:
             given = Given(self.path, options)
             found: Described = READERS[name].read(self.opened if options.layout is None else self.pickled, given)

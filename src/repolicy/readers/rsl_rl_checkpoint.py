@@ -19,10 +19,7 @@ from repolicy.readers.perceptrons import below, normalizer, numbers, perceptron,
 LIBRARY = "rsl_rl"
 EPSILON = 1e-2  # of EmpiricalNormalization, in all versions
 STD_RANGE = "1e-6, 1e6"  # of a std, since 5.0, unless its settings say otherwise
-ASSUMED = (
-    "without params/agent.yaml nothing says within which std_range the std is kept: rsl_rl's default, 1e-6 to 1e6, is "
-    "assumed"
-)
+ASSUMED = "without params/agent.yaml nothing tells the std_range: rsl_rl's default, 1e-6 to 1e6, is assumed"
 
 
 class Layout(NamedTuple):

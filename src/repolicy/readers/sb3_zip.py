@@ -44,9 +44,7 @@ STANDARDIZED = "repolicy.hosts.sb3_policies.Standardized"  # the features extrac
 MOST_SWITCHES = 100_000
 MASKED = "it was trained with action masks, which this copy does not apply"
 HER = ("observation", "desired_goal")  # whose numbers HER put side by side, before 1.1
-HINDSIGHT = (
-    "its observations are observation and desired_goal side by side: --env NAME?observe=observation,desired_goal"
-)
+HINDSIGHT = "it takes observation and desired_goal side by side: --env NAME?observe=observation,desired_goal"
 MARKS = {  # an algorithm by a setting that only it has, the first that fits
     "top_quantiles_to_drop_per_net": "TQC",
     "n_quantiles": "QR-DQN",
@@ -354,10 +352,8 @@ def _normalizer(model: Zip, given: Given) -> Normalizer | None:
         given.notes.append(f"observations are {done} {file.name}")
         return statistics
     if needed:
-        raise UsageError(
-            f"{given.path} was trained with VecNormalize, and its statistics are not beside it: name their file with "
-            "--vecnormalize (or none, where rewards alone were normalized)"
-        )
+        remedy = "name their file with --vecnormalize (or none, where rewards alone were normalized)"
+        raise UsageError(f"{given.path} was trained with VecNormalize, whose statistics are not beside it: {remedy}")
     if needed is None:
         given.notes.append("the file does not tell whether VecNormalize was used, and no file of its is beside it")
     return None
