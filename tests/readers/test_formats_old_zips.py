@@ -124,7 +124,7 @@ def test_the_zoos_settings_name_the_wrapper_that_adds_the_time(place: str, tmp_p
     _, path = made(sb3.PPO, folder)
     assert "TimeFeatureWrapper" not in inspect(path)["notes"]
     (folder / place / "config.yml").write_text("- - env_wrapper\n  - sb3_contrib.common.wrappers.TimeFeatureWrapper\n")
-    assert "the time that is left, must be the last one" in inspect(path)["notes"]
+    assert "it was trained with TimeFeatureWrapper: --env" in inspect(path)["notes"]
 
 
 class _Bare(pickle.Unpickler):

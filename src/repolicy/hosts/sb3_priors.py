@@ -17,12 +17,8 @@ from torch import Tensor, nn
 from repolicy.hosts.kept_prior import ByDistribution, Given, Opened, open_prior
 from repolicy.policies import Density, Policy, policy_bytes, read_own
 
-OURS, THEIRS, MARKS, STATES = (
-    "prior.safetensors",
-    "prior_of_sb3.safetensors",
-    "prior_that_runs.safetensors",
-    "states.safetensors",
-)  # names in a saved model's zip
+OURS, THEIRS = "prior.safetensors", "prior_of_sb3.safetensors"  # names in a saved model's zip
+MARKS, STATES = "prior_that_runs.safetensors", "states.safetensors"
 
 
 class Weights(dict[str, Tensor]):

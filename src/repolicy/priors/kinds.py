@@ -249,11 +249,9 @@ def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | 
     if _decodes(thing):
         raise UsageError(f"{name} takes noise beside observations, as a generative policy does: {GENERATIVE}")
     if not callable(thing) and not isinstance(thing, Program):
-        raise UsageError(
-            f"the prior is of type {type(thing).__name__}; it must be a policy, an object with "
-            "log_prob(observations, actions), or a function from observations to mean actions"
-            + ("; save it and name its file" if callable(getattr(thing, "save", None)) else "")
-        )
+        need = "it must be a policy, an object with log_prob(observations, actions), or a function to mean actions"
+        save = "; save it and name its file" if callable(getattr(thing, "save", None)) else ""
+        raise UsageError(f"the prior is of type {type(thing).__name__}; {need}{save}")
     if std is None:
         raise UsageError(f"{name} gives a mean and no std: give one with --std (in Python, std=), such as 0.2")
     return MeanPrior(thing, std, name)

@@ -17,11 +17,7 @@ from repolicy.readers.perceptrons import OTHER_NAMES, activation_named, check_wi
 from repolicy.readers.pickles import DAMAGE, ZIP, Shell, array, read_pickle, shortened
 from repolicy.readers.reading import Options
 
-TIMED = (
-    "it was trained with TimeFeatureWrapper, whose number, the share of the time that is left, must be the last one of "
-    "the environment's observation: --env file.py:function, where the function makes the environment with that wrapper"
-)
-
+TIMED = "it was trained with TimeFeatureWrapper: --env file.py:function, which makes the environment with that wrapper"
 NEAR = 0.1  # of a std: by less the statistics of a training move after its last step
 
 
