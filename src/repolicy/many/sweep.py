@@ -16,7 +16,7 @@ from repolicy.envs import EnvLike, Wish, combined, confirm, decoder, env_name, o
 from repolicy.envs.addons import dials, names
 from repolicy.errors import FileError, RepolicyError, UsageError, check_counts
 from repolicy.learning.training import check, try_addon
-from repolicy.loading import PYTHON, read_json, usual_out
+from repolicy.loading import PYTHON, counted, read_json, usual_out
 from repolicy.many import pool
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, episodes_of, point_words
@@ -150,6 +150,7 @@ def sweep(
     with RunFolder(folder).locked():
         omegas = _claim(folder, request, omegas, start.content)
         count = jobs or (len(omegas) if on_ray else physical_cores())
+        say(f"training {counted(len(omegas), 'point')}, {min(count, len(omegas))} at a time")
         errors = _train(omegas, folder, request, starter, count, say, progress)
         failed = {omega: errors[omega] for omega in omegas if errors[omega]}
         for omega, error in failed.items():
