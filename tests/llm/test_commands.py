@@ -64,7 +64,7 @@ def test_a_person_turns_the_dial(prior: Path, tuned: dict[str, Path], capsys: py
 
 
 def test_a_trained_model_says_what_it_was_trained_for(
-    build: Callable[..., Any], prior: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    build: Callable[..., Any], prior: Path, tuned: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = build("dpo", residual(0.1, 0.3), max_steps=1)
     trainer.train()
@@ -78,6 +78,8 @@ def test_a_trained_model_says_what_it_was_trained_for(
     compared = ["evaluate", tmp_path / "tuned", "--prompts", tmp_path / "p.jsonl", "--reward", REWARD]
     for asked in (words, compared):
         assert named in failed(capsys, "llm", *asked, "--prior", tmp_path / "other")
+    words[1] = tuned["high"]
+    assert "that adapter's folder is the prior" in failed(capsys, "llm", *words, "--prior", tmp_path / "other")
 
 
 def test_estimates_are_near_the_exact_values(

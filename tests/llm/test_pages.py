@@ -102,6 +102,21 @@ def test_the_examples_resume(name: str, prior: Path, tmp_path: Path, monkeypatch
         main([*words.split(), "0.4", "--resume_from_checkpoint", str(tmp_path / "run" / "checkpoint-1")])
 
 
+@pytest.mark.parametrize("name", ["llm_decomposed_dpo", "llm_residual_grpo"])
+def test_a_script_says_in_a_sentence_what_is_wrong(
+    name: str, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelled file is not looked for on the hub."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": ".", "chosen": "e", "rejected": "b"}))
+    monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
+    for data, sentence in (("promts.jsonl", "Unable to find .*promts.jsonl"), (str(rows), "name omega and alpha")):
+        words = ["--model", str(prior), "--data", data, "--output_dir", "run"]
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        with pytest.raises(SystemExit, match=sentence):
+            runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+
+
 @pytest.mark.parametrize("line", command_lines())
 def test_commands_are_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(line)

@@ -94,6 +94,8 @@ def require_tuned_from(prior: Any, models: Sequence[str]) -> None:
         known = identity.get("prior_checksum")
         if known is not None and known not in map(own, LOADED_IN):  # which asks for one more only where it must
             said = f"its {IDENTITY} names {identity.get('prior')!r}, and the checksums of the weights differ"
+            if (Path(name) / ADAPTER).is_file():
+                said += "; where training went on from an adapter, that adapter's folder is the prior"
             raise UsageError(f"{name} was tuned from another prior than the one that was given: {said}")
         if (Path(name) / ADAPTER).is_file():
             continue
