@@ -170,7 +170,8 @@ def test_the_commands_take_another_librarys_file(tmp_path: Path, capsys: pytest.
     said = "".join(capsys.readouterr())
     assert "PPO of rsl_rl" in said
     assert "the environment (--env)" in said
-    main(["evaluate", str(path), "--env", "Pendulum-v1", "--episodes", "1", "--backend", "gymnasium"])
+    main(["evaluate", str(path), "--env", "Pendulum-v1", "--episodes", "1", "--backend", "gymnasium",
+          "--out", str(tmp_path / "episodes.json")])  # fmt: skip
     assert "elu, is assumed" in capsys.readouterr().err
     main(["export", str(path), "--format", "torchscript", "--out", str(tmp_path / "out.pt")])
     obs = torch.randn(5, 3)
