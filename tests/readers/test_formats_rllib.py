@@ -13,8 +13,11 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, Space
 from made_checkpoints import class_named, mlp, named
 from torch import nn
 
+from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
+from repolicy.priors.finding import RLLIB, find_policy
 from repolicy.readers.described import CannotCopyError
+from repolicy.readers.rllib import ARGUMENTS
 
 ACTIONS = Box(-1.0, 1.0, (2,))
 TAUGHT = "ray.rllib.algorithms.{0}.torch.default_{0}_torch_rl_module.Default{1}TorchRLModule"
@@ -31,9 +34,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         arrays = OrderedDict((name, each.detach().numpy()) for name, each in state.items())
         arguments = {"observation_space": Box(-np.inf, np.inf, (5,)), "action_space": actions, "model_config": config}
         kind = class_named(monkeypatch, module)
-        beside = tmp_path / "class_and_ctor_args.pkl"
+        beside = tmp_path / ARGUMENTS
         beside.write_bytes(pickle.dumps({"class": kind, "ctor_args_and_kwargs": ((), arguments)}))
-        path = tmp_path / "module_state.pkl"
+        path = tmp_path / RLLIB.name
         path.write_bytes(pickle.dumps(arrays))
         return path
 
@@ -46,6 +49,16 @@ def made(width: int, body: str = "encoder.actor_encoder", bound: float = 20.0) -
     state = named(f"{body}.net.mlp", encoder) | named("pi.net.mlp", head)
     state |= {"pi.log_std_clip_param_const": torch.tensor([bound])}
     return nn.Sequential(encoder, nn.Tanh(), head), state
+
+
+def test_a_checkpoints_folder_is_its_policy(write: Any, tmp_path: Path) -> None:
+    module = tmp_path / "checkpoint" / RLLIB.parent
+    write(made(4)[1])
+    module.mkdir(parents=True)
+    for name in (RLLIB.name, ARGUMENTS):
+        (tmp_path / name).rename(module / name)
+    assert find_policy(tmp_path / "checkpoint") == module / RLLIB.name
+    assert inspect(tmp_path / "checkpoint")["kind"] == "PPO of RLlib"
 
 
 @pytest.mark.parametrize("body", ["encoder.actor_encoder", "encoder.encoder"])
@@ -135,6 +148,6 @@ def test_what_cannot_be_copied_is_one_sentence(write: Any) -> None:
     with pytest.raises(CannotCopyError, match="switches"):
         describe(write(state, MultiBinary(4)))
     path = write(state)
-    path.with_name("class_and_ctor_args.pkl").unlink()
+    path.with_name(ARGUMENTS).unlink()
     with pytest.raises(UsageError, match=r"needs class_and_ctor_args.pkl beside it"):
         describe(path)

@@ -117,7 +117,7 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     """Return the story of a policy, a checkpoint or a run's folder: printed, and returned."""
     if not is_on_hub(path):
         check_reachable(path)
-    if path.is_dir():
+    if is_plan(path) or (path / "run.json").exists():
         check_own(path, options)
         plan = {"folder": str(path), "kind": "planner"}
         facts, more = (plan | read_json(path / PLAN), {}) if is_plan(path) else _of_run(path)

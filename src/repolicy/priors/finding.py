@@ -111,10 +111,11 @@ def _download(address: str) -> bytes:
 
 PRIORS = Path(__file__).parent / "shipped"
 PLAN = "plan.json"  # in a planner's folder
+RLLIB = Path("learner_group/learner/rl_module/default_policy/module_state.pkl")  # in that of an RLlib checkpoint
 
 
 def find_policy(reference: str | Path) -> Path:
-    """Return a policy's file: that file itself, what a run's folder hands out, or what a name means.
+    """Return a policy's file: that file itself, what a folder holds (of a run, or of RLlib), or a name's.
 
     A name is that of a prior that ships, or `hf://USER/NAME` of one on the hub.
     """
@@ -140,6 +141,8 @@ def find_policy(reference: str | Path) -> Path:
             raise UsageError(f"{path} is code, and this needs a policy's file; customize and evaluate take code")
         raise FileError(f"there is no file {path}, and none on the shelf of that name{nearest(str(reference), SHELF)}")
     check_no_plan(path)
+    if (path / RLLIB).is_file():
+        return path / RLLIB
     if path.is_dir():
         raise FileError(f"{path} is a folder without a run; name a policy's file in it")
     known = f"({', '.join(shipped())} do){nearest(str(reference), shipped())}"
