@@ -140,24 +140,28 @@ REGISTERED = {
     "on_command": Registered(on_command, ("Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain"), "missed velocity²"),
 }
 
-# (add-on, Playground's term, what that takes off, times c; the name of this cost; what sets c, where it may be 0)
-OF_PLAYGROUND = (
-    ("energy", "energy", "Σ |torque · joint velocity|: use less power", "energy", "-0.001"),
-    ("smooth", "action_rate", "Σ (change of action)²: change actions less", "action-rate", ""),
-    ("clearance", "feet_clearance", "Σ |foot's height − the wished one|·speed: lift feet as told", "clearance", "-2"),
-    ("torques", "torques", "(√Σ torque² + Σ |torque|): push less", "torque", "-0.0002"),
-    (
-        *("still", "stand_still", "Σ |joint angle − its usual one| while the command is 0: stand where told to"),
-        *("stand-still", "-1"),
+# By add-on: Playground's term, what it takes off (times c), the name of this cost, and the scale to name where c is 0.
+OF_PLAYGROUND = {
+    "energy": ("energy", "Σ |torque · joint velocity|: use less power", "energy", "-0.001"),
+    "smooth": ("action_rate", "Σ (change of action)²: change actions less", "action-rate", ""),
+    "clearance": (
+        "feet_clearance", "Σ |foot's height − the wished one|·speed: lift feet as told", "clearance", "-2",
     ),
-    ("joint_limits", "dof_pos_limits", "Σ |angle beyond its soft limit|: keep clear of the stops", "joint-limit", "-1"),
-    (
-        *("air_time", "feet_air_time", "Σ over feet that touch down of (0.1 − seconds in the air): take longer steps"),
-        *("air-time", "0.1"),
+    "torques": ("torques", "(√Σ torque² + Σ |torque|): push less", "torque", "-0.0002"),
+    "still": (
+        "stand_still", "Σ |joint angle − its usual one| while the command is 0: stand where told to",
+        "stand-still", "-1",
     ),
-    ("slip", "feet_slip", "Σ speed² of feet on the ground: slip less", "slip", "-0.1"),
-)
-for name, term, what, cost, scale in OF_PLAYGROUND:
+    "joint_limits": (
+        "dof_pos_limits", "Σ |angle beyond its soft limit|: keep clear of the stops", "joint-limit", "-1",
+    ),
+    "air_time": (
+        "feet_air_time", "Σ over feet that touch down of (0.1 − seconds in the air): take longer steps",
+        "air-time", "0.1",
+    ),
+    "slip": ("feet_slip", "Σ speed² of feet on the ground: slip less", "slip", "-0.1"),
+}  # fmt: skip
+for name, (term, what, cost, scale) in OF_PLAYGROUND.items():
     make, option = _told(f"−c·{what} (Playground's own)", f"reward_{term}"), f"{term}_scale={scale}" if scale else ""
     REGISTERED[name] = Registered(make, PLAYGROUND, f"{cost} cost", reads="info", option=option)
 

@@ -16,7 +16,7 @@ from peft import PeftModel
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from repolicy.errors import UsageError
+from repolicy.errors import UsageError, check_counts
 from repolicy.llm.rloo import prompt_ids
 from repolicy.objective import Objective, given_objective, plain
 
@@ -266,13 +266,11 @@ def require_same_weights(model: Any, reference: Any) -> None:
 # What must hold before a trainer starts, and the sentence that says so when it does not -------------------------------
 
 
-def check_counts(seed: int, **counts: int) -> None:
+def check_sampling_counts(seed: int, **counts: int) -> None:
     """Raise where a count is below 1, or the seed is not between 0 and 2³¹ − 1."""
     if not 0 <= seed < 2**31:
         raise UsageError(f"seed is {seed}; it must lie between 0 and {2**31 - 1}")
-    for name, count in counts.items():
-        if count < 1:
-            raise UsageError(f"{name} is {count}; it must be 1 or more")
+    check_counts(**counts)
 
 
 def require_no_adapter_inside(model: Any) -> None:

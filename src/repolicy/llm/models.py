@@ -16,7 +16,7 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from repolicy.errors import FileError, UsageError, first_line, in_one_sentence
-from repolicy.llm.identity import check_counts, checksum
+from repolicy.llm.identity import check_sampling_counts, checksum
 from repolicy.llm.mixing import SAMPLING, beside, between, turned
 from repolicy.llm.rloo import padded, prompt_ids, response_log_probs
 from repolicy.loading import load_object
@@ -138,7 +138,7 @@ def generate(
     seed: int = 0,
 ) -> list[dict[str, str]]:
     """Return `count` responses to each prompt, with the dial turned to omega; models and prior are names or folders."""
-    check_counts(seed, count=count, tokens=tokens)
+    check_sampling_counts(seed, count=count, tokens=tokens)
     if trained_at and len(trained_at) != len(models):
         raise UsageError(f"trained_at has {len(trained_at)} entries, and there are {len(models)} models")
     anchors = [trained_for(name, trained_at[index] if trained_at else None) for index, name in enumerate(models)]
@@ -203,7 +203,7 @@ def evaluate(
     seed: int = 0,
 ) -> tuple[list[dict[str, Any]], str]:
     """Return a dictionary for the prior and for each model, and the page that shows them; all are names or files."""
-    check_counts(seed, responses=responses, tokens=tokens)
+    check_sampling_counts(seed, responses=responses, tokens=tokens)
     rows, judge = read_prompts(prompts), load_object(reward, "the reward")
     judged(judge, rows[:1], ["a"], [[0]])  # a mistake in it shows before any of the work
     base, tokenizer = load_prior(prior)

@@ -125,7 +125,8 @@ class Found:
         totals = [point.judged.columns["total_reward"].values for point in self.points]
         lacking = [totals[self.best] - each for each in totals]
         errors = [each.std(ddof=1) / math.sqrt(len(each)) for each in lacking]
-        return sum(bool(each.mean() <= 2.0 * error) for each, error in zip(lacking, errors, strict=True)) - 1  # itself
+        near = [each.mean() <= 2.0 * error for each, error in zip(lacking, errors, strict=True)]
+        return int(sum(near)) - 1  # the best one is near itself
 
     @property
     def first(self) -> int:

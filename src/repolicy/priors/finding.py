@@ -111,13 +111,13 @@ def _download(address: str) -> bytes:
 
 PRIORS = Path(__file__).parent / "shipped"
 PLAN = "plan.json"  # in a planner's folder
-RLLIB = Path("learner_group/learner/rl_module/default_policy/module_state.pkl")  # in that of an RLlib checkpoint
+RLLIB = Path("learner_group/learner/rl_module/default_policy/module_state.pkl")  # in the folder of an RLlib checkpoint
 
 
 def find_policy(reference: str | Path) -> Path:
-    """Return a policy's file: that file itself, what a folder holds (of a run, or of RLlib), or a name's.
+    """Return a policy's file: the one that is named, or the one in the folder of a run or of an RLlib checkpoint.
 
-    A name is that of a prior that ships, or `hf://USER/NAME` of one on the hub.
+    A prior that ships, one on the shelf and one on the hub (`hf://USER/NAME`) are named by their names.
     """
     if not isinstance(reference, str | Path):
         kind = type(reference).__name__

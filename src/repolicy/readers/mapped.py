@@ -1,4 +1,4 @@
-"""Policies by a mapping from parts to names of tensors: CleanRL, TorchRL, rl_games, tianshou, and a layout of a user's.
+"""Policies by a mapping from parts to names of tensors: CleanRL, TorchRL, rl_games, tianshou, or a layout of a user's.
 
 A layout is a row of data; what is done with the parts is the same for all. Its names are those of nested state dicts,
 joined by dots, and may stand below others (`model.`), which all of a library's own then share.
@@ -52,7 +52,7 @@ class Layout:
     actor: str  # the layers that give the mean, or logits; several names, joined by +, follow each other
     log_std: str = ""  # a tensor, or a layer on the values of the last hidden layer
     std: str = ""  # the same of the std itself
-    halves: bool = False  # the last layer gives means, and then as many log-stds
+    halves: bool = False  # the last layer gives the means, and then as many log-stds
     normalizer: str = ""  # what holds the mean and the variance, or the std, of observations
     activation: str = ""
     discrete: bool = False  # one choice
@@ -231,7 +231,7 @@ def _described(tensors: Tensors, layout: Layout, root: str, given: Given) -> Des
         actor = given.tempered(actor)
     elif layout.log_std or layout.std:
         std = _std(tensors, layout, root, width)
-    elif not layout.discrete and not layout.halves:
+    elif std is None and not layout.discrete:
         std = given.std(width)
     statistics = given.statistics(actor.width, _normalizer(tensors, layout, root))
     if layout.unseen and statistics is None:
