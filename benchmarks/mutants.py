@@ -164,6 +164,8 @@ ROOMS = [
     Mutant("readers/pickles.py", "isinstance(key, tuple | frozenset)", "False", "tests/readers/test_formats_limits.py", "a short pickle hashes without end"),
     Mutant("readers/rllib.py", "raw.bias + np.log(half)", "raw.bias", "tests/readers/test_formats_rllib.py", "std of RLlib in units of [-1, 1]"),
     Mutant("readers/rllib.py", "SAC_BOUNDS if squashed else (-bound, bound)", "(-bound, bound)", "tests/readers/test_formats_rllib.py", "bounds of SAC's log-std in RLlib"),
+    Mutant("readers/rllib.py", "max(1, count - 1)", "1.0", "tests/readers/test_formats_rllib.py", "variance of RLlib from the sum of squares"),
+    Mutant("readers/rllib.py", "if others := set(connectors) - HARMLESS - {FILTER}:", "if others := set[str]():", "tests/readers/test_formats_rllib.py", "connectors of RLlib that cannot be read"),
     Mutant("readers/mapped.py", "raw.bias + np.float32(layout.shift)", "raw.bias", "tests/readers/test_formats_mapped.py", "shift of TorchRL's scale"),
     Mutant("readers/mapped.py", "layout.low, layout.high, layout.floor)", "layout.low, layout.high)", "tests/readers/test_formats_mapped.py", "least scale of TorchRL"),
     Mutant("readers/copying.py", "if state[name].shape != wanted.shape:", "if False:", "tests/readers/test_copied.py", "a copied part that does not fit"),

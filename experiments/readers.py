@@ -34,7 +34,6 @@ OTHERS = {
     "torchrl": ("0.14.1",),
     "rllib": ("2.44.1", "2.60.0"),
 }
-BESIDES = ("told.npz", "class_and_ctor_args.pkl", "metadata.json")  # what is no policy's file
 NAMES = {"sb3": "Stable-Baselines3", "torchrl": "TorchRL", "rllib": "RLlib"}
 PACKAGES = {"rsl_rl": "rsl-rl-lib", "rllib": "ray"}
 TIANSHOUS = ("h5py", "numba", "llvmlite", "pettingzoo")
@@ -79,7 +78,7 @@ def measured(library: str, version: str, kind: str, folder: Path) -> Row:
         done = subprocess.run(words, env=told_where, capture_output=True, text=True, check=False)
         if done.returncode:
             return row | {"failed": f"the library: {done.stderr.strip().splitlines()[-1]}"}
-        [file] = [path for path in Path(out).iterdir() if path.name not in BESIDES]
+        [file] = [path for path in Path(out).iterdir() if path.name != "told.npz"]
         told = dict(np.load(Path(out, "told.npz")))
         try:
             policy = load_policy(file, std=None if "log_prob" in told else 0.1).double()

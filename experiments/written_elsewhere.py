@@ -240,6 +240,7 @@ def rllib(kind: str, out: Path, obs: torch.Tensor) -> Told:
     from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
     from ray.rllib.algorithms.sac.sac_catalog import SACCatalog
     from ray.rllib.algorithms.sac.torch.default_sac_torch_rl_module import DefaultSACTorchRLModule
+    from ray.rllib.connectors.env_to_module import EnvToModulePipeline, MeanStdFilter
     from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
     spaces = {"observation_space": gymnasium.spaces.Box(-np.inf, np.inf, (SIZE,))}
@@ -250,8 +251,17 @@ def rllib(kind: str, out: Path, obs: torch.Tensor) -> Told:
     module: Any = RLModuleSpec(
         module_class=module_class, catalog_class=catalog, model_config=settings, **spaces
     ).build()
-    stirred(module).save_to_path(out.resolve())
-    told = module.double().forward_inference({"obs": obs.double()})["action_dist_inputs"]
+    checkpoint = out.resolve() / "checkpoint"
+    stirred(module).save_to_path(checkpoint / "learner_group/learner/rl_module/default_policy")
+    connector: Any = MeanStdFilter(clip_by_value=1.5)
+    pipeline = EnvToModulePipeline(*spaces.values(), connectors=[connector])
+    connector.reset_state()
+    normalize = connector._filters[None]
+    for row in obs.double().numpy():
+        normalize(row)
+    pipeline.save_to_path(checkpoint / "env_runner/env_to_module_connector")
+    seen = torch.stack([torch.from_numpy(normalize(row, update=False)) for row in obs.double().numpy()])
+    told = module.double().forward_inference({"obs": seen})["action_dist_inputs"]
     dist = module.get_inference_action_dist_cls().from_logits(told)
     if kind == "PPO":
         actions = dist.sample()

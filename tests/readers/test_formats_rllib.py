@@ -1,6 +1,9 @@
 """RLlib's modules, as its new API stack saves them: a state, and beside it what the module was made with."""
 
+import base64
+import io
 import pickle
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -8,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import assert_equal, assert_scored, describe, log_prob, mean, observations, recognized, stirred
+from comparing import COUNT, assert_equal, assert_scored, describe, log_prob, mean, observations, recognized, stirred
 from gymnasium.spaces import Box, Discrete, MultiBinary, Space
 from made_checkpoints import class_named, mlp, named
 from torch import nn
@@ -16,8 +19,9 @@ from torch import nn
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.priors.finding import RLLIB, find_policy
+from repolicy.priors.opening import load_policy
 from repolicy.readers.described import CannotCopyError
-from repolicy.readers.rllib import ARGUMENTS
+from repolicy.readers.rllib import ARGUMENTS, FILTER, PIPELINE
 
 ACTIONS = Box(-1.0, 1.0, (2,))
 TAUGHT = "ray.rllib.algorithms.{0}.torch.default_{0}_torch_rl_module.Default{1}TorchRLModule"
@@ -59,6 +63,60 @@ def test_a_checkpoints_folder_is_its_policy(write: Any, tmp_path: Path) -> None:
         (tmp_path / name).rename(module / name)
     assert find_policy(tmp_path / "checkpoint") == module / RLLIB.name
     assert inspect(tmp_path / "checkpoint")["kind"] == "PPO of RLlib"
+
+
+def packed(numbers: np.ndarray) -> str:
+    stream = io.BytesIO()
+    np.save(stream, numbers)
+    return base64.b64encode(zlib.compress(stream.getvalue())).decode()
+
+
+@pytest.fixture
+def checkpoint(write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Write a checkpoint whose observations pass these connectors; RLlib's filter has this state."""
+    state = made(4)[1]
+
+    def written(*connectors: str, **running: Any) -> Path:
+        folder = tmp_path / "checkpoint"
+        module, pipeline = folder / RLLIB.parent, folder / PIPELINE
+        write(state)
+        for place in (module, pipeline / FILTER):
+            place.mkdir(parents=True, exist_ok=True)
+        for name in (RLLIB.name, ARGUMENTS):
+            (tmp_path / name).rename(module / name)
+        kinds = [(class_named(monkeypatch, f"ray.{name.lower()}.{name}"), (), {}) for name in connectors]
+        (pipeline / ARGUMENTS).write_bytes(pickle.dumps({"ctor_args_and_kwargs": ((), {"connectors": kinds})}))
+        settings = {"de_mean_to_zero": True, "de_std_to_one": True, "clip_by_value": 1.5, "running_stats": [running]}
+        (pipeline / FILTER / "state.pkl").write_bytes(pickle.dumps({None: settings}))
+        return folder
+
+    return written
+
+
+@pytest.mark.parametrize("squares", ["sum_sq_diff_array", "std_array"])  # by RLlib's version
+def test_observations_are_normalized_as_the_connectors_do(checkpoint: Any, squares: str) -> None:
+    seen = 3.0 * np.random.default_rng(0).standard_normal((COUNT, 5)) + 1.0
+    sums = {"mean_array": packed(seen.mean(0)), squares: packed(COUNT * seen.var(0))}
+    policy = load_policy(checkpoint(FILTER, "NumpyToTensor", num_pushes=COUNT, **sums))
+    obs, plain = torch.from_numpy(seen).float(), load_policy(checkpoint("NumpyToTensor"))
+    normalized = ((obs - obs.mean(0)) / obs.std(0)).clamp(-1.5, 1.5)
+    assert (normalized.abs() == 1.5).any()
+    assert_equal(policy(obs).mode(), plain(normalized).mode())
+    assert float(policy.normalizer.count) == COUNT
+
+
+def test_what_changes_observations_and_is_not_known_is_refused(checkpoint: Any) -> None:
+    with pytest.raises(FileError, match="observations pass FrameStackingEnvToModule"):
+        load_policy(checkpoint(FILTER, "FrameStackingEnvToModule"))
+
+
+@pytest.mark.parametrize(
+    "mean", ["!", base64.b64encode(b"no zlib").decode(), packed(np.zeros(4)), packed(np.zeros(5, int)), None]
+)
+def test_damaged_statistics_are_one_sentence(checkpoint: Any, mean: Any) -> None:
+    sums = {"mean_array": mean, "std_array": packed(np.ones(5))}
+    with pytest.raises(FileError, match="damaged|cannot be read"):
+        load_policy(checkpoint(FILTER, num_pushes=2, **sums))
 
 
 @pytest.mark.parametrize("body", ["encoder.actor_encoder", "encoder.encoder"])

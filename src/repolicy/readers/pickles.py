@@ -13,6 +13,7 @@ import reprlib
 import struct
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -27,7 +28,7 @@ PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 PLAIN = "biuf"  # kinds of NumPy's types: booleans, integers, and real numbers
 DAMAGE = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError),
-    *(EOFError, struct.error, pickle.UnpicklingError),
+    *(EOFError, struct.error, pickle.UnpicklingError, zlib.error),
 )
 MOST = 500_000  # steps of a pickle, of which the costliest makes some hundred bytes; a policy's has a few thousand
 ROOM, FACTOR = 2**24, 8  # so many bytes, and so many times those of the file, may be made by calls

@@ -1,11 +1,15 @@
 """RLlib's modules since its new API stack: `module_state.pkl`, and beside it the arguments that made the module.
 
-The state alone tells neither the activation nor whether the outputs are means and log-stds or logits of choices.
+The state alone tells neither the activation nor whether the outputs are means and log-stds or logits of choices. What
+happens to observations before the network stands in another part of a checkpoint: a pipeline of connectors.
 """
 
+import base64
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +17,9 @@ import numpy as np
 from repolicy.errors import UsageError
 from repolicy.loading import read_bytes
 from repolicy.policies import ActionSpace
-from repolicy.readers.described import Array, CannotCopyError, Described, Linear, Perceptron, Std
+from repolicy.readers.described import Array, CannotCopyError, Described, Linear, Normalizer, Perceptron, Std
 from repolicy.readers.given_by_user import Given
-from repolicy.readers.perceptrons import activation_named, numbers, perceptron, sequence, tensors_of
+from repolicy.readers.perceptrons import activation_named, normalizer, numbers, perceptron, sequence, tensors_of
 from repolicy.readers.pickles import Shell, read_pickle
 from repolicy.readers.sb3_zip import actions_of
 
@@ -25,6 +29,14 @@ SHIPS = r"Default(\w+?)TorchRLModule"  # whose code is RLlib's own
 HEAD, LOG_STD, BOUND = "pi.net.mlp", "pi.log_std", "pi.log_std_clip_param_const"
 BODIES = ("encoder.actor_encoder.net.mlp", "encoder.encoder.net.mlp", "pi_encoder.net.mlp")  # the last one is SAC's
 SAC_BOUNDS, USUAL_BOUND = (-5.0, 2.0), 20.0  # of a log-std
+PIPELINE = Path("env_runner/env_to_module_connector")  # in the checkpoint's folder
+DEEP = 4  # folders from there to the module's state
+FILTER, EPSILON = "MeanStdFilter", 1e-8
+HEADER = 128  # bytes of an .npy before its numbers
+HARMLESS = {  # connectors that leave a row of numbers as it is
+    "AddObservationsFromEpisodesToBatch", "AddStatesFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad",
+    "AgentToModuleMapping", "BatchIndividualItems", "FlattenObservations", "NumpyToTensor",
+}  # fmt: skip
 SCALED = (
     "actions are scaled from [-1, 1] to the environment's bounds, as RLlib does unless normalize_actions is turned off"
 )
@@ -43,7 +55,7 @@ def read(state: dict[str, Any], given: Given) -> Described:
     if head[1:] and activation_named(config.get("head_fcnet_activation", "relu")) != recorded:
         raise CannotCopyError("its head has another activation than its encoder")
     actor = perceptron([*layers, *head], None, given.activation("tanh", LIBRARY, recorded))
-    statistics, squashed = given.statistics(actor.width, None), body == BODIES[-1]
+    statistics, squashed = given.statistics(actor.width, _filtered(given, actor.width)), body == BODIES[-1]
     outputs, width, free = actor.output, actions.width, tensors.get(LOG_STD)
     needed = sum(actions.sizes) * (2 if actions.kind == "continuous" and free is None else 1)
     if len(outputs.bias) != needed:
@@ -80,6 +92,36 @@ def _made_with(given: Given) -> tuple[str, dict[str, Any], ActionSpace]:
     if switches:
         raise CannotCopyError("its actions are switches")
     return ships[1], config.state if isinstance(config, Shell) else config, actions
+
+
+def _filtered(given: Given, width: int) -> Normalizer | None:
+    """Return the normalizer of a checkpoint's connectors; None where they have none, or stand nowhere."""
+    folder = given.path.absolute().parents[DEEP] / PIPELINE
+    file = folder / ARGUMENTS
+    if given.path.parent.name != "default_policy" or not file.is_file():
+        return None
+    _, arguments = read_pickle(read_bytes(file), str(file))["ctor_args_and_kwargs"]
+    connectors = [kind.last for kind, *_ in arguments["connectors"]]
+    if others := set(connectors) - HARMLESS - {FILTER}:
+        raise CannotCopyError(f"its observations pass {', '.join(sorted(others))}, which cannot be read")
+    if FILTER not in connectors:
+        return None
+    state = read_pickle(read_bytes(folder / FILTER / "state.pkl"), str(folder / FILTER / "state.pkl"))[None]
+    [running] = state["running_stats"]
+    mean = _unpacked(running["mean_array"], width)
+    squares = _unpacked(running.get("sum_sq_diff_array", running.get("std_array")), width)  # by its version
+    count = int(running["num_pushes"])
+    std = np.sqrt(squares / max(1, count - 1)) + EPSILON
+    mean, std = mean * state["de_mean_to_zero"], std if state["de_std_to_one"] else np.ones(width)
+    return normalizer(mean, std, state["clip_by_value"] or None, float(count))
+
+
+def _unpacked(packed: str, width: int) -> Array:
+    """Return an array of so many doubles, which stands as a compressed .npy in base64."""
+    content = zlib.decompressobj().decompress(base64.b64decode(packed), HEADER + 8 * width)
+    if b"'<f8'" not in content[:HEADER]:
+        raise ValueError("its observations' statistics are no doubles")
+    return np.frombuffer(content[HEADER:])
 
 
 def _to_bounds(actor: Perceptron, std: Std, actions: ActionSpace, given: Given) -> tuple[Perceptron, Std]:
