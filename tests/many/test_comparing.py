@@ -281,13 +281,13 @@ def test_an_option_of_each_reset_does_what_the_same_option_does_when_it_is_made(
         compare("halfcheetah", "halfcheetah", "HalfCheetah-v4?reset.x=1", backend="envpool", episodes=1)
 
 
-TENTHS = (0.1, 0.2, 0.3, 0.4, 0.5)
+VALUES = {
+    "a=0..1": (0.0, 0.25, 0.5, 0.75, 1.0), "b=-2..2": (-2.0, -1.0, 0.0, 1.0, 2.0),
+    "c=0.1..0.5": (0.1, 0.2, 0.3, 0.4, 0.5), "d=50..100": (50.0, 62.0, 75.0, 88.0, 100.0),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [("a=0..1", (0.0, 0.25, 0.5, 0.75, 1.0)), ("b=-2..2", (-2.0, -1.0, 0.0, 1.0, 2.0)), ("c=0.1..0.5", TENTHS)],
-)
+@pytest.mark.parametrize(("text", "values"), VALUES.items())
 def test_values_of_an_option(text: str, values: tuple[float, ...]) -> None:
     assert Varied.of(text) == (text[0], values)
 

@@ -216,6 +216,7 @@ def test_layers_below_actor_layers(whole: bool, tmp_path: Path) -> None:
     [
         ("actor=model.actor", "--layout names no activation"),
         ("log_std=model.logstd, activation=elu", "--layout needs actor=NAME"),
+        ("actor=model.actor, halves=yes, discrete=yes, activation=elu", "no more than one of"),
         ("actor=model.actor, std=a, log_std=b, activation=elu", "no more than one of"),
         ("actor=model.actor, hidden=3", "it must be"),
         ("actor=model.actor, library=x", "it must be"),

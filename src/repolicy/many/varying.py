@@ -31,7 +31,10 @@ class Varied(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "Varied":
-        """Return what `NAME=LOW..HIGH` says: values from one end to the other, at equal distances."""
+        """Return what `NAME=LOW..HIGH` says: values from one end to the other, at equal distances.
+
+        Between whole ends they are whole, where there are enough such numbers: an option may be a count.
+        """
         name, equals, ends = text.partition("=")
         try:
             found = Range.of(ends) if equals and name.removeprefix(RESET).isidentifier() else None
@@ -41,7 +44,9 @@ class Varied(NamedTuple):
             wanted = "it must be an option and a range of numbers that ends above where it begins, NAME=LOW..HIGH"
             raise UsageError(f"--vary is {text!r}; {wanted}")
         step = (found.high - found.low) / (STEPS - 1)
-        return cls(name, tuple(float(f"{found.low + index * step:.6g}") for index in range(STEPS)))
+        values = [float(f"{found.low + index * step:.6g}") for index in range(STEPS)]
+        whole = step >= 1.0 and found.low.is_integer() and found.high.is_integer()
+        return cls(name, tuple(float(round(value)) if whole else value for value in values))
 
 
 @dataclass(frozen=True)

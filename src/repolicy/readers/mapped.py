@@ -163,8 +163,9 @@ def of_text(text: str) -> Layout:
         except (ValueError, KeyError):
             takes = "yes or no" if kind is bool else "a number"
             raise UsageError(f"--layout has {part.strip()!r}; it takes {takes}") from None
-    if "actor" not in given or len(given.keys() & {"std", "log_std", "halves"}) > 1:
-        raise UsageError("--layout needs actor=NAME, and no more than one of std=NAME, log_std=NAME and halves=yes")
+    if "actor" not in given or len(given.keys() & {"std", "log_std", "halves", "discrete"}) > 1:
+        one = "no more than one of std=NAME, log_std=NAME, halves=yes and discrete=yes"
+        raise UsageError(f"--layout needs actor=NAME, and {one}")
     return Layout(**given)
 
 
