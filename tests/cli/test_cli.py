@@ -16,6 +16,7 @@ from repolicy.cli import about
 from repolicy.cli import main as cli
 from repolicy.cli.main import _words
 from repolicy.cli.options import overrides
+from repolicy.errors import UsageError
 from repolicy.policies.file import save_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.terminal import Terminal
@@ -71,6 +72,12 @@ def test_words_come_in_any_order_and_spelling() -> None:
     Path("mine.json").write_text('{"learning_rate": 0.5, "steps": 3}')
     found = cli._parsed("train", ["--settings=mine.json", "Ant-v4", "--steps=2e6", "--no-normalize-advantages"])
     assert overrides(found) == {"learning_rate": 0.5, "steps": 2_000_000, "normalize_advantages": False}
+
+
+def test_none_is_for_what_may_be_none() -> None:
+    assert cli._parsed("train", ["Ant-v4", "--target-kl", "None"]).settings == {"target_kl": None}
+    with pytest.raises(UsageError, match="--steps is 'None'; it must be a whole number"):
+        cli._parsed("plan", ["halfcheetah", "--steps", "None"])
 
 
 def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,6 +123,7 @@ class Option:
     default: str  # "(default: 64)"
     metavar: str = ""  # of a positional one
     is_on: bool = False  # a switch that can be turned off
+    may_be_none: bool = False
     repeatable: bool = False
 
     @property
@@ -177,7 +178,7 @@ def _options(cls: type, place: tuple[str, ...], examples: list[Any], usual: Usua
         yield Option(
             here, renamed.replace("_", "-"), hint, cls,
             _shown(values[0]) if same else f"(default: depends on {on})", metavar,
-            is_on=hint is bool and values[0] is True,
+            is_on=hint is bool and values[0] is True, may_be_none=None in extras,
             repeatable=any(isinstance(extra, Repeatable) for extra in extras),
         )  # fmt: skip
 
@@ -197,13 +198,13 @@ def docstrings(cls: type) -> dict[str, str]:
 
 
 def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return a type without its annotations and without `| None`, and the annotations."""
+    """Return a type without annotations and `| None`, and these: the annotations, and None where it may be None."""
     extras: tuple[Any, ...] = ()
     while typing.get_origin(hint) is typing.Annotated:
         extras += hint.__metadata__
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        hint = next(each for each in typing.get_args(hint) if each is not types.NoneType)
+        hint, extras = next(each for each in typing.get_args(hint) if each is not types.NoneType), (*extras, None)
     return hint, extras
 
 
@@ -259,8 +260,10 @@ def _converter(option: Option, made: argparse.ArgumentParser) -> Callable[[str],
     def convert(text: str) -> Any:
         if option.value not in (int, float):
             return Path(text) if option.value is Path else text
-        if text == "None" or (option.place[-1] == "std" and text == "fit"):
-            return None if text == "None" else text
+        if option.may_be_none and text == "None":
+            return None
+        if option.place[-1] == "std" and text == "fit":
+            return text
         try:
             number = float(text)
             if option.value is float:
