@@ -156,7 +156,7 @@ ROOMS = [
     Mutant("policies/network.py", "inputs += bias", "inputs += 0.0", "tests/policies/test_distributions.py", "acting without biases"),
     Mutant("policies/network.py", "x * (0.5 * np.tanh(0.5 * x) + 0.5)", "x * (0.5 * np.tanh(x) + 0.5)", "tests/policies/test_distributions.py", "swish while acting"),
     Mutant("policies/network.py", "np.sqrt(variance + self.eps)", "np.sqrt(variance)", "tests/policies/test_distributions.py", "epsilon of LayerNorm while acting"),
-    Mutant("policies/families.py", "0.5 * torch.log(rest.square()", "torch.log(rest.square()", POLICY, "std of gSDE is a variance"),
+    Mutant("policies/families.py", "0.5 * torch.log(variance", "torch.log(variance", POLICY, "std of gSDE is a variance"),
     Mutant("policies/families.py", "low + 0.5 * (high - low)", "low + (high - low)", "tests/readers/test_formats_checkpoints.py", "bounds of a log-std through tanh"),
     Mutant("policies/policy.py", "return actions.clip(low, high)", "return actions", POLICY, "actions cut to their bounds"),
     Mutant("readers/pickles.py", "if self.left < 0:", "if False:", "tests/readers/test_formats_limits.py", "a short pickle fills the memory"),

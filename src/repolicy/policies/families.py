@@ -80,14 +80,22 @@ class Continuous:
 
     def distribution(self, outputs: Tensor, spec: "PolicySpec", raw_std: Tensor | None) -> Distribution:
         form, rest = STDS[spec.std], outputs[..., spec.actions.width :]
-        raw = rest + form.inverse(spec.initial_std) if raw_std is None else raw_std
-        if self.std == "shared" and rest.shape[-1]:
-            raw = raw + rest
-        least = raw.new_full((), math.log(max(spec.min_std if self.std != "features" else 0.0, 1e-30)))
-        log_std = form.log_std(bounded(raw, spec), least)
+        if raw_std is None:  # the std is made of outputs
+            raw = rest + form.inverse(spec.initial_std)
+        elif self.std == "shared" and rest.shape[-1]:  # a dial moves the one std
+            raw = raw_std + rest
+        else:
+            raw = raw_std
+
+        min_std = 0.0 if self.std == "features" else spec.min_std  # of features it is added to the whole variance
+        log_min_std = raw.new_full((), math.log(max(min_std, 1e-30)))
+        log_std = form.log_std(bounded(raw, spec), log_min_std)
         if self.std == "features":
-            log_std = 0.5 * torch.log(rest.square() @ (2.0 * log_std).exp() + spec.min_std**2)
-        return (SquashedGaussian if self.squashes else Gaussian)(self.mode(outputs, spec), log_std)
+            variance = rest.square() @ (2.0 * log_std).exp()
+            log_std = 0.5 * torch.log(variance + spec.min_std**2)
+
+        kind = SquashedGaussian if self.squashes else Gaussian
+        return kind(self.mode(outputs, spec), log_std)
 
     def mode(self, outputs: Tensor, spec: "PolicySpec") -> Tensor:
         mean = outputs[..., : spec.actions.width]
