@@ -97,6 +97,13 @@ def _told(what: str, key: str) -> Callable[[], Function]:
     return make
 
 
+def _cost(term: str, what: str, cost: str, scale: str = "") -> Registered:
+    """Return an add-on that is one of Playground's own terms, −c·`what`; `scale` is the c to name where that is 0."""
+    make = _told(f"−c·{what} (Playground's own)", f"reward_{term}")
+    option = f"{term}_scale={scale}" if scale else ""
+    return Registered(make, PLAYGROUND, f"{cost} cost", reads="info", option=option)
+
+
 SIDEWAYS = _told("The velocity along y, Δy/Δt: walk to the left as well (the paper's add-on for Ant).", "y_velocity")
 
 
@@ -138,32 +145,29 @@ REGISTERED = {
     "mppi_sideways": Registered(ASIDE, ("Ant",), "mean v_y"),
     "mppi_joint": Registered(JOINT, ("Swimmer",), "mean |θ|"),
     "on_command": Registered(on_command, ("Go1JoystickFlatTerrain", "Go1JoystickRoughTerrain"), "missed velocity²"),
+    "energy": _cost("energy", "Σ |torque · joint velocity|: use less power", "energy", "-0.001"),
+    "smooth": _cost("action_rate", "Σ (change of action)²: change actions less", "action-rate"),
+    "clearance": _cost(
+        "feet_clearance", "Σ |foot's height − the wished one|·speed: lift feet as told", "clearance", "-2"
+    ),
+    "torques": _cost("torques", "(√Σ torque² + Σ |torque|): push less", "torque", "-0.0002"),
+    "still": _cost(
+        "stand_still",
+        "Σ |joint angle − its usual one| while the command is 0: stand where told to",
+        "stand-still",
+        "-1",
+    ),
+    "joint_limits": _cost(
+        "dof_pos_limits", "Σ |angle beyond its soft limit|: keep clear of the stops", "joint-limit", "-1"
+    ),
+    "air_time": _cost(
+        "feet_air_time",
+        "Σ over feet that touch down of (0.1 − seconds in the air): take longer steps",
+        "air-time",
+        "0.1",
+    ),
+    "slip": _cost("feet_slip", "Σ speed² of feet on the ground: slip less", "slip", "-0.1"),
 }
-
-# By add-on: Playground's term, what it takes off (times c), the name of this cost, and the scale to name where c is 0.
-OF_PLAYGROUND = {
-    "energy": ("energy", "Σ |torque · joint velocity|: use less power", "energy", "-0.001"),
-    "smooth": ("action_rate", "Σ (change of action)²: change actions less", "action-rate", ""),
-    "clearance": (
-        "feet_clearance", "Σ |foot's height − the wished one|·speed: lift feet as told", "clearance", "-2",
-    ),
-    "torques": ("torques", "(√Σ torque² + Σ |torque|): push less", "torque", "-0.0002"),
-    "still": (
-        "stand_still", "Σ |joint angle − its usual one| while the command is 0: stand where told to",
-        "stand-still", "-1",
-    ),
-    "joint_limits": (
-        "dof_pos_limits", "Σ |angle beyond its soft limit|: keep clear of the stops", "joint-limit", "-1",
-    ),
-    "air_time": (
-        "feet_air_time", "Σ over feet that touch down of (0.1 − seconds in the air): take longer steps",
-        "air-time", "0.1",
-    ),
-    "slip": ("feet_slip", "Σ speed² of feet on the ground: slip less", "slip", "-0.1"),
-}  # fmt: skip
-for name, (term, what, cost, scale) in OF_PLAYGROUND.items():
-    make, option = _told(f"−c·{what} (Playground's own)", f"reward_{term}"), f"{term}_scale={scale}" if scale else ""
-    REGISTERED[name] = Registered(make, PLAYGROUND, f"{cost} cost", reads="info", option=option)
 
 
 def told(info: Info, key: str, why: str) -> np.ndarray:
