@@ -17,8 +17,14 @@ from repolicy.cli import main as cli
 from repolicy.cli.main import _words
 from repolicy.cli.options import overrides
 from repolicy.errors import UsageError
+from repolicy.learning import training
+from repolicy.objective import residual, soft
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
+from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import read_policy
+from repolicy.runs.folder import RunFolder
+from repolicy.runs.request import Request
 from repolicy.runs.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("_elsewhere")
@@ -57,6 +63,33 @@ def test_the_end_of_training_says_how_to_go_on(capsys: pytest.CaptureFixture[str
     assert said.splitlines()[-1] == f"to give it a wish: repolicy customize run --env {env} --addon FILE.py:FUNCTION"
     said = typed(capsys, "train", "CartPole-v1", "--alpha", "0.1", *FEW)[2]
     assert said.endswith("repolicy customize runs/CartPole-v1-soft-0 --addon FILE.py:FUNCTION\n")
+
+
+def test_a_run_has_the_same_folder_as_from_python(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[Path] = []
+
+    def stop(request: Request, folder: RunFolder, *_: object, **__: object) -> None:
+        begun.append(folder.path)
+        raise UsageError("as far as the run")
+
+    monkeypatch.setattr(training, "run", stop)
+    env, wish = tiny("LinearQuadratic"), tiny("stay_near")
+    save_policy("prior", Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), hidden=(8,))), {})
+    seeded = {"seed": 3, "ranks": 1}
+    Path("settings.json").write_text(json.dumps(seeded))
+    named = ["--settings", "settings.json"]
+
+    typed(capsys, "customize", "prior", "--env", env, "--addon", wish, "--omega=0.3", "--alpha=0.3", *named)
+    with pytest.raises(UsageError, match="as far as the run"):
+        training.customize("prior", wish, residual(0.3, 0.3), settings=seeded, env=env)
+    typed(capsys, "train", env, "--alpha=0", *named)
+    with pytest.raises(UsageError, match="as far as the run"):
+        training.train(env, soft(0.0), settings=seeded)
+    by_words, by_calls = begun[::2], begun[1::2]
+    assert by_words == by_calls
+    assert [path.name.rpartition("-")[2] for path in by_words] == ["3", "3"]
 
 
 def test_a_home_folder_is_what_the_shell_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

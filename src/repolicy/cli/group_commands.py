@@ -157,10 +157,11 @@ class Train(Run):
         from repolicy.prepare.session import folder_for
         from repolicy.rql.customizing import train
 
-        folder = folder_for(self.out, self.env, self.objective, self.settings, self.resume, ROOT)
+        settings = overrides(self, Settings)
+        folder = folder_for(self.out, self.env, self.objective, settings, self.resume, ROOT)
         return ended(
             train(
-                self.env, named(self.objective, alpha=self.alpha), folder, overrides(self, Settings),
+                self.env, named(self.objective, alpha=self.alpha), folder, settings,
                 addon=self.addon, resume=self.resume, callbacks=callbacks_of(folder, self.wandb),
                 env_timeout=self.env_timeout, trust=self.trust,
             )
@@ -198,11 +199,12 @@ class Customize(Run):
         from repolicy.prepare.session import folder_for
         from repolicy.rql.customizing import customize
 
-        folder = folder_for(self.out, self.prior, "residual", self.settings, self.resume, ROOT)
+        settings = overrides(self, Settings)
+        folder = folder_for(self.out, self.prior, "residual", settings, self.resume, ROOT)
         return ended(
             customize(
                 self.prior, named("residual", omega=self.omega, alpha=self.alpha, states=self.states), folder,
-                overrides(self, Settings), addon=self.addon, env=self.env, options=self.reading, resume=self.resume,
+                settings, addon=self.addon, env=self.env, options=self.reading, resume=self.resume,
                 callbacks=callbacks_of(folder, self.wandb), env_timeout=self.env_timeout, trust=self.trust,
             )
         )  # fmt: skip

@@ -17,7 +17,7 @@ from repolicy.cli.options import (
 )
 from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import RepolicyError
-from repolicy.objective import Objective, named
+from repolicy.objective import Objective, named, soft
 from repolicy.readers.reading import Options
 from repolicy.runs import ACTORS, BUDGETS, Settings, Terminal, torchrun_place
 
@@ -73,11 +73,12 @@ class Train(Run):
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import train
-        from repolicy.prepare.session import folder_for
+        from repolicy.prepare.session import called_objective, folder_for
 
-        folder = folder_for(self.out, self.env, self.objective or "soft", self.settings, self.resume)
+        objective, settings = self.wanted(), overrides(self)
+        folder = folder_for(self.out, self.env, called_objective(objective or soft()), settings, self.resume)
         result = train(
-            self.env, self.wanted(), folder, overrides(self),
+            self.env, objective, folder, settings,
             addon=self.addon, resume=self.resume, callbacks=callbacks_of(folder, self.wandb), progress=False,
             env_timeout=self.env_timeout, observe=self.observe or "", observe_critic=self.observe_critic or "",
             trust=self.trust,
@@ -157,12 +158,13 @@ class Customize(Run):
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import customize
-        from repolicy.prepare.session import folder_for
+        from repolicy.prepare.session import called_objective, folder_for
 
         warn_of_unfinished(self.prior)
-        folder = folder_for(self.out, self.prior, self.objective, self.settings, self.resume)
+        objective, settings = self.wanted(), overrides(self)
+        folder = folder_for(self.out, self.prior, called_objective(objective), settings, self.resume)
         result = customize(
-            self.prior, self.addon, self.wanted(), folder, overrides(self),
+            self.prior, self.addon, objective, folder, settings,
             env=self.env, resume=self.resume, callbacks=callbacks_of(folder, self.wandb), progress=False,
             env_timeout=self.env_timeout, observe=self.observe or "", observe_critic=self.observe_critic or "",
             trust=self.trust, reading=self.reading, init=self.init, noise=self.noise, chunk=self.chunk,
