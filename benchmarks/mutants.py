@@ -65,7 +65,7 @@ ROOMS = [
     Mutant("policies/density.py", "if bool((kept.var", "if False and bool((kept.var", STATES, "what seldom changes is left out"),
     Mutant("prepare/states.py", "if team.index == 0:", "if True:", "tests/runs/test_ranks.py", "a density of every rank's own"),
     Mutant("prepare/worth.py", "for each in both)\n    if not", "for each in both[:1])\n    if not", "tests/exact/test_nat.py", "what a nat is worth without the entropy"),
-    Mutant("prepare/worth.py", "if found.deterministic:", "if False:", WORTH, "the mode's nats are not its own"),
+    Mutant("prepare/worth.py", "log_policy if found.deterministic", "log_policy if False", WORTH, "the mode's nats are not its own"),
     Mutant("prepare/worth.py", "sampled.returns + value", "sampled.returns - value", WORTH, "the error of a worth forgets what nats do"),
     Mutant("prepare/worth.py", "self.value > 2 * self.error", "True", WORTH, "a worth within its error is taken"),
     Mutant("prepare/weights.py", "return weight if length", "return 1.0 if length", WORTH, "states without omega"),

@@ -13,6 +13,7 @@ from repolicy.envs import evaluation
 from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import Column, evaluate, run_episodes
 from repolicy.envs.making import make_envs
+from repolicy.envs.rollout import Rollout
 from repolicy.errors import NumericError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
@@ -77,6 +78,13 @@ def test_log_probabilities_are_summed_over_each_episode() -> None:
     mode = run_episodes(policy(1), make_envs(tiny("LinearQuadratic"), 3, 0), 6)
     at_mode = float(policy(1)(torch.zeros(1, 1)).log_prob(policy(1)(torch.zeros(1, 1)).mode()))
     np.testing.assert_allclose(mode.log_policy, 8 * at_mode, rtol=1e-4)  # one std for all states, 8 steps
+
+
+def test_entropies_are_summed_over_each_episode_and_each_block_is_shown_once() -> None:
+    envs, seen = make_envs(tiny("LinearQuadratic"), 3, 0), list[Rollout]()
+    found = run_episodes(policy(1), envs, 6, entropy_of=policy(1), look=seen.append)
+    assert found.entropy == pytest.approx(8 * float(policy(1)(torch.zeros(1, 1)).entropy()))  # one std for all states
+    assert sum(len(rollout.basic) for rollout in seen) == evaluation.BLOCK  # twice 8 steps fit into one block
 
 
 def test_add_ons_are_told_apart_from_the_basic_reward() -> None:

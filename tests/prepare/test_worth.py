@@ -22,7 +22,7 @@ from repolicy.policies.file import add_to_card, read_card, save_policy
 from repolicy.policies.policy import PolicySpec, seeded
 from repolicy.prepare.states import MOST_NUMBERS
 from repolicy.prepare.weights import weights_found, weights_of
-from repolicy.prepare.worth import EPISODES, Entropy, Sums, Worth, Worths, measured, sought, worth_of
+from repolicy.prepare.worth import EPISODES, Sums, Worth, Worths, measured, sought, worth_of
 from repolicy.priors.finding import find_policy, shipped
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
@@ -78,8 +78,8 @@ def test_a_nat_of_what_is_soft_optimal_is_worth_its_temperature(family: str) -> 
         distribution = policy(state)
         draws = distribution.log_prob(distribution.sample(torch.Generator().manual_seed(2))).double().numpy()
         by_mode = distribution.log_prob(distribution.mode()).double().numpy()[:10]
-        entropy = Entropy(policy).log_prob(state[:1], state[:1]).double().numpy()
-    found = worth_of(Sums(ALPHA * by_mode, by_mode), Sums(ALPHA * draws, np.resize(entropy, len(draws))))
+        entropy = distribution.entropy().double().numpy()
+    found = worth_of(Sums(ALPHA * by_mode, by_mode), Sums(ALPHA * draws, entropy))
     assert found.value == pytest.approx(ALPHA, abs=4.0 * found.error)
     assert found.error < 0.01 * ALPHA
     if family == "gaussian":
@@ -265,7 +265,7 @@ def test_what_may_well_be_chance_is_sought_no_longer(monkeypatch: pytest.MonkeyP
             lengths=np.full(EPISODES, 10.0),
             deterministic=deterministic,
             log_policy=np.full(EPISODES, 4.0),
-            log_prior=np.full(EPISODES, 1.0),
+            entropy=np.full(EPISODES, 1.0),
         )
 
     monkeypatch.setattr("repolicy.prepare.worth.evaluate", told)

@@ -20,7 +20,7 @@ from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError, check_counts
 from repolicy.loading import counted
-from repolicy.policies import Agent, Conditioned, Prior, Watching, check_scores
+from repolicy.policies import Agent, Conditioned, Policy, Prior, Watching, check_scores
 from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
 
@@ -54,6 +54,7 @@ class Evaluation:
     lengths: np.ndarray
     log_policy: np.ndarray
     log_prior: np.ndarray | None
+    entropy: np.ndarray | None = None  # of a policy at the states that were visited
     metric_name: str = ""
     familiarity: np.ndarray | None = None  # of the states to the prior
     terminated: np.ndarray | None = None  # whether the environment ended it, and no time limit
@@ -156,6 +157,8 @@ def evaluate(
     longest: int = 0,
     trust: bool = False,
     limits: Sequence[str] = (),
+    entropy_of: Policy | None = None,
+    look: Callable[[Rollout], None] | None = None,
 ) -> Evaluation:
     """Run a policy for whole episodes, and return what each of them gave.
 
@@ -173,6 +176,8 @@ def evaluate(
         longest: an episode counts as one after so many steps, where they are given.
         trust: run code that the policy's file names.
         limits: what else is reported, as a mean over all steps: `power<=0.07`, as for `customize`.
+        entropy_of: whose entropy at the visited states is reported.
+        look: is given each block of steps.
     """
     env = None if env is None else env_name(env)
     if isinstance(agent, str | Path):
@@ -197,7 +202,7 @@ def evaluate(
         check_fit(agent, envs)
         return run_episodes(
             agent, envs, episodes, addon=addon, prior=prior, deterministic=deterministic, seed=seed, progress=progress,
-            longest=longest, limits=parsed_limits(limits, env),
+            longest=longest, limits=parsed_limits(limits, env), entropy_of=entropy_of, look=look,
         )  # fmt: skip
 
 
@@ -240,6 +245,8 @@ def run_episodes(
     familiarity: Familiarity | None = None,
     longest: int = 0,
     limits: Sequence[Limit] = (),
+    entropy_of: Policy | None = None,
+    look: Callable[[Rollout], None] | None = None,
 ) -> Evaluation:
     """Run the episodes, shared out evenly beforehand: environments with short episodes do not run more of them.
 
@@ -252,7 +259,9 @@ def run_episodes(
     sums, rewards, sent = EpisodeSums(envs.count, episodes), list[np.ndarray](), list[np.ndarray]()
     while sums.missing > 0:
         rollout = collector.collect(agent, deterministic)
-        found = quantities(rollout, addon, scorer, familiarity, limits)
+        found = quantities(rollout, addon, scorer, familiarity, limits, entropy_of)
+        if look is not None:
+            look(rollout)
         if sums.first:
             extra = found.get("addon", 0.0)
             rewards.append(np.where(np.isfinite(rollout.basic), rollout.basic + extra, extra))
@@ -271,6 +280,7 @@ def run_episodes(
         lengths=each["length"],
         log_policy=each["log_policy"],
         log_prior=each.get("log_prior"),
+        entropy=each.get("entropy"),
         familiarity=each.get("familiarity"),
         terminated=each["terminated"].astype(bool),
         wishes={name.removeprefix(OF): values for name, values in each.items() if name.startswith(OF)},
@@ -288,11 +298,14 @@ def quantities(
     scorer: Scorer | None,
     familiarity: Familiarity | None,
     limits: Sequence[Limit],
+    entropy_of: Policy | None,
 ) -> dict[str, np.ndarray]:
     """Return what is summed over an episode, of each step `[T, N]`."""
     found = {"basic": rollout.basic, "length": np.ones_like(rollout.basic), "log_policy": rollout.log_probs.numpy()}
     if scorer is not None:
         found["log_prior"] = scorer(*rollout.scored).numpy()
+    if entropy_of is not None:
+        found["entropy"] = entropy_of(torch.from_numpy(rollout.observations[:-1])).entropy().numpy()
     if addon is not None:
         rewards = [rollout.of_decisions(reward) for reward in addon.apart(rollout.transitions)]
         found["addon"] = sum(rewards, np.zeros_like(rollout.basic))

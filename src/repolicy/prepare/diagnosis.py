@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
 
-from repolicy.envs import EVALUATION_SEED, Addon, Backend, Evaluation, check_fit, evaluate, probed
+from repolicy.envs import EVALUATION_SEED, Addon, Backend, Evaluation, Rollout, check_fit, evaluate, probed
 from repolicy.errors import UsageError
 from repolicy.policies import Policy, seeded
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.weights import Weights, usual_budget, weights_found
-from repolicy.prepare.worth import Entropy, Sums, Worth, Worths, nats_of, worth_of
+from repolicy.prepare.worth import Sums, Worth, Worths, nats_of, worth_of
 from repolicy.runs import Settings, spec_for
 
 ENVS, STEPS = 16, 1_000
@@ -129,8 +129,8 @@ def drive(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: 
     def run(episodes: int) -> tuple[Evaluation, _Look]:
         look = _Look(policy)
         return evaluate(
-            policy, env, episodes, addon=addon, prior=look, deterministic=deterministic, seed=EVALUATION_SEED,
-            backend=backend, longest=STEPS,
+            policy, env, episodes, addon=addon, deterministic=deterministic, seed=EVALUATION_SEED, backend=backend,
+            longest=STEPS, entropy_of=None if deterministic else policy, look=look,
         ), look  # fmt: skip
 
     found, look = run(ENVS)
@@ -145,20 +145,21 @@ def drive(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: 
     )  # fmt: skip
 
 
-class _Look(Entropy):
-    """Notes, of each block of steps that it is asked about, what a policy sees and how wide it is."""
+class _Look:
+    """Notes, of each block of steps, what a policy sees and how wide it is."""
 
     def __init__(self, policy: Policy) -> None:
-        super().__init__(policy)
-        self.far, self.stds = list[float](), list[float]()
+        self.policy = policy
+        self.far: list[float] = []
+        self.stds: list[float] = []
 
-    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        normalizer = self.policy.normalizer
+    def __call__(self, rollout: Rollout) -> None:
+        observations, normalizer = torch.from_numpy(rollout.observations[:-1]), self.policy.normalizer
         inputs = (observations - normalizer.shift) * normalizer.scale
         self.far.append(float((inputs.abs() > FAR).double().mean()))
         log_std = getattr(self.policy(observations[0]), "log_std", None)
-        self.stds += [] if log_std is None else [float(log_std.exp().mean())]
-        return super().log_prob(observations, actions)
+        if log_std is not None:
+            self.stds.append(float(log_std.exp().mean()))
 
 
 def complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) -> list[str]:

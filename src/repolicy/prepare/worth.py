@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from repolicy.envs import EVALUATION_SEED, Backend, Evaluation, evaluate
 from repolicy.policies import Policy
@@ -34,16 +33,6 @@ class Worth:
         return self.value > 2 * self.error
 
 
-class Entropy:
-    """In the place of a prior: the entropy of a policy in each state, whatever action it took there."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
-
-    def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        return self.policy(observations).entropy()
-
-
 class Sums(NamedTuple):
     """Of each of some episodes, `[E]`: the return, and the nats.
 
@@ -56,11 +45,10 @@ class Sums(NamedTuple):
 
 
 def nats_of(found: Evaluation) -> np.ndarray:
-    """Return the nats `[E]` of episodes by the mean action, or of sampled ones that `Entropy` has scored."""
-    if found.deterministic:
-        return found.log_policy
-    assert found.log_prior is not None
-    return found.log_prior
+    """Return log π of the mean actions, or the entropy where actions were sampled, summed over each episode `[E]`."""
+    nats = found.log_policy if found.deterministic else found.entropy
+    assert nats is not None
+    return nats
 
 
 def worth_of(by_mean: Sums, sampled: Sums) -> Worth | None:
@@ -149,7 +137,7 @@ def _episodes(
 
     def run(deterministic: bool) -> Evaluation:
         return evaluate(
-            policy, env, episodes, addon=addons, prior=None if deterministic else Entropy(policy),
+            policy, env, episodes, addon=addons, entropy_of=None if deterministic else policy,
             deterministic=deterministic, seed=seed, backend=backend, longest=LONGEST,
         )  # fmt: skip
 
