@@ -42,7 +42,7 @@ ROOMS = [
     Mutant("envs/rollout.py", "Past(self.ages == 1,", "Past(self.ages == 0,", GAITS, "episodes that never begin"),
     Mutant("envs/rollout.py", "pasts=self._pasts", "pasts={}", GAITS, "each rollout begins without a past"),
     Mutant("envs/batches.py", "{} if stream is None else {id(stream): np.random.default_rng(random.integers(2**63))}", "{}", TREE, "copies that foresee luck"),
-    Mutant("learning/worker.py", "frozen(first or prior)", "frozen(prior)", BEGINNING, "the actor begins as its prior, whatever --init names"),
+    Mutant("learning/worker.py", "copied(first or prior)", "copied(prior)", BEGINNING, "the actor begins as its prior, whatever --init names"),
     Mutant("learning/segments.py", "None if saved is None else saved.policy, team, exact, first", "first or saved.policy, team, exact, first", BEGINNING, "what the actor begins as scores it"),
     Mutant("envs/wish_file.py", "chosen if power is None else np.abs(chosen) ** power", "np.abs(chosen) ** (power or 1)", WISH_FILE, "every feature is an absolute value"),
     Mutant("envs/wish_file.py", "if not (features or needs_no_code(theirs)):", "if False:", WISH_FILE, "code that a wish's file names"),

@@ -153,7 +153,7 @@ WINGS = [
     Mutant("hosts/method.py", "returns.copy_(self.scale.apply(returns))", "pass", "tests/hosts/test_method.py", "returns that keep their unit"),
     Mutant("hosts/method.py", "        self.moved = None\n        self.steering", "        self.steering", "tests/hosts/test_method.py", "a learning rate that follows one update twice"),
     Mutant("hosts/method.py", "steps - last, before + steps)", "steps - last, steps)", "tests/hosts/test_method.py", "the age of an episode that began in the rollout before"),
-    Mutant("rql/algorithms.py", "return frozen(begins).requires_grad_(True)", "return begins.requires_grad_(True)", SAC, "the actor is the prior itself"),
+    Mutant("rql/algorithms.py", "return copied(begins)", "return begins.requires_grad_(True)", SAC, "the actor is the prior itself"),
     Mutant("report/publish.py", 'if "method" in asked:', "if False:", "tests/report/test_hub.py", "a card of Residual Q-Learning without its command"),
     Mutant("report/publish.py", '(cell.replace("|", "\\\\|") for cell in cells)', "cells", "tests/report/test_hub.py", "a name that breaks its table"),
     Mutant("exact/solve.py", "for _ in range(_backups(mdp.discount)):", "for _ in range(100):", "tests/exact/test_solve.py", "an optimum that is not there yet"),

@@ -14,7 +14,7 @@ from repolicy.learning import ppo
 from repolicy.learning.multipliers import Multipliers
 from repolicy.learning.terms import OneWeight, RangeOfWeights
 from repolicy.objective import DIALED, Objective, Reward, reformulated
-from repolicy.policies import BOUND, Density, Normalizer, Policy, frozen, sums
+from repolicy.policies import BOUND, Density, Normalizer, Policy, copied, sums
 from repolicy.prepare.states import familiarity
 from repolicy.priors import Exact, Scorer
 from repolicy.runs import Request, ranks, spec_for
@@ -53,7 +53,7 @@ class Worker:
         if prior is None:
             policy = Policy(spec_for(probed(request.env, self.settings.backend), self.settings))
         else:
-            policy = frozen(first or prior).requires_grad_(True)
+            policy = copied(first or prior)
         self.multipliers = Multipliers(request, policy.observation_size)
         speed = 1.0 if prior is None else ppo.std_speed(self.settings.iteration_steps)
         self.learner = ppo.Learner(*self.terms.networks(policy, self.critic_size), self.settings.learning_rate, speed)

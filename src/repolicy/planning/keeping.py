@@ -21,7 +21,7 @@ from repolicy.loading import read_json
 from repolicy.planning.asking import Planned, planned
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Planner, Search, spread_of
-from repolicy.policies import Policy, frozen, read_card, save_policy
+from repolicy.policies import Policy, copied, frozen, read_card, save_policy
 from repolicy.policies.storage import check_place, check_shape, write_bytes, write_json
 from repolicy.priors import PLAN, Acting, Samples, fit, is_plan, own_bytes, read_policy
 from repolicy.runs import one_thread, versions
@@ -123,7 +123,8 @@ def check_room(labels: int, out: Path) -> None:
 def distilled(planner: Planner, env: str, labels: int, seed: int = 0, say: Say = lambda sentence: None) -> Policy:
     """Return a policy that is fitted to so many decisions of a planner. A std of all states stays the prior's."""
     prior, steps = planner.prior, labels // (ROUNDS * ENVS)
-    student, generator = frozen(prior).requires_grad_(True), torch.Generator().manual_seed(seed)
+    student = copied(prior)
+    generator = torch.Generator().manual_seed(seed)
     with one_thread(), closing(make_envs(env, ENVS, seed, planner.backend)) as envs:
         lesson = Lesson(planner, envs)
         samples = lesson.labels(steps, None)

@@ -28,6 +28,17 @@ from repolicy.policies.file import (
 from repolicy.policies.modulated import Conditioned, FilmMlp
 from repolicy.policies.network import ACTIVATIONS, MODULES, Mlp, flatten, layers_of, load_layers, scaled, side_by_side
 from repolicy.policies.normalizer import BOUND, Normalizer, merged, sums
-from repolicy.policies.policy import Agent, Policy, PolicySpec, Prior, Recalling, Watching, check_scores, frozen, seeded
+from repolicy.policies.policy import (
+    Agent,
+    Policy,
+    PolicySpec,
+    Prior,
+    Recalling,
+    Watching,
+    check_scores,
+    copied,
+    frozen,
+    seeded,
+)
 
 __all__ = ["carrying", "density", "export", "storage"]

@@ -265,8 +265,13 @@ class NetworkActor:
 P = TypeVar("P", bound=Policy)
 
 
-def frozen(policy: P) -> P:
-    """Return a copy of the policy that takes no gradient and changes no more: a prior."""
+def copied(policy: P) -> P:
+    """Return another policy with the same numbers, whose parameters take gradients."""
     copy = policy.alike()
     copy.load_state_dict(policy.state_dict())
-    return copy.requires_grad_(False).eval()
+    return copy
+
+
+def frozen(policy: P) -> P:
+    """Return a copy of the policy that takes no gradient and changes no more: a prior."""
+    return copied(policy).requires_grad_(False).eval()

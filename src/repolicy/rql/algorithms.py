@@ -32,6 +32,7 @@ from repolicy.policies import (
     Policy,
     PolicySpec,
     Prior,
+    copied,
     frozen,
     layers_of,
     load_layers,
@@ -311,7 +312,7 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
     def _first_policy(self, begins: Prior | None, settings: Settings, env_spaces: Spaces) -> Policy:
         if isinstance(begins, Policy):
             check_fit(begins, env_spaces, "the policy to begin as")
-            return frozen(begins).requires_grad_(True)
+            return copied(begins)
         if begins is not None:
             raise UsageError(f"the actor cannot begin as a {type(begins).__name__}: give a policy to begin as, actor=")
         policy = Policy(
