@@ -163,7 +163,8 @@ def doctor() -> dict[str, Any]:
     facts, names = {**versions(), "cores": physical_cores()}, envpool_names()
     known = f"EnvPool's {len(names):,}, and Gymnasium's" if names else "Gymnasium's only (no EnvPool here: slower)"
     facts["environments"] = known
-    library, lacks = renderer(), "libegl1 or libosmesa6 for films" if find_spec("mujoco") else "the extra engine"
+    library = renderer()
+    lacks = "libegl1 or libosmesa6 for films" if find_spec("mujoco") else "the extra engine"
     facts["rendering"] = f"works off-screen with MUJOCO_GL={library}" if library else f"does not work: install {lacks}"
     for extra, packages in EXTRAS.items():
         missing = ", ".join(name for name in packages if find_spec(name) is None)

@@ -268,7 +268,9 @@ class Plan(Acts):
         kept = tally.kept / tally.decisions
         told = {"decisions_a_second": tally.rate, "real_time": tally.rate * seconds, "prior_kept": kept}
         told["broken_down"] = tally.failed
-        pace = f"{tally.rate:.3g} decisions a second" + f", {tally.rate * seconds:.2g} times real time" * (seconds > 0)
+        pace = f"{tally.rate:.3g} decisions a second"
+        if seconds > 0:
+            pace += f", {tally.rate * seconds:.2g} times real time"
         if choices:
             terminal.say(f"{pace}; in {kept:.1%} of the decisions it chose what the prior would")
         else:

@@ -179,8 +179,8 @@ def _of_policy(file: PolicyFile, options: Options | None, exported: str = "") ->
 
 def _say_contract(about: dict[str, Any]) -> None:
     """Say what an exported graph takes and gives, a line for each number."""
-    observations, actions, terminal, unknown = about["observations"], about["actions"], Terminal(), "unknown"
-    period = about.get("control_period")
+    terminal, unknown = Terminal(), "unknown"
+    observations, actions, period = about["observations"], about["actions"], about.get("control_period")
     terminal.facts(
         {
             "environment": about["env"] or unknown,
@@ -194,8 +194,8 @@ def _say_contract(about: dict[str, Any]) -> None:
         ("observation", observations, observations["size"]),
         ("action", actions, actions["sizes"][0] if actions["kind"] == "continuous" else len(actions["sizes"])),
     ):
-        blank = [""] * size
-        columns = [told.get("names") or [unknown] * size, *(told.get(key) or blank for key in ("units", "low", "high"))]
+        names = told.get("names") or [unknown] * size
+        columns = [names, *(told.get(key) or [""] * size for key in ("units", "low", "high"))]
         rows = [[str(index), *map(str, row)] for index, row in enumerate(zip(*columns, strict=False))]
         terminal.numbers("", [title, "name", "unit", "from", "to"], rows[:MOST_ROWS])
         if len(rows) > MOST_ROWS:
@@ -332,7 +332,8 @@ def _sentence(request: dict[str, Any]) -> str:
     parts = [{"both": "basic + addon"}.get(task, task)]
     for name, sign, term in (("omega", "+", "prior"), ("alpha", "−", "policy")):
         if weight := objective.get(name):
-            shown = weight if weight == "omega" else f"{Range(*weight) if isinstance(weight, list) else weight:g}"
+            weight = Range(*weight) if isinstance(weight, list) else weight
+            shown = weight if weight == "omega" else f"{weight:g}"
             parts.append(f"{sign} {shown} log {term}")
     if objective.get("bonus"):
         parts.append(f"(and {objective['bonus']:g} · entropy in the loss)")

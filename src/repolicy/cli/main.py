@@ -147,8 +147,10 @@ def _words(arguments: list[str]) -> list[str]:
         option, equals, value = word.partition("=")
         if word.startswith("--"):
             named = option.replace("_", "-")
-            # argparse takes a value that begins with - for an option, unless it stands behind =
-            words += [f"{named}={value}"] if value.startswith("-") else [named, *([value] if equals else [])]
+            if value.startswith("-"):  # argparse takes it for an option, unless it stands behind =
+                words.append(f"{named}={value}")
+            else:
+                words += [named, value] if equals else [named]
         else:
             words.append(word)
     for before, word in pairwise(["", *words]):

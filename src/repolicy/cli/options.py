@@ -204,7 +204,8 @@ def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
         extras += hint.__metadata__
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        hint, extras = next(each for each in typing.get_args(hint) if each is not types.NoneType), (*extras, None)
+        hint = next(each for each in typing.get_args(hint) if each is not types.NoneType)
+        extras += (None,)
     return hint, extras
 
 
@@ -222,7 +223,9 @@ def _shown(value: Any) -> str:
         return ""
     if isinstance(value, tuple):
         value = " ".join(map(str, value))
-    return f"(default: {'yes' if value is True else f'{value:,}' if isinstance(value, int) else value})"
+    if value is True:
+        return "(default: yes)"
+    return f"(default: {value:,})" if isinstance(value, int) else f"(default: {value})"
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -246,7 +249,10 @@ def add_options(made: argparse.ArgumentParser, command: type) -> None:
         more: dict[str, Any] = {"metavar": option.shape, "type": _converter(option, made)}
         if typing.get_origin(option.value) is Literal:
             more |= {"choices": typing.get_args(option.value)}
-        more |= {"nargs": "+"} if option.several else {"action": "append"} if option.repeatable else {}
+        if option.several:
+            more["nargs"] = "+"
+        elif option.repeatable:
+            more["action"] = "append"
         if option.metavar:
             more |= {} if is_required or option.several else {"nargs": "?", "default": None}
             made.add_argument(place, **more)

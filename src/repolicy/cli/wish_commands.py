@@ -137,7 +137,8 @@ class Infer(Beside, Acts):
         pages = [Pairs.read(Path(folder)) for folder in self.asked]
         answers = {key: value for name in self.data for key, value in read_answers(Path(name), pages).items()}
         wish = learnt(pages, answers, self.features)
-        spread, unknown = spread_a_step(pages, wish), sum(value is None for value in answers.values())
+        spread = spread_a_step(pages, wish)
+        unknown = sum(value is None for value in answers.values())
         if not spread:
             raise UsageError("the answers tell no difference between clips, so nothing can be learnt: answer some more")
         terminal.say(
@@ -162,7 +163,8 @@ class Infer(Beside, Acts):
         if not any(record.person.any() for record in records):
             raise UsageError("in the record nobody took over: the policy is as wanted, or record more")
         found = acting(self.policy, self.reading, self.trust)
-        earlier, labels = open_wish(self.wish) if self.wish else None, Labels(self.before, self.settle, self.passed)
+        earlier = open_wish(self.wish) if self.wish else None
+        labels = Labels(self.before, self.settle, self.passed)
         assert self.alpha is not None
         wish = infer(records, found, self.features, self.alpha, earlier, labels, self.length, self.seed, self.alone)
         return wish, {"rate": records[-1].rate}

@@ -120,7 +120,8 @@ def _called(what: str, function: Function | WithPast, rows: Transitions) -> np.n
 
 def _shown(numbers: np.ndarray) -> str:
     """Return the first numbers of a row."""
-    return ", ".join(f"{number:.4g}" for number in numbers[:SHOWN]) + ", …" * (len(numbers) > SHOWN)
+    shown = ", ".join(f"{number:.4g}" for number in numbers[:SHOWN])
+    return f"{shown}, …" if len(numbers) > SHOWN else shown
 
 
 def check_env(requests: Sequence[str], env: str) -> None:
@@ -249,7 +250,7 @@ def at_one(requests: Sequence[str]) -> tuple[str, ...]:
 def at_one_in_words(requests: Sequence[str]) -> str:
     """Return which reward that is."""
     titles = " and ".join(map(repr, combined(at_one(requests)).titles))
-    return f"the wish{'es' * (len(requests) > 1)} {titles} at weight 1"
+    return f"the wish{'es' if len(requests) > 1 else ''} {titles} at weight 1"
 
 
 def option_of(request: str) -> str:

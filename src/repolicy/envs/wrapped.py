@@ -42,8 +42,9 @@ class Dialed:
     """The environments `envs`, which are those from `first` on of `total`."""
 
     def __init__(self, envs: Envs, seed: int, first: int = 0, total: int | None = None, dials: int = 1) -> None:
-        self.envs, self.backend, self.count, self.dials = envs, envs.backend, envs.count, dials
-        self.name, self.actions, self.groups, self.limit = envs.name, envs.actions, envs.groups, envs.limit
+        self.envs, self.dials = envs, dials
+        self.name, self.backend, self.count = envs.name, envs.backend, envs.count
+        self.actions, self.groups, self.limit = envs.actions, envs.groups, envs.limit
         self.observation_size = envs.observation_size + dials
         self._drawn = Places(envs.count, seed, first, total, dials).drawn
 
@@ -85,7 +86,8 @@ class NoiseEnvs:
     """
 
     def __init__(self, envs: Envs, decoder: Decoder, name: str, seen: Callable[[bool], None] | None = None) -> None:
-        self.envs, self.decoder, self.name, self.count, self.backend = envs, decoder, name, envs.count, envs.backend
+        self.envs, self.decoder, self.name = envs, decoder, name
+        self.count, self.backend = envs.count, envs.backend
         if envs.actions.kind != "continuous":
             raise UsageError(f"{decoder.name} gives numbers as actions, and {envs.name!r} takes {envs.actions}")
         self.actions = ActionSpace("continuous", (decoder.noise,))
@@ -102,8 +104,8 @@ class NoiseEnvs:
         return self._current
 
     def step(self, actions: np.ndarray) -> Step:
-        ended, before, counts, steps = np.zeros(self.count, bool), [self._current], list[np.ndarray](), list[Step]()
-        decoded = self._decoded(actions)
+        decoded, ended = self._decoded(actions), np.zeros(self.count, bool)
+        before, counts, steps = [self._current], list[np.ndarray](), list[Step]()
         for taken in decoded:
             steps.append(self.envs.step(taken))
             before.append(steps[-1].observations)

@@ -88,7 +88,8 @@ def read_identity(name: str) -> dict[str, Any]:
 
 def require_tuned_from(prior: Any, models: Sequence[str]) -> None:
     """Raise where a model, by name, says that it was tuned from another prior, or has another number of tokens."""
-    own, size = cache(lambda dtype: checksum(prior, dtype)), prior.config.get_text_config().vocab_size
+    own = cache(lambda dtype: checksum(prior, dtype))
+    size = prior.config.get_text_config().vocab_size
     for name in models:
         identity = read_identity(name)
         known = identity.get("prior_checksum")

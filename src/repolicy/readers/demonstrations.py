@@ -92,10 +92,10 @@ def _checked(
         if values.dtype.kind not in "fiub" or values.ndim == 0 or not values.size:
             raise FileError(f"{name}: {what} are no rows of numbers, but {values.dtype} of shape {list(values.shape)}")
     if len(observations) != len(actions):
-        more = "; leave out the last observation of each episode, after which nobody acted" * (
-            len(observations) > len(actions)
-        )
-        raise FileError(f"{name}: it has {len(observations):,} observations and {len(actions):,} actions{more}")
+        said = f"{name}: it has {len(observations):,} observations and {len(actions):,} actions"
+        if len(observations) > len(actions):
+            said += "; leave out the last observation of each episode, after which nobody acted"
+        raise FileError(said)
     if len(actions) < LEAST:
         raise FileError(f"{name}: {len(actions):,} steps are too few to learn from; it needs {LEAST} or more")
     discrete = actions.dtype.kind in "iub"

@@ -258,7 +258,8 @@ def _layers(tensors: Tensors, name: str) -> list[Hidden]:
 
 def _std(tensors: Tensors, layout: Layout, root: str, width: int) -> Std:
     """Return one for all states, or a layer of its own."""
-    name, link = f"{root}{layout.log_std or layout.std}", layout.link if layout.log_std else "identity"
+    name = f"{root}{layout.log_std or layout.std}"
+    link = layout.link if layout.log_std else "identity"
     raw: Array | Linear
     if name in tensors:
         raw = numbers(tensors[name].reshape(-1), name)

@@ -83,7 +83,8 @@ class _Graph:
 
     def made(self, node: Any, inputs: list[Any]) -> Any:
         """Return what comes of a node's inputs (None: one that is left out); None where no perceptron does so."""
-        kind, attributes = node.op_type, {each.name: _attribute(each) for each in node.attribute}
+        kind = node.op_type
+        attributes = {each.name: _attribute(each) for each in node.attribute}
         if kind not in ARITHMETIC and any(isinstance(value, Moving) for value in inputs[1:]):
             return None
         if kind == "Reshape" and isinstance(inputs[0], Moving):
@@ -132,10 +133,13 @@ def _as(name: str, *args: Any, **named: Any) -> Any:
 def _split(inputs: list[Any], of: Attributes, count: int) -> list[Moving] | None:
     """Return slices of a layer, of one size where the graph does not say which; the last one may be smaller."""
     rows = rows_of(inputs[0]) if isinstance(inputs[0], Moving) and of.get("axis", 0) in (-1, 1) else 0
-    each = -(-rows // count)
-    sizes = [min(each, rows - n * each) for n in range(count)]
+    if not rows:
+        return None
     given = inputs[1] if inputs[1:] else of.get("split")
-    return split(inputs[0], sizes if given is None else np.asarray(given).reshape(-1)) if rows else None
+    if given is not None:
+        return split(inputs[0], np.asarray(given).reshape(-1))
+    each = -(-rows // count)
+    return split(inputs[0], [min(each, rows - n * each) for n in range(count)])
 
 
 def _gemm(inputs: list[Any], of: Attributes) -> Moving | None:

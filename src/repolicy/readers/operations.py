@@ -60,8 +60,8 @@ def _layer_norm(args: Args, _: Named) -> Moving | None:
 
 def _clamp(args: Args, _: Named) -> Moving | None:
     low, high = [*args[1:3], None, None][:2]
-    low, high = -math.inf if low is None else float(low), math.inf if high is None else float(high)
-    return _with(args[0], Step("clip", low=low, high=high))
+    bounds = {"low": -math.inf if low is None else float(low), "high": math.inf if high is None else float(high)}
+    return _with(args[0], Step("clip", **bounds))
 
 
 def _slice(args: Args, _: Named) -> Any:
@@ -95,7 +95,9 @@ def _select(args: Args, _: Named) -> Moving | None:
 def _chunk(args: Args, _: Named) -> list[Moving] | None:
     moving, count, dim = ([*args, 0])[:3]
     rows = rows_of(moving)
-    return split(moving, [rows // count] * count) if dim in (-1, 1) and rows and rows % count == 0 else None
+    if dim not in (-1, 1) or not rows or rows % count:
+        return None
+    return split(moving, [rows // count] * count)
 
 
 def rows_of(moving: Moving) -> int:

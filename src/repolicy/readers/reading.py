@@ -52,7 +52,9 @@ def as_in_python(text: str) -> str:
 
     def word(found: re.Match[str]) -> str:
         name, value = found[1].removeprefix("file-"), found[2]
-        return name if value is None else f"{name}={value if value[0].isdigit() else repr(value)}"
+        if value is None:
+            return name
+        return f"{name}={value}" if value[0].isdigit() else f"{name}={value!r}"
 
     return OPTION.sub(word, text)
 

@@ -81,9 +81,9 @@ class PolicyFile:
         """What a graph that Repolicy exported carries beside it; None in any other file."""
         if self.format not in RUNNABLE:
             return None
-        opened, found = self.opened, carrying.from_onnx if self.format == "onnx" else carrying.from_torchscript
+        opened = self.opened
         try:
-            return found(opened)
+            return carrying.from_onnx(opened) if self.format == "onnx" else carrying.from_torchscript(opened)
         except (FileError, *DAMAGE) as error:
             raise FileError(f"{self.path} is damaged: {first_line(error)}") from None
 

@@ -112,7 +112,10 @@ def _filtered(given: Given, width: int) -> Normalizer | None:
     squares = _unpacked(running.get("sum_sq_diff_array", running.get("std_array")), width)  # by its version
     count = int(running["num_pushes"])
     std = np.sqrt(squares / max(1, count - 1)) + EPSILON
-    mean, std = mean * state["de_mean_to_zero"], std if state["de_std_to_one"] else np.ones(width)
+    if not state["de_mean_to_zero"]:
+        mean = np.zeros(width)
+    if not state["de_std_to_one"]:
+        std = np.ones(width)
     return normalizer(mean, std, state["clip_by_value"] or None, float(count))
 
 

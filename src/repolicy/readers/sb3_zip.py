@@ -118,7 +118,9 @@ def read(model: Zip, given: Given) -> Described:
     _check_code(model)
     parts = _kind(model)(model, given)
     normalizer = _normalizer(model, given)
-    given.notes += [HINDSIGHT] * model.hindsight + time_is_seen(given.path)
+    if model.hindsight:
+        given.notes.append(HINDSIGHT)
+    given.notes += time_is_seen(given.path)
     network, space = (parts.actor.width, len(parts.actor.output.bias)), (model.width, sum(model.actions.sizes))
     if network != space:
         raise ValueError(f"its network takes and gives {network} numbers, and its spaces have {space}")

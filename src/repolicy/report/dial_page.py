@@ -182,7 +182,8 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
             value, label = position[0], ""
             if len(position) > 1:
                 named = zip(dial.trained, position, strict=True)
-                value, label = math.nan, ", ".join(f"{meaning(each).letter} {exactly(value)}" for each, value in named)
+                label = ", ".join(f"{meaning(each).letter} {exactly(at)}" for each, at in named)
+                value = math.nan
             points.append(point(dial.at(position), value, label))
     letter = "t"
     if dial.trained:
@@ -277,5 +278,5 @@ def write_dial_report(dial: Turning, swept: Found, say: Callable[[str], None]) -
         *([] if several else [page.section("The trade-off", tradeoff(swept, dial.beside), note=legend(swept))]),
         page.section("Every position", every_point(swept), note=note),
     ]
-    title = f"{dial.env} with {' + '.join(dial.addons)}: the dial{'s' * several}"
+    title = f"{dial.env} with {' + '.join(dial.addons)}: the dial{'s' if several else ''}"
     return page.write(dial.out / "report.html", title, _lead(dial, swept), parts, SCRIPT)

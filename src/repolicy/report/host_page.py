@@ -47,10 +47,11 @@ def checkpoint_in(path: Path) -> Path:
 def kept(path: Path) -> dict[str, Any]:
     """Return what `ResidualPPO` has kept in a checkpoint; no code of it runs."""
     file = PolicyFile(path)
-    is_sb3, loaded = "policy.pth" in file.names, file.pickled if file.is_pickled else None
-    if is_sb3:
-        loaded = json.loads(entry(open_zip(file.content, str(path)), "data"))
-    found = loaded.get("position" if is_sb3 else "residual") if isinstance(loaded, dict) else None
+    if "policy.pth" in file.names:
+        key, loaded = "position", json.loads(entry(open_zip(file.content, str(path)), "data"))
+    else:
+        key, loaded = "residual", file.pickled if file.is_pickled else None
+    found = loaded.get(key) if isinstance(loaded, dict) else None
     if not isinstance(found, dict) or not isinstance(found.get("curves"), dict):
         raise FileError(f"{path} has no curves of ResidualPPO in it; name {FORMS}, of a run with that class")
     return found
@@ -71,7 +72,8 @@ def _parts(file: Path, told: dict[str, Any]) -> tuple[str, list[str], str]:
     """Return the lead and the parts of the page of what a checkpoint keeps, and the verdict."""
     each = {(one["who"], one["sampled"]): evaluation(one) for one in told.get("compared") or ()}
     mean, sampled = ({who: each[who, how] for who, kind in each if kind == how} for how in (False, True))
-    pairs, parts, said = pairs_of(mean, sampled) if each else [], list[str](), ""
+    pairs = pairs_of(mean, sampled) if each else []
+    parts, said = list[str](), ""
     if pairs:
         said = verdict(pairs)
         parts += [

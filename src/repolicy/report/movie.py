@@ -169,7 +169,8 @@ def main() -> None:
 
 def teller(shots: Sequence[Shot]) -> Callable[[], None]:
     """Return what is called after each picture: it prints how long all will take, and how long it still takes."""
-    total, done, began, shown = sum(map(pictures_of, shots)), 0, 0.0, 0.0
+    total = sum(map(pictures_of, shots))
+    done, began, shown = 0, 0.0, 0.0
 
     def seen() -> None:
         nonlocal done, began, shown

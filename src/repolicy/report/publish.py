@@ -53,7 +53,8 @@ def push(
     page = card(saved, path, at, found, film, license, hashlib.sha256(content).hexdigest())
     files = {FILE: content, "README.md": page.encode()} | ({film.name: film.read_bytes()} if film else {})
     with in_sentences(at):
-        added, message = [hub.CommitOperationAdd(*file) for file in files.items()], "A policy, by repolicy push"
+        added = [hub.CommitOperationAdd(*file) for file in files.items()]
+        message = "A policy, by repolicy push"
         done = api.create_commit(at.repository, added, commit_message=message, revision=at.revision)
     if license is None:
         say("its card names no license: others may not use it; --license mit says that they may")

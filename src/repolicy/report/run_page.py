@@ -82,7 +82,8 @@ def write_report(
         )
     pairs = pairs_of(mean, sampled)
     if pairs:
-        said, why = verdict(pairs, name_of_prior(saved.card)), basis([after for _, after in pairs])
+        said = verdict(pairs, name_of_prior(saved.card))
+        why = basis([after for _, after in pairs])
         say(f"{said} ({why})")
         top = page.verdict(said, why)
     else:

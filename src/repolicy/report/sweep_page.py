@@ -196,7 +196,8 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
             drawn += charts.circle("knee", px, py, 13)
         if index and index - 1 == swept.best:
             drawn += charts.circle("best", px, py, 10)
-        tip, chooses = f"{name}: {_with_bar(x, dx)}, {_with_bar(y, dy)}", f'data-point="{index - 1}"' if index else ""
+        tip = f"{name}: {_with_bar(x, dx)}, {_with_bar(y, dy)}"
+        chooses = f'data-point="{index - 1}"' if index else ""
         drawn += charts.circle("point" if index else "prior", px, py, 6.5, tip, chooses)
     marked = {0, 1, len(names) - 1, *(place + 1 for place in (swept.knee, swept.best) if place is not None)}
     labelled = sorted(marked) if len(names) > MOST_LABELS else range(len(names))

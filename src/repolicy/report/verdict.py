@@ -221,9 +221,10 @@ def _judged(changes: Sequence[Difference], actions: Sequence[str], name: str, th
     what = IN.get(name, "in steps an episode")
     words = [_one_judged(change) for change in changes]
     if len({word for word, _ in words}) == 1:
-        how = [f" with {action}" * (len(words) > 1) for action in actions]
-        each, word = [detail + kind for (_, detail), kind in zip(words, how, strict=True)], words[0][0]
-        return f"{word} {'it from' if word == 'cannot tell' else 'than'} {than} {what}: {', '.join(each)}"
+        word, detail = words[0]
+        if len(words) > 1:
+            detail = ", ".join(f"{each} with {action}" for (_, each), action in zip(words, actions, strict=True))
+        return f"{word} {'it from' if word == 'cannot tell' else 'than'} {than} {what}: {detail}"
     each = [f"{word} with {how} ({detail})" for (word, detail), how in zip(words, actions, strict=True)]
     return f"{what}, beside {than}: {', '.join(each)}"
 

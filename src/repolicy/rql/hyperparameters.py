@@ -94,4 +94,6 @@ def train_defaults(env: str) -> Settings:
 def customize_defaults(env: str, choices: bool = False) -> Settings:
     """Return how to customize a policy of that environment, which makes choices or acts with numbers."""
     task = task_of(env)
-    return task.customizing if task is not None else Settings() if choices else CUSTOMIZING
+    if task is not None:
+        return task.customizing
+    return Settings() if choices else CUSTOMIZING

@@ -80,15 +80,20 @@ def recipe(request: Request) -> str:
     """Return the weights of a run and its length: `ω′ 0.6 · α̂ 0.135 · 1,000,000 steps`."""
     objective, settings = request.objective, request.settings
     alpha = "α̂" if request.prior else "α"
-    parts = [f"ω′ {objective.omega:.3g}"] * objective.reads_prior
+    parts = []
+    if objective.reads_prior:
+        parts.append(f"ω′ {objective.omega:.3g}")
     if objective.alpha:
         parts.append(f"{alpha} = ω′" if objective.alpha == "omega" else f"{alpha} {objective.alpha:.3g}")
-    parts += [f"{objective.bonus:.3g} · entropy in the loss"] * (objective.bonus > 0)
-    parts += [f"states {objective.states:.3g}"] * objective.reads_states
-    ranks = getattr(settings, "ranks", 1)
+    if objective.bonus > 0:
+        parts.append(f"{objective.bonus:.3g} · entropy in the loss")
+    if objective.reads_states:
+        parts.append(f"states {objective.states:.3g}")
     if settings.budget is not None:
         parts.append(f"from there {settings.budget.words}")
-    return " · ".join([*parts, f"{settings.steps:,} steps" + (f" on {ranks} cores" if ranks > 1 else "")])
+    ranks = getattr(settings, "ranks", 1)
+    parts.append(f"{settings.steps:,} steps" + (f" on {ranks} cores" if ranks > 1 else ""))
+    return " · ".join(parts)
 
 
 class Display:

@@ -125,7 +125,7 @@ def words(request: Request, prior: str | Path = "", init: str | Path = "INIT") -
         coefficients["states"] = request.objective.states  # 0 is not what a range takes
     for key, value in coefficients.items():
         parts += [f"--{key}", f"{value}"]
-    return parts + ["--sparse"] * request.sparse
+    return [*parts, "--sparse"] if request.sparse else parts
 
 
 def options(settings: Settings, usual: Settings) -> list[str]:

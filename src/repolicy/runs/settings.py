@@ -210,7 +210,8 @@ def read_settings(path: Path, kind: type[AnySettings]) -> dict[str, Any]:
 
 def validated(values: dict[str, Any], where: str, cls: type[AnySettings] = Settings) -> dict[str, Any]:
     """Return the values as the fields' own types, or one sentence that says which does not fit."""
-    hints, names, result = typing.get_type_hints(cls), [field.name for field in fields(cls)], {}
+    hints, result = typing.get_type_hints(cls), {}
+    names = [field.name for field in fields(cls)]
     for name, value in values.items():
         if name not in names:
             raise UsageError(f"{where} has an unknown field {name!r}{nearest(name, names)}")

@@ -283,7 +283,8 @@ def learn_wish(
         say: hears how far it is.
     """
     check_counts(rounds=rounds)
-    now, done, records, policies = teaching.untaught, list[Round](), list[Record](), list[Taught]()
+    now = teaching.untaught
+    done, records, policies = list[Round](), list[Record](), list[Taught]()
     for number in range(rounds):
         folder, seed = out / f"round-{number}", teaching.seed + 1000 * number
         found = acting(now.policy, Options(), teaching.trust)

@@ -180,7 +180,8 @@ MEANS = {"left": 1.0, "right": 0.0, "alike": 0.5, "unknown": None}
 
 def read_answers(path: Path, pages: Sequence[Pairs]) -> dict[tuple[int, int], float | None]:
     """Return answers by (page, pair), where pages count in the order of `pages`; of one given twice, the last."""
-    places, found = {page.page: index for index, page in enumerate(pages)}, dict[tuple[int, int], float | None]()
+    places = {page.page: index for index, page in enumerate(pages)}
+    found: dict[tuple[int, int], float | None] = {}
     for number, line in enumerate(read_bytes(path).decode(errors="replace").splitlines(), 1):
         where = f"{path}, line {number}"
         try:

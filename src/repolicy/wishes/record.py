@@ -180,7 +180,8 @@ class RecordFile:
             kept = [_line(line, str(path)) for line in whole]
             dropped = {line["dropped"] for line in kept if "dropped" in line}
             told = [line.get("episode", -1) for line in kept if "dropped" not in line]
-            self.episode, self.steps = 1 + max(told, default=-1), sum(each not in dropped for each in told)
+            self.episode = 1 + max(told, default=-1)
+            self.steps = sum(episode not in dropped for episode in told)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._of_episode = 0
         self._file = path.open("a")

@@ -88,7 +88,9 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
             time = self._steps / float(self.env.metadata.get("render_fps") or 30)
             self.record.add(Step(self._episode, time, self._now, action, np.asarray(proposed), after, self.acts))
         self._now, self._steps = after, self._steps + 1
-        ended = "dropped" if "backspace" in pressed else "well" if "enter" in pressed else ""
+        ended = "well" if "enter" in pressed else ""
+        if "backspace" in pressed:
+            ended = "dropped"
         if ended == "dropped" and self.record:
             self.record.drop(self._episode)
         self.left = self.left or "escape" in pressed
