@@ -170,22 +170,21 @@ class Export(OfPolicy):
             raise UsageError(f"--out {self.out} is the name of a file in {ending}, and --format is {format}")
         out = _out(self.out, path, SUFFIXES[format])
         saved = read_policy(path, self.reading)
-        through = decoder(self.env or saved.card.get("request", {}).get("env", "")) or {}
-        if format == "onnx" and str(through.get("decoder")).endswith(".onnx"):
+        through = decoder(self.env or saved.card.get("request", {}).get("env", ""))
+        if format == "onnx" and through is not None and str(through.decoder).endswith(".onnx"):
             if self.env is None:
                 env_of(saved.card, path, self.trust)  # which refuses a path that nobody typed or trusts
             if isinstance(saved.policy, Conditioned):
                 raise UsageError(saved.policy.untold())
-            noise, chunk = through["noise"], through["chunk"]
-            file = found_file(through["decoder"], through["sha256"]).path
-            difference = export_composed(saved.policy, file, noise, chunk, out)
+            file = found_file(through.decoder, through.sha256).path
+            difference = export_composed(saved.policy, file, through.noise, through.chunk, out)
             say(f"exported: {out}, onnx, observations and noise to actions, equal within {difference:.1g}")
             return {"file": str(out), "format": format, "difference": difference}
         told: dict[str, Any] = {}
         with contextlib.suppress(UsageError) if self.env is None else contextlib.nullcontext():
             told = contract(observing(self.env or env_of(saved.card, path), saved.policy.spec.observation_size))
         difference = export(saved.policy, out, format, prior=saved.prior, card=saved.card, told=told)
-        if through:
+        if through is not None:
             say("what comes out is a generative policy's noise, and no action: decode it")
         say(f"exported: {out}, {format}, equal to the policy within {max(difference, 1e-9):.1g}")
         return {"file": str(out), "format": format, "difference": difference}

@@ -91,7 +91,7 @@ class Evaluation:
                 if through is not None:
                     known["kl_an_episode"] = Column("KL an episode", apart)
             if through is not None:
-                squares = -2.0 * likely / through["noise"] - math.log(2.0 * math.pi)
+                squares = -2.0 * likely / through.noise - math.log(2.0 * math.pi)
                 known["noise_square"] = Column("square of the noise (prior: 1)", squares, self.lengths)
         return known
 

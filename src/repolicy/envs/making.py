@@ -7,7 +7,6 @@ step = envs.step(actions)
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
-from repolicy.priors import Acting, MeanPrior, acting, check_unread, decoder_of, sum_of
+from repolicy.priors import Acting, MeanPrior, Through, acting, check_unread, decoder_of, sum_of
 from repolicy.readers.reading import Options
 
 CUSTOMARY = ("state", "policy", "obs", "actor")  # what a policy's part of an observation is called
@@ -49,7 +48,7 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
 def through_noise(envs: Envs, name: str, seen: Callable[[bool], None] | None = None) -> Envs:
     """Return environments of this name as they are or, where it has a decoder, acted in through its noise."""
     through = names.decoder(name)
-    return envs if through is None else NoiseEnvs(envs, decoder_of(*through.values()), name, seen)
+    return envs if through is None else NoiseEnvs(envs, decoder_of(*through), name, seen)
 
 
 def probed(name: str, backend: Backend = "auto", *, critic: bool = False) -> HasSpaces:
@@ -73,16 +72,17 @@ def acting_in(env: str | None, reference: str | Path, options: Options, trust: b
     if through is None or not _names(str(reference), through):
         return acting(reference, options, trust)
     check_unread(str(reference), options)
-    normal = MeanPrior(lambda observations: np.zeros((len(observations), through["noise"])), 1.0, str(reference))
+    normal = MeanPrior(lambda observations: np.zeros((len(observations), through.noise)), 1.0, str(reference))
     return Acting(Path(reference), normal, None, {}, ())
 
 
-def _names(reference: str, through: dict[str, Any]) -> bool:
+def _names(reference: str, through: Through) -> bool:
     """Return whether a policy's name leads to an environment's decoder: it is the same, or that of the same file."""
-    file, known = through["decoder"], through["sha256"]
+    file = through.decoder
     if reference == file or not Path(reference).is_file():
         return bool(reference == file)
-    return sum_of(reference) == (known or (sum_of(file) if Path(file).is_file() else None))
+    known = through.sha256 or (sum_of(file) if Path(file).is_file() else None)
+    return sum_of(reference) == known
 
 
 def observing(name: str, size: int, backend: Backend = "auto") -> str:

@@ -11,9 +11,9 @@ import gymnasium
 
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.loading import SESSION, load_object, nearest, reference_to
+from repolicy.priors import Through
 
 OBSERVE = ("observe", "observe_critic")  # options of any environment, which name parts of an observation
-DECODER = ("decoder", "noise", "chunk", "sha256")  # options where actions are a generative policy's noise
 TEXT = ("sha256",)  # options that are no JSON: 12e4567 is no number there
 RESET = "reset."  # before options that are given to each reset, not when the environment is made
 
@@ -52,7 +52,7 @@ def only_here(references: Iterable[str]) -> str:
 def parsed(name: str) -> tuple[str, dict[str, Any]]:
     """Return the name alone of `HalfCheetah-v4?reset_noise_scale=0.2`, and the options with which it is made."""
     plain, options = _read(name)
-    ours = (*OBSERVE, *DECODER) if "decoder" in options else OBSERVE
+    ours = (*OBSERVE, *Through._fields) if "decoder" in options else OBSERVE
     return plain, {key: value for key, value in options.items() if key not in ours and not key.startswith(RESET)}
 
 
@@ -61,13 +61,10 @@ def of_reset(name: str) -> dict[str, Any]:
     return {key.removeprefix(RESET): value for key, value in _read(name)[1].items() if key.startswith(RESET)}
 
 
-def decoder(name: str) -> dict[str, Any] | None:
-    """Return the options of `NAME?decoder=FILE&noise=8&chunk=4`; None where the environment takes plain actions.
-
-    `sha256`, which may be there, is how the sum of the decoder's file begins.
-    """
+def decoder(name: str) -> Through | None:
+    """Return the options of `NAME?decoder=FILE&noise=8&chunk=4`; None where the environment takes plain actions."""
     _, options = _read(name)
-    return {key: options.get(key) for key in DECODER} if "decoder" in options else None
+    return Through(*map(options.get, Through._fields)) if "decoder" in options else None
 
 
 def check_plain(name: str, what: str) -> None:
@@ -78,7 +75,8 @@ def check_plain(name: str, what: str) -> None:
 
 def chunk_of(name: str) -> int:
     """Return how many steps of the environment one action takes: as many as a decoder gives actions, else 1."""
-    return int((decoder(name) or {"chunk": 1})["chunk"])
+    through = decoder(name)
+    return 1 if through is None else int(through.chunk)
 
 
 def with_decoder(name: str, file: str, noise: int, chunk: int, sha256: str = "") -> str:

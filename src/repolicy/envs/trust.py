@@ -41,7 +41,7 @@ def confirm(
 
 def _makes_more(env: str) -> bool:
     """Return whether an environment is imported, or takes an option that is no number and so could be a path."""
-    options = (names.parsed(env)[1] | names.of_reset(env) | (names.decoder(env) or {})).values()
+    options = [*names.parsed(env)[1].values(), *names.of_reset(env).values(), *(names.decoder(env) or ())]
     return names.imported(env) not in ("", *OWN) or not all(isinstance(value, int | float | None) for value in options)
 
 

@@ -75,7 +75,7 @@ def start_of(
     reference, through = referred(given), decoder(env)
     if through is None:
         return open_prior(kept), with_decoder(env, reference, noise, chunk, sum_of(reference))
-    if Path(reference).is_file() and through["sha256"] not in (None, sum_of(reference)):
+    if Path(reference).is_file() and through.sha256 not in (None, sum_of(reference)):
         raise UsageError(f"{reference} is another file than when this run began: put that back, or name another --out")
     return open_prior(kept), env
 
@@ -210,18 +210,19 @@ def _told(found: Evaluation) -> str:
 
 def _moved(env: str, settings: Settings) -> str:
     """Tell how many directions of the noise change the actions, and how long decoding takes."""
-    options = decoder(env) or {}
-    through = decoder_of(*options.values())
+    through = decoder(env)
+    assert through is not None
+    decode = decoder_of(*through)
     envs = make_envs(env, ROWS, settings.seed, settings.backend)
     observations = envs.reset()[:, : envs.observation_size]
     envs.close()
-    noise = np.random.default_rng(settings.seed).standard_normal((ROWS, options["noise"]), np.float32)
+    noise = np.random.default_rng(settings.seed).standard_normal((ROWS, decode.noise), np.float32)
     began = time.perf_counter()
-    base = through(observations, noise)
+    base = decode(observations, noise)
     seconds = time.perf_counter() - began
-    directions = 0.1 * np.eye(options["noise"], dtype=np.float32)
-    moved = [(through(observations, noise + direction) - base).ravel() for direction in directions]
+    directions = 0.1 * np.eye(decode.noise, dtype=np.float32)
+    moved = [(decode(observations, noise + direction) - base).ravel() for direction in directions]
     strengths = np.linalg.svd(np.stack(moved), compute_uv=False)
     count = int((strengths > MOVES * strengths[0]).sum())
-    change = f"{count} of {options['noise']} directions of the noise change the actions"
+    change = f"{count} of {decode.noise} directions of the noise change the actions"
     return f"{change}; {ROWS} rows are decoded in {1000 * seconds:.1f} ms"

@@ -1,7 +1,7 @@
 """Whatever a user names as a prior: a name, a file, a place on the hub, an object, a function."""
 
 # The door: other rooms import these names, and the files in `__all__`.
-from repolicy.priors.decoders import Decoder, decoder_of, export_composed, found_file, held, sum_of, take_out
+from repolicy.priors.decoders import Decoder, Through, decoder_of, export_composed, found_file, held, sum_of, take_out
 from repolicy.priors.dials import How, beyond, dial, prior_of, turned
 from repolicy.priors.finding import (
     PLAN,

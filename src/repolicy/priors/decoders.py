@@ -1,9 +1,9 @@
 """Decoders of generative policies: observations and noise to actions. `file.py:name`, an ONNX graph, or TorchScript."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,15 @@ from repolicy.readers.recognize import PolicyFile
 LARGEST = 64 * 2**20  # bytes of a decoder that a policy's file holds
 KNOWN_BY = 16  # digits of a sum
 Function = Callable[[np.ndarray, np.ndarray], Any]  # observations [N, O] and noise [N, Z], to actions [N, C · A]
+
+
+class Through(NamedTuple):
+    """What an environment's name says of the decoder that it is acted in through. A user may have written anything."""
+
+    decoder: Any  # a file, or code
+    noise: Any
+    chunk: Any
+    sha256: str | None  # how the sum of the decoder's file begins, where it is known
 
 
 class Decoder:
@@ -104,24 +113,24 @@ def found_file(reference: str, sha256: str | None) -> PolicyFile:
     raise FileError(f"{reference} {what}, and the decoder that is meant has a sha256 of {sha256}...: put it back")
 
 
-def held(through: Mapping[str, Any] | None) -> bytes:
+def held(through: Through | None) -> bytes:
     """Return the decoder's file as a policy's file holds it: nothing for code, and where it is too large."""
-    if through is None or not through["sha256"]:
+    if through is None or not through.sha256:
         return b""
-    content = found_file(through["decoder"], through["sha256"]).content
+    content = found_file(through.decoder, through.sha256).content
     return content if len(content) <= LARGEST else b""
 
 
-def take_out(path: Path, through: Mapping[str, Any] | None) -> None:
+def take_out(path: Path, through: Through | None) -> None:
     """Put the decoder that a policy's file holds where `found_file` looks, unless it is there."""
-    if through is None or not through["sha256"]:
+    if through is None or not through.sha256:
         return
     try:
-        found_file(through["decoder"], through["sha256"])
+        found_file(through.decoder, through.sha256)
     except FileError:
         content = decoder_in(path) if path.is_file() else b""
-        if hashlib.sha256(content).hexdigest()[:KNOWN_BY] == through["sha256"]:
-            write_bytes(cache("decoders") / through["sha256"], content)
+        if hashlib.sha256(content).hexdigest()[:KNOWN_BY] == through.sha256:
+            write_bytes(cache("decoders") / through.sha256, content)
 
 
 # Its inputs -----------------------------------------------------------------------------------------------------------
