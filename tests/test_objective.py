@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from repolicy import objective
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated, task_reward
+from repolicy.objective_names import OBJECTIVES, name_of, named
 from repolicy.ranges import Dial, Range
 
 ALPHA, OMEGA = 0.13472, 0.17
@@ -65,7 +66,7 @@ def test_a_prior_without_weight_may_be_absent_or_infinite(log_prior: float | Non
 
 def test_an_entropy_without_weight_may_be_infinite() -> None:
     parts = reformulated(objective.residual(0.5, 0.0), 2.0, -1.0, -math.inf)
-    assert parts == (2.0, -0.5, 0.0, 1.5, 0.0)
+    assert parts == (2.0, -0.5, 0.0, 0.0, 1.5)
 
 
 @pytest.mark.parametrize(
@@ -200,10 +201,10 @@ def test_the_ends_of_a_range() -> None:
 
 
 def test_every_named_objective_knows_its_name() -> None:
-    for name in objective.OBJECTIVES:
-        options = {key: {"omega": OMEGA, "alpha": ALPHA}[key] for key in objective.coefficients(name)}
-        assert objective.name_of(objective.named(name, **options)) == (name, options)
-    assert objective.name_of(Objective("both", omega=OMEGA, alpha=ALPHA)) is None
+    for name, (_, takes) in OBJECTIVES.items():
+        options = {key: {"omega": OMEGA, "alpha": ALPHA}[key] for key in takes}
+        assert name_of(named(name, **options)) == (name, options)
+    assert name_of(Objective("both", omega=OMEGA, alpha=ALPHA)) is None
 
 
 def test_the_task_is_checked() -> None:
@@ -212,10 +213,10 @@ def test_the_task_is_checked() -> None:
 
 
 def test_named() -> None:
-    assert objective.named("no_entropy") == objective.no_entropy()
-    assert objective.named("soft", alpha=ALPHA) == objective.soft(ALPHA)
-    assert objective.named("residual", omega=OMEGA, alpha=ALPHA) == objective.residual(OMEGA, ALPHA)
-    assert list(objective.OBJECTIVES) == [
+    assert named("no_entropy") == objective.no_entropy()
+    assert named("soft", alpha=ALPHA) == objective.soft(ALPHA)
+    assert named("residual", omega=OMEGA, alpha=ALPHA) == objective.residual(OMEGA, ALPHA)
+    assert list(OBJECTIVES) == [
         *("no_entropy", "end_entropy", "repeat_entropy", "soft", "greedy", "kl", "residual", "full")
     ]
 
@@ -230,12 +231,12 @@ def test_named() -> None:
 )
 def test_named_takes_no_other_coefficients(name: str, given: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        objective.named(name, **given)
+        named(name, **given)
 
 
 def test_a_weight_that_is_left_out_is_not_set() -> None:
-    for name in objective.OBJECTIVES:
-        assert objective.named(name).is_set == (name == "no_entropy")
+    for name in OBJECTIVES:
+        assert named(name).is_set == (name == "no_entropy")
     assert objective.residual(OMEGA, ALPHA).is_set
     assert not objective.residual(Range(0.1, 3.0), ALPHA).is_set  # its states
     assert replace(objective.kl(), alpha=ALPHA) == objective.kl(ALPHA) == Objective("addon", omega=ALPHA, alpha=ALPHA)

@@ -6,14 +6,14 @@ Every algorithm of the paper is ordinary PPO; they differ only in the reward tha
 
 plus, beyond the paper and 0 in all of its rows, `states` · how familiar the next state is to the prior.
 
-and in whether `bonus` · entropy is added to the loss. Nothing outside this file knows an algorithm by its name.
+and in whether `bonus` · entropy is added to the loss. Nothing beyond this file and `objective_names` knows an algorithm
+by its name.
 
 The functions below use only `*`, `+` and `-`, so they work alike on NumPy arrays, torch tensors and plain numbers.
 """
 
-import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -28,6 +28,7 @@ Weight = Any  # a number; a pair of them, for a policy with a dial between; or w
 
 WEIGHTS = ("omega", "alpha", "bonus", "states")
 DIALED = ("omega", "alpha")  # those that can be a range
+WORDS = {"omega": ("auto", "alpha"), "alpha": ("omega",), "bonus": ("alpha",)}  # what each can be, beside numbers
 
 
 @dataclass(frozen=True)
@@ -107,12 +108,7 @@ class Objective:
 
 def _weight(name: str, value: Weight) -> Weight:
     """Return a weight as `Objective` keeps it."""
-    if value is None or (value, name) in (
-        ("auto", "omega"),
-        ("alpha", "omega"),
-        ("omega", "alpha"),
-        ("alpha", "bonus"),
-    ):
+    if value is None or (isinstance(value, str) and value in WORDS.get(name, ())):
         return value
     if name in DIALED and isinstance(value, str) and ".." in value:  # as YAML has it
         with suppress(ValueError):
@@ -174,86 +170,6 @@ def full(alpha: Weight = None) -> Objective:
     return Objective("both", alpha=alpha)
 
 
-def given_objective(
-    objective: Objective | Mapping[str, Any] | None, omega: Weight, alpha: Weight, states: Weight = None
-) -> Objective:
-    """Return the objective, given whole (settings files write a mapping) or by weights; a missing one is None."""
-    if objective is None:
-        return residual(omega, alpha, states)
-    if omega is not None or alpha is not None or states is not None:
-        raise UsageError("an objective was given, and omega, alpha or states too; give one or the other")
-    if isinstance(objective, Objective):
-        return objective
-    try:
-        return Objective(**objective)
-    except TypeError:
-        fields = "task, omega, alpha, states and bonus"
-        raise UsageError(f"the objective is {objective!r}; it must be a mapping with some of {fields}") from None
-
-
-def plain(objective: Objective, host: str, states: bool = False, ranges: bool = False) -> Objective:
-    """Refuse the parts that only Repolicy's own PPO has: the host would leave them out without a word.
-
-    `states`: whether the host knows a price on them; `ranges`: whether it knows a weight that is a range.
-    """
-    for dial in () if ranges else objective.dials:
-        raise UsageError(f"{dial.name} is a range, and {host} takes one number: ranges are for `repolicy customize`")
-    if not objective.is_set and not ranges:
-        raise UsageError(f"{host} sets no weight by itself: name omega and alpha")
-    unknown = {"bonus": "entropy in the loss"} | ({} if states else {"states": "price on unfamiliar states"})
-    for name, what in unknown.items():
-        if value := getattr(objective, name):
-            raise UsageError(f"{name} is {value:g}, and {host} knows no {what}: leave it at 0")
-    return objective
-
-
-OBJECTIVES: dict[str, Callable[..., Objective]] = {
-    function.__name__: function
-    for function in (no_entropy, end_entropy, repeat_entropy, soft, greedy, kl, residual, full)
-}
-
-
-def named(name: str, *, omega: Weight = None, alpha: Weight = None, states: Weight = None) -> Objective:
-    """Return the objective called `name`; what is None is not set, or is 0 where the objective does without.
-
-    >>> named("kl", alpha=0.1) == Objective("addon", omega=0.1, alpha=0.1)
-    True
-    """
-    if name not in OBJECTIVES:
-        raise UsageError(f"there is no objective {name!r}; choose from {', '.join(OBJECTIVES)}")
-    given = {key: value for key, value in (("omega", omega), ("alpha", alpha)) if value is not None}
-    wanted = coefficients(name)
-    for key in given:
-        if key not in wanted:
-            raise UsageError(f"objective {name} has no {key}; it takes {' and '.join(wanted) or 'no coefficient'}")
-    made = OBJECTIVES[name](**given)
-    if states and made.task != "addon":
-        raise UsageError(f"objective {name} has no states; they are a prior's, so they go with residual, kl or greedy")
-    return made if states is None else replace(made, states=states)
-
-
-def coefficients(name: str) -> list[str]:
-    """Return which of omega and alpha an objective has."""
-    return [each for each in inspect.signature(OBJECTIVES[name]).parameters if each in DIALED]
-
-
-def name_of(objective: Objective) -> tuple[str, dict[str, Weight]] | None:
-    """Return what `named` makes it from, or None: not every objective has a name.
-
-    >>> name_of(Objective("addon", omega=0.1, alpha=0.1))
-    ('kl', {'alpha': 0.1})
-    """
-    given = {"omega": objective.omega, "alpha": objective.alpha if objective.alpha != 0 else objective.bonus}
-    plain = replace(objective, states=0.0)
-    for name, function in OBJECTIVES.items():
-        values = {key: given[key] for key in coefficients(name)}
-        if name in ("kl", "repeat_entropy", "end_entropy") and isinstance(values["alpha"], Range | str):
-            continue  # their one weight is a number
-        if replace(function(**values), states=0.0) == plain:
-            return name, values | ({"states": objective.states} if objective.states else {})
-    return None
-
-
 # The reformulated reward ----------------------------------------------------------------------------------------------
 
 
@@ -263,8 +179,8 @@ class Reward(NamedTuple):
     task: Any
     prior: Any
     entropy: Any
-    total: Any
     states: Any
+    total: Any
 
 
 def task_reward(objective: Objective, basic: Array | None, addon: Array | None) -> Array:
@@ -294,14 +210,20 @@ def reformulated(
     A term whose coefficient is 0 is left out rather than multiplied, so `log_prior` may be None where omega is 0, an
     infinite log-probability does no harm there, and the remaining sum is the same to the bit.
     """
-    prior = (objective.omega if omega is None else omega) * log_prior if objective.omega else 0.0 * task
-    entropy = -(objective.alpha if alpha is None else alpha) * log_policy if objective.alpha else 0.0 * task
-    total = task
-    if objective.omega:
-        total = total + prior
-    if objective.alpha:
-        total = total + entropy
     if objective.states and states is None:
         raise UsageError("an objective with states above 0 needs the density of a prior's states, and none is here")
-    familiar = objective.states * states if objective.states else 0.0 * task
-    return Reward(task, prior, entropy, total + familiar if objective.states else total, familiar)
+    omega = objective.omega if omega is None else omega
+    alpha = objective.alpha if alpha is None else alpha
+
+    total = task
+    prior = entropy = familiar = 0.0 * task
+    if objective.omega:
+        prior = omega * log_prior
+        total = total + prior
+    if objective.alpha:
+        entropy = -alpha * log_policy
+        total = total + entropy
+    if objective.states:
+        familiar = objective.states * states
+        total = total + familiar
+    return Reward(task, prior, entropy, familiar, total)

@@ -20,7 +20,7 @@ from experiments.paper.runs import planned
 from repolicy.cli.main import _parsed
 from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.errors import UsageError
-from repolicy.objective import named
+from repolicy.objective_names import named
 from repolicy.prepare.defaults import customize_defaults, train_defaults
 from tests.experiments.rows import results, row
 

@@ -5,6 +5,7 @@ engine's own path (scores, reformulated reward, advantages, loss, backward pass)
 `repolicy.exact` finds by enumeration, for every objective, whatever the critic believes.
 """
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -54,7 +55,7 @@ EIGHT = [
     objectives.residual(0.9, 0.8),
     objectives.full(0.8),
 ]
-WITH_STATES = [objectives.residual(0.9, 0.8, states=1.1), objectives.named("greedy", alpha=0.8, states=0.7)]
+WITH_STATES = [objectives.residual(0.9, 0.8, states=1.1), replace(objectives.greedy(0.8), states=0.7)]
 
 
 def tabular(logits: Tensor) -> Policy:

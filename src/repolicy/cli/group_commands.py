@@ -11,7 +11,7 @@ from repolicy.cli.options import Command, Positional, Repeated, overrides
 from repolicy.cli.run_commands import Run as RunCommand
 from repolicy.cli.run_commands import callbacks_of, ended
 from repolicy.loading import escaped
-from repolicy.objective import named
+from repolicy.objective_names import named
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, train_defaults
 from repolicy.runs import Terminal

@@ -17,7 +17,8 @@ from repolicy.cli.options import (
 )
 from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import RepolicyError
-from repolicy.objective import Objective, named, soft
+from repolicy.objective import Objective, soft
+from repolicy.objective_names import named
 from repolicy.readers.reading import Options
 from repolicy.runs import ACTORS, BUDGETS, Settings, Terminal, torchrun_place
 

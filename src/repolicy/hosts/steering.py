@@ -8,7 +8,8 @@ from repolicy.envs import Limit, limits
 from repolicy.errors import UsageError
 from repolicy.learning.multipliers import FARTHEST, Limits, Weight, off_budget, steered
 from repolicy.learning.worker import LOST, WAITS
-from repolicy.objective import WEIGHTS, Objective, given_objective, plain
+from repolicy.objective import WEIGHTS, Objective
+from repolicy.objective_names import given_objective, plain
 from repolicy.runs import Budget, Settings
 
 WARMUP = 5  # iterations in which a critic that begins with nothing learns alone, where nobody names another number

@@ -18,7 +18,8 @@ from transformers.trainer_callback import ExportableState
 
 from repolicy.errors import UsageError, check_counts
 from repolicy.llm.rloo import prompt_ids
-from repolicy.objective import Objective, given_objective, plain
+from repolicy.objective import Objective
+from repolicy.objective_names import given_objective, plain
 
 MOVING_PRIOR = (False, "the prior must stay what it is; with True it follows the policy")
 

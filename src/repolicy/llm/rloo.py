@@ -18,7 +18,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from repolicy.errors import UsageError, in_one_sentence
-from repolicy.objective import Objective, plain
+from repolicy.objective import Objective
+from repolicy.objective_names import plain
 
 
 def rloo_settings(objective: Objective, addons: int = 1, budget: bool = False) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from torch import Tensor
 from repolicy.envs import Backend, Limit, addons, confirm, decoder, env_of, only_here, placed, probed, with_roles
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, stem_of
-from repolicy.objective import WEIGHTS, Objective, name_of
+from repolicy.objective import WEIGHTS, Objective
+from repolicy.objective_names import name_of
 from repolicy.policies import Conditioned, Policy, SavedPolicy, frozen, notes_of, policy_bytes, seeded
 from repolicy.policies.storage import read, write
 from repolicy.prepare.cloning import clone, spec_of

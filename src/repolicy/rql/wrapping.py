@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from repolicy.envs import NOTE, Past, Transitions, action_space, check_fit, check_reward, combined, observation_size
 from repolicy.envs.addons import names
 from repolicy.errors import NumericError, UsageError
-from repolicy.objective import Objective, plain, task_reward
+from repolicy.objective import Objective, task_reward
+from repolicy.objective_names import plain
 from repolicy.policies import ActionSpace, Density, Normalizer, Policy, Prior, check_scores
 from repolicy.prepare.states import familiarity
 from repolicy.rql.hyperparameters import Settings

@@ -8,7 +8,8 @@ import numpy as np
 
 from repolicy.envs import HasSpaces, addons
 from repolicy.errors import UsageError
-from repolicy.objective import DIALED, Objective, name_of
+from repolicy.objective import DIALED, Objective
+from repolicy.objective_names import name_of
 from repolicy.policies import BOUND, PolicySpec
 from repolicy.ranges import MOST_DIALS, Dial, Range
 from repolicy.runs.settings import AnySettings, Settings, validated
