@@ -26,6 +26,8 @@ from repolicy.runs import Measured, Settings
 DESIRED_KL = Settings().desired_kl  # of an update
 TARGET_KL = 3.0 * DESIRED_KL  # at which an update ends early, as the engine's
 PARTS = ("task", "prior", "entropy", "states")
+SPENT = ("prior_kl", "below_prior", "below_prior_squares")  # nats a step; KL(policy ‖ prior) comes from samples
+SUMMED = (*PARTS, *SPENT, "steps")  # over a rollout
 
 
 def quicken(optimizer: torch.optim.Optimizer, log_std: Tensor, samples: int) -> None:
@@ -52,6 +54,23 @@ class Seen(NamedTuple):
     ended: Tensor  # bool
     states: Callable[[], Tensor]  # returns what the environment showed after each step, in rows of numbers
     held: Tensor  # what limits are on, `[L, T, N]`
+
+
+class Paid(NamedTuple):
+    """What a rollout paid. The sums are those of all GPUs."""
+
+    reward: Reward
+    sums: Tensor  # of each of `SUMMED`
+    of_limits: Tensor  # of what limits are on, sums of means, of squared means, and of squares, `[3, L]`
+    steps: int  # of one environment
+    width: float  # how many numbers an action has, where the prior's entropy is known
+
+
+class Credited(NamedTuple):
+    """What the returns of a rollout were."""
+
+    moments: Tensor  # the `sums` of what the critic left of returns, and of returns, `[3, 2]`
+    explained: float | None  # of the returns, where who gives the credit tells it
 
 
 class UnitCritic:
@@ -91,8 +110,8 @@ class Method:
     critic: UnitCritic  # of a host whose rewards are changed
     moved: Tensor | None = None  # by the last update: KL(before ‖ after) summed over some states, and their number
     spent: tuple[dict[str, float], int]  # nats a step by each way to count them, and over how many steps
-    rewarded: Reward  # the last rollout's
-    explained: float | None = None  # of the returns, where who gives the credit tells it
+    paid: Paid  # by the last rollout, as `reward` leaves it
+    credited: Credited  # the same, as `credit` leaves it
 
     def __init__(self, steering: Steering, prior: Any, add_up: Callable[[Tensor], Any] = lambda tensor: tensor) -> None:
         """Take a `ByDistribution` as `prior`, or None. `add_up` adds a tensor up over all GPUs, in place."""
@@ -101,7 +120,6 @@ class Method:
         self.scale = ReturnScale()
         self.squashes = squashes(prior)  # whether the environment gets tanh of the actions, whose density counts
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
-        self._width = math.inf  # how many numbers an action has, where the prior's entropy is known
         self.ages: Tensor | None = None  # steps into the episode under way, `[N]`
         self.curves: dict[str, list[Any]] = {"steps": []}  # what `measured` told, for the report
         self.compared: list[dict[str, Any]] = []  # episodes of the last verdict, for the report, too
@@ -132,66 +150,80 @@ class Method:
         if self.squashes:
             slope = log_tanh_slope(seen.actions).sum(-1)
             log_policy = log_policy - slope.to(log_policy.device)
-        log_prior = None
+        log_prior, width = None, math.inf
         if self.prior is not None:
             log_prior, entropy = self.prior.score(seen.observations, seen.actions, seen.ended)
             both = torch.stack([log_prior, torch.zeros_like(log_prior) if entropy is None else -entropy - log_prior])
-            self._width = math.inf if entropy is None else seen.actions.shape[-1]
+            width = math.inf if entropy is None else seen.actions.shape[-1]
             log_prior, below = both.to(task.device)  # a host may keep rollouts elsewhere than its networks: one copy
         familiar = self._familiarity(seen)
-        self.rewarded = reward = reformulated(self.steering.objective, task, log_prior, log_policy, familiar, **weights)
+        reward = reformulated(self.steering.objective, task, log_prior, log_policy, familiar, **weights)
+
         away = below if log_prior is None else log_policy - log_prior
-        each = [*(getattr(reward, name) for name in PARTS), away, below, below.square(), torch.ones_like(task)]
-        held, means, self._length = seen.held.double(), seen.held.double().mean(1), len(task)
-        of_limits = torch.stack([means.sum(-1), means.square().sum(-1), held.square().sum((1, 2))])  # [3, L]
-        self._sums = self.add_up(torch.stack([part.double().sum() for part in each]))
-        self._of_limits = self.add_up(of_limits)
+        summed = [*(getattr(reward, name) for name in PARTS), away, below, below.square(), torch.ones_like(task)]
+        held = seen.held.double()
+        means = held.mean(1)  # of each environment, [L, N]
+        of_limits = torch.stack([means.sum(-1), means.square().sum(-1), held.square().sum((1, 2))])
+        added = self.add_up(torch.stack([part.double().sum() for part in summed]))
+        self.paid = Paid(reward, added, self.add_up(of_limits), len(task), width)
+
         total: Tensor = reward.total
         limits = self.steering.held
         return total - limits.price(seen.held[: len(limits)]) if limits else total
 
     def credit(self, returns: Tensor, values: Tensor, explained: float | None = None) -> None:
         """Take in a rollout's returns, and turn both into the critic's unit, in place: `[T, N]`, or `[T, N, H]`."""
-        self.explained, self._moments = explained, self.add_up(sums(torch.stack([returns - values, returns], -1)))
+        moments = self.add_up(sums(torch.stack([returns - values, returns], -1)))
+        self.credited = Credited(moments, explained)
         if not self.changes_rewards:
             return
         outputs = self.scale.apply(values)
-        self.scale.update(self._moments[:, 1:] if returns.dim() == 2 else self.add_up(sums(returns)), self.critic)
+        self.scale.update(moments[:, 1:] if returns.dim() == 2 else self.add_up(sums(returns)), self.critic)
         factor, offset = self.critic.moved
         returns.copy_(self.scale.apply(returns))
         values.copy_(outputs * factor.to(outputs.dtype) + offset.to(outputs.dtype))
 
     def measured(self) -> dict[str, float]:
         """Return the iteration's means. Raises where one is not finite."""
+        steering, objective = self.steering, self.steering.objective
         unit, moved = self.scale.std.mean(), torch.zeros(2) if self.moved is None else self.moved
-        numbers = numbers_of(self._sums, self._of_limits, self._moments, unit, moved)  # the one wait
-        (*sums_of, steps), of_limits, moments, (unit_of_returns,), (kl, states) = numbers
+        numbers = numbers_of(self.paid.sums, self.paid.of_limits, self.credited.moments, unit, moved)  # the one wait
+        added, of_limits, moments, (unit_of_returns,), (kl, states) = numbers
         self.update_kl = kl / max(states, 1.0)  # KL of the last update
-        *means, away, below, squares = (total / steps for total in sums_of)
-        paid, objective = dict(zip(PARTS, means, strict=True)), self.steering.objective
-        limits = dict(zip(self.steering.limited, np.reshape(of_limits, (3, -1)).T.tolist(), strict=True))
-        check_finite(paid | {name: sum(three) for name, three in limits.items()})
-        _, means_of, squares_of = np.reshape(moments, (3, 2)) / steps  # of what is left of returns, and of returns
-        unexplained, varied = np.maximum(squares_of - means_of**2, 0.0).tolist()
-        self.steering.explained = 1.0 - unexplained / max(varied, 1e-12) if self.explained is None else self.explained
-        shown = {f"reward_{name}": mean for name, mean in paid.items() if name != "states" or objective.states}
+
+        sums_of = dict(zip(SUMMED, added, strict=True))
+        steps = sums_of.pop("steps")
+        means = {name: total / steps for name, total in sums_of.items()}
+        limits = dict(zip(steering.limited, np.reshape(of_limits, (3, -1)).T.tolist(), strict=True))
+        check_finite({name: means[name] for name in PARTS} | {name: sum(three) for name, three in limits.items()})
+        self.spent = {name: means[name] for name in SPENT}, int(steps)
+
+        explained = self.credited.explained
+        steering.explained = _explained(np.reshape(moments, (3, 2)) / steps) if explained is None else explained
+        shown = {f"reward_{name}": means[name] for name in PARTS if name != "states" or objective.states}
         dialed = {dial.name for dial in objective.dials}
         shown |= {name: getattr(objective, name) for name in DIALED if name not in dialed}  # that were in force
         if self.prior is not None:
-            shown["prior_kl"] = away  # KL(policy ‖ prior), from samples
-        self.spent = {"prior_kl": away, "below_prior": below, "below_prior_squares": squares}, int(steps)
-        shown |= {"explained_variance": self.steering.explained, "return_scale": unit_of_returns}
-        count = steps / self._length  # of environments
-        measured = {name: Measured.of(total, square, count) for name, (total, square, _) in limits.items()}
-        if kept := measured.get(self.steering.kept):
-            # The mean action loses nothing by noise. What noise costs grows with its variance, which entropies tell.
-            lost = self.steering.gap * min(1.0, math.exp(2.0 * (below - away) / self._width))
-            measured[self.steering.kept] = kept._replace(mean=kept.mean + lost)
-        sizes = {name: math.sqrt(square / steps) for name, (*_, square) in limits.items()}
-        shown |= self.steering.held.told(measured, sizes, objective)
-        shown |= self.steering.share.told(measured, dict.fromkeys(sizes, 1.0), objective)
+            shown["prior_kl"] = means["prior_kl"]
+        shown |= {"explained_variance": steering.explained, "return_scale": unit_of_returns}
+        shown |= self._limits_told(limits, steps, wider=means["below_prior"] - means["prior_kl"])
         self._keep(shown, int(steps))
         return shown
+
+    def _limits_told(self, limits: Mapping[str, list[float]], steps: float, wider: float) -> dict[str, float]:
+        """Take in what limits are on, and return what is told of them. `wider`: the policy's entropy above the prior's.
+
+        limits: of each the sums over environments of its mean and of its square, and over steps of its square.
+        """
+        steering, count = self.steering, steps / self.paid.steps  # of environments
+        measured = {name: Measured.of(total, square, count) for name, (total, square, _) in limits.items()}
+        if kept := measured.get(steering.kept):
+            # The mean action loses nothing by noise. What noise costs grows with its variance, which entropies tell.
+            lost = steering.gap * min(1.0, math.exp(2.0 * wider / self.paid.width))
+            measured[steering.kept] = kept._replace(mean=kept.mean + lost)
+        sizes = {name: math.sqrt(square / steps) for name, (*_, square) in limits.items()}
+        told = steering.held.told(measured, sizes, steering.objective)
+        return told | steering.share.told(measured, dict.fromkeys(sizes, 1.0), steering.objective)
 
     @contextmanager
     def updating(
@@ -281,6 +313,13 @@ def ages_of(ended: Tensor, before: Tensor) -> Tensor:
     steps = torch.arange(1, len(ended) + 1, device=ended.device).unsqueeze(-1)
     last = torch.where(ended, steps, 0).cummax(0).values
     return torch.where(last > 0, steps - last, before + steps)
+
+
+def _explained(moments: np.ndarray) -> float:
+    """Return which share of the returns' variance the critic explains, by the moments `[3, 2]` of a step."""
+    _, means, squares = moments
+    unexplained, varied = np.maximum(squares - means**2, 0.0).tolist()
+    return float(1.0 - unexplained / max(varied, 1e-12))
 
 
 def check_finite(parts: Mapping[str, float]) -> None:

@@ -66,7 +66,7 @@ class DialedPPO(ResidualPPO):
         following = torch.cat([st.values[1:], self.critic(self.shown(obs)).unsqueeze(0)])
         following = torch.where(self._cut.unsqueeze(-1), st.values, following)  # as rsl_rl takes a time limit
         ended = st.dones.squeeze(-1) > 0
-        gains, targets = parts.credit(self.method.rewarded, st.values, following, ended & ~self._cut, ended)
+        gains, targets = parts.credit(self.method.paid.reward, st.values, following, ended & ~self._cut, ended)
         normalized, _, explained = parts.normalized(gains, targets, self)
         st.returns.copy_(targets)
         st.advantages = normalized.unsqueeze(-1).to(st.rewards.dtype)
