@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from repolicy.errors import NumericError, UsageError
-from repolicy.learning.ppo import Batch, Learner, Losses, Sum, adapted, advantages, losses, update
+from repolicy.learning.ppo import Batch, Learner, Losses, Means, adapted, advantages, losses, update
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import Mlp
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.runs.ranks import Ranks
 from repolicy.runs.settings import Settings
 
 # Losses ---------------------------------------------------------------------------------------------------------------
@@ -50,11 +51,26 @@ def gradient_of(made: Learner, batch: Batch, bonus: float = 0.0, settings: Setti
     return made.gradient.clone()
 
 
-def stepped(
-    made: Learner, batch: Batch, limit: float, total: Sum = lambda x: x, ranks: int = 1, bonus: float = 0.0
-) -> list[float]:
+class Alike:
+    """So many ranks, which all see the same."""
+
+    index = 0
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+        self.summed = 0  # times
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        self.summed += 1
+        return tensor.mul_(self.count)
+
+
+ALONE = Alike()
+
+
+def stepped(made: Learner, batch: Batch, limit: float, team: Ranks = ALONE, bonus: float = 0.0) -> Means:
     made.differentiate(batch, SETTINGS, bonus)
-    return made.step(limit, total, ranks, fit_actor=True)
+    return made.step(limit, team, fit_actor=True)
 
 
 def gradient(made: Learner, loss: Tensor) -> Tensor:
@@ -129,7 +145,7 @@ def test_long_gradients_are_shortened(limit: float) -> None:
     made = learner()
     batch = batch_of(made)
     expected = gradient_of(made, batch)
-    *_, norm = stepped(made, batch, limit)
+    norm = stepped(made, batch, limit).gradient_norm
     assert norm == pytest.approx(float(expected.norm()), rel=1e-5)
     shortened = expected * min(1.0, limit / norm)
     torch.testing.assert_close(made.gradient[: len(made.parameters)], shortened, rtol=1e-4, atol=1e-9)
@@ -140,8 +156,7 @@ def test_the_sum_over_ranks_is_averaged() -> None:
     two.parameters.data.copy_(one.parameters)
     batch = batch_of(one)
     alone = stepped(one, batch, 1e6, bonus=0.3)
-    together = stepped(two, batch, 1e6, lambda tensor: tensor.mul_(4.0), 4, bonus=0.3)
-    assert together == alone  # four ranks that all saw the same
+    assert stepped(two, batch, 1e6, Alike(4), bonus=0.3) == alone
     assert torch.equal(one.parameters, two.parameters)
 
 
@@ -150,7 +165,7 @@ def test_an_actor_that_joins_later_takes_steps_of_its_own_first_size() -> None:
     made = learner()
     for _ in range(50):
         made.differentiate(batch_of(made), SETTINGS, 0.0)
-        made.step(math.inf, lambda x: x, 1, fit_actor=False)
+        made.step(math.inf, ALONE, fit_actor=False)
     before = made.parameters.clone()
     stepped(made, batch_of(made), math.inf)
     moved = (made.parameters - before)[: made.actor_size].abs()
@@ -160,7 +175,7 @@ def test_an_actor_that_joins_later_takes_steps_of_its_own_first_size() -> None:
 def test_the_critic_can_be_fitted_alone() -> None:
     made = learner()
     before = made.parameters.clone()
-    update(made, batch_of(made), SETTINGS, torch.Generator(), bonus=0.1, fit_actor=False)
+    update(made, batch_of(made), SETTINGS, torch.Generator(), ALONE, bonus=0.1, fit_actor=False)
     same = made.parameters == before
     assert same[: made.actor_size].all()
     assert not same[made.actor_size :].any()
@@ -200,15 +215,10 @@ def test_the_steps_are_those_of_torchs_adam(speed: float) -> None:
 
 @pytest.mark.parametrize(("ranks", "steps"), [(1, 8), (2, 16), (1000, 128)])
 def test_a_minibatch_is_shared_by_the_ranks(ranks: int, steps: int) -> None:
-    made, summed = learner(), []
-
-    def count(tensor: Tensor) -> Tensor:
-        summed.append(len(tensor))
-        return tensor.mul_(ranks)
-
-    update(made, batch_of(made, 64), SETTINGS, torch.Generator(), count, ranks)
+    made, team = learner(), Alike(ranks)
+    update(made, batch_of(made, 64), SETTINGS, torch.Generator(), team)
     assert made.state()["adam_steps"].tolist() == [steps, steps]
-    assert len(summed) == (steps if ranks > 1 else 0)
+    assert team.summed == (steps if ranks > 1 else 0)
 
 
 def test_the_adaptive_learning_rate() -> None:
@@ -219,18 +229,17 @@ def test_the_adaptive_learning_rate() -> None:
 
 
 def test_the_adaptive_schedule_is_used() -> None:
-    made = learner()
-    report = update(made, batch_of(made), replace(SETTINGS, schedule="adaptive", desired_kl=10.0), torch.Generator())
+    made, settings = learner(), replace(SETTINGS, schedule="adaptive", desired_kl=10.0)
+    report = update(made, batch_of(made), settings, torch.Generator(), ALONE)
     assert report.learning_rate == made.learning_rate == 1e-2  # raised to its bound
     made.learning_rate = 1e-3
-    report = update(made, batch_of(made), replace(SETTINGS, schedule="adaptive", desired_kl=10.0), torch.Generator())
-    assert report.learning_rate > 1e-3
+    assert update(made, batch_of(made), settings, torch.Generator(), ALONE).learning_rate > 1e-3
 
 
 def test_a_learner_goes_on_to_the_bit_from_its_state() -> None:
     one = learner()
     batch = batch_of(one)
-    update(one, batch, SETTINGS, torch.Generator().manual_seed(0))
+    update(one, batch, SETTINGS, torch.Generator().manual_seed(0), ALONE)
     one.learning_rate = 3e-3
     state = {name: value.clone() for name, value in one.state().items()}
     two = learner()
@@ -238,7 +247,7 @@ def test_a_learner_goes_on_to_the_bit_from_its_state() -> None:
     assert two.learning_rate == 3e-3
     batch = batch_of(one)
     for made in (one, two):
-        update(made, batch, SETTINGS, torch.Generator().manual_seed(1))
+        update(made, batch, SETTINGS, torch.Generator().manual_seed(1), ALONE)
     assert torch.equal(one.parameters, two.parameters)
     assert not torch.equal(one.parameters, state["parameters"])
 
@@ -247,9 +256,9 @@ def test_a_learner_goes_on_to_the_bit_from_its_state() -> None:
 def test_stale_log_probabilities_are_noticed() -> None:
     made = learner()
     batch = batch_of(made)
-    update(made, batch, SETTINGS, torch.Generator())
+    update(made, batch, SETTINGS, torch.Generator(), ALONE)
     with pytest.raises(NumericError, match="they are stale"):
-        update(made, batch, SETTINGS, torch.Generator())
+        update(made, batch, SETTINGS, torch.Generator(), ALONE)
 
 
 def test_a_loss_that_is_not_finite_is_noticed() -> None:
@@ -257,7 +266,7 @@ def test_a_loss_that_is_not_finite_is_noticed() -> None:
     batch = batch_of(made)
     batch.advantages[3] = math.nan
     with pytest.raises(NumericError, match="the loss is not finite"):
-        update(made, batch, replace(SETTINGS, minibatch=64), torch.Generator())
+        update(made, batch, replace(SETTINGS, minibatch=64), torch.Generator(), ALONE)
     assert torch.isfinite(made.parameters).all()
 
 
@@ -266,17 +275,17 @@ def test_a_gradient_that_is_not_finite_is_noticed() -> None:
     before = made.parameters.clone()
     made.gradient[3] = math.inf
     with pytest.raises(NumericError, match="the gradient is not finite"):
-        made.step(1.0, lambda x: x, 1, fit_actor=True)
+        made.step(1.0, ALONE, fit_actor=True)
     assert torch.equal(made.parameters, before)
 
 
 def test_an_update_ends_in_the_very_step_that_went_too_far() -> None:
     made = learner()
     settings = replace(SETTINGS, epochs=50, learning_rate=0.3, target_kl=1e-3, minibatch=16)
-    assert update(made, batch_of(made), settings, torch.Generator().manual_seed(0)).epochs == 1
+    assert update(made, batch_of(made), settings, torch.Generator().manual_seed(0), ALONE).epochs == 1
     assert made.state()["adam_steps"].tolist() == [2, 2]  # the second minibatch sees what the first step did
     other, calm = learner(), replace(settings, target_kl=None, learning_rate=1e-3)
-    assert update(other, batch_of(other), calm, torch.Generator()).epochs == 50
+    assert update(other, batch_of(other), calm, torch.Generator(), ALONE).epochs == 50
 
 
 def test_a_policy_that_stands_still_steers_no_step() -> None:
@@ -285,7 +294,7 @@ def test_a_policy_that_stands_still_steers_no_step() -> None:
     made.learning_rate = 1e-4
     batch = batch_of(made)
     batch.log_probs.add_(5e-4)
-    update(made, batch, replace(SETTINGS, schedule="adaptive"), torch.Generator(), fit_actor=False)
+    update(made, batch, replace(SETTINGS, schedule="adaptive"), torch.Generator(), ALONE, fit_actor=False)
     assert made.learning_rate == 1e-4
 
 

@@ -92,7 +92,7 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
         learner.return_scale.apply(returns[:, mine]).flatten(0, 1),
     )
     learner.differentiate(batch, settings, bonus=0.05)
-    report = learner.step(settings.max_gradient_norm, team.sum, team.count, fit_actor=True)
+    report = learner.step(settings.max_gradient_norm, team, fit_actor=True)
     seen = team.sum(sums(np.ascontiguousarray(observations[:, mine].numpy())))
     return {
         "gradient": learner.gradient[: len(learner.parameters)].clone(),
@@ -141,7 +141,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     share = slice(team.index * count, (team.index + 1) * count)
     batch, metrics, _ = made.prepared(shared_rollout(policy, share), False)
     made.learner.differentiate(batch, made.settings, bonus=0.0)
-    made.learner.step(1e9, team.sum, team.count, fit_actor=True)
+    made.learner.step(1e9, team, fit_actor=True)
     prints = torch.zeros(team.count, dtype=torch.float64)
     prints[team.index] = fingerprint(list(made.density.tensors().values()))[0]
     return {

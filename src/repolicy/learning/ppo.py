@@ -1,7 +1,7 @@
 """PPO: advantages, and the clipped update. It knows rewards, not where they come from."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from repolicy.errors import NumericError
 from repolicy.policies import Mlp, Policy, flatten, merged
-from repolicy.runs import Settings
+from repolicy.runs import Ranks, Settings
 
 
 class Rescaled(Protocol):
@@ -56,7 +56,6 @@ class ReturnScale:
         return outputs * self.std.to(outputs) + self.mean.to(outputs)
 
 
-Sum = Callable[[Tensor], Tensor]  # adds a tensor up over all ranks, in place
 BETA_MEAN, BETA_VAR = 0.9, 0.999  # Adam's
 STD_SPEED = 4.0  # of a std's logarithm while customizing, as a multiple of the learning rate: else it narrows late;
 STD_SAMPLES = 4096  # but with fewer samples an update policies got worse (1,024: Ant, Hopper; 2,048: a puck)
@@ -114,17 +113,27 @@ class Losses(NamedTuple):
     log_ratios: Tensor  # [B]
 
 
-@dataclass(frozen=True)
-class Report:
-    """Means over an update's minibatches and ranks."""
+class Means(NamedTuple):
+    """What a gradient step says of itself, averaged over ranks; of an update, averaged over its steps, too."""
 
     policy_loss: float
     value_loss: float
     kl: float
     clipped: float
     gradient_norm: float
-    learning_rate: float
-    epochs: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an update says of itself."""
+
+    means: Means
+    learning_rate: float  # as the update left it
+    epochs: int  # that were begun
+
+    def as_dict(self) -> dict[str, float]:
+        """Return it as the log has it."""
+        return self.means._asdict() | {"learning_rate": self.learning_rate, "epochs": self.epochs}
 
 
 class Learner:
@@ -159,22 +168,23 @@ class Learner:
         if bonus:
             loss = loss - bonus * distribution.entropy().mean()
         loss.backward()  # type: ignore[no-untyped-call]  # adds to the gradients, which are views of one tensor
-        self._report.copy_(torch.stack(result[:4]).detach())
+        self._report.copy_(torch.stack([result.policy, result.value, result.divergence, result.clipped]).detach())
         return Losses(*(each.detach() for each in result))
 
-    def step(self, max_norm: float, sum_over_ranks: Sum, ranks: int, fit_actor: bool) -> list[float]:
-        """Take one step of Adam on the gradient averaged over ranks; return the averaged report and, last, its norm."""
+    def step(self, max_norm: float, team: Ranks, fit_actor: bool) -> Means:
+        """Take one step of Adam on the gradient averaged over ranks; return the means over them, and its norm."""
         if not fit_actor:
             self.gradient[: self.actor_size].zero_()
-        if ranks > 1:
-            sum_over_ranks(self._sums).div_(ranks)
+        if team.count > 1:
+            team.sum(self._sums).div_(team.count)
         norm = float(self.gradient.norm())
         if not math.isfinite(norm):
             raise NumericError("the gradient is not finite")
         if norm > max_norm:
             self.gradient.mul_(max_norm / norm)
         self._adam(fit_actor)
-        return [*self._report.tolist(), norm]
+        policy, value, divergence, clipped = self._report.tolist()
+        return Means(policy, value, divergence, clipped, norm)
 
     def _adam(self, fit_actor: bool) -> None:
         """Take a step of Adam. Each part counts its own: by the critic's, an actor that joins late would leap."""
@@ -251,30 +261,33 @@ def update(
     batch: Batch,
     settings: Settings,
     generator: torch.Generator,
-    sum_over_ranks: Sum = lambda tensor: tensor,
-    ranks: int = 1,
+    team: Ranks,
     bonus: float = 0.0,
     fit_actor: bool = True,
 ) -> Report:
     """Go over the batch several times, in shuffled minibatches of `settings.minibatch` over all ranks together."""
-    reports: list[list[float]] = []
-    epochs, far = 0, math.inf if settings.target_kl is None else settings.target_kl
-    size = max(1, min(settings.minibatch // ranks, len(batch.inputs)))
-    while epochs < settings.epochs and not (reports and reports[-1][2] > far):
+    size = max(1, min(settings.minibatch // team.count, len(batch.inputs)))
+    far = math.inf if settings.target_kl is None else settings.target_kl
+    steps: list[Means] = []
+    epochs = 0
+    for _ in range(settings.epochs):
         epochs += 1
-        epoch: list[float] = []
+        kls: list[float] = []  # of this epoch
         for minibatch in batch.minibatches(size, generator):
             result = learner.differentiate(minibatch, settings, bonus)
-            if not reports:
+            if not steps:
                 check_first_minibatch(result, minibatch)
-            reports.append(learner.step(settings.max_gradient_norm, sum_over_ranks, ranks, fit_actor))
-            epoch.append(reports[-1][2])
-            if epoch[-1] > far:
+            steps.append(learner.step(settings.max_gradient_norm, team, fit_actor))
+            kls.append(steps[-1].kl)
+            if kls[-1] > far:
                 break
+        if kls[-1] > far:
+            break
+
     if settings.schedule == "adaptive" and fit_actor:  # a policy that stands still has no KL to steer by
-        learner.learning_rate = adapted(learner.learning_rate, sum(epoch) / len(epoch), settings.desired_kl)
-    policy, value, kl, clipped, norm = torch.tensor(reports, dtype=torch.float64).mean(0).tolist()
-    return Report(policy, value, kl, clipped, norm, learner.learning_rate, epochs)
+        learner.learning_rate = adapted(learner.learning_rate, sum(kls) / len(kls), settings.desired_kl)
+    means = Means(*torch.tensor(steps, dtype=torch.float64).mean(0).tolist())
+    return Report(means, learner.learning_rate, epochs)
 
 
 def check_first_minibatch(result: Losses, batch: Batch) -> None:

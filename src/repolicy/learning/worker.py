@@ -1,7 +1,6 @@
 """One rank's share of a run: collect, score, reward, update."""
 
 import time
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -125,7 +124,7 @@ class Worker:
         metrics |= {"iteration": self.iteration, "steps": self.steps}
         metrics["steps_per_second"] = self.settings.iteration_steps / (now - began)
         spent = {"physics": rollout.physics_seconds, "policy": rollout.policy_seconds, "update": now - collected}
-        metrics |= {f"share_{what}": seconds / (now - began) for what, seconds in spent.items()} | asdict(report)
+        metrics |= {f"share_{what}": seconds / (now - began) for what, seconds in spent.items()} | report.as_dict()
         metrics |= {name: weight for name, weight in in_force.items() if isinstance(weight, float)}  # for all episodes
         return metrics | self.width(batch.inputs[torch.linspace(0, len(batch.inputs) - 1, SEEN).long()])
 
@@ -137,8 +136,7 @@ class Worker:
         rate = learner.learning_rate
         if settings.schedule == "adaptive" and not moves:  # the KL of a policy that rests says nothing
             learner.learning_rate = max(rate, ALONE)
-        team, bonus = self.team, self.objective.bonus
-        report = ppo.update(learner, batch, settings, self.stream, team.sum, team.count, bonus, moves)
+        report = ppo.update(learner, batch, settings, self.stream, self.team, self.objective.bonus, moves)
         if not moves:
             learner.learning_rate = rate
         return report
