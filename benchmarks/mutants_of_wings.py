@@ -28,7 +28,7 @@ WINGS = [
     Mutant("hosts/rsl_rl_networks.py", "self.spec, self.log_std)", "self.spec, None)", SQUASHED, "an actor of ours that loses its std"),
     Mutant("hosts/rsl_rl_networks.py", "heads = 1 + sum(", "heads = 2 + sum(", HOST_DIAL, "a head that predicts nothing"),
     Mutant("hosts/rsl_rl_dial.py", "(dones > 0).unsqueeze(-1), self._next[step], self.places", "(dones > 1).unsqueeze(-1), self._next[step], self.places", HOST_DIAL, "an episode stands where the one before stood"),
-    Mutant("hosts/rsl_rl_dial.py", "self.method.reward(self.seen(obs), **parts.own_weights)", "self.method.reward(self.seen(obs))", HOST_DIAL, "every place pays by the same weights"),
+    Mutant("hosts/rsl_rl_dial.py", "self.method.reward(self.seen(obs), **task.weights)", "self.method.reward(self.seen(obs))", HOST_DIAL, "every place pays by the same weights"),
     Mutant("hosts/rsl_rl_dial.py", "torch.where(self._cut.unsqueeze(-1), st.values, following)", "following", HOST_DIAL, "a time limit is followed by the next episode"),
     Mutant("planning/learned_model.py", "after = states + found", "after = found", LEARNED, "a change of the observation for the observation"),
     Mutant("planning/learned_model.py", "left[key] <= (1.0 - TOLD)", "left[key] <= 100.0", LEARNED, "an entry of info that the model cannot tell"),

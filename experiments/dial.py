@@ -31,7 +31,7 @@ from experiments.statistics import spearman
 from repolicy.envs.addons import combined
 from repolicy.envs.rollout import Rollout
 from repolicy.envs.wrapped import placed
-from repolicy.learning.terms import RangeOfWeights
+from repolicy.learning.terms import DialedTerms
 from repolicy.objective import Objective, reformulated
 from repolicy.policies.density import Density
 from repolicy.policies.modulated import Conditioned
@@ -123,16 +123,16 @@ def trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
 @contextmanager
 def shuffled() -> Iterator[None]:
     """Pay episodes meanwhile by other positions than those that the network is shown."""
-    shown = RangeOfWeights.asked
+    shown = DialedTerms.asked
 
-    def asked(self: RangeOfWeights, rollout: Rollout) -> Tensor:
-        return torch.from_numpy(others(shown(self, rollout).numpy()))
+    def asked(self: DialedTerms, rollout: Rollout, size: int) -> Tensor:
+        return torch.from_numpy(others(shown(self, rollout, size).numpy()))
 
-    RangeOfWeights.asked = asked  # type: ignore[method-assign]
+    DialedTerms.asked = asked  # type: ignore[method-assign]
     try:
         yield
     finally:
-        RangeOfWeights.asked = shown  # type: ignore[method-assign]
+        DialedTerms.asked = shown  # type: ignore[method-assign]
 
 
 def others(places: np.ndarray) -> np.ndarray:

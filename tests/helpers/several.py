@@ -9,7 +9,7 @@ from known_optimum import SETTINGS, WISH, as_policy, optimum
 from tiny_envs import CONTROL_COST, STATE_COST, tiny
 
 from repolicy.learning.segments import Segments
-from repolicy.learning.terms import RangeOfWeights
+from repolicy.learning.terms import DialedTerms
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective
 from repolicy.policies.file import save_policy
@@ -58,7 +58,7 @@ def worker(
     segments = Segments(Request(tiny("WithoutReward"), objective, settings, wishes, "a checksum"), folder, Alone())
     segments.begin()
     made = segments.worker
-    assert isinstance(made.terms, RangeOfWeights)
+    assert isinstance(made.terms, DialedTerms)
     with torch.no_grad():
         made.learner.parameters.add_(0.2 * torch.randn(len(made.learner.parameters)))
     return made

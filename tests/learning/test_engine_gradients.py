@@ -19,7 +19,7 @@ from repolicy.envs.rollout import Episodes, Rollout, Transitions
 from repolicy.exact import MDP, estimator_gradient
 from repolicy.learning.multipliers import Multipliers
 from repolicy.learning.ppo import Learner
-from repolicy.learning.terms import OneWeight
+from repolicy.learning.terms import FixedTerms
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective
 from repolicy.policies.distributions import ActionSpace
@@ -132,8 +132,7 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     made.exact, made.scorer = made.prior, None if made.prior is None else Scorer(made.prior)
     made.density = Known() if objective.reads_states else None
     made.multipliers, made.probed = Multipliers(Request("", objective, made.settings), 2), None
-    made.terms = OneWeight.__new__(OneWeight)
-    made.terms.settings, made.terms.size = made.settings, 2
+    made.terms = FixedTerms(Request("", objective, made.settings))
     made.terms.addon = Table() if objective.reads_addon else None
     batch, _, _ = made.prepared(rollout(policy), stop=False)
     made.learner.differentiate(batch, made.settings, objective.bonus)

@@ -20,7 +20,7 @@ from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import critic_size, make_envs, with_roles
 from repolicy.errors import UsageError
 from repolicy.learning.segments import Segments
-from repolicy.learning.terms import RangeOfWeights
+from repolicy.learning.terms import DialedTerms
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, greedy, no_entropy, residual, soft
 from repolicy.policies.file import save_policy
@@ -343,7 +343,7 @@ def test_residual_q_learning_takes_no_parts() -> None:
 def test_with_dials_both_see_the_positions_last(tmp_path: Path, objective: Objective) -> None:
     """And the prior and the add-on still see the policy's part alone."""
     made = segments(tmp_path, ENV, objective).worker
-    assert isinstance(made.terms, RangeOfWeights)
+    assert isinstance(made.terms, DialedTerms)
     rollout = made.collector.collect(made.learner.policy)
     own, place, hidden = torch.from_numpy(rollout.observations).split([2, len(objective.dials), 3], -1)
     assert float(place.min()) == -1.0
@@ -353,7 +353,7 @@ def test_with_dials_both_see_the_positions_last(tmp_path: Path, objective: Objec
     log_prior, *_ = made.score(rollout, critic_inputs)
     assert log_prior is not None
     torch.testing.assert_close(log_prior, rollout.log_probs, atol=1e-5, rtol=1e-5)
-    assert torch.equal(made.terms.asked(rollout), place[:-1])
+    assert torch.equal(made.terms.asked(rollout, 2), place[:-1])
     before = made.learner.parameters.clone()
     made.iterate(stop=False)
     assert not torch.equal(made.learner.parameters, before)

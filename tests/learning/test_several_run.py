@@ -20,7 +20,7 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.wrapped import ENDS, Dialed
 from repolicy.errors import UsageError
 from repolicy.learning import ppo
-from repolicy.learning.terms import collapsed
+from repolicy.learning.terms import Task, collapsed
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, kl, residual, soft
 from repolicy.policies.distributions import Gaussian
@@ -69,9 +69,10 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     made.learner.return_scale.statistics[2] = torch.linspace(0.25, 9.0, heads).double()
     rollout = made.collector.collect(made.learner.policy)
     log_prior, *values = made.score(rollout, made.learner.policy.normalizer(torch.from_numpy(rollout.observations)))
-    reward = made.reward(rollout, log_prior)
+    task = made.terms.task(objective, rollout, 1)
+    reward = made.reward(rollout, task, log_prior)
     assert log_prior is not None
-    chosen, bare = made.terms.values, rollout.observations[:-1, :, :1]
+    chosen, bare = made.terms.values(task.places), rollout.observations[:-1, :, :1]
     assert [*chosen] == [dial.name for dial in made.terms.dials]
     for dial in made.terms.dials:
         assert float(chosen[dial.name].min()) == pytest.approx(dial.low)
@@ -92,9 +93,9 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     ended = terminated | torch.from_numpy(rollout.truncated)
     assert bool(ended.any())
     value, next_value = (each.double() for each in values)
-    gains, targets = made.terms.credit(reward, value, next_value, terminated, ended)
+    gains, targets = made.terms.credit(task, reward, value, next_value, terminated, ended)
     assert targets.shape == (*gains.shape, heads)
-    whole, next_whole = ((made.terms.weights() * each).sum(-1) for each in (value, next_value))
+    whole, next_whole = ((made.terms.weights(task.places) * each).sum(-1) for each in (value, next_value))
     alone = ppo.advantages(wanted, whole, next_whole, terminated, ended, FEW.gamma, FEW.gae_lambda)
     torch.testing.assert_close(gains, alone, atol=1e-6, rtol=1e-6)
 
@@ -102,10 +103,11 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
 def test_advantages_are_of_one_size_in_every_cell_of_two_dials(prior: Path, tmp_path: Path) -> None:
     made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0), wishes=(f"{QUIET}=0..2",))
     shape = (64, 64)
-    made.terms.places = torch.rand(*shape, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    size = torch.exp(3.0 * made.terms.places[..., 0] - 2.0 * made.terms.places[..., 1])
-    gains, *_ = made.terms.normalized(size * torch.randn(shape), torch.randn(*shape, 3), made.team)
-    thirds = ((made.terms.places + 1.0) * 1.5).long()
+    places = torch.rand(*shape, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    size = torch.exp(3.0 * places[..., 0] - 2.0 * places[..., 1])
+    task = Task(torch.zeros(shape), {}, places, [])
+    gains = made.terms.normalized(task, size * torch.randn(shape), torch.randn(*shape, 3), made.team).gains
+    thirds = ((places + 1.0) * 1.5).long()
     for first in range(3):
         for second in range(3):
             part = gains[(thirds[..., 0] == first) & (thirds[..., 1] == second)]
@@ -210,10 +212,10 @@ def test_training_from_nothing_takes_no_range(tmp_path: Path) -> None:
 def test_shuffled_positions_pay_for_others_than_those_that_are_shown(prior: Path, tmp_path: Path) -> None:
     made = worker(prior, tmp_path, TWO[1], wishes=TWO[0])
     rollouts = [made.collector.collect(made.learner.policy) for _ in range(40)]
-    shown = np.concatenate([made.terms.asked(rollout).numpy() for rollout in rollouts])
+    shown = np.concatenate([made.terms.asked(rollout, 1).numpy() for rollout in rollouts])
     with shuffled():
-        paid = np.concatenate([made.terms.asked(rollout).numpy() for rollout in rollouts])
-    assert np.array_equal(made.terms.asked(rollouts[0]).numpy(), shown[: len(rollouts[0].observations) - 1])
+        paid = np.concatenate([made.terms.asked(rollout, 1).numpy() for rollout in rollouts])
+    assert np.array_equal(made.terms.asked(rollouts[0], 1).numpy(), shown[: len(rollouts[0].observations) - 1])
     steady = (shown[1:] == shown[:-1]).all(-1)
     assert np.array_equal(paid[1:][steady], paid[:-1][steady])  # within an episode
     for dial in range(2):
@@ -238,9 +240,10 @@ def test_a_dial_over_one_wish_alone_has_one_head(prior: Path, tmp_path: Path) ->
     _, critic_inputs = made.seen(rollout.observations)
     _, values, after = made.score(rollout, critic_inputs)
     assert values.shape == (*rollout.basic.shape, 1)
-    reward, ended = made.reward(rollout, None), torch.from_numpy(rollout.terminated | rollout.truncated)
-    gains, targets = made.terms.credit(reward, values, after, torch.from_numpy(rollout.terminated), ended)
-    torch.testing.assert_close(gains, ((targets - values) * made.terms.weights()).sum(-1).float())
+    task = made.terms.task(made.objective, rollout, 1)
+    reward, ended = made.reward(rollout, task, None), torch.from_numpy(rollout.terminated | rollout.truncated)
+    gains, targets = made.terms.credit(task, reward, values, after, torch.from_numpy(rollout.terminated), ended)
+    torch.testing.assert_close(gains, ((targets - values) * made.terms.weights(task.places)).sum(-1).float())
 
 
 @pytest.mark.parametrize("env", ["Counter", "Mortal"])  # all end at once by a time limit; each ends by itself
@@ -273,10 +276,11 @@ def test_an_environment_that_is_begun_anew_gets_a_new_position_and_the_others_ke
 def test_what_the_critic_explains_is_of_the_returns_with_their_weights(prior: Path, tmp_path: Path) -> None:
     """Of ±2 weighed 0.5 and 1.5 in two parts of the dial, where their means do not count: variances of 1 and of 9."""
     made = worker(prior, tmp_path, residual(0.0, 0.0), wishes=(f"{QUIET}=0..2",))
-    made.terms.places = torch.tensor([[-0.5, 0.5], [-0.5, 0.5]]).unsqueeze(-1)
+    places = torch.tensor([[-0.5, 0.5], [-0.5, 0.5]]).unsqueeze(-1)
     targets = torch.tensor([[12.0, 2.0], [8.0, -2.0]]).unsqueeze(-1)
-    *_, explained = made.terms.normalized(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), targets, made.team)
-    assert explained == pytest.approx(1.0 - 2.0 / 10.0)
+    task = Task(torch.zeros(2, 2), {}, places, [])
+    gains = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
+    assert made.terms.normalized(task, gains, targets, made.team).explained == pytest.approx(1.0 - 2.0 / 10.0)
 
 
 def test_how_far_apart_the_ends_are_is_the_smaller_of_both_ways(
@@ -299,7 +303,8 @@ def test_the_wish_and_the_prior_see_what_the_environment_shows(prior: Path, tmp_
     torch.testing.assert_close(log_prior, rollout.log_probs, atol=1e-4, rtol=1e-4)
     states = rollout.observations[:-1, :, 0]
     wanted = -(WISH_STATE_COST * states**2 + WISH_CONTROL_COST * rollout.sent[..., 0] ** 2)
-    np.testing.assert_allclose(made.reward(rollout, log_prior).task.numpy(), wanted, rtol=1e-5)
+    task = made.terms.task(made.objective, rollout, 1)
+    np.testing.assert_allclose(made.reward(rollout, task, log_prior).task.numpy(), wanted, rtol=1e-5)
 
 
 def test_one_run_finds_the_optimum_for_omegas_that_it_was_not_told_of(prior: Path, tmp_path: Path) -> None:

@@ -17,15 +17,21 @@ from repolicy.learning import ppo
 from repolicy.learning.multipliers import off_budget, steered
 from repolicy.learning.ppo import ReturnScale
 from repolicy.learning.segments import derived_seed
+from repolicy.learning.terms import Task, normalized
 from repolicy.learning.worker import Worker, lowest_tenth
 from repolicy.objective import Objective, full, kl, reformulated, residual, soft
 from repolicy.policies.modulated import FilmMlp
 from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import sums
+from repolicy.runs.ranks import Alone
 
 
 def seen_by(made: Worker, rollout: Rollout) -> Tensor:
     return made.learner.policy.normalizer(torch.from_numpy(rollout.observations))
+
+
+def paid(made: Worker, rollout: Rollout) -> Task:
+    return made.terms.task(made.objective, rollout, made.bare_size)
 
 
 # Scores ---------------------------------------------------------------------------------------------------------------
@@ -37,7 +43,7 @@ def test_how_an_episode_begins_is_not_priced(tmp_path: Path, monkeypatch: pytest
     rollout = made.collector.collect(made.learner.policy)
     ages = [1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 4, 5, 1]
     assert rollout.ages.T.tolist() == [ages] * 4
-    priced = made.reward(rollout, torch.zeros(13, 4)).states
+    priced = made.reward(rollout, paid(made, rollout), torch.zeros(13, 4)).states
     assert priced.T.tolist() == [[-0.5 * (age > 2) for age in ages]] * 4
 
 
@@ -68,7 +74,7 @@ def test_the_actor_begins_as_its_prior(tmp_path: Path) -> None:
     assert log_prior is not None
     assert float(rollout.log_probs.std()) > 0.1
     torch.testing.assert_close(log_prior, rollout.log_probs)
-    reward = made.reward(rollout, log_prior)
+    reward = made.reward(rollout, paid(made, rollout), log_prior)
     torch.testing.assert_close(reward.total, reward.task, atol=1e-5, rtol=1e-5)
 
 
@@ -115,7 +121,7 @@ def test_the_reward_is_made_of_its_parts(tmp_path: Path, objective: Objective) -
     made = worker(tmp_path, "LinearQuadratic", objective, prior=objective.reads_prior)
     rollout = made.collector.collect(made.learner.policy)
     log_prior, *_ = made.score(rollout, seen_by(made, rollout))
-    reward = made.reward(rollout, log_prior)
+    reward = made.reward(rollout, paid(made, rollout), log_prior)
     addon = -np.square(rollout.next_observations[..., 0].astype(np.float64))
     task = {"basic": rollout.basic, "addon": addon, "both": rollout.basic + addon}[objective.task]
     np.testing.assert_allclose(reward.task, task, rtol=1e-6)
@@ -155,7 +161,7 @@ def test_a_time_limit_is_followed_by_a_value_and_an_end_by_nothing(tmp_path: Pat
     made = worker(tmp_path, "Counter", soft(0.1))
     rollout = made.collector.collect(made.learner.policy)
     log_prior, _, next_values = made.score(rollout, seen_by(made, rollout))
-    reward = made.reward(rollout, log_prior).total
+    reward = made.reward(rollout, paid(made, rollout), log_prior).total
     batch, _, _ = made.prepared(rollout, stop=False)
     returns = made.learner.return_scale.undo(batch.returns).view(13, 4)
     for mask, worth in ((rollout.terminated, 0.0), (rollout.truncated, made.settings.gamma * next_values.squeeze(-1))):
@@ -301,12 +307,11 @@ def test_the_weights_of_a_budget_stay_where_the_critic_cannot_follow(
     assert (made.objective.omega == 0.1) == (explained < 0)
 
 
-def test_what_the_critic_explains(tmp_path: Path) -> None:
+def test_what_the_critic_explains() -> None:
     """Of the returns' variance, the share that is not left over; with or without advantages that are normalized."""
     gains, targets = torch.tensor([[1.0, -1.0], [3.0, -3.0]]), torch.tensor([[10.0, -10.0], [0.0, 0.0]])
-    for wanted in (True, False):
-        made = worker(tmp_path, "Counter", soft(0.1), settings=replace(SETTINGS, normalize_advantages=wanted))
-        normalized, returned, explained = made.terms.normalized(gains, targets.unsqueeze(-1), made.team)
-        assert returned.tolist() == [[4.0], [0.0], [200.0]]
-        assert explained == pytest.approx(1.0 - float(gains.var() / targets.var()))
-        assert float(normalized.std(correction=0)) == pytest.approx(1.0 if wanted else 5.0**0.5)
+    for shifts in (True, False):
+        found = normalized(gains, targets.unsqueeze(-1), Alone(), shifts)
+        assert found.returned.tolist() == [[4.0], [0.0], [200.0]]
+        assert found.explained == pytest.approx(1.0 - float(gains.var() / targets.var()))
+        assert float(found.gains.std(correction=0)) == pytest.approx(1.0 if shifts else 5.0**0.5)

@@ -12,7 +12,7 @@ from torch import Tensor
 from repolicy.envs.rollout import Episodes, Rollout
 from repolicy.learning import ppo
 from repolicy.learning.multipliers import Multipliers
-from repolicy.learning.terms import OneWeight
+from repolicy.learning.terms import FixedTerms, normalized
 from repolicy.learning.worker import Worker
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
@@ -81,14 +81,13 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
     share = ENVS // team.count
     mine = slice(team.index * share, (team.index + 1) * share)
     settings = Settings(max_gradient_norm=1e9)
-    me: Any = SimpleNamespace(settings=settings)
-    normalized, returned, _ = OneWeight.normalized(me, gains[:, mine], returns[:, mine], team)
-    learner.return_scale.update(returned, learner.critic)
+    credit = normalized(gains[:, mine], returns[:, mine], team)
+    learner.return_scale.update(credit.returned, learner.critic)
     batch = ppo.Batch(
         observations[:, mine].flatten(0, 1),
         actions[:, mine].flatten(0, 1),
         log_probs[:, mine].flatten(),
-        normalized.flatten(),
+        credit.gains.flatten(),
         learner.return_scale.apply(returns[:, mine]).flatten(0, 1),
     )
     learner.differentiate(batch, settings, bonus=0.05)
@@ -134,8 +133,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.density = states.density_of(made.prior, made.request, team)
     made.learner = ppo.Learner(policy, critic, 1e-3)
     made.multipliers, made.probed = Multipliers(made.request, SIZE), None
-    made.terms = OneWeight.__new__(OneWeight)
-    made.terms.settings, made.terms.size = made.settings, SIZE
+    made.terms = FixedTerms(made.request)
     made.terms.addon = SimpleNamespace(reward=lambda steps: -np.abs(steps.next_observations[..., 0]))
     count = ENVS // team.count
     share = slice(team.index * count, (team.index + 1) * count)

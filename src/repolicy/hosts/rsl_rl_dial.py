@@ -13,7 +13,7 @@ from torch import Tensor
 from repolicy.envs import Places
 from repolicy.hosts.rsl_rl import ResidualPPO
 from repolicy.hosts.rsl_rl_networks import GROUP
-from repolicy.learning.terms import Parts
+from repolicy.learning.terms import Parts, Task
 from repolicy.runs import Settings
 
 
@@ -61,16 +61,17 @@ class DialedPPO(ResidualPPO):
         """Compute the engine's advantages of the parts, each times its weight in the episode."""
         st, settings = self.storage, replace(Settings(), gamma=self.gamma, gae_lambda=self.lam)
         parts = Parts(settings, self.steering.objective, self.dials)
-        parts.places, parts.tasks = st.observations[GROUP], [self._paid]
-        self.method.reward(self.seen(obs), **parts.own_weights)
+        places = st.observations[GROUP]
+        task = Task(self._paid, parts.own_weights(places), places, [self._paid])
+        self.method.reward(self.seen(obs), **task.weights)
         following = torch.cat([st.values[1:], self.critic(self.shown(obs)).unsqueeze(0)])
         following = torch.where(self._cut.unsqueeze(-1), st.values, following)  # as rsl_rl takes a time limit
         ended = st.dones.squeeze(-1) > 0
-        gains, targets = parts.credit(self.method.paid.reward, st.values, following, ended & ~self._cut, ended)
-        normalized, _, explained = parts.normalized(gains, targets, self)
+        gains, targets = parts.credit(task, self.method.paid.reward, st.values, following, ended & ~self._cut, ended)
+        credit = parts.normalized(task, gains, targets, self)
         st.returns.copy_(targets)
-        st.advantages = normalized.unsqueeze(-1).to(st.rewards.dtype)
-        self.method.credit(st.returns, st.values, explained)
+        st.advantages = credit.gains.unsqueeze(-1).to(st.rewards.dtype)
+        self.method.credit(st.returns, st.values, credit.explained)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Add a tensor up over all GPUs, in place: what the parts ask of a team."""

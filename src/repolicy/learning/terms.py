@@ -7,6 +7,7 @@ linear in reward and value, so those of the parts, each times its weight in that
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +20,32 @@ from repolicy.ranges import Dial
 from repolicy.runs import Ranks, Request, Settings
 
 
-class OneWeight:
+class Task(NamedTuple):
+    """What is paid in a rollout beside the terms, and where on the dials its episodes stand."""
+
+    total: Tensor  # [T, N]
+    weights: dict[str, Tensor]  # each step's own omega or alpha [T, N], where it is not the objective's
+    places: Tensor  # [T, N, dials]
+    parts: list[Tensor]  # each [T, N]: by what has one weight, where something has, and by each dialed wish
+
+
+class Normalized(NamedTuple):
+    """Advantages as the update takes them, and what all ranks together know of them."""
+
+    gains: Tensor  # [T, N]
+    returned: Tensor  # [3, H] the targets' `normalizer.sums`
+    explained: float  # the share of the returns' variance that the critic explains
+
+
+def paid(addon: Addon, rollout: Rollout, size: int) -> Tensor:
+    """Return what an add-on pays, `[T, N]`; it sees the first `size` numbers of each observation."""
+    return torch.from_numpy(rollout.of_decisions(addon.reward(rollout.transitions.of_first(size))))
+
+
+# Each term has one weight ---------------------------------------------------------------------------------------------
+
+
+class FixedTerms:
     """The critic has one head, which predicts the whole return."""
 
     def __init__(self, request: Request) -> None:
@@ -28,24 +54,18 @@ class OneWeight:
 
     def networks(self, policy: Policy, critic_size: int) -> tuple[Policy, Mlp]:
         """Return policy and critic as they begin; `critic_size` is 0 where the critic sees what the policy sees."""
-        self.size = policy.observation_size  # of what add-ons know
-        return policy, Mlp(critic_size or self.size, self.settings.hidden, 1, self.settings.activation)
+        size, settings = critic_size or policy.observation_size, self.settings
+        return policy, Mlp(size, settings.hidden, 1, settings.activation)
 
-    def shown(self, policy: Policy, objective: Objective) -> tuple[Policy, Objective]:
-        """Return what the short evaluations evaluate, and by which objective."""
-        return policy, objective
-
-    def critic_inputs(self, inputs: Tensor, own: Tensor) -> Tensor:
-        """Return what the critic sees, from what the policy sees and from what it has of its `own`."""
-        return own
-
-    def task(self, objective: Objective, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the task's reward `[T, N]`, and each step's own omega or alpha: none."""
-        wished = None if self.addon is None else paid(self.addon, rollout, self.size)
-        return task_reward(objective, torch.from_numpy(rollout.basic), wished), {}
+    def task(self, objective: Objective, rollout: Rollout, size: int) -> Task:
+        """Return what is paid; add-ons see the first `size` numbers of each observation."""
+        basic = torch.from_numpy(rollout.basic)
+        wished = None if self.addon is None else paid(self.addon, rollout, size)
+        total = task_reward(objective, basic, wished)
+        return Task(total, {}, total.new_empty(*total.shape, 0), [total])
 
     def credit(
-        self, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
+        self, task: Task, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return advantages `[T, N]`, and what each head is to predict, `[T, N, H]`, the shape of the values."""
         both = values.squeeze(-1), next_values.squeeze(-1)
@@ -53,28 +73,24 @@ class OneWeight:
         gains = ppo.advantages(reward.total.float(), *both, terminated, ended, gamma, gae_lambda)
         return gains, gains.unsqueeze(-1) + values
 
-    def normalized(self, gains: Tensor, targets: Tensor, team: Ranks) -> tuple[Tensor, Tensor, float]:
-        """Return advantages with mean 0 and variance 1 over all ranks, the targets' sums, and what V explains of them.
-
-        The sums are `[3, H]`, as of `normalizer.sums`; the last is a share of the variance.
-        """
-        both = team.sum(sums(torch.cat([gains.unsqueeze(-1), targets], -1)))
-        count, total, squares = both
-        means = total / count
-        gain, target = (squares / count - means.square()).clamp_min(0.0).tolist()  # variances
-        explained = 1.0 - gain / max(target, 1e-12)
-        if self.settings.normalize_advantages:
-            gains = (gains - float(means[0])) / (gain**0.5 + 1e-8)
-        return gains, both[:, 1:], explained
-
-    def metrics(self, policy: Policy, inputs: Tensor) -> dict[str, float]:
-        """Return more of what the log says of the policy at some inputs."""
-        return {}
+    def normalized(self, task: Task, gains: Tensor, targets: Tensor, team: Ranks) -> Normalized:
+        """Return the advantages as the update takes them."""
+        return normalized(gains, targets, team, self.settings.normalize_advantages)
 
 
-def paid(addon: Addon, rollout: Rollout, size: int) -> Tensor:
-    """Return what an add-on pays, `[T, N]`; it sees the first `size` numbers of each observation."""
-    return torch.from_numpy(rollout.of_decisions(addon.reward(rollout.transitions.of_first(size))))
+def normalized(gains: Tensor, targets: Tensor, team: Ranks, shifts: bool = True) -> Normalized:
+    """Return advantages `[T, N]` with mean 0 and variance 1 over all ranks, where they are to be shifted.
+
+    `targets` `[T, N, 1]` is what the critic's one head is to predict.
+    """
+    both = team.sum(sums(torch.cat([gains.unsqueeze(-1), targets], -1)))
+    count, total, squares = both
+    means = total / count
+    gain, target = (squares / count - means.square()).clamp_min(0.0).tolist()  # variances
+    explained = 1.0 - gain / max(target, 1e-12)
+    if shifts:
+        gains = (gains - float(means[0])) / (gain**0.5 + 1e-8)
+    return Normalized(gains, both[:, 1:], explained)
 
 
 # For every weight of one or several ranges at once --------------------------------------------------------------------
@@ -87,26 +103,8 @@ ALIKE = 1.0  # nats: a dial whose ends are closer to each other than this hardly
 TERMS = {"prior": "omega", "entropy": "alpha", "states": "states"}  # of the reward, and their weights in an objective
 
 
-def collapsed(metrics: dict[str, float]) -> list[str]:
-    """Return what is to be said of a finished run whose dial, or one of whose dials, turns too little."""
-    several = {name: value for name, value in metrics.items() if name.startswith("dial_kl_")}
-    return [
-        f"the two ends of the dial{name.removeprefix('dial_kl').replace('_', ' ', 1)} are only {value:.2g} nats apart, "
-        "so it hardly turns anything: take a wider range, a wish with a larger weight, or more steps"
-        for name, value in (several or {"dial_kl": metrics.get("dial_kl", math.inf)}).items()
-        if value <= ALIKE
-    ]
-
-
 class Parts:
-    """The parts of a return whose weights differ from episode to episode, wherever the episodes run.
-
-    Set in each iteration: `places`, where on the dials each step's episode stands `[T, N, dials]`; and `tasks`, what
-    is paid beside the terms, each `[T, N]`: by what has one weight, where something has, and by each dialed wish.
-    """
-
-    places: Tensor
-    tasks: list[Tensor]
+    """The parts of a return whose weights differ from episode to episode, wherever the episodes run."""
 
     def __init__(
         self,
@@ -120,54 +118,53 @@ class Parts:
         self.settings, self.objective, self.dials, self.wished = settings, objective, tuple(dials), tuple(wished)
         self.has_fixed = has_fixed
         self.terms = [part for part, weight in TERMS.items() if getattr(objective, weight)]
-        self.heads = has_fixed + len(self.wished) + len(self.terms)
+        self.heads = int(has_fixed) + len(self.wished) + len(self.terms)
 
-    @property
-    def values(self) -> dict[str, Tensor]:
-        """Each dial's value in each step, `[T, N]`, of the rollout that was rewarded last."""
-        places = self.places.double().unbind(-1)
-        return {dial.name: dial.value(place) for dial, place in zip(self.dials, places, strict=True)}
+    def values(self, places: Tensor) -> dict[str, Tensor]:
+        """Return each dial's value in each step, `[T, N]`, at `places` `[T, N, dials]`."""
+        each = places.double().unbind(-1)
+        return {dial.name: dial.value(place) for dial, place in zip(self.dials, each, strict=True)}
 
-    @property
-    def own_weights(self) -> dict[str, Tensor]:
-        """Each step's own omega or alpha `[T, N]`, where it is not the objective's."""
-        own = {name: value for name, value in self.values.items() if name not in self.wished}
+    def own_weights(self, places: Tensor) -> dict[str, Tensor]:
+        """Return each step's own omega or alpha `[T, N]`, where it is not the objective's."""
+        own = {name: value for name, value in self.values(places).items() if name not in self.wished}
         return own | ({"alpha": own["omega"]} if self.objective.alpha == "omega" else {})
 
-    def weights(self) -> Tensor:
+    def weights(self, places: Tensor) -> Tensor:
         """Return the weights of the parts in each step's reward, `[T, N, H]`."""
-        values, own = self.values, self.own_weights
-        fixed = [1.0] * self.has_fixed
-        terms = [own.get(TERMS[part], getattr(self.objective, TERMS[part])) for part in self.terms]
-        each = [*fixed, *(values[name] for name in self.wished), *terms]
-        known = (torch.as_tensor(one, device=self.places.device) for one in each)
-        return torch.stack([one.expand(self.places.shape[:2]).double() for one in known], -1)
+        values, own = self.values(places), self.own_weights(places)
+        weights: list[float | Tensor] = [1.0] if self.has_fixed else []
+        weights += [values[name] for name in self.wished]
+        weights += [own.get(TERMS[part], getattr(self.objective, TERMS[part])) for part in self.terms]
+        each = (torch.as_tensor(weight, device=places.device) for weight in weights)
+        return torch.stack([weight.expand(places.shape[:2]).double() for weight in each], -1)
 
-    def parts(self, reward: Reward) -> Tensor:
+    def parts(self, task: Task, reward: Reward) -> Tensor:
         """Return the parts without their weights, `[T, N, H]`. A wish may weigh 0; a term never does."""
-        terms, weights = [getattr(reward, part) for part in self.terms], self.weights().unbind(-1)
-        apart = [term / weight for term, weight in zip(terms, weights[len(self.tasks) :], strict=True)]
-        return torch.stack([*self.tasks, *apart], -1)
+        terms, weights = [getattr(reward, part) for part in self.terms], self.weights(task.places).unbind(-1)
+        apart = [term / weight for term, weight in zip(terms, weights[len(task.parts) :], strict=True)]
+        return torch.stack([*task.parts, *apart], -1)
 
     def credit(
-        self, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
+        self, task: Task, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return advantages of the whole `[T, N]`, and what each head is to predict `[T, N, H]`."""
         gamma, gae_lambda = self.settings.gamma, self.settings.gae_lambda
-        rewards = self.parts(reward).to(values.dtype)
+        rewards = self.parts(task, reward).to(values.dtype)
         heads = zip(rewards.unbind(-1), values.unbind(-1), next_values.unbind(-1), strict=True)
         gains = torch.stack([ppo.advantages(*each, terminated, ended, gamma, gae_lambda) for each in heads], -1)
-        return (gains * self.weights()).sum(-1).to(values.dtype), gains + values
+        return (gains * self.weights(task.places)).sum(-1).to(values.dtype), gains + values
 
-    def normalized(self, gains: Tensor, targets: Tensor, team: Ranks) -> tuple[Tensor, Tensor, float]:
-        """Return the same as `OneWeight`, with mean 0 and variance 1 in each stratum of the dials.
+    def normalized(self, task: Task, gains: Tensor, targets: Tensor, team: Ranks) -> Normalized:
+        """Return advantages with mean 0 and variance 1 in each stratum of the dials.
 
         So a large omega does not rule over the others.
         """
+        places = task.places
         side = max(2, round(STRATA ** (1 / len(self.dials))))  # of each dial
-        cells = side ** torch.arange(len(self.dials), device=self.places.device)
-        stratum = (((self.places + 1.0) * (side / 2)).long().clamp(0, side - 1) * cells).sum(-1)
-        both = torch.stack([gains.double(), (targets * self.weights()).sum(-1)], -1)
+        cells = side ** torch.arange(len(self.dials), device=places.device)
+        stratum = (((places + 1.0) * (side / 2)).long().clamp(0, side - 1) * cells).sum(-1)
+        both = torch.stack([gains.double(), (targets * self.weights(places)).sum(-1)], -1)
         of_stratum = torch.stack([sums(both[stratum == index]) for index in range(side ** len(self.dials))], 1)
         packed = team.sum(torch.cat([of_stratum.reshape(3, -1), sums(targets)], 1))
         parts, returned = packed.tensor_split([of_stratum[0].numel()], 1)
@@ -176,13 +173,13 @@ class Parts:
         variances = (squares / count.clamp_min(1.0) - means.square()).clamp_min(0.0)
         unexplained, varied = (count * variances).sum(0).tolist()
         explained = 1.0 - unexplained / max(varied, 1e-12)
-        if not self.settings.normalize_advantages:
-            return gains, returned, explained
-        shifted = both[..., 0] - means[stratum, 0]
-        return (shifted / (variances[stratum, 0].sqrt() + 1e-8)).float(), returned, explained
+        if self.settings.normalize_advantages:
+            shifted = both[..., 0] - means[stratum, 0]
+            gains = (shifted / (variances[stratum, 0].sqrt() + 1e-8)).float()
+        return Normalized(gains, returned, explained)
 
 
-class RangeOfWeights(Parts):
+class DialedTerms(Parts):
     """The environments are `Dialed`: each step's observation ends with where its episode stands on the dials."""
 
     def __init__(self, request: Request) -> None:
@@ -200,52 +197,69 @@ class RangeOfWeights(Parts):
 
     def networks(self, policy: Policy, critic_size: int) -> tuple[Policy, FilmMlp]:
         """Return policy and critic as they begin: at every position the policy is the prior."""
-        self.size, settings = policy.observation_size, self.settings
-        size, dialed = critic_size or self.size, Conditioned.begun(policy, self.dials).requires_grad_(True)
+        size, settings = critic_size or policy.observation_size, self.settings
+        dialed = Conditioned.begun(policy, self.dials).requires_grad_(True)
         return dialed, FilmMlp(size, settings.hidden, self.heads, settings.activation, dials=len(self.dials))
 
-    def shown(self, policy: Policy, objective: Objective) -> tuple[Policy, Objective]:
-        """Return both in the middle of the dials."""
-        assert isinstance(policy, Conditioned)
-        middle = {dial.name: dial.value(0.0) for dial in self.dials}
-        return policy.placed([0.0] * len(middle)), objective.at(middle)
+    def task(self, objective: Objective, rollout: Rollout, size: int) -> Task:
+        """Return what is paid, each wish times its weight in the episode, and what each pays without it, for the heads.
 
-    def critic_inputs(self, inputs: Tensor, own: Tensor) -> Tensor:
-        """Return what the critic sees; the positions are last, as for the policy."""
-        return own if own is inputs else torch.cat([own, inputs[..., -len(self.dials) :]], -1)
-
-    def task(self, objective: Objective, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the wishes' reward `[T, N]`, each times its weight in the episode, and each step's omega and alpha.
-
-        What each wish pays is kept apart, for the heads.
+        Add-ons see the first `size` numbers of each observation.
         """
-        self.places = self.asked(rollout)
-        values, basic = self.values, torch.from_numpy(rollout.basic)
-        self.tasks = []
+        places = self.asked(rollout, size)
+        values, basic = self.values(places), torch.from_numpy(rollout.basic)
+        parts = []
         if self.fixed is not None:
-            self.tasks.append(task_reward(objective, basic, paid(self.fixed, rollout, self.size)))
-        total = torch.stack(self.tasks).sum(0) if self.tasks else torch.zeros_like(basic)
+            parts.append(task_reward(objective, basic, paid(self.fixed, rollout, size)))
+        total = torch.stack(parts).sum(0) if parts else torch.zeros_like(basic)
         for name, wish in self.wishes.items():
-            self.tasks.append(paid(wish, rollout, self.size))
-            total = total + values[name] * self.tasks[-1]
-        return total, self.own_weights
+            parts.append(paid(wish, rollout, size))
+            total = total + values[name] * parts[-1]
+        return Task(total, self.own_weights(places), places, parts)
 
-    def asked(self, rollout: Rollout) -> Tensor:
-        """Return where on the dials each step's episode stands, `[T, N, dials]`."""
-        return torch.from_numpy(rollout.observations[:-1, :, self.size : self.size + len(self.dials)])
+    def asked(self, rollout: Rollout, size: int) -> Tensor:
+        """Return where on the dials each step's episode stands, `[T, N, dials]`: what is behind the first numbers."""
+        return torch.from_numpy(rollout.observations[:-1, :, size : size + len(self.dials)])
 
-    @torch.no_grad()
-    def metrics(self, policy: Policy, inputs: Tensor) -> dict[str, float]:
-        """Return how far apart the ends of each dial are at some inputs: in nats, the smaller of the two KLs."""
-        some, apart = inputs.clone(), {}
-        for index, dial in enumerate(self.dials):
-            low, high = (self._at_end(policy, some, index, end) for end in (-1.0, 1.0))
-            apart[dial.name] = min(float(low.kl(high).mean()), float(high.kl(low).mean()))
-        each = {f"dial_kl_{name}": value for name, value in apart.items()} if len(apart) > 1 else {}
-        return {"dial_kl": min(apart.values())} | each
 
-    def _at_end(self, policy: Policy, inputs: Tensor, index: int, place: float) -> Distribution:
-        """Return the policy with one dial at this end and the others in the middle."""
-        inputs[:, -len(self.dials) :] = 0.0
-        inputs[:, index - len(self.dials)] = place
-        return policy.distribution(inputs)
+# Of a policy with dials -----------------------------------------------------------------------------------------------
+
+
+def in_the_middle(policy: Policy, objective: Objective) -> tuple[Policy, Objective]:
+    """Return both in the middle of the policy's dials, where it has some."""
+    if not isinstance(policy, Conditioned):
+        return policy, objective
+    middle = {dial.name: dial.value(0.0) for dial in policy.dials}
+    return policy.placed([0.0] * len(middle)), objective.at(middle)
+
+
+@torch.no_grad()
+def ends_apart(policy: Policy, inputs: Tensor) -> dict[str, float]:
+    """Return how far apart the ends of each dial are at some inputs: in nats, the smaller of the two KLs."""
+    if not isinstance(policy, Conditioned):
+        return {}
+    apart = {}
+    for index, dial in enumerate(policy.dials):
+        low, high = (_at_end(policy, inputs, index, end) for end in (-1.0, 1.0))
+        apart[dial.name] = min(float(low.kl(high).mean()), float(high.kl(low).mean()))
+    each = {f"dial_kl_{name}": value for name, value in apart.items()} if len(apart) > 1 else {}
+    return {"dial_kl": min(apart.values())} | each
+
+
+def _at_end(policy: Conditioned, inputs: Tensor, index: int, place: float) -> Distribution:
+    """Return the policy with one dial at this end and the others in the middle."""
+    inputs = inputs.clone()
+    inputs[:, -len(policy.dials) :] = 0.0
+    inputs[:, index - len(policy.dials)] = place
+    return policy.distribution(inputs)
+
+
+def collapsed(metrics: dict[str, float]) -> list[str]:
+    """Return what is to be said of a finished run whose dial, or one of whose dials, turns too little."""
+    several = {name: value for name, value in metrics.items() if name.startswith("dial_kl_")}
+    return [
+        f"the two ends of the dial{name.removeprefix('dial_kl').replace('_', ' ', 1)} are only {value:.2g} nats apart, "
+        "so it hardly turns anything: take a wider range, a wish with a larger weight, or more steps"
+        for name, value in (several or {"dial_kl": metrics.get("dial_kl", math.inf)}).items()
+        if value <= ALIKE
+    ]

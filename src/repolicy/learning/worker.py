@@ -11,7 +11,7 @@ from repolicy.envs import Collector, Rollout, critic_size, probed
 from repolicy.errors import NumericError
 from repolicy.learning import ppo
 from repolicy.learning.multipliers import Multipliers
-from repolicy.learning.terms import OneWeight, RangeOfWeights
+from repolicy.learning.terms import DialedTerms, FixedTerms, Task, ends_apart, in_the_middle
 from repolicy.objective import DIALED, Objective, Reward, reformulated
 from repolicy.policies import BOUND, Density, Normalizer, Policy, copied, sums
 from repolicy.prepare.states import familiarity
@@ -41,7 +41,7 @@ class Worker:
         self.settings, self.objective = request.settings, request.objective
         self.exact = exact or prior
         self.scorer = None if self.exact is None else Scorer(self.exact)
-        self.terms: OneWeight | RangeOfWeights = (RangeOfWeights if request.dials else OneWeight)(request)
+        self.terms: FixedTerms | DialedTerms = DialedTerms(request) if request.dials else FixedTerms(request)
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
         self.iteration = 0
         self.probed: Rollout | None = None  # the last steps with the mean action, where something is measured in them
@@ -60,7 +60,7 @@ class Worker:
     @property
     def shown(self) -> tuple[Policy, Objective]:
         """What the short evaluations evaluate, and by which objective."""
-        return self.terms.shown(self.learner.policy, self.objective)
+        return in_the_middle(self.learner.policy, self.objective)
 
     @property
     def steps(self) -> int:
@@ -156,22 +156,23 @@ class Worker:
         log_prior, values, next_values = self.score(rollout, critic_inputs)
         self.evidence |= {} if log_prior is None else {"log_prior": log_prior}
         # Reward: the paper's.
-        reward = self.reward(rollout, log_prior)
+        task = self.terms.task(self.objective, rollout, self.bare_size)
+        reward = self.reward(rollout, task, log_prior)
         self.evidence["rewards"] = reward.total
         terminated = torch.from_numpy(rollout.terminated)
         ended = terminated | torch.from_numpy(rollout.truncated)
         metrics, observed = self.exchange(rollout, reward, log_prior, stop)
         # Advantages, and targets in the scale that the critic predicts in.
-        gains, targets = self.terms.credit(reward, values, next_values, terminated, ended)
-        normalized, returned, explained = self.terms.normalized(gains, targets, self.team)
+        gains, targets = self.terms.credit(task, reward, values, next_values, terminated, ended)
+        credit = self.terms.normalized(task, gains, targets, self.team)
         scale = self.learner.return_scale
-        scale.update(returned, self.learner.critic)
-        metrics.update(explained_variance=explained, return_scale=float(scale.std.mean()))
+        scale.update(credit.returned, self.learner.critic)
+        metrics.update(explained_variance=credit.explained, return_scale=float(scale.std.mean()))
         batch = ppo.Batch(
             inputs[:-1].flatten(0, 1),
             rollout.actions.flatten(0, 1),
             rollout.log_probs.flatten(),
-            normalized.flatten(),
+            credit.gains.flatten(),
             scale.apply(targets).flatten(0, 1),
             critic_inputs[:-1].flatten(0, 1) if self.critic_size else None,
         )
@@ -184,14 +185,16 @@ class Worker:
         log_std = getattr(distribution, "log_std", None)
         numbers = {"entropy": float(distribution.entropy().mean())}
         std = {} if log_std is None else {"std": float(log_std.exp().mean())}
-        return numbers | std | self.terms.metrics(self.learner.policy, inputs)
+        return numbers | std | ends_apart(self.learner.policy, inputs)
 
     def seen(self, observations: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return what the policy sees of raw observations, and what the critic sees: both normalized."""
         raw, policy = torch.from_numpy(observations), self.learner.policy
         inputs = policy.normalizer(raw[..., : policy.observation_size])
-        own = self.critic_normalizer(raw[..., policy.observation_size :]) if self.critic_size else inputs
-        return inputs, self.terms.critic_inputs(inputs, own)
+        if not self.critic_size:
+            return inputs, inputs
+        own = self.critic_normalizer(raw[..., policy.observation_size :])
+        return inputs, torch.cat([own, inputs[..., self.bare_size :]], -1)  # behind which are the places on the dials
 
     @torch.no_grad()
     def score(self, rollout: Rollout, inputs: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
@@ -207,12 +210,11 @@ class Worker:
             next_values[rollout.cut[:, 0], rollout.cut[:, 1]] = learner.values(ends)
         return log_prior, values[:-1], next_values
 
-    def reward(self, rollout: Rollout, log_prior: Tensor | None) -> Reward:
+    def reward(self, rollout: Rollout, task: Task, log_prior: Tensor | None) -> Reward:
         """Return the reformulated reward of a rollout, in float64. Raises where a part of it is not finite."""
-        task, weights = self.terms.task(self.objective, rollout)
         known = self.familiarity(rollout.next_observations, rollout.ages)
         prior = None if log_prior is None else log_prior.double()
-        parts = reformulated(self.objective, task, prior, rollout.log_probs.double(), known, **weights)
+        parts = reformulated(self.objective, task.total, prior, rollout.log_probs.double(), known, **task.weights)
         price = self.multipliers.price(rollout)
         parts = parts if price is None else parts._replace(total=parts.total - price)
         names = ("reward", "prior's log-probability", "policy's log-probability")
@@ -223,9 +225,14 @@ class Worker:
                 raise NumericError(f"the {name} is not finite ({where})")
         return parts
 
+    @property
+    def bare_size(self) -> int:
+        """How many numbers the environment itself shows to a policy."""
+        return self.learner.policy.spec.observation_size
+
     def bare(self, observations: Any) -> Any:
         """Return what the environment itself shows to a policy, as the prior and add-ons know it."""
-        return observations[..., : self.learner.policy.spec.observation_size]
+        return observations[..., : self.bare_size]
 
     def familiarity(self, observations: np.ndarray | None, ages: np.ndarray) -> Tensor | None:
         """Return the familiarity of true next observations, where the objective weighs it."""
