@@ -30,7 +30,7 @@ from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
-from repolicy.priors.opening import Acting, acting
+from repolicy.priors.opening import OpenedPolicy, acting
 from repolicy.readers.reading import Options
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
@@ -105,7 +105,7 @@ ARMS = {"mereq": (1.0, True), "no-pseudo-expert": (0.0, True), "no-prior": (1.0,
 ARMS |= {"cloning": (1.0, True), "true-wish": (1.0, True)}
 
 
-def who(reference: str | Path) -> Acting:
+def who(reference: str | Path) -> OpenedPolicy:
     return acting(str(reference), Options(), False)
 
 

@@ -18,7 +18,7 @@ from benchmarks import comparing as simulated
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.many import comparing
-from repolicy.many.comparing import ROUND, Compared, Comparison, Margin, compare, judged, opened
+from repolicy.many.comparing import ROUND, Compared, Comparison, Margin, compare, judged, open_sides
 from repolicy.many.varying import Around, Place, Varied, compare_around
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
@@ -208,7 +208,7 @@ def test_what_cannot_be_compared_is_one_sentence(
 def test_a_file_that_names_its_part_of_an_observation_is_for_the_same_environment(tmp_path: Path) -> None:
     whole, part = a_file(tmp_path / "whole", "Pendulum-v1"), a_file(tmp_path / "part", "Pendulum-v1?observe=state")
     for files in ((whole, part), (part, whole)):
-        assert opened(*files, None)[1] == "Pendulum-v1?observe=state"
+        assert open_sides(*files, None)[1] == "Pendulum-v1?observe=state"
 
 
 def test_two_objects_need_an_environment() -> None:
@@ -361,7 +361,7 @@ def test_a_planner_is_compared_in_the_environments_that_it_copies(monkeypatch: p
         SimpleNamespace(agent=agent, card={}, path=Path())
         for agent in (Policy(PolicySpec(3, ActionSpace("continuous", (1,)))), planner)
     ]
-    monkeypatch.setattr(comparing, "opened", lambda *_: (sides, "Pendulum-v1"))
+    monkeypatch.setattr(comparing, "open_sides", lambda *_: (sides, "Pendulum-v1"))
     seen: list[str] = []
 
     def placed(side: Any, env: str, backend: str) -> None:

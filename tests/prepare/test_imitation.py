@@ -115,7 +115,7 @@ def test_the_part_of_a_dict_that_was_recorded_is_found(tmp_path: Path) -> None:
 def test_the_std_of_a_mean_is_fitted_to_its_recorded_actions(tmp_path: Path) -> None:
     path = recorded(tmp_path / "d.npz")
     data = read_demonstrations(path)
-    prior = opened(steer, Options(std="fit", demonstrations=str(path)))
+    prior = opened(steer, Options(std="fit", demonstrations=str(path))).agent
     assert isinstance(prior, MeanPrior)
     assert float(prior.std) == pytest.approx(STD, rel=0.05)
     [note] = prior.notes
@@ -180,7 +180,7 @@ def test_the_std_of_a_mean_with_a_memory_needs_to_know_where_episodes_ended(tmp_
     actions = states.cumsum(1) + STD * noise
     data = {"observations": states.reshape(-1, 1), "actions": actions.reshape(-1, 1)}
     np.savez(tmp_path / "d.npz", **data, ended=np.arange(20_000) % 50 == 49)
-    prior = opened(Adds(), Options(std="fit", demonstrations=str(tmp_path / "d.npz")))
+    prior = opened(Adds(), Options(std="fit", demonstrations=str(tmp_path / "d.npz"))).agent
     assert isinstance(prior, MeanPrior)
     assert float(prior.std) == pytest.approx(STD, rel=0.05)
     np.savez(tmp_path / "d.npz", **data)

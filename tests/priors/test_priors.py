@@ -180,7 +180,7 @@ def test_a_prior_that_knows_its_std_takes_no_other() -> None:
     for known in (MeanPrior(twice, 0.5), ScoredPrior(load_policy("hopper"), "scored")):
         with pytest.raises(UsageError, match="knows its own std"):
             opened(known, Options(std=0.2))
-        assert opened(known) is known
+        assert opened(known).agent is known
 
 
 def test_what_remembers_acts_by_its_memory(counting: MeanPrior) -> None:
@@ -287,7 +287,7 @@ def test_code_is_named_by_the_user_and_found_again_elsewhere(tmp_path: Path) -> 
     reference, options = f"{file}:act", Options(std=0.3)
     assert is_code(reference)
     assert not is_code(str(file))
-    found = opened(reference, options)
+    found = opened(reference, options).agent
     again = from_source(source_of(reference, found, options, False))
     for prior in (found, again):
         assert isinstance(prior, MeanPrior)

@@ -120,7 +120,7 @@ def test_a_value_is_no_action_wherever_it_stands(tmp_path: Path) -> None:
 def test_a_graph_that_runs_gives_its_action_and_not_its_std(tmp_path: Path) -> None:
     heads = [node("Softsign", "b", "s"), node("Gemm", "s v", "moves"), node("Softplus", "moves", "the_std")]
     path = two_outputs(tmp_path / "policy.onnx", [*BODY, *heads], ["the_std", "moves"])
-    prior, obs = opened(path, Options(std=0.2)), observations(5)
+    prior, obs = opened(path, Options(std=0.2)).agent, observations(5)
     assert prior.notes[-1] == "of the graph's outputs moves is taken, and not the_std"
     session = pytest.importorskip("onnxruntime").InferenceSession(path)
     [wanted] = session.run(["moves"], {"obs": obs.numpy()})

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.file import SavedPolicy
 from repolicy.priors.kinds import MeanPrior
 from repolicy.priors.opening import from_source, opened, source_of
 from repolicy.priors.running import Graph, Script
@@ -32,7 +31,7 @@ STD = Options(std=0.2)
 
 
 def placed(path: Path, size: int, width: int, trust: bool = False) -> MeanPrior:
-    found = opened(path, STD, trust)
+    found = opened(path, STD, trust).agent
     assert isinstance(found, MeanPrior)
     return found.placed(size, ActionSpace("continuous", (width,)))
 
@@ -183,7 +182,7 @@ def drawing(path: Path, names: tuple[str, ...]) -> Path:
 def test_of_a_draw_and_its_mean_the_mean_is_taken(tmp_path: Path) -> None:
     """As Unity ML-Agents names them."""
     path = drawing(tmp_path / "policy.onnx", ("continuous_actions", "deterministic_continuous_actions"))
-    assert isinstance(opened(path, STD), SavedPolicy)  # the mean is a perceptron's, which is copied
+    assert opened(path, STD).saved is not None  # the mean is a perceptron's, which is copied
     program, obs = Graph(PolicyFile(path)), observations(5)
     program.prepare(5)
     assert_equal(program.step(obs.numpy(), {})[0], run(path, obs, 1))
@@ -212,7 +211,7 @@ def looping(path: Path, count: int, kept: Any = None) -> Path:
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_loop_that_has_no_end(ending: signal.Signals, tmp_path: Path) -> None:
     path = looping(tmp_path / "policy.onnx", 10_000_000)
-    prior = opened(path, STD)
+    prior = opened(path, STD).agent
     assert isinstance(prior, MeanPrior)
     with terminated_as_interrupted():
         threading.Timer(0.3, os.kill, (os.getpid(), ending)).start()
@@ -224,7 +223,7 @@ def test_a_signal_ends_a_loop_that_has_no_end(ending: signal.Signals, tmp_path: 
 
 def test_a_loop_that_has_no_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.priors.running.PATIENCE", 0.3)
-    prior = opened(looping(tmp_path / "policy.onnx", 10_000_000), STD)
+    prior = opened(looping(tmp_path / "policy.onnx", 10_000_000), STD).agent
     assert isinstance(prior, MeanPrior)
     with pytest.raises(UsageError, match="for a step"):
         prior.placed(5, ActionSpace("continuous", (3,)))

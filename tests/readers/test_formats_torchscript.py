@@ -155,7 +155,7 @@ def test_layer_norms_of_two_epsilons_run_as_they_are(tmp_path: Path) -> None:
     path, obs = script(tmp_path / "policy.pt", module, 5), observations(5)
     with pytest.raises(CannotCopyError, match="its LayerNorms have different epsilons"):
         describe(path)
-    prior = opened(path, Options(std=0.2), trust=True)
+    prior = opened(path, Options(std=0.2), trust=True).agent
     assert isinstance(prior, MeanPrior)
     with torch.no_grad():
         assert_equal(prior.placed(5, ActionSpace("continuous", (2,))).distribution(obs).mode(), module(obs))

@@ -25,7 +25,7 @@ from repolicy.readers.reading import Options
 from repolicy.runs import AnySettings, Settings, read_settings
 
 if TYPE_CHECKING:
-    from repolicy.priors import Acting
+    from repolicy.priors import OpenedPolicy
 
 
 class Positional(NamedTuple):
@@ -78,7 +78,7 @@ class Acts(OfPolicy):
     def __post_init__(self) -> None:
         Settings(seed=self.seed)  # which refuses one that no environment takes
 
-    def acting(self, policy: str | Path) -> "tuple[Acting, str]":
+    def acting(self, policy: str | Path) -> "tuple[OpenedPolicy, str]":
         """Return who acts, and in which environment."""
         from repolicy.envs import acting_in, env_of
 

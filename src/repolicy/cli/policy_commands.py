@@ -45,12 +45,13 @@ class Evaluate(Acts):
         from repolicy.priors import beside, check_writes_over_none
         from repolicy.runs import one_thread
 
-        (path, agent, prior, card, notes), env = self.acting(self.policy)
+        found, env = self.acting(self.policy)
+        path, card = found.path, found.card
         warn_of_unfinished(self.policy)
         if self.out is not None:
             check_writes_over_none(self.out, path, ".json")
         terminal, episodes = Terminal(), counted(self.episodes, "episode")
-        terminal.say(*notes)
+        terminal.say(*found.notes)
         try:
             addon = wished(self.addon or addons_of(card, path, self.trust), env)
         except UsageError as error:
@@ -60,8 +61,8 @@ class Evaluate(Acts):
             addon = None
         with one_thread(), terminal.status(f"{env}: running {episodes}") as status:
             evaluation = evaluate(
-                agent, env, self.episodes,
-                addon=addon, prior=prior, deterministic=not self.stochastic, seed=self.seed, backend=self.backend,
+                found.agent, env, self.episodes,
+                addon=addon, prior=found.prior, deterministic=not self.stochastic, seed=self.seed, backend=self.backend,
                 progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
             )  # fmt: skip
         action = "sampled" if self.stochastic else "mean"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -181,10 +181,10 @@ def evaluate(
     """
     env = None if env is None else env_name(env)
     if isinstance(agent, str | Path):
-        path, agent, own, card, _ = acting_in(env, agent, Options(), trust)
-        prior = prior or own
-        env = env or env_of(card, path, trust)
-        addon = addons_of(card, path, trust) if addon is None else addon
+        found = acting_in(env, agent, Options(), trust)
+        agent, prior = cast(Agent, found.agent), prior or found.prior
+        env = env or env_of(found.card, found.path, trust)
+        addon = addons_of(found.card, found.path, trust) if addon is None else addon
     if isinstance(agent, Conditioned):
         raise UsageError(agent.untold())
     if prior is not None:

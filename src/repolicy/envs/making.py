@@ -16,7 +16,7 @@ from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import UsageError
 from repolicy.loading import nearest
-from repolicy.priors import Acting, MeanPrior, Through, acting, check_unread, decoder_of, sum_of
+from repolicy.priors import MeanPrior, OpenedPolicy, Through, acting, check_unread, decoder_of, sum_of
 from repolicy.readers.reading import Options
 
 CUSTOMARY = ("state", "policy", "obs", "actor")  # what a policy's part of an observation is called
@@ -66,14 +66,14 @@ def placed(prior: MeanPrior, name: str, backend: Backend = "auto") -> tuple[Mean
     return prior.placed(probe.observation_size, probe.actions), name
 
 
-def acting_in(env: str | None, reference: str | Path, options: Options, trust: bool) -> Acting:
+def acting_in(env: str | None, reference: str | Path, options: Options, trust: bool) -> OpenedPolicy:
     """Return a policy to run; of the decoder of the environment where it is to act, N(0, I) over the noise."""
     through = names.decoder(env or "")
     if through is None or not _names(str(reference), through):
         return acting(reference, options, trust)
     check_unread(str(reference), options)
     normal = MeanPrior(lambda observations: np.zeros((len(observations), through.noise)), 1.0, str(reference))
-    return Acting(Path(reference), normal, None, {}, ())
+    return OpenedPolicy(str(reference), normal, Path(reference))
 
 
 def _names(reference: str, through: Through) -> bool:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,31 +14,12 @@ from torch import Tensor, nn
 from repolicy.errors import UsageError
 from repolicy.loading import printable
 from repolicy.objective import Objective
-from repolicy.policies import (
-    ActionSpace,
-    Conditioned,
-    Normalizer,
-    Policy,
-    PolicySpec,
-    Prior,
-    SavedPolicy,
-    check_scores,
-    frozen,
-    notes_of,
-)
-from repolicy.priors import MeanPrior, opened
+from repolicy.policies import ActionSpace, Conditioned, Normalizer, Policy, PolicySpec, Prior, check_scores, frozen
+from repolicy.priors import MeanPrior, OpenedPolicy, opened
 from repolicy.readers.reading import Options, as_in_python, told_in_python
 
 BESIDE = "; give it beside the path: prior={'path': FILE, ...}"
 READING = ("std", "temperature", "vecnormalize", "activation", "demonstrations", "layout", "trust")  # beside a path
-
-
-class Opened(NamedTuple):
-    """A prior that was named: what scores, what to call it, and what its file tells of its training."""
-
-    prior: Prior
-    name: str
-    card: dict[str, Any]
 
 
 def path_of(given: Any) -> Any:
@@ -51,31 +32,33 @@ def path_of(given: Any) -> Any:
     return given["path"]
 
 
-def open_prior(given: Any) -> Opened:
+def open_in_host(given: Any) -> OpenedPolicy:
     """Return a file, a run's folder or a shipped name as a frozen policy or, where it cannot be copied, as it runs.
 
     Whatever has `log_prob` is returned as it is.
     """
-    path, notes, card = path_of(given), list[str](), dict[str, Any]()
+    path = path_of(given)
     if isinstance(path, str | Path):
         reading = {name: value for name, value in given.items() if name != "path"} if path is not given else {}
         trust = reading.pop("trust", False) is True  # and no word, such as "false"
         if "activation" in reading:
             reading["file_activation"] = reading.pop("activation")
         with told_in_python("" if reading else BESIDE):  # who gave some knows where
-            prior: Any = opened(path, Options(**reading), trust)
-        notes = getattr(prior, "notes", [])
-        if isinstance(prior, SavedPolicy):
-            prior, card, notes = prior.policy, prior.card, notes_of(prior.card)
+            found = opened(path, Options(**reading), trust)
     else:
         check_scores(path)
-        prior = frozen(path) if isinstance(path, Policy) else path
-    for note in notes:
+        found = OpenedPolicy(called(path), frozen(path) if isinstance(path, Policy) else path)
+    for note in found.notes:
         said = as_in_python(note)
         warnings.warn(said if said == note else said + BESIDE, stacklevel=3)
-    if isinstance(prior, Conditioned):
-        raise UsageError(prior.untold("the prior"))
-    return Opened(prior, called(path), card)
+    if isinstance(found.agent, Conditioned):
+        raise UsageError(found.agent.untold("the prior"))
+    return found
+
+
+def behind(prior: Any) -> Any:
+    """Return the policy, the mean or the object that scores for a prior, opened or kept; None where it has none."""
+    return prior.agent if isinstance(prior, OpenedPolicy) else getattr(prior, "prior", None)
 
 
 # Priors whose actions pass through tanh. A host stores actions as its policy drew them, before tanh, as ours do. ------
@@ -83,7 +66,7 @@ def open_prior(given: Any) -> Opened:
 
 def squashes(prior: Any) -> bool:
     """Return whether a prior that was opened scores actions before tanh, by the density that they have behind it."""
-    own = getattr(prior, "prior", None)
+    own = behind(prior)
     return isinstance(own, Policy) and own.family.squashes
 
 
@@ -167,10 +150,14 @@ class Given(ByDistribution):
     """A prior of any kind, which takes observations as the rows of numbers that `rows` makes of the host's."""
 
     def __init__(
-        self, opened: Opened, observations: int, actions: ActionSpace, rows: Callable[[Any], Tensor] = lambda seen: seen
+        self,
+        given: OpenedPolicy,
+        observations: int,
+        actions: ActionSpace,
+        rows: Callable[[Any], Tensor] = lambda seen: seen,
     ) -> None:
-        prior, self.name, card = opened
-        super().__init__(card)
+        super().__init__(given.card)
+        self.name, prior = given.name, given.agent
         self.prior: Any = prior.placed(observations, actions) if isinstance(prior, MeanPrior) else prior
         self.remembers = isinstance(self.prior, MeanPrior) and self.prior.remembers
         if isinstance(prior, Policy):

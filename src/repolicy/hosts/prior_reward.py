@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import Opened, check_squashed, open_prior, unbounded
+from repolicy.hosts.kept_prior import check_squashed, open_in_host, unbounded
 from repolicy.hosts.measuring import Sizes, density_of_states, in_hosts_words, weighed
 from repolicy.hosts.method import PARTS, check_finite
 from repolicy.hosts.steering import Steering
 from repolicy.objective import Objective, reformulated, residual
 from repolicy.policies import ActionSpace, Density, Policy, Prior
-from repolicy.priors import MeanPrior
+from repolicy.priors import MeanPrior, OpenedPolicy
 
 
 def prior_reward(
@@ -42,9 +42,9 @@ def prior_reward(
         visited: for `states`, observations `[M, O]` that the prior visits, in the order of time.
         kl_budget: after each rollout omega and alpha move so that the policy stays so many nats a step from the prior.
     """
-    source = open_prior(prior)
+    source = open_in_host(prior)
     steering = Steering(residual(omega, alpha, states), kl_budget)
-    sizes = source.prior if isinstance(source.prior, Policy) else Sizes(0, ActionSpace("discrete", ()))
+    sizes = source.agent if isinstance(source.agent, Policy) else Sizes(0, ActionSpace("discrete", ()))
     steering = weighed(steering, source.card, sizes, None, lambda said: print(f"prior_reward: {in_hosts_words(said)}"))
     if states and visited is None:
         raise UsageError("states has a price and visited is missing: observations of the prior's own, [M, O]")
@@ -58,9 +58,9 @@ class PriorReward:
     parts: of the last rollout, the means of task, prior, entropy and states, and prior_kl; unknown inside of `jax.jit`.
     """
 
-    def __init__(self, source: Opened, steering: Steering, density: Density | None) -> None:
+    def __init__(self, source: OpenedPolicy, steering: Steering, density: Density | None) -> None:
         self.steering, self.density, self.parts = steering, density, dict[str, float]()
-        prior = source.prior
+        prior = source.agent
         check_squashed(source, False, "give an object whose log_prob scores what you store")
         self._score = _scored_by(prior) if isinstance(prior, Policy | MeanPrior) else prior.log_prob
 

@@ -42,7 +42,7 @@ class PolicyActor(MLPModel):
         self, obs: Any, obs_groups: Any, obs_set: str, output_dim: int, policy: Any = None, dials: Any = (), **_: Any
     ) -> None:
         nn.Module.__init__(self)
-        given = kept_prior.open_prior(policy).prior
+        given = kept_prior.open_in_host(policy).agent
         if not isinstance(given, Policy):
             raise UsageError(f"the prior is a {type(given).__name__}, which cannot be copied: name another actor")
         self.obs_groups, self.obs_dim = self._get_obs_dim(obs, obs_groups, obs_set)

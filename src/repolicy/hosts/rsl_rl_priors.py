@@ -87,7 +87,7 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
         return torch.cat([seen[group] for group in groups], dim=-1)
 
     width = side_by_side(storage.observations).shape[-1]
-    prior = Given(kept_prior.open_prior(given), width, kept_prior.unbounded(storage.actions_shape[0]), side_by_side)
+    prior = Given(kept_prior.open_in_host(given), width, kept_prior.unbounded(storage.actions_shape[0]), side_by_side)
     if copied and isinstance(prior.prior, Policy) and not isinstance(actor, PolicyActor):
         begun = kept_prior.with_one_std(gaussian := kept_prior.as_gaussian(prior.prior))
         from_repolicy(begun, actor)

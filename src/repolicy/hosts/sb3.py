@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from repolicy.envs import action_space
 from repolicy.errors import UsageError
 from repolicy.hosts import kept_prior
-from repolicy.hosts.kept_prior import Given, Opened
+from repolicy.hosts.kept_prior import Given
 from repolicy.hosts.measuring import compared, decide_in
 from repolicy.hosts.method import TARGET_KL, Method, Seen, entry, quicken
 from repolicy.hosts.sb3_policies import HeadPolicy, from_repolicy, like, to_repolicy
@@ -36,6 +36,7 @@ from repolicy.loading import check_version, printable
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.prepare.defaults import ROLLOUT, of_shape
+from repolicy.priors import OpenedPolicy
 
 from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer  # isort: skip
@@ -94,7 +95,7 @@ class ResidualPPO(PPO):
         self.kl_budget, self.log_prior_budget, self.limits, self.keep = kl_budget, log_prior_budget, limits, keep
         self.position: dict[str, Any] | None = None  # the method's state, in a saved model
         self.prior, self.prior_name = read(prior), kept_prior.called(prior)
-        named = self.prior.prior if isinstance(self.prior, Opened) else None
+        named = self.prior.agent if isinstance(self.prior, OpenedPolicy) else None
         widest = max((64, *named.spec.hidden)) if isinstance(named, Policy) else 64
         if copy_prior and policy_kwargs is None and policy == "MlpPolicy" and isinstance(named, Policy):
             policy_kwargs = like(_begun(named, True), of_shape(widest, named.actions.width).hidden)
@@ -284,8 +285,8 @@ class ResidualPPO(PPO):
             twin = copy.deepcopy(self.policy)
             kept_prior.fill(twin, prior, "the prior")
             prior = SameKind(twin.requires_grad_(False).eval())
-        if isinstance(prior, Opened):
-            if isinstance(prior.prior, Policy) and not isinstance(self.observation_space, spaces.Box):
+        if isinstance(prior, OpenedPolicy):
+            if isinstance(prior.agent, Policy) and not isinstance(self.observation_space, spaces.Box):
                 kind, remedy = type(self.observation_space).__name__, "give a model of its own: prior=PPO.load(FILE)"
                 raise UsageError(f"observations are of kind {kind}, and the prior takes rows of numbers; {remedy}")
             count = int(np.prod(self.observation_space.shape or 0))

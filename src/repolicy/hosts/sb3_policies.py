@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from repolicy.envs import action_space
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import as_squashed, check_same_network, paired, set_statistics, squashes
+from repolicy.hosts.kept_prior import as_squashed, behind, check_same_network, paired, set_statistics, squashes
 from repolicy.policies import BOUND, FAMILIES, MODULES, Normalizer, Policy, PolicySpec
 
 try:
@@ -120,7 +120,7 @@ def to_repolicy(model: PPO) -> Policy:
         seen = normalized.obs_rms
         set_statistics(policy.normalizer, seen.mean, seen.var + (normalized.epsilon - 1e-8), seen.count)
     prior: Any = getattr(model, "prior", None)
-    return as_squashed(policy, prior.prior) if squashes(prior) else policy.requires_grad_(False).eval()
+    return as_squashed(policy, behind(prior)) if squashes(prior) else policy.requires_grad_(False).eval()
 
 
 def _layers(policy: ActorCriticPolicy) -> list[nn.Linear]:

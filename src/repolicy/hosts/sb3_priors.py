@@ -14,8 +14,9 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.save_util import open_path
 from torch import Tensor, nn
 
-from repolicy.hosts.kept_prior import ByDistribution, Given, Opened, open_prior
+from repolicy.hosts.kept_prior import ByDistribution, Given, behind, open_in_host
 from repolicy.policies import Density, Policy, policy_bytes, read_own
+from repolicy.priors import OpenedPolicy
 
 OURS, THEIRS = "prior.safetensors", "prior_of_sb3.safetensors"  # names in a saved model's zip
 MARKS, STATES = "prior_that_runs.safetensors", "states.safetensors"
@@ -48,12 +49,12 @@ class SameKind(ByDistribution):
 
 def read(prior: Any) -> Any:
     """Return a prior of any kind; of a model of Stable-Baselines3, the weights."""
-    if prior is None or isinstance(prior, Weights | SameKind | Given | Opened):
+    if prior is None or isinstance(prior, Weights | SameKind | Given | OpenedPolicy):
         return prior
     policy = prior.policy if isinstance(prior, BaseAlgorithm) else prior
     if isinstance(policy, ActorCriticPolicy):
         return Weights({name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()})
-    return open_prior(prior)
+    return open_in_host(prior)
 
 
 def stored(prior: Any, density: Density | None) -> list[tuple[str, bytes]]:
@@ -73,9 +74,10 @@ def tensors_of(prior: Any) -> Mapping[str, Tensor]:
     """Return the numbers of a prior; an object of the user's own has none that are known."""
     if isinstance(prior, Weights):
         return prior
-    module = (
-        prior.policy if isinstance(prior, SameKind) else prior.prior if isinstance(prior, Given | Opened) else prior
-    )
+    if isinstance(prior, SameKind):
+        module: Any = prior.policy
+    else:
+        module = behind(prior) if isinstance(prior, Given | OpenedPolicy) else prior
     return module.state_dict() if isinstance(module, nn.Module) else {}
 
 

@@ -8,9 +8,9 @@ Each verdict is a bet that was won (`bets`), so the episodes may end at the firs
 import math
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from repolicy.errors import UsageError, check_counts
 from repolicy.loading import as_number, counted, number
 from repolicy.many.bets import ORDER, Verdict, lower, shown
 from repolicy.policies import Agent
-from repolicy.priors import MeanPrior, on_shelf
+from repolicy.priors import MeanPrior, OpenedPolicy, on_shelf
 from repolicy.readers.reading import Options
 from repolicy.runs import laid_out
 
@@ -193,18 +193,9 @@ def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: f
     return Compared(name, float(old.mean()), float(new.mean()), low, high, verdict)
 
 
-class Side(NamedTuple):
-    """One of the two policies: what it is called, what acts, and what its file tells."""
-
-    name: str
-    path: Path
-    agent: Agent
-    card: dict[str, Any]
-
-
 def compare(
-    old: Agent | Side | str | Path,
-    new: Agent | Side | str | Path,
+    old: Agent | OpenedPolicy | str | Path,
+    new: Agent | OpenedPolicy | str | Path,
     env: EnvLike | None = None,
     not_worse: str | float = USUAL,
     *,
@@ -242,7 +233,7 @@ def compare(
     if not 0.0 < error < 0.5:
         raise UsageError(f"error is {error:g}; it must be above 0 and below 0.5")
     check_counts(episodes=episodes)
-    sides, env = opened(old, new, env, options, new_options, trust)
+    sides, env = open_sides(old, new, env, options, new_options, trust)
     if addon is None:
         addon = addons_of(sides[1].card, sides[1].path, trust)
     if not isinstance(addon, Addon):
@@ -275,10 +266,10 @@ def compare(
             return found
 
 
-def opened(
+def open_sides(
     old: Any, new: Any, env: EnvLike | None, options: Options | None = None, new_options: Options | None = None,
     trust: bool = False, **_: Any,
-) -> tuple[tuple[Side, Side], str]:  # fmt: skip
+) -> tuple[tuple[OpenedPolicy, OpenedPolicy], str]:  # fmt: skip
     """Return both policies and their environment's name; policies that were opened before stay as they are."""
     name = None if env is None else env_name(env)
     newer = _side(new, "the new policy", name, new_options, trust)
@@ -310,16 +301,17 @@ def _quantities(evaluation: Evaluation) -> Quantities:
     }  # fmt: skip
 
 
-def _side(given: Agent | Side | str | Path, what: str, env: str | None, options: Options | None, trust: bool) -> Side:
-    if isinstance(given, Side):
+def _side(
+    given: Agent | OpenedPolicy | str | Path, what: str, env: str | None, options: Options | None, trust: bool
+) -> OpenedPolicy:
+    if isinstance(given, OpenedPolicy):
         return given
     if not isinstance(given, str | Path):
-        return Side(what, Path(), given, {})
-    path, agent, _, card, _ = acting_in(env, given, options or Options(), trust)
-    return Side(f"{what}, {given},", path, agent, card)
+        return OpenedPolicy(what, given)
+    return replace(acting_in(env, given, options or Options(), trust), name=f"{what}, {given},")
 
 
-def _env(sides: tuple[Side, Side], trust: bool) -> str:
+def _env(sides: tuple[OpenedPolicy, OpenedPolicy], trust: bool) -> str:
     """Return the environment that the files name; refused where they name two, or none."""
     known = [side for side in sides if side.card.get("request", {}).get("env") or on_shelf(side.path) is not None]
     if not known and sides[0].path == sides[1].path == Path():
@@ -332,7 +324,7 @@ def _env(sides: tuple[Side, Side], trust: bool) -> str:
     return seen.pop()
 
 
-def _placed(side: Side, env: str, backend: Backend) -> tuple[Agent, str]:
+def _placed(side: OpenedPolicy, env: str, backend: Backend) -> tuple[Agent, str]:
     """Return the policy in the environment, with the part of an observation that it takes."""
     if isinstance(side.agent, MeanPrior):
         return placed(side.agent, env, backend)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from repolicy.envs import RESET, EnvLike, of_reset, parsed
 from repolicy.errors import UsageError
 from repolicy.many.bets import ORDER, Verdict
-from repolicy.many.comparing import Compared, Comparison, Table, compare, in_words, opened
+from repolicy.many.comparing import Compared, Comparison, Table, compare, in_words, open_sides
 from repolicy.policies import Agent
 from repolicy.ranges import Range
 
@@ -138,7 +138,7 @@ def compare_around(
     axes = [Varied.of(text) for text in vary]
     if len(axes) > MOST or len({axis.name for axis in axes}) < len(axes):
         raise UsageError(f"--vary takes one or two options, each once; got {', '.join(vary)}")
-    sides, name = opened(old, new, env, **options)
+    sides, name = open_sides(old, new, env, **options)
     if taken := {axis.name for axis in axes} & {*parsed(name)[1], *(RESET + key for key in of_reset(name))}:
         raise UsageError(f"environment {name!r} sets {min(taken)} itself: leave it out there, or do not vary it")
     places = []

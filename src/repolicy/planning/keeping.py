@@ -23,7 +23,7 @@ from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Planner, Search, spread_of
 from repolicy.policies import Policy, copied, frozen, read_card, save_policy
 from repolicy.policies.storage import check_place, check_shape, write_bytes, write_json
-from repolicy.priors import PLAN, Acting, Samples, fit, is_plan, own_bytes, read_policy
+from repolicy.priors import PLAN, OpenedPolicy, Samples, fit, is_plan, own_bytes
 from repolicy.runs import one_thread, versions
 
 FORMAT, PRIOR = 1, "prior.safetensors"
@@ -62,7 +62,7 @@ def keep(made: Planned, folder: Path) -> None:
     )  # fmt: skip
 
 
-def opened(folder: Path, trust: bool) -> Acting:
+def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
     """Return the planner in a folder, ready to act. Names of code in it are refused, unless the user trusts it."""
     path = folder / PLAN
     values = read_json(path)
@@ -75,7 +75,7 @@ def opened(folder: Path, trust: bool) -> Acting:
     search = Search(**{name.removesuffix("?"): values["search"].get(name.removesuffix("?")) for name in SEARCH})
     env, learned = env_of(values, path, trust=True), values.get("learned", False)
     made = planned(folder / PRIOR, addons, env, *weights, search, learned)
-    return Acting(folder, made.planner, read_policy(folder / PRIOR).policy, values, made.notes)
+    return OpenedPolicy(str(folder), made.planner, folder, made.saved.policy, values, made.notes)
 
 
 ENVS, ROUNDS, MOST_EPOCHS = 16, 4, 100

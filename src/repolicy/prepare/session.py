@@ -334,21 +334,21 @@ def open_prior(
     """Read what a user gave as a prior, once; it is not fitted yet. `file` is the copy that a run keeps."""
     reference = given.folder if isinstance(given, Result) else given
     found = opened(reference, reading, trust)
-    name = str(reference) if isinstance(reference, str | Path) else getattr(found, "name", "the prior")
-    if isinstance(found, MeanPrior | ScoredPrior):
+    name, agent = found.name, found.agent
+    if isinstance(agent, MeanPrior | ScoredPrior):
         if init == "copy":
             raise UsageError(f"{name} cannot be copied; leave --init out, and the actor is fitted to it")
-        return Start(given, name, None, b"", found, source_of(reference, found, reading, trust))
-    if isinstance(found, Policy):  # module:name may lead to one, too
+        return Start(given, name, None, b"", agent, source_of(reference, agent, reading, trust))
+    if found.saved is None:  # module:name may lead to one, too
         if reading not in (None, Options()):
             raise UsageError(
                 f"{name} is a policy of Repolicy's, which has all that it needs: leave std and reading out"
             )
-        saved, content = SavedPolicy(frozen(found), None, {}), policy_bytes(found, {})
-    elif isinstance(found.policy, Conditioned):
-        raise UsageError(f"a policy with {found.policy.words} is no prior; keep a position of it with `repolicy dial`")
+        saved, content = SavedPolicy(frozen(agent), None, {}), policy_bytes(agent, {})
+    elif isinstance(agent, Conditioned):
+        raise UsageError(f"a policy with {agent.words} is no prior; keep a position of it with `repolicy dial`")
     else:
-        saved, content = found, b"" if init == "clone" else own_bytes(found, file)
+        saved, content = found.saved, b"" if init == "clone" else own_bytes(found.saved, file)
     if init != "clone":
         return Start(given, name, saved, content)
     return Start(given, name, saved, content, saved.policy, source_of(reference, saved.policy, reading, trust))

@@ -18,7 +18,7 @@ from repolicy.priors.finding import (
 from repolicy.priors.fitting import Fitted, Samples, fit, fit_normalizer
 from repolicy.priors.kinds import Exact, Function, MeanPrior, ScoredPrior, Scorer, State, check_unread, name_of
 from repolicy.priors.opening import (
-    Acting,
+    OpenedPolicy,
     Source,
     acting,
     check_own,

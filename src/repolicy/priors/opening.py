@@ -6,16 +6,16 @@ with `--trust`.
 
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from repolicy.errors import UsageError
 from repolicy.loading import load_object
-from repolicy.policies import Agent, Policy, SavedPolicy, frozen, notes_of, policy_bytes, read_card, read_own
+from repolicy.policies import Policy, SavedPolicy, frozen, notes_of, policy_bytes, read_card, read_own
 from repolicy.policies.storage import is_own
 from repolicy.priors.finding import SHELF, find_policy, is_plan
 from repolicy.priors.fitting import fitted_to, wants_fit
@@ -133,22 +133,40 @@ def is_code(reference: object) -> bool:
     return not is_on_hub(reference) and reference.partition(":")[0] not in {name.partition(":")[0] for name in SHELF}
 
 
-def opened(given: Any, options: Options | None = None, trust: bool = False) -> Exact | SavedPolicy:
-    """Return what a user gave as a prior: what runs as it is, or what a file holds that is ours or can be copied.
+@dataclass(frozen=True)
+class OpenedPolicy:
+    """A policy that somebody named: who acts or scores, and what is known of it.
+
+    agent: it acts and scores; a `ScoredPrior` scores alone.
+    prior: the policy that it was customized from, where its file tells.
+    saved: what its file holds; None where it is no file's, or runs as it is.
+    """
+
+    name: str  # what to call it in a sentence
+    agent: Any
+    path: Path = Path()  # of its file or folder
+    prior: Policy | None = None
+    card: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what is to be known of it, a sentence each
+    saved: SavedPolicy | None = None
+
+
+def opened(given: Any, options: Options | None = None, trust: bool = False) -> OpenedPolicy:
+    """Open what a user named as a policy or a prior: what a file holds, ours or a copy, or else what runs as it is.
 
     A file is opened once.
     """
     options = options or Options()
     if isinstance(given, Policy):
-        return given
+        return _as_it_is(given, given)
     if is_code(given):
         thing = load_object(given, "prior")
-        return thing if isinstance(thing, Policy) else _with_std(thing, options, given)
+        return _as_it_is(given, thing if isinstance(thing, Policy) else _with_std(thing, options, given))
     if not isinstance(given, str | Path):
-        return _with_std(given, options)
+        return _as_it_is(given, _with_std(given, options))
     file = PolicyFile(find_policy(given))
     try:
-        return read_file(file, options)
+        saved = read_file(file, options)
     except CannotCopyError as error:
         if file.format not in RUNNABLE:
             raise
@@ -158,33 +176,32 @@ def opened(given: Any, options: Options | None = None, trust: bool = False) -> E
         else:
             check_trusted(file, trust)
             program = Script(file)
-        return _with_std(program, options, str(file.path), (f"{error}; it runs as it is", *program.notes))
+        notes = f"{error}; it runs as it is", *program.notes
+        return _as_it_is(given, _with_std(program, options, str(file.path), notes))
+    notes = tuple(notes_of(saved.card))
+    return OpenedPolicy(str(given), saved.policy, file.path, saved.prior, saved.card, notes, saved)
 
 
-PLANNER = "repolicy.planning.keeping:opened"  # what opens one; its room comes after this one, and is named
+def _as_it_is(given: Any, agent: Exact) -> OpenedPolicy:
+    """Return what was given as `agent`, which no file's card tells of."""
+    notes = getattr(agent, "notes", ())
+    if isinstance(given, str | Path):
+        return OpenedPolicy(str(given), agent, Path(given), notes=notes)
+    return OpenedPolicy(getattr(agent, "name", "the prior"), agent, notes=notes)
 
 
-class Acting(NamedTuple):
-    """What a reference to a policy leads to, to be run."""
-
-    path: Path
-    agent: Agent
-    prior: Policy | None
-    card: dict[str, Any]
-    notes: tuple[str, ...]
+PLANNER = "repolicy.planning.keeping:open_planner"  # what opens one; its room comes after this one, and is named
 
 
-def acting(reference: str | Path, options: Options, trust: bool) -> Acting:
+def acting(reference: str | Path, options: Options, trust: bool) -> OpenedPolicy:
     """Return a policy to run, of our own or as it is; of a planner's folder, the planner."""
     if is_plan(reference):
         check_own(reference, options)
         return load_object(PLANNER, "planner")(Path(reference), trust)
     found = opened(str(reference), options, trust)
-    if isinstance(found, ScoredPrior):
-        raise UsageError(f"{found.name} scores actions and does not choose any: it is a prior, and no policy to run")
-    if isinstance(found, SavedPolicy):
-        return Acting(find_policy(reference), found.policy, found.prior, found.card, tuple(notes_of(found.card)))
-    return Acting(Path(reference), found, None, {}, getattr(found, "notes", ()))
+    if isinstance(agent := found.agent, ScoredPrior):
+        raise UsageError(f"{agent.name} scores actions and does not choose any: it is a prior, and no policy to run")
+    return found
 
 
 def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ...] = ()) -> Exact:
@@ -224,9 +241,7 @@ def from_source(source: Source) -> Exact:
     options = Options(**source["options"])
     if options.std is not None and std is not None:
         options = replace(options, std=1.0, demonstrations=None)  # whatever it was, `std` has come of it
-    prior = opened(source["prior"], options, source["trust"])
-    if isinstance(prior, SavedPolicy):  # it could be copied, and is fitted to all the same
-        return prior.policy
+    prior: Exact = opened(source["prior"], options, source["trust"]).agent
     return MeanPrior(prior.mean, std, prior.name) if isinstance(prior, MeanPrior) and std is not None else prior
 
 

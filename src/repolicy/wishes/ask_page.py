@@ -11,7 +11,7 @@ from repolicy.errors import UsageError
 from repolicy.loading import counted
 from repolicy.policies import Policy, save_policy
 from repolicy.policies.storage import write_bytes
-from repolicy.priors import Acting
+from repolicy.priors import OpenedPolicy
 from repolicy.report.movie import Shot, films
 from repolicy.report.page import page
 from repolicy.wishes.pairs import CANDIDATES, Pairs, asked, candidates, fingerprint
@@ -28,7 +28,7 @@ BUTTONS = {"left": "← left is better", "right": "right is better →", "alike"
 
 
 def ask(
-    found: Acting,
+    found: OpenedPolicy,
     env: str,
     out: Path,
     count: int = 20,

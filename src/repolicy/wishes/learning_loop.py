@@ -27,7 +27,7 @@ from repolicy.loading import counted
 from repolicy.objective import residual
 from repolicy.policies import Agent
 from repolicy.policies.storage import read
-from repolicy.priors import Acting, acting
+from repolicy.priors import OpenedPolicy, acting
 from repolicy.readers.reading import Options
 from repolicy.report.movie import follow
 from repolicy.wishes.inference import beyond_start, inferred, spreads, weights
@@ -44,7 +44,7 @@ Say = Callable[[str], None]
 
 
 def record(
-    found: Acting,
+    found: OpenedPolicy,
     env: str,
     out: Path,
     steps: int,
@@ -87,7 +87,7 @@ def _run(agent: Agent, beside: Takeover, file: RecordFile, steps: int, seed: int
                 break
 
 
-def alone(found: Acting, env: str, seed: int = 0, steps: int = ALONE) -> Record:
+def alone(found: OpenedPolicy, env: str, seed: int = 0, steps: int = ALONE) -> Record:
     """Return what a policy does with no person beside it, by sampled actions."""
     each = max(steps // ENVS, 1)
     with closing(make_envs(env, ENVS, seed)) as envs:
@@ -103,7 +103,7 @@ def alone(found: Acting, env: str, seed: int = 0, steps: int = ALONE) -> Record:
 
 def infer(
     records: Sequence[Record],
-    found: Acting,
+    found: OpenedPolicy,
     features: str,
     alpha: float,
     earlier: LearntWish | None = None,
