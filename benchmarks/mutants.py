@@ -43,7 +43,7 @@ ROOMS = [
     Mutant("envs/rollout.py", "pasts=self._pasts", "pasts={}", GAITS, "each rollout begins without a past"),
     Mutant("envs/batches.py", "{} if stream is None else {id(stream): np.random.default_rng(random.integers(2**63))}", "{}", TREE, "copies that foresee luck"),
     Mutant("learning/worker.py", "copied(first or prior)", "copied(prior)", BEGINNING, "the actor begins as its prior, whatever --init names"),
-    Mutant("learning/segments.py", "None if saved is None else saved.policy, team, exact, first", "first or saved.policy, team, exact, first", BEGINNING, "what the actor begins as scores it"),
+    Mutant("learning/segments.py", "None if saved is None else saved.policy, team, scoring_prior, first", "first or saved.policy, team, scoring_prior, first", BEGINNING, "what the actor begins as scores it"),
     Mutant("envs/wish_file.py", "chosen if power is None else np.abs(chosen) ** power", "np.abs(chosen) ** (power or 1)", WISH_FILE, "every feature is an absolute value"),
     Mutant("envs/wish_file.py", "if not (features or needs_no_code(theirs)):", "if False:", WISH_FILE, "code that a wish's file names"),
     Mutant("envs/addons.py", 'return called if ":" in called or is_wish_file(called) else ""', 'return called if ":" in called else ""', WISH_FILE, "a policy's file names a wish's file"),

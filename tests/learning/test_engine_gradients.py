@@ -129,7 +129,7 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     made.objective, made.team, made.iteration = objective, Alone(), 1
     made.learner = Learner(policy, critic, 0.0)
     made.prior = tabular(PRIOR.log()) if objective.reads_prior or objective.reads_states else None
-    made.exact, made.scorer = made.prior, None if made.prior is None else Scorer(made.prior)
+    made.scoring_prior, made.scorer = made.prior, None if made.prior is None else Scorer(made.prior)
     made.density = Known() if objective.reads_states else None
     made.multipliers, made.probed = Multipliers(Request("", objective, made.settings), 2), None
     made.terms = FixedTerms(Request("", objective, made.settings))

@@ -26,7 +26,7 @@ from repolicy.policies.storage import read
 from repolicy.prepare import cloning
 from repolicy.prepare.cloning import fitted, score_loss
 from repolicy.priors.fitting import Samples
-from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior, State, prior_of
+from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scoring, State, prior_of
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Range
 from repolicy.report.run_page import repeat
@@ -180,7 +180,7 @@ def test_choices_are_fitted_by_their_log_probabilities(monkeypatch: pytest.Monke
             logits = torch.stack([observations[:, 0], 0.0 * observations[:, 0], -observations[:, 0]], 1)
             return logits.log_softmax(1).gather(1, actions.long())[:, 0]
 
-    prior: Exact = ScoredPrior(Choosing())
+    prior: Scoring = ScoredPrior(Choosing())
     policy, steps = fitted(prior, tiny("Told") + "?actions=choice", replace(FEW, steps=2_048))
     assert steps == 4 * 2_048
     states = torch.linspace(-1.5, 1.5, 31).unsqueeze(1)

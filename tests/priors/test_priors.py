@@ -149,9 +149,11 @@ def test_a_std_that_was_given_is_the_same_in_another_process(
     start = open_prior("td3.pth", options, "clone", False, Path("kept"))
     again = from_source(json.loads(json.dumps(start.source)))
     observations, actions = torch.randn(5, 3), torch.randn(5, 2)
-    assert isinstance(start.exact, Policy)
-    assert float(start.exact.std.max()) != 1.0
-    torch.testing.assert_close(again.log_prob(observations, actions), start.exact.log_prob(observations, actions))
+    assert isinstance(start.scoring_prior, Policy)
+    assert float(start.scoring_prior.std.max()) != 1.0
+    torch.testing.assert_close(
+        again.log_prob(observations, actions), start.scoring_prior.log_prob(observations, actions)
+    )
 
 
 def test_a_linked_file_keeps_what_lies_beside_its_link(tmp_path: Path) -> None:
@@ -169,7 +171,7 @@ def test_code_that_leads_to_a_policy_of_ours_is_copied(tmp_path: Path) -> None:
     reference, kept = f"{tmp_path / 'mine.py'}:policy", tmp_path / "prior.safetensors"
     for init in ("auto", "copy"):
         start = open_prior(reference, None, init, True, kept)
-        assert start.exact is None
+        assert start.scoring_prior is None
         observations = torch.randn(5, start.saved.policy.observation_size)
         assert torch.equal(start.saved.policy(observations).mode(), load_policy("hopper")(observations).mode())
     with pytest.raises(UsageError, match="does not say which environment"):

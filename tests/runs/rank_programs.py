@@ -128,7 +128,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.settings = Settings(ranks=1, envs=ENVS, n_steps=TIME, minibatch=ENVS * TIME)
     made.objective, made.team, made.iteration = residual(0.3, 0.1, states=0.4), team, 1
     made.request = Request("any", made.objective, made.settings)
-    made.prior = made.exact = prior
+    made.prior = made.scoring_prior = prior
     made.scorer = Scorer(prior)
     made.density = states.density_of(made.prior, made.request, team)
     made.learner = ppo.Learner(policy, critic, 1e-3)

@@ -19,7 +19,7 @@ from repolicy.learning.terms import collapsed
 from repolicy.policies import add_to_card
 from repolicy.prepare.session import Start, begun
 from repolicy.prepare.worth import measured
-from repolicy.priors import Exact, from_source, read_policy
+from repolicy.priors import Scoring, from_source, read_policy
 from repolicy.runs import Request, Result, RunFolder, polite_interrupt, ranks, torchrun_place
 
 
@@ -57,7 +57,7 @@ def run(
         program = ["from repolicy.learning.run import follow; follow()", str(folder.path), str(env_timeout or "")]
         program.append("" if start is None or start.source is None else json.dumps(start.source))
         with polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
-            return work(request, folder, team, callbacks, interrupted, None if start is None else start.exact)
+            return work(request, folder, team, callbacks, interrupted, None if start is None else start.scoring_prior)
 
 
 def tell(callbacks: Sequence[Callback], sentences: Sequence[str]) -> None:
@@ -72,8 +72,8 @@ def follow() -> None:
     request = folder.asked()
     try:
         with Watchdog(team.index, float(env_timeout) if env_timeout else None):
-            exact = from_source(json.loads(sys.argv[3])) if sys.argv[3] else None
-            work(request, folder, team, (), threading.Event(), exact)
+            scoring_prior = from_source(json.loads(sys.argv[3])) if sys.argv[3] else None
+            work(request, folder, team, (), threading.Event(), scoring_prior)
     except RepolicyError as error:
         sys.exit(str(error))
     os._exit(0)  # the first rank has written everything; threads of an environment's can hold up an interpreter's end
@@ -90,10 +90,10 @@ def work(
     team: ranks.Ranks,
     callbacks: Sequence[Callback],
     interrupted: threading.Event,
-    exact: Exact | None = None,
+    scoring_prior: Scoring | None = None,
 ) -> Result:
     """Run all segments that are still to do. Every rank does this; the first one writes."""
-    segments = Segments(request, folder, team, exact)
+    segments = Segments(request, folder, team, scoring_prior)
     complaints, worker = segments.restore(), segments.worker
     if team.index == 0:
         folder.forget_after(worker.iteration)
@@ -157,8 +157,8 @@ def _run_as_one_of_many(
             if float(team.sum(torch.tensor([0.0 if refusal is None else 1.0]))):
                 raise refusal or UsageError("the first rank could not begin")
             try:
-                exact = None if start is None else start.exact
-                return work(request, folder, team, callbacks if team.index == 0 else (), interrupted, exact)
+                scoring_prior = None if start is None else start.scoring_prior
+                return work(request, folder, team, callbacks if team.index == 0 else (), interrupted, scoring_prior)
             except Exception as error:
                 if not isinstance(error, ranks.LostError):
                     error.add_note(f"rank {team.index}")

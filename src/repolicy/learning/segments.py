@@ -23,7 +23,7 @@ from repolicy.objective import Objective, reformulated, task_reward
 from repolicy.policies import Density, Policy, frozen, save_policy
 from repolicy.policies.storage import write
 from repolicy.prepare.states import density_of
-from repolicy.priors import Exact, MeanPrior, held, read_policy
+from repolicy.priors import MeanPrior, Scoring, held, read_policy
 from repolicy.runs import Measured, Request, RunFolder, derived_seed, keep_freed_memory, ranks, versions
 
 CAREFUL = 4  # times the episodes of a short evaluation, over which an earlier policy is compared with the last one
@@ -53,15 +53,17 @@ ENDED_EARLY = "evaluation_ended_early"
 class Segments:
     """One rank's way through the segments of a run."""
 
-    def __init__(self, request: Request, folder: RunFolder, team: ranks.Ranks, exact: Exact | None = None) -> None:
+    def __init__(
+        self, request: Request, folder: RunFolder, team: ranks.Ranks, scoring_prior: Scoring | None = None
+    ) -> None:
         keep_freed_memory()
         self.folder, self.team = folder, team
         saved = read_policy(folder.prior) if request.prior else None
         self.clone_of = None if saved is None else saved.card.get("clone_of")
-        if saved is not None and isinstance(exact, MeanPrior):
-            exact = exact.placed(saved.policy.observation_size, saved.policy.actions)
+        if saved is not None and isinstance(scoring_prior, MeanPrior):
+            scoring_prior = scoring_prior.placed(saved.policy.observation_size, saved.policy.actions)
         first = read_policy(folder.init).policy if request.init else None
-        self.worker = Worker(request, None if saved is None else saved.policy, team, exact, first)
+        self.worker = Worker(request, None if saved is None else saved.policy, team, scoring_prior, first)
         self.segment = 0
         self.candidate: Candidate | None = None  # to be handed out instead of the last policy
         self.notes: list[str] = []  # what is to be said of the segment that ended
@@ -209,7 +211,7 @@ class Segments:
         with closing(make_envs(worker.request.env, episodes, seed + index * episodes, settings.backend)) as envs:
             evaluation = run_episodes(
                 policy, envs, episodes,
-                addon=worker.terms.addon, prior=worker.exact, deterministic=False, seed=seed + index,
+                addon=worker.terms.addon, prior=worker.scoring_prior, deterministic=False, seed=seed + index,
                 familiarity=worker.familiarity if worker.density is not None else None,
             )  # fmt: skip
         task = task_reward(objective, evaluation.basic, evaluation.addon)

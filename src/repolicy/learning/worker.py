@@ -15,7 +15,7 @@ from repolicy.learning.terms import DialedTerms, FixedTerms, Task, ends_apart, i
 from repolicy.objective import DIALED, Objective, Reward, reformulated
 from repolicy.policies import BOUND, Density, Normalizer, Policy, copied, sums
 from repolicy.prepare.states import familiarity
-from repolicy.priors import Exact, Scorer
+from repolicy.priors import Scorer, Scoring
 from repolicy.runs import Request, ranks, spec_for
 
 LOST = -0.5  # explained variance below which a budget's weights stay as they are, because the critic cannot follow
@@ -33,14 +33,14 @@ class Worker:
         request: Request,
         prior: Policy | None,
         team: ranks.Ranks,
-        exact: Exact | None = None,
+        scoring_prior: Scoring | None = None,
         first: Policy | None = None,
     ) -> None:
-        """`exact`: what `prior` was fitted to, where it is no copy. Then that scores. The actor starts as `first`."""
+        """`prior` was fitted to `scoring_prior`, where it is no copy; then that scores. The actor starts as `first`."""
         self.request, self.prior, self.team = request, prior, team
         self.settings, self.objective = request.settings, request.objective
-        self.exact = exact or prior
-        self.scorer = None if self.exact is None else Scorer(self.exact)
+        self.scoring_prior = scoring_prior or prior
+        self.scorer = None if self.scoring_prior is None else Scorer(self.scoring_prior)
         self.terms: FixedTerms | DialedTerms = DialedTerms(request) if request.dials else FixedTerms(request)
         self.density: Density | None = None  # of the prior's states, where the objective weighs them
         self.iteration = 0

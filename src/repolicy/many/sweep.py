@@ -115,7 +115,7 @@ def sweep(
         states = kept["states"] if states is None else states
     copy, resumed = folder / "prior.safetensors", before is not None
     start, name = start_of(prior, name, settings, noise, chunk, trust, copy, resumed, reading)
-    if start.exact is not None or start.saved is None:
+    if start.scoring_prior is not None or start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
     saved = start.saved
     usual = Settings(**validated(kept["settings"], f"the sweep in {folder}")) if before else start.usual("", settings)

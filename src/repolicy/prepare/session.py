@@ -23,9 +23,9 @@ from repolicy.prepare.cloning import clone, spec_of
 from repolicy.prepare.defaults import STEPS, customize_defaults
 from repolicy.prepare.weights import trial
 from repolicy.priors import (
-    Exact,
     MeanPrior,
     ScoredPrior,
+    Scoring,
     Source,
     find_policy,
     opened,
@@ -235,18 +235,15 @@ INITS = ("auto", "copy", "clone")  # whatever else is the file of a policy that 
 
 @dataclass(frozen=True)
 class Start:
-    """saved, content: the policy that the actor starts as, and its file. exact: what scores, where that is no copy.
-
-    init: the file of what the actor starts as, where that is another policy.
-    """
+    """What a user gave as a prior, and the policy that the actor starts as."""
 
     given: Any
     name: str
-    saved: SavedPolicy | None
-    content: bytes
-    exact: Exact | None = None
-    source: Source | None = None  # how other processes load `exact`
-    init: bytes | None = None
+    saved: SavedPolicy | None  # the policy that the actor starts as
+    content: bytes  # of its file
+    scoring_prior: Scoring | None = None  # where `saved` is no copy of it, but fitted to it
+    source: Source | None = None  # how other processes load that
+    init: bytes | None = None  # the file of what the actor starts as, where that is another policy than `saved`
     trials: int = 1  # how often some steps of it are looked at before the run
 
     def env(self, trust: bool) -> str:
@@ -260,10 +257,10 @@ class Start:
 
     def settings(self, settings: Settings) -> Settings:
         """Return the settings with as many ranks as can have the prior."""
-        if self.exact is not None and settings.log_prior_budget is not None:
+        if self.scoring_prior is not None and settings.log_prior_budget is not None:
             what = "a log-prior budget asks how likely the prior's own actions are, which only a copied policy tells"
             raise UsageError(f"{what}: take a KL budget")
-        if self.exact is None or self.source is not None or torchrun_place() is not None:
+        if self.scoring_prior is None or self.source is not None or torchrun_place() is not None:
             return settings
         if settings.ranks > 1:
             alone = f"{self.name} is an object of this program, which the other ranks cannot import"
@@ -274,32 +271,39 @@ class Start:
         """Return the default settings for as many steps as these name."""
         steps = settings.get("steps") if isinstance(settings, Mapping) else None
         steps = STEPS if steps is None else validated({"steps": steps}, "settings")["steps"]
-        if self.exact is None:
+        if self.scoring_prior is None:
             assert self.saved is not None
             return customize_defaults(self.saved.policy, steps)
-        env = self.with_roles(env)
-        exact, env = placed(self.exact, env) if isinstance(self.exact, MeanPrior) else (self.exact, env)
-        return customize_defaults(Policy(spec_of(exact, probed(env))), steps)
+        prior, env = self.scoring_prior, self.with_roles(env)
+        if isinstance(prior, MeanPrior):
+            prior, env = placed(prior, env)
+        return customize_defaults(Policy(spec_of(prior, probed(env))), steps)
 
     def with_roles(self, env: str, backend: Backend = "auto") -> str:
         """Return the environment's name with the parts that this prior and a critic observe."""
-        who = self.exact.mean if isinstance(self.exact, MeanPrior) else self.exact
-        who = who if self.saved is None else self.saved.policy
+        who: object = self.scoring_prior
+        if self.saved is not None:
+            who = self.saved.policy
+        elif isinstance(who, MeanPrior):
+            who = who.mean
         return with_roles(env, getattr(who, "observation_size", 0), backend)
 
     @property
     def notes(self) -> list[str]:
         notes = [] if self.saved is None else notes_of(self.saved.card)
-        return notes if self.exact is None or isinstance(self.exact, Policy) else [*notes, *self.exact.notes]
+        if isinstance(self.scoring_prior, MeanPrior | ScoredPrior):
+            notes += self.scoring_prior.notes
+        return notes
 
     def cloned(self, env: str, settings: Settings, file: Path, say: Callable[[str], None]) -> "Start":
         """Return the same with a policy to start from, fitted to the prior where it is no copy of it."""
-        if (exact := self.exact) is None:
+        prior = self.scoring_prior
+        if prior is None:
             return self
-        if isinstance(exact, MeanPrior):
-            exact, env = placed(exact, env, settings.backend)
-        saved, content = clone(exact, env, settings, file, say)
-        return replace(self, saved=saved, content=content, exact=exact)
+        if isinstance(prior, MeanPrior):
+            prior, env = placed(prior, env, settings.backend)
+        saved, content = clone(prior, env, settings, file, say)
+        return replace(self, saved=saved, content=content, scoring_prior=prior)
 
     @property
     def checksums(self) -> tuple[str, str]:
@@ -322,7 +326,7 @@ class Start:
 
     def check_not_fitted_to_another(self, kept: Path) -> None:
         """Raise where a run is resumed from its own copy of its prior, and that was only fitted to what scores."""
-        if self.exact is None and self.saved is not None and "clone_of" in self.saved.card:
+        if self.scoring_prior is None and self.saved is not None and "clone_of" in self.saved.card:
             named = Path(self.name)
             if named.is_file() and kept.is_file() and named.samefile(kept):
                 raise UsageError(f"{kept} was only fitted to the prior of this run, which scores it: name that prior")

@@ -16,7 +16,7 @@ from repolicy.priors.finding import (
     shipped,
 )
 from repolicy.priors.fitting import Fitted, Samples, fit, fit_normalizer
-from repolicy.priors.kinds import Exact, Function, MeanPrior, ScoredPrior, Scorer, State, check_unread, name_of
+from repolicy.priors.kinds import Function, MeanPrior, ScoredPrior, Scorer, Scoring, State, check_unread, name_of
 from repolicy.priors.opening import (
     OpenedPolicy,
     Source,

@@ -201,7 +201,7 @@ class ScoredPrior:
         return log_probs.reshape(lead)
 
 
-Exact = MeanPrior | ScoredPrior | Policy  # what scores, beside an actor that was fitted to it
+Scoring = MeanPrior | ScoredPrior | Policy  # a prior that scores the actions of an actor, as it is or fitted to it
 
 
 class Scorer:

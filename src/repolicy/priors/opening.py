@@ -20,7 +20,7 @@ from repolicy.policies.storage import is_own
 from repolicy.priors.finding import SHELF, find_policy, is_plan
 from repolicy.priors.fitting import fitted_to, wants_fit
 from repolicy.priors.hub import is_on_hub
-from repolicy.priors.kinds import Exact, MeanPrior, ScoredPrior, name_of, prior_of
+from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scoring, name_of, prior_of
 from repolicy.priors.running import Graph, Script, check_trusted
 from repolicy.readers.copying import policy_from
 from repolicy.readers.described import CannotCopyError, Described, Std
@@ -182,7 +182,7 @@ def opened(given: Any, options: Options | None = None, trust: bool = False) -> O
     return OpenedPolicy(str(given), saved.policy, file.path, saved.prior, saved.card, notes, saved)
 
 
-def _as_it_is(given: Any, agent: Exact) -> OpenedPolicy:
+def _as_it_is(given: Any, agent: Scoring) -> OpenedPolicy:
     """Return what was given as `agent`, which no file's card tells of."""
     notes = getattr(agent, "notes", ())
     if isinstance(given, str | Path):
@@ -204,7 +204,7 @@ def acting(reference: str | Path, options: Options, trust: bool) -> OpenedPolicy
     return found
 
 
-def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ...] = ()) -> Exact:
+def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ...] = ()) -> Scoring:
     if replace(options, std=None, demonstrations=None) != Options():
         others = "--vecnormalize, --temperature, --file-activation and --layout"
         raise UsageError(f"{name or name_of(thing)} runs as it is: {others} do not belong to it")
@@ -221,7 +221,7 @@ def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ..
     return prior
 
 
-def source_of(given: Any, exact: Exact, options: Options | None, trust: bool) -> Source | None:
+def source_of(given: Any, prior: Scoring, options: Options | None, trust: bool) -> Source | None:
     """Return how other processes get this prior; None where they cannot."""
     options = options or Options()
     if isinstance(given, MeanPrior):
@@ -231,17 +231,17 @@ def source_of(given: Any, exact: Exact, options: Options | None, trust: bool) ->
         return None
     if isinstance(given, str | Path) and not is_code(given):
         reference = os.path.abspath(find_policy(given))  # not where a link leads: statistics lie beside the link
-    std = exact.std.tolist() if isinstance(exact, MeanPrior) else None
+    std = prior.std.tolist() if isinstance(prior, MeanPrior) else None
     return {"prior": reference, "std": std, "trust": trust, "options": asdict(options)}
 
 
-def from_source(source: Source) -> Exact:
+def from_source(source: Source) -> Scoring:
     """Return what the user named in another process, with the std that it was given there."""
     std = None if source["std"] is None else torch.tensor(source["std"])
     options = Options(**source["options"])
     if options.std is not None and std is not None:
         options = replace(options, std=1.0, demonstrations=None)  # whatever it was, `std` has come of it
-    prior: Exact = opened(source["prior"], options, source["trust"]).agent
+    prior: Scoring = opened(source["prior"], options, source["trust"]).agent
     return MeanPrior(prior.mean, std, prior.name) if isinstance(prior, MeanPrior) and std is not None else prior
 
 
