@@ -52,12 +52,14 @@ def run(
     if torchrun_place() is not None:
         return _run_as_one_of_many(request, folder, resume, callbacks, notes, start)
     ranks.check_count(request.settings.ranks)
+    scoring_prior, source = (None, None) if start is None else (start.scoring_prior, start.source)
     with folder.locked():
         tell(callbacks, [*notes, *begun(request, folder, resume, start)])
-        program = ["from repolicy.learning.run import follow; follow()", str(folder.path), str(env_timeout or "")]
-        program.append("" if start is None or start.source is None else json.dumps(start.source))
+        message = {"folder": str(folder.path), "env_timeout": env_timeout, "source": source}
+        words = json.dumps(message, default=float)  # a timeout may be a number of NumPy's
+        program = ["from repolicy.learning.run import follow; follow()", words]
         with polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
-            return work(request, folder, team, callbacks, interrupted, None if start is None else start.scoring_prior)
+            return work(request, folder, team, callbacks, interrupted, scoring_prior)
 
 
 def tell(callbacks: Sequence[Callback], sentences: Sequence[str]) -> None:
@@ -68,11 +70,12 @@ def tell(callbacks: Sequence[Callback], sentences: Sequence[str]) -> None:
 
 def follow() -> None:
     """Do what every rank but the first does: the same work, from the request in the folder."""
-    folder, env_timeout, team = RunFolder(sys.argv[1]), sys.argv[2], ranks.joined(*map(int, sys.argv[4:]))
+    message, place = json.loads(sys.argv[1]), map(int, sys.argv[2:])
+    folder, team = RunFolder(message["folder"]), ranks.joined(*place)
     request = folder.asked()
     try:
-        with Watchdog(team.index, float(env_timeout) if env_timeout else None):
-            scoring_prior = from_source(json.loads(sys.argv[3])) if sys.argv[3] else None
+        with Watchdog(team.index, message["env_timeout"]):
+            scoring_prior = None if message["source"] is None else from_source(message["source"])
             work(request, folder, team, (), threading.Event(), scoring_prior)
     except RepolicyError as error:
         sys.exit(str(error))
