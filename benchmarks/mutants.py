@@ -257,7 +257,7 @@ ROOMS = [
     Mutant("envs/wrapped.py", "= self.envs.renew(early, self._current)", "= self._current", GENERATIVE, "an episode begins in the middle"),
     Mutant("envs/rollout.py", "return total / counts.sum(1) if mean", "return total / counts.shape[1] if mean", GENERATIVE, "a mean over steps that were not done"),
     Mutant("prepare/generative.py", "initial_std=1.0 - LEAST", "initial_std=1.0", GENERATIVE, "the prior is not N(0, I)"),
-    Mutant("prepare/weights.py", "if self.acts_by_noise:\n                return \"omega\"", "if False:\n                return \"omega\"", GENERATIVE, "the noise is narrowed for nothing"),
+    Mutant("prepare/weights.py", "return \"omega\", \"since N(0, I) is what entropy is measured from, too\"", "return super().alpha_beside(omega)", GENERATIVE, "the noise is narrowed for nothing"),
     Mutant("prepare/weights.py", "math.sqrt(2.0 * BUDGET_OF_NOISE)", "math.sqrt(0.5 * BUDGET_OF_NOISE)", GENERATIVE, "a budget of noise buys half of what it costs"),
     Mutant("prepare/weights.py", "running[ended] = 0.0", "running[ended] *= 1.0", GENERATIVE, "what an episode varies by grows with those before it"),
     Mutant("priors/decoders.py", "+ self.std * noise", "+ noise", "tests/prepare/test_flows.py", "the noise of an exported policy has no std"),

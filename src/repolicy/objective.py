@@ -35,7 +35,7 @@ WORDS = {"omega": ("auto", "alpha"), "alpha": ("omega",), "bonus": ("alpha",)}  
 class Objective:
     """What the return contains.
 
-    A weight of None is not set yet: `prepare.weights.decide` sets it for customize and train.
+    A weight of None is not set yet: `prepare.decision.decide` sets it for customize and train.
 
     Args:
         task: whose reward: the environment's own (`basic`), the add-on's (`addon`), or their sum (`both`).

@@ -28,8 +28,8 @@ from repolicy.objective import residual
 from repolicy.policies.export import onnx_reader
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.prepare import generative
+from repolicy.prepare.decision import decide
 from repolicy.prepare.generative import BestOf, check_possible, noise_prior, referred, scaled, standard_normal, start_of
-from repolicy.prepare.weights import decide
 from repolicy.priors import decoders
 from repolicy.priors.decoders import decoder_of, noise_input
 from repolicy.ranges import Range

@@ -17,7 +17,8 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import weights
-from repolicy.prepare.weights import ALPHAS, BUDGET, SHARE, UNSEEN, decide
+from repolicy.prepare.decision import decide
+from repolicy.prepare.weights import ALPHAS, BUDGET, SHARE, UNSEEN
 from repolicy.ranges import Range
 from repolicy.runs.settings import Settings
 

@@ -22,8 +22,8 @@ from repolicy.learning.training import customize, train
 from repolicy.loading import number
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy
+from repolicy.prepare.decision import decide
 from repolicy.prepare.defaults import customize_defaults, train_defaults
-from repolicy.prepare.weights import decide
 from repolicy.priors.opening import read_policy
 from repolicy.report import run_page as report
 from repolicy.report.charts import curve, labels, short, ticks

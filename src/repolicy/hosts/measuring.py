@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,10 +14,11 @@ from repolicy.errors import UsageError
 from repolicy.hosts.method import Method
 from repolicy.hosts.steering import Steering
 from repolicy.learning.multipliers import FINEST
-from repolicy.policies import ActionSpace, Density, Normalizer, SavedPolicy, sums
+from repolicy.policies import ActionSpace, Density, Normalizer, sums
 from repolicy.policies.density import fitted
+from repolicy.prepare.decision import decided
 from repolicy.prepare.states import MOST_NUMBERS, PATIENCE, SKIPPED, WANTED, check_enough
-from repolicy.prepare.weights import Weighing, decided
+from repolicy.prepare.weights import Shape, Weighing
 from repolicy.prepare.worth import EPISODES, LONGEST, Sums, Worth, Worths, worth_of
 from repolicy.report.host_page import evaluation
 from repolicy.report.verdict import Pair, action, spread, verdict
@@ -254,8 +255,7 @@ def _joined(episodes: list[Episodes], name: str) -> np.ndarray:
 class InHost(Weighing):
     """What weights are found for in a host, whose own environments run the episodes; a function has none."""
 
-    look: Look | None = field(kw_only=True)
-    hint = ""
+    look: Look | None
 
     @property
     def wish(self) -> str:
@@ -276,7 +276,7 @@ class InHost(Weighing):
 
 
 def weighed(
-    steering: Steering, card: dict[str, Any], sizes: Any, look: Look | None, say: Callable[[str], None]
+    steering: Steering, card: dict[str, Any], prior: Shape, look: Look | None, say: Callable[[str], None]
 ) -> Steering:
     """Return the same with all weights that are not named: by the prior's card, else by what `look` measures.
 
@@ -284,7 +284,7 @@ def weighed(
     """
     if steering.objective.is_set:
         return steering
-    task = InHost(SavedPolicy(sizes, None, card), "", (), steering.settings, say, look=look)
+    task = InHost(card, prior, steering.settings, say, look)
     try:
         found = decided(steering.objective, task)
     except UsageError as error:

@@ -27,11 +27,12 @@ from repolicy.learning.run import Callback, run, tell
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies import Policy, Prior
 from repolicy.prepare import session
+from repolicy.prepare.decision import decide
 from repolicy.prepare.defaults import train_defaults
 from repolicy.prepare.generative import free, start_of
 from repolicy.prepare.spending import spending
 from repolicy.prepare.states import check_learnable
-from repolicy.prepare.weights import decide, trial
+from repolicy.prepare.weights import trial
 from repolicy.priors import Function
 from repolicy.readers.reading import Options
 from repolicy.runs import ACTORS, Request, Result, RunFolder, Settings, check_dials, spec_for, torchrun_place

@@ -23,10 +23,10 @@ from repolicy.many.tradeoff import Found, Point, as_dict, episodes_of, point_wor
 from repolicy.objective import Objective, Weight
 from repolicy.policies import OBJECTIVE, Policy
 from repolicy.policies.storage import FORMAT, check_shape, write_bytes, write_json
+from repolicy.prepare.decision import decide
 from repolicy.prepare.generative import start_of
 from repolicy.prepare.session import settings_of
 from repolicy.prepare.states import check_learnable
-from repolicy.prepare.weights import decide
 from repolicy.priors import read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options

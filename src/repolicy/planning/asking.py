@@ -35,7 +35,7 @@ from repolicy.planning.value import fitted_value, rewards_of, rollouts_in
 from repolicy.policies import Agent, Policy, SavedPolicy
 from repolicy.prepare.session import open_prior
 from repolicy.prepare.states import SKIPPED, check_learnable, density_in, wanted
-from repolicy.prepare.weights import Weighing
+from repolicy.prepare.weights import InEnvs
 from repolicy.readers.reading import Options
 from repolicy.runs import Settings, one_thread
 
@@ -123,7 +123,8 @@ def planned(
     by_weights, settings = "", Settings()
     tries = omega is None and states is None and not value and not choices
     if omega is None or states is None:
-        weights, _, reward = Weighing(start.saved, place, wishes, settings, say).weights("--omega and --states")
+        task = InEnvs(start.saved.card, policy, settings, say, place, wishes)
+        weights, _, reward = task.weights("--omega and --states")
         if weights is None:
             raise UsageError("what a nat of the prior is worth cannot be told: name --omega and --states")
         omega = weights.omega if omega is None else omega

@@ -1,4 +1,15 @@
 """What to do: the worth of a nat, weights, the prior's states, the first policy, a diagnosis."""
 
 # The door: other rooms may import these files, and no others of this folder.
-__all__ = ["defaults", "diagnosis", "generative", "imitation", "session", "spending", "states", "weights", "worth"]
+__all__ = [
+    "decision",
+    "defaults",
+    "diagnosis",
+    "generative",
+    "imitation",
+    "session",
+    "spending",
+    "states",
+    "weights",
+    "worth",
+]

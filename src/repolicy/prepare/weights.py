@@ -1,20 +1,21 @@
-"""What each term of the return weighs, where the user names no weight."""
+"""Weights for a prior and a wish: by what a nat of the prior is worth, by what the wish pays, by the prior's card."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from repolicy.envs import Collector, Rollout, addons, check_fit, decoder, make_envs, probed
-from repolicy.errors import NumericError, UsageError
+from repolicy.envs import Collector, Rollout, addons, check_fit, make_envs, probed
+from repolicy.errors import NumericError
 from repolicy.loading import without_version
 from repolicy.objective import Objective, Weight
-from repolicy.policies import Agent, Policy, SavedPolicy, seeded
+from repolicy.policies import ActionSpace, Agent, Policy, seeded
 from repolicy.prepare.states import MOST_NUMBERS, SKIPPED
 from repolicy.prepare.worth import EPISODES, LONGEST, Worth, Worths, sought
 from repolicy.ranges import Range
@@ -36,93 +37,16 @@ ENVS, STEPS = 8, 256  # of a trial
 Say = Callable[[str], None]
 
 
-class Decision(NamedTuple):
-    """An objective whose weights are all set, the settings with its budget, and a sentence for each choice."""
+class Shape(Protocol):
+    """What weights depend on of a policy, beside its card."""
 
-    objective: Objective
-    settings: Settings
-    notes: list[str]
-    steps: int = 0  # of the environment, that it took to find them
-
-
-def decide(
-    objective: Objective,
-    prior: SavedPolicy | None,
-    env: str,
-    wishes: tuple[str, ...],
-    settings: Settings,
-    say: Say = lambda sentence: None,
-) -> Decision:
-    """Return a run's objective with all its weights: each that is not set yet is set to the usual one.
-
-    Training from nothing (`prior` is None) takes alpha from a row of settings, else from the reward of trial steps.
-    Customizing takes omega and states from what a nat of the prior is worth, else holds a budget; and alpha from the
-    prior's file, else from omega. `say` hears of what takes a while. Raises UsageError where a budget and a named
-    weight exclude each other.
-    """
-    if objective.is_set:
-        return Decision(objective, settings, [])
-    if prior is None:
-        alpha, why = alpha_of_training(objective, env, wishes, settings)
-        unset: dict[str, Any] = {name: alpha for name in ("alpha", "bonus") if getattr(objective, name) is None}
-        return Decision(replace(objective, **unset), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
-    return decided(objective, Weighing(prior, env, wishes, settings, say))
+    @property
+    def observation_size(self) -> int: ...
+    @property
+    def actions(self) -> ActionSpace: ...
 
 
-def decided(objective: Objective, task: "Weighing") -> Decision:
-    """Return the same for a policy that is customized, wherever its episodes run."""
-    prior, wishes, settings = task.prior, task.wishes, task.settings
-    omega, states, notes, most = objective.omega, objective.states, list[str](), 0.0
-    if settings.budget is not None and settings.keep is None:
-        if omega not in (None, "auto"):
-            option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
-            raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
-        omega = "auto"
-    elif omega is None and task.acts_by_noise:
-        omega = "auto"
-    elif omega is None:
-        known, most, reward = task.weights("--omega")
-        if known is None and (isinstance(objective.alpha, Range) or addons.dials(wishes)):
-            what = "what the prior's log-probability is worth cannot be told, and beside a dial no budget can find it"
-            raise UsageError(f"{what}: name --omega, a number or a range such as 0.03..3")
-        if known is None:
-            omega = "auto"
-            unknown = "what a nat of the prior is worth cannot be told from these episodes"
-            notes.append(f"{unknown}: does it act as it should{task.hint}?")
-        else:
-            omega, states = known.omega, known.states if states is None else states
-            notes.append(
-                f"omega is {omega:.3g}, what a nat of the prior is worth of {reward}, and states {states:.3g}, the "
-                "weight of its states; --omega and --states set others"
-            )
-    elif omega != "auto" and states is None and not task.acts_by_noise:  # small omegas alone would stand still
-        known, _, _ = task.weights("--states")
-        states = 0.0 if known is None else known.states
-        notes.append(
-            "what a nat of the prior is worth cannot be told, so new states have no price; --states names one"
-            if known is None
-            else f"states is {states:.3g}, the weight of the prior's states; --states sets another"
-        )
-    if omega == "auto" and settings.budget is None:
-        usual = task.budget_of_noise() if task.acts_by_noise else usual_budget(prior.policy)
-        settings = replace(settings, kl_budget=usual)
-        notes.append(
-            f"omega and alpha move together so that the policy drifts {settings.kl_budget:g} nats a step from its "
-            "prior; --kl-budget sets another distance, --omega a weight"
-        )
-    alpha = None if (omega, objective.alpha) == ("auto", "omega") else objective.alpha  # which move together anyway
-    if alpha is None:
-        alpha, why = task.alpha_of_customizing(omega, most)
-        begins = "begins at" if omega == "auto" else "is"
-        notes += [f"alpha {begins} {alpha}, {why}; --alpha sets another"] * bool(why)
-    if omega == "auto":  # both weights begin at alpha
-        if isinstance(alpha, Range) or not 0.0 < alpha < math.inf:
-            raise UsageError(f"alpha is {alpha}; where a budget moves omega and alpha it must be one number above 0")
-        omega = alpha
-    return Decision(replace(objective, omega=omega, alpha=alpha, states=states or 0.0), settings, notes, task.taken)
-
-
-def usual_budget(prior: Policy) -> float:
+def usual_budget(prior: Shape) -> float:
     """Return the nats a step that a policy may drift, where nobody can tell what a nat is worth."""
     if prior.actions.kind == "continuous":
         return BUDGET
@@ -130,16 +54,37 @@ def usual_budget(prior: Policy) -> float:
 
 
 @dataclass
-class Weighing:
-    """What the weights of a policy that is customized are found for."""
+class Weighing(ABC):
+    """A prior that is customized, for which weights are found; who runs its episodes says what they tell."""
 
-    prior: SavedPolicy
-    env: str
-    wishes: tuple[str, ...]
+    card: dict[str, Any]
+    prior: Shape
     settings: Settings
     say: Say
-    taken: int = 0  # steps of the environment until now
-    hint: ClassVar[str] = " (repolicy diagnose)"  # how to see whether the prior acts as it should
+    taken: int = field(default=0, init=False)  # steps of the environment until now
+    hint: ClassVar[str] = ""  # how to see whether the prior acts as it should
+    nats_have_worth: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def wish(self) -> str:
+        """What to call the add-on, in a sentence."""
+
+    @property
+    def has_dials(self) -> bool:
+        """Whether an add-on has a range of weights."""
+        return False
+
+    @abstractmethod
+    def worths(self) -> Worths:
+        """Return what a nat is worth by episodes of the prior."""
+
+    @abstractmethod
+    def paid(self) -> np.ndarray:
+        """Return what the wish pays in some steps of the prior."""
+
+    def usual_budget(self) -> float:
+        return usual_budget(self.prior)
 
     def weights(self, unless: str) -> "tuple[Weights | None, float, str]":
         """Return the weights by the prior's card or, where that does not tell, by its episodes.
@@ -147,31 +92,69 @@ class Weighing:
         And the most that a nat can be worth by these, and of which reward. A wish is measured at weight 1, so that ten
         times its weight is ten times more beside the prior. `unless` names the option that goes without measuring.
         """
-        card, policy = self.prior.card, self.prior.policy
-        known = weights_of(card, policy.observation_size)
+        numbers = self.prior.observation_size
+        known = weights_of(self.card, numbers)
         if known is not None:
-            trained_with = card.get("request", {}).get("addons")
+            trained_with = self.card.get("request", {}).get("addons")
             whose = "the reward that it was trained with" if trained_with else "the environment's reward"
             return known, known.omega, whose
         how = "by episodes of its mean action and of sampled ones"
         self.say(f"measuring what a nat of the prior is worth, {how} ({unless} goes without)")
         found = self.worths()
         self.taken += found.steps
-        weights = weights_found(found, policy.observation_size)
+        weights = weights_found(found, numbers)
         in_wish = weights is not None and max(found.known, key=lambda worth: worth.value) is found.addon
         return weights, found.most, self.wish if in_wish else "the environment's reward"
+
+    def alpha(self, omega: Any, most: float) -> tuple[Weight, str]:
+        """Return the prior's own alpha, without a reason; else one by omega; else one by the wish's reward."""
+        known = alpha_in(self.card)
+        if known is not None:
+            return known, ""
+        if omega in ("auto", "alpha", 0):
+            return self.alpha_alone(most)
+        return self.alpha_beside(omega)
+
+    def alpha_beside(self, omega: float | Range) -> tuple[Weight, str]:
+        """Return a third of omega."""
+        least = omega.low if isinstance(omega, Range) else omega
+        third = two_digits(ALPHA_SHARE * least)
+        return third, f"a third of omega {least:g}, since the prior's file does not tell its own"
+
+    def alpha_alone(self, most: float) -> tuple[Weight, str]:
+        """Return an alpha by the wish's reward, but no less than the `most` that a nat of the prior can be worth.
+
+        Who is held too much is let go later, who is lost stays lost.
+        """
+        alpha, why = _scaled(self.paid(), self.prior.actions.width, "add-on's reward under the prior")
+        if alpha < most:
+            return two_digits(most), "the most that a nat of the prior can be worth"
+        return alpha, why
+
+
+@dataclass
+class InEnvs(Weighing):
+    """The same, by episodes in the engine's environments."""
+
+    prior: Policy
+    env: str
+    wishes: tuple[str, ...]
+    hint = " (repolicy diagnose)"
 
     @property
     def wish(self) -> str:
         return addons.at_one_in_words(self.wishes)
 
+    @property
+    def has_dials(self) -> bool:
+        return bool(addons.dials(self.wishes))
+
     def worths(self) -> Worths:
-        """Return what a nat is worth by episodes of the prior."""
         longest = int(MEASURED * self.settings.steps)
         episodes = max(FEWEST, min(EPISODES, longest // (2 * LONGEST)))
         with one_thread():
-            policy, wishes = self.prior.policy, addons.at_one(self.wishes)
-            return sought(policy, self.env, wishes, longest, self.settings.backend, episodes)
+            wishes = addons.at_one(self.wishes)
+            return sought(self.prior, self.env, wishes, longest, self.settings.backend, episodes)
 
     def paid(self) -> np.ndarray:
         """Return what the wish pays in some steps of the prior, `[T, N]`."""
@@ -181,32 +164,29 @@ class Weighing:
     def tried(self) -> Rollout:
         """Some steps of the prior."""
         self.taken += ENVS * STEPS
-        return trial(self.prior.policy, self.env, self.settings)
+        return trial(self.prior, self.env, self.settings)
 
-    def alpha_of_customizing(self, omega: Any, most: float) -> tuple[Weight, str]:
-        """Return the prior's own alpha, without a reason; else a third of omega; else one by the wish's reward.
 
-        But no less than the `most` that a nat can be worth: who is held too much is let go later, who is lost stays
-        lost.
-        """
-        if (known := alpha_in(self.prior.card)) is not None:
-            return known, ""
-        if omega not in ("auto", "alpha", 0):
-            if self.acts_by_noise:
-                return "omega", "since N(0, I) is what entropy is measured from, too"
-            least = omega.low if isinstance(omega, Range) else omega
-            third = two_digits(ALPHA_SHARE * least)
-            return third, f"a third of omega {least:g}, since the prior's file does not tell its own"
-        if self.acts_by_noise and (spread := self.spread()) > 0.0:
-            alpha = two_digits(spread / math.sqrt(2.0 * BUDGET_OF_NOISE))
-            return alpha, f"at which {BUDGET_OF_NOISE:g} nats buy what the wish varies by in an episode ({spread:.3g})"
-        alpha, why = _scaled(self.paid(), self.prior.policy.actions.width, "add-on's reward under the prior")
-        return (alpha, why) if alpha >= most else (two_digits(most), "the most that a nat of the prior can be worth")
+class ThroughNoise(InEnvs):
+    """The same of a generative policy, which acts through its noise: its likeliest action is no better than others."""
 
-    @property
-    def acts_by_noise(self) -> bool:
-        """Whether the prior is a generative policy, whose likeliest action is no better than the others."""
-        return decoder(self.env) is not None
+    nats_have_worth = False
+
+    def usual_budget(self) -> float:
+        """Return the nats a decision at which an episode has spent those that a generative policy may drift."""
+        lengths = self.tried.episodes.lengths
+        return two_digits(BUDGET_OF_NOISE / (float(np.mean(lengths)) if lengths else STEPS))
+
+    def alpha_beside(self, omega: float | Range) -> tuple[Weight, str]:
+        return "omega", "since N(0, I) is what entropy is measured from, too"
+
+    def alpha_alone(self, most: float) -> tuple[Weight, str]:
+        """Return the alpha at which the nats of an episode buy what the wish varies by, where it varies."""
+        spread = self.spread()
+        if not spread > 0.0:
+            return super().alpha_alone(most)
+        alpha = two_digits(spread / math.sqrt(2.0 * BUDGET_OF_NOISE))
+        return alpha, f"at which {BUDGET_OF_NOISE:g} nats buy what the wish varies by in an episode ({spread:.3g})"
 
     def spread(self) -> float:
         """Return the std of what the wish pays in an episode of the prior, or in `STEPS` steps where none ends.
@@ -221,10 +201,8 @@ class Weighing:
             running[ended] = 0.0
         return float(np.std(sums if len(sums) > 1 else running))
 
-    def budget_of_noise(self) -> float:
-        """Return the nats a decision at which an episode has spent those that a generative policy may drift."""
-        lengths = self.tried.episodes.lengths
-        return two_digits(BUDGET_OF_NOISE / (float(np.mean(lengths)) if lengths else STEPS))
+
+# From trial steps -----------------------------------------------------------------------------------------------------
 
 
 def alpha_of_training(objective: Objective, env: str, wishes: tuple[str, ...], settings: Settings) -> tuple[float, str]:

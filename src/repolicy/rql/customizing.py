@@ -27,10 +27,11 @@ from repolicy.learning.training import watchdog
 from repolicy.loading import nearest
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
+from repolicy.prepare.decision import decide
 from repolicy.prepare.session import earlier, settings_of
 from repolicy.prepare.spending import Spending
 from repolicy.prepare.states import check_learnable, density_of, steps_for
-from repolicy.prepare.weights import alpha_in, decide
+from repolicy.prepare.weights import alpha_in
 from repolicy.priors import find_policy, own_bytes, read_policy
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import CUSTOMIZING, TASKS, Settings, customize_defaults, task_of, train_defaults
