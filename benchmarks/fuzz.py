@@ -141,7 +141,7 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         "many.pool.on_ray": note("Ray"), "cli.about._renders": lambda *_: True,
         "rql.customizing._algorithm": note("Q-learning"), "report.publish.library": mock.MagicMock,
         "prepare.diagnosis.diagnose": note("a diagnosis"), "prepare.imitation.fit": note("an imitation"),
-        "prepare.session.clone": note("a clone"), "priors.running.PATIENCE": 1.0,
+        "prepare.beginning.clone": note("a clone"), "priors.running.PATIENCE": 1.0,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for place in replaced:  # a module that is imported later would keep another's replacement

@@ -18,7 +18,7 @@ from repolicy.envs.rollout import Collector
 from repolicy.errors import NumericError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.prepare.session import open_prior
+from repolicy.prepare.beginning import open_prior
 from repolicy.priors.finding import find_policy
 from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scorer, State, prior_of
 from repolicy.priors.opening import from_source, is_code, load_policy, opened, read_policy, source_of

@@ -17,7 +17,8 @@ from repolicy.learning.multipliers import broken
 from repolicy.learning.segments import Segments
 from repolicy.learning.terms import collapsed
 from repolicy.policies import add_to_card
-from repolicy.prepare.session import Start, begun
+from repolicy.prepare.beginning import Start
+from repolicy.prepare.session import begun
 from repolicy.prepare.worth import measured
 from repolicy.priors import Scoring, from_source, read_policy
 from repolicy.runs import Request, Result, RunFolder, polite_interrupt, ranks, torchrun_place

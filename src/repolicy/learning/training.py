@@ -27,6 +27,7 @@ from repolicy.learning.run import Callback, run, tell
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies import Policy, Prior
 from repolicy.prepare import session
+from repolicy.prepare.beginning import INITS
 from repolicy.prepare.decision import decide
 from repolicy.prepare.defaults import train_defaults
 from repolicy.prepare.generative import free, start_of
@@ -195,7 +196,7 @@ def customize(
         # The actor begins as the prior, as what is fitted to it, or as another policy.
         start = start.cloned(name, how, folder.prior, say)
         start.check_not_fitted_to_another(folder.prior)
-        if init not in session.INITS:
+        if init not in INITS:
             start = start.beginning_as(init)
             notes.append(f"the actor begins as {init}, and {start.name} stays the prior")
         saved = start.saved

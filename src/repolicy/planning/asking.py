@@ -33,7 +33,7 @@ from repolicy.planning.scoring import Score
 from repolicy.planning.simulators import CannotBatchError, CopyModel, Model, MujocoModel
 from repolicy.planning.value import fitted_value, rewards_of, rollouts_in
 from repolicy.policies import Agent, Policy, SavedPolicy
-from repolicy.prepare.session import open_prior
+from repolicy.prepare.beginning import open_prior
 from repolicy.prepare.states import SKIPPED, check_learnable, density_in, wanted
 from repolicy.prepare.weights import InEnvs
 from repolicy.readers.reading import Options

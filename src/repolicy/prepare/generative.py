@@ -31,7 +31,8 @@ from repolicy.envs import (
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.loading import load_object, reference_to
 from repolicy.policies import ActionSpace, Policy, PolicySpec, frozen, seeded, sums
-from repolicy.prepare.session import Start, called, open_prior, settings_of
+from repolicy.prepare.beginning import Start, open_prior
+from repolicy.prepare.session import called, settings_of
 from repolicy.prepare.weights import trial
 from repolicy.priors import check_unread, decoder_of, is_code, sum_of
 from repolicy.readers.reading import Options

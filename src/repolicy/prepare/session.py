@@ -1,41 +1,27 @@
-"""What a run begins with: its folder, its prior, and what it was asked for before, where it is resumed."""
+"""Where a run begins: its folder, what it was asked for before, where it is resumed, and who looks on."""
 
 import contextlib
-import hashlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from repolicy.envs import Backend, Limit, addons, confirm, decoder, env_of, only_here, placed, probed, with_roles
+from repolicy.envs import Limit, addons, confirm, decoder, only_here, probed
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, stem_of
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import name_of
-from repolicy.policies import Conditioned, Policy, SavedPolicy, frozen, notes_of, policy_bytes, seeded
+from repolicy.policies import Policy, seeded
 from repolicy.policies.storage import read, write
-from repolicy.prepare.cloning import clone, spec_of
-from repolicy.prepare.defaults import STEPS, customize_defaults
+from repolicy.prepare.beginning import Start
 from repolicy.prepare.weights import trial
-from repolicy.priors import (
-    MeanPrior,
-    ScoredPrior,
-    Scoring,
-    Source,
-    find_policy,
-    opened,
-    own_bytes,
-    read_policy,
-    source_of,
-    take_out,
-)
 from repolicy.priors import name_of as called_prior
-from repolicy.readers.reading import Options
+from repolicy.priors import read_policy, take_out
 from repolicy.runs import (
     BUDGETS,
     AnySettings,
@@ -162,7 +148,7 @@ KEPT = 32  # steps of a trial in each of its environments, by which a resumed ru
 CLOSE = 1e-3  # of a number's largest value: another processor rounds otherwise, and a robot makes more of it
 
 
-def begun(request: Request, folder: RunFolder, resume: bool, start: "Start | None") -> list[str]:
+def begun(request: Request, folder: RunFolder, resume: bool, start: Start | None) -> list[str]:
     """Claim the folder for a run. Returns what is to be said.
 
     Raises where an environment or an add-on does not give what it gave when the run began, though it repeats itself
@@ -225,134 +211,3 @@ def shown(progress: bool | None) -> list[Any]:
     from repolicy.runs import Display
 
     return [Display()]
-
-
-# What a customization starts from -------------------------------------------------------------------------------------
-
-
-INITS = ("auto", "copy", "clone")  # whatever else is the file of a policy that the actor begins as
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a user gave as a prior, and the policy that the actor starts as."""
-
-    given: Any
-    name: str
-    saved: SavedPolicy | None  # the policy that the actor starts as
-    content: bytes  # of its file
-    scoring_prior: Scoring | None = None  # where `saved` is no copy of it, but fitted to it
-    source: Source | None = None  # how other processes load that
-    init: bytes | None = None  # the file of what the actor starts as, where that is another policy than `saved`
-    trials: int = 1  # how often some steps of it are looked at before the run
-
-    def env(self, trust: bool) -> str:
-        """Return the environment that the prior was made for, where it is known."""
-        if self.saved is None:
-            raise UsageError(f"{self.name} does not say which environment it is for; name one with --env")
-        if isinstance(self.given, Policy):
-            raise UsageError("a policy alone does not say which environment it is for; give env=...")
-        session = isinstance(self.given, Result)  # the names in it come from this session
-        return env_of(self.saved.card, Path(self.name), trust=session or trust)
-
-    def settings(self, settings: Settings) -> Settings:
-        """Return the settings with as many ranks as can have the prior."""
-        if self.scoring_prior is not None and settings.log_prior_budget is not None:
-            what = "a log-prior budget asks how likely the prior's own actions are, which only a copied policy tells"
-            raise UsageError(f"{what}: take a KL budget")
-        if self.scoring_prior is None or self.source is not None or torchrun_place() is not None:
-            return settings
-        if settings.ranks > 1:
-            alone = f"{self.name} is an object of this program, which the other ranks cannot import"
-            raise UsageError(f"{alone}: take one rank, or put it into a module and name it as module:function")
-        return replace(settings, ranks=1)
-
-    def usual(self, env: str, settings: Settings | Mapping[str, Any] | None) -> Settings:
-        """Return the default settings for as many steps as these name."""
-        steps = settings.get("steps") if isinstance(settings, Mapping) else None
-        steps = STEPS if steps is None else validated({"steps": steps}, "settings")["steps"]
-        if self.scoring_prior is None:
-            assert self.saved is not None
-            return customize_defaults(self.saved.policy, steps)
-        prior, env = self.scoring_prior, self.with_roles(env)
-        if isinstance(prior, MeanPrior):
-            prior, env = placed(prior, env)
-        return customize_defaults(Policy(spec_of(prior, probed(env))), steps)
-
-    def with_roles(self, env: str, backend: Backend = "auto") -> str:
-        """Return the environment's name with the parts that this prior and a critic observe."""
-        who: object = self.scoring_prior
-        if self.saved is not None:
-            who = self.saved.policy
-        elif isinstance(who, MeanPrior):
-            who = who.mean
-        return with_roles(env, getattr(who, "observation_size", 0), backend)
-
-    @property
-    def notes(self) -> list[str]:
-        notes = [] if self.saved is None else notes_of(self.saved.card)
-        if isinstance(self.scoring_prior, MeanPrior | ScoredPrior):
-            notes += self.scoring_prior.notes
-        return notes
-
-    def cloned(self, env: str, settings: Settings, file: Path, say: Callable[[str], None]) -> "Start":
-        """Return the same with a policy to start from, fitted to the prior where it is no copy of it."""
-        prior = self.scoring_prior
-        if prior is None:
-            return self
-        if isinstance(prior, MeanPrior):
-            prior, env = placed(prior, env, settings.backend)
-        saved, content = clone(prior, env, settings, file, say)
-        return replace(self, saved=saved, content=content, scoring_prior=prior)
-
-    @property
-    def checksums(self) -> tuple[str, str]:
-        """Those of the prior's file, and of what the actor begins as where that is another."""
-        prior, init = (hashlib.sha256(each).hexdigest() if each else "" for each in (self.content, self.init))
-        return prior, init
-
-    def beginning_as(self, file: str | Path) -> "Start":
-        """Return the same with another policy to start from, of the prior's shape: the prior scores its actions."""
-        first, prior = read_policy(find_policy(file)), self.saved
-        assert prior is not None
-        for name in ("observation_size", "actions", "family", "clips"):
-            ours, theirs = (getattr(each.policy.spec, name) for each in (first, prior))
-            if ours != theirs:
-                raise UsageError(
-                    f"the actor cannot begin as {file}: its {name.replace('_', ' ')} ({ours}) and the prior's "
-                    f"({theirs}) are not the same; take a policy that was made of {self.name}"
-                )
-        return replace(self, init=own_bytes(first))
-
-    def check_not_fitted_to_another(self, kept: Path) -> None:
-        """Raise where a run is resumed from its own copy of its prior, and that was only fitted to what scores."""
-        if self.scoring_prior is None and self.saved is not None and "clone_of" in self.saved.card:
-            named = Path(self.name)
-            if named.is_file() and kept.is_file() and named.samefile(kept):
-                raise UsageError(f"{kept} was only fitted to the prior of this run, which scores it: name that prior")
-
-
-def open_prior(
-    given: Any, reading: Options | None = None, init: str | Path = "auto", trust: bool = False, file: Path = Path()
-) -> Start:
-    """Read what a user gave as a prior, once; it is not fitted yet. `file` is the copy that a run keeps."""
-    reference = given.folder if isinstance(given, Result) else given
-    found = opened(reference, reading, trust)
-    name, agent = found.name, found.agent
-    if isinstance(agent, MeanPrior | ScoredPrior):
-        if init == "copy":
-            raise UsageError(f"{name} cannot be copied; leave --init out, and the actor is fitted to it")
-        return Start(given, name, None, b"", agent, source_of(reference, agent, reading, trust))
-    if found.saved is None:  # module:name may lead to one, too
-        if reading not in (None, Options()):
-            raise UsageError(
-                f"{name} is a policy of Repolicy's, which has all that it needs: leave std and reading out"
-            )
-        saved, content = SavedPolicy(frozen(agent), None, {}), policy_bytes(agent, {})
-    elif isinstance(agent, Conditioned):
-        raise UsageError(f"a policy with {agent.words} is no prior; keep a position of it with `repolicy dial`")
-    else:
-        saved, content = found.saved, b"" if init == "clone" else own_bytes(found.saved, file)
-    if init != "clone":
-        return Start(given, name, saved, content)
-    return Start(given, name, saved, content, saved.policy, source_of(reference, saved.policy, reading, trust))
