@@ -200,7 +200,7 @@ ROOMS = [
     Mutant("envs/evaluation.py", "self.basic + self.addon", "self.addon", "tests/envs/test_evaluation.py", "total without the basic reward"),
     Mutant("prepare/session.py", "for name in unset}", "for name in unset if name != 'alpha'}", "tests/prepare/test_session.py", "a budget begins elsewhere when resumed"),
     Mutant("envs/rollout.py", "| (self._lengths == self._longest)", "", "tests/envs/test_evaluation.py", "an episode that is cut goes on"),
-    Mutant("many/sweep.py", 'alpha = kept["alpha"] if alpha is None else alpha', "pass", "tests/many/test_sweep.py", "a resumed sweep finds another alpha"),
+    Mutant("many/sweep.py", 'alpha = before.objective.alpha if alpha is None else alpha', "pass", "tests/many/test_sweep.py", "a resumed sweep finds another alpha"),
     Mutant("envs/rollout.py", "            self._check(seen[t], t)\n", "", "tests/envs/test_rollout.py", "observations within a rollout not looked at"),
     Mutant("envs/rollout.py", "        self._check(seen[-1], self.n_steps)\n", "", "tests/envs/test_rollout.py", "a rollout's last observations not looked at"),
     Mutant("envs/evaluation.py", "np.average((self.values - self.mean) ** 2, weights=self.weights)", "np.average((self.values - self.mean) ** 2)", "tests/envs/test_evaluation.py", "a std without the episodes' lengths"),

@@ -177,7 +177,7 @@ def still(observations: np.ndarray, actions: np.ndarray, next_observations: np.n
 
 def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And that is said before anything is measured."""
-    monkeypatch.setattr("repolicy.many.sweep.decide", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("repolicy.many.sweep.weighed", lambda *_: pytest.fail("measured"))
     out = tmp_path / "out"
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="out cannot be made: .*file is a file and no folder"):

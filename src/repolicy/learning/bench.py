@@ -19,8 +19,8 @@ import torch
 from repolicy.envs import make_envs
 from repolicy.errors import check_counts
 from repolicy.learning.segments import Segments
-from repolicy.learning.training import check
 from repolicy.objective import soft
+from repolicy.prepare.checks import check
 from repolicy.runs import Request, RunFolder, Settings, derived_seed, ranks
 
 PARTS = 20  # slices in a segment

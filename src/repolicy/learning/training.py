@@ -5,38 +5,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from repolicy.envs import (
     LONGEST,
     EnvLike,
-    Limit,
     Watchdog,
     addons,
     chunk_of,
     decoder,
-    env_name,
-    probed,
     with_observed,
     with_observed_of,
     with_roles,
 )
-from repolicy.envs import limits as limits_of
 from repolicy.errors import UsageError
 from repolicy.learning.run import Callback, run, tell
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies import Policy, Prior
 from repolicy.prepare import session
-from repolicy.prepare.beginning import INITS
+from repolicy.prepare.beginning import INITS, Start
+from repolicy.prepare.checks import NO_ADDON, check, check_steps, check_wish, try_addon, unused, weighed
 from repolicy.prepare.decision import decide
 from repolicy.prepare.defaults import train_defaults
 from repolicy.prepare.generative import free, start_of
+from repolicy.prepare.session import Asked
 from repolicy.prepare.spending import spending
-from repolicy.prepare.states import check_learnable
-from repolicy.prepare.weights import trial
 from repolicy.priors import Function
 from repolicy.readers.reading import Options
-from repolicy.runs import ACTORS, Request, Result, RunFolder, Settings, check_dials, spec_for, torchrun_place
+from repolicy.runs import Request, Result, RunFolder, Settings, torchrun_place
 
 
 def train(
@@ -72,33 +66,34 @@ def train(
             `policy`, else what the policy sees.
         trust: run code that the resumed run names as its add-on.
     """
-    name, wishes = env_name(env), addons.names(addon)
     callbacks = [*callbacks, *session.shown(progress)]
-    wanted = objective or soft()
-    folder = RunFolder(session.folder_for(out, name, session.called_objective(wanted), settings, resume))
+    asked = Asked.of(env, addon, objective=objective)
+    called = session.called_objective(objective or soft())
+    folder = RunFolder(session.folder_for(out, asked.env, called, settings, resume))
     folder.check_new(resume)  # before anything that takes a while
-    before = session.earlier(folder, resume, trust, env=name, addon=wishes)
-    name = with_observed(name, observe, observe_critic)
+    before = session.earlier(folder, resume, trust, asked)
+    asked = asked.completed(before)
+    env = with_observed(asked.env, observe, observe_critic)
     if before is not None:
-        wishes = wishes or before.addons
-        wanted = before.objective if objective is None else wanted
-        name = with_observed_of(name, before.env)
-    usual = train_defaults(name) if before is None else before.settings
-    how, notes = session.ranks_for(session.settings_of(settings, usual), [name, *wishes])
-    wanted, how = session.continued(wanted, how.resolved(), before, folder.path)
+        env = with_observed_of(env, before.env)
+
+    usual = train_defaults(env) if before is None else before.settings
+    settings, notes = session.ranks_for(session.settings_of(settings, usual), [env, *asked.addons])
+    objective, settings = session.continued(asked.objective or soft(), settings.resolved(), before, folder.path)
     with watchdog(env_timeout):
-        name = with_roles(name, backend=how.backend)
-        notes = [f"training in {name}, into {folder.path}", *notes]
-        wanted, how, chosen, _ = decide(wanted, None, name, wishes, how)
-        if wanted.reads_prior:
+        env = with_roles(env, backend=settings.backend)
+        decision = decide(objective, None, env, asked.addons, settings)
+        objective = decision.objective
+        if objective.reads_prior:
             raise UsageError("an objective with omega above 0 needs a prior: use customize")
-        if wanted.reads_states:
+        if objective.reads_states:
             raise UsageError("an objective with states above 0 needs a prior, whose states they are: use customize")
-        if wanted.dials or addons.dials(wishes):
+        if objective.dials or addons.dials(asked.addons):
             raise UsageError("a range of weights needs a prior, which the dial begins as: use customize")
-        request = Request(name, wanted, how, wishes)
+        request = Request(env, objective, decision.settings, asked.addons)
         check(request)
-        return run(request, folder, resume, callbacks, [*notes, *chosen], env_timeout=env_timeout)
+        notes = [f"training in {env}, into {folder.path}", *notes, *decision.notes]
+        return run(request, folder, resume, callbacks, notes, env_timeout)
 
 
 def customize(
@@ -158,107 +153,80 @@ def customize(
             file.py:function. A share of the old return is kept by the setting `keep`.
     """
     callbacks = [*callbacks, *session.shown(progress)]
-    wishes, name = addons.names(addon), None if env is None else env_name(env)
-    held = (limits,) if isinstance(limits, str) else tuple(limits)
-    wanted = objective or residual()
     reading = reading if std is None else replace(reading or Options(), std=std)
-    folder = RunFolder(session.folder_for(out, prior, session.called_objective(wanted), settings, resume))
+    asked = Asked.of(env, addon, limits, objective, sparse)
+    called = session.called_objective(objective or residual())
+    folder = RunFolder(session.folder_for(out, prior, called, settings, resume))
     folder.check_new(resume)  # before anything that takes a while
-    # Resume: what is not named again is as it was.
     trusted = trust or isinstance(prior, Result)  # the names are of this session
-    before = session.earlier(folder, resume, trusted, env=name, addon=wishes, limits=held, customizes=True)
-    if before is not None:
-        wishes, name, sparse = wishes or before.addons, name or before.env, sparse or before.sparse
-        wanted, held = before.objective if objective is None else wanted, held or before.limits
-        init = folder.init if before.init and init == "auto" else init
-    if not wishes:
+    before = session.earlier(folder, resume, trusted, asked, customizes=True)
+    asked = asked.completed(before)
+    if not asked.addons:
         raise UsageError(f"customizing {NO_ADDON}")
+    if before is not None and before.init and init == "auto":
+        init = folder.init
+
     # Open the prior, which tells its environment and its settings.
-    resumed = before is not None
-    start, name = start_of(prior, name, settings, noise, chunk, trust, folder.prior, resumed, reading, init)
-    name = with_observed(name or start.env(trust), observe, observe_critic)
-    usual = start.usual(name, settings) if before is None else before.settings
-    how, notes = session.ranks_for(start.settings(session.settings_of(settings, usual)), [name, *wishes])
-    wanted, how = session.continued(wanted, how.resolved(), before, folder.path)
-    check_steps(how)
+    kept, resumed = folder.prior, before is not None
+    start, env = start_of(prior, asked.env or None, settings, noise, chunk, trust, kept, resumed, reading, init)
+    env = with_observed(env or start.env(trust), observe, observe_critic)
+    usual = start.usual(env, settings) if before is None else before.settings
+    settings = start.settings(session.settings_of(settings, usual))
+    settings, notes = session.ranks_for(settings, [env, *asked.addons])
+    objective, settings = session.continued(asked.objective or residual(), settings.resolved(), before, folder.path)
+    check_steps(settings)
     with watchdog(env_timeout):
-        name = start.with_roles(name, how.backend)
-        addons.combined(addons.at(wishes))  # what is wrong there is said before what takes a while
-        addons.check_env(wishes, name)
-        saying = f"customizing {session.called(prior)} in {name} to {' + '.join(wishes)}, into {folder.path}"
-        notes = [saying, *notes, *start.notes, *unused(how)]
-
-        def say(note: str) -> None:
-            """Tell what takes a while; the notes until then come first."""
-            tell(callbacks, [*notes, note])
-            notes.clear()
-
-        # The actor begins as the prior, as what is fitted to it, or as another policy.
-        start = start.cloned(name, how, folder.prior, say)
-        start.check_not_fitted_to_another(folder.prior)
-        if init not in INITS:
-            start = start.beginning_as(init)
-            notes.append(f"the actor begins as {init}, and {start.name} stays the prior")
-        saved = start.saved
-        assert saved is not None
-        # Look at the wish, and at what a generative policy earns untrained.
-        notes += try_addon(saved.policy, name, wishes, how, sparse, limits_of(held, name))
-        untrained = 0
-        if decoder(name) is not None and before is None:
-            told, untrained = free(saved.policy, name, wishes, how)
-            notes += told
-        # Decide what each term of the return weighs.
-        wanted, how, chosen, measured = decide(wanted, saved, name, wishes, how, say)
-        if not wanted.reads_addon:
-            raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
-        kept_prior, kept_init = start.checksums
-        request = Request(name, wanted, how, wishes, kept_prior, sparse, held, kept_init)
-        check(request)
-        if wanted.reads_states:
-            check_learnable(saved.policy)
-        if before is None:
-            length = float(saved.card.get("evaluation", {}).get("evaluation_length", LONGEST))
-            chosen = [*chosen, spending(request, measured, length, untrained, start.trials).sentence(chunk_of(name))]
-        return run(request, folder, resume, callbacks, [*notes, *chosen], env_timeout, start)
+        env = start.with_roles(env, settings.backend)
+        check_wish(asked.addons, env)  # before what takes a while
+        saying = f"customizing {session.called(prior)} in {env} to {' + '.join(asked.addons)}, into {folder.path}"
+        notes = [saying, *notes, *start.notes, *unused(settings)]
+        request = Request(env, objective, settings, asked.addons, sparse=asked.sparse, limits=asked.limits)
+        start, request = _prepared(start, request, folder, init, resumed, callbacks, notes)
+        return run(request, folder, resume, callbacks, notes, env_timeout, start)
 
 
-NO_ADDON = (
-    "needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
-    "(repolicy addons lists those that ship)"
-)
+def _prepared(
+    start: Start,
+    request: Request,
+    folder: RunFolder,
+    init: str | Path,
+    resumed: bool,
+    callbacks: Sequence[Callback],
+    notes: list[str],
+) -> tuple[Start, Request]:
+    """Return both with what the actor begins as, and with all weights; add to the notes what there is to say."""
 
+    def say(note: str) -> None:
+        """Tell what takes a while; the notes until then come first."""
+        tell(callbacks, [*notes, note])
+        notes.clear()
 
-def unused(settings: Settings) -> list[str]:
-    """Return a note on what customizing has no use for."""
-    named = [name for name in ACTORS if getattr(settings, name) != getattr(Settings, name)]
-    return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
+    # The actor begins as the prior, as what is fitted to it, or as another policy.
+    start = start.cloned(request.env, request.settings, folder.prior, say)
+    start.check_not_fitted_to_another(folder.prior)
+    if init not in INITS:
+        start = start.beginning_as(init)
+        notes.append(f"the actor begins as {init}, and {start.name} stays the prior")
+    prior = start.saved
+    assert prior is not None
+    of_prior, of_init = start.checksums
+    request = replace(request, prior=of_prior, init=of_init)
 
+    # Look at the wish, and at what a generative policy earns untrained.
+    notes += try_addon(prior.policy, request)
+    untrained = 0
+    if decoder(request.env) is not None and not resumed:
+        earned, untrained = free(prior.policy, request.env, request.addons, request.settings)
+        notes += earned
 
-def try_addon(
-    prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings, sparse: bool, limits: Sequence[Limit] = ()
-) -> list[str]:
-    """Drive the prior for some steps and look at each add-on and limit: its shape, whether it is finite, its range."""
-    rollout = trial(prior, env, settings)
-    means = {limit: limit.values(rollout, prior.observation_size).mean() for limit in limits}
-    notes = [f"limit {limit}: {mean:.3g} a step under the prior" for limit, mean in means.items()]
-    if settings.keep is not None:
-        if not np.isfinite(rollout.basic).all():
-            raise UsageError(f"--keep needs the environment's own reward, and {env} does not tell it")
-        notes.append("the environment's own reward is read to tell what share of it is kept, and for nothing else")
-    for name in addons.at(wishes):
-        addon = addons.combined([name])
-        reward = addon.reward(rollout.transitions)
-        if addon.reported is not None:
-            addon.metric(rollout.transitions)
-        if reward.min() == reward.max() and not sparse:
-            why = "if it is meant to be that rare, add --sparse" if any(addon.weights) else "its weight is 0"
-            if any(addon.weights) and not reward.any() and (option := addons.option_of(name)):
-                why = f"{env} counts it with the weight 0, so name it as {env}{'&' if '?' in env else '?'}{option}"
-            same = f"gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps"
-            raise UsageError(f"add-on {name!r} {same}; {why}")
-        ends = f"{reward.min():.3g} to {reward.max():.3g}"
-        notes.append(f"add-on {name}: {ends}, mean {reward.mean():.3g} a step under the prior")
-    return notes
+    # Decide what each term of the return weighs.
+    request, decision = weighed(request, prior, say)
+    notes += decision.notes
+    if not resumed:
+        length = float(prior.card.get("evaluation", {}).get("evaluation_length", LONGEST))
+        spent = spending(request, decision.steps, length, untrained, start.trials)
+        notes.append(spent.sentence(chunk_of(request.env)))
+    return start, request
 
 
 def watchdog(env_timeout: float | None) -> Watchdog:
@@ -267,37 +235,3 @@ def watchdog(env_timeout: float | None) -> Watchdog:
         raise UsageError(f"env_timeout is {env_timeout}; it must be a number of seconds above 0")
     rank, _ = torchrun_place() or (0, 1)
     return Watchdog(rank, env_timeout)
-
-
-def check_steps(settings: Settings) -> None:
-    """Refuse a customization that would end before its first update."""
-    if settings.steps < settings.iteration_steps:
-        few = f"steps is {settings.steps:,}, and one update takes {settings.iteration_steps:,}"
-        raise UsageError(f"{few}: name that many at least, or fewer --envs or --n-steps")
-
-
-def check(request: Request) -> None:
-    """Refuse early what cannot work, before anything is written."""
-    if request.objective.reads_addon and not request.addons:
-        raise UsageError(f"this {NO_ADDON}")
-    if request.addons and not request.objective.reads_addon:
-        raise UsageError("this objective's task is the basic reward alone, so an add-on has no effect: leave it out")
-    check_dials(request)
-    addons.combined(addons.at(request.addons))
-    addons.check_env(request.addons, request.env)
-    spec_for(probed(request.env, request.settings.backend, critic=True), request.settings)
-    settings, objective = request.settings, request.objective
-    if settings.kl_budget is not None and not 0 < objective.omega == objective.alpha:
-        what = "a KL budget moves omega and alpha together, from one value on: it goes with customize --omega auto"
-        raise UsageError(f"{what}, or in Python with kl(alpha)")
-    if settings.log_prior_budget is not None and not (objective.omega > 0 and objective.alpha > 0):
-        raise UsageError(
-            "a log-prior budget moves omega from a value above 0 on, at a fixed alpha above 0: it goes with customize "
-            "--omega auto, or in Python with residual(omega, alpha)"
-        )
-    if settings.keep is not None and not (request.prior and objective.omega > 0):
-        raise UsageError("keep moves omega, from a value above 0 on: it goes with customize, and not with greedy")
-    if request.prior:
-        check_steps(settings)
-    if request.prior and request.settings.family != "auto":
-        raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")

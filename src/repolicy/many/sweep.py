@@ -12,10 +12,9 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import EnvLike, Wish, combined, confirm, decoder, env_name, only_here
-from repolicy.envs.addons import dials, names
+from repolicy.envs import EnvLike, Wish, combined, decoder, only_here
+from repolicy.envs.addons import dials
 from repolicy.errors import FileError, RepolicyError, UsageError, check_counts
-from repolicy.learning.training import check, try_addon
 from repolicy.loading import PYTHON, counted, read_json, usual_out
 from repolicy.many import pool
 from repolicy.many.pool import Here, Job, Start, work
@@ -23,10 +22,9 @@ from repolicy.many.tradeoff import Found, Point, as_dict, episodes_of, point_wor
 from repolicy.objective import Objective, Weight
 from repolicy.policies import OBJECTIVE, Policy
 from repolicy.policies.storage import FORMAT, check_shape, write_bytes, write_json
-from repolicy.prepare.decision import decide
+from repolicy.prepare.checks import try_addon, weighed
 from repolicy.prepare.generative import start_of
-from repolicy.prepare.session import settings_of
-from repolicy.prepare.states import check_learnable
+from repolicy.prepare.session import Asked, settings_of
 from repolicy.priors import read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
@@ -94,72 +92,95 @@ def sweep(
         raise UsageError(f"the prior of a sweep is a file, which each point reads, not a {kind}: save it and name it")
     check_counts(0, jobs=jobs)
     check_counts(episodes=episodes)
-    given = prior.folder if isinstance(prior, Result) else prior
-    folder = Path(out or usual_out(given, "sweep"))
-    before = claimed(folder) if resume else None
+    folder = Path(out or usual_out(prior.folder if isinstance(prior, Result) else prior, "sweep"))
+    content = claimed(folder) if resume else None
+    before = None if content is None else _request_of(content, folder)
     values: list[Any] = [omegas] if isinstance(omegas, Real | str) else list(omegas)
-    omegas = in_order(values or (before["omegas"] if before else ()))
-    if before is None:  # before anything that takes a while
-        if os.path.lexists(folder / "sweep.json"):
-            raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
-        if RunFolder(folder).request() is not None:
-            raise UsageError(f"{folder} holds a run, not a sweep; choose another --out")
+    omegas = in_order(values or (content["omegas"] if content else ()))
+    if before is None:
+        _check_new(folder)  # before anything that takes a while
     RunFolder(folder).check_writable()
-    wishes, name = names(addon), None if env is None else env_name(env)
-    kept = before["request"] if before else {}
-    if before:
-        unnamed = () if wishes else kept["addons"]
-        confirm(folder / "sweep.json", trust, env=kept["env"] if name is None else None, addons=unnamed)
-        wishes, name, sparse = wishes or tuple(kept["addons"]), name or kept["env"], sparse or kept["sparse"]
-        alpha = kept["alpha"] if alpha is None else alpha  # with other values of omega, the same
-        states = kept["states"] if states is None else states
+    asked = Asked.of(env, addon, sparse=sparse)
+    if before is not None:
+        asked.confirm(before, folder / "sweep.json", trust)
+        alpha = before.objective.alpha if alpha is None else alpha  # with other values of omega, the same
+        states = before.objective.states if states is None else states
+    asked = asked.completed(before)
+
+    # Open the prior, which tells its environment and its settings.
     copy, resumed = folder / "prior.safetensors", before is not None
-    start, name = start_of(prior, name, settings, noise, chunk, trust, copy, resumed, reading)
+    start, env = start_of(prior, asked.env or None, settings, noise, chunk, trust, copy, resumed, reading)
     if start.scoring_prior is not None or start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
-    saved = start.saved
-    usual = Settings(**validated(kept["settings"], f"the sweep in {folder}")) if before else start.usual("", settings)
-    how = settings_of(settings, usual)
-    if how.ranks > 1:
-        raise UsageError(f"ranks is {how.ranks}; a sweep trains each point on one core: leave ranks out")
-    how = replace(how, ranks=1)
-    if how.budget is not None:
+    settings = settings_of(settings, start.usual("", settings) if before is None else before.settings)
+    env = env or start.env(trust)
+    _check_points(env, asked.addons, settings, alpha)
+    settings = replace(settings, ranks=1)
+
+    # Try the wish, and decide for all points what alpha and states weigh.
+    env = start.with_roles(env, settings.backend)
+    least = next((omega for omega in omegas if omega), 0.0)
+    objective = Objective("addon", least, alpha, states=states)
+    request = Request(env, objective, settings, asked.addons, sparse=asked.sparse)
+    notes = [*start.notes, *try_addon(start.saved.policy, request)]
+    request, decision = weighed(request, start.saved, say)
+    for sentence in [*notes, *decision.notes]:
+        say(sentence)
+    tied = alpha == "omega" or (alpha is None and decoder(env) is not None)
+    shared = _shared(request, tied)
+
+    starter = pool.on_ray() if on_ray else Here
+    with RunFolder(folder).locked():
+        omegas = _claim(folder, shared, omegas, start.content)
+        count = jobs or (len(omegas) if on_ray else physical_cores())
+        say(f"training {counted(len(omegas), 'point')}, {min(count, len(omegas))} at a time")
+        failed = _train(omegas, folder, shared, starter, count, say, progress)
+        swept = _evaluated(folder, shared, start.saved.policy, omegas, failed, episodes, say)
+        write_json(folder / "sweep.json", {"format": FORMAT} | as_dict(swept))
+    return swept
+
+
+def _check_new(folder: Path) -> None:
+    """Refuse a folder that holds a sweep or a run already."""
+    if os.path.lexists(folder / "sweep.json"):
+        raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
+    if RunFolder(folder).request() is not None:
+        raise UsageError(f"{folder} holds a run, not a sweep; choose another --out")
+
+
+def _check_points(env: str, wishes: tuple[str, ...], settings: Settings, alpha: Weight) -> None:
+    """Refuse what would move or vary a weight within a point, and what a point's process cannot do."""
+    if settings.ranks > 1:
+        raise UsageError(f"ranks is {settings.ranks}; a sweep trains each point on one core: leave ranks out")
+    if settings.budget is not None:
         raise UsageError("a sweep compares values of omega, and a budget moves omega by itself: leave the budget out")
     if isinstance(alpha, Range):
         raise UsageError(f"alpha is {alpha}; a sweep needs one number, or omega: each point's own")
     if ranges := dials(wishes):
         raise UsageError(f"{ranges[0].name} has a range of weights; a sweep needs one weight for each add-on")
-    name = name or start.env(trust)
-    if here := only_here([name, *wishes]):
+    if here := only_here([env, *wishes]):
         what = f"each point of a sweep is a process of its own, which cannot import {here!r} of this Python session"
         raise UsageError(f"{what}: write it into a file and name it as file.py:{here}")
-    env = start.with_roles(name, how.backend)
-    least = next((omega for omega in omegas if omega), 0.0)
-    notes = [*start.notes, *try_addon(saved.policy, env, wishes, how, sparse)]
-    decided = decide(Objective("addon", least, alpha, states=states), saved, env, wishes, how, say)
-    objective, notes = decided.objective, notes + decided.notes
-    tied = alpha == "omega" or (alpha is None and decoder(env) is not None)
-    request = {"env": env, "addons": list(wishes), "alpha": "omega" if tied else objective.alpha}
-    request |= {"states": objective.states, "settings": how.as_dict(), "sparse": sparse}
-    check(Request(env, replace(objective, omega=omegas[-1]), how, wishes, sparse=sparse))
-    if objective.reads_states:
-        check_learnable(saved.policy)
-    for sentence in notes:
-        say(sentence)
-    starter = pool.on_ray() if on_ray else Here
-    with RunFolder(folder).locked():
-        omegas = _claim(folder, request, omegas, start.content)
-        count = jobs or (len(omegas) if on_ray else physical_cores())
-        say(f"training {counted(len(omegas), 'point')}, {min(count, len(omegas))} at a time")
-        errors = _train(omegas, folder, request, starter, count, say, progress)
-        failed = {omega: errors[omega] for omega in omegas if errors[omega]}
-        for omega, error in failed.items():
-            say(f"ω′ {omega:g} failed: {error}")
-        if len(failed) == len(omegas):
-            raise RepolicyError(f"no point of the sweep could be trained: {failed[omegas[0]]}")
-        swept = _evaluated(folder, request, saved.policy, omegas, failed, episodes, say)
-        write_json(folder / "sweep.json", {"format": FORMAT} | as_dict(swept))
-    return swept
+
+
+def _shared(request: Request, tied: bool) -> dict[str, Any]:
+    """Return what all points are asked for, as `sweep.json` has it; `tied`: each at its own omega as its alpha."""
+    return {
+        "env": request.env,
+        "addons": list(request.addons),
+        "alpha": "omega" if tied else request.objective.alpha,
+        "states": request.objective.states,
+        "settings": request.settings.as_dict(),
+        "sparse": request.sparse,
+    }
+
+
+def _request_of(content: dict[str, Any], folder: Path) -> Request:
+    """Return what the points of a sweep that is resumed were asked for, without an omega."""
+    kept = content["request"]
+    objective = Objective("addon", None, kept["alpha"], states=kept["states"])
+    settings = Settings(**validated(kept["settings"], f"the sweep in {folder}"))
+    return Request(kept["env"], objective, settings, tuple(kept["addons"]), sparse=kept["sparse"])
 
 
 def in_order(omegas: Collection[float]) -> list[float]:
@@ -232,7 +253,7 @@ def _train(
     say: Callable[[str], None],
     progress: Callable[[dict[float, float]], None],
 ) -> dict[float, str]:
-    """Train all points, so many at a time. Returns what went wrong with each, in a sentence, or nothing."""
+    """Train all points, so many at a time. Returns what went wrong with those that failed; raises where all did."""
     jobs, errors = dict[Job, float](), dict[float, str]()
     for omega in omegas:
         jobs[Job(f"ω′ {omega:g}", _program(omega, folder, request), folder / f"omega-{_written(omega)}.log")] = omega
@@ -246,7 +267,12 @@ def _train(
         progress({omega: _share(_place(folder, omega), request) for omega in omegas})
 
     work(list(jobs), start, at_once, ended=ended, watch=watch)
-    return errors
+    failed = {omega: errors[omega] for omega in omegas if errors[omega]}
+    for omega, error in failed.items():
+        say(f"ω′ {omega:g} failed: {error}")
+    if len(failed) == len(omegas):
+        raise RepolicyError(f"no point of the sweep could be trained: {failed[omegas[0]]}")
+    return failed
 
 
 def _program(omega: float, folder: Path, request: dict[str, Any]) -> tuple[str, ...]:

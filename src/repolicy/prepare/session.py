@@ -4,14 +4,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from repolicy.envs import Limit, addons, confirm, decoder, only_here, probed
+from repolicy.envs import EnvLike, Limit, Wish, addons, confirm, decoder, env_name, only_here, probed
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import as_file_name, stem_of
 from repolicy.objective import WEIGHTS, Objective
@@ -86,31 +86,66 @@ def called(thing: object) -> str:
     return str(thing.folder) if isinstance(thing, Result) else called_prior(thing)
 
 
-def earlier(
-    folder: RunFolder,
-    resume: bool,
-    trust: bool,
-    *,
-    env: str | None,
-    addon: Sequence[str],
-    limits: Sequence[str] = (),
-    customizes: bool = False,
-) -> Request | None:
+@dataclass(frozen=True)
+class Asked:
+    """What a user named for a run. What is empty was not named, and is as in the run that is resumed."""
+
+    env: str = ""
+    addons: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+    objective: Objective | None = None
+    sparse: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        env: EnvLike | None,
+        addon: Wish,
+        limits: str | Sequence[str] = (),
+        objective: Objective | None = None,
+        sparse: bool = False,
+    ) -> Self:
+        """Return the same with names for functions, and in tuples."""
+        limits = (limits,) if isinstance(limits, str) else tuple(limits)
+        return cls("" if env is None else env_name(env), addons.names(addon), limits, objective, sparse)
+
+    def completed(self, before: Request | None) -> "Asked":
+        """Return the same with what the earlier run was asked for in the place of what is empty."""
+        if before is None:
+            return self
+        return Asked(
+            self.env or before.env,
+            self.addons or before.addons,
+            self.limits or before.limits,
+            self.objective or before.objective,
+            self.sparse or before.sparse,
+        )
+
+    def confirm(self, before: Request, file: Path, trust: bool) -> None:
+        """Raise UsageError where what is empty comes from the file as code, which nobody trusts."""
+        code = list[str]()
+        if not self.addons:
+            code += before.addons
+        if not self.limits:
+            code += [Limit.of(limit).name for limit in before.limits]
+        confirm(file, trust, env=None if self.env else before.env, addons=code)
+
+
+def earlier(folder: RunFolder, resume: bool, trust: bool, asked: Asked, customizes: bool = False) -> Request | None:
     """Return what the run that is resumed was asked for, None where there is none.
 
-    What is not named again, `env` or `addon`, is taken from there. Raises UsageError where that is code which nobody
-    trusts, or where it is a run of the other function.
+    Raises UsageError where it is a run of the other function, or where something that is not asked for again, and so
+    taken from there, is code which nobody trusts.
     """
-    kept = folder.request() if resume else None
-    if kept is None:
+    before = folder.request() if resume else None
+    if before is None:
         return None
-    if bool(kept.prior) != customizes:
-        whose = "customize" if kept.prior else "train"
+    if bool(before.prior) != customizes:
+        whose = "customize" if before.prior else "train"
         raise UsageError(f"{folder.path} is a run of `{whose}`; go on with it by that command")
-    code = [*(() if addon else kept.addons), *(Limit.of(each).name for each in (() if limits else kept.limits))]
-    confirm(folder.path / "run.json", trust, env=kept.env if env is None else None, addons=code)
-    take_out(folder.policy, decoder(kept.env))
-    return kept
+    asked.confirm(before, folder.path / "run.json", trust)
+    take_out(folder.policy, decoder(before.env))
+    return before
 
 
 def settings_of(given: S | Mapping[str, Any] | None, usual: S) -> S:

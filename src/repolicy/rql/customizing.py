@@ -19,8 +19,7 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from repolicy.envs import EnvLike, check_env, env_name, env_of, in_gymnasium, observed, observed_by_critic, one_env
-from repolicy.envs.addons import names
+from repolicy.envs import EnvLike, check_env, env_of, in_gymnasium, observed, observed_by_critic, one_env
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.run import Callback, tell
 from repolicy.learning.training import watchdog
@@ -28,7 +27,7 @@ from repolicy.loading import nearest
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
 from repolicy.prepare.decision import decide
-from repolicy.prepare.session import earlier, settings_of
+from repolicy.prepare.session import Asked, earlier, settings_of
 from repolicy.prepare.spending import Spending
 from repolicy.prepare.states import check_learnable, density_of, steps_for
 from repolicy.prepare.weights import alpha_in
@@ -117,17 +116,19 @@ def train(
 
     An alpha that is not set is the task's own. The other parameters are as in `repolicy.train`.
     """
-    env = env_name(env)
+    asked = Asked.of(env, addon)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
-    before = earlier(RunFolder(out, Request), resume, trust, env=env, addon=names(addon))
+    before = earlier(RunFolder(out, Request), resume, trust, asked)
+    asked = asked.completed(before)
     if objective.alpha is None:
-        known = task_of(env) if before is None else before.objective
+        known = task_of(asked.env) if before is None else before.objective
         if known is None:
-            raise UsageError(f"{env} is no task{nearest(env, TASKS)}; for another environment give --alpha")
+            raise UsageError(f"{asked.env} is no task{nearest(asked.env, TASKS)}; for another environment give --alpha")
         objective = replace(objective, alpha=known.alpha)
-    how = settings_of(settings, train_defaults(env) if before is None else cast(Settings, before.settings))
-    return _run(_request(env, objective, how, addon, before), out, None, resume, callbacks, env_timeout)
+    usual = train_defaults(asked.env) if before is None else cast(Settings, before.settings)
+    request = _request(asked.env, objective, settings_of(settings, usual), asked.addons)
+    return _run(request, out, None, resume, callbacks, env_timeout)
 
 
 def customize(
@@ -152,26 +153,29 @@ def customize(
     library's file.
     """
     path, folder = find_policy(prior), RunFolder(out, Request)
-    saved, env = read_policy(path, options), None if env is None else env_name(env)
-    before = earlier(folder, resume, trust, env=env, addon=names(addon), customizes=True)
-    env = env or (env_of(saved.card, path, trust) if before is None else before.env)
+    saved, asked = read_policy(path, options), Asked.of(env, addon)
+    before = earlier(folder, resume, trust, asked, customizes=True)
+    asked = asked.completed(before)
+    env = asked.env or env_of(saved.card, path, trust)
     if objective.reads_basic:
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
-    choices, notes, measured = saved.policy.actions.kind == "discrete", list[str](), 0
+    choices = saved.policy.actions.kind == "discrete"
     if choices and objective.states is None:
         objective = replace(objective, states=0.0)
     if before is not None:
         unset = [name for name in ("omega", "alpha", "states") if getattr(objective, name) is None]
         objective = replace(objective, **{name: getattr(before.objective, name) for name in unset})
     usual = customize_defaults(env, choices) if before is None else cast(Settings, before.settings)
-    how, content = settings_of(settings, usual), own_bytes(saved, folder.prior)
+    settings = settings_of(settings, usual)
+
+    content, notes, measured = own_bytes(saved, folder.prior), list[str](), 0
     if not objective.is_set:
-        objective, notes, measured = _weighed(objective, saved, path, env, names(addon), how, callbacks)
+        objective, notes, measured = _weighed(objective, saved, path, env, asked.addons, settings, callbacks)
     if before is None:
-        learnt = steps_for(how.steps) if objective.reads_states else 0
-        notes.append(Spending(weights=measured, states=learnt, training=how.steps).sentence())
-    request = _request(env, objective, how, addon, before, content)
-    if task_of(env) is None and not choices and how.steps > CUSTOMIZING.steps:
+        learnt = steps_for(settings.steps) if objective.reads_states else 0
+        notes.append(Spending(weights=measured, states=learnt, training=settings.steps).sentence())
+    request = _request(env, objective, settings, asked.addons, content)
+    if task_of(env) is None and not choices and settings.steps > CUSTOMIZING.steps:
         notes.append(f"beyond {CUSTOMIZING.steps:,} steps it may lose the old task: take `repolicy customize`")
     return _run(request, out, (saved.policy, content), resume, callbacks, env_timeout, notes)
 
@@ -212,15 +216,9 @@ def make(env: str) -> gymnasium.Env[Any, Any]:
 
 
 def _request(
-    env: str,
-    objective: Objective,
-    settings: Settings,
-    addon: str | Sequence[str],
-    before: engine.Request | None,
-    prior: bytes | None = None,
+    env: str, objective: Objective, settings: Settings, addons: tuple[str, ...], prior: bytes | None = None
 ) -> Request:
     """Return the request; without an add-on, an objective that reads one reads what the environment tells."""
-    addons = names(addon) or (() if before is None else before.addons)
     check_env(addons, env)
     if addons and not objective.reads_addon:
         raise UsageError("a soft objective is about the environment's own reward; an add-on goes with full or greedy")

@@ -1,0 +1,102 @@
+"""What is looked at before a run begins: the wish under the prior, and what cannot work."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from repolicy.envs import addons, probed
+from repolicy.envs import limits as limits_of
+from repolicy.errors import UsageError
+from repolicy.policies import Policy, SavedPolicy
+from repolicy.prepare.decision import Decision, decide
+from repolicy.prepare.states import check_learnable
+from repolicy.prepare.weights import Say, trial
+from repolicy.runs import ACTORS, Request, Settings, check_dials, spec_for
+
+NO_ADDON = (
+    "needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
+    "(repolicy addons lists those that ship)"
+)
+
+
+def unused(settings: Settings) -> list[str]:
+    """Return a note on what customizing has no use for."""
+    named = [name for name in ACTORS if getattr(settings, name) != getattr(Settings, name)]
+    return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
+
+
+def try_addon(prior: Policy, request: Request) -> list[str]:
+    """Drive the prior for some steps and look at each add-on and limit: its shape, whether it is finite, its range."""
+    env, limits = request.env, limits_of(request.limits, request.env)
+    rollout = trial(prior, env, request.settings)
+    means = {limit: limit.values(rollout, prior.observation_size).mean() for limit in limits}
+    notes = [f"limit {limit}: {mean:.3g} a step under the prior" for limit, mean in means.items()]
+    if request.settings.keep is not None:
+        if not np.isfinite(rollout.basic).all():
+            raise UsageError(f"--keep needs the environment's own reward, and {env} does not tell it")
+        notes.append("the environment's own reward is read to tell what share of it is kept, and for nothing else")
+    for name in addons.at(request.addons):
+        addon = addons.combined([name])
+        reward = addon.reward(rollout.transitions)
+        if addon.reported is not None:
+            addon.metric(rollout.transitions)
+        if reward.min() == reward.max() and not request.sparse:
+            why = "if it is meant to be that rare, add --sparse" if any(addon.weights) else "its weight is 0"
+            if any(addon.weights) and not reward.any() and (option := addons.option_of(name)):
+                why = f"{env} counts it with the weight 0, so name it as {env}{'&' if '?' in env else '?'}{option}"
+            same = f"gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps"
+            raise UsageError(f"add-on {name!r} {same}; {why}")
+        ends = f"{reward.min():.3g} to {reward.max():.3g}"
+        notes.append(f"add-on {name}: {ends}, mean {reward.mean():.3g} a step under the prior")
+    return notes
+
+
+def weighed(request: Request, prior: SavedPolicy, say: Say) -> tuple[Request, Decision]:
+    """Return the request of a customization with all its weights, and the decision on them; refuse what cannot work."""
+    decision = decide(request.objective, prior, request.env, request.addons, request.settings, say)
+    request = replace(request, objective=decision.objective, settings=decision.settings)
+    if not request.objective.reads_addon:
+        raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
+    check(request)
+    if request.objective.reads_states:
+        check_learnable(prior.policy)
+    return request, decision
+
+
+def check_steps(settings: Settings) -> None:
+    """Refuse a customization that would end before its first update."""
+    if settings.steps < settings.iteration_steps:
+        few = f"steps is {settings.steps:,}, and one update takes {settings.iteration_steps:,}"
+        raise UsageError(f"{few}: name that many at least, or fewer --envs or --n-steps")
+
+
+def check(request: Request) -> None:
+    """Refuse early what cannot work, before anything is written."""
+    if request.objective.reads_addon and not request.addons:
+        raise UsageError(f"this {NO_ADDON}")
+    if request.addons and not request.objective.reads_addon:
+        raise UsageError("this objective's task is the basic reward alone, so an add-on has no effect: leave it out")
+    check_dials(request)
+    check_wish(request.addons, request.env)
+    spec_for(probed(request.env, request.settings.backend, critic=True), request.settings)
+    settings, objective = request.settings, request.objective
+    if settings.kl_budget is not None and not 0 < objective.omega == objective.alpha:
+        what = "a KL budget moves omega and alpha together, from one value on: it goes with customize --omega auto"
+        raise UsageError(f"{what}, or in Python with kl(alpha)")
+    if settings.log_prior_budget is not None and not (objective.omega > 0 and objective.alpha > 0):
+        raise UsageError(
+            "a log-prior budget moves omega from a value above 0 on, at a fixed alpha above 0: it goes with customize "
+            "--omega auto, or in Python with residual(omega, alpha)"
+        )
+    if settings.keep is not None and not (request.prior and objective.omega > 0):
+        raise UsageError("keep moves omega, from a value above 0 on: it goes with customize, and not with greedy")
+    if request.prior:
+        check_steps(settings)
+    if request.prior and settings.family != "auto":
+        raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")
+
+
+def check_wish(wishes: tuple[str, ...], env: str) -> None:
+    """Refuse add-ons that are none, or not for this environment."""
+    addons.combined(addons.at(wishes))
+    addons.check_env(wishes, env)
