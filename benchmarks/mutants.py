@@ -115,7 +115,7 @@ ROOMS = [
     Mutant("learning/multipliers.py", "sum(limit.sign * weight.value *", "sum(-limit.sign * weight.value *", LIMITS, "a limit that is rewarded for being broken"),
     Mutant("learning/multipliers.py", "np.where(rollout.terminated, lacking, 0.0)", "0.0", LIMITS, "an early end that keeps its return"),
     Mutant("learning/multipliers.py", "probed.basic.mean(0) - expected", "probed.basic.mean(0) + expected", LIMITS, "a share of the old return without the old return"),
-    Mutant("learning/segments.py", 'worker.multipliers.restore(header, state.get("prior_earns"))', "pass", LIMITS, "multipliers that a resumed run forgets"),
+    Mutant("learning/worker.py", 'self.multipliers.restore(numbers, tensors.get("prior_earns"))', "pass", LIMITS, "multipliers that a resumed run forgets"),
     Mutant("envs/addons.py", "one.broken_by(other.bound) > 0", "False", LIMITS, "limits that exclude each other"),
     Mutant("learning/multipliers.py", "objective.alpha if omega_alone else", "", LIMITS, "a log-prior budget moves alpha too"),
     Mutant("learning/worker.py", "nats = own - log_prior.double()", "nats = log_prior.double() - own", LIMITS, "likelier actions spend the log-prior budget"),

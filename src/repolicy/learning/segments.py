@@ -19,13 +19,14 @@ from repolicy.envs import Collector, Dialed, Envs, check_fit, decoder, make_envs
 from repolicy.errors import FileError, NumericError
 from repolicy.learning.multipliers import PROBES, earned_by_age
 from repolicy.learning.worker import Worker
-from repolicy.objective import Objective, reformulated, task_reward
-from repolicy.policies import Density, Policy, frozen, save_policy
+from repolicy.objective import reformulated, task_reward
+from repolicy.policies import Policy, frozen, save_policy
 from repolicy.policies.storage import write
 from repolicy.prepare.states import density_of
 from repolicy.priors import MeanPrior, Scoring, held, read_policy
 from repolicy.runs import Measured, Request, RunFolder, derived_seed, keep_freed_memory, ranks, versions
 
+ENDED_EARLY = "evaluation_ended_early"
 CAREFUL = 4  # times the episodes of a short evaluation, over which an earlier policy is compared with the last one
 
 
@@ -45,9 +46,6 @@ def clearly_better(gain: Measured, longer: float) -> bool:
     higher in episodes that are not shorter is higher at whatever price the steps have that an early end leaves out.
     """
     return gain.mean > 2.0 * gain.error and longer >= 0.0
-
-
-ENDED_EARLY = "evaluation_ended_early"
 
 
 class Segments:
@@ -81,14 +79,7 @@ class Segments:
             self.begin()
             with closing(worker):
                 while worker.iteration < end:
-                    try:
-                        metrics = worker.iterate(stop())
-                    except NumericError as error:
-                        path = self.folder.path / f"failure-rank{self.team.index}.safetensors"
-                        header = {"request": worker.request.as_dict(), "iteration": worker.iteration}
-                        write(path, "failure", worker.evidence | {"parameters": worker.learner.parameters}, header)
-                        again = "to see it fail again, resume the run: segments repeat to the bit"
-                        raise NumericError(f"{error}; the batch is in {path}; {again}") from None
+                    metrics = self.iterated(stop())
                     stopped = metrics.pop("stop")
                     if stopped and worker.iteration < end:
                         return
@@ -99,6 +90,18 @@ class Segments:
             self.save()
             if stopped:
                 return
+
+    def iterated(self, stop: bool) -> dict[str, float]:
+        """Run one iteration and return its metrics. Where numbers go wrong, what it saw is left in a file."""
+        worker = self.worker
+        try:
+            return worker.iterate(stop)
+        except NumericError as error:
+            path = self.folder.path / f"failure-rank{self.team.index}.safetensors"
+            header = {"request": worker.request.as_dict(), "iteration": worker.iteration}
+            write(path, "failure", worker.evidence | {"parameters": worker.learner.parameters}, header)
+            again = "to see it fail again, resume the run: segments repeat to the bit"
+            raise NumericError(f"{error}; the batch is in {path}; {again}") from None
 
     def begin(self) -> None:
         """Make environments and random streams, all from (seed, segment, rank). The worker closes them."""
@@ -186,7 +189,9 @@ class Segments:
         if self.team.index == 0:
             self.folder.check_there()
             card = {"request": worker.request.as_dict(), "steps": which.steps, "evaluation": which.evaluation}
-            card |= {"versions": versions(), "which": called} | ({"prior_is": self.clone_of} if self.clone_of else {})
+            card |= {"versions": versions(), "which": called}
+            if self.clone_of:
+                card["prior_is"] = self.clone_of
             save_policy(path, which.policy, card, worker.prior, worker.density, held(decoder(worker.request.env)))
 
     def standing(self, metrics: dict[str, float]) -> Measured:
@@ -234,47 +239,31 @@ class Segments:
         """Save the end of the segment before this one, from which this one begins."""
         if self.team.index > 0:
             return
-        worker = self.worker
-        state = worker.learner.state()
-        for prefix, normalizer in worker.normalizers.items():
-            state |= {f"{prefix}.{name}": value for name, value in normalizer.state_dict().items()}
-        state |= worker.density.tensors() if worker.density is not None else {}
-        header: dict[str, Any] = {"iteration": worker.iteration, "steps": worker.steps}
-        header |= {"objective": worker.objective.as_dict()} | worker.multipliers.state()
-        if (earns := worker.multipliers.prior_earns) is not None:
-            state["prior_earns"] = earns
+        tensors, numbers = self.worker.state()
         if self.candidate is not None:
-            state |= {f"candidate.{name}": value for name, value in self.candidate.policy.state_dict().items()}
-            header["candidate"] = {"steps": self.candidate.steps, "evaluation": self.candidate.evaluation}
-        self.folder.save(self.segment, state, header)
+            tensors |= {f"candidate.{name}": value for name, value in self.candidate.policy.state_dict().items()}
+            numbers["candidate"] = {"steps": self.candidate.steps, "evaluation": self.candidate.evaluation}
+        self.folder.save(self.segment, tensors, numbers)
 
     def restore(self) -> list[str]:
         """Take up the newest whole checkpoint. Returns what was wrong with others."""
         if (checkpoint := self.folder.latest()) is None:
             return self.learn_prior()
-        state, header, complaints = checkpoint
+        tensors, numbers, complaints = checkpoint
         try:
-            self.take_up(state, header)
+            self.take_up(tensors, numbers)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise FileError(f"the last checkpoint in {self.folder.path} is none of this run's: {error}") from None
         return complaints
 
-    def take_up(self, state: dict[str, Tensor], header: dict[str, Any]) -> None:
+    def take_up(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Go on where a checkpoint ended."""
-        worker = self.worker
-        if worker.prior is not None and worker.objective.reads_states:
-            worker.density = Density.from_tensors(state)
-            worker.density.check_normalizer(worker.prior.normalizer)
-        worker.learner.restore(state)
-        for prefix, normalizer in worker.normalizers.items():
-            normalizer.load_state_dict({name: state[f"{prefix}.{name}"] for name in normalizer.state_dict()})
-        worker.iteration, self.segment = header["iteration"], header["segment"]
-        if "candidate" in header:
-            policy = frozen(worker.learner.policy)
-            policy.load_state_dict({name: state[f"candidate.{name}"] for name in policy.state_dict()})
-            self.candidate = Candidate(policy, **header["candidate"])
-        worker.objective = Objective(**header["objective"])
-        worker.multipliers.restore(header, state.get("prior_earns"))
+        self.worker.restore(tensors, numbers)
+        self.segment = numbers["segment"]
+        if "candidate" in numbers:
+            policy = frozen(self.worker.learner.policy)
+            policy.load_state_dict({name: tensors[f"candidate.{name}"] for name in policy.state_dict()})
+            self.candidate = Candidate(policy, **numbers["candidate"])
 
     def learn_prior(self) -> list[str]:
         """Learn the prior's states and what it earns, where that is needed, once. Returns what is to be said of it."""
@@ -285,5 +274,9 @@ class Segments:
             return []
         worker.density = density_of(worker.prior, worker.request, self.team)
         left_out = worker.density.left_out
-        named = ", ".join(map(str, left_out[:10])) + f" and {len(left_out) - 10:,} more" * (len(left_out) > 10)
-        return [f"observations that never change under the prior, left out of its states: {named}"] * bool(left_out)
+        if not left_out:
+            return []
+        named = ", ".join(map(str, left_out[:10]))
+        if len(left_out) > 10:
+            named += f" and {len(left_out) - 10:,} more"
+        return [f"observations that never change under the prior, left out of its states: {named}"]

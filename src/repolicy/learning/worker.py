@@ -80,6 +80,29 @@ class Worker:
         own = {"normalizer": self.learner.policy.normalizer}
         return own | ({"critic_normalizer": self.critic_normalizer} if self.critic_size else {})
 
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what the next iteration depends on: tensors, and plain numbers."""
+        tensors = self.learner.state()
+        for prefix, normalizer in self.normalizers.items():
+            tensors |= {f"{prefix}.{name}": value for name, value in normalizer.state_dict().items()}
+        if self.density is not None:
+            tensors |= self.density.tensors()
+        if self.multipliers.prior_earns is not None:
+            tensors["prior_earns"] = self.multipliers.prior_earns
+        numbers = {"iteration": self.iteration, "steps": self.steps, "objective": self.objective.as_dict()}
+        return tensors, numbers | self.multipliers.state()
+
+    def restore(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        if self.prior is not None and self.objective.reads_states:
+            self.density = Density.from_tensors(tensors)
+            self.density.check_normalizer(self.prior.normalizer)
+        self.learner.restore(tensors)
+        for prefix, normalizer in self.normalizers.items():
+            normalizer.load_state_dict({name: tensors[f"{prefix}.{name}"] for name in normalizer.state_dict()})
+        self.iteration, self.objective = numbers["iteration"], Objective(**numbers["objective"])
+        self.multipliers.restore(numbers, tensors.get("prior_earns"))
+
     def begin(self, collector: Collector, stream: torch.Generator, probes: Collector | None = None) -> None:
         """Go on with these environments and this random stream, and with those where the mean action is measured."""
         self.collector, self.stream, self.probes = collector, stream, probes
