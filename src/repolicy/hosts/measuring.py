@@ -227,6 +227,7 @@ def compared(method: Method, envs: Envs, policy: Any) -> str:
             lines.append(f"{who} with {action(found)}: {numbers}")
         pairs.append((before, after))
     envs.begin()
+    method.forget()
     method.compared = told
     return "\n".join([*lines, verdict(pairs)])
 
@@ -320,3 +321,4 @@ def decide_in(method: Method, envs: Envs) -> None:
     if method.steering.objective.states and method.density is None:
         method.density = look.density()
     envs.begin()
+    method.forget()

@@ -135,6 +135,12 @@ class Method:
         learnt, kept = not weights.states or self.density is not None, bool(steering.kept) or not steering.keep
         return self.prior is None or (weights.is_set and learnt and kept)
 
+    def forget(self) -> None:
+        """Begin anew where episodes do, in all environments: the prior's memory and the ages are of those before."""
+        self.ages = None
+        if self.prior is not None:
+            self.prior.forget()
+
     def scaled(self, module: nn.Module, last: nn.Linear | Mlp) -> None:
         """Let the host's critic predict in the unit of its returns; without any weight it stays the host's own."""
         if self.changes_rewards:

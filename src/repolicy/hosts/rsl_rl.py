@@ -242,7 +242,10 @@ class ResidualPPO(PPO):
         actor = self.get_policy()
         self.envs.stepped = True  # by the runner
         with torch.inference_mode():  # as the runner steps its environments, whose tensors know it
-            return compared(self.method, self.envs, RunnersPrior(actor, actor.state_dict(), Path()))
+            told = compared(self.method, self.envs, RunnersPrior(actor, actor.state_dict(), Path()))
+        for network in (actor, self.critic):
+            network.reset()  # what they remember is of the episodes before
+        return told
 
     def begin(self) -> None:
         """Measure what is not named, and learn the prior's states where they have a price."""

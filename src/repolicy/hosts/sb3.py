@@ -218,7 +218,10 @@ class ResidualPPO(PPO):
             decide_in(self.method, ModelEnvs(self))
             self._last_obs = None  # the episodes that were under way are over
         self._held = np.zeros((len(self.steering.reads), self.n_steps, self.n_envs), np.float32)  # what limits are on
-        return super()._setup_learn(*given, **named)
+        found = super()._setup_learn(*given, **named)
+        if self._last_episode_starts.all():  # type: ignore[union-attr]
+            self.method.forget()
+        return found
 
     def learn(self, *given: Any, **named: Any) -> Any:
         """Learn as Stable-Baselines3 does and, where the model is `verbose`, print the verdict at the end."""
