@@ -112,7 +112,7 @@ ROOMS = [
     Mutant("learning/worker.py", "self.critic_normalizer} if self.critic_size else {}", "self.critic_normalizer} if False else {}", PRIVILEGED, "the critic's statistics not in the checkpoint"),
     Mutant("learning/worker.py", "self.critic_normalizer.update(self.team.sum(sums(rollout.observations[:-1, :, size:])))", "self.critic_normalizer.update(sums(rollout.observations[:-1, :, size:]))", PRIVILEGED, "the critic's statistics of each rank's own"),
     Mutant("learning/multipliers.py", "exp(STEERING * off", "exp(-STEERING * off", WORKER, "KL budget steered the wrong way"),
-    Mutant("learning/multipliers.py", "sum(limit.sign * weight.value *", "sum(-limit.sign * weight.value *", LIMITS, "a limit that is rewarded for being broken"),
+    Mutant("learning/multipliers.py", "sum(held.limit.sign * held.weight *", "sum(-held.limit.sign * held.weight *", LIMITS, "a limit that is rewarded for being broken"),
     Mutant("learning/multipliers.py", "np.where(rollout.terminated, lacking, 0.0)", "0.0", LIMITS, "an early end that keeps its return"),
     Mutant("learning/multipliers.py", "probed.basic.mean(0) - expected", "probed.basic.mean(0) + expected", LIMITS, "a share of the old return without the old return"),
     Mutant("learning/worker.py", 'self.multipliers.restore(numbers, tensors.get("prior_earns"))', "pass", LIMITS, "multipliers that a resumed run forgets"),

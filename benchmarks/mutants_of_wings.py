@@ -139,7 +139,7 @@ WINGS = [
     Mutant("hosts/steering.py", "before, samples, variance)", "before)", "tests/hosts/test_both_hosts.py", "a budget without its noise"),
     Mutant("hosts/method.py", "total - limits.price", "total + limits.price", HELD, "a limit in a host that is rewarded for being broken"),
     Mutant("hosts/method.py", "square, count) for name", "square, steps) for name", HELD, "a measurement in a host with the noise of another"),
-    Mutant("hosts/steering.py", "omega=weight.value", "omega=self.objective.omega", HELD, "a share that moves nothing"),
+    Mutant("hosts/steering.py", "omega=held.weight", "omega=self.objective.omega", HELD, "a share that moves nothing"),
     Mutant("hosts/method.py", "2.0 * wider", "-2.0 * wider", HELD, "a narrow policy that loses as much by its noise as a wide one"),
     Mutant("hosts/rsl_rl.py", "if total > TARGET_KL * states:", "if False:", "tests/hosts/test_rsl_rl.py", "an update that never ends early"),
     Mutant("wishes/keys.py", "REPEATED if key in before else HELD", "REPEATED", KEYS, "a held key that is let go until it repeats"),

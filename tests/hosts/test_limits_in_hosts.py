@@ -145,9 +145,9 @@ def test_a_resumed_multiplier_is_the_same_to_the_bit(tmp_path: Path) -> None:
     again = in_rsl_rl([limit])
     again.load(str(tmp_path / "model_3.pt"))
     for before, after in ((saved.steering, loaded.steering), (first.alg.steering, again.alg.steering)):
-        [(_, weight)] = before.held.values()
-        assert weight.off is not None
-        assert weight.value > 0
+        [held] = before.held.values()
+        assert held.off is not None
+        assert held.weight > 0
         assert after.held == before.held
 
 
@@ -167,15 +167,15 @@ def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
         trained.save(str(tmp_path / "model_2.pt"))
         other.load(str(tmp_path / "model_2.pt"))
         first, again = trained.alg.method, other.alg.method
-    [(limit, weight)] = first.steering.share.values()
+    [held] = first.steering.share.values()
     said = capsys.readouterr().out
     earned = float(re.search(r"keep is 0.9 of (\S+) ± \S+, what the prior's mean", said)[1])
     assert earned < 0.0
-    assert (limit.name, limit.sign) == ("basic_reward", -1)
-    assert limit.bound == pytest.approx(1.1 * earned, rel=0.01)
+    assert (held.limit.name, held.limit.sign) == ("basic_reward", -1)
+    assert held.limit.bound == pytest.approx(1.1 * earned, rel=0.01)
     assert first.steering.gap != 0.0
     assert len(multipliers(first, first.steering.kept)) == 2
-    assert first.steering.objective.omega == weight.value != 0.3
+    assert first.steering.objective.omega == held.weight != 0.3
     assert again.steering == first.steering
     assert again.steering.share == first.steering.share
     assert "errors are larger than what may be lost" in said, "0.2 of 1.4 is more than a tenth"

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from repolicy.envs import Limit, limits
+from repolicy.envs import limits
 from repolicy.errors import UsageError
-from repolicy.learning.multipliers import FARTHEST, Limits, Weight, off_budget, steered
+from repolicy.learning.multipliers import FARTHEST, HeldLimit, Limits, off_budget, steered
 from repolicy.learning.worker import LOST, WAITS
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import given_objective, plain
@@ -60,7 +60,7 @@ class Steering:
         return None if self.keep else self.settings.budget
 
     @property
-    def limited(self) -> dict[str, tuple[Limit, Weight]]:
+    def limited(self) -> dict[str, HeldLimit]:
         """All limits, by their text: those that are priced, and the share that is kept."""
         return {**self.held, **self.share}
 
@@ -68,7 +68,7 @@ class Steering:
     def reads(self) -> list[tuple[str, str]]:
         """What an environment must tell beside its reward, and why."""
         unknown = [("basic_reward", "keep needs")] if self.keep and not self.kept else []
-        return [(limit.name, f"{text} limits") for text, (limit, _) in self.limited.items()] + unknown
+        return [(held.limit.name, f"{text} limits") for text, held in self.limited.items()] + unknown
 
     def hold(self, kept: str, unit: float = 0.0, gap: float = 0.0) -> None:
         """Hold the share that is to be kept, by this limit; `unit` is what must be lacking until it is off by 1."""
@@ -76,7 +76,7 @@ class Steering:
         *_, limit = limits([*self.limits, kept])
         self.kept = str(limit)
         self.share = Limits([limit])
-        self.share[self.kept] = limit, Weight(unit=unit)
+        self.share[self.kept] = HeldLimit(limit, unit=unit)
 
     @property
     def fits_actor(self) -> bool:
@@ -91,8 +91,8 @@ class Steering:
         if self.fits_actor and self.explained > LOST:
             self.held.steer()
             self.share.steer()
-            for _, weight in self.share.values():
-                self.objective = replace(self.objective, omega=weight.value)
+            for held in self.share.values():
+                self.objective = replace(self.objective, omega=held.weight)
             if self.budget is not None:
                 self._spend(self.budget, spent, samples)
         self.iterations += 1

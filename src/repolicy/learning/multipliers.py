@@ -13,7 +13,7 @@ that is what becomes of a policy, in environments beside those that train; hosts
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -94,59 +94,75 @@ def steered(objective: Objective, before: float, now: float, *, omega_alone: boo
 
 
 @dataclass
-class Weight:
-    """The weight of one limit, and how far that is off: None before it was measured."""
+class HeldLimit:
+    """A limit, the weight that holds it, and how far it is off: None before it was measured."""
 
-    value: float = 0.0
+    limit: Limit
+    weight: float = 0.0
     first: float = 0.0  # where the weight began
     unit: float = 0.0  # of what is off
     off: float | None = None
 
-    def move(self, broken_by: float, noise: float) -> None:
-        """Follow a limit that is broken by so much."""
-        now = off_limit(broken_by / self.unit, noise / self.unit, self.off)
-        value = raised(self.value, now, near(now) - near(now if self.off is None else self.off))
-        self.off, self.value = now, max(self.first / WIDEST, min(self.first * WIDEST, value))
+    def begin(self, size: float, objective: Objective) -> None:
+        """Give it its first weight: its quantity, of such a size in a usual step, is worth as much as a nat."""
+        self.first = self.weight = (objective.omega or objective.alpha or 1.0) / max(size, LEAST)
+        self.unit = self.unit or UNIT * (abs(self.limit.bound) or size or 1.0)
+
+    def move(self, measured: Measured) -> None:
+        """Follow what was measured of its quantity."""
+        now = off_limit(self.limit.broken_by(measured.mean) / self.unit, measured.error / self.unit, self.off)
+        weight = raised(self.weight, now, near(now) - near(now if self.off is None else self.off))
+        self.weight = max(self.first / WIDEST, min(self.first * WIDEST, weight))
+        self.off = now
+
+    def state(self) -> list[float]:
+        """Return what a checkpoint holds of it."""
+        numbers = [self.weight, self.first, self.unit]
+        return numbers if self.off is None else [*numbers, self.off]
+
+    def restore(self, numbers: Sequence[float]) -> None:
+        """Go on where `state` was taken."""
+        self.weight, self.first, self.unit, *off = numbers
+        self.off = off[0] if off else None
 
 
-class Limits(dict[str, tuple[Limit, Weight]]):
-    """Limits by their text, with the weight of each, whoever measures their quantities: the engine or a host."""
+class Limits(dict[str, HeldLimit]):
+    """Limits by their text, whoever measures their quantities: the engine or a host."""
 
     def __init__(self, limits: Iterable[Limit]) -> None:
-        super().__init__({str(limit): (limit, Weight()) for limit in limits})
+        super().__init__({str(limit): HeldLimit(limit) for limit in limits})
         self.measured: dict[str, Measured] = {}
 
     def price(self, values: Iterable[Any]) -> Any:
         """Return what all of them take from the reward, from the quantity of each, of whatever shape."""
-        return sum(limit.sign * weight.value * one for (limit, weight), one in zip(self.values(), values, strict=True))
+        return sum(held.limit.sign * held.weight * one for held, one in zip(self.values(), values, strict=True))
 
     def told(self, measured: dict[str, Measured], sizes: dict[str, float], objective: Objective) -> dict[str, float]:
         """Return what the log says of the quantities' means; and begin the weights, where they have not.
 
-        At first a limit's quantity is worth as much as a nat of the prior. `sizes`: how large it is in a usual step.
+        `sizes`: how large each quantity is in a usual step.
         """
         self.measured, found = measured, dict[str, float]()
-        for name, (limit, weight) in self.items():
-            if not weight.first:
-                weight.first = weight.value = (objective.omega or objective.alpha or 1.0) / max(sizes[name], LEAST)
-                weight.unit = weight.unit or UNIT * (abs(limit.bound) or sizes[name] or 1.0)
-            found |= {f"limit_{name}": measured[name].mean, f"multiplier_{name}": weight.value}
+        for name, held in self.items():
+            if not held.first:
+                held.begin(sizes[name], objective)
+            found |= {f"limit_{name}": measured[name].mean, f"multiplier_{name}": held.weight}
         return found
 
     def steer(self) -> None:
         """Move every weight by what was measured."""
-        for name, (limit, weight) in self.items():
-            value, noise = self.measured[name]
-            weight.move(limit.broken_by(value), noise)
+        for name, held in self.items():
+            held.move(self.measured[name])
 
     def state(self) -> dict[str, list[float]]:
-        """Return what a checkpoint holds of the weights."""
-        each = {name: astuple(weight) for name, (_, weight) in self.items()}
-        return {name: [number for number in numbers if number is not None] for name, numbers in each.items()}
+        """Return what a checkpoint holds of them."""
+        return {name: held.state() for name, held in self.items()}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
         """Go on where `state` was taken; a limit that it does not know begins."""
-        self.update({name: (self[name][0], Weight(*numbers)) for name, numbers in state.items() if name in self})
+        for name, numbers in state.items():
+            if name in self:
+                self[name].restore(numbers)
 
 
 class Multipliers:
@@ -170,38 +186,44 @@ class Multipliers:
         """Return what the limits take from the reward of each step, `[T, N]`."""
         if not self.limits:
             return None
-        each = (limit.values(rollout, self.size) for limit, _ in self.limits.values())
+        each = (held.limit.values(rollout, self.size) for held in self.limits.values())
         return torch.from_numpy(self.limits.price(each))
 
-    def sums(self, probed: Rollout | None, rollout: Rollout) -> dict[str, float]:
-        """Return what is to be summed over the ranks: of the mean action's steps and, once, how large numbers are."""
+    def sums(self, probed: Rollout | None, rollout: Rollout) -> Tensor:
+        """Return what is to be summed over the ranks, `[P]`: nothing where nothing is measured with the mean action.
+
+        Of each quantity, the sum over environments of its mean over the mean action's steps; the sums of those squared;
+        of each limit's, how large it is: the sum of its squares over the steps that train; what the prior is expected
+        to have earned; and the environments. The last quantity is what was earned beyond that, where it is kept.
+        """
         if probed is None:
-            return {}
-        each = {name: limit.values(probed, self.size).mean(0) for name, (limit, _) in self.limits.items()}  # [N]
-        found = {"probed": float(probed.basic.shape[1])}
+            return torch.empty(0, dtype=torch.float64)
+        means = [held.limit.values(probed, self.size).mean(0) for held in self.limits.values()]  # each [N]
+        expected = np.zeros(1)
         if self.prior_earns is not None:
             expected = earned(self.prior_earns, probed)
-            each["kept"] = probed.basic.mean(0) - expected
-            found["expected"] = float(expected.sum())
-        for name, (limit, _) in self.limits.items():
-            found[f"size of {name}"] = float(np.square(limit.values(rollout, self.size)).sum())
-        for name, values in each.items():
-            found |= {name: float(values.sum()), f"squares of {name}": float(np.square(values).sum())}
-        return found
+            means.append(probed.basic.mean(0) - expected)
+        sizes = [np.square(held.limit.values(rollout, self.size)).sum() for held in self.limits.values()]
+        sums, squares = [mean.sum() for mean in means], [np.square(mean).sum() for mean in means]
+        numbers = [*sums, *squares, *sizes, expected.sum(), probed.basic.shape[1]]
+        return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
 
-    def told(self, totals: dict[str, float], objective: Objective) -> dict[str, float]:
+    def told(self, totals: Tensor, objective: Objective) -> dict[str, float]:
         """Return what the log says, from the sums; and begin the weights of limits, where they have not."""
-        if "probed" not in totals:
+        if not len(totals):
             return {}
-        found, steps = dict[str, float](), self.settings.iteration_steps
-        names = [*self.limits, *["kept"] * (self.keep is not None)]
-        measured = {name: Measured.of(totals[name], totals[f"squares of {name}"], totals["probed"]) for name in names}
+        limits, quantities = len(self.limits), len(self.limits) + (self.keep is not None)
+        sums, squares, sizes, (expected, count) = map(Tensor.tolist, totals.split([quantities, quantities, limits, 2]))
+        measured = [Measured.of(total, square, count) for total, square in zip(sums, squares, strict=True)]
+        found = dict[str, float]()
         if self.keep:
-            a_step, (more, noise) = max(abs(totals["expected"] / totals["probed"]), 1e-12), measured.pop("kept")
+            a_step = max(abs(expected / count), 1e-12)
+            more, noise = measured.pop()
             self.kept = Measured(1.0 + more / a_step, noise / a_step)
             found["kept"] = self.kept.mean
-        sizes = {name: math.sqrt(totals[f"size of {name}"] / steps) for name in self.limits}
-        return found | self.limits.told(measured, sizes, objective)
+        usual = [math.sqrt(size / self.settings.iteration_steps) for size in sizes]
+        by_name = dict(zip(self.limits, measured, strict=True))
+        return found | self.limits.told(by_name, dict(zip(self.limits, usual, strict=True)), objective)
 
     def steer(self, metrics: dict[str, float], objective: Objective) -> Objective:
         """Move every weight by what was measured; return the objective with those that a budget moves."""
@@ -268,15 +290,16 @@ def broken(multipliers: Multipliers, logged: dict[str, list[Any]]) -> list[str]:
             beyond, shown = beyond_noise(amount - np.array(last), max(1.0 - amount, FINEST)), float(np.mean(last))
         else:
             beyond, shown = off > math.log(BEYOND), last[-1]
-        said += [
-            f"the run ends beyond its budget: {budget.beside.format(shown, amount)}; the weights follow slowly, and "
-            "more --steps give them time"
-        ] * beyond
-    for name, (limit, weight) in multipliers.limits.items():
+        if beyond:
+            said.append(
+                f"the run ends beyond its budget: {budget.beside.format(shown, amount)}; the weights follow slowly, "
+                "and more --steps give them time"
+            )
+    for name, held in multipliers.limits.items():
         values = np.array(logged[f"limit_{name}"])
-        if beyond_noise(limit.broken_by(values[-ENDS:]), weight.unit):
+        if beyond_noise(held.limit.broken_by(values[-ENDS:]), held.unit):
             count = min(ENDS, len(values))
-            nearest = min(np.convolve(values, np.full(count, 1 / count), "valid"), key=limit.broken_by)
+            nearest = min(np.convolve(values, np.full(count, 1 / count), "valid"), key=held.limit.broken_by)
             said.append(
                 f"limit {name} is broken: the last {count} iterations have {values[-count:].mean():.3g}, and no "
                 f"{count} came nearer than {nearest:.3g}; more --steps may do, or a wish that weighs less"

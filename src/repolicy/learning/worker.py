@@ -280,7 +280,6 @@ class Worker:
 
         The sums are `[3, O]`, and `[3, 0]` where none is fitted.
         """
-        measured = self.multipliers.sums(self.probed, rollout)
         values = {"reward_task": reward.task, "reward_prior": reward.prior, "reward_entropy": reward.entropy}
         values |= {"reward_states": reward.states} if self.objective.reads_states else {}
         limits = {"reward_limits": reward.total - sum(reward[:3]) - reward.states} if self.multipliers.limits else {}
@@ -293,21 +292,20 @@ class Worker:
             "episode_length": sum(rollout.episodes.lengths),
             "episodes": len(rollout.episodes.lengths),
             "stop": float(stop),
-            **measured,
         }
         numbers = torch.tensor([float(value) for value in totals.values()], dtype=torch.float64)
         fits = self.fits_normalizer or self.fits_critic_normalizer
         observed = sums(rollout.observations[:-1]) if fits else numbers.new_empty(3, 0)
-        self.team.sum(packed := torch.cat([numbers, observed.flatten()]))
-        numbers, observed = packed.split([len(numbers), observed.numel()])
+        probed = self.multipliers.sums(self.probed, rollout)
+        self.team.sum(packed := torch.cat([numbers, observed.flatten(), probed]))
+        numbers, observed, probed = packed.split([len(numbers), observed.numel(), len(probed)])
         totals = dict(zip(totals, numbers.tolist(), strict=True))
         episodes, samples = totals["episodes"], self.settings.iteration_steps
         metrics = {
             name: total / (samples if name.startswith(("reward", "log", "below")) else max(episodes, 1.0))
             for name, total in totals.items()
-            if name not in measured
         }
-        metrics |= {"episodes": episodes, "stop": totals["stop"]} | self.multipliers.told(totals, self.objective)
+        metrics |= {"episodes": episodes, "stop": totals["stop"]} | self.multipliers.told(probed, self.objective)
         if not episodes:
             del metrics["basic_return"], metrics["episode_length"]
         if log_prior is not None:
