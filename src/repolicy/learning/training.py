@@ -168,7 +168,7 @@ def customize(
 
     # Open the prior, which tells its environment and its settings.
     kept, resumed = folder.prior, before is not None
-    start, env = start_of(prior, asked.env or None, settings, noise, chunk, trust, kept, resumed, reading, init)
+    start, env = start_of(prior, asked.env, settings, noise, chunk, trust, kept, resumed, reading, init)
     env = with_observed(env or start.env(trust), observe, observe_critic)
     usual = start.usual(env, settings) if before is None else before.settings
     settings = start.settings(session.settings_of(settings, usual))

@@ -108,8 +108,8 @@ def sweep(
     asked = asked.completed(before)
 
     # Open the prior, which tells its environment and its settings.
-    copy, resumed = folder / "prior.safetensors", before is not None
-    start, env = start_of(prior, asked.env or None, settings, noise, chunk, trust, copy, resumed, reading)
+    kept, resumed = folder / "prior.safetensors", before is not None
+    start, env = start_of(prior, asked.env, settings, noise, chunk, trust, kept, resumed, reading)
     if start.scoring_prior is not None or start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
     settings = settings_of(settings, start.usual("", settings) if before is None else before.settings)

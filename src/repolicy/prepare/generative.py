@@ -47,7 +47,7 @@ MOVES = 0.01  # of what the strongest direction of the noise does to the actions
 
 def start_of(
     given: Any,
-    env: str | None,
+    env: str,
     settings: Any,
     noise: int,
     chunk: int,
@@ -56,10 +56,11 @@ def start_of(
     resumed: bool,
     reading: Options | None = None,
     init: str | Path = "auto",
-) -> tuple[Start, str | None]:
+) -> tuple[Start, str]:
     """Return what customizing starts from, and the environment's name; of a generative policy that through its noise.
 
-    `kept` is the copy of the prior that the run keeps; it is there already where the run is `resumed`.
+    An empty `env` is returned as it is where the prior may tell it. `kept` is the copy of the prior that the run keeps;
+    it is there already where the run is `resumed`.
     """
     if not noise:  # an object may tell itself
         thing = load_object(given, "prior") if is_code(given) else given
@@ -68,7 +69,7 @@ def start_of(
     if not noise:
         return open_prior(given, reading, init, trust, kept), env
     check_unread(called(given), reading)
-    if env is None:
+    if not env:
         raise UsageError(f"{called(given)} does not say which environment it is for; name one with --env")
     if not resumed:
         policy, name = noise_prior(given, noise, chunk, env, settings_of(settings, Settings()), trust)
