@@ -267,7 +267,7 @@ def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
     def evaluation(basic: float, addon: float, metric: float) -> Evaluation:
         wave, one = np.array([-1.0, 1.0] * 5), np.ones(10)  # √(10/9 · 2/10) = 0.47
         returns = wave + basic, 0 * wave + addon, 0 * wave + metric
-        return Evaluation("env", "gymnasium", True, next(seeds), *returns, one, one, -2.0 * one, "mean z")
+        return Evaluation("env", "gymnasium", True, next(seeds), *returns, one, one, -2.0 * one, metric_name="mean z")
 
     found = report.tiles({"prior": evaluation(100, 5, 0.3), "customized": evaluation(101, 9, 0.2)})
     said = {tile.what: (tile.change, tile.standing, tile.unit) for tile in found}
