@@ -269,8 +269,8 @@ def test_a_prior_of_other_sizes_is_refused_with_both() -> None:
         residual(prior=small_policy(family="categorical"), copy_prior=False)
     with pytest.raises(UsageError, match=r"hidden layers \[8, 8\], and the model has \[64, 64\]"):
         residual(prior=small_policy(), policy_kwargs={})
-    with pytest.raises(UsageError, match=r"size mismatch for value_net.weight: .*\[1, 5\]\) from .*\[1, 64\]"):
-        residual(prior=trained(policy_kwargs={"net_arch": [5]}))
+    with pytest.raises(UsageError, match=r"size mismatch for action_net.weight: .*\[2, 5\]\) from .*\[2, 64\]"):
+        residual(prior=trained(policy_kwargs={"net_arch": [5]}), policy_kwargs={})
 
 
 @pytest.mark.parametrize("copied", [True, False])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -16,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from repolicy import Policy
 from repolicy.errors import UsageError
-from repolicy.hosts.sb3 import Unclipped, from_repolicy, like, to_repolicy
+from repolicy.hosts.sb3 import HeadPolicy, Unclipped, from_repolicy, like, to_repolicy
 from repolicy.priors.opening import load_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
@@ -124,5 +125,54 @@ def test_a_model_that_bounds_no_observation_becomes_a_policy_that_bounds_none() 
 def test_a_model_with_a_memory_or_masks_is_no_prior(kind: str, policy: str) -> None:
     env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")])
     found = getattr(pytest.importorskip("sb3_contrib"), kind)(policy, env, n_steps=8, batch_size=8, device="cpu")
-    with pytest.raises(UsageError, match="does not fit the actor|it has no log_prob"):
+    with pytest.raises(UsageError, match="it has no log_prob"):
         residual(env=env, prior=found)
+
+
+def told_apart(prior: Any, ours: Any) -> float:
+    """How far log-probabilities of the prior that is held, and of the actor, are from the given model's, at most."""
+    observations, actions = torch.randn(30, 3), torch.randn(30, 2)
+    with torch.no_grad():
+        given, held, begun = (
+            each.get_distribution(observations).log_prob(actions)
+            for each in (prior.policy, ours.prior.policy, ours.policy)
+        )
+    return float(max((held - given).abs().max(), (begun - given).abs().max()))
+
+
+def test_a_model_as_a_prior_is_built_as_it_was() -> None:
+    """Its tensors alone would fit another activation. The critic is nobody's affair."""
+    prior = trained(policy_kwargs={"activation_fn": torch.nn.ReLU})
+    assert told_apart(prior, residual(prior=prior)) == 0.0
+    kwargs = {"activation_fn": torch.nn.ReLU, "net_arch": {"pi": [64, 64], "vf": [8]}}
+    assert told_apart(prior, residual(prior=prior, policy_kwargs=kwargs)) == 0.0
+    with pytest.raises(UsageError, match="the prior's policy has activation_fn ReLU, and the model's Tanh: leave"):
+        residual(prior=prior, policy_kwargs={})
+    with pytest.raises(UsageError, match="has use_sde True, and the model's False"):
+        residual(prior=trained(use_sde=True))
+    assert told_apart(prior, residual(prior=residual(prior=prior))) == 0.0
+    own = residual(prior=small_policy(family="state_gaussian"))
+    assert isinstance(residual(prior=own).policy, HeadPolicy)
+
+
+def test_a_model_as_a_prior_sees_what_it_saw_in_training(tmp_path: Path) -> None:
+    def normalized(steps: int) -> VecNormalize:
+        env = VecNormalize(envs(), norm_reward=False)
+        trained(env) if steps else None
+        env.training = False
+        return env
+
+    env = normalized(1)
+    prior = model(PPO, env).learn(32)
+    prior.save(tmp_path / "mine.zip")
+    plain, loaded = trained(), PPO.load(tmp_path / "mine.zip")
+    for given, alike, others in (
+        (prior, [env], [envs(), normalized(0)]),
+        (loaded, [env, normalized(0)], [envs()]),  # it does not tell its statistics
+        (plain, [envs(), VecNormalize(envs(), norm_obs=False, norm_reward=False)], [env]),
+    ):
+        for each in alike:
+            residual(env=each, prior=given)
+        for each in others:
+            with pytest.raises(UsageError, match="normalizes observations otherwise than the prior's training did"):
+                residual(env=each, prior=given)

@@ -29,7 +29,7 @@ from repolicy.hosts.kept_prior import Given
 from repolicy.hosts.measuring import compared, decide_in
 from repolicy.hosts.method import TARGET_KL, Method, Seen, entry, quicken
 from repolicy.hosts.sb3_policies import HeadPolicy, from_repolicy, like, to_repolicy
-from repolicy.hosts.sb3_priors import SameKind, Weights, kept_in, read, stored, tensors_of
+from repolicy.hosts.sb3_priors import CRITICS, SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
 from repolicy.hosts.steering import Steering, say_of_bonus, usual_warmup, weighs, weights_named
 from repolicy.loading import check_version, printable
@@ -100,6 +100,9 @@ class ResidualPPO(PPO):
         if copy_prior and policy_kwargs is None and policy == "MlpPolicy" and isinstance(named, Policy):
             policy_kwargs = like(_begun(named, True), of_shape(widest, named.actions.width).hidden)
             policy = HeadPolicy if "head" in policy_kwargs else policy
+        if policy_kwargs is None and isinstance(self.prior, Weights) and self.prior.policy is not None:
+            policy_kwargs = self.prior.kwargs
+            policy = type(self.prior.policy) if policy == "MlpPolicy" else policy
         customizes = prior is not None and env is not None and weighs(self._weights)
         self.adapts = customizes and "learning_rate" not in host  # the learning rate, once an iteration
         if customizes:
@@ -286,7 +289,9 @@ class ResidualPPO(PPO):
                 with torch.no_grad():
                     self.policy.reset_noise()
             twin = copy.deepcopy(self.policy)
-            kept_prior.fill(twin, prior, "the prior")
+            prior.check_built(twin, self.env)
+            critic = {name: part for name, part in twin.state_dict().items() if name.startswith(CRITICS)}
+            kept_prior.fill(twin, critic | prior, "the prior")
             prior = SameKind(twin.requires_grad_(False).eval())
         if isinstance(prior, OpenedPolicy):
             if isinstance(prior.agent, Policy) and not isinstance(self.observation_space, spaces.Box):

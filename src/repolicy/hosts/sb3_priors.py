@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import safetensors.torch
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.save_util import open_path
+from stable_baselines3.common.vec_env import VecNormalize, unwrap_vec_normalize
 from torch import Tensor, nn
 
+from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import ByDistribution, Given, behind, open_in_host
 from repolicy.policies import Density, Policy, policy_bytes, read_own
 from repolicy.priors import OpenedPolicy
@@ -22,8 +25,71 @@ OURS, THEIRS = "prior.safetensors", "prior_of_sb3.safetensors"  # names in a sav
 MARKS, STATES = "prior_that_runs.safetensors", "states.safetensors"
 
 
+CRITICS = ("value_net.", "mlp_extractor.value_net.")  # how the names of a critic's own tensors begin
+BUILT = (  # what the same tensors may stand for
+    "activation_fn", "features_extractor_class", "features_extractor_kwargs", "share_features_extractor",
+    "normalize_images", "use_sde", "dist_kwargs", "head",
+)  # fmt: skip
+
+
 class Weights(dict[str, Tensor]):
-    """A policy of Stable-Baselines3 as its tensors."""
+    """An actor of Stable-Baselines3 as its tensors. That of a model also tells how it was built, and what it saw."""
+
+    policy: ActorCriticPolicy | None = None
+    kwargs: dict[str, Any] | None = None  # the model's `policy_kwargs`
+    statistics: Any = None  # by which its environment normalizes observations
+    untold = False  # whether such an environment is not at hand
+
+    @classmethod
+    def of(cls, policy: ActorCriticPolicy, model: BaseAlgorithm | None) -> "Weights":
+        found = cls(of_actor({name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()}))
+        found.policy = policy
+        if model is not None:
+            others = ("optimizer_class", "optimizer_kwargs")  # A2C's own
+            found.kwargs = {name: part for name, part in model.policy_kwargs.items() if name not in others}
+            normalized = model.get_vec_normalize_env()
+            found.statistics = statistics_of(normalized)
+            found.untold = normalized is None and model._last_original_obs is not None  # which is kept with one alone
+        return found
+
+    def check_built(self, policy: ActorCriticPolicy, env: Any) -> None:
+        """Raise where the same tensors would act otherwise in this policy, or would see other observations."""
+        if self.policy is None:
+            return
+        mine, theirs = map(settings_of, (self.policy, policy))
+        for name, part in mine.items():
+            if part != theirs[name]:
+                remedy = "leave policy_kwargs out, and it is built like its prior"
+                raise UsageError(f"the prior's policy has {name} {part}, and the model's {theirs[name]}: {remedy}")
+        now: Any = None if env is None else unwrap_vec_normalize(env)
+        seen_alike = now is not None if self.untold else np.array_equal(self.statistics, statistics_of(now))
+        if env is not None and not seen_alike:
+            remedy = (
+                "wrap it in VecNormalize.load(FILE, env), with that training's file; norm_obs=False, if it had none"
+            )
+            raise UsageError(
+                f"the environment normalizes observations otherwise than the prior's training did: {remedy}"
+            )
+
+
+def settings_of(policy: ActorCriticPolicy) -> dict[str, str]:
+    """Return what its tensors do not tell of a policy, in words."""
+    told = {"class": type(policy)} | {name: getattr(policy, name, None) for name in BUILT}
+    return {name: getattr(part, "__name__", str(part)) for name, part in told.items()}
+
+
+def of_actor(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(CRITICS)}
+
+
+def statistics_of(normalized: VecNormalize | None) -> Any:
+    """Return all numbers by which observations are normalized, or None."""
+    if normalized is None or not normalized.norm_obs:
+        return None
+    of = normalized.obs_rms
+    each = of.values() if isinstance(of, dict) else [of]
+    numbers = [np.ravel(part) for one in each for part in (one.mean, one.var)]
+    return np.concatenate([*numbers, [normalized.clip_obs, normalized.epsilon]])
 
 
 class SameKind(ByDistribution):
@@ -52,8 +118,8 @@ def read(prior: Any) -> Any:
     if prior is None or isinstance(prior, Weights | SameKind | Given | OpenedPolicy):
         return prior
     policy = prior.policy if isinstance(prior, BaseAlgorithm) else prior
-    if isinstance(policy, ActorCriticPolicy):
-        return Weights({name: tensor.detach().cpu().clone() for name, tensor in policy.state_dict().items()})
+    if isinstance(policy, ActorCriticPolicy) and not hasattr(policy, "lstm_actor"):
+        return Weights.of(policy, prior if isinstance(prior, BaseAlgorithm) else None)
     return open_in_host(prior)
 
 
@@ -78,7 +144,9 @@ def tensors_of(prior: Any) -> Mapping[str, Tensor]:
         module: Any = prior.policy
     else:
         module = behind(prior) if isinstance(prior, Given | OpenedPolicy) else prior
-    return module.state_dict() if isinstance(module, nn.Module) else {}
+    if not isinstance(module, nn.Module):
+        return {}
+    return of_actor(module.state_dict()) if isinstance(prior, SameKind) else module.state_dict()
 
 
 class Kept(NamedTuple):
@@ -97,7 +165,7 @@ def kept_in(path: Any) -> Kept:
             names = archive.namelist()
             prior: Policy | Weights | None = None
             if THEIRS in names:
-                prior = Weights(safetensors.torch.load(archive.read(THEIRS)))
+                prior = Weights(of_actor(safetensors.torch.load(archive.read(THEIRS))))
             elif OURS in names:
                 prior = read_own(Path(OURS), archive.read(OURS)).policy
             states = safetensors.torch.load(archive.read(STATES)) if STATES in names else None
