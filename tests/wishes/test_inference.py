@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from repolicy.envs.wish_file import Features
 from repolicy.errors import RepolicyError
 from repolicy.exact import MDP, enumerate_trajectories, soft_optimal, solve_residual
 from repolicy.objective import residual
 from repolicy.wishes.inference import Theta, beyond_start, gradient, inferred, weights
 from repolicy.wishes.preferences import as_belief, bradley_terry, fitted_networks, most_telling
+from repolicy.wishes.record import Labels, Record, Step, windows
 
 ALPHA, OMEGA = 0.7, 0.4
 TRUE = np.array([0.8, -1.1, 0.5])
@@ -85,6 +87,37 @@ def test_one_inference_is_enough_where_the_environment_repeats_itself() -> None:
     able = person > 0
     found = inferred(features[able], features[able], ALPHA, None, (person[able], policy[able]), least=0.01)
     assert weights(features[able], found.value, ALPHA, policy[able]) == pytest.approx(person[able], abs=1e-6)
+
+
+def test_what_follows_a_take_over_tells_what_it_was_worth() -> None:
+    """The person acts in two of three states, the policy in the third: the slope is that of the person's own steps."""
+    mdp, prior = process(FEATURES)
+    object.__setattr__(mdp, "discount", 1.0)
+    trajectories, features, _ = summed(mdp, FEATURES)
+    theta = torch.tensor([0.3, 0.2, -0.4], dtype=torch.float64, requires_grad=True)
+    policy = optimum(mdp, prior, torch.from_numpy(FEATURES) @ theta)
+    wanted = optimum(mdp, prior, torch.from_numpy(FEATURES @ TRUE))
+    person, states, actions = (
+        torch.tensor([True, True, False]),
+        trajectories.states.numpy(),
+        trajectories.actions.numpy(),
+    )
+    steps = [(int(n), int(s), int(a)) for (n, t), s in np.ndenumerate(states) for a in [actions[n, t]]]
+    beside = Record.of((Step(n, 0.0, s, a, a, FEATURES[s, a], bool(person[s])) for n, s, a in steps), "X-v0")
+    sums, _, firsts = windows(beside, Features.of("next"), 4, Labels().weights(beside))
+    begun = beside.person[firsts]
+    which = firsts[begun] // 4  # all trajectories that they begin, however soon they hand back
+    assert len(which) == sum(bool(person[s]) for s in states[:, 0])
+    chances = trajectories.probability(torch.where(person[:, None], wanted, policy.detach())).numpy()[which]
+    usual, level = trajectories.probability(policy.detach()).numpy(), np.zeros((3, 3))
+    for state in range(3):
+        level[state] = np.average(features, 0, usual * (states[:, 0] == state))
+    found = gradient(chances @ sums[begun], chances @ level[states[which, 0]], ALPHA)
+    likelihood = torch.from_numpy(chances) @ trajectories.along(torch.where(person[:, None], policy, 0.0))[which].sum(
+        -1
+    )
+    [slope] = torch.autograd.grad(likelihood, theta)
+    assert found == pytest.approx(slope.numpy(), abs=1e-6)  # a record has single precision
 
 
 def test_a_gaussian_is_moved_by_its_covariance() -> None:

@@ -159,6 +159,33 @@ def test_windows_lie_in_one_episode_and_have_no_bad_step() -> None:
     assert firsts.tolist() == [0, 5]
 
 
+def test_a_window_that_a_person_begins_goes_on_to_its_end() -> None:
+    """Their take-overs are shorter than the window, and the policy's steps between them led to the next one."""
+    taken = made([0, 0, 1, 0, 1, 0, 0, 0, 1, 1, 0, 0, 0], [0] * 8 + [1] * 5)
+    weights = Labels(before=2, passed=0.5).weights(taken)
+    sums, found, firsts = windows(taken, Features.of("next"), 3, weights)
+    assert firsts.tolist() == [2, 5, 8]
+    assert found.tolist() == [1, 0.5, 1]  # what the first step weighs
+    assert sums.ravel().tolist() == [4 + 8 + 16, 32 + 64 + 128, 256 + 512 + 1024]
+    assert windows(taken, Features.of("next"), 4, weights)[2].tolist() == [2, 8]  # not into another episode
+
+
+def test_short_take_overs_tell_the_wish_at_the_usual_length(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step of the person's is followed by the policy's, which lead to the next: no ten steps in a row count."""
+    turns = iter(range(1000))
+    found, path = acting(policy, Options(), False), tmp_path / "r.jsonl"
+    record(found, PENDULUM, path, 600, push, lambda o, a, acts: next(turns) % 3 == 0)
+    words = ["infer", str(path), "--policy", str(policy), "--features", "action[0]", "--alpha", "0.1"]
+    main([*words, "--out", str(tmp_path / "w.safetensors")])
+    assert "48 windows of 10 steps, of which a person began 48, with 192 of their 200 steps" in capsys.readouterr().err
+    wish = open_wish(str(tmp_path / "w.safetensors"))
+    assert wish.theta[0] > 5 * wish.covariance[0, 0] ** 0.5
+    told = failed(capsys, *words, "--length", "100")
+    assert "3 windows of 100 steps, of which a person began 3, with 102 of their 200 steps; it takes 5" in told
+
+
 def test_other_files_are_read_as_well(tmp_path: Path) -> None:
     wanted = made([0, 1, 1, 0], [0, 0, 1, 1])
     arrays = {name: getattr(wanted, name) for name in ("observation", "action", "next", "person", "episode")}
@@ -216,7 +243,6 @@ def test_a_person_who_pushes_is_found_to_like_pushing(policy: Path, tmp_path: Pa
     beside = record(found, PENDULUM, tmp_path / "r.jsonl", 600, push, lambda o, a, acts: bool(a[0] < 0))
     wish = infer([beside], found, "action[0]", 0.1, labels=Labels(before=1), length=1)
     assert wish.theta[0] > 5 * wish.covariance[0, 0] ** 0.5
-    assert wish.source.endswith("in 600")
     later = infer([beside], found, "action[0]", 0.1, wish, Labels(before=1), 1)
     assert later.theta == pytest.approx(2 * wish.theta)  # what is inferred is what the policy's own wish lacks
 

@@ -79,7 +79,7 @@ class Beside:
     passed: float = 1.0
     """What a step that the person let pass weighs beside one of their own."""
     length: int = 10
-    """Over how many steps features are summed."""
+    """Over how many steps features are summed: of a take-over that is shorter, with what the policy does then."""
     alone: int = 16_000
     """How many steps of the policy alone yours are compared with: fewer where the simulator is slow."""
 

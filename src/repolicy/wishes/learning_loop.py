@@ -38,6 +38,7 @@ from repolicy.wishes.takeover import Act, Keys, Takeover, Wants
 
 ENVS, ALONE = 16, 16_000  # how many environments, and steps in all, of the policy alone
 LEAST, MOST = 0.25, 2.0  # how far one update may be from what was foretold, for the next one
+FEWEST = 5  # windows that a person began: of fewer the error is chance, too
 PATIENCE = 2  # so many rounds in which the person is needed no less end the loop
 
 Say = Callable[[str], None]
@@ -145,8 +146,12 @@ def infer(
     described, usual = Features.of(features), usual or alone(found, joined.env, seed, steps)
     person, counts, ours = windows(joined, described, length, (labels or Labels()).weights(joined))
     policy, _, theirs = windows(usual, described, length, np.ones(len(usual.person)))
-    if len(person) < 2:
-        few = f"the record has {counted(len(person), 'window')} of {length} steps that count"
+    own, begun = int(joined.person.sum()), int(joined.person[ours].sum())
+    within = int(joined.person[ours[:, None] + np.arange(length)].sum())
+    rests = f"{counted(len(person), 'window')} of {counted(length, 'step')}, of which a person began {begun}"
+    source = f"{rests}, with {within} of their {counted(own, 'step')}"
+    if own and begun < FEWEST:
+        few = f"the record has {source}; it takes {FEWEST} that they began"
         raise UsageError(f"{few}: record more, or name a smaller --length, --before or --settle")
     if earlier is not None and earlier.theta.shape != (person.shape[1],):
         raise UsageError("the earlier wish has other features")
@@ -155,7 +160,6 @@ def infer(
     person, policy = beyond_start((person, joined.observation[ours]), (policy, usual.observation[theirs]))
     theta = inferred(person, policy, alpha, None if earlier is None else earlier.theta, chances)
     names = described.names(len(theta.value), sizes)
-    source = f"{int(joined.person.sum())} steps of a person in {len(joined.person)}"
     return LearntWish(joined.env, mine, source, sizes, described, names, theta.value, theta.covariance)
 
 

@@ -239,14 +239,22 @@ class Labels:
 def windows(
     record: Record, features: Features, length: int, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return features summed over windows of so many steps `[M, K]`, the windows' mean weights `[M]`, and first steps.
+    """Return features summed over windows of so many steps `[M, K]`, the windows' weights `[M]`, and first steps.
 
-    A window lies in one episode, and each of its steps counts.
+    A window lies in one episode, and weighs what its first step does. Each of its steps counts, or the first is the
+    person's, and the policy may go on within it: what it makes of their step is what the step was worth. So the mean
+    over the windows that a person began, less what the policy has from there, is the slope of their steps' likelihood.
     """
-    values = features(record.observation, record.action, record.next, {})
-    counts = weights > 0
-    breaks = np.flatnonzero(~counts[1:] | ~counts[:-1] | (record.episode[1:] != record.episode[:-1])) + 1
-    runs = [run for run in np.split(np.arange(len(counts)), breaks) if counts[run[0]]]
-    firsts = np.array([first for run in runs for first in range(run[0], run[-1] + 2 - length, length)], int)
-    within = firsts[:, None] + np.arange(length)
-    return values[within].sum(1), weights[within].mean(1), firsts
+    values, firsts = features(record.observation, record.action, record.next, {}), list[int]()
+    breaks = np.flatnonzero(record.episode[1:] != record.episode[:-1]) + 1
+    for episode in np.split(np.arange(len(weights)), breaks):
+        first = int(episode[0])
+        while first + length <= episode[-1] + 1:
+            counts = weights[first : first + length] > 0
+            if counts.all() or (counts[0] and record.person[first]):
+                firsts.append(first)
+                first += length
+            else:
+                first += 1
+    found = np.array(firsts, int)
+    return values[found[:, None] + np.arange(length)].sum(1), weights[found], found
