@@ -46,6 +46,11 @@ class Transitions(NamedTuple):
         return Transitions(before, actions, after, {key: change(value) for key, value in self.info.items()}, self.past)
 
 
+def known_of(step: Transitions) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info]:
+    """Return all that is known of a step by itself, without what was before."""
+    return step[:4]
+
+
 @dataclass(frozen=True)
 class WithPast:
     """An add-on whose objects are called with the parts that `reads` takes of a step, and `began` `[N]`.
@@ -54,7 +59,7 @@ class WithPast:
     """
 
     make: Callable[[], Any]
-    reads: Callable[[Transitions], Any] = itemgetter(slice(4))
+    reads: Callable[[Transitions], Any] = known_of
 
 
 @dataclass
@@ -71,14 +76,14 @@ class Past:
             return self._paid[wish]
         if wish not in self.objects:
             self.objects[wish] = wish.make()
-        rollout, count = len(self.began), self.began.shape[1]
-        steps = len(rows.actions) // count
-        began = np.zeros((rollout, steps // rollout, count), bool)
-        began[:, 0] = self.began
+        decisions, count = self.began.shape  # T and N
+        steps = len(rows.actions) // count  # T · C
+        began = np.zeros((decisions, steps // decisions, count), bool)
+        began[:, 0] = self.began  # of a decision's steps only the first can begin an episode
         rewards = []
-        for t in range(steps):
-            step = rows.each(itemgetter(slice(t * count, (t + 1) * count)))
-            rewards.append(self.objects[wish](*wish.reads(step), began.reshape(steps, count)[t]))
+        for t, begins in enumerate(began.reshape(steps, count)):
+            step = rows.each(itemgetter(slice(t * count, (t + 1) * count)))  # of all environments
+            rewards.append(self.objects[wish](*wish.reads(step), begins))
         self._paid[wish] = np.concatenate(rewards)
         return self._paid[wish]
 
