@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ class Norm(nn.LayerNorm):
         self.place = place
 
     def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Return it as it is now, in NumPy."""
         weight, bias = self.weight.detach().clone().numpy(), self.bias.detach().clone().numpy()
 
         def run(inputs: np.ndarray) -> np.ndarray:
@@ -110,35 +112,38 @@ class Mlp(nn.Module):
     def snapshot(self) -> Callable[..., np.ndarray]:
         """Return the network as it is now, in NumPy, for small batches `[B, inputs]`; it takes films as `through`."""
         activate, slope, last = ACTIVATIONS[self.activation][1], self.slope, len(self._pairs) - 1
-        norms: list[dict[str, Callable[[np.ndarray], np.ndarray]]] = [
-            {norm.place: norm.snapshot()} if (norm := self.norm(index)) else {} for index in range(len(self._pairs))
-        ]
+        before = [self._norm_at("before", index) for index in range(len(self._pairs))]
+        after = [self._norm_at("after", index) for index in range(len(self._pairs))]
         layers = [
             (weight.detach().clone().t().contiguous().numpy(), bias.detach().clone().numpy())
             for weight, bias in self._pairs
         ]
 
         def run(inputs: np.ndarray, films: np.ndarray | None = None) -> np.ndarray:
-            for index, ((weight, bias), norm) in enumerate(zip(layers, norms, strict=True)):
+            for index, (weight, bias) in enumerate(layers):
                 inputs = inputs @ weight
                 inputs += bias
-                if "before" in norm:
-                    inputs = norm["before"](inputs)
+                if (normalize := before[index]) is not None:
+                    inputs = normalize(inputs)
                 if films is not None:
                     inputs *= films[:, self.scales[index]]
                     inputs += films[:, self.shifts[index]]
                 if index < last:
                     inputs = activate(inputs, slope)
-                if "after" in norm:
-                    inputs = norm["after"](inputs)
+                if (normalize := after[index]) is not None:
+                    inputs = normalize(inputs)
             return inputs
 
         return run
 
     def norm(self, index: int) -> Norm | None:
         """Return the LayerNorm of a hidden layer."""
-        norm = dict(self.norms.items()).get(str(index))
-        return norm if isinstance(norm, Norm) else None
+        return cast(Norm, self.norms[str(index)]) if str(index) in self.norms else None
+
+    def _norm_at(self, place: str, index: int) -> Callable[[np.ndarray], np.ndarray] | None:
+        """Return a layer's LayerNorm in NumPy, where it has one at this place."""
+        norm = self.norm(index)
+        return norm.snapshot() if norm is not None and norm.place == place else None
 
 
 def flatten(parameters: Iterable[nn.Parameter], extra: int = 0) -> tuple[Tensor, Tensor]:
