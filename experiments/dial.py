@@ -30,7 +30,7 @@ from experiments.pages import markdown, once
 from experiments.statistics import spearman
 from repolicy.envs.addons import combined
 from repolicy.envs.rollout import Rollout
-from repolicy.envs.wrapped import placed
+from repolicy.envs.wrapped import positions_of
 from repolicy.learning.terms import DialedTerms
 from repolicy.objective import Objective, reformulated
 from repolicy.policies.density import Density
@@ -146,7 +146,7 @@ def others(places: np.ndarray) -> np.ndarray:
     seeds = np.concatenate([flat.view(np.uint32), where.reshape(-1, 1)], 1)
     unique, which = np.unique(seeds, axis=0, return_inverse=True)
     shares = np.stack([np.random.default_rng(seed.tolist()).random(places.shape[-1]) for seed in unique])
-    return placed(shares)[which.reshape(-1)].reshape(places.shape).astype(np.float32)
+    return positions_of(shares)[which.reshape(-1)].reshape(places.shape).astype(np.float32)
 
 
 def position(

@@ -248,7 +248,7 @@ def test_a_wish_of_a_file_pays_what_the_actor_sees(tmp_path: Path, monkeypatch: 
     st = collected(ours)
     states = torch.cat([st.observations["policy"], ours.env.get_observations()["policy"][None]])
     wanted = torch.where(st.dones.squeeze(-1) > 0, 0.0, 2.0 * states.diff(dim=0).sum(-1))
-    torch.testing.assert_close(ours.alg.method.paid.reward.total, wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.alg.method.rewarded.reward.total, wanted, rtol=0, atol=1e-5)
     with torch.inference_mode():
         told = ours.alg.envs.begin()
         step = ours.alg.envs.step(torch.zeros(8, 2))

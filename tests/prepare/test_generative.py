@@ -29,7 +29,15 @@ from repolicy.policies.export import onnx_reader
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.prepare import generative
 from repolicy.prepare.decision import decide
-from repolicy.prepare.generative import BestOf, check_possible, noise_prior, referred, scaled, standard_normal, start_of
+from repolicy.prepare.generative import (
+    BestOf,
+    check_possible,
+    narrowed,
+    noise_prior,
+    referred,
+    standard_normal,
+    start_of,
+)
 from repolicy.priors import decoders
 from repolicy.priors.decoders import decoder_of, noise_input
 from repolicy.ranges import Range
@@ -121,7 +129,9 @@ def test_an_addon_is_paid_for_each_step_of_a_decision() -> None:
 
 def test_after_an_end_inside_a_chunk_the_next_episode_has_all_of_its_steps() -> None:
     envs = make_envs(named("three", chunk=3), 4, 0)
-    rollout = Collector(envs, 60, torch.Generator(), keep_transitions=True).collect(scaled(standard_normal(2, 2), 0.1))
+    rollout = Collector(envs, 60, torch.Generator(), keep_transitions=True).collect(
+        narrowed(standard_normal(2, 2), 0.1)
+    )
     steps, cut = np.zeros(4), list[float]()
     for chunk, truncated, terminated in zip(rollout.chunks, rollout.truncated, rollout.terminated, strict=True):
         steps += chunk.counts.sum(0)
@@ -365,7 +375,7 @@ def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
     found = policy(torch.randn(5, 2))
     assert torch.equal(found.mean, torch.zeros(5, 2))
     assert torch.allclose(found.log_std.exp(), torch.ones(2), atol=1e-6)
-    assert torch.allclose(scaled(policy, 0.5)(torch.zeros(2)).log_std.exp(), torch.tensor(0.5))
+    assert torch.allclose(narrowed(policy, 0.5)(torch.zeros(2)).log_std.exp(), torch.tensor(0.5))
     assert policy.normalizer.count > 1000
     spread = evaluate(policy, env, 2000, addon=RIGHT, deterministic=False).columns["addon_reward"].std
     decided = decide(residual(), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW)
@@ -381,7 +391,7 @@ def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
 def test_an_evaluation_says_how_unlike_the_prior_the_noise_is() -> None:
     """Noise of half the scale: its square is a quarter, and its KL is known."""
     prior, env = noise_prior(f"{HERE}:three", 2, 3, WALK, FEW)
-    found = evaluate(scaled(prior, 0.5), env, 400, prior=prior, deterministic=False).columns
+    found = evaluate(narrowed(prior, 0.5), env, 400, prior=prior, deterministic=False).columns
     assert found["noise_square"].mean == pytest.approx(0.25, rel=0.05)
     apart = 2.0 * (math.log(2.0) + 0.5 * (0.25 - 1.0))  # nats a decision, of two numbers
     assert found["kl_a_step"].mean == pytest.approx(apart, rel=0.15)

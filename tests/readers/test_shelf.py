@@ -16,7 +16,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import read_card, save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors import finding as shelf
-from repolicy.priors.finding import SHELF, Published, fetched, find_policy, place
+from repolicy.priors.finding import SHELF, Published, fetched, find_policy, place_in_cache
 from repolicy.priors.opening import is_code, read_policy
 
 
@@ -72,16 +72,16 @@ def test_without_a_network_the_file_and_its_place_are_named(
         FileError, match=r"cannot be fetched.*put a/policy.zip of me/policies at commit abc123 at .*mine"
     ):
         fetched(mine[0], download)
-    assert not place(mine[0]).exists()
+    assert not place_in_cache(mine[0]).exists()
 
 
 def test_another_file_is_refused_on_its_way_and_in_the_cache(mine: tuple[str, dict[str, bytes]]) -> None:
     name, _ = mine
     with pytest.raises(FileError, match="not the file that was published"):
         fetched(name, lambda address: b"something else")
-    assert not place(name).exists()
-    place(name).parent.mkdir(parents=True)
-    place(name).write_bytes(b"something else")
+    assert not place_in_cache(name).exists()
+    place_in_cache(name).parent.mkdir(parents=True)
+    place_in_cache(name).write_bytes(b"something else")
     with pytest.raises(FileError, match="its sha256 differs; remove it"):
         find_policy(name)
 
@@ -96,11 +96,11 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(mine: tuple[str, dict[st
 
 def test_a_file_that_was_put_in_its_place_by_hand_will_do(mine: tuple[str, dict[str, bytes]]) -> None:
     name, contents = mine
-    place(name).parent.mkdir(parents=True)
-    place(name).write_bytes(contents["a/policy.zip"])
+    place_in_cache(name).parent.mkdir(parents=True)
+    place_in_cache(name).write_bytes(contents["a/policy.zip"])
     with pytest.raises(FileError, match=r"put a/statistics.pkl .* at .*policy.vecnormalize.pkl"):
         find_policy(name)
-    place(name).with_name("policy.vecnormalize.pkl").write_bytes(b"numbers")
+    place_in_cache(name).with_name("policy.vecnormalize.pkl").write_bytes(b"numbers")
     assert read_policy(find_policy(name)).policy.observation_size == 1
 
 

@@ -197,7 +197,7 @@ def test_the_librarys_log_is_silent_also_when_it_is_first_used(monkeypatch: pyte
     log, name = logging.getLogger("huggingface_hub"), "huggingface_hub.utils.logging"
     monkeypatch.setattr(log, "handlers", [])
     monkeypatch.delitem(sys.modules, name, raising=False)
-    with hub.in_sentences(hub.Place("somebody/mine", None)):
+    with hub.in_sentences(hub.Repository("somebody/mine", None)):
         importlib.import_module(name)
         assert log.level == logging.CRITICAL
 
@@ -209,6 +209,6 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_stranger_is_told_apart_from_a_file() -> None:
-    assert hub.place("hf://a/b@v1.0") == hub.Place("a/b", "v1.0")
+    assert hub.repository_of("hf://a/b@v1.0") == hub.Repository("a/b", "v1.0")
     assert not hub.is_on_hub("runs/hf")
     assert issubclass(FileError, repolicy.RepolicyError)

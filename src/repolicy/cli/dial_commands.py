@@ -46,13 +46,13 @@ class Dial(Command):
     """Run code that the policy's file names as its environment or add-on."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.priors import find_policy, prior_of, read_policy
+        from repolicy.priors import find_policy, prior_in, read_policy
         from repolicy.report.dial_page import Turning
 
         path = find_policy(self.policy)
         saved = read_policy(path)
         warn_of_unfinished(self.policy)
-        prior_of(saved, path)
+        prior_in(saved, path)
         turning = Turning(path, saved, self.how or "mixture")
         if turning.trained and self.how is not None:
             raise UsageError(f"{path} was trained at all positions, so there is nothing to mix: leave out --how")

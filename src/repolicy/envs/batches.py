@@ -109,7 +109,9 @@ class GymnasiumEnvs(Batch):
         """Return so many copies of each environment, side by side: each stands where it stands, with other luck."""
         other = copy.copy(self)
         other.count = self.count * times
-        other._ones = [_One(self.name, n, copied(one, random)) for n, one in enumerate(self.each) for _ in range(times)]
+        other._ones = [
+            _One(self.name, n, copied_env(one, random)) for n, one in enumerate(self.each) for _ in range(times)
+        ]
         return other
 
     @property
@@ -217,7 +219,7 @@ def _kind(answer: Any) -> str:
 # Copies ---------------------------------------------------------------------------------------------------------------
 
 
-def copied(env: Any, random: np.random.Generator) -> Any:
+def copied_env(env: Any, random: np.random.Generator) -> Any:
     """Return a copy of an environment, with a random stream of its own, so that luck is not foreseen."""
     stream = getattr(env.unwrapped, "np_random", None)  # which several parts of an environment may hold
     return twin(env, {} if stream is None else {id(stream): np.random.default_rng(random.integers(2**63))})

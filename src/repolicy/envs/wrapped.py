@@ -35,7 +35,7 @@ class Places:
 
     def drawn(self) -> np.ndarray:
         """Draw positions `[N, dials]`."""
-        return placed((self._strata + self._rng.random((self.dials, self.count))).T / self._total)
+        return positions_of((self._strata + self._rng.random((self.dials, self.count))).T / self._total)
 
 
 class Dialed:
@@ -73,7 +73,7 @@ class Dialed:
         return np.concatenate([observations[:, :own], self._places.astype(np.float32), observations[:, own:]], 1)
 
 
-def placed(shares: np.ndarray) -> np.ndarray:
+def positions_of(shares: np.ndarray) -> np.ndarray:
     """Return the positions of numbers from 0 to 1."""
     return np.asarray((2.0 * shares - 1.0) / (1.0 - 2.0 * ENDS)).clip(-1.0, 1.0)
 

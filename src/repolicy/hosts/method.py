@@ -56,7 +56,7 @@ class Seen(NamedTuple):
     held: Tensor  # what limits are on, `[L, T, N]`
 
 
-class Paid(NamedTuple):
+class Rewarded(NamedTuple):
     """What a rollout paid. The sums are those of all GPUs."""
 
     reward: Reward
@@ -110,7 +110,7 @@ class Method:
     critic: UnitCritic  # of a host whose rewards are changed
     moved: Tensor | None = None  # by the last update: KL(before ‖ after) summed over some states, and their number
     spent: tuple[dict[str, float], int]  # nats a step by each way to count them, and over how many steps
-    paid: Paid  # by the last rollout, as `reward` leaves it
+    rewarded: Rewarded  # by the last rollout, as `reward` leaves it
     credited: Credited  # the same, as `credit` leaves it
 
     def __init__(self, steering: Steering, prior: Any, add_up: Callable[[Tensor], Any] = lambda tensor: tensor) -> None:
@@ -171,7 +171,7 @@ class Method:
         means = held.mean(1)  # of each environment, [L, N]
         of_limits = torch.stack([means.sum(-1), means.square().sum(-1), held.square().sum((1, 2))])
         added = self.add_up(torch.stack([part.double().sum() for part in summed]))
-        self.paid = Paid(reward, added, self.add_up(of_limits), len(task), width)
+        self.rewarded = Rewarded(reward, added, self.add_up(of_limits), len(task), width)
 
         total: Tensor = reward.total
         limits = self.steering.held
@@ -192,8 +192,9 @@ class Method:
     def measured(self) -> dict[str, float]:
         """Return the iteration's means. Raises where one is not finite."""
         steering, objective = self.steering, self.steering.objective
-        unit, moved = self.scale.std.mean(), torch.zeros(2) if self.moved is None else self.moved
-        numbers = numbers_of(self.paid.sums, self.paid.of_limits, self.credited.moments, unit, moved)  # the one wait
+        paid, unit = self.rewarded, self.scale.std.mean()
+        moved = torch.zeros(2) if self.moved is None else self.moved
+        numbers = numbers_of(paid.sums, paid.of_limits, self.credited.moments, unit, moved)  # the one wait
         added, of_limits, moments, (unit_of_returns,), (kl, states) = numbers
         self.update_kl = kl / max(states, 1.0)  # KL of the last update
 
@@ -221,11 +222,11 @@ class Method:
 
         limits: of each the sums over environments of its mean and of its square, and over steps of its square.
         """
-        steering, count = self.steering, steps / self.paid.steps  # of environments
+        steering, count = self.steering, steps / self.rewarded.steps  # of environments
         measured = {name: Measured.of(total, square, count) for name, (total, square, _) in limits.items()}
         if kept := measured.get(steering.kept):
             # The mean action loses nothing by noise. What noise costs grows with its variance, which entropies tell.
-            lost = steering.gap * min(1.0, math.exp(2.0 * wider / self.paid.width))
+            lost = steering.gap * min(1.0, math.exp(2.0 * wider / self.rewarded.width))
             measured[steering.kept] = kept._replace(mean=kept.mean + lost)
         sizes = {name: math.sqrt(square / steps) for name, (*_, square) in limits.items()}
         told = steering.held.told(measured, sizes, steering.objective)

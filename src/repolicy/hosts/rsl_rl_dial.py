@@ -67,7 +67,9 @@ class DialedPPO(ResidualPPO):
         following = torch.cat([st.values[1:], self.critic(self.shown(obs)).unsqueeze(0)])
         following = torch.where(self._cut.unsqueeze(-1), st.values, following)  # as rsl_rl takes a time limit
         ended = st.dones.squeeze(-1) > 0
-        gains, targets = parts.credit(task, self.method.paid.reward, st.values, following, ended & ~self._cut, ended)
+        gains, targets = parts.credit(
+            task, self.method.rewarded.reward, st.values, following, ended & ~self._cut, ended
+        )
         credit = parts.normalized(task, gains, targets, self)
         st.returns.copy_(targets)
         st.advantages = credit.gains.unsqueeze(-1).to(st.rewards.dtype)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from repolicy.envs import Backend, Info, action_space, check_copied, copied, flat, native, one_env, shown
+from repolicy.envs import Backend, Info, action_space, check_copied, copied_env, flat, native, one_env, shown
 from repolicy.errors import UsageError, in_one_sentence
 
 
@@ -101,7 +101,7 @@ class CopyModel:
 
     def copied(self, env: Any) -> Any:
         """Return a copy of an environment, with a random stream of its own."""
-        return copied(env, self._random)
+        return copied_env(env, self._random)
 
 
 def as_array(things: list[Any]) -> np.ndarray:

@@ -176,7 +176,7 @@ def score_loss(prior: Scoring, policy: Policy, states: Tensor, generator: torch.
 
 
 @dataclass(frozen=True)
-class Compared:
+class CloneCompared:
     """A clone beside its prior, over some episodes with sampled actions."""
 
     kl: float  # KL(clone ‖ prior) a step, in nats, in the clone's own states
@@ -206,7 +206,7 @@ class Compared:
         return text
 
 
-def compared(prior: Scoring, policy: Policy, env: str, settings: Settings) -> Compared:
+def compared(prior: Scoring, policy: Policy, env: str, settings: Settings) -> CloneCompared:
     episodes, seed = settings.evaluation_episodes or EPISODES, settings.seed
 
     def run(agent: Any) -> Evaluation:
@@ -217,7 +217,7 @@ def compared(prior: Scoring, policy: Policy, env: str, settings: Settings) -> Co
         theirs = None if isinstance(prior, ScoredPrior) else run(prior)  # which cannot act
     assert ours.log_prior is not None
     kl = float((ours.log_policy - ours.log_prior).sum() / ours.lengths.sum())
-    return Compared(kl, _return(ours), None if theirs is None else _return(theirs), episodes)
+    return CloneCompared(kl, _return(ours), None if theirs is None else _return(theirs), episodes)
 
 
 def _return(evaluation: Evaluation) -> tuple[float, float] | None:

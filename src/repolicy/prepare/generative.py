@@ -116,7 +116,7 @@ def standard_normal(observation_size: int, noise: int, seed: int = 0) -> Policy:
     return policy
 
 
-def scaled(policy: Policy, scale: float) -> Policy:
+def narrowed(policy: Policy, scale: float) -> Policy:
     """Return N(0, scale² · I)."""
     other = frozen(policy)
     assert other.log_std is not None
@@ -132,7 +132,7 @@ def free(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -
     asked, seed = addons.at(wishes), settings.seed
     found = [
         evaluate(
-            scaled(prior, scale) if scale else prior, env, EPISODES,
+            narrowed(prior, scale) if scale else prior, env, EPISODES,
             addon=asked, deterministic=not scale, seed=seed, backend=settings.backend,
         )
         for scale in SCALES

@@ -20,8 +20,7 @@ from repolicy.policies import Policy, seeded
 from repolicy.policies.storage import read, write
 from repolicy.prepare.beginning import Start
 from repolicy.prepare.weights import trial
-from repolicy.priors import name_of as called_prior
-from repolicy.priors import read_policy, take_out
+from repolicy.priors import qualname_of, read_policy, take_out
 from repolicy.runs import (
     BUDGETS,
     AnySettings,
@@ -83,7 +82,7 @@ def called(thing: object) -> str:
     """Return what to call an environment, or a prior in whatever form; a run's folder is named after it."""
     if isinstance(thing, str | Path | Policy):
         return "policy" if isinstance(thing, Policy) else str(thing)
-    return str(thing.folder) if isinstance(thing, Result) else called_prior(thing)
+    return str(thing.folder) if isinstance(thing, Result) else qualname_of(thing)
 
 
 @dataclass(frozen=True)

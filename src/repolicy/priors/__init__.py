@@ -2,7 +2,7 @@
 
 # The door: other rooms import these names, and the files in `__all__`.
 from repolicy.priors.decoders import Decoder, Through, decoder_of, export_composed, found_file, held, sum_of, take_out
-from repolicy.priors.dials import How, beyond, dial, prior_of, turned
+from repolicy.priors.dials import How, beyond, dial, prior_in, turned
 from repolicy.priors.finding import (
     PLAN,
     PRIORS,
@@ -16,7 +16,7 @@ from repolicy.priors.finding import (
     shipped,
 )
 from repolicy.priors.fitting import Fitted, Samples, fit, fit_normalizer
-from repolicy.priors.kinds import Function, MeanPrior, ScoredPrior, Scorer, Scoring, State, check_unread, name_of
+from repolicy.priors.kinds import Function, MeanPrior, ScoredPrior, Scorer, Scoring, State, check_unread, qualname_of
 from repolicy.priors.opening import (
     OpenedPolicy,
     Source,

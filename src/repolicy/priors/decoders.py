@@ -168,7 +168,7 @@ CHOSEN = "chosen"  # the noise that the policy gives, between the two
 ROWS = 64
 
 
-class Choosing(Acting):
+class ActingByNoise(Acting):
     """Raw observations `[N, O]` and noise `[N, Z]` to the noise that the decoder starts from, in its shape."""
 
     std: Tensor
@@ -191,7 +191,7 @@ def export_composed(policy: Policy, decoder: Path, noise: int, chunk: int, out: 
     """
     file = PolicyFile(decoder)
     source, shape = noise_input(inputs_of(file.opened.graph), noise, decoder)
-    module = Choosing(policy, shape).eval().requires_grad_(False)
+    module = ActingByNoise(policy, shape).eval().requires_grad_(False)
     size = policy.observation_size
     chooser = onnx_graph(module, (torch.zeros(2, size), torch.zeros(2, noise)))
     content = _joined(chooser, file, source)

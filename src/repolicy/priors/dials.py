@@ -43,7 +43,7 @@ def dial(policy: str | Path | SavedPolicy, t: float | None = None, how: How = "m
     name = "this policy" if isinstance(policy, SavedPolicy) else str(policy)
     if t is None or values:
         raise UsageError(f"{name} has no trained dial of a name: give t, where 0 is the prior, 1 the customized policy")
-    found = turned(prior_of(saved, name), saved.policy, t, how)
+    found = turned(prior_in(saved, name), saved.policy, t, how)
     if warning := beyond(t):
         warnings.warn(warning, stacklevel=2)
     return found
@@ -59,7 +59,7 @@ def turned(prior: Policy, customized: Policy, t: float, how: How = "mixture") ->
     return frozen(HOWS[how](prior, customized, float(t)))
 
 
-def prior_of(saved: SavedPolicy, name: str | Path) -> Policy:
+def prior_in(saved: SavedPolicy, name: str | Path) -> Policy:
     """Return the prior in a customized policy's file."""
     if saved.prior is None:
         raise UsageError(f"{name} holds no prior; a dial needs what `repolicy customize` made, which holds its prior")

@@ -73,18 +73,18 @@ def cache(what: str = "shelf") -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repolicy" / what
 
 
-def place(name: str) -> Path:
+def place_in_cache(name: str) -> Path:
     return cache() / name.replace(":", "-") / next(iter(SHELF[name].files))
 
 
 def on_shelf(path: str | Path) -> Published | None:
     """Return the row that a name or a file in the cache is of."""
-    return next((row for name, row in SHELF.items() if str(path) in (name, str(place(name)))), None)
+    return next((row for name, row in SHELF.items() if str(path) in (name, str(place_in_cache(name)))), None)
 
 
 def fetched(name: str, download: Callable[[str], bytes] | None = None) -> Path:
     """Return the policy's file, checked; fetched first where it is not in the cache."""
-    row, folder = SHELF[name], place(name).parent
+    row, folder = SHELF[name], place_in_cache(name).parent
     for file, (path, sha256) in row.files.items():
         here = folder / file
         if here.exists():
@@ -101,7 +101,7 @@ def fetched(name: str, download: Callable[[str], bytes] | None = None) -> Path:
         if hashlib.sha256(content).hexdigest() != sha256:
             raise FileError(f"what came for {name} is not the file that was published: its sha256 differs; {remedy}")
         write_bytes(here, content)
-    return place(name)
+    return place_in_cache(name)
 
 
 def _download(address: str) -> bytes:

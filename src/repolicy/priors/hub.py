@@ -17,7 +17,7 @@ FILE = "policy.safetensors"
 DOWNLOADED: set[Path] = set()  # by this process: files in a cache, which is no place for results
 
 
-class Place(NamedTuple):
+class Repository(NamedTuple):
     """A repository of the hub, and perhaps a revision of it."""
 
     repository: str
@@ -31,18 +31,18 @@ def is_on_hub(reference: str | Path) -> bool:
     return str(reference).startswith("hf:/")
 
 
-def place(reference: str | Path) -> Place:
+def repository_of(reference: str | Path) -> Repository:
     """Return what a name stands for; a path has lost one of the two slashes."""
     name = re.sub("^hf:/+", "hf://", str(reference))
     match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", name)
     if match is None:
         raise UsageError(f"{name!r} is no name on the hub; write hf://USER/NAME or hf://USER/NAME@REVISION")
-    return Place(match[1], match[2])
+    return Repository(match[1], match[2])
 
 
 def downloaded(reference: str | Path) -> Path:
     """Return the policy's file of a repository, in the hub's own cache on this machine; a damaged one is not kept."""
-    at = place(reference)
+    at = repository_of(reference)
     hub = library()
     with in_sentences(at):
         path = Path(hub.hf_hub_download(at.repository, FILE, revision=at.revision, endpoint=hub.constants.ENDPOINT))
@@ -71,7 +71,7 @@ def library() -> Any:
 
 
 @contextlib.contextmanager
-def in_sentences(at: Place) -> Iterator[None]:
+def in_sentences(at: Repository) -> Iterator[None]:
     """Turn what a login, a name or a network can do wrong in calls of the hub's library into a sentence each."""
     errors, log = library().errors, logging.getLogger("huggingface_hub")
     level = log.level

@@ -48,7 +48,7 @@ class MeanPrior(nn.Module):
 
     def __init__(self, mean: Function | Program, std: Std, name: str = "") -> None:
         super().__init__()
-        self.mean, self.name = mean, name or name_of(mean)
+        self.mean, self.name = mean, name or qualname_of(mean)
         self.notes: tuple[str, ...] = ()  # what is to be known of it, a sentence each
         self.program = mean if isinstance(mean, Program) else None
         self.remembers = self.program is not None
@@ -182,7 +182,7 @@ class ScoredPrior:
     """Any object with `log_prob(observations, actions)`, of tensors `[B, O]` and `[B, A]`. Its numbers are checked."""
 
     def __init__(self, scorer: Any, name: str = "") -> None:
-        self.scorer, self.name = scorer, name or name_of(scorer)
+        self.scorer, self.name = scorer, name or qualname_of(scorer)
         self.notes: tuple[str, ...] = ()
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ def check_unread(name: str, options: Options | None) -> None:
 
 def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | ScoredPrior:
     """Return the prior that an object or a function of the user's stands for."""
-    name = name or name_of(thing)
+    name = name or qualname_of(thing)
     if isinstance(thing, type):
         with in_one_sentence(f"{name} cannot be made without arguments", UsageError):
             thing = thing()
@@ -266,6 +266,6 @@ def _decodes(thing: Any) -> bool:
     return len(plain) == 2 and all(each.kind is each.POSITIONAL_OR_KEYWORD for each in plain)
 
 
-def name_of(thing: Any) -> str:
+def qualname_of(thing: Any) -> str:
     """Return what people call it, in a sentence."""
     return getattr(thing, "__qualname__", "") or type(thing).__qualname__

@@ -20,7 +20,7 @@ from repolicy.policies.storage import is_own
 from repolicy.priors.finding import SHELF, find_policy, is_plan
 from repolicy.priors.fitting import fitted_to, wants_fit
 from repolicy.priors.hub import is_on_hub
-from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scoring, name_of, prior_of
+from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scoring, prior_of, qualname_of
 from repolicy.priors.running import Graph, Script, check_trusted
 from repolicy.readers.copying import policy_from
 from repolicy.readers.described import CannotCopyError, Described, Std
@@ -207,7 +207,7 @@ def acting(reference: str | Path, options: Options, trust: bool) -> OpenedPolicy
 def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ...] = ()) -> Scoring:
     if replace(options, std=None, demonstrations=None) != Options():
         others = "--vecnormalize, --temperature, --file-activation and --layout"
-        raise UsageError(f"{name or name_of(thing)} runs as it is: {others} do not belong to it")
+        raise UsageError(f"{name or qualname_of(thing)} runs as it is: {others} do not belong to it")
     if not wants_fit(options):
         assert options.std != "fit"
         prior = prior_of(thing, options.std, name)

@@ -18,7 +18,7 @@ from repolicy.many.tradeoff import Found, Point, episodes_of
 from repolicy.objective import DIALED
 from repolicy.policies import Conditioned, Policy, SavedPolicy, read_card, save_policy
 from repolicy.policies.storage import FORMAT, check_shape, finite, is_own, write_json
-from repolicy.priors import How, beside, beyond, held, prior_of, turned
+from repolicy.priors import How, beside, beyond, held, prior_in, turned
 from repolicy.ranges import Dial
 from repolicy.report import page
 from repolicy.report.movie import Shot
@@ -120,7 +120,7 @@ class Turning:
             dials = zip(self.trained, position, strict=True)
             return self.saved.policy.placed([dial.place(value) for dial, value in dials])
         (t,) = position
-        return turned(prior_of(self.saved, self.path), self.saved.policy, t, self.mixes)
+        return turned(prior_in(self.saved, self.path), self.saved.policy, t, self.mixes)
 
     def save(self, position: Sequence[float], path: Path) -> None:
         """Write the policy at a position as a file for any command; a file that is no such position is left alone."""
@@ -169,7 +169,7 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
     A dialed add-on counts once at every position, so that positions can be compared.
     """
     once = addons.at(dial.addons, {each.name: 1.0 for each in addons.dials(dial.addons)})
-    addon, prior = addons.combined(once), prior_of(dial.saved, dial.path)
+    addon, prior = addons.combined(once), prior_in(dial.saved, dial.path)
 
     def point(policy: Policy, value: float, label: str = "") -> Point:
         mean, sampled = episodes_of(policy, prior, dial.env, addon, episodes)

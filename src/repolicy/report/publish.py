@@ -11,7 +11,7 @@ from repolicy.loading import capitalized, counted, printable
 from repolicy.policies import SavedPolicy
 from repolicy.prepare.defaults import train_defaults, usual_for
 from repolicy.priors import find_policy, own_bytes, read_policy
-from repolicy.priors.hub import FILE, Place, in_sentences, library, place
+from repolicy.priors.hub import FILE, Repository, in_sentences, library, repository_of
 from repolicy.readers.reading import Options
 from repolicy.report.run_page import evaluations, repeat, rewards
 from repolicy.report.verdict import basis, name_of_prior, verdict
@@ -37,7 +37,7 @@ def push(
 
     The hub's own login is used (`hf auth login`). The arguments are the options of `repolicy push`.
     """
-    at, path = place(target), find_policy(policy)
+    at, path = repository_of(target), find_policy(policy)
     saved = read_policy(path, reading)
     content = own_bytes(saved)
     hub = library()
@@ -65,7 +65,7 @@ def push(
 def card(
     saved: SavedPolicy,
     path: Path,
-    at: Place,
+    at: Repository,
     by: dict[str, Evaluation],
     film: Path | None,
     license: str | None,
