@@ -274,6 +274,8 @@ def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(tmp_path: Path, m
         ({"seen": 2, "noise": 6}, "noise"),
         ({"x": 6, "y": 2}, "x"),
         ({"observation": 6, "noise": 6}, "noise"),
+        ({"normalized_obs": 6, "sample": 6}, "sample"),
+        ({"obs_steps": 6, "initial_Z": 6}, "initial_Z"),
         ({"observation": 2, "command": 6}, ""),  # whose numbers are as many, and mean something else
         ({"observation": 2, "history": 6}, ""),
         ({"observation": 6, "history": 2}, ""),

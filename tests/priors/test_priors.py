@@ -48,6 +48,13 @@ def test_a_torch_module_is_a_mean() -> None:
     torch.testing.assert_close(prior.distribution(observations).mode(), module(observations).detach())
 
 
+def test_a_torch_module_drops_nothing_and_learns_no_statistics() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.Dropout(0.5))
+    prior, observations = MeanPrior(module, 0.5).placed(3, TWO), 3.0 + torch.randn(5, 3)
+    torch.testing.assert_close(prior.means(observations, {})[0], module[1](module[0].eval()(observations)).detach())
+    assert int(module[0].num_batches_tracked) == 0
+
+
 class Leaning:
     """Knows log-probabilities, in NumPy, and nothing else."""
 

@@ -110,11 +110,12 @@ def test_a_critic_is_never_taken_for_an_actor_that_cannot_be_copied(tmp_path: Pa
         describe(path)
 
 
-def test_a_value_is_no_action_wherever_it_stands(tmp_path: Path) -> None:
-    heads = [node("Gemm", "b v", "moves"), node("Gemm", "b one", "value_estimate")]
-    described = describe(two_outputs(tmp_path / "policy.onnx", [*BODY, *heads], ["value_estimate", "moves"]))
+@pytest.mark.parametrize("value", ["value_estimate", "critic", "vf", "Q"])
+def test_a_value_is_no_action_wherever_it_stands(value: str, tmp_path: Path) -> None:
+    heads = [node("Gemm", "b v", "moves"), node("Gemm", "b one", value)]
+    described = describe(two_outputs(tmp_path / "policy.onnx", [*BODY, *heads], [value, "moves"]))
     assert described.actions.width == 3
-    assert "of the graph's outputs moves is taken, and not value_estimate" in described.notes
+    assert f"of the graph's outputs moves is taken, and not {value}" in described.notes
 
 
 def test_a_graph_that_runs_gives_its_action_and_not_its_std(tmp_path: Path) -> None:

@@ -234,7 +234,9 @@ FACTORS = [
 OF_FACTORS = {"m": random(5), "s": abs(random(5)) + 1, "k": random(7), "f": random(7), "u": random(3, 7)}
 OF_NORM = {"s": random(7), "l": random(7)}
 NORMED = [node("LayerNormalization", "b s l", "c", epsilon=1e-3), node("Gemm", "c v", "out")]
+MASKED = [node("Mul", "obs mask", "x"), node("Add", "x m", "y"), node("Gemm", "y w", "out")]
 COPIED: dict[str, tuple[list[Any], dict[str, np.ndarray]]] = {
+    "an observation times 0": (MASKED, {"mask": np.array([1.0, 2.0, 0.0, 1.0, 1.0]), "m": random(5)}),
     "a weight that loses an axis": (SCALE, {"u": random(1, 5, 3)}),
     "a row that gets an axis": ([*BODY, node("Unsqueeze", "k zero", "row"), node("Mul", "c row", "out")], ROW),
     "a quotient": ([*BODY, node("Div", "k l", "row"), node("Mul", "c row", "out")], ROW | {"l": random(1, 3)}),

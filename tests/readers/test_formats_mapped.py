@@ -7,6 +7,7 @@ import pytest
 import torch
 from comparing import assert_equal, assert_scored, describe, log_prob, mean, observations, recognized
 from made_checkpoints import mlp, named, saved
+from safetensors.torch import save_file
 from torch import nn
 
 from repolicy.cli.inspection import inspect
@@ -228,6 +229,10 @@ def test_layers_below_actor_layers(whole: bool, tmp_path: Path) -> None:
         ("actor=model.actor, normalizer=rms, activation=elu", "has no rms"),
         ("actor=model.actor, log_std=curriculum, normalizer=model.actor, activation=elu", "has no mean and var"),
         ("actor=model.actor, log_std=model.actor.0.bias, activation=elu", "is of 8 stds, and an action has 2"),
+        ("actor=model.actor, std=model.logstd, activation=elu", "is it log_std=model.logstd"),
+        ("actor=model.actor, low=1, high=1, activation=elu", "low must be below high"),
+        ("actor=model.actor, low=nan, activation=elu", "low must be below high"),
+        ("actor=model.actor, clip=0, activation=elu", "and clip above 0"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_one_sentence(layout: str, sentence: str, tmp_path: Path) -> None:
@@ -235,10 +240,33 @@ def test_a_layout_that_does_not_fit_is_one_sentence(layout: str, sentence: str, 
         describe(booster(tmp_path)[0], Options(layout=layout))
 
 
-def test_a_layout_is_for_what_pytorch_or_pickle_wrote(tmp_path: Path) -> None:
+def test_a_layout_is_for_what_holds_tensors(tmp_path: Path) -> None:
     (tmp_path / "policy.onnx").write_bytes(b"\x08\x07")
-    with pytest.raises(FileError, match="policy.onnx is damaged, or no pickle"):
+    with pytest.raises(UsageError, match="policy.onnx is a graph, .* leave --layout out"):
         describe(tmp_path / "policy.onnx", Options(layout=BOOSTER))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_safetensors_of_a_state_dict(kind: torch.dtype, tmp_path: Path) -> None:
+    net = mlp((5, 8, 2), nn.Tanh).to(kind)
+    path = tmp_path / "model.safetensors"
+    save_file(named("pi", net) | {"log_std": STD.log()}, path)
+    with pytest.raises(FileError, match='which tensors are what, such as layout "actor=pi, log_std=log_std'):
+        load_policy(path)
+    policy, obs = load_policy(path, layout="actor=pi, log_std=log_std, activation=tanh"), observations(5)
+    with torch.no_grad():
+        assert_equal(policy(obs).mode(), net.float()(obs))
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(FileError, match="model.safetensors is damaged"):
+        load_policy(path)
+
+
+@pytest.mark.parametrize("layout", [None, "actor=actor_mean, log_std=actor_logstd, activation=tanh"])
+def test_a_layer_norm_behind_the_last_layer_is_refused(layout: str | None, tmp_path: Path) -> None:
+    kept = named("actor_mean", nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2), nn.LayerNorm(2)))
+    path = saved(tmp_path / "a.pt", kept | {"actor_logstd": torch.zeros(1, 2)})
+    with pytest.raises(CannotCopyError, match="a LayerNorm follows its last layer"):
+        describe(path, Options(layout=layout))
 
 
 def test_a_file_that_holds_itself_ends() -> None:

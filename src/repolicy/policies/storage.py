@@ -21,6 +21,8 @@ from repolicy.errors import FileError
 from repolicy.loading import read_bytes
 
 FORMAT = 1
+SAFETENSORS = b"\0\0\0{"  # the fifth byte of such a file, and those behind it
+OF_HEADER = 64  # bytes in which a header of ours shows
 DEPTH = 50  # layers that a header may have; the deepest that is written has a handful
 
 
@@ -65,15 +67,20 @@ def read(path: Path, kind: str = "", content: bytes | None = None) -> tuple[dict
 
 
 def is_own(path: Path, content: bytes | None = None) -> bool:
-    """Return whether a file is one of these, perhaps a damaged one: by its first bytes, or else by its name."""
+    """Return whether a file is one of these, perhaps a damaged one: by its first bytes, or else by its name.
+
+    Somebody else's safetensors have another header.
+    """
     head = content
     if head is None:
         try:
             with open(path if path.is_file() else os.devnull, "rb") as file:  # a pipe could be waited for without end
-                head = file.read(9)
+                head = file.read(OF_HEADER)
         except OSError:
             head = b""
-    return not head or path.suffix == ".safetensors" or head[5:9] == b"\0\0\0{"
+    if head[5:9] == SAFETENSORS:
+        return b'"repolicy"' in head[:OF_HEADER]
+    return not head or path.suffix == ".safetensors"
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -1,6 +1,7 @@
 """Decoders of generative policies: observations and noise to actions. `file.py:name`, an ONNX graph, or TorchScript."""
 
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,7 +148,7 @@ def noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tuple[st
         raise UsageError(f"{path} takes {takes}: export it with a first axis that is not fixed")
     rows = {name: list(shape[1:]) for name, shape in inputs.items()}
     fitting = [name for name, row in rows.items() if all(isinstance(n, int) for n in row) and np.prod(row) == size]
-    named = [name for name in fitting if any(word in name.lower() for word in NOISE)]
+    named = [name for name in fitting if NOISE & {*re.split(r"[^a-z0-9]+", name.lower())}]
     others = [name for name in fitting if any(word in name.lower() for word in NO_NOISE)]
     found = named or [name for name in fitting if name not in others]
     if len(found) != 1:
@@ -156,7 +157,7 @@ def noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tuple[st
     return found[0], rows[found[0]]
 
 
-NOISE = ("noise", "latent", "eps", "z")  # in the name of an input
+NOISE = {"noise", "latent", "latents", "eps", "epsilon", "z"}  # words in the name of an input
 NO_NOISE = ("obs", "state", "hist", "prev", "command", "goal", "task", "h_", "hidden", "memory", "mask", "time")
 
 

@@ -38,8 +38,9 @@ class Program(Protocol):
 class MeanPrior(nn.Module):
     """A Gaussian prior: `mean` maps observations `[N, O]` to actions `[N, A]`, and you say the std.
 
-    The function gets NumPy arrays; a torch module gets tensors, on the device where they are. A `Program` remembers:
-    its state runs along with an episode. The std is one number, or one for each number of an action.
+    The function gets NumPy arrays; a torch module gets tensors, on the device where they are, and is put into its mode
+    of evaluation. A `Program` remembers: its state runs along with an episode. The std is one number, or one for each
+    number of an action.
     """
 
     observation_size = 0  # until an environment is known
@@ -50,6 +51,8 @@ class MeanPrior(nn.Module):
         super().__init__()
         self.mean, self.name = mean, name or qualname_of(mean)
         self.notes: tuple[str, ...] = ()  # what is to be known of it, a sentence each
+        if isinstance(mean, nn.Module):
+            mean.eval()  # without dropout, and with the statistics of a batch norm as they are
         self.program = mean if isinstance(mean, Program) else None
         self.remembers = self.program is not None
         self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32))
@@ -183,6 +186,8 @@ class ScoredPrior:
 
     def __init__(self, scorer: Any, name: str = "") -> None:
         self.scorer, self.name = scorer, name or qualname_of(scorer)
+        if isinstance(scorer, nn.Module):
+            scorer.eval()
         self.notes: tuple[str, ...] = ()
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ def _front(steps: list[Step], width: int) -> tuple[Array, Array, float | None]:
     if _next(steps) == "affine":
         scale, offset = _rows(steps[0], width)
         if not np.all(scale):  # a factor of 0 drops a number: the first layer takes it in
-            return np.ones(width), np.zeros(width), None
+            return np.zeros(width), np.ones(width), None
         steps.pop(0)
     return -offset / scale, scale, _take_clip(steps)
 

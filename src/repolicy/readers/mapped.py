@@ -166,7 +166,10 @@ def of_text(text: str) -> Layout:
     if "actor" not in given or len(given.keys() & {"std", "log_std", "halves", "discrete"}) > 1:
         one = "no more than one of std=NAME, log_std=NAME, halves=yes and discrete=yes"
         raise UsageError(f"--layout needs actor=NAME, and {one}")
-    return Layout(**given)
+    layout = Layout(**given)
+    if not (layout.low < layout.high and layout.clip > 0.0 and layout.epsilon >= 0.0):
+        raise UsageError("--layout has numbers that cannot be: low must be below high, and clip above 0")
+    return layout
 
 
 def tensors_in(saved: Any) -> dict[str, Array]:
@@ -224,6 +227,8 @@ def _described(tensors: Tensors, layout: Layout, root: str, given: Given) -> Des
     activation = given.activation(layout.activation, layout.library, layout.activation if layout.certain else None)
     layers = [each for name in layout.actor.split("+") for each in _layers(tensors, f"{root}{name.strip()}")]
     actor = perceptron(layers, None, activation)
+    if "+" in layout.actor and not layout.library:
+        given.notes.append(f"between the parts {layout.actor} an activation is assumed")
     std = None
     if layout.halves:
         actor, std = _halved(actor, layout)
@@ -263,6 +268,8 @@ def _std(tensors: Tensors, layout: Layout, root: str, width: int) -> Std:
     raw: Array | Linear
     if name in tensors:
         raw = numbers(tensors[name].reshape(-1), name)
+        if link == "identity" and not np.all(raw > 0.0):
+            raise UsageError(f"{name} has numbers that are not above 0, and is no std: is it log_std={name}?")
         raw, size = np.broadcast_to(raw, width) if len(raw) == 1 else raw, len(raw)
     else:
         layers = _layers(tensors, name)

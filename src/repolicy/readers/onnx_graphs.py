@@ -18,10 +18,17 @@ from repolicy.readers.given_by_user import Given
 from repolicy.readers.operations import OPERATIONS, Moving, rows_of, split
 from repolicy.readers.perceptrons import some
 
-ACTION_NAMES = ("actions", "action", "continuous_actions", "mean", "mu", "mean_actions", "output")
+ACTION_NAMES = (
+    *("actions", "action", "continuous_actions", "mean_actions", "mean", "mu"),
+    *("output", "pi", "policy", "actor"),
+)
 MEAN = "deterministic_"  # in front of one of these
 BRAX_MIN_STD = 1e-3
-OTHER_WORDS = ("value", "std", "sigma", "log_prob", "logp", "entropy")  # in the names of other outputs
+OTHER_WORDS = (  # in the names of other outputs
+    *("value", "critic", "baseline"),
+    *("std", "sigma", "log_prob", "logp", "entropy"),
+)
+OTHER_NAMES = ("v", "vf", "q", "qf")
 PRECISE = (1, 11)  # types that keep what a cast gets: single and double precision
 
 
@@ -36,7 +43,8 @@ def read(model: Any, given: Given) -> Described:
     if unused is not None and given.options.std is None and found.squashed and len(graph.output) == 1:
         std = Std("head", unused, "softplus", floor=BRAX_MIN_STD)
         given.notes.append(
-            "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh"
+            "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh "
+            "(--std says otherwise)"
         )
     elif unused is not None:
         given.notes.append("half of the last layer is dropped by the graph, which does not tell what it is for")
@@ -102,7 +110,8 @@ def unlike_an_action(name: str) -> tuple[bool, bool, bool]:
     ML-Agents' `continuous_actions` are drawn, and `deterministic_continuous_actions` beside them are their mean.
     """
     plain = name.removeprefix(MEAN)
-    return plain not in ACTION_NAMES, plain == name, any(word in name.lower() for word in OTHER_WORDS)
+    is_other = name.lower() in OTHER_NAMES or any(word in name.lower() for word in OTHER_WORDS)
+    return plain not in ACTION_NAMES, plain == name, is_other
 
 
 def left_out(names: Iterable[str], taken: str) -> tuple[str, ...]:

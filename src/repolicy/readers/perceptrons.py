@@ -81,6 +81,8 @@ def perceptron(layers: Iterable[Hidden], output: Linear | None, activation: str)
     """Return hidden layers and a last one (of the hidden ones, where it is not given), with shapes that fit."""
     hidden = list(layers)
     if output is None:
+        if hidden[-1].norm is not None:
+            raise CannotCopyError("a LayerNorm follows its last layer")
         output = hidden.pop().linear
     network = Perceptron(tuple(hidden), output, activation)
     for layer in network.layers:

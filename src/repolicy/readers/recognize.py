@@ -6,9 +6,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
+
 from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import printable, read_bytes
 from repolicy.policies import carrying
+from repolicy.policies.storage import SAFETENSORS
 from repolicy.readers import brax, mapped, rllib, skrl, torchscript
 from repolicy.readers import onnx_graphs as onnx
 from repolicy.readers import rsl_rl_checkpoint as rsl_rl
@@ -52,7 +55,7 @@ class PolicyFile:
             return "sb3"
         if torchscript.recognized(names):
             return "torchscript"
-        if self.is_pickled:
+        if self.is_pickled or self.is_safetensors:
             return next((name for name, each in CHECKPOINTS.items() if each.recognized(self.pickled)), None)
         return "onnx" if onnx.recognized(self.content) else None
 
@@ -65,10 +68,20 @@ class PolicyFile:
     def is_pickled(self) -> bool:
         return self.content[:1] == PICKLE or any(name.endswith("data.pkl") for name in self.names)
 
+    @property
+    def is_safetensors(self) -> bool:
+        return self.content[5:9] == SAFETENSORS
+
     @cached_property
     def pickled(self) -> Any:
-        """What PyTorch or pickle wrote."""
-        return load(self.content, str(self.path))
+        """What PyTorch or pickle wrote, or safetensors in the place of it."""
+        if not self.is_safetensors:
+            return load(self.content, str(self.path))
+        try:
+            tensors = safetensors.torch.load(self.content)
+        except safetensors.SafetensorError as error:
+            raise FileError(f"{self.path} is damaged: {first_line(error)}") from None
+        return {name: (each.double() if each.is_floating_point() else each).numpy() for name, each in tensors.items()}
 
     @cached_property
     def opened(self) -> Any:
@@ -90,6 +103,8 @@ class PolicyFile:
     def described(self, options: Options) -> Described:
         """Return the policy in the file, or raise one sentence about why there is none."""
         name = self.format if options.layout is None else "mapped"
+        if options.layout is not None and self.format in RUNNABLE:
+            raise UsageError(f"{self.path} is a graph, which tells its layers itself: leave --layout out")
         if name is None:
             what = f"{self.path} holds {self._found()}, and no policy of a known layout"
             raise FileError(f"{what}; known are {KNOWN}; {EXPORT}{self._to_try()}")
@@ -104,7 +119,9 @@ class PolicyFile:
                 given.notes.append(CHANGED)
             return replace(found, notes=tuple(given.notes))
         except CannotCopyError as error:
-            hint = "" if name in RUNNABLE else f"; {EXPORT}{self._to_try()}"
+            hint = "" if name in RUNNABLE else f"; {EXPORT}"
+            if options.layout is None and hint:
+                hint += self._to_try()
             raise CannotCopyError(f"{self.path} cannot be copied: {error}{hint}") from None
         except DAMAGE as error:
             raise FileError(f"{self.path} is damaged, or of another layout: {first_line(error)}") from None
@@ -121,8 +138,8 @@ class PolicyFile:
         """Return what is in a file of an unknown format, for a sentence."""
         if {"observations.npy", "actions.npy"} <= {*self.names}:
             return f"demonstrations (`repolicy imitate {self.path}` makes a policy of them)"
-        if not self.is_pickled:
-            return f"a zip of {some(self.names)}" if self.names else f"{len(self.content):,} bytes that are no policy"
+        if not (self.is_pickled or self.is_safetensors):
+            return f"a zip of {some(self.names)}" if self.names else f"{len(self.content):,} bytes"
         inside = self.pickled
         if isinstance(inside, dict) and {"state_dict", "data"} == inside.keys():
             return "what Stable-Baselines3's policy.save wrote (save the model itself instead)"
