@@ -55,6 +55,13 @@ def test_a_torch_module_drops_nothing_and_learns_no_statistics() -> None:
     assert int(module[0].num_batches_tracked) == 0
 
 
+def test_a_function_that_draws_its_actions_tells_no_mean() -> None:
+    generator = np.random.default_rng(0)
+    prior = MeanPrior(lambda observations: generator.normal(size=(len(observations), 2)), 0.5, "mine").placed(3, TWO)
+    with pytest.raises(UsageError, match="mine gives different actions for the same observations: it draws them"):
+        prior.log_prob(torch.randn(4, 3), torch.randn(4, 2))
+
+
 class Leaning:
     """Knows log-probabilities, in NumPy, and nothing else."""
 

@@ -55,6 +55,7 @@ class MeanPrior(nn.Module):
             mean.eval()  # without dropout, and with the statistics of a batch norm as they are
         self.program = mean if isinstance(mean, Program) else None
         self.remembers = self.program is not None
+        self._tried = self.remembers or isinstance(mean, nn.Module)  # for whose numbers a device would be waited for
         self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32))
         if file := getattr(mean, "sha256", ""):  # by which a checkpoint knows the prior that it was made beside
             self.register_buffer("sha256", torch.tensor([*bytes.fromhex(file)], dtype=torch.uint8))
@@ -108,23 +109,30 @@ class MeanPrior(nn.Module):
         Nothing waits for what a torch module gives, so whether that is finite shows later.
         """
         with in_one_sentence(f"{self.name} failed", UsageError), torch.no_grad():
-            of_module = isinstance(self.mean, nn.Module)
-            given: Any = observations.clone() if of_module else observations.cpu().numpy().copy()
-            if self.program is not None:
-                result, state = self.program.step(given, state)
-            else:
-                result = self.mean(given)  # type: ignore[operator]
-            if of_module:
-                mean = result.detach().float()
-            else:
-                found = torch.as_tensor(np.asarray(result.detach() if isinstance(result, Tensor) else result)).float()
-                self.check_finite(found)
-                mean = found.to(observations.device)
+            mean, state = self._run(observations, state)
+            if not self._tried:
+                self._tried = True
+                if not torch.allclose(mean, self._run(observations, state)[0], atol=1e-6, equal_nan=True):
+                    why = "it draws them at random, or remembers what came before, for which it needs begin and step"
+                    raise UsageError(f"{self.name} gives different actions for the same observations: {why}")
         wanted = (len(observations), self.actions.width or mean.shape[-1:].numel())
         if tuple(mean.shape) != wanted:
             given = f"for {len(observations)} observations, and must give {list(wanted)}, a row an environment"
             raise UsageError(f"{self.name} gave means of shape {list(mean.shape)} {given}")
         return mean, state
+
+    def _run(self, observations: Tensor, state: State) -> tuple[Tensor, State]:
+        of_module = isinstance(self.mean, nn.Module)
+        given: Any = observations.clone() if of_module else observations.cpu().numpy().copy()
+        if self.program is not None:
+            result, state = self.program.step(given, state)
+        else:
+            result = self.mean(given)  # type: ignore[operator]
+        if of_module:
+            return result.detach().float(), state
+        mean = torch.as_tensor(np.asarray(result.detach() if isinstance(result, Tensor) else result)).float()
+        self.check_finite(mean)
+        return mean.to(observations.device), state
 
     def check_finite(self, mean: Tensor) -> None:
         if not bool(torch.isfinite(mean).all()):
