@@ -27,6 +27,27 @@ def test_a_prior_of_other_sizes_is_refused_with_both(tmp_path: Path) -> None:
         OnPolicyRunner(Drift(), settings(algorithm=residual(str(path)), hidden_dims=[5]), None, "cpu")
 
 
+def test_a_prior_that_was_trained_with_other_settings_is_refused(tmp_path: Path, capsys: Any) -> None:
+    """Isaac Lab and mjlab write them beside the checkpoints; where nobody does, that is said."""
+    path = str(checkpoint(tmp_path))
+    runner(algorithm=residual(path))
+    assert "does not say which activation its network has, nor which obs" in capsys.readouterr().out
+    (tmp_path / "params").mkdir()
+    written = "obs_groups:\n  actor:\n  - {}\n  critic:\n  - policy\nactor:\n  class_name: MLPModel\n  activation: {}\n"
+    for group, activation, said in (
+        ("policy", "tanh", None),
+        ("policy", "elu", "the prior has the activation elu, and the actor Tanh: give the actor"),
+        ("proprio", "tanh", "the prior saw the groups proprio, and the actor policy: give the actor"),
+    ):
+        (tmp_path / "params" / "agent.yaml").write_text(written.format(group, activation))
+        if said:
+            with pytest.raises(UsageError, match=said):
+                runner(algorithm=residual(path))
+            continue
+        runner(algorithm=residual(path))
+        assert "does not say which" not in capsys.readouterr().out
+
+
 def test_a_checkpoint_of_the_runner_s_takes_no_reading(tmp_path: Path) -> None:
     path = str(checkpoint(tmp_path))
     runner(algorithm=residual({"path": path, "trust": False}))

@@ -16,7 +16,10 @@ from repolicy.hosts.kept_prior import ByDistribution, Given
 from repolicy.hosts.rsl_rl_networks import PolicyActor, from_repolicy
 from repolicy.loading import read_bytes
 from repolicy.policies import Policy
+from repolicy.readers.given_by_user import agent_settings, listed
 from repolicy.readers.pickles import load, shortened
+
+from rsl_rl.utils import resolve_nn_activation  # isort: skip  # after ours, which say what to install where it is missing
 
 
 class RunnersPrior(ByDistribution):
@@ -77,6 +80,8 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
             if isinstance(given, Mapping) and (idle := given.keys() - {"path", "trust"}):
                 raise UsageError(f"{path} is the runner's checkpoint, and has no use for {', '.join(sorted(idle))}")
             own = RunnersPrior(actor, weights, Path(path), steps)
+            if not isinstance(actor, PolicyActor):
+                check_trained_alike(actor, Path(path))
             if copied:
                 actor.load_state_dict(weights)
                 actor.obs_normalization = False  # its statistics would move the policy without a gradient
@@ -95,6 +100,20 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
         kept_prior.say_of_one_std(gaussian, begun, prior.name, remedy)
         actor.obs_normalization = False
     return prior
+
+
+def check_trained_alike(actor: Any, path: Path) -> None:
+    """Raise where the settings beside a checkpoint are of another actor than this one, whose tensors fit as well."""
+    agent, own, groups = agent_settings(path), type(actor.mlp[1]), [*actor.obs_groups]
+    if not agent:
+        untold = "does not say which activation its network has, nor which observation groups it saw"
+        print(f"ResidualPPO: {path} {untold}: {own.__name__} and {', '.join(groups)}, the actor's, are assumed")
+    activation, told = agent.get("activation"), listed(agent.get("actor", ""))
+    remedy = "give the actor the settings in the prior's params/agent.yaml"
+    if activation and not hasattr(actor, "cnns") and type(resolve_nn_activation(activation)) is not own:
+        raise UsageError(f"the prior has the activation {activation}, and the actor {own.__name__}: {remedy}")
+    if "actor" in agent and [group for group in told if group in groups] != groups:
+        raise UsageError(f"the prior saw the groups {', '.join(told)}, and the actor {', '.join(groups)}: {remedy}")
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor] | None, int]:
