@@ -1,6 +1,7 @@
 """Which format a file of another library has, by looking into it, and the description that its reader gives."""
 
 import hashlib
+import re
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -81,7 +82,9 @@ class PolicyFile:
             tensors = safetensors.torch.load(self.content)
         except safetensors.SafetensorError as error:
             raise FileError(f"{self.path} is damaged: {first_line(error)}") from None
-        return {name: (each.double() if each.is_floating_point() else each).numpy() for name, each in tensors.items()}
+        names = sorted(tensors, key=lambda name: re.sub(r"\d+", lambda number: number[0].zfill(4), name))  # 2 before 10
+        plain = (tensors[name].double() if tensors[name].is_floating_point() else tensors[name] for name in names)
+        return {name: each.numpy() for name, each in zip(names, plain, strict=True)}
 
     @cached_property
     def opened(self) -> Any:
