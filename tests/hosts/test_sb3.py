@@ -83,6 +83,24 @@ def test_advantages_are_of_the_changed_rewards() -> None:
     np.testing.assert_allclose(ours.rollout_buffer.advantages, after - ours.rollout_buffer.values, atol=1e-6)
 
 
+def test_what_is_told_of_the_task_is_what_was_paid_also_at_a_time_limit() -> None:
+    """Stable-Baselines3 adds there what its critic expects, and goes on to learn of that."""
+
+    class Paying(Drift):
+        def step(self, action: Any) -> Any:
+            observation, _, ended, cut, info = super().step(action)
+            return observation, 1.0, ended, cut, info
+
+    ours = residual(env=DummyVecEnv([Paying] * 4), prior=trained(), n_steps=16)
+    for _ in range(2):
+        before, after = rollout(ours)
+        assert (before != 1.0).any(), "a time limit"
+        assert ours.logger.name_to_value["residual/task"] == 1.0
+        paid = ours.method.paid.reward
+        np.testing.assert_allclose(after, before + paid.prior.numpy() + paid.entropy.numpy(), rtol=0, atol=1e-6)
+        ours.learn(64)
+
+
 def test_actions_are_scored_as_sampled() -> None:
     prior = small_policy()
     ours = residual(prior=prior, policy_kwargs=like(prior) | {"log_std_init": 0.0})

@@ -203,11 +203,12 @@ class ResidualPPO(PPO):
         return loaded
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "prior", "method", "_held"]
+        return [*super()._excluded_save_params(), "prior", "method", "_held", "_paid", "_callback"]
 
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
-        """Note what the limits are on: Stable-Baselines3 calls this once a step."""
+        """Note what is paid, and what the limits are on: Stable-Baselines3 calls this once a step."""
         super()._update_info_buffer(infos, dones)
+        self._paid[self.rollout_buffer.pos] = self._callback.locals["rewards"]
         self._held[:, self.rollout_buffer.pos] = self.held_in(infos)
 
     def held_in(self, infos: Sequence[dict[str, Any]]) -> np.ndarray:
@@ -221,7 +222,8 @@ class ResidualPPO(PPO):
             decide_in(self.method, ModelEnvs(self))
             self._last_obs = None  # the episodes that were under way are over
         self._held = np.zeros((len(self.steering.reads), self.n_steps, self.n_envs), np.float32)  # what limits are on
-        found = super()._setup_learn(*given, **named)
+        self._paid = np.zeros((self.n_steps, self.n_envs), np.float32)  # the task's rewards
+        _, self._callback = found = super()._setup_learn(*given, **named)
         if self._last_episode_starts.all():  # type: ignore[union-attr]
             self.method.forget()
         return found
@@ -242,13 +244,14 @@ class ResidualPPO(PPO):
         """Return the rewards of a whole rollout `[T, N]`."""
         check_env(self.steering.objective, self.env, self.prior)  # statistics may have begun to move
         ended = np.concatenate([buffer.episode_starts[1:], self._last_episode_starts[None]]).astype(bool)
-        log_policy, task, last = (torch.from_numpy(part) for part in (buffer.log_probs, buffer.rewards, ended))
+        log_policy, task, last = (torch.from_numpy(part) for part in (buffer.log_probs, self._paid, ended))
+        at_limits = buffer.rewards.astype(np.float64) - self._paid  # what was added for what would have followed
         seen = Seen(
             self.observed(buffer.observations), self.tensor(buffer.actions), log_policy, task, last,
             lambda: self.rows(np.concatenate([buffer.observations[1:], self._last_obs[None]])),  # type: ignore[index]
             torch.from_numpy(self._held),
         )  # fmt: skip
-        return self.method.reward(seen).numpy()
+        return (self.method.reward(seen).numpy() + at_limits).astype(np.float32)
 
     def _credited(self, buffer: RolloutBuffer) -> None:
         """Turn a buffer's returns and values into the critic's unit, and log what the rollout paid."""
