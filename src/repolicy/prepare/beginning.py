@@ -8,7 +8,7 @@ from typing import Any
 
 from repolicy.envs import Backend, env_of, placed, probed, with_roles
 from repolicy.errors import UsageError
-from repolicy.policies import Conditioned, Policy, SavedPolicy, frozen, notes_of, policy_bytes
+from repolicy.policies import Conditioned, Policy, SavedPolicy, frozen, policy_bytes
 from repolicy.prepare.cloning import clone, spec_of
 from repolicy.prepare.defaults import STEPS, customize_defaults
 from repolicy.priors import (
@@ -34,6 +34,7 @@ class Start:
 
     given: Any
     name: str
+    notes: tuple[str, ...]  # what is to be known of it
     saved: SavedPolicy | None  # the policy that the actor starts as
     content: bytes  # of its file
     scoring_prior: Scoring | None = None  # where `saved` is no copy of it, but fitted to it
@@ -83,13 +84,6 @@ class Start:
             who = who.mean
         return with_roles(env, getattr(who, "observation_size", 0), backend)
 
-    @property
-    def notes(self) -> list[str]:
-        notes = [] if self.saved is None else notes_of(self.saved.card)
-        if isinstance(self.scoring_prior, MeanPrior | ScoredPrior):
-            notes += self.scoring_prior.notes
-        return notes
-
     def cloned(self, env: str, settings: Settings, file: Path, say: Callable[[str], None]) -> "Start":
         """Return the same with a policy to start from, fitted to the prior where it is no copy of it."""
         prior = self.scoring_prior
@@ -133,11 +127,11 @@ def open_prior(
     """Read what a user gave as a prior, once; it is not fitted yet. `file` is the copy that a run keeps."""
     reference = given.folder if isinstance(given, Result) else given
     found = opened(reference, reading, trust)
-    name, agent = found.name, found.agent
+    name, notes, agent = found.name, found.notes, found.agent
     if isinstance(agent, MeanPrior | ScoredPrior):
         if init == "copy":
             raise UsageError(f"{name} cannot be copied; leave --init out, and the actor is fitted to it")
-        return Start(given, name, None, b"", agent, source_of(reference, agent, reading, trust))
+        return Start(given, name, notes, None, b"", agent, source_of(reference, agent, reading, trust))
     if found.saved is None:  # module:name may lead to one, too
         if reading not in (None, Options()):
             raise UsageError(
@@ -148,6 +142,7 @@ def open_prior(
         raise UsageError(f"a policy with {agent.words} is no prior; keep a position of it with `repolicy dial`")
     else:
         saved, content = found.saved, b"" if init == "clone" else own_bytes(found.saved, file)
+    start = Start(given, name, notes, saved, content)
     if init != "clone":
-        return Start(given, name, saved, content)
-    return Start(given, name, saved, content, saved.policy, source_of(reference, saved.policy, reading, trust))
+        return start
+    return replace(start, scoring_prior=saved.policy, source=source_of(reference, saved.policy, reading, trust))
