@@ -16,11 +16,13 @@ import repolicy
 from repolicy.cli.main import main
 from repolicy.envs.batches import GymnasiumEnvs
 from repolicy.errors import RepolicyError, UsageError
+from repolicy.loading import read_bytes
 from repolicy.planning.asking import planned
 from repolicy.planning.keeping import keep
 from repolicy.planning.live import HERE, Stage, parts, server, show
 from repolicy.planning.planner import Search
 from repolicy.priors.opening import acting
+from repolicy.readers import recognize
 from repolicy.readers.reading import Options
 from repolicy.report import movie
 
@@ -49,6 +51,13 @@ def test_its_folder_is_the_same_planner_again(folder):
     again = acting(folder, Options(), trust=False)
     observations = np.random.default_rng(0).normal(0, 0.1, (2, 17)).astype(np.float32)
     assert np.array_equal(again.agent.act(observations), made.act(observations))
+
+
+def test_its_prior_is_opened_once(folder, monkeypatch):
+    opened = list[object]()
+    monkeypatch.setattr(recognize, "read_bytes", lambda path: opened.append(path) or read_bytes(path))
+    assert acting(folder, Options(), trust=False).prior is not None
+    assert opened == [folder / "prior.safetensors"]
 
 
 def test_evaluate_takes_the_folder(folder, capsys):
