@@ -202,6 +202,8 @@ def test_a_run_that_is_evaluated_knows_its_add_on() -> None:
         repolicy.evaluate(result.folder, episodes=2)
     with pytest.raises(UsageError, match="a policy alone does not say which environment"):
         repolicy.evaluate(result.policy)
+    with pytest.raises(UsageError, match=r"the first argument is a function, and no policy; .* MeanPrior\(it, 0.2\)"):
+        repolicy.evaluate(lambda observations: observations, env)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="a policy alone does not say which environment"):
         repolicy.customize(prior, wish, repolicy.kl(0.1))
     again = repolicy.customize(prior, wish, repolicy.kl(0.1), settings=settings, env=env)

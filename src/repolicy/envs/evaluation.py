@@ -185,6 +185,9 @@ def evaluate(
         agent, prior = cast(Agent, found.agent), prior or found.prior
         env = env or env_of(found.card, found.path, trust)
         addon = addons_of(found.card, found.path, trust) if addon is None else addon
+    if not hasattr(agent, "observation_size"):
+        remedy = "a function or a module is one beside a std: MeanPrior(it, 0.2) of repolicy.priors.kinds"
+        raise UsageError(f"the first argument is a {type(agent).__name__}, and no policy; {remedy}")
     if isinstance(agent, Conditioned):
         raise UsageError(agent.untold())
     if prior is not None:
