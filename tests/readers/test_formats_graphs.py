@@ -120,6 +120,27 @@ def test_torchscript_perceptrons(activation: nn.Module, traced: bool, tmp_path: 
         assert_equal(mean(described, obs), module(obs))
 
 
+class Louder(nn.Module):
+    """Another policy while it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        out = self.layer(obs)
+        if self.training:
+            out = 2.0 * out
+        return out
+
+
+def test_torchscript_that_was_saved_in_training_acts_as_after_eval(tmp_path: Path) -> None:
+    module, obs = Louder(), observations(5)
+    path = script(tmp_path / "policy.pt", module, 5)
+    with torch.no_grad():
+        assert_equal(mean(describe(path), obs), module.layer(obs))
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 def test_onnx_perceptrons_by_the_older_exporter(activation: nn.Module, tmp_path: Path) -> None:
     if str(activation) == "GELU(approximate='tanh')":

@@ -173,7 +173,7 @@ class _Code:
         if isinstance(base, Name):
             return self.constants[int(name[1:])] if base.text == "CONSTANTS" else Name(f"{base.text}.{name}")
         if isinstance(base, Shell):
-            return base.state[name]
+            return False if name == "training" else base.state[name]  # it acts as it does after eval()
         raise self.refuse(f"the attribute {name} of a value")
 
     def call(self, node: ast.Call, local: dict[str, Any]) -> Any:
