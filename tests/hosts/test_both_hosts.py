@@ -142,6 +142,12 @@ def test_a_runner_that_is_told_to_resume_measures_nothing_but_what_its_checkpoin
     assert not measured
     runners.OnPolicyRunner(runner_envs.Drift(), how | {"resume": True}, None, "cpu").learn(1)
     assert measured
+    how["algorithm"]["omega"] = 0.6
+    named = runners.OnPolicyRunner(runner_envs.Drift(), how | {"resume": True}, None, "cpu")
+    named.load(str(tmp_path / "model_0.pt"))
+    named.learn(1)
+    found = named.alg.steering.objective
+    assert (found.omega, found.alpha, found.states) == (0.6, pytest.approx(0.2), 0.0)
 
 
 @hosts

@@ -188,3 +188,11 @@ def test_the_runner_exports_it_with_the_place_as_the_last_number(tmp_path: Path)
         assert not torch.allclose(expected, other, atol=1e-5)
         torch.testing.assert_close(torch.jit.load(tmp_path / "policy.pt")(rows), expected)
     torch.testing.assert_close(torch.from_numpy(session.run(None, {"obs": rows.numpy()})[0]), expected)
+
+
+def test_a_dial_goes_on_with_its_own_range_alone(tmp_path: Path) -> None:
+    runner().save(str(tmp_path / "model.pt"))
+    runner().load(str(tmp_path / "model.pt"))
+    for omega, today in ((Range(0.2, 5.0), "omega from 0.2 to 5"), (0.3, "none")):
+        with pytest.raises(UsageError, match=f"range is omega from 0.1 to 3, and today's {today}: name its own"):
+            runner(omega).load(str(tmp_path / "model.pt"))

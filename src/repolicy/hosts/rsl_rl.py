@@ -196,6 +196,8 @@ class ResidualPPO(PPO):
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict[str, Any] | None, strict: bool) -> bool:
         """Load as rsl_rl does; of a checkpoint of this class, the steering too. Raises where its prior is another."""
+        if "residual" in loaded_dict:
+            self.steering.check_same_ranges(loaded_dict["residual"])
         goes_on = super().load(loaded_dict, load_cfg, strict)
         if goes_on and "residual" in loaded_dict:
             if self.prior is not None:
@@ -203,7 +205,8 @@ class ResidualPPO(PPO):
                 check_same_prior(self.prior.state_dict(), kept, self._prior_name, name)
             self.method.resume(loaded_dict["residual"])
             found = self.steering.objective
-            print(f"ResidualPPO: goes on with omega {found.omega:.3g} and alpha {found.alpha:.3g}")
+            if found.is_set:  # else it is told when the rest is measured
+                print(f"ResidualPPO: goes on with omega {found.omega:.3g} and alpha {found.alpha:.3g}")
             if "residual_states" in loaded_dict:
                 self.method.density = Density.from_tensors(loaded_dict["residual_states"]).to(self.device)
         return bool(goes_on)

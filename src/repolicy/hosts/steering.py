@@ -109,6 +109,14 @@ class Steering:
         told = {"objective": self.objective.as_dict(), "limits": self.held.state() | self.share.state()}
         return told | {name: getattr(self, name) for name in names}
 
+    def check_same_ranges(self, state: Mapping[str, Any]) -> None:
+        """Raise where `state` is of another range: what was learnt of places on the dial would be of other weights."""
+        theirs, today = (
+            " and ".join(map(str, each.dials)) or "none" for each in (Objective(**state["objective"]), self.objective)
+        )
+        if theirs != today:
+            raise UsageError(f"the checkpoint's range is {theirs}, and today's {today}: name its own, or begin anew")
+
     def resume(self, state: Mapping[str, Any], named: Objective | None = None, budget: Budget | None = None) -> None:
         """Go on where `state` was taken, with its weights and its budget.
 
