@@ -170,10 +170,10 @@ def test_rsl_rls_own_ppo_reads_a_checkpoint_of_ours(tmp_path: Path) -> None:
     assert same(ours.alg, plain.alg)
 
 
-def test_two_processes_end_in_the_same_policy() -> None:
-    program = Path(__file__).parent / "two_processes.py"
-    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True) as other:
-        ours = runpy.run_path(str(program))["main"](0)
+def test_two_processes_end_in_the_same_policy(tmp_path: Path) -> None:
+    program, meeting = Path(__file__).parent / "two_processes.py", str(tmp_path / "meeting")
+    with subprocess.Popen([sys.executable, str(program), meeting], stdout=subprocess.PIPE, text=True) as other:
+        ours = runpy.run_path(str(program))["main"](0, meeting)
         theirs = other.communicate(timeout=120)[0].splitlines()[-1]
     assert other.returncode == 0
     assert ours == theirs

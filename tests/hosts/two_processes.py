@@ -20,9 +20,10 @@ class Push:
         return -(actions - 0.5).square().sum(-1)
 
 
-def main(rank: int) -> str:
+def main(rank: int, meeting: str) -> str:
+    """Train as that rank; the two find each other by a file that is not there yet."""
     torch.set_num_threads(1)
-    place = {"init_method": "tcp://127.0.0.1:29517", "timeout": timedelta(minutes=2)}
+    place = {"init_method": f"file://{meeting}", "timeout": timedelta(minutes=2)}
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2, **place)
     from repolicy.hosts.rsl_rl import ResidualPPO
 
@@ -47,5 +48,5 @@ def main(rank: int) -> str:
 
 if __name__ == "__main__":
     with contextlib.redirect_stdout(io.StringIO()):
-        said = main(1)
+        said = main(1, sys.argv[1])
     print(said)
