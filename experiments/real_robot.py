@@ -17,7 +17,7 @@ from experiments import campaign
 from experiments.ledger import Row
 from experiments.pages import markdown
 from experiments.statistics import mean_and_error
-from repolicy.envs.evaluation import EVALUATION_SEED, LONGEST, EpisodeSums, check_fit
+from repolicy.envs.evaluation import EPISODE_CAP, EVALUATION_SEED, EpisodeSums, check_fit
 from repolicy.envs.making import make_envs, observing
 from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
@@ -39,7 +39,7 @@ def measured(path: Path, env: str, episodes: int, deterministic: bool) -> Row:
     envs = make_envs(env, episodes, EVALUATION_SEED, "auto")
     check_fit(policy, envs)
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
-    collector = Collector(envs, BLOCK, generator, keep_transitions=True, longest=LONGEST)
+    collector = Collector(envs, BLOCK, generator, keep_transitions=True, longest=EPISODE_CAP)
     sums = EpisodeSums(episodes, episodes)
     scales = {name: largest(envs.name, key) for name, key in TRACKED.items()}
     while sums.missing:

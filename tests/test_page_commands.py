@@ -129,14 +129,14 @@ def folder(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def quick(patch: pytest.MonkeyPatch) -> None:
     """Short episodes and trials, few observations to fit, and no other processes: for pictures and a sweep's points."""
-    patch.setattr(evaluation, "LONGEST", 20)
-    patch.setattr(worth, "LONGEST", 20)
+    patch.setattr(evaluation, "EPISODE_CAP", 20)
+    patch.setattr(worth, "COUNTED_STEPS", 20)
     with_few_states(patch)
     for name, few in (("STEPS", 2), ("SKIPPED", 0)):
         patch.setattr(asking, name, few)
     patch.setattr(value, "BLOCKS", 4)
     patch.setattr(export, "onnx_graph", quick_graph)
-    patch.setattr(diagnosis, "STEPS", 50)
+    patch.setattr(diagnosis, "DRIVEN_STEPS", 50)
     patch.setattr(weights.trial, "__defaults__", (32,))  # steps of each environment
     patch.setattr(film, "films", filmed)
     patch.setattr(report, "films", filmed)

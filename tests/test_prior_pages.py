@@ -62,10 +62,10 @@ def commands(text: str) -> list[list[str]]:
 def run_all(capsys: pytest.CaptureFixture[str], text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name, few in (("FIT_EPOCHS", 2), ("BLOCK", 8)):
         monkeypatch.setattr(cloning, name, few)
-    for module in (cloning, evaluation, worth):
-        monkeypatch.setattr(module, "LONGEST", 20)
+    for module, name in ((cloning, "LONGEST"), (evaluation, "EPISODE_CAP"), (worth, "COUNTED_STEPS")):
+        monkeypatch.setattr(module, name, 20)
     monkeypatch.setattr(weights.trial, "__defaults__", (32,))  # steps of each environment
-    monkeypatch.setattr(diagnosis, "STEPS", 50)
+    monkeypatch.setattr(diagnosis, "DRIVEN_STEPS", 50)
     with_few_states(monkeypatch)
     said = []
     for words in commands(text):

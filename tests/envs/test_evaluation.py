@@ -146,7 +146,7 @@ def test_the_referee_scores_the_same() -> None:
 
 
 def test_an_endless_episode_is_cut_so_that_evaluations_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "LONGEST", 30)
+    monkeypatch.setattr(evaluation, "EPISODE_CAP", 30)
     found = evaluate(policy(1), tiny("Endless"), 5)
     assert found.lengths.tolist() == found.basic.tolist() == [30.0] * 5
 

@@ -53,7 +53,7 @@ class Endless(Sb3Drift):
 
 
 def test_how_an_episode_begins_has_no_price_in_the_second_learn_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 5)
+    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 5)
     model = sb3(env=DummyVecEnv([Endless] * 4), prior=trained(), states=0.0)
     model.learn(1)
     model.method.density = Far()

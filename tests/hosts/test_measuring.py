@@ -89,7 +89,7 @@ def test_of_each_environment_one_episode_counts_from_its_beginning(fresh: bool) 
 
 
 def test_of_an_episode_that_goes_on_the_second_thousand_steps_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 2)
+    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 2)
     found = one_each(Ages(fresh=False), Telling(), sample=False)
     assert found.lengths.tolist() == [1, 2]
     assert found.addon.tolist() == [2, 2 + 3]
@@ -160,7 +160,7 @@ class Resting(Sb3Drift):
 def test_stable_baselines3_measures_learns_states_and_saves_both(
     shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 160)
+    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 160)
     env = DummyVecEnv([lambda: Unclipped(Resting())] * 40)
     model = sb3(env=env, prior=resting((8, 8)), omega=None, alpha=None, n_steps=8, **({} if shown else {"states": 0.3}))
     model.learn(1)
@@ -243,7 +243,7 @@ def test_unfamiliar_states_cost_once_an_episode_is_under_way() -> None:
 
 def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """An actor whose std is a tenth of its prior's pays less for its noise, when it samples."""
-    monkeypatch.setattr("repolicy.hosts.measuring.LONGEST", 60)
+    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 60)
     env = DummyVecEnv([lambda: Unclipped(Resting())] * 32)
     model = sb3(env=env, prior=resting((8, 8)), n_steps=8, batch_size=256)
     with torch.no_grad():

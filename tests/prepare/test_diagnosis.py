@@ -25,7 +25,7 @@ from repolicy.readers.reading import Options
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(diagnosis, "STEPS", 100)
+    monkeypatch.setattr(diagnosis, "DRIVEN_STEPS", 100)
     monkeypatch.chdir(tmp_path)
 
 
@@ -111,8 +111,8 @@ def test_episodes_that_end_before_their_time_are_counted_once() -> None:
 def test_short_episodes_are_driven_for_as_many_steps_as_long_ones() -> None:
     short, long = found(optimum(), env=tiny("Mortal")), found(optimum())
     for drives in (short.by_mean, short.sampled, short.ignorant):
-        assert 0.6 < drives.lengths.sum() / (diagnosis.ENVS * diagnosis.STEPS) < 1.4
-    assert long.by_mean.lengths.tolist() == [100.0] * diagnosis.ENVS
+        assert 0.6 < drives.lengths.sum() / (diagnosis.DRIVEN_ENVS * diagnosis.DRIVEN_STEPS) < 1.4
+    assert long.by_mean.lengths.tolist() == [100.0] * diagnosis.DRIVEN_ENVS
 
 
 def one(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:

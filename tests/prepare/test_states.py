@@ -109,7 +109,7 @@ def asked(tmp_path: Path, out: str, objective: Objective, **options: Any) -> Any
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"EACH": 50, "WANTED": 400, "FEWEST": 400, "LEAST": 100}.items():
         monkeypatch.setattr(states, name, value)
-    monkeypatch.setattr("repolicy.envs.evaluation.LONGEST", 50)
+    monkeypatch.setattr("repolicy.envs.evaluation.EPISODE_CAP", 50)
 
 
 @pytest.mark.usefixtures("quick")
@@ -199,8 +199,8 @@ def test_every_step_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         return step(self, actions)
 
     monkeypatch.setattr(GymnasiumEnvs, "step", counted)
-    monkeypatch.setattr("repolicy.learning.training.LONGEST", 300)
-    monkeypatch.setattr("repolicy.envs.evaluation.LONGEST", 300)
+    monkeypatch.setattr("repolicy.learning.training.EPISODE_CAP", 300)
+    monkeypatch.setattr("repolicy.envs.evaluation.EPISODE_CAP", 300)
     settings = Settings(
         steps=200, ranks=1, envs=4, n_steps=16, minibatch=32, checkpoint_every=2, hidden=(8,),
         evaluation_episodes=evaluated,

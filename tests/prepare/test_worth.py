@@ -1,7 +1,7 @@
 """What a nat is worth, where it is known: the optimum of linear–quadratic control at α."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from repolicy.policies.file import add_to_card, read_card, save_policy
 from repolicy.policies.policy import PolicySpec, seeded
 from repolicy.prepare.states import MOST_NUMBERS
 from repolicy.prepare.weights import weights_found, weights_of
-from repolicy.prepare.worth import EPISODES, Sums, Worth, Worths, measured, sought, worth_of
+from repolicy.prepare.worth import WORTH_EPISODES, Sums, Worth, Worths, measured, sought, worth_of
 from repolicy.priors.finding import find_policy, shipped
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
@@ -200,9 +200,9 @@ def test_nats_are_counted_where_their_episodes_go() -> None:
     policy, env = optimum(), f"{Path(__file__)}:Stumbles"
     of_mode, entropy = nats_of_optimum()
     value: Any = pytest.approx(5 / (10 * of_mode + 5 * entropy), rel=1e-5)
-    expected = Worth(value, 0.0, 4)
-    assert measured(policy, env, 4) == expected
-    assert sought(policy, env, (), 1) == Worths(replace(expected, episodes=EPISODES), None, 5.0, (10 + 5) * EPISODES)
+    assert measured(policy, env, 4) == Worth(value, 0.0, 4)
+    steps = (10 + 5) * WORTH_EPISODES
+    assert sought(policy, env, (), 1) == Worths(Worth(value, 0.0, WORTH_EPISODES), None, 5.0, steps)
 
 
 class Calms(Tiny):
@@ -219,7 +219,7 @@ class Calms(Tiny):
 @pytest.mark.parametrize("longest", [30, 70])
 def test_it_does_not_matter_where_an_episode_is_cut(monkeypatch: pytest.MonkeyPatch, longest: int) -> None:
     """Neither by the longest that counts nor by a time limit: nats are summed over the steps of the return."""
-    monkeypatch.setattr("repolicy.prepare.worth.LONGEST", longest)
+    monkeypatch.setattr("repolicy.prepare.worth.COUNTED_STEPS", longest)
     for env, limit in ((f"{Path(__file__)}:Calms", math.inf), (f"{Path(__file__)}:calms_within_a_limit", 50)):
         found = sought(optimum(), env, (), 1)
         assert found.basic.value == pytest.approx(1 / sum(nats_of_optimum()), rel=1e-5)
@@ -240,14 +240,14 @@ def test_the_worth_is_sought_in_both_rewards_at_once() -> None:
     found = sought(optimum(), LONG, (f"{Path(__file__)}:stay",), 1)
     assert found.addon.value == pytest.approx(0.1 * found.basic.value, rel=1e-4)
     assert found.basic.value == pytest.approx(ALPHA, abs=3 * found.basic.error + 0.01 * ALPHA)
-    assert (found.length, found.basic.episodes) == (200.0, EPISODES)
+    assert (found.length, found.basic.episodes) == (200.0, WORTH_EPISODES)
 
 
 def test_a_cost_that_shows_seldom_is_sought_for_longer() -> None:
     policy, env, wish = optimum(), RARELY, (CALM,)
     once, often = (sought(policy, env, wish, steps) for steps in (1, 10_000))
     assert once.known == []
-    assert once.basic.episodes == EPISODES < often.basic.episodes
+    assert once.basic.episodes == WORTH_EPISODES < often.basic.episodes
     assert often.basic.is_known
     assert often.basic.value != once.basic.value  # other episodes
     assert often.basic.value == pytest.approx(2 / 16, abs=3 * often.basic.error)  # 20 · (1/16) over 20 / 2 nats
@@ -256,25 +256,25 @@ def test_a_cost_that_shows_seldom_is_sought_for_longer() -> None:
 @pytest.mark.parametrize(("cost", "rounds"), [(0.05, 1), (0.4, 2)])
 def test_what_may_well_be_chance_is_sought_no_longer(monkeypatch: pytest.MonkeyPatch, cost: float, rounds: int) -> None:
     """Half the episodes bring 2 more, which is an error of 0.25 in a round's difference and of 0.18 in that of two."""
-    each = np.tile([0.0, 2.0], EPISODES // 2)
+    each = np.tile([0.0, 2.0], WORTH_EPISODES // 2)
 
     def told(*_: Any, deterministic: bool, **__: Any) -> SimpleNamespace:
         return SimpleNamespace(
             basic=each - cost * (not deterministic),
             addon=None,
-            lengths=np.full(EPISODES, 10.0),
+            lengths=np.full(WORTH_EPISODES, 10.0),
             deterministic=deterministic,
-            log_policy=np.full(EPISODES, 4.0),
-            entropy=np.full(EPISODES, 1.0),
+            log_policy=np.full(WORTH_EPISODES, 4.0),
+            entropy=np.full(WORTH_EPISODES, 1.0),
         )
 
     monkeypatch.setattr("repolicy.prepare.worth.evaluate", told)
     found = sought(optimum(), "any", (), 10_000)
     assert found.basic.value == pytest.approx(cost / 5)
-    assert found.basic.episodes == rounds * EPISODES
+    assert found.basic.episodes == rounds * WORTH_EPISODES
 
 
 def test_nothing_is_sought_where_no_reward_says_anything() -> None:
     found = sought(optimum(), tiny("WithoutReward"), (CALM,), 2_000)
     assert found.basic is None
-    assert (found.addon, found.known) == (Worth(0.0, 0.0, EPISODES), [])
+    assert (found.addon, found.known) == (Worth(0.0, 0.0, WORTH_EPISODES), [])

@@ -104,7 +104,7 @@ class Diagnose(OfPolicy):
         from repolicy.envs import check_env, combined, env_of, with_roles
         from repolicy.envs.addons import at_one, at_one_in_words
         from repolicy.policies import notes_of
-        from repolicy.prepare.diagnosis import ENVS, STEPS, check_addon, diagnose
+        from repolicy.prepare.diagnosis import DRIVEN_ENVS, DRIVEN_STEPS, check_addon, diagnose
         from repolicy.prepare.weights import worth_in
         from repolicy.priors import find_policy, read_policy
         from repolicy.runs import one_thread
@@ -117,7 +117,7 @@ class Diagnose(OfPolicy):
         check_env(self.addon, env)
         env = with_roles(env, saved.policy.observation_size, self.backend)
         worth = worth_in(saved.card)
-        with one_thread(), terminal.status(f"{env}: thrice {STEPS:,} steps in {ENVS} environments"):
+        with one_thread(), terminal.status(f"{env}: thrice {DRIVEN_STEPS:,} steps in {DRIVEN_ENVS} environments"):
             diagnosis = diagnose(saved.policy, env, combined(at_one(self.addon)), nat_worth=worth, backend=self.backend)
         check_addon(diagnosis)
         command = ["repolicy", "customize", self.prior, "--env", env]

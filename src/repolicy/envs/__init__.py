@@ -5,8 +5,8 @@ from repolicy.envs.addons import Addon, Limit, Wish, check_env, combined, limits
 from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs, check_copied, copied_env
 from repolicy.envs.evaluation import (
     BLOCK,
+    EPISODE_CAP,
     EVALUATION_SEED,
-    LONGEST,
     MOST_ENVS,
     Column,
     Evaluation,

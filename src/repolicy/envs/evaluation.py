@@ -27,7 +27,7 @@ from repolicy.readers.reading import Options
 BLOCK = 20  # steps that are scored together
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
 MOST_ENVS = 50  # that run side by side
-LONGEST = 10_000  # steps, after which an episode that does not end is counted as it stands
+EPISODE_CAP = 10_000  # steps, after which an episode that does not end is counted as it stands
 
 Familiarity = Callable[[np.ndarray | None, np.ndarray], Tensor | None]  # of next observations to the prior, and ages
 
@@ -256,7 +256,7 @@ def run_episodes(
     The environments act in blocks of steps, and each block is scored at once. Episodes are in the order of their
     environments, not of their ends, so those of two policies by one seed are pairs that began alike.
     """
-    keeps, longest = bool(addon or familiarity or limits), longest or LONGEST
+    keeps, longest = bool(addon or familiarity or limits), longest or EPISODE_CAP
     collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keeps, longest=longest)
     scorer = None if prior is None else Scorer(prior)
     sums, rewards, sent = EpisodeSums(envs.count, episodes), list[np.ndarray](), list[np.ndarray]()

@@ -13,18 +13,18 @@ from torch import Tensor
 from repolicy.errors import UsageError
 from repolicy.hosts.method import Method
 from repolicy.hosts.steering import Steering
-from repolicy.learning.multipliers import FINEST
+from repolicy.learning.multipliers import FINEST_SHARE
 from repolicy.policies import ActionSpace, Density, Normalizer, sums
 from repolicy.policies.density import fitted
 from repolicy.prepare.decision import decided
 from repolicy.prepare.states import MOST_NUMBERS, PATIENCE, SKIPPED, WANTED, check_enough
 from repolicy.prepare.weights import Shape, Weighing
-from repolicy.prepare.worth import EPISODES, LONGEST, Sums, Worth, Worths, worth_of
+from repolicy.prepare.worth import COUNTED_STEPS, WORTH_EPISODES, Sums, Worth, Worths, worth_of
 from repolicy.report.host_page import evaluation
 from repolicy.report.verdict import Pair, action, spread, verdict
 
 LOOKED_AT = 64  # environments whose states are kept, at most
-SHARED = 256  # environments, from which on several who act run side by side: each still has more than `EPISODES`
+SHARED = 256  # environments, from which on several who act run side by side: each still has more than `WORTH_EPISODES`
 
 
 class Sizes(NamedTuple):
@@ -86,7 +86,7 @@ def one_each(envs: Envs, prior: Any, sample: bool, looked_at: slice = slice(LOOK
     total: Any = 0.0
     states, late = list[Tensor](), list[Tensor]()
     counts = finished = ages = torch.zeros(())
-    for step in range(LONGEST if begins else 2 * LONGEST):
+    for step in range(COUNTED_STEPS if begins else 2 * COUNTED_STEPS):
         actions, nats = prior.act(observations, sample)
         observations, basic, addon, ended, held = envs.step(actions)
         if step == 0:
@@ -102,7 +102,7 @@ def one_each(envs: Envs, prior: Any, sample: bool, looked_at: slice = slice(LOOK
             late.append(ages[looked_at] > SKIPPED)
         prior.forget(ended)
         finished = finished | (counts & ended)
-        counts = counts | ended | (step + 1 == LONGEST)
+        counts = counts | ended | (step + 1 == COUNTED_STEPS)
         if bool(finished.all()):
             break
     seen = torch.stack(states).transpose(0, 1)[torch.stack(late).T] if sample else torch.empty(0)
@@ -152,7 +152,7 @@ class Look:
         """Return what a nat is worth in the environment's own reward, and in the add-on, by some 32 episodes."""
         shared = side_by_side(self.envs, [(self.prior, False), (self.prior, True)])
         self.by_mean, self.sampled = shared or (self.by_mean, self.sampled)
-        while sum(len(each.nats) for each in self.by_mean) < EPISODES:
+        while sum(len(each.nats) for each in self.by_mean) < WORTH_EPISODES:
             self.by_mean.append(one_each(self.envs, self.prior, sample=False))
             self.sampled.append(one_each(self.envs, self.prior, sample=True))
 
@@ -234,7 +234,7 @@ def compared(method: Method, envs: Envs, policy: Any) -> str:
 
 def _episodes(envs: Envs, acting: Any, sample: bool) -> list[Episodes]:
     found = list[Episodes]()
-    while sum(len(each.nats) for each in found) < EPISODES:
+    while sum(len(each.nats) for each in found) < WORTH_EPISODES:
         found.append(one_each(envs, acting, sample))
     return found
 
@@ -312,7 +312,7 @@ def decide_in(method: Method, envs: Envs) -> None:
         (earned, error), (sampled, beside) = look.earned()
         size = abs(earned)
         bound = f"basic_reward>={earned - (1.0 - keep) * size:.6g}"
-        method.steering.hold(bound, max(1.0 - keep, FINEST) * size, earned - sampled)
+        method.steering.hold(bound, max(1.0 - keep, FINEST_SHARE) * size, earned - sampled)
         coarse = "; errors are larger than what may be lost: take more environments"
         say(
             f"keep is {keep:g} of {earned:.3g} ± {error:.1g}, what the prior's mean action earns a step: "

@@ -7,7 +7,7 @@ from typing import Any
 from repolicy.envs import limits
 from repolicy.errors import UsageError
 from repolicy.learning.multipliers import FARTHEST, HeldLimit, Limits, off_budget, steered
-from repolicy.learning.worker import LOST, WAITS
+from repolicy.learning.worker import CRITIC_LOST, MOST_WARMUPS
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import given_objective, plain
 from repolicy.runs import Budget, Settings
@@ -83,12 +83,12 @@ class Steering:
         """Whether the actor learns in the iteration under way; the critic always does."""
         if self.critic_warmup is not None:
             return self.iterations >= self.critic_warmup
-        explains = self.explained >= EXPLAINS or self.iterations >= WAITS * WARMUP
+        explains = self.explained >= EXPLAINS or self.iterations >= MOST_WARMUPS * WARMUP
         return self.iterations >= WARMUP and explains
 
     def steer(self, spent: Mapping[str, float], samples: int) -> None:
         """End an iteration over so many steps, in which so many nats a step were spent."""
-        if self.fits_actor and self.explained > LOST:
+        if self.fits_actor and self.explained > CRITIC_LOST:
             self.held.steer()
             self.share.steer()
             for held in self.share.values():

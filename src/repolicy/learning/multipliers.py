@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import LONGEST, Limit, Rollout, limits, make_envs, run_episodes
+from repolicy.envs import EPISODE_CAP, Limit, Rollout, limits, make_envs, run_episodes
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.runs import Measured, Ranks, Request, derived_seed
@@ -29,15 +29,15 @@ FARTHEST = 2.0  # bound of how far off something is
 STEERING = 0.03  # how much a weight follows it in an iteration
 DAMPING = 1.0  # how much it follows its change: without this it answers too late, and the policy drifts far beyond
 NOISE = 0.25  # the std that a measurement near the budget may have, as a share of the budget
-LEAST = 1e-6  # smallest value of a weight
+LEAST_WEIGHT = 1e-6  # smallest value of a weight
 BEYOND = 1.25  # spent/budget from which the end of a run is said to be beyond its budget
 
-UNIT = 0.1  # of a limit's bound: broken by so much, it is off by 1
+LIMIT_UNIT = 0.1  # of a limit's bound: broken by so much, it is off by 1
 WIDEST = 1e3  # times as much, or as little, as at first a limit may weigh later
-PROBES = 8  # for so many environments that train there is one with the mean action
-ENDS = 20  # iterations, by which a limit is judged at the end
-EPISODES = 32  # of the prior, by which it is known what it earns
-FINEST = 0.01  # share of the old return, to which one can be held
+ENVS_A_PROBE = 8  # for so many environments that train there is one with the mean action
+LAST_ITERATIONS = 20  # iterations, by which a limit is judged at the end
+EARNING_EPISODES = 32  # of the prior, by which it is known what it earns
+FINEST_SHARE = 0.01  # share of the old return, to which one can be held
 
 
 def newest(noise: float) -> float:
@@ -79,7 +79,7 @@ def near(off: float) -> float:
 
 def raised(weight: float, off: float, change: float) -> float:
     """Return a weight, larger where what it holds is broken or on its way there."""
-    return max(LEAST, weight * math.exp(STEERING * off + DAMPING * change))
+    return max(LEAST_WEIGHT, weight * math.exp(STEERING * off + DAMPING * change))
 
 
 def steered(objective: Objective, before: float, now: float, *, omega_alone: bool = False) -> Objective:
@@ -105,8 +105,8 @@ class HeldLimit:
 
     def begin(self, size: float, objective: Objective) -> None:
         """Give it its first weight: its quantity, of such a size in a usual step, is worth as much as a nat."""
-        self.first = self.weight = (objective.omega or objective.alpha or 1.0) / max(size, LEAST)
-        self.unit = self.unit or UNIT * (abs(self.limit.bound) or size or 1.0)
+        self.first = self.weight = (objective.omega or objective.alpha or 1.0) / max(size, LEAST_WEIGHT)
+        self.unit = self.unit or LIMIT_UNIT * (abs(self.limit.bound) or size or 1.0)
 
     def move(self, measured: Measured) -> None:
         """Follow what was measured of its quantity."""
@@ -232,7 +232,7 @@ class Multipliers:
         if budget is None:
             return objective
         if self.keep:
-            (value, noise), unit = self.kept, max(1.0 - self.keep, FINEST)
+            (value, noise), unit = self.kept, max(1.0 - self.keep, FINEST_SHARE)
             self.off_budget = now = off_limit((self.keep - value) / unit, noise / unit, before)
             change = near(now) - near(now if before is None else before)
             return replace(objective, omega=raised(objective.omega, now, change))
@@ -268,15 +268,15 @@ def earned_by_age(prior: Policy, request: Request, team: Ranks) -> Tensor:
 
     Found by the first rank, and the same bits on every rank.
     """
-    earned = torch.zeros(LONGEST, dtype=torch.float64)
+    earned = torch.zeros(EPISODE_CAP, dtype=torch.float64)
     if team.index == 0:
         seed = derived_seed(request.settings.seed, 0, 3000)
-        with closing(make_envs(request.env, EPISODES, seed, request.settings.backend)) as envs:
-            found = run_episodes(prior, envs, EPISODES)
+        with closing(make_envs(request.env, EARNING_EPISODES, seed, request.settings.backend)) as envs:
+            found = run_episodes(prior, envs, EARNING_EPISODES)
         assert found.steps is not None
         rewards = found.steps.rewards
         lasts = np.arange(len(rewards))[:, None] < found.lengths
-        earned[: len(rewards)] = torch.from_numpy(np.where(lasts, rewards, 0.0).mean(1))[:LONGEST]
+        earned[: len(rewards)] = torch.from_numpy(np.where(lasts, rewards, 0.0).mean(1))[:EPISODE_CAP]
     team.sum(earned)
     return earned[: int(earned.nonzero().max()) + 1 if earned.any() else 1].clone()
 
@@ -285,9 +285,9 @@ def broken(multipliers: Multipliers, logged: dict[str, list[Any]]) -> list[str]:
     """Return what is to be said of a finished run that ends beyond its budget, or with a limit that is broken."""
     budget, off, said = multipliers.settings.budget, multipliers.off_budget, []
     if budget is not None and off is not None:
-        amount, last = budget.amount, logged[budget.spent][-ENDS:]
+        amount, last = budget.amount, logged[budget.spent][-LAST_ITERATIONS:]
         if multipliers.keep:
-            beyond, shown = beyond_noise(amount - np.array(last), max(1.0 - amount, FINEST)), float(np.mean(last))
+            beyond, shown = beyond_noise(amount - np.array(last), max(1.0 - amount, FINEST_SHARE)), float(np.mean(last))
         else:
             beyond, shown = off > math.log(BEYOND), last[-1]
         if beyond:
@@ -297,8 +297,8 @@ def broken(multipliers: Multipliers, logged: dict[str, list[Any]]) -> list[str]:
             )
     for name, held in multipliers.limits.items():
         values = np.array(logged[f"limit_{name}"])
-        if beyond_noise(held.limit.broken_by(values[-ENDS:]), held.unit):
-            count = min(ENDS, len(values))
+        if beyond_noise(held.limit.broken_by(values[-LAST_ITERATIONS:]), held.unit):
+            count = min(LAST_ITERATIONS, len(values))
             nearest = min(np.convolve(values, np.full(count, 1 / count), "valid"), key=held.limit.broken_by)
             said.append(
                 f"limit {name} is broken: the last {count} iterations have {values[-count:].mean():.3g}, and no "

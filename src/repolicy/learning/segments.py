@@ -17,7 +17,7 @@ from torch import Tensor
 
 from repolicy.envs import Collector, Dialed, Envs, check_fit, decoder, make_envs, run_episodes, staggered
 from repolicy.errors import FileError, NumericError
-from repolicy.learning.multipliers import PROBES, earned_by_age
+from repolicy.learning.multipliers import ENVS_A_PROBE, earned_by_age
 from repolicy.learning.worker import Worker
 from repolicy.objective import reformulated, task_reward
 from repolicy.policies import Policy, frozen, save_policy
@@ -115,7 +115,7 @@ class Segments:
             envs = Dialed(envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs, dials)
         probes = None
         if worker.multipliers.measures:
-            probes = self.collector(self.environments(10**7, max(1, share // PROBES)))
+            probes = self.collector(self.environments(10**7, max(1, share // ENVS_A_PROBE)))
         worker.begin(self.collector(envs, stream), stream, probes)
 
     def collector(self, envs: Envs, stream: torch.Generator | None = None) -> Collector:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from repolicy.envs import (
-    LONGEST,
+    EPISODE_CAP,
     EnvLike,
     Watchdog,
     addons,
@@ -223,7 +223,7 @@ def _prepared(
     request, decision = weighed(request, prior, say)
     notes += decision.notes
     if not resumed:
-        length = float(prior.card.get("evaluation", {}).get("evaluation_length", LONGEST))
+        length = float(prior.card.get("evaluation", {}).get("evaluation_length", EPISODE_CAP))
         spent = spending(request, decision.steps, length, untrained, start.trials)
         notes.append(spent.sentence(chunk_of(request.env)))
     return start, request

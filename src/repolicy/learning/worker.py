@@ -18,11 +18,11 @@ from repolicy.prepare.states import familiarity
 from repolicy.priors import Scorer, Scoring
 from repolicy.runs import Request, ranks, spec_for
 
-LOST = -0.5  # explained variance below which a budget's weights stay as they are, because the critic cannot follow
-ALONE = 1e-3  # least learning rate while only the critic learns, where the KL of the policy steers it later
-SEEN = 256  # of an iteration's inputs, at which the width of the policy is looked at
-QUANTILE = 1 << 24  # numbers of which torch finds a quantile, at most
-WAITS = 3  # the actor waits for its critic at most this many times `critic_warmup`
+CRITIC_LOST = -0.5  # explained variance below which a budget's weights stay: the critic cannot follow
+LEAST_RATE_ALONE = 1e-3  # least learning rate while only the critic learns, where the KL of the policy steers it later
+WIDTH_INPUTS = 256  # of an iteration's inputs, at which the width of the policy is looked at
+MOST_SORTED = 1 << 24  # numbers of which torch finds a quantile, at most
+MOST_WARMUPS = 3  # the actor waits for its critic at most this many times `critic_warmup`
 
 
 class Worker:
@@ -133,7 +133,7 @@ class Worker:
         # Budgets and limits move the weights of the next iteration, once the actor moves and its critic can follow.
         moves = self.actor_moves(explained)
         in_force = {name: getattr(self.objective, name) for name in DIALED}
-        if moves and explained > LOST:
+        if moves and explained > CRITIC_LOST:
             self.objective = self.multipliers.steer(metrics, self.objective)
         metrics.pop("below_prior_squares", None)
         # Update: the critic always, the actor where it moves.
@@ -149,7 +149,7 @@ class Worker:
         spent = {"physics": rollout.physics_seconds, "policy": rollout.policy_seconds, "update": now - collected}
         metrics |= {f"share_{what}": seconds / (now - began) for what, seconds in spent.items()} | report.as_dict()
         metrics |= {name: weight for name, weight in in_force.items() if isinstance(weight, float)}  # for all episodes
-        return metrics | self.width(batch.inputs[torch.linspace(0, len(batch.inputs) - 1, SEEN).long()])
+        return metrics | self.width(batch.inputs[torch.linspace(0, len(batch.inputs) - 1, WIDTH_INPUTS).long()])
 
     def update(self, batch: ppo.Batch, moves: bool) -> ppo.Report:
         """Take the gradient steps of one iteration, at the step size that the schedule has for it."""
@@ -158,7 +158,7 @@ class Worker:
             learner.learning_rate = settings.learning_rate * (1.0 - (self.iteration - 1) / settings.iterations)
         rate = learner.learning_rate
         if settings.schedule == "adaptive" and not moves:  # the KL of a policy that rests says nothing
-            learner.learning_rate = max(rate, ALONE)
+            learner.learning_rate = max(rate, LEAST_RATE_ALONE)
         report = ppo.update(learner, batch, settings, self.stream, self.team, self.objective.bonus, moves)
         if not moves:
             learner.learning_rate = rate
@@ -168,7 +168,7 @@ class Worker:
         """Return whether the critic has had its time alone and explains enough now, or has had three times as much."""
         alone = self.settings.critic_warmup * self.settings.iterations
         enough = self.settings.critic_explains is None or explained >= self.settings.critic_explains
-        return self.iteration > alone and (enough or self.iteration > WAITS * alone)
+        return self.iteration > alone and (enough or self.iteration > MOST_WARMUPS * alone)
 
     def prepared(self, rollout: Rollout, stop: bool) -> tuple[ppo.Batch, dict[str, float], Tensor]:
         """Return what the update learns from, and what `exchange` gave. What it came from is kept, in case it fails."""
@@ -315,4 +315,4 @@ class Worker:
 
 def lowest_tenth(values: Tensor) -> Tensor:
     """Return the number below which a tenth lies; of more than torch sorts, every second or so is looked at."""
-    return values.flatten()[:: 1 + values.numel() // QUANTILE].quantile(0.1)
+    return values.flatten()[:: 1 + values.numel() // MOST_SORTED].quantile(0.1)

@@ -18,8 +18,8 @@ from repolicy.prepare.weights import Weights, usual_budget, weights_found
 from repolicy.prepare.worth import Sums, Worth, Worths, nats_of, worth_of
 from repolicy.runs import Settings, spec_for
 
-ENVS, STEPS = 16, 1_000
-FAR = 10.0  # a normalized observation beyond this was hardly seen in training
+DRIVEN_ENVS, DRIVEN_STEPS = 16, 1_000
+FAR_OUT = 10.0  # a normalized observation beyond this was hardly seen in training
 FAR_SHARE = 0.01  # share of all numbers that may be so far out by accident
 NARROW = 1e-3  # a std of this share of an action's range leaves nothing to explore with
 
@@ -130,12 +130,12 @@ def drive(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: 
         look = _Look(policy)
         return evaluate(
             policy, env, episodes, addon=addon, deterministic=deterministic, seed=EVALUATION_SEED, backend=backend,
-            longest=STEPS, entropy_of=None if deterministic else policy, look=look,
+            longest=DRIVEN_STEPS, entropy_of=None if deterministic else policy, look=look,
         ), look  # fmt: skip
 
-    found, look = run(ENVS)
-    times = int(STEPS // found.lengths.mean())
-    found, look = run(ENVS * times) if times > 1 else (found, look)
+    found, look = run(DRIVEN_ENVS)
+    times = int(DRIVEN_STEPS // found.lengths.mean())
+    found, look = run(DRIVEN_ENVS * times) if times > 1 else (found, look)
     assert found.addon is not None
     assert found.terminated is not None
     entropy, std = -found.log_policy.sum() / found.lengths.sum(), float(np.mean(look.stds)) if look.stds else None
@@ -156,7 +156,7 @@ class _Look:
     def __call__(self, rollout: Rollout) -> None:
         observations, normalizer = torch.from_numpy(rollout.observations[:-1]), self.policy.normalizer
         inputs = (observations - normalizer.shift) * normalizer.scale
-        self.far.append(float((inputs.abs() > FAR).double().mean()))
+        self.far.append(float((inputs.abs() > FAR_OUT).double().mean()))
         log_std = getattr(self.policy(observations[0]), "log_std", None)
         if log_std is not None:
             self.stds.append(float(log_std.exp().mean()))
@@ -173,7 +173,7 @@ def complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) 
         returns = f"return {by_mean.basic.mean():,.4g}, against {ignorant.basic.mean():,.4g}"
         sentences.append(f"it acts no better than a policy that knows nothing: {returns}{missing}")
     if sampled.far > FAR_SHARE:
-        sentences.append(f"{sampled.far:.0%} of the numbers that it sees are beyond ±{FAR:g}{missing}")
+        sentences.append(f"{sampled.far:.0%} of the numbers that it sees are beyond ±{FAR_OUT:g}{missing}")
     if by_mean.fell.mean() - sampled.fell.mean() <= -0.5:
         sentences.append(
             f"sampled actions end {sampled.fell.mean():.0%} of the episodes, the mean action "

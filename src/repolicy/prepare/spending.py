@@ -4,7 +4,7 @@ import math
 from contextlib import closing
 from typing import NamedTuple
 
-from repolicy.envs import LONGEST, make_envs
+from repolicy.envs import EPISODE_CAP, make_envs
 from repolicy.prepare import states, weights
 from repolicy.prepare.session import KEPT
 from repolicy.runs import Request
@@ -28,7 +28,7 @@ class Spending(NamedTuple):
         return f"{sum(self):,} {what} in all: {', '.join(parts)}"
 
 
-def spending(request: Request, found: int = 0, length: float = LONGEST, free: int = 0, trials: int = 1) -> Spending:
+def spending(request: Request, found: int = 0, length: float = EPISODE_CAP, free: int = 0, trials: int = 1) -> Spending:
     """Return what a run is going to take.
 
     `found` and `free` are the steps that were taken for the weights and without training, `trials` how often some

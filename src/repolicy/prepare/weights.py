@@ -17,7 +17,7 @@ from repolicy.loading import without_version
 from repolicy.objective import Objective, Weight
 from repolicy.policies import ActionSpace, Agent, Policy, seeded
 from repolicy.prepare.states import MOST_NUMBERS, SKIPPED
-from repolicy.prepare.worth import EPISODES, LONGEST, Worth, Worths, sought
+from repolicy.prepare.worth import COUNTED_STEPS, WORTH_EPISODES, Worth, Worths, sought
 from repolicy.ranges import Range
 from repolicy.runs import Settings, one_thread, spec_for
 
@@ -151,7 +151,7 @@ class InEnvs(Weighing):
 
     def worths(self) -> Worths:
         longest = int(MEASURED * self.settings.steps)
-        episodes = max(FEWEST, min(EPISODES, longest // (2 * LONGEST)))
+        episodes = max(FEWEST, min(WORTH_EPISODES, longest // (2 * COUNTED_STEPS)))
         with one_thread():
             wishes = addons.at_one(self.wishes)
             return sought(self.prior, self.env, wishes, longest, self.settings.backend, episodes)

@@ -14,9 +14,9 @@ import numpy as np
 from repolicy.envs import EVALUATION_SEED, Backend, Evaluation, evaluate
 from repolicy.policies import Policy
 
-EPISODES = 32
-LONGEST = 1_000  # steps of an episode that count
-LEAST = 1e-6  # nats, below which nothing can be told: a policy without noise, or one that is not soft-optimal at all
+WORTH_EPISODES = 32  # of each kind, in a round
+COUNTED_STEPS = 1_000  # of an episode
+LEAST_NATS = 1e-6  # below which nothing can be told: a policy without noise, or one that is not soft-optimal at all
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def worth_of(by_mean: Sums, sampled: Sums) -> Worth | None:
     """
     both = (by_mean, sampled)
     nats = sum(float(each.nats.mean()) for each in both)
-    if not np.isfinite([*by_mean.returns, *sampled.returns]).all() or nats < LEAST:
+    if not np.isfinite([*by_mean.returns, *sampled.returns]).all() or nats < LEAST_NATS:
         return None
     value = float(by_mean.returns.mean() - sampled.returns.mean()) / nats
     # of a ratio, to first order: what is left of each return without its nats at that worth
@@ -69,7 +69,7 @@ def worth_of(by_mean: Sums, sampled: Sums) -> Worth | None:
 def measured(
     policy: Policy,
     env: str,
-    episodes: int = EPISODES,
+    episodes: int = WORTH_EPISODES,
     *,
     addons: tuple[str, ...] = (),
     backend: Backend = "auto",
@@ -105,7 +105,12 @@ class Worths:
 
 
 def sought(
-    policy: Policy, env: str, addons: tuple[str, ...], steps: int, backend: Backend = "auto", episodes: int = EPISODES
+    policy: Policy,
+    env: str,
+    addons: tuple[str, ...],
+    steps: int,
+    backend: Backend = "auto",
+    episodes: int = WORTH_EPISODES,
 ) -> Worths:
     """Run rounds of episodes until a worth is known, nothing speaks for one, or this took so many steps."""
     rounds = list[tuple[Evaluation, Evaluation]]()
@@ -138,7 +143,7 @@ def _episodes(
     def run(deterministic: bool) -> Evaluation:
         return evaluate(
             policy, env, episodes, addon=addons, entropy_of=None if deterministic else policy,
-            deterministic=deterministic, seed=seed, backend=backend, longest=LONGEST,
+            deterministic=deterministic, seed=seed, backend=backend, longest=COUNTED_STEPS,
         )  # fmt: skip
 
     return run(deterministic=True), run(deterministic=False)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from repolicy.envs import (
-    LONGEST,
+    EPISODE_CAP,
     Collector,
     Features,
     LearntWish,
@@ -79,8 +79,8 @@ def _run(agent: Agent, beside: Takeover, file: RecordFile, steps: int, seed: int
     generator, first = torch.Generator().manual_seed(seed + file.episode), True
     while file.steps < steps and not beside.left:
         observation, _ = beside.reset(seed=seed + file.episode if first else None)
-        act, first = agent.actor(LONGEST, 1, generator), False
-        for _ in range(LONGEST):
+        act, first = agent.actor(EPISODE_CAP, 1, generator), False
+        for _ in range(EPISODE_CAP):
             row = np.asarray(observation, np.float32).reshape(1, -1)
             proposed = native(agent.to_environment(act(row)), agent.actions, beside.action_space)[0]
             observation, _, terminated, truncated, _ = beside.step(proposed)
