@@ -9,7 +9,8 @@ import pytest
 
 from repolicy.envs.making import make_envs
 from repolicy.errors import UsageError
-from repolicy.loading import figures, load_object, nearest, reference_to, stem_of
+from repolicy.loading import load_object, reference_to
+from repolicy.text import figures, nearest, stem_of
 
 
 def test_from_a_module() -> None:

@@ -8,10 +8,10 @@ from experiments.one import EPISODES, Run
 from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.envs.registered import CHEETAH_JOINTS
 from repolicy.errors import UsageError
-from repolicy.loading import nearest
 from repolicy.prepare.defaults import train_defaults
 from repolicy.runs.request import option
 from repolicy.runs.settings import Settings
+from repolicy.text import nearest
 
 STEPS = "5e6"
 PINNED = ("envs", "n_steps", "checkpoint_every", "epochs", "minibatch", "learning_rate", "schedule", "target_kl",

@@ -18,7 +18,6 @@ import repolicy
 from benchmarks import fuzz
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.learning.run import run
-from repolicy.loading import printable
 from repolicy.objective import residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.policies.storage import read, write
@@ -26,6 +25,7 @@ from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.terminal import Terminal
+from repolicy.text import printable
 
 pytestmark = pytest.mark.usefixtures("_elsewhere")
 

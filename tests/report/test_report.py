@@ -19,7 +19,6 @@ from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError
 from repolicy.learning.training import customize, train
-from repolicy.loading import number
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.prepare.decision import decide
@@ -32,6 +31,7 @@ from repolicy.report.run_page import write_report
 from repolicy.report.verdict import rounded, spread, verdict
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
+from repolicy.text import number
 
 ENV = "InvertedPendulum-v4"
 SETTINGS = Settings(steps=1024, ranks=1, envs=8, n_steps=32, minibatch=256, checkpoint_every=2, evaluation_episodes=4)

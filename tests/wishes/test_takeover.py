@@ -16,13 +16,13 @@ from typed_keys import Typed
 from repolicy.cli.main import main
 from repolicy.envs.wish_file import Features, open_wish
 from repolicy.errors import FileError, RepolicyError
-from repolicy.loading import number
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
 from repolicy.runs.result import Result
+from repolicy.text import number
 from repolicy.wishes.learning_loop import Taught, Teaching, alone, infer, learn_wish, record, response
 from repolicy.wishes.record import Labels, Record, RecordFile, Step, windows
 from repolicy.wishes.takeover import Takeover

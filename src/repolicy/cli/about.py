@@ -9,10 +9,11 @@ from typing import Annotated, Any, ClassVar
 
 from repolicy.cli.options import Command, Positional, usual_by_env
 from repolicy.errors import UsageError
-from repolicy.loading import PYTHON, counted
+from repolicy.loading import PYTHON
 from repolicy.prepare.defaults import train_defaults
 from repolicy.readers.reading import Options
 from repolicy.runs import BUDGETS, Settings, Terminal, physical_cores, versions
+from repolicy.text import counted
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from repolicy.cli.options import Acts, OfPolicy, Positional, Repeated, read
 from repolicy.errors import UsageError, check_counts
-from repolicy.loading import counted, number, usual_out
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal, laid_out
+from repolicy.text import counted, number, usual_out
 
 if TYPE_CHECKING:
     from repolicy.prepare.diagnosis import Diagnosis, Drive

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 from repolicy.cli.options import Command, Positional, Repeated, overrides
 from repolicy.cli.run_commands import Run as RunCommand
 from repolicy.cli.run_commands import callbacks_of, ended
-from repolicy.loading import escaped
 from repolicy.objective_names import named
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, train_defaults
 from repolicy.runs import Terminal
+from repolicy.text import escaped
 
 ObjectiveName = Literal["soft", "full", "greedy"]
 ROOT = Path("runs/rql")

@@ -21,8 +21,8 @@ from repolicy.cli.policy_commands import Evaluate, Export, Imitate, Inspect, Pus
 from repolicy.cli.run_commands import Customize, Train, speaks
 from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
 from repolicy.errors import RepolicyError, UsageError, described
-from repolicy.loading import nearest, printable
 from repolicy.runs import full_stdout_is_an_error, silent_stdout, terminated_as_interrupted
+from repolicy.text import nearest, printable
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn
 
 from repolicy.errors import UsageError
-from repolicy.loading import nearest
 from repolicy.objective import Weight
 from repolicy.prepare.defaults import TABLE, of_shape, train_defaults
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs import AnySettings, Settings, read_settings
+from repolicy.text import nearest
 
 if TYPE_CHECKING:
     from repolicy.priors import OpenedPolicy

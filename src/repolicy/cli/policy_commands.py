@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 
 from repolicy.cli.options import Acts, Command, OfPolicy, Positional, Repeated
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import as_file_name, counted, read_json
+from repolicy.loading import read_json
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal
+from repolicy.text import as_file_name, counted
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from repolicy.cli.options import Acts, Command, Positional, Repeated
 from repolicy.errors import UsageError
-from repolicy.loading import counted, read_bytes, usual_out
+from repolicy.loading import read_bytes
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal
+from repolicy.text import counted, usual_out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,9 @@ from repolicy.envs.rollout import Rollout, Transitions, WithPast
 from repolicy.envs.step import Info
 from repolicy.envs.wish_file import check_same_env, is_wish_file, open_wish
 from repolicy.errors import NumericError, UsageError, described, in_one_sentence
-from repolicy.loading import as_number, load_object, nearest, reference_to, without_version
+from repolicy.loading import load_object, reference_to
 from repolicy.ranges import Dial, Range
+from repolicy.text import as_number, nearest, without_version
 
 SHOWN = 6  # numbers of an observation and of an action, in a sentence
 

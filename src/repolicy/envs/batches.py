@@ -15,7 +15,7 @@ from repolicy.envs.names import Make, maker, parsed
 from repolicy.envs.step import NUMBERS, Batch, Step, check_reward, flat, native, shapes
 from repolicy.envs.watchdog import NOTE
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
-from repolicy.loading import nearest
+from repolicy.text import nearest
 
 OWN = ("num_envs", "num_threads", "seed", "env_type", "batch_size", "max_num_players")  # options that a run sets itself
 

@@ -19,10 +19,10 @@ from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError, check_counts
-from repolicy.loading import counted
 from repolicy.policies import Agent, Conditioned, Policy, Prior, Watching, check_scores
 from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
+from repolicy.text import counted
 
 BLOCK = 20  # steps that are scored together
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with

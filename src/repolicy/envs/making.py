@@ -15,9 +15,9 @@ from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import UsageError
-from repolicy.loading import nearest
 from repolicy.priors import MeanPrior, OpenedPolicy, Through, acting, check_unread, decoder_of, sum_of
 from repolicy.readers.reading import Options
+from repolicy.text import nearest
 
 CUSTOMARY = ("state", "policy", "obs", "actor")  # what a policy's part of an observation is called
 ROLES = {"state": "privileged_state", "policy": "critic"}  # beside the policy's part, what the critic's is called

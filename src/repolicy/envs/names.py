@@ -10,8 +10,9 @@ from typing import Any
 import gymnasium
 
 from repolicy.errors import UsageError, in_one_sentence
-from repolicy.loading import SESSION, load_object, nearest, reference_to
+from repolicy.loading import SESSION, load_object, reference_to
 from repolicy.priors import Through
+from repolicy.text import nearest
 
 OBSERVE = ("observe", "observe_critic")  # options of any environment, which name parts of an observation
 TEXT = ("sha256",)  # options that are no JSON: 12e4567 is no number there

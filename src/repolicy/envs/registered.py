@@ -13,7 +13,7 @@ from repolicy.envs.gaits import ActionRate, Jerk, Symmetry
 from repolicy.envs.rollout import Transitions, WithPast
 from repolicy.envs.step import Info
 from repolicy.errors import UsageError
-from repolicy.loading import as_number
+from repolicy.text import as_number
 
 Function = Callable[[np.ndarray, np.ndarray, np.ndarray, Info], np.ndarray]
 

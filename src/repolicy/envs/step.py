@@ -13,8 +13,8 @@ from gymnasium import spaces
 from repolicy.envs.names import observed, observed_by_critic
 from repolicy.envs.watchdog import NOTE
 from repolicy.errors import NumericError, RepolicyError, UsageError
-from repolicy.loading import nearest
 from repolicy.policies import ActionSpace
+from repolicy.text import nearest
 
 Backend = Literal["auto", "envpool", "gymnasium"]
 Info = dict[str, np.ndarray]

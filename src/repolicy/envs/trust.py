@@ -13,8 +13,8 @@ from typing import Any
 from repolicy.envs import addons as wishes
 from repolicy.envs import names
 from repolicy.errors import UsageError
-from repolicy.loading import printable
 from repolicy.priors import on_shelf, take_out
+from repolicy.text import printable
 
 # The package's own environments and add-on, which policies of Residual Q-learning name in their files.
 OWN = frozenset(f"repolicy.rql.tasks:{name}" for name in ("CartPole", "MountainCar", "Highway", "Parking", "addon"))

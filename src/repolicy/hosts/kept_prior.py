@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
-from repolicy.loading import printable
 from repolicy.objective import Objective
 from repolicy.policies import ActionSpace, Conditioned, Normalizer, Policy, PolicySpec, Prior, check_scores, frozen
 from repolicy.priors import MeanPrior, OpenedPolicy, opened
 from repolicy.readers.reading import Options, as_in_python, told_in_python
+from repolicy.text import printable
 
 BESIDE = "; give it beside the path: prior={'path': FILE, ...}"
 READING = ("std", "temperature", "vecnormalize", "activation", "demonstrations", "layout", "trust")  # beside a path

@@ -32,11 +32,12 @@ from repolicy.hosts.sb3_policies import HeadPolicy, from_repolicy, like, to_repo
 from repolicy.hosts.sb3_priors import CRITICS, SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
 from repolicy.hosts.steering import Steering, say_of_bonus, usual_warmup, weighs, weights_named
-from repolicy.loading import check_version, printable
+from repolicy.loading import check_version
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.prepare.defaults import ROLLOUT, of_shape
 from repolicy.priors import OpenedPolicy
+from repolicy.text import printable
 
 from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer  # isort: skip

@@ -39,12 +39,12 @@ from repolicy.envs import (
     with_observed_of,
 )
 from repolicy.errors import UsageError, check_counts
-from repolicy.loading import as_number, counted, number
 from repolicy.many.bets import ORDER, Verdict, lower, shown
 from repolicy.policies import Agent
 from repolicy.priors import MeanPrior, OpenedPolicy, on_shelf
 from repolicy.readers.reading import Options
 from repolicy.runs import laid_out
+from repolicy.text import as_number, counted, number
 
 USUAL = "5%"  # by how much the new policy may be worse
 ROUND = 25  # episodes of each policy between two looks

@@ -15,7 +15,7 @@ from typing import Any
 from repolicy.envs import EnvLike, Wish, combined, decoder, only_here
 from repolicy.envs.addons import dials
 from repolicy.errors import FileError, RepolicyError, UsageError, check_counts
-from repolicy.loading import PYTHON, counted, read_json, usual_out
+from repolicy.loading import PYTHON, read_json
 from repolicy.many import pool
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, episodes_of, point_words
@@ -29,6 +29,7 @@ from repolicy.priors import read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs import Request, Result, RunFolder, Settings, changed, physical_cores, ranks, validated
+from repolicy.text import counted, usual_out
 
 # What a sweep that is resumed relies on in its sweep.json.
 SWEEP = {

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs import EVALUATION_SEED, Addon, Backend, Column, Evaluation, decoder, evaluate
-from repolicy.loading import number
 from repolicy.objective import residual
 from repolicy.policies import Policy
 from repolicy.policies.storage import finite
 from repolicy.runs import Request, RunFolder, Settings, laid_out, words
+from repolicy.text import number
 
 CERTAIN = 0.95  # of the drawings must agree on where the bend is
 DRAWINGS = 1000

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, RepolicyError, UsageError
-from repolicy.loading import printable
 from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.storage import Shape, check_shape, is_own, packed, read, write, write_bytes
 from repolicy.ranges import MOST_DIALS, Dial
+from repolicy.text import printable
 
 PROBES = 64
 DECODER = "decoder"  # the name of the tensor that is the bytes of a decoder's file

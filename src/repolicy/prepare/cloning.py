@@ -18,11 +18,11 @@ from torch import Tensor
 
 from repolicy.envs import Collector, Evaluation, HasSpaces, Rollout, make_envs, run_episodes
 from repolicy.errors import UsageError
-from repolicy.loading import figures
 from repolicy.policies import Gaussian, Policy, PolicySpec, SavedPolicy, frozen, policy_bytes, read_card, seeded
 from repolicy.policies.storage import read
 from repolicy.priors import MeanPrior, Samples, ScoredPrior, Scorer, Scoring, State, fit, fit_normalizer, read_policy
 from repolicy.runs import Settings, derived_seed, ranks
+from repolicy.text import figures
 
 ROUNDS = 3  # one on the prior's rollouts, the others on the clone's
 SCORED_ROUNDS = 8  # where the prior cannot act, its states are found on the way

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from repolicy.loading import without_version
 from repolicy.runs import Settings
+from repolicy.text import without_version
 
 if TYPE_CHECKING:
     from repolicy.policies import Policy

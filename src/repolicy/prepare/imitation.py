@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from repolicy.envs import evaluate, observing, probed
 from repolicy.errors import UsageError, check_counts
-from repolicy.loading import figures
 from repolicy.policies import ActionSpace, Policy, PolicySpec, read_card, save_policy, seeded
 from repolicy.policies.export import onnx_graph
 from repolicy.policies.storage import check_place, write_bytes
@@ -24,6 +23,7 @@ from repolicy.prepare.cloning import begin_at
 from repolicy.priors import Fitted, Samples, fit
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.runs import versions
+from repolicy.text import figures
 
 EPISODES = 10
 IMITATION = "imitation"  # what the card of its file says that it is

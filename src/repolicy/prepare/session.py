@@ -13,7 +13,6 @@ from torch import Tensor
 
 from repolicy.envs import EnvLike, Limit, Wish, addons, confirm, decoder, env_name, only_here, probed
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.loading import as_file_name, stem_of
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import name_of
 from repolicy.policies import Policy, seeded
@@ -34,6 +33,7 @@ from repolicy.runs import (
     validated,
     versions,
 )
+from repolicy.text import as_file_name, stem_of
 
 
 def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[str]]:

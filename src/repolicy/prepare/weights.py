@@ -13,13 +13,13 @@ import torch
 
 from repolicy.envs import Collector, Rollout, addons, check_fit, make_envs, probed
 from repolicy.errors import NumericError
-from repolicy.loading import without_version
 from repolicy.objective import Objective, Weight
 from repolicy.policies import ActionSpace, Agent, Policy, seeded
 from repolicy.prepare.states import MOST_NUMBERS, SKIPPED
 from repolicy.prepare.worth import COUNTED_STEPS, WORTH_EPISODES, Worth, Worths, sought
 from repolicy.ranges import Range
 from repolicy.runs import Settings, one_thread, spec_for
+from repolicy.text import without_version
 
 # A row an environment (of any version): the temperatures of the paper.
 ALPHAS = {"HalfCheetah": 0.13472, "Hopper": 0.001, "Ant": 0.0001}

@@ -10,9 +10,10 @@ from pathlib import Path
 from urllib.error import URLError
 
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import file_sum, nearest
+from repolicy.loading import file_sum
 from repolicy.policies.storage import is_own, write_bytes
 from repolicy.priors.hub import DOWNLOADED, downloaded, is_on_hub
+from repolicy.text import nearest
 
 LARGEST = 64 * 2**20  # bytes
 PLAYGROUND = ("google-deepmind/mujoco_playground", "d5e6b475")  # Apache-2.0

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from repolicy.errors import FileError, UsageError, first_line
-from repolicy.loading import printable, read_bytes
+from repolicy.loading import read_bytes
 from repolicy.policies import ACTIVATIONS
 from repolicy.readers.demonstrations import read_npz
 from repolicy.readers.described import Linear, Normalizer, Perceptron, Std
 from repolicy.readers.perceptrons import OTHER_NAMES, activation_named, check_width, normalizer, some
 from repolicy.readers.pickles import DAMAGE, ZIP, Shell, array, read_pickle, shortened
 from repolicy.readers.reading import Options
+from repolicy.text import printable
 
 TIMED = "it was trained with TimeFeatureWrapper: --env file.py:function, which makes the environment with that wrapper"
 NEAR = 0.1  # of a std: by less the statistics of a training move after its last step

@@ -10,7 +10,7 @@ from typing import Any
 import safetensors.torch
 
 from repolicy.errors import FileError, UsageError, first_line
-from repolicy.loading import printable, read_bytes
+from repolicy.loading import read_bytes
 from repolicy.policies import carrying
 from repolicy.policies.storage import SAFETENSORS
 from repolicy.readers import brax, mapped, rllib, skrl, torchscript
@@ -23,6 +23,7 @@ from repolicy.readers.perceptrons import some
 from repolicy.readers.pickles import DAMAGE, PICKLE, ZIP, Shell, load, shortened
 from repolicy.readers.reading import Options
 from repolicy.readers.zips import open_zip
+from repolicy.text import printable
 
 KNOWN = (
     "Stable-Baselines3's, rsl_rl's, skrl's, RLlib's, CleanRL's, TorchRL's, rl_games's, tianshou's and Brax's, ONNX and "

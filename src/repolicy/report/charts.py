@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs import Evaluation, Limit
-from repolicy.loading import capitalized, number
 from repolicy.objective import reformulated, task_reward
 from repolicy.ranges import enough_digits
 from repolicy.report import page
 from repolicy.runs import Request, RunFolder
+from repolicy.text import capitalized, number
 
 WIDTH, HEIGHT = 340, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 10, 12, 28

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
-from repolicy.loading import capitalized
 from repolicy.many.varying import Around, Place
 from repolicy.policies.storage import is_own
 from repolicy.priors import is_plan
 from repolicy.report import page
 from repolicy.report.movie import Shot, file_of
 from repolicy.report.run_page import filmed
+from repolicy.text import capitalized
 
 
 def write_compare_report(

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from repolicy.envs import addons, decoder
 from repolicy.errors import UsageError
-from repolicy.loading import as_file_name, capitalized, file_sum, read_json
+from repolicy.loading import file_sum, read_json
 from repolicy.many.tradeoff import Found, Point, episodes_of
 from repolicy.objective import DIALED
 from repolicy.policies import Conditioned, Policy, SavedPolicy, read_card, save_policy
@@ -37,6 +37,7 @@ from repolicy.report.sweep_page import (
     tradeoff,
 )
 from repolicy.runs import ranks
+from repolicy.text import as_file_name, capitalized
 
 TENTHS = [tenths / 10 for tenths in range(1, 11)]  # of the way from the prior, which is shown beside them
 STOPS = (11, 5, 3, 2)  # of each dial, where there are one to four: 11 to 27 positions in all

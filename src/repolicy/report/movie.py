@@ -36,11 +36,12 @@ from repolicy.envs import (
     through_noise,
 )
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.loading import PYTHON, counted
+from repolicy.loading import PYTHON
 from repolicy.policies import ActionSpace, Recalling, Watching
 from repolicy.priors import acting, find_policy, is_plan
 from repolicy.readers.reading import Options
 from repolicy.runs import SECONDS_BETWEEN_LINES, clock
+from repolicy.text import counted
 
 CANNOT_RENDER = (
     "this machine cannot render off-screen: install Debian's package libegl1 (or libosmesa6, for rendering in software)"

@@ -12,8 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repolicy.loading import capitalized
 from repolicy.policies.storage import write_bytes
+from repolicy.text import capitalized
 
 STYLE = (Path(__file__).parent / "page.css").read_text()
 SCRIPT = (Path(__file__).parent / "page.js").read_text()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from repolicy.envs import Evaluation, addons_of, env_of, wished
-from repolicy.loading import capitalized, counted, printable
 from repolicy.policies import SavedPolicy
 from repolicy.prepare.defaults import train_defaults, usual_for
 from repolicy.priors import find_policy, own_bytes, read_policy
@@ -16,6 +15,7 @@ from repolicy.readers.reading import Options
 from repolicy.report.run_page import evaluations, repeat, rewards
 from repolicy.report.verdict import basis, name_of_prior, verdict
 from repolicy.runs import Request, RunFolder, one_thread, options, words
+from repolicy.text import capitalized, counted, printable
 
 EPISODES = 20
 FILMS = (".mp4", ".gif")

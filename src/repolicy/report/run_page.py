@@ -24,7 +24,7 @@ from repolicy.envs import (
 )
 from repolicy.envs.addons import at
 from repolicy.errors import FileError, RepolicyError
-from repolicy.loading import file_sum, number
+from repolicy.loading import file_sum
 from repolicy.policies import SavedPolicy, read_card
 from repolicy.prepare.defaults import train_defaults, usual_for
 from repolicy.priors import PRIORS, read_policy, shipped, take_out
@@ -45,6 +45,7 @@ from repolicy.report.verdict import (
     verdict,
 )
 from repolicy.runs import Request, RunFolder, laid_out, options, ranks, recipe, words
+from repolicy.text import number
 
 FILM_SECONDS = 6.0
 EPISODES = 50

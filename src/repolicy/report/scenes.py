@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from repolicy.envs import MOST_ENVS, Evaluation
-from repolicy.loading import number
 from repolicy.report.movie import Shot
+from repolicy.text import number
 
 BEHIND = 0.1  # an episode with this share less reward than the typical one has gone wrong
 

@@ -6,12 +6,12 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from repolicy.loading import capitalized, counted, number
 from repolicy.many.tradeoff import Found, Point
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot
 from repolicy.report.run_page import by_action, caption, filmed, how_acted, rewards, tiles
 from repolicy.report.verdict import action, basis, spread, verdict
+from repolicy.text import capitalized, counted, number
 
 MOST_LABELS = 7  # of a drawing: of more points only the ends and those with a ring have their names beside them
 SCRIPT = """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from repolicy.envs import Column, Evaluation, Limit
-from repolicy.loading import number
+from repolicy.text import number
 
 
 def rounded(value: float, error: float, of: float | None = None) -> str:

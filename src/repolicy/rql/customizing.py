@@ -23,7 +23,6 @@ from repolicy.envs import EnvLike, check_env, env_of, in_gymnasium, observed, ob
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.run import Callback, tell
 from repolicy.learning.training import watchdog
-from repolicy.loading import nearest
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
 from repolicy.prepare.decision import decide
@@ -37,6 +36,7 @@ from repolicy.rql.hyperparameters import CUSTOMIZING, TASKS, Settings, customize
 from repolicy.runs import Alone, AnySettings, Result, RunFolder, one_thread, polite_interrupt, versions
 from repolicy.runs import Settings as EngineSettings
 from repolicy.runs import request as engine
+from repolicy.text import nearest
 
 EPISODES = 20  # how many of the latest are averaged
 

@@ -20,11 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from repolicy.errors import UsageError
-from repolicy.loading import printable
 from repolicy.policies.storage import write_bytes
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.terminal import Terminal
+from repolicy.text import printable
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_FRAMES = 0.25

@@ -10,10 +10,10 @@ import numpy as np
 
 from repolicy.envs import Evaluation, evaluate
 from repolicy.errors import UsageError
-from repolicy.loading import figures
 from repolicy.policies import Policy, read_card
 from repolicy.priors import How, dial, find_policy, load_policy
 from repolicy.runs.folder import RunFolder
+from repolicy.text import figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from repolicy.loading import printable
+from repolicy.text import printable
 
 
 class Terminal(Console):

@@ -8,12 +8,12 @@ from tempfile import TemporaryDirectory
 
 from repolicy.envs import check_plain, check_same_env, in_gymnasium, one_env, open_wish
 from repolicy.errors import UsageError
-from repolicy.loading import counted
 from repolicy.policies import Policy, save_policy
 from repolicy.policies.storage import write_bytes
 from repolicy.priors import OpenedPolicy
 from repolicy.report.movie import Shot, films
 from repolicy.report.page import page
+from repolicy.text import counted
 from repolicy.wishes.pairs import CANDIDATES, Pairs, asked, candidates, fingerprint
 
 SCRIPT = (Path(__file__).parent / "ask.js").read_text()

@@ -23,13 +23,13 @@ from repolicy.envs import (
 )
 from repolicy.errors import UsageError, check_counts
 from repolicy.learning.training import customize
-from repolicy.loading import counted
 from repolicy.objective import residual
 from repolicy.policies import Agent
 from repolicy.policies.storage import read
 from repolicy.priors import OpenedPolicy, acting
 from repolicy.readers.reading import Options
 from repolicy.report.movie import follow
+from repolicy.text import counted
 from repolicy.wishes.inference import beyond_start, inferred, spreads, weights
 from repolicy.wishes.pairs import fingerprint
 from repolicy.wishes.record import Labels, Record, RecordFile, windows

@@ -26,9 +26,10 @@ from repolicy.envs import (
     own_numbers,
 )
 from repolicy.errors import FileError, UsageError
-from repolicy.loading import counted, file_sum, printable, read_bytes
+from repolicy.loading import file_sum, read_bytes
 from repolicy.policies import Agent
 from repolicy.policies.storage import check_shape, read, write
+from repolicy.text import counted, printable
 from repolicy.wishes.inference import Theta
 from repolicy.wishes.preferences import as_belief, bradley_terry, fitted_networks, most_telling
 

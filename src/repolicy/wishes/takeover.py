@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from repolicy.errors import UsageError, in_one_sentence
-from repolicy.loading import counted
+from repolicy.text import counted
 from repolicy.wishes.record import RecordFile, Step
 
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (observation, proposed action) to an action
