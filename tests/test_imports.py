@@ -17,19 +17,7 @@ import repolicy.rql
 SOURCE = Path(repolicy.__file__).parent
 
 ROW = ["errors", "text", "loading", "ranges", "objective", "objective_names", "policies", "readers", "priors", "envs"]
-    "errors",
-    "text",
-    "loading",
-    "ranges",
-    "objective",
-    "objective_names",
-    "policies",
-    "readers",
-    "priors",
-    "envs",
-    "runs",
-]
-ROW += ["prepare", "learning", "many", "report", "cli", "__main__"]
+ROW += ["runs", "prepare", "learning", "many", "report", "cli", "__main__"]
 # Wings: folders beside the row, and what they may know of it. Their visitors come through the command line alone.
 BEFORE_MANY = ROW[: ROW.index("learning") + 1]
 WINGS = {
