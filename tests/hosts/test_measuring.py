@@ -23,12 +23,12 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from repolicy import Policy
 from repolicy.errors import UsageError
-from repolicy.hosts.measuring import SHARED, Episodes, Look, Paid, one_each, side_by_side
+from repolicy.hosts.measuring import SHARED, Episodes, Look, Paid, Sizes, one_each, side_by_side
 from repolicy.hosts.method import Method, Seen
 from repolicy.hosts.sb3 import Unclipped
 from repolicy.hosts.steering import Steering
 from repolicy.objective import residual
-from repolicy.prepare.states import SKIPPED
+from repolicy.prepare.states import FEWEST, SKIPPED
 from repolicy.prepare.weights import BUDGET
 
 STD = 0.5  # of every prior here: with −|action|² as the reward, a nat is worth 2 · STD² of it, whatever the mean
@@ -191,6 +191,35 @@ def test_observations_of_too_many_numbers_are_measured_and_their_states_are_not_
 def test_states_of_short_episodes_are_refused_in_the_words_of_a_host() -> None:
     with pytest.raises(UsageError, match=r"episodes end after \d+ steps on average.*: states 0 goes without them"):
         sb3(prior=trained(), states=0.3).learn(1)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_few_environments_run_as_many_episodes_as_their_states_take(count: int) -> None:
+    """Episodes of the length from which on the default learns states."""
+
+    class Wandering:
+        """Episodes of 100 steps, in which each state is drawn anew."""
+
+        sizes, generator = Sizes(1, None), torch.Generator().manual_seed(0)
+
+        def __init__(self) -> None:
+            self.count = count
+
+        def begin(self) -> tuple[torch.Tensor, bool]:
+            self.time = 0
+            return torch.zeros(count, 1), True
+
+        def step(self, actions: torch.Tensor) -> Paid:
+            self.time += 1
+            states = torch.randn(count, 1, generator=self.generator)
+            return Paid(states, None, actions.squeeze(-1), torch.full((count,), self.time % (2 * SKIPPED) == 0))
+
+        def states(self, observations: torch.Tensor) -> torch.Tensor:
+            return observations
+
+    look = Look(Wandering(), Telling())
+    look.density()
+    assert FEWEST <= sum(len(each.states) for each in look.sampled) < FEWEST + 100 * count
 
 
 def test_of_stacked_frames_the_newest_is_the_state() -> None:

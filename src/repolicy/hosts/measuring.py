@@ -17,7 +17,7 @@ from repolicy.learning.multipliers import FINEST_SHARE
 from repolicy.policies import ActionSpace, Density, Normalizer, sums
 from repolicy.policies.density import fitted
 from repolicy.prepare.decision import decided
-from repolicy.prepare.states import MOST_NUMBERS, PATIENCE, SKIPPED, WANTED, check_enough
+from repolicy.prepare.states import FEWEST, MOST_NUMBERS, PATIENCE, SKIPPED, WANTED, check_enough
 from repolicy.prepare.weights import Shape, Weighing
 from repolicy.prepare.worth import COUNTED_STEPS, WORTH_EPISODES, Sums, Worth, Worths, worth_of
 from repolicy.report.host_page import evaluation
@@ -185,7 +185,7 @@ class Look:
         if self.envs.sizes.observation_size > MOST_NUMBERS:
             raise UsageError(f"states of more than {MOST_NUMBERS:,} numbers are not learned: set states to 0")
         self._sample()
-        while sum(len(each.states) for each in self.sampled) < WANTED and len(self.sampled) < PATIENCE:
+        while self._more_states():
             self.sampled.append(one_each(self.envs, self.prior, sample=True))
         states = torch.cat([each.states for each in self.sampled])[:WANTED].float()
         try:
@@ -193,6 +193,12 @@ class Look:
         except UsageError as error:
             raise UsageError(in_hosts_words(str(error))) from None
         return density_of_states(states)
+
+    def _more_states(self) -> bool:
+        """Whether to run another round: some, and as many as few environments take where a quarter of their steps count."""
+        states = sum(len(each.states) for each in self.sampled)
+        steps = sum(float(each.lengths[:LOOKED_AT].sum()) for each in self.sampled)
+        return (states < FEWEST and steps < PATIENCE * FEWEST) or (states < WANTED and len(self.sampled) < PATIENCE)
 
     def _sample(self) -> None:
         if not self.sampled:
