@@ -193,9 +193,9 @@ def test_states_of_short_episodes_are_refused_in_the_words_of_a_host() -> None:
         sb3(prior=trained(), states=0.3).learn(1)
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_few_environments_run_as_many_episodes_as_their_states_take(count: int) -> None:
+def test_few_environments_run_as_many_episodes_as_their_states_take() -> None:
     """Episodes of the length from which on the default learns states."""
+    count = 4
 
     class Wandering:
         """Episodes of 100 steps, in which each state is drawn anew."""

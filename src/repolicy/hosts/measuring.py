@@ -195,10 +195,11 @@ class Look:
         return density_of_states(states)
 
     def _more_states(self) -> bool:
-        """Whether to run another round: some, and as many as few environments take where a quarter of their steps count."""
+        """Whether to run another round: four, or more of few environments, if a quarter of their steps count."""
         states = sum(len(each.states) for each in self.sampled)
         steps = sum(float(each.lengths[:LOOKED_AT].sum()) for each in self.sampled)
-        return (states < FEWEST and steps < PATIENCE * FEWEST) or (states < WANTED and len(self.sampled) < PATIENCE)
+        few = states < FEWEST and PATIENCE * states >= steps
+        return few or (states < WANTED and len(self.sampled) < PATIENCE)
 
     def _sample(self) -> None:
         if not self.sampled:
