@@ -15,6 +15,7 @@ pytest.importorskip("stable_baselines3")
 from sb3_models import Drift, envs, kl_of, model, residual, rollout, trained
 from small import small_policy
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from repolicy import save_policy
@@ -149,6 +150,31 @@ def test_a_verdict_needs_an_environment(tmp_path: Path) -> None:
     residual(prior=small_policy()).save(tmp_path / "model.zip")
     with pytest.raises(UsageError, match="the model has no environment: load it with env=, or set_env"):
         ResidualPPO.load(tmp_path / "model.zip").verdict()
+    with pytest.raises(UsageError, match="the model has no environment: load it with env=, or set_env"):
+        ResidualPPO.load(tmp_path / "model.zip").learn(32)
+
+
+def test_a_model_goes_on_after_a_verdict_between_two_rollouts() -> None:
+    class Verdicts(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            self.model.verdict()
+
+    ours = residual(prior=trained()).learn(64, callback=Verdicts())
+    assert ours.num_timesteps == 64
+    assert ours.rollout_buffer.episode_starts[0].all()
+
+
+def test_what_is_named_beside_a_model_s_file_is_taken_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.zip"
+    residual(prior=trained(), kl_budget=1.0).save(path)
+    with pytest.raises(UsageError, match="ResidualPPO has no option omgea; did you mean omega"):
+        ResidualPPO.load(path, envs(), omgea=9.0)
+    with pytest.raises(UsageError, match="the model's budget moves its weights: with another weight, name kl_budget"):
+        ResidualPPO.load(path, envs(), omega=9.0)
+    assert ResidualPPO.load(path, envs(), omega=9.0, kl_budget=None).steering.objective.omega == 9.0
 
 
 def test_the_first_ratio_is_one() -> None:

@@ -24,7 +24,7 @@ from repolicy.hosts.measuring import Paid, Sizes, compared, decide_in
 from repolicy.hosts.method import TARGET_KL, Method, Seen, entry, quicken
 from repolicy.hosts.rsl_rl_networks import PolicyActor, dialed, from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, prior_for
-from repolicy.hosts.steering import Steering, say_of_bonus, usual_warmup, weighs, weights_named
+from repolicy.hosts.steering import Steering, check_options, say_of_bonus, usual_warmup, weighs, weights_named
 from repolicy.objective import Objective, task_reward
 from repolicy.policies import Density, Mlp
 from repolicy.prepare.defaults import of_shape
@@ -80,6 +80,7 @@ class ResidualPPO(PPO):
         device: str = "cpu",
         **host: Any,
     ) -> None:
+        check_options(host, ResidualPPO.__init__, PPO.__init__)
         weights = weights_named(objective, omega, alpha, states)
         critic_warmup = usual_warmup(critic_warmup, copy_prior and prior is not None)
         steering = Steering(weights, kl_budget, log_prior_budget, critic_warmup, limits, keep, ranges=self.ranges)
@@ -93,7 +94,7 @@ class ResidualPPO(PPO):
         super().__init__(actor, critic, storage, device=device, **host)
         if self.adapts:
             storage.mini_batch_generator = partial(self._until_far, storage.mini_batch_generator)
-        self.addon = addon  # an entry of extras; or, of a file or a module, a wish
+        self.addon = addon = addon and str(addon)  # an entry of extras; or, of a file or a module, a wish
         self.wish = addons.combined([addon]) if addon and addons.imported(addon) else None
         check_needs(steering.objective, has_prior=prior is not None)
         own = None if prior is None else prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)

@@ -31,7 +31,7 @@ from repolicy.hosts.method import TARGET_KL, Method, Seen, entry, quicken
 from repolicy.hosts.sb3_policies import HeadPolicy, from_repolicy, like, to_repolicy
 from repolicy.hosts.sb3_priors import CRITICS, SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
-from repolicy.hosts.steering import Steering, say_of_bonus, usual_warmup, weighs, weights_named
+from repolicy.hosts.steering import Steering, check_options, say_of_bonus, usual_warmup, weighs, weights_named
 from repolicy.loading import check_version
 from repolicy.objective import Objective
 from repolicy.policies import Policy
@@ -89,6 +89,7 @@ class ResidualPPO(PPO):
         _init_setup_model: bool = True,
         **host: Any,
     ) -> None:
+        check_options(host, ResidualPPO.__init__, PPO.__init__)
         # what `load` may set anew; plain values, so that a saved model has no pickle of ours
         self.objective = objective.as_dict() if isinstance(objective, Objective) else objective
         self.omega, self.alpha, self.states = omega, alpha, states
@@ -187,6 +188,7 @@ class ResidualPPO(PPO):
     @classmethod
     def load(cls, path: Any, env: Any = None, device: Any = "auto", **options: Any) -> "ResidualPPO":
         """Load a model of this class, or Stable-Baselines3's own PPO with `prior=`, `omega=`, `alpha=` given."""
+        check_options(options, ResidualPPO.__init__, PPO.__init__, PPO.load)
         kept = kept_in(path)
         if options.get("prior") is None:
             if kept.prior is None and kept.name not in (None, kept_prior.called(None)):
@@ -200,6 +202,13 @@ class ResidualPPO(PPO):
         if isinstance(options.get("objective"), Objective):
             options["objective"] = options["objective"].as_dict()
         loaded: ResidualPPO = super().load(path, env, device, **options)
+        budget = loaded.kl_budget or loaded.log_prior_budget
+        if (
+            budget
+            and {"omega", "alpha", "objective"} & {*options}
+            and not {"kl_budget", "log_prior_budget"} & {*options}
+        ):
+            raise UsageError("the model's budget moves its weights: with another weight, name kl_budget, too, or None")
         loaded.method.density = kept.density
         return loaded
 
@@ -219,8 +228,9 @@ class ResidualPPO(PPO):
 
     def _setup_learn(self, *given: Any, **named: Any) -> Any:
         """Set learning up as Stable-Baselines3 does, after what is not named was measured."""
+        envs = ModelEnvs(self)
         if not self.method.is_ready:
-            decide_in(self.method, ModelEnvs(self))
+            decide_in(self.method, envs)
             self._last_obs = None  # the episodes that were under way are over
         self._held = np.zeros((len(self.steering.reads), self.n_steps, self.n_envs), np.float32)  # what limits are on
         self._paid = np.zeros((self.n_steps, self.n_envs), np.float32)  # the task's rewards
@@ -238,8 +248,10 @@ class ResidualPPO(PPO):
 
     def verdict(self) -> str:
         """Run the prior and the policy as it is now; return their rewards, and whether the policy is better."""
-        self._last_obs = None  # the episodes that were under way are over
-        return compared(self.method, ModelEnvs(self), SameKind(self.policy))
+        envs = ModelEnvs(self)
+        told = compared(self.method, envs, SameKind(self.policy))
+        self._last_obs, self._last_episode_starts = envs.seen, np.ones(envs.count, bool)  # episodes have begun anew
+        return told
 
     def _reformulated(self, buffer: RolloutBuffer) -> np.ndarray:
         """Return the rewards of a whole rollout `[T, N]`."""

@@ -1,7 +1,9 @@
 """The objective in force, and what moves it from iteration to iteration: a warm-up, a budget, limits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
+from numbers import Real
 from typing import Any
 
 from repolicy.envs import limits
@@ -11,6 +13,7 @@ from repolicy.learning.worker import CRITIC_LOST, MOST_WARMUPS
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import given_objective, plain
 from repolicy.runs import Budget, Settings
+from repolicy.text import nearest
 
 WARMUP = 5  # iterations in which a critic that begins with nothing learns alone, where nobody names another number
 EXPLAINS = 0.3  # share of the returns that it must explain by then, or it has up to three times as many
@@ -37,12 +40,12 @@ class Steering:
     explained: float = field(default=0.0, compare=False)  # share of the returns, in the iteration under way
 
     def __post_init__(self) -> None:
-        self.limits = (self.limits,) if isinstance(self.limits, str) else tuple(self.limits)
+        self.limits = tuple(map(str, (self.limits,) if isinstance(self.limits, str | Real) else self.limits))
         self.held, self.share = Limits(limits(self.limits)), Limits(())
         if self.objective.is_set or self.objective.dials:
             plain(self.objective, "this host", states=True, ranges=self.ranges)
         warmup = self.critic_warmup
-        if warmup is not None and not (float(warmup).is_integer() and warmup >= 0):
+        if warmup is not None and not (isinstance(warmup, Real) and float(warmup).is_integer() and warmup >= 0):
             raise UsageError(f"critic_warmup is {warmup!r}; here it counts iterations, so it must be 0, 1, 2 ...")
         self.settings.resolved()  # checked as the engine's
         if self.settings.budget is not None and not self.objective.reads_prior:
@@ -143,6 +146,14 @@ def weights_named(objective: Any, omega: Any, alpha: Any, states: Any) -> Object
     """Return the objective that settings name; beside a range, states have no price where none is named."""
     found = given_objective(objective, omega, alpha, states)
     return replace(found, states=0.0) if found.dials and found.states is None else found
+
+
+def check_options(named: Iterable[str], *takers: Callable[..., Any]) -> None:
+    """Raise where a name is that of no option which one of these takes."""
+    known = {option for taker in takers for option in signature(taker).parameters}
+    for name in named:
+        if name not in known:
+            raise UsageError(f"ResidualPPO has no option {name}{nearest(name, known)}")
 
 
 def usual_warmup(named: int | None, begins_as_prior: bool) -> int | None:
