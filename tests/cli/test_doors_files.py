@@ -249,15 +249,15 @@ def test_a_run_json_that_was_edited_is_noticed(begun: tuple[Path, Request], caps
 
 
 def test_another_prior_in_its_place_is_noticed(begun: tuple[Path, Request]) -> None:
-    prior, request = begun
-    run(request, RunFolder("run"), True, (), (), prior)
+    request = begun[1]
+    run(request, RunFolder("run"), True, (), ())
     other = Path("run/prior.safetensors")
     save_policy(other, repolicy.Policy(replace(SPECS["gaussian"], observation_size=1, actions=ONE)), {"another": True})
     with pytest.raises(FileError, match="run/prior.safetensors is not the prior that this run began with"):
-        run(request, RunFolder("run"), True, (), (), prior)
+        run(request, RunFolder("run"), True, (), ())
     other.unlink()
     with pytest.raises(FileError, match="there is no file run/prior.safetensors"):
-        run(request, RunFolder("run"), True, (), (), prior)
+        run(request, RunFolder("run"), True, (), ())
 
 
 def test_other_versions_are_said_and_not_refused(tmp_path: Path) -> None:
