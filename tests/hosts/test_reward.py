@@ -124,6 +124,32 @@ def test_states_that_the_prior_does_not_visit_cost(as_arrays: bool) -> None:
         prior_reward(policy(), 0.1, 0.1, states=0.5)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({0: torch.randn(5, 6, 1)}, r"observations have the shape \(5, 6, 1\); of each step the prior takes 4"),
+        ({4: torch.zeros(6, 4)}, r"next_observations have the shape \(6, 4\) and observations \(5, 6, 4\)"),
+        ({4: torch.zeros(5, 6, 1)}, "next_observations have the shape"),
+        ({2: np.zeros((5, 6)), 3: np.zeros((5, 6))}, "one is a tensor and one an array: give all as"),
+    ],
+)
+def test_what_would_be_broadcast_or_mixed_is_refused(change: dict[int, Any], said: str) -> None:
+    prior = policy()
+    reward = prior_reward(prior, 0.3, 0.1, states=0.5, visited=torch.randn(9_000, 4))
+    parts = dict(enumerate((*rollout(), torch.zeros(5, 6, 4))))
+    assert reward(*parts.values()).shape == (5, 6)
+    reward(*(parts | {2: torch.ones(5, 6, dtype=torch.long)}).values())
+    assert reward.parts["task"] == 1.0
+    with pytest.raises(UsageError, match=said):
+        reward(*(parts | change).values())
+
+
+@pytest.mark.parametrize("visited", [torch.randn(10, 4), torch.randn(9_000, 3), torch.full((9_000, 4), torch.nan)])
+def test_of_states_that_cannot_be_learned_from_the_wanted_shape_is_told(visited: torch.Tensor) -> None:
+    with pytest.raises(UsageError, match=r"visited .* it must be finite observations \[M, 4\], 6,400 or more"):
+        prior_reward(policy(), 0.3, 0.1, states=0.5, visited=visited)
+
+
 def test_choices_may_come_without_an_axis_of_their_own() -> None:
     prior = policy(discrete=True)
     observations, _, rewards, log_policy = rollout()

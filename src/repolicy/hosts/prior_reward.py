@@ -20,6 +20,7 @@ from repolicy.hosts.method import PARTS, check_finite
 from repolicy.hosts.steering import Steering
 from repolicy.objective import Objective, reformulated, residual
 from repolicy.policies import ActionSpace, Density, Policy, Prior
+from repolicy.prepare.states import LEAST
 from repolicy.priors import MeanPrior, OpenedPolicy
 
 
@@ -48,8 +49,17 @@ def prior_reward(
     steering = weighed(steering, source.card, sizes, None, lambda said: print(f"prior_reward: {in_hosts_words(said)}"))
     if states and visited is None:
         raise UsageError("states has a price and visited is missing: observations of the prior's own, [M, O]")
-    density = density_of_states(torch.as_tensor(visited).float()) if states else None
+    density = density_of_states(_checked(torch.as_tensor(visited).float(), sizes)) if states else None
     return PriorReward(source, steering, density)
+
+
+def _checked(visited: Tensor, sizes: Any) -> Tensor:
+    """Return observations of the prior's own. Raises where these are none, or so few that nothing can be fitted."""
+    shape, width = tuple(visited.shape), sizes.observation_size or visited.shape[-1]
+    if visited.dim() != 2 or shape[1] != width or len(visited) < LEAST or not bool(visited.isfinite().all()):
+        wanted = f"it must be finite observations [M, {width}], {LEAST:,} or more"
+        raise UsageError(f"visited has the shape {shape}; {wanted}")
+    return visited
 
 
 class PriorReward:
@@ -84,26 +94,32 @@ class PriorReward:
         """
         objective = self.objective
         _check_same_shape("log-probabilities", log_policy, rewards)
+        if len({isinstance(part, Tensor) for part in (observations, rewards) if _is_ours(part)}) > 1:
+            raise UsageError("of observations and rewards one is a tensor and one an array: give all as one of the two")
         rewards, log_policy, log_prior = _detached(rewards), _detached(log_policy), None
         if objective.reads_prior:
             log_prior = _detached(self._score(observations, actions))
             _check_same_shape("the prior's log-probabilities", log_prior, rewards)
-        reward = reformulated(objective, rewards, log_prior, log_policy, self._familiarity(next_observations, rewards))
-        if isinstance(rewards, Tensor | np.ndarray):
+        familiar = self._familiarity(observations, next_observations, rewards)
+        reward = reformulated(objective, rewards, log_prior, log_policy, familiar)
+        if _is_ours(rewards):
             given = {"task": rewards, "entropy": log_policy} | ({} if log_prior is None else {"prior": log_prior})
-            check_finite({name: float(part.mean()) for name, part in given.items()})
-            shown = {name: float(getattr(reward, name).mean()) for name in PARTS}
-            apart = 0.0 if log_prior is None else float((log_policy - log_prior).mean())
+            check_finite({name: _mean(part) for name, part in given.items()})
+            shown = {name: _mean(getattr(reward, name)) for name in PARTS}
+            apart = 0.0 if log_prior is None else _mean(log_policy - log_prior)
             self.parts = shown | {"prior_kl": apart}
             self.steering.steer({"prior_kl": apart}, int(np.prod(rewards.shape)))
         return reward.total
 
-    def _familiarity(self, following: Any, rewards: Any) -> Any:
+    def _familiarity(self, observations: Any, following: Any, rewards: Any) -> Any:
         """Return how familiar states `[..., O]` are to the prior, `[...]`."""
         if self.density is None:
             return None
         if following is None:
             raise UsageError("states has a price, so the function takes next_observations as well")
+        if tuple(following.shape) != tuple(observations.shape):
+            shapes = f"{tuple(following.shape)} and observations {tuple(observations.shape)}"
+            raise UsageError(f"next_observations have the shape {shapes}; both must be the same")
         density = self.density.to(following.device if isinstance(following, Tensor) else "cpu")
         found = density.familiarity(density.normalized(torch.as_tensor(following).float()))
         return found.to(rewards.dtype) if isinstance(rewards, Tensor) else found.numpy().astype(rewards.dtype)
@@ -131,6 +147,9 @@ def _fitting(prior: Policy, observations: Any, actions: Any) -> Any:
     """Return the actions `[..., A]`. Raises where their shape is not the policy's."""
     if prior.spec.actions.kind == "discrete" and actions.ndim < observations.ndim:
         actions = actions[..., None]  # one choice a step, written without an axis of its own
+    if observations.shape[-1] != prior.observation_size:
+        takes = f"the prior takes {prior.observation_size}"
+        raise UsageError(f"observations have the shape {tuple(observations.shape)}; of each step {takes} numbers")
     if tuple(actions.shape) != (*observations.shape[:-1], prior.actions.width):
         shapes = f"actions have the shape {tuple(actions.shape)} and observations {tuple(observations.shape)}"
         raise UsageError(f"{shapes}; of each step the prior takes {prior.actions.width} numbers as the action")
@@ -138,6 +157,14 @@ def _fitting(prior: Policy, observations: Any, actions: Any) -> Any:
         if bool((((chosen := actions[..., head]) < 0) | (chosen >= size)).any()):
             raise UsageError(f"actions go from {chosen.min()} to {chosen.max()}; the prior has choices 0 to {size - 1}")
     return actions
+
+
+def _mean(part: Any) -> float:
+    return float((1.0 * part).mean())  # also of integers
+
+
+def _is_ours(part: Any) -> bool:
+    return isinstance(part, Tensor | np.ndarray)
 
 
 def _detached(part: Any) -> Any:

@@ -202,12 +202,8 @@ class ResidualPPO(PPO):
         if isinstance(options.get("objective"), Objective):
             options["objective"] = options["objective"].as_dict()
         loaded: ResidualPPO = super().load(path, env, device, **options)
-        budget = loaded.kl_budget or loaded.log_prior_budget
-        if (
-            budget
-            and {"omega", "alpha", "objective"} & {*options}
-            and not {"kl_budget", "log_prior_budget"} & {*options}
-        ):
+        budget, named = loaded.kl_budget or loaded.log_prior_budget, options.keys()
+        if budget and named & {"omega", "alpha", "objective"} and not named & {"kl_budget", "log_prior_budget"}:
             raise UsageError("the model's budget moves its weights: with another weight, name kl_budget, too, or None")
         loaded.method.density = kept.density
         return loaded
