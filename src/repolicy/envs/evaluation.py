@@ -54,12 +54,12 @@ class Evaluation:
     lengths: np.ndarray
     log_policy: np.ndarray
     log_prior: np.ndarray | None
-    entropy: np.ndarray | None = None  # of a policy at the states that were visited
     metric_name: str = ""
     familiarity: np.ndarray | None = None  # of the states to the prior
     terminated: np.ndarray | None = None  # whether the environment ended it, and no time limit
     wishes: dict[str, np.ndarray] = field(default_factory=dict)  # what each of several add-ons paid
     limits: dict[str, np.ndarray] = field(default_factory=dict)  # of each limit's quantity, the mean over each episode
+    entropy: np.ndarray | None = None  # of a policy at the states that were visited
     steps: Steps | None = None  # by which the first episode of each environment can be shown again
 
     @property
