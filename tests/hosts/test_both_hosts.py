@@ -168,7 +168,7 @@ def test_what_was_saved_beside_another_prior_is_refused_with_both_names(host: An
         save_policy(tmp_path / f"{name}.safetensors", small_policy(hidden=(16, 16)), {})
     host(str(tmp_path / "a.safetensors")).save(tmp_path)
     for prior, name in ((str(tmp_path / "b.safetensors"), "b.safetensors"), (PRIOR, "a Policy")):
-        with pytest.raises(UsageError, match=f"made beside the prior .*a.safetensors, and .*{name} is another"):
+        with pytest.raises(UsageError, match=f"prior was .*a.safetensors, and .*{name} is another"):
             host.resumed(tmp_path, prior)
     (tmp_path / "b.safetensors").replace(tmp_path / "a.safetensors")
     with pytest.raises(UsageError, match="a.safetensors, and today's has other numbers"):
@@ -217,7 +217,7 @@ def test_a_prior_that_runs_as_it_is_is_known_again_by_its_file(host: Any, tmp_pa
     a, b = ({"path": str(file), "std": 0.5, "trust": True} for file in files)
     host(a).save(tmp_path)
     host.resumed(tmp_path, a).learn(1)
-    with pytest.raises(UsageError, match=r"made beside the prior .*a.pt, and .*b.pt is another"):
+    with pytest.raises(UsageError, match=r"prior was .*a.pt, and .*b.pt is another"):
         host.resumed(tmp_path, b)
     with pytest.raises(
         UsageError, match=r"there is no prior" if host is InRslRl else r"does not hold its prior, .*a.pt"

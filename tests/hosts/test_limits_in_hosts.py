@@ -249,6 +249,14 @@ def test_what_is_to_be_kept_must_be_told_before_anything_is_measured() -> None:
     with pytest.raises(UsageError, match="extras have no 'basic_reward', which keep needs"):
         OnPolicyRunner(RunnerDrift(), settings(algorithm=residual(PRIOR, keep=0.9)), None, "cpu")
 
+    class Untold(Drift):
+        def step(self, action: Any) -> Any:
+            *told, _ = super().step(action)
+            return *told, {"basic_reward": None}
+
+    with pytest.raises(UsageError, match="keep goes by basic_reward, and the environment tells one that is no finite"):
+        residual_of_sb3(env=DummyVecEnv([Untold] * 4), prior=policy(), keep=0.9).learn(1)
+
 
 def test_the_table_at_the_end_says_whether_a_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 30)

@@ -241,11 +241,11 @@ def test_a_model_beside_another_of_theirs_is_refused_with_both_names(tmp_path: P
     again = ResidualPPO.load(tmp_path / "model.zip", env, prior=tmp_path / "a.safetensors")
     assert same(weights(again), weights(ResidualPPO.load(tmp_path / "model.zip", env)))
     of_theirs = trained(env)
-    with pytest.raises(UsageError, match="made beside the prior .*a.safetensors, and a PPO is another"):
+    with pytest.raises(UsageError, match="prior was .*a.safetensors, and a PPO is another"):
         ResidualPPO.load(tmp_path / "model.zip", env, prior=of_theirs)
     residual(env=env, prior=of_theirs).save(tmp_path / "model.zip")
     ResidualPPO.load(tmp_path / "model.zip", env, prior=of_theirs)
-    with pytest.raises(UsageError, match="made beside the prior a PPO, and a Policy is another"):
+    with pytest.raises(UsageError, match="prior was a PPO, and a Policy is another"):
         ResidualPPO.load(tmp_path / "model.zip", env, prior=small_policy())
 
 

@@ -87,8 +87,10 @@ def check_same_prior(given: Mapping[str, Tensor], kept: Mapping[str, Tensor], na
     if given.keys() == kept.keys() and all(torch.equal(given[key].cpu(), kept[key].cpu()) for key in given):
         return
     its = printable(str(theirs or "in it"))
-    another = "today's has other numbers, or is read with another std" if its == name else f"{name} is another"
-    raise UsageError(f"the checkpoint was made beside the prior {its}, and {another}: name its own, or begin a new run")
+    another = f"{name} is another, or is read otherwise"
+    if its == name:
+        another = "today's has other numbers, or is read with another std"
+    raise UsageError(f"the checkpoint's prior was {its}, and {another}: name its own, or begin a new run")
 
 
 ROWS = 4096  # of a rollout that a prior scores at once

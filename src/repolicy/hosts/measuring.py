@@ -317,6 +317,8 @@ def decide_in(method: Method, envs: Envs) -> None:
     method.steering = weighed(method.steering, method.prior.card, envs.sizes, look, say)
     if (keep := method.steering.keep) and not method.steering.kept:
         (earned, error), (sampled, beside) = look.earned()
+        if not math.isfinite(earned):
+            raise UsageError("keep goes by basic_reward, and the environment tells one that is no finite number")
         size = abs(earned)
         bound = f"basic_reward>={earned - (1.0 - keep) * size:.6g}"
         method.steering.hold(bound, max(1.0 - keep, FINEST_SHARE) * size, earned - sampled)

@@ -98,8 +98,8 @@ class Weighing(ABC):
             trained_with = self.card.get("request", {}).get("addons")
             whose = "the reward that it was trained with" if trained_with else "the environment's reward"
             return known, known.omega, whose
-        how = "by episodes of its mean action and of sampled ones"
-        self.say(f"measuring what a nat of the prior is worth, {how} ({unless} goes without)")
+        how = f"by episodes with its mean action and with sampled ones; with {unless} named, this is not needed"
+        self.say(f"measuring what a nat of the prior is worth, {how}")
         found = self.worths()
         self.taken += found.steps
         weights = weights_found(found, numbers)
