@@ -14,6 +14,7 @@ PLANNER = "tests/planning/test_planner.py"
 INFERENCE = "tests/wishes/test_inference.py"
 PREFERENCES = "tests/wishes/test_inference.py"
 TAKEOVER = "tests/wishes/test_takeover.py"
+RECORD = "tests/wishes/test_record.py"
 KEYS = "tests/wishes/test_keys.py"
 ASK = "tests/wishes/test_ask.py"
 LLM = {
@@ -69,9 +70,9 @@ WINGS = [
     Mutant("planning/tree.py", "worst = min(reward, 0.0) -", "worst = 0.0 *", TREE, "an end as a way out of a tree"),
     Mutant("planning/tree.py", "tree.known = [root.outcomes", "_ = [root.outcomes", TREE, "the chosen subtree is thrown away"),
     Mutant("planning/keeping.py", 'student.log_std.data.copy_(prior.state_dict()["log_std"])', "pass", "tests/planning/test_choosing.py", "what is kept has a std of its own"),
-    Mutant("wishes/record.py", "start - self.before, int(", "start - self.before + 1, int(", TAKEOVER, "a bad step too few"),
+    Mutant("wishes/record.py", "start - self.before, int(", "start - self.before + 1, int(", RECORD, "a bad step too few"),
     Mutant("wishes/rounds_page.py", "records[-1], ~records[-1].person", "records[-1], records[-1].person", TAKEOVER, "a page with a person's steps for the policy's"),
-    Mutant("wishes/record.py", "first + length <= episode[-1] + 1", "first + length <= episode[-1] + 2", TAKEOVER, "windows that reach into another episode"),
+    Mutant("wishes/record.py", "first + length <= episode[-1] + 1", "first + length <= episode[-1] + 2", RECORD, "windows that reach into another episode"),
     Mutant("wishes/record.py", "counts.all() or (counts[0] and record.person[first])", "counts.all()", INFERENCE, "a take-over shorter than a window counts for nothing"),
     Mutant("wishes/learning_loop.py", "own and begun < FEWEST", "own and begun < 0", TAKEOVER, "a wish of one window"),
     Mutant("wishes/takeover.py", 'pressed.count("space") % 2', '"space" in pressed', TAKEOVER, "two strokes of Space are one"),

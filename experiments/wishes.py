@@ -122,7 +122,7 @@ def answers_of(pairs: Pairs, random: np.random.Generator) -> np.ndarray:
 
 def learnt_from(pairs: list[Pairs], told: list[np.ndarray], features: str) -> LearntWish:
     known = {(page, p): float(each) for page, of in enumerate(told) for p, each in enumerate(of)}
-    return learnt(pairs, dict(known), features)
+    return learnt(pairs, [dict(known)], features)
 
 
 def correlation(wish: LearntWish, fresh: Pairs) -> float:

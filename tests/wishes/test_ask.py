@@ -110,11 +110,39 @@ def test_answers_tell_the_wish_and_it_is_an_add_on(
     assert repolicy.evaluate(policy, episodes=1, longest=20, addon=f"{out}=2").addon is not None
 
 
+def test_what_several_people_answer_counts_all(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who says the opposite in a file of their own is a second person; in the same file it is a second thought."""
+    pairs = pool(policy, 40)
+    pairs.write(tmp_path)
+    one = synthetic(pairs, f"{__file__}:slow", tmp_path / "one.jsonl")
+    swapped = {"left": "right", "right": "left"}
+    opposite = [line | {"answer": swapped[line["answer"]]} for line in map(json.loads, one.read_text().splitlines())]
+    (tmp_path / "other.jsonl").write_text("\n".join(map(json.dumps, opposite)) + "\n\n")  # as an editor leaves it
+    (tmp_path / "both.jsonl").write_text(one.read_text() + (tmp_path / "other.jsonl").read_text())
+
+    def told(*names: str) -> tuple[float, str]:
+        out = tmp_path / f"{'-'.join(names)}.safetensors"
+        files = [str(tmp_path / f"{name}.jsonl") for name in names]
+        main(["infer", *files, "--asked", str(tmp_path), "--features", "next[2]^1", "--out", str(out)])
+        return float(open_wish(str(out)).theta[0]), capsys.readouterr().err
+
+    alone, said = told("one")
+    assert "40 answers to 40 pairs, in each of 1 file the last to a pair" in said
+    assert told("both")[0] == pytest.approx(-alone)
+    twice, said = told("one", "one")
+    assert twice < alone < -1.0  # who says it twice is believed more
+    assert "80 answers to 40 pairs, in each of 2 files the last to a pair" in said
+    files = [tmp_path / "one.jsonl", tmp_path / "other.jsonl"]
+    assert "tell no difference" in failed(capsys, "infer", *files, "--asked", tmp_path, "--features", "next[2]^1")
+
+
 def test_networks_learn_it_without_features(policy: Path, tmp_path: Path) -> None:
     pairs = pool(policy, 80)
     pairs.write(tmp_path)
     answers = read_answers(synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl"), [pairs])
-    learnt([pairs], answers).write(tmp_path / "w.safetensors")
+    learnt([pairs], [answers]).write(tmp_path / "w.safetensors")
     assert open_wish(str(tmp_path / "w.safetensors"))(*pairs.steps, {}).mean() == pytest.approx(
         0, abs=1e-4
     )  # answers tell nothing of what every step is paid
@@ -128,7 +156,7 @@ def test_a_wish_chooses_the_pairs_that_it_is_unsure_of(policy: Path, tmp_path: P
     pairs = pool(policy, 60)
     answers = read_answers(synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl"), [pairs])
     few = {key: value for key, value in answers.items() if key[1] < 20}
-    wish = learnt([pairs], few, "next^1")
+    wish = learnt([pairs], [few], "next^1")
     chosen = asked(pairs, 10, wish)
 
     def known(some: Pairs) -> float:
@@ -138,7 +166,7 @@ def test_a_wish_chooses_the_pairs_that_it_is_unsure_of(policy: Path, tmp_path: P
 
     assert known(chosen) < known(pairs)
     assert asked(pairs, 5, None).page == pairs.some([0, 1, 2, 3, 4]).page
-    assert len(asked(pairs, 5, learnt([pairs], few)).seeds) == 5
+    assert len(asked(pairs, 5, learnt([pairs], [few])).seeds) == 5
 
 
 def page(policy: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Pairs:
@@ -261,6 +289,12 @@ def _push(observations: np.ndarray) -> np.ndarray:
         (["ask", f"{__file__}:{_push.__name__}", "--std", "0.2", "--env", PENDULUM], "runs as it is, and this needs"),
         (["infer", "none.jsonl", "--asked", "nowhere"], "there is no file"),
         (["infer", "none.jsonl", "--asked", "nowhere", "--policy", "hopper"], "leave out one of them"),
+        (["infer", "none.jsonl", "--asked", "nowhere", "--env", PENDULUM], "--env is for a record of take-overs"),
+        (["infer", "none.jsonl", "--asked", "nowhere", "--passed", "0"], "--passed is for a record of take-overs"),
+        (
+            ["ask", "hopper", "--env", "Hopper-v5?max_episode_steps=90"],
+            "of 250 steps does: name fewer --seconds",
+        ),
         (["infer", "none.jsonl", "--out", "wish.pt"], "does not end in .safetensors"),
     ],
 )

@@ -267,8 +267,9 @@ def test_networks_learn_what_no_linear_wish_says() -> None:
         (np.ones((0, 1)), np.ones(0), "answer some more"),
         (np.array([[np.nan], [1.0]]), np.ones(2), "feature 0 is no finite number"),
         (np.array([[1.0, 0.0], [2.0, 0.0]]), np.ones(2), "feature 1 is the same"),
+        (np.array([[1.0, 0.0], [2.0, 0.0]]), np.ones(2), r"^next\[7\] is the same in both .*: leave it out"),
     ],
 )
 def test_what_cannot_be_learnt_is_one_sentence(rows: np.ndarray, answers: np.ndarray, why: str) -> None:
     with pytest.raises(RepolicyError, match=why):
-        bradley_terry(rows, answers)
+        bradley_terry(rows, answers, names=["next[4]", "next[7]"] if "next" in why else [])

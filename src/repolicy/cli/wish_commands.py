@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
@@ -85,6 +85,9 @@ class Beside:
     """How many steps of the policy alone yours are compared with: fewer where the simulator is slow."""
 
 
+OF_RECORDS = ("policy", "wish", "env", "alpha", "before", "settle", "passed", "length", "alone")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Infer(Beside, Acts):
     """Learn a wish from answers or from a record of take-overs, as a file that every command takes as an add-on.
@@ -133,21 +136,25 @@ class Infer(Beside, Acts):
     def _of_answers(self, terminal: Any) -> tuple[Any, dict[str, Any]]:
         from repolicy.wishes.pairs import Pairs, learnt, read_answers, spread_a_step
 
-        if self.policy:
-            raise UsageError("--policy is for a record of take-overs, --asked for answers: leave out one of them")
+        for each in fields(self):
+            if each.name in OF_RECORDS and getattr(self, each.name) != each.default:
+                for_records = f"--{each.name} is for a record of take-overs, --asked for answers"
+                raise UsageError(f"{for_records}: leave out one of them")
         pages = [Pairs.read(Path(folder)) for folder in self.asked]
-        answers = {key: value for name in self.data for key, value in read_answers(Path(name), pages).items()}
+        answers = [read_answers(Path(name), pages) for name in self.data]
         wish = learnt(pages, answers, self.features)
         spread = spread_a_step(pages, wish)
-        unknown = sum(value is None for value in answers.values())
-        if not spread:
+        told = [pair for each in answers for pair, value in each.items() if value is not None]
+        unknown = sum(map(len, answers)) - len(told)
+        if spread <= 1e-12:  # what is left of answers that contradict each other is rounding
             raise UsageError("the answers tell no difference between clips, so nothing can be learnt: answer some more")
+        which = f"{counted(len(told), 'answer')} to {counted(len({*told}), 'pair')}"
         terminal.say(
-            f"{counted(len(answers) - unknown, 'answer')}, and {unknown} times it could not be told; over the clips' "
-            f"steps the reward has a standard deviation of {spread:.3g}; --addon "
+            f"{which}, in each of {counted(len(answers), 'file')} the last to a pair, and {unknown} times it could not "
+            f"be told; over the clips' steps the reward has a standard deviation of {spread:.3g}; --addon "
             f"{quote(str(self.out))}={1 / spread:.3g} makes it 1"
         )
-        return wish, {"answers": len(answers) - unknown, "spread": spread}
+        return wish, {"answers": len(told), "spread": spread}
 
     def _of_records(self) -> tuple[Any, dict[str, Any]]:
         from repolicy.envs import open_wish

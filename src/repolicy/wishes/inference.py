@@ -7,6 +7,7 @@ trajectories is concave in θ. Where chance moves the environment the weights ar
 policy's own θ is, and so is the θ at which it is 0.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,7 +136,7 @@ def share(found: np.ndarray, before: np.ndarray) -> float:
     return float((before @ before) / (found @ found)) if len(found) else 0.0
 
 
-def spreads(person: np.ndarray, policy: np.ndarray) -> np.ndarray:
+def spreads(person: np.ndarray, policy: np.ndarray, names: Sequence[str] = ()) -> np.ndarray:
     """Return how far each feature varies `[K]`, or raise where they are too few, no numbers, or always the same."""
     for features, whose in ((person, "the person"), (policy, "the policy")):
         if len(features) < 2:
@@ -145,5 +146,6 @@ def spreads(person: np.ndarray, policy: np.ndarray) -> np.ndarray:
             raise NumericError(f"feature {column} of {whose} is {features[row, column]} in trajectory {row}")
     scale: np.ndarray = np.maximum(policy.std(0), person.std(0))
     if (constant := np.flatnonzero(scale <= 1e-12 * np.abs(policy).max(0))).size:
-        raise UsageError(f"feature {constant[0]} is the same everywhere, so nothing can be inferred: leave it out")
+        which = names[constant[0]] if names else f"feature {constant[0]}"
+        raise UsageError(f"{which} is the same everywhere, so nothing can be inferred: leave it out")
     return scale

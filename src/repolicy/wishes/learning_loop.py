@@ -155,11 +155,11 @@ def infer(
         raise UsageError(f"{few}: record more, or name a smaller --length, --before or --settle")
     if earlier is not None and earlier.theta.shape != (person.shape[1],):
         raise UsageError("the earlier wish has other features")
-    spreads(person, policy)
+    names = described.names(person.shape[1], sizes)
+    spreads(person, policy, names)
     chances = (counts / counts.sum(), np.full(len(policy), 1 / len(policy)))
     person, policy = beyond_start((person, joined.observation[ours]), (policy, usual.observation[theirs]))
     theta = inferred(person, policy, alpha, None if earlier is None else earlier.theta, chances)
-    names = described.names(len(theta.value), sizes)
     return LearntWish(joined.env, mine, source, sizes, described, names, theta.value, theta.covariance)
 
 

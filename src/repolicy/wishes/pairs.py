@@ -129,7 +129,7 @@ def candidates(
             break
     joined = [np.concatenate([getattr(each, name) for each in found])[:count] for name in ARRAYS]
     if not len(joined[0]):
-        raise UsageError(f"in {env} every episode ends within {latest + steps} steps: ask for shorter clips")
+        raise UsageError(f"in {env} episodes end before a clip of {steps} steps does: name fewer --seconds")
     return Pairs(env, policy, *joined)
 
 
@@ -179,11 +179,16 @@ def asked(pool: Pairs, count: int, wish: LearntWish | None) -> Pairs:
 MEANS = {"left": 1.0, "right": 0.0, "alike": 0.5, "unknown": None}
 
 
-def read_answers(path: Path, pages: Sequence[Pairs]) -> dict[tuple[int, int], float | None]:
-    """Return answers by (page, pair), where pages count in the order of `pages`; of one given twice, the last."""
+Answers = dict[tuple[int, int], float | None]  # of one person, by (page, pair)
+
+
+def read_answers(path: Path, pages: Sequence[Pairs]) -> Answers:
+    """Return the answers of a file, where pages count in the order of `pages`; of one given twice, the last."""
     places = {page.page: index for index, page in enumerate(pages)}
-    found: dict[tuple[int, int], float | None] = {}
+    found: Answers = {}
     for number, line in enumerate(read_bytes(path).decode(errors="replace").splitlines(), 1):
+        if not line.strip():
+            continue
         where = f"{path}, line {number}"
         try:
             answer = json.loads(line)
@@ -200,19 +205,22 @@ def read_answers(path: Path, pages: Sequence[Pairs]) -> dict[tuple[int, int], fl
     return found
 
 
-def learnt(pages: Sequence[Pairs], answers: dict[tuple[int, int], float | None], features: str = "") -> LearntWish:
-    """Return the wish that answers tell: θ of features or, where none are named, an ensemble of small networks."""
+def learnt(pages: Sequence[Pairs], answers: Sequence[Answers], features: str = "") -> LearntWish:
+    """Return the wish that answers tell: θ of features or, where none are named, an ensemble of small networks.
+
+    All of `answers` count, of a pair that two people answered both.
+    """
     if not pages:
         raise UsageError("answers need the folder that `repolicy ask` wrote: name it with --asked")
     if len({(page.env, page.after.shape[2:]) for page in pages}) > 1:
         raise UsageError("the pages are of several environments, or their clips differ in length: learn from one kind")
-    known = {key: value for key, value in answers.items() if value is not None}
-    values = np.array([*known.values()])
+    known = [(key, value) for each in answers for key, value in each.items() if value is not None]
+    values = np.array([value for _, value in known])
     source, first = f"{counted(len(known), 'answer')} on pairs of clips", pages[0]
     where = (first.env, first.policy, source, (first.observations.shape[-1], first.actions.shape[-1]))
 
     def told(arrays: Sequence[np.ndarray]) -> np.ndarray:
-        rows = [arrays[page][pair] for page, pair in known]
+        rows = [arrays[page][pair] for (page, pair), _ in known]
         return np.stack(rows) if rows else np.empty((0, *arrays[0].shape[1:]))
 
     if not features:
@@ -222,8 +230,8 @@ def learnt(pages: Sequence[Pairs], answers: dict[tuple[int, int], float | None],
         return LearntWish(*where, None, networks=_centred(made, centre))
     described = Features.of(features)
     sums = told([page.features(described) for page in pages])
-    theta = bradley_terry(sums[:, 0] - sums[:, 1], values)
-    names = described.names(len(theta.value), where[-1])
+    names = described.names(sums.shape[-1], where[-1])
+    theta = bradley_terry(sums[:, 0] - sums[:, 1], values, names=names)
     return LearntWish(*where, described, names, theta.value, theta.covariance)
 
 

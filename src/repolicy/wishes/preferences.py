@@ -3,6 +3,8 @@
 A fragment with the reward R, summed along it, is preferred to one with R′ with probability σ(R − R′).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import nn
@@ -17,16 +19,22 @@ FITS, RATE, DECAY = 300, 1e-2, 1e-2  # of networks
 MEMBERS, HIDDEN = 5, 32  # how many there are, and the units of each
 
 
-def bradley_terry(differences: np.ndarray, answers: np.ndarray, spread: float | None = None) -> Theta:
+def bradley_terry(
+    differences: np.ndarray, answers: np.ndarray, spread: float | None = None, names: Sequence[str] = ()
+) -> Theta:
     """Return θ by differences `[P, K]` of features, left − right, and answers `[P]`: 1 left, 0 right, ½ alike.
 
     θ is the likeliest one, by a Gaussian of this spread around 0 and the answers, with the covariance of Laplace's
     approximation. The spread counts in units of the differences' own; by default it makes the answers likeliest.
+    `names` are the features'.
     """
     check(differences, answers)
     scale = np.sqrt(np.square(differences).mean(0))
     if (same := np.flatnonzero(scale == 0)).size:
-        raise UsageError(f"feature {same[0]} is the same in both clips of all pairs, so nothing can be learnt of it")
+        which = names[same[0]] if names else f"feature {same[0]}"
+        raise UsageError(
+            f"{which} is the same in both clips of all pairs, so nothing can be learnt of it: leave it out"
+        )
     rows = differences / scale
     spreads = SPREADS if spread is None else (spread,)
     theta, covariance, _ = max([_fit(rows, answers, each) for each in spreads], key=lambda fit: fit[2])

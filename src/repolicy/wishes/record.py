@@ -183,10 +183,8 @@ class RecordFile:
             self.episode = 1 + max(told, default=-1)
             self.steps = sum(episode not in dropped for episode in told)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._of_episode = 0
+        self._of_episode, self._header = 0, header
         self._file = path.open("a")
-        if not path.stat().st_size:
-            self._write(header)
 
     def add(self, step: Step) -> None:
         """Write a step."""
@@ -202,6 +200,8 @@ class RecordFile:
         self._write({"dropped": episode})
 
     def _write(self, values: dict[str, Any]) -> None:
+        if not self._file.tell():  # who fails before the first step leaves nothing in the way
+            self._file.write(json.dumps(self._header) + "\n")
         self._file.write(json.dumps(values) + "\n")
         self._file.flush()
 

@@ -81,7 +81,10 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
             with in_one_sentence("wants, which tells whether the person acts, failed", UsageError):
                 self.acts = bool(self.wants(self._now, np.asarray(proposed), self.acts))
         action = self._of_person(np.asarray(proposed)) if self.acts else proposed
-        action = np.asarray(action, self.env.action_space.dtype).reshape(self.env.action_space.shape)
+        space = self.env.action_space
+        action = np.asarray(action, space.dtype).reshape(space.shape)
+        if isinstance(space, gymnasium.spaces.Box):
+            action = np.clip(action, space.low, space.high)  # as the policy's are
         observation, reward, terminated, truncated, info = self.env.step(action)
         after = np.ravel(observation)
         if self.record:
@@ -104,7 +107,9 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
         with in_one_sentence("the person failed", UsageError):
             action = np.asarray(self.person(self._now, proposed), np.float64)
         if action.size != proposed.size or not np.isfinite(action).all():
-            raise UsageError(f"the person's action is {action.tolist()}; it takes {counted(proposed.size, 'number')}")
+            raise UsageError(
+                f"the person's action is {action.tolist()}; it takes {counted(proposed.size, 'finite number')}"
+            )
         return action
 
 

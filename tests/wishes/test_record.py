@@ -1,0 +1,101 @@
+"""A record of take-overs: read from its own and from other files, and which of its steps and windows count."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from repolicy.envs.wish_file import Features
+from repolicy.errors import FileError, RepolicyError
+from repolicy.wishes.record import Labels, Record, Step, windows
+
+
+def made(person: list[int], episode: list[int] | None = None) -> Record:
+    count = len(person)
+    rows = [
+        Step(e, 0.0, np.array([float(t)]), np.zeros(1), np.zeros(1), np.array([2.0**t]), bool(p))
+        for t, (p, e) in enumerate(zip(person, episode or [0] * count, strict=True))
+    ]
+    return Record.of(rows, "X-v0")
+
+
+def test_the_rule_labels_steps() -> None:
+    taken = made([0, 0, 0, 0, 1, 1, 1, 0, 0])
+    assert Labels(before=2, settle=1, passed=0.5).weights(taken).tolist() == [0.5, 0.5, 0, 0, 0, 1, 1, 0.5, 0.5]
+    two = made([0, 0, 0, 1, 0, 1], [0, 0, 1, 1, 1, 1])
+    assert Labels(before=5, passed=1.0).weights(two).tolist() == [1, 1, 0, 1, 0, 1]  # not into another episode
+    assert Labels(before=0, passed=0.0).weights(two).tolist() == [0, 0, 0, 1, 0, 1]
+
+
+def test_windows_lie_in_one_episode_and_have_no_bad_step() -> None:
+    taken = made([0, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1, 1])
+    sums, means, firsts = windows(taken, Features.of("next"), 2, np.array([1, 1, 1, 1, 0, 1, 1, 0.5]))
+    assert sums.ravel().tolist() == [1 + 2, 32 + 64]
+    assert means.tolist() == [1, 1]
+    assert firsts.tolist() == [0, 5]
+
+
+def test_a_window_that_a_person_begins_goes_on_to_its_end() -> None:
+    """Their take-overs are shorter than the window, and the policy's steps between them led to the next one."""
+    taken = made([0, 0, 1, 0, 1, 0, 0, 0, 1, 1, 0, 0, 0], [0] * 8 + [1] * 5)
+    weights = Labels(before=2, passed=0.5).weights(taken)
+    sums, found, firsts = windows(taken, Features.of("next"), 3, weights)
+    assert firsts.tolist() == [2, 5, 8]
+    assert found.tolist() == [1, 0.5, 1]  # what the first step weighs
+    assert sums.ravel().tolist() == [4 + 8 + 16, 32 + 64 + 128, 256 + 512 + 1024]
+    assert windows(taken, Features.of("next"), 4, weights)[2].tolist() == [2, 8]  # not into another episode
+
+
+def test_other_files_are_read_as_well(tmp_path: Path) -> None:
+    wanted = made([0, 1, 1, 0], [0, 0, 1, 1])
+    arrays = {name: getattr(wanted, name) for name in ("observation", "action", "next", "person", "episode")}
+    np.savez(tmp_path / "r.npz", **arrays)
+    found = Record.read(tmp_path / "r.npz", "X-v0")
+    assert np.array_equal(found.next, wanted.next)
+    assert found.person.tolist() == [False, True, True, False]
+    with pytest.raises(RepolicyError, match="name it with --env"):
+        Record.read(tmp_path / "r.npz")
+    np.savez(tmp_path / "flat.npz", **arrays | {"action": wanted.action[:, 0]})  # one number an action
+    assert np.array_equal(Record.read(tmp_path / "flat.npz", "X-v0").action, wanted.action)
+    np.savez(tmp_path / "flat.npz", **arrays | {"person": True})
+    with pytest.raises(FileError, match="arrays of several lengths"):
+        Record.read(tmp_path / "flat.npz", "X-v0")
+    (tmp_path / "r.npz").write_bytes((tmp_path / "r.npz").read_bytes()[:300])
+    with pytest.raises(FileError, match="damaged"):
+        Record.read(tmp_path / "r.npz", "X-v0")
+
+
+def test_a_dataset_of_lerobot_is_read(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    frames = {
+        "observation.state": [[0.0], [1.0], [2.0], [5.0], [6.0]],
+        "action": [[0.1]] * 5,
+        "episode_index": [0, 0, 0, 1, 1],
+        "timestamp": [0.0, 0.1, 0.2, 0.0, 0.1],
+        "complementary_info.is_intervention": [[False], [True], [True], [True], [False]],
+    }
+    parquet.write_table(arrow.table(frames), tmp_path / "d.parquet")
+    found = Record.read(tmp_path / "d.parquet", "X-v0")
+    assert found.observation.ravel().tolist() == [0, 1, 5]
+    assert found.next.ravel().tolist() == [1, 2, 6]
+    assert found.person.tolist() == [False, True, True]
+    assert found.episode.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is no line of a record"),
+        ("{}\n", "has no 'record'"),
+        ('{"record": 9, "env": "X", "policy": "p", "sizes": [1, 1]}\n', "upgrade repolicy"),
+        ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\n', "the record has no steps"),
+        ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\n{"episode": 0}\n', "has no 'time'"),
+        ('{"record": 1, "env": "X", "policy": "p", "sizes": [1, 1]}\nnone}\n{"episode": 0}\n', "line 2 is no line"),
+    ],
+)
+def test_a_record_that_cannot_be_is_one_sentence(text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text(text)
+    with pytest.raises(RepolicyError, match=why):
+        Record.read(tmp_path / "r.jsonl")
