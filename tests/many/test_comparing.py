@@ -355,6 +355,17 @@ def test_options_for_the_new_policys_file(
     assert said in refused(capsys, 2, "compare", path, path, "--of-new", word)
 
 
+def test_it_is_said_which_policy_lacks_a_std(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own, code = str(a_file(tmp_path / "a")), tmp_path / "mine.py"
+    code.write_text("def act(observations):\n    return observations[:, :1]\n")
+    said = refused(capsys, 2, "compare", own, f"{code}:act", "--env", "Pendulum-v1")
+    assert "the new policy: " in said
+    assert "stand behind --of-new, such as --of-new std=0.2" in said
+    said = refused(capsys, 2, "compare", f"{code}:act", own, "--env", "Pendulum-v1")
+    assert "the old policy: " in said
+    assert "--of-new" not in said
+
+
 def test_a_planner_is_compared_in_the_environments_that_it_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = SimpleNamespace(backend="gymnasium", watch=lambda envs: None)
     sides = [

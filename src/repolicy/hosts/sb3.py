@@ -310,7 +310,7 @@ class ResidualPPO(PPO):
                 kind, remedy = type(self.observation_space).__name__, "give a model of its own: prior=PPO.load(FILE)"
                 raise UsageError(f"observations are of kind {kind}, and the prior takes rows of numbers; {remedy}")
             count = int(np.prod(self.observation_space.shape or 0))
-            prior = Given(prior, count, action_space(self.action_space, "the model's"))
+            prior = Given(prior, count, action_space(self.action_space, "of the model"))
         return prior.to(self.device) if isinstance(prior, nn.Module) else prior
 
 

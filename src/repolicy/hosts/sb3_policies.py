@@ -50,7 +50,7 @@ class HeadPolicy(ActorCriticPolicy):
         super().__init__(*given, **named)
 
     def _build(self, lr_schedule: Any) -> None:
-        space = action_space(self.action_space, "the model's")
+        space = action_space(self.action_space, "of the model")
         self.spec = PolicySpec(1, space, "state_gaussian", clips=False, **self.head)
         super()._build(lr_schedule)
         del self.log_std
@@ -137,7 +137,7 @@ def _spec_of(model: PPO) -> PolicySpec:
     if not activation or not isinstance(extractor, Standardized | FlattenExtractor):
         parts = f"{type(extractor).__name__} and {policy.activation_fn.__name__}"
         raise UsageError(f"the model has {parts}; a policy of Repolicy has flat observations and {', '.join(MODULES)}")
-    space = action_space(model.action_space, "the model's")
+    space = action_space(model.action_space, "of the model")
     head = policy.head if isinstance(policy, HeadPolicy) else {"min_std": 0.0}
     gaussian = "state_gaussian" if isinstance(policy, HeadPolicy) else "gaussian"
     family: Any = gaussian if space.kind == "continuous" else "categorical"

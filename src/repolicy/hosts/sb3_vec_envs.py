@@ -35,7 +35,7 @@ class ModelEnvs:
         space, numbers = self.env.observation_space, MOST_NUMBERS + 1
         if isinstance(space, spaces.Box):
             numbers = int(self.model.rows(space.sample()[None, None]).shape[-1])
-        return Sizes(numbers, action_space(self.model.action_space, "the model's"))
+        return Sizes(numbers, action_space(self.model.action_space, "of the model"))
 
     def begin(self) -> tuple[Any, bool]:
         """Return the first observations of episodes."""

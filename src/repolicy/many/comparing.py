@@ -266,15 +266,18 @@ def compare(
             return found
 
 
+OLD, NEW = "the old policy", "the new policy"
+
+
 def open_sides(
     old: Any, new: Any, env: EnvLike | None, options: Options | None = None, new_options: Options | None = None,
     trust: bool = False, **_: Any,
 ) -> tuple[tuple[OpenedPolicy, OpenedPolicy], str]:  # fmt: skip
     """Return both policies and their environment's name; policies that were opened before stay as they are."""
     name = None if env is None else env_name(env)
-    newer = _side(new, "the new policy", name, new_options, trust)
+    newer = _side(new, NEW, name, new_options, trust)
     known = name or newer.card.get("request", {}).get("env")  # its decoder may be the old policy
-    sides = (_side(old, "the old policy", known, options, trust), newer)
+    sides = (_side(old, OLD, known, options, trust), newer)
     return sides, name or _env(sides, trust)
 
 
@@ -308,7 +311,14 @@ def _side(
         return given
     if not isinstance(given, str | Path):
         return OpenedPolicy(what, given)
-    return replace(acting_in(env, given, options or Options(), trust), name=f"{what}, {given},")
+    try:
+        found = acting_in(env, given, options or Options(), trust)
+    except UsageError as error:
+        said = f"{what}: {error}"
+        if what == NEW and "--" in str(error):
+            said += "; its options stand behind --of-new, such as --of-new std=0.2"
+        raise UsageError(said) from None
+    return replace(found, name=f"{what}, {given},")
 
 
 def _env(sides: tuple[OpenedPolicy, OpenedPolicy], trust: bool) -> str:
