@@ -292,8 +292,8 @@ def _push(observations: np.ndarray) -> np.ndarray:
         (["infer", "none.jsonl", "--asked", "nowhere", "--env", PENDULUM], "--env is for a record of take-overs"),
         (["infer", "none.jsonl", "--asked", "nowhere", "--passed", "0"], "--passed is for a record of take-overs"),
         (
-            ["ask", "hopper", "--env", "Hopper-v5?max_episode_steps=90"],
-            "of 250 steps does: name fewer --seconds",
+            ["ask", "hopper", "--env", "Hopper-v5?max_episode_steps=9", "--pairs", "2", "--seconds", "0.1"],
+            "of 12 steps does: name fewer --seconds",
         ),
         (["infer", "none.jsonl", "--out", "wish.pt"], "does not end in .safetensors"),
     ],
