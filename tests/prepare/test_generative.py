@@ -268,21 +268,16 @@ def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(tmp_path: Path, m
         evaluate(out, episodes=2, trust=True)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "found"),
-    [
-        ({"seen": 2, "noise": 6}, "noise"),
-        ({"x": 6, "y": 2}, "x"),
-        ({"observation": 6, "noise": 6}, "noise"),
-        ({"normalized_obs": 6, "sample": 6}, "sample"),
-        ({"obs_steps": 6, "initial_Z": 6}, "initial_Z"),
-        ({"observation": 2, "command": 6}, ""),  # whose numbers are as many, and mean something else
-        ({"observation": 2, "history": 6}, ""),
-        ({"observation": 6, "history": 2}, ""),
-        ({"x": 6, "y": 6}, ""),
-        ({"observation": 2, "noise": "width"}, ""),
-    ],
-)
+INPUTS = [
+    ({"seen": 2, "noise": 6}, "noise"), ({"x": 6, "y": 2}, "x"), ({"observation": 6, "noise": 6}, "noise"),
+    ({"normalized_obs": 6, "sample": 6}, "sample"), ({"obs_steps": 6, "initial_Z": 6}, "initial_Z"),
+    ({"observation": 2, "command": 6}, ""),  # whose numbers are as many, and mean something else
+    ({"observation": 2, "history": 6}, ""), ({"observation": 6, "history": 2}, ""), ({"x": 6, "y": 6}, ""),
+    ({"observation": 2, "noise": "width"}, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("inputs", "found"), INPUTS)
 def test_which_input_is_the_noise_is_asked_where_it_is_not_told(inputs: dict, found: str) -> None:
     shapes = {name: ["rows", size] for name, size in inputs.items()}
     if found:

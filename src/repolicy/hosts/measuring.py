@@ -195,7 +195,10 @@ class Look:
         return density_of_states(states)
 
     def _more_states(self) -> bool:
-        """Whether to run another round: four, or more of few environments, if a quarter of their steps count."""
+        """Return whether another round is to run: until states are enough, and four rounds at most.
+
+        Where environments are few there are more rounds, as long as a quarter of the steps count.
+        """
         states = sum(len(each.states) for each in self.sampled)
         steps = sum(float(each.lengths[:LOOKED_AT].sum()) for each in self.sampled)
         few = states < FEWEST and PATIENCE * states >= steps

@@ -38,7 +38,7 @@ class Weights(dict[str, Tensor]):
     policy: ActorCriticPolicy | None = None
     kwargs: dict[str, Any] | None = None  # the model's `policy_kwargs`
     statistics: Any = None  # by which its environment normalizes observations
-    untold = False  # whether such an environment is not at hand
+    untold = False  # whether it was normalized by statistics that the model's file does not hold
 
     @classmethod
     def of(cls, policy: ActorCriticPolicy, model: BaseAlgorithm | None) -> "Weights":

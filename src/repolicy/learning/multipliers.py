@@ -104,7 +104,7 @@ class HeldLimit:
     off: float | None = None
 
     def begin(self, size: float, objective: Objective) -> None:
-        """Give it its first weight: its quantity, of such a size in a usual step, is worth as much as a nat."""
+        """Set the first weight, at which the quantity's `size` in a usual step is worth as much as a nat."""
         self.first = self.weight = (objective.omega or objective.alpha or 1.0) / max(size, LEAST_WEIGHT)
         self.unit = self.unit or LIMIT_UNIT * (abs(self.limit.bound) or size or 1.0)
 
