@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from repolicy.envs import (
+    Addon,
     Collector,
     EnvLike,
     Rollout,
@@ -104,47 +105,66 @@ def planned(
         raise UsageError(f"{start.name} cannot be copied, and a planner asks its prior in every simulated step")
     policy = start.saved.policy
     choices = policy.actions.kind == "discrete"
-    if choices and (len(policy.actions.sizes) > 1 or value or learned):
-        what = "makes several choices at once" if len(policy.actions.sizes) > 1 else "makes choices"
-        raise UsageError(
-            f"{start.name} {what}: a tree is for one choice a step, in copies, and has no use for --value or --learned"
+    if choices:
+        _check_choices(policy, start.name, value or learned)
+    place = start.env(trust) if env is None else env_name(env)
+    wishes = names(addon)
+    wish = _wish_in(place, wishes)
+    check_fit(policy, probed(place), "the prior")
+
+    # The weights, unless they are named: by what a nat is worth, or from there by trial.
+    tries = omega is None and states is None and not value and not choices
+    notes = list[str]()
+    if omega is None or states is None:
+        weights, _, reward = InEnvs(start.saved.card, policy, Settings(), say, place, wishes).weights(
+            "--omega and --states"
         )
-    place, wishes = start.env(trust) if env is None else env_name(env), names(addon)
+        if weights is None:
+            raise UsageError("what a nat of the prior is worth cannot be told: name --omega and --states")
+        omega = weights.omega if omega is None else omega
+        states = weights.states if states is None else states
+        notes = [f"omega is {omega:.3g} and states {states:.3g}, by what a nat of the prior is worth of {reward}"]
+    model, note = model_of(policy, place, learned, search.seed, say)
+    with one_thread():
+        if states:
+            check_learnable(policy)
+        rollouts = rollouts_in(policy, place, search.seed) if states or tries or value else []
+        density = density_in(rollouts, policy, wanted(Settings().steps)) if states else None
+        score = Score(wish, omega, states, search.discount, density, None)
+        if tries:
+            say("trying weights of the prior in a plan, which takes a minute or two (--omega goes without)")
+            score, sentence = chosen(policy, place, model, score, search, rollouts)
+            notes = [sentence]
+        elif value:
+            score = replace(score, value=fitted_value(policy, rollouts, score, search.seed))
+    if note:
+        notes.append(note)
+    search = search.filled(choices, score.value is not None)
+    return Planned(Planner(policy, model, score, search), start.saved, place, wishes, tuple(notes))
+
+
+def _check_choices(policy: Policy, name: str, more: bool) -> None:
+    """Raise where a tree cannot plan for a policy that makes choices, or has no use for what else is asked."""
+    several = len(policy.actions.sizes) > 1
+    if several or more:
+        what = "several choices at once" if several else "choices"
+        raise UsageError(
+            f"{name} makes {what}: a tree is for one choice a step, in copies, and has no use for --value or --learned"
+        )
+
+
+def _wish_in(env: str, wishes: tuple[str, ...]) -> Addon:
+    """Return what the wishes pay; refused where none is named or a simulation cannot tell it."""
     if not wishes:
         raise UsageError("a planner needs a wish: name an add-on")
-    check_env(wishes, place)
-    check_plain(place, "a planner")
+    check_env(wishes, env)
+    check_plain(env, "a planner")
     wish = combined(wishes)
     if wish.with_past:
         raise UsageError(
             f"add-on {wish.with_past[0]!r} has a past, and a planner's simulations begin without one: customize with it"
         )
-    check_fit(policy, probed(place), "the prior")
-    by_weights, settings = "", Settings()
-    tries = omega is None and states is None and not value and not choices
-    if omega is None or states is None:
-        task = InEnvs(start.saved.card, policy, settings, say, place, wishes)
-        weights, _, reward = task.weights("--omega and --states")
-        if weights is None:
-            raise UsageError("what a nat of the prior is worth cannot be told: name --omega and --states")
-        omega = weights.omega if omega is None else omega
-        states = weights.states if states is None else states
-        by_weights = f"omega is {omega:.3g} and states {states:.3g}, by what a nat of the prior is worth of {reward}"
-    model, of_model = model_of(policy, place, learned, search.seed, say)
-    with one_thread():
-        if states:
-            check_learnable(policy)
-        rollouts = rollouts_in(policy, place, search.seed) if states or tries or value else []
-        density = density_in(rollouts, policy, wanted(settings.steps)) if states else None
-        score = Score(wish, omega, states, search.discount, density, None)
-        if tries:
-            say("trying weights of the prior in a plan, which takes a minute or two (--omega goes without)")
-            score, by_weights = chosen(policy, place, model, score, search, rollouts)
-        elif value:
-            score = replace(score, value=fitted_value(policy, rollouts, score, search.seed))
-    notes = tuple(note for note in (by_weights, of_model) if note)
-    search = search.filled(choices, score.value is not None)
-    return Planned(Planner(policy, model, score, search), start.saved, place, wishes, notes)
+    return wish
 
 
 def model_of(prior: Policy, env: str, learned: bool, seed: int, say: Say) -> tuple[Model, str]:
@@ -191,14 +211,16 @@ def chosen(
     prior: Policy, env: str, model: Model, worth: Score, search: Search, rollouts: Sequence[Rollout]
 ) -> tuple[Score, str]:
     """Return the candidate that is paid best, and a sentence about it. The weights of `worth` are that of a nat."""
-    tried = replace(search, samples=min(SAMPLES, search.samples or SAMPLES))
-    scores = list(candidates(prior, rollouts, worth, search.seed))
     judge = replace(worth, omega=PRICE * worth.omega, states=PRICE * worth.states)
-    planners = [Planner(prior, model, score, tried.filled(False, score.value is not None)) for score in scores]
-    payments = [paid(planner, prior, env, judge) for planner in planners]
-    score = scores[int(np.argmax(payments))]
-    told = "; ".join(f"{words(each)}: {payment:.3g}" for each, payment in zip(scores, payments, strict=True))
-    return score, f"omega is {score.omega:.3g} and states {score.states:.3g}, by what trials were paid a step ({told})"
+    brief = replace(search, samples=min(SAMPLES, search.samples or SAMPLES))
+    scores = list(candidates(prior, rollouts, worth, search.seed))
+    payments = []
+    for score in scores:
+        planner = Planner(prior, model, score, brief.filled(False, score.value is not None))
+        payments.append(paid(planner, prior, env, judge))
+    best = scores[int(np.argmax(payments))]
+    trials = "; ".join(f"{words(score)}: {payment:.3g}" for score, payment in zip(scores, payments, strict=True))
+    return best, f"omega is {best.omega:.3g} and states {best.states:.3g}, by what trials were paid a step ({trials})"
 
 
 def candidates(prior: Policy, rollouts: Sequence[Rollout], worth: Score, seed: int) -> Iterator[Score]:
@@ -208,12 +230,16 @@ def candidates(prior: Policy, rollouts: Sequence[Rollout], worth: Score, seed: i
     """
     for omega, states, value in CANDIDATES:
         score = replace(worth, omega=omega * worth.omega, states=states * worth.states)
+        if not value:
+            yield score
+            continue
         with suppress(UsageError):
-            yield replace(score, value=fitted_value(prior, rollouts, score, seed, of_ends=True) if value else None)
+            yield replace(score, value=fitted_value(prior, rollouts, score, seed, of_ends=True))
 
 
 def words(score: Score) -> str:
-    return f"{score.omega:.3g} and {score.states:.3g}" + " with a value" * (score.value is not None)
+    weights = f"{score.omega:.3g} and {score.states:.3g}"
+    return weights if score.value is None else f"{weights} with a value"
 
 
 def paid(agent: Agent, prior: Policy, env: str, judge: Score) -> float:
@@ -252,7 +278,8 @@ def within(planner: Planner, observations: np.ndarray, seconds: float) -> Planne
 
 def took(planner: Planner, observations: np.ndarray, samples: int) -> float:
     """Return how many seconds a decision with so many samples takes."""
-    trial, times = replace(planner, search=replace(planner.search, samples=samples)), list[float]()
+    trial = replace(planner, search=replace(planner.search, samples=samples))
+    times = list[float]()
     for _ in range(DECISIONS):
         began = perf_counter()
         trial.actor(1, 1)(observations)

@@ -49,17 +49,18 @@ def keep(made: Planned, folder: Path) -> None:
     """Write a planner's folder."""
     if alone := only_here([made.env, *made.addons]):
         raise UsageError(f"{alone} lives in this Python session alone: write it into a file")
-    score, search = made.planner.score, asdict(made.planner.search)
+    planner = made.planner
+    plan = {
+        "format": FORMAT,
+        "request": {"env": made.env, "addons": list(made.addons)},
+        "omega": planner.score.omega,
+        "states": planner.score.states,
+        "value": planner.score.value is not None,
+        "learned": isinstance(planner.model, LearnedModel),
+        "search": {name: value for name, value in asdict(planner.search).items() if value is not None},
+    }
     write_bytes(folder / PRIOR, own_bytes(made.saved))
-    write_json(
-        folder / PLAN,
-        {
-            "format": FORMAT, "request": {"env": made.env, "addons": list(made.addons)}, "omega": score.omega,
-            "states": score.states, "value": score.value is not None,
-            "learned": isinstance(made.planner.model, LearnedModel),
-            "search": {name: value for name, value in search.items() if value is not None},
-        },
-    )  # fmt: skip
+    write_json(folder / PLAN, plan)
 
 
 def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
@@ -69,12 +70,13 @@ def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
     check_shape(values, SHAPE, str(path))
     if values["format"] > FORMAT:
         raise FileError(f"{path} has format {values['format']}; this version reads up to {FORMAT}: upgrade repolicy")
-    addons, weights = values["request"]["addons"], (values["omega"], values["states"], values["value"])
+    addons = values["request"]["addons"]
     # There is no other way to name them.
     confirm(path, trust, env=values["request"]["env"], addons=addons, remedy=TRUST_IT)
     search = Search(**{name.removesuffix("?"): values["search"].get(name.removesuffix("?")) for name in SEARCH})
-    env, learned = env_of(values, path, trust=True), values.get("learned", False)
-    made = planned(folder / PRIOR, addons, env, *weights, search, learned)
+    env = env_of(values, path, trust=True)
+    weights = (values["omega"], values["states"], values["value"])
+    made = planned(folder / PRIOR, addons, env, *weights, search, values.get("learned", False))
     return OpenedPolicy(str(folder), made.planner, folder, made.saved.policy, values, made.notes)
 
 
@@ -106,7 +108,7 @@ class Lesson:
             self._seen = step.observations
         observations, actions = np.concatenate(seen), np.concatenate(wanted)
         spread = np.ascontiguousarray(spread_of(self.planner.prior, observations))
-        return Samples(*(torch.from_numpy(each) for each in (observations, actions, spread)))
+        return Samples(torch.from_numpy(observations), torch.from_numpy(actions), torch.from_numpy(spread))
 
 
 def check_room(labels: int, out: Path) -> None:

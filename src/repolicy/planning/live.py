@@ -122,9 +122,15 @@ class Stage:
             before = np.asarray(self._seen, np.float32).ravel()[None]
             sent = planner.to_environment(self._planning(before))
             own = native(sent, self._space, self._env.action_space)[0]
-            took, weights = time.perf_counter() - began, self._planning.memory.found.weights
-            seen = {"paths": self._model.paths, "weights": weights[0, :MOST_PATHS].round(3).tolist(), "took": took}
-            seen |= {"effective": float(effective(weights)[0]), "parts": parts(self._env.unwrapped)}
+            took = time.perf_counter() - began
+            weights = self._planning.found.weights
+            seen = {
+                "paths": self._model.paths,
+                "weights": weights[0, :MOST_PATHS].round(3).tolist(),
+                "took": took,
+                "effective": float(effective(weights)[0]),
+                "parts": parts(self._env.unwrapped),
+            }
             self._seen, reward, terminated, truncated, told = self._env.step(own)
             after = np.asarray(self._seen, np.float32).ravel()[None]
             info: Info = {key: np.array([value]) for key, value in told.items() if np.isscalar(value)}

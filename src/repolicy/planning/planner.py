@@ -96,12 +96,11 @@ class Tally:
 
 
 @dataclass
-class Mind:
+class Memory:
     """What is remembered from one decision to the next."""
 
     plans: np.ndarray  # [N, T, A], in units of the prior's std
     random: np.random.Generator
-    found: "Look | None" = None  # what the last decision was made of
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,31 +153,22 @@ class Planner:
         acting(flat.numpy())
         return acting.log_probs(actions.reshape(1, len(flat), -1)).reshape(actions.shape[:-1])
 
-    def look(self, observations: np.ndarray, plans: np.ndarray, draws: np.ndarray) -> "Look":
+    def look(self, observations: np.ndarray, plans: np.ndarray, draws: np.ndarray) -> Look:
         """Return what candidates around plans `[N, T, A]` are like, by draws `[N, K, H, A]` of standard noise."""
         search = self.search
-        lines = search.noise * between(search.knots or search.horizon, search.horizon)
+        lines = search.noise * between(draws.shape[2], search.horizon)
         noise = np.einsum("th,nkha->nkta", lines, draws)
         noise[:, 0] = -plans  # what the prior itself would do always competes
         candidates = plans[:, None] + noise
         spread = spread_of(self.prior, observations)
         scores = simulated(self.model, self.prior, observations, candidates, spread, self.score, search.closed)
         corrected = correction(draws, search.base)
-        heat: Any = search.temperature
-        if heat is None:
+        heat: float | np.ndarray
+        if search.temperature is None:
             heat = temperature(scores, corrected, search.share * search.samples)
+        else:
+            heat = search.temperature
         return Look(candidates, scores, normalized(scores / heat + corrected))
-
-    def decide(self, observations: np.ndarray, mind: Mind) -> np.ndarray:
-        """Return how far from the prior to act `[N, A]`, in its stds, and remember the plan."""
-        began, search, count = time.perf_counter(), self.search, len(observations)
-        knots = min(search.knots or search.horizon, search.horizon)
-        draws = mind.random.standard_normal((count, search.samples, knots, self.actions.width))
-        found = self.look(observations, mind.plans if search.warm else np.zeros_like(mind.plans), draws)
-        plans, mind.found = found.plans, found
-        mind.plans = np.concatenate([plans[:, 1:], np.zeros_like(plans[:, :1])], axis=1)
-        self.tally.add(found, time.perf_counter() - began)
-        return plans[:, 0]
 
 
 def spread_of(prior: Policy, observations: np.ndarray) -> np.ndarray:
@@ -191,20 +181,36 @@ def spread_of(prior: Policy, observations: np.ndarray) -> np.ndarray:
 class Planning:
     """A planner at work. Its memory is the plan of the step before, and the stream of its noise."""
 
+    found: Look  # what the last decision was made of
+
     def __init__(self, planner: Planner, count: int, generator: torch.Generator | None) -> None:
-        self._planner, self._generator, search = planner, generator, planner.search
+        self._planner, self._generator = planner, generator
+        search = planner.search
         plans = np.zeros((count, search.horizon, planner.actions.width))
-        self.memory = Mind(plans, np.random.default_rng(search.seed))
+        self.memory = Memory(plans, np.random.default_rng(search.seed))
         self._planned: list[Gaussian] = []
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        planner = self._planner
-        spread = spread_of(planner.prior, observations)
-        mode = planner.prior.actor(1, len(observations))(observations)
-        mean = torch.from_numpy((mode + spread * planner.decide(observations, self.memory)).astype(np.float32))
-        self._planned.append(Gaussian(mean, torch.from_numpy(spread).log()))
-        taken = mean if self._generator is None else self._planned[-1].sample(self._generator)
-        return taken.numpy()
+        prior = self._planner.prior
+        mode = prior.actor(1, len(observations))(observations)
+        spread = spread_of(prior, observations)
+        mean = torch.from_numpy((mode + spread * self._decided(observations)).astype(np.float32))
+        distribution = Gaussian(mean, torch.from_numpy(spread).log())
+        self._planned.append(distribution)
+        actions = mean if self._generator is None else distribution.sample(self._generator)
+        return actions.numpy()
+
+    def _decided(self, observations: np.ndarray) -> np.ndarray:
+        """Return how far from the prior to act `[N, A]`, in its stds, and remember the plan."""
+        began, planner, memory = time.perf_counter(), self._planner, self.memory
+        search = planner.search
+        knots = min(search.knots or search.horizon, search.horizon)
+        draws = memory.random.standard_normal((len(observations), search.samples, knots, planner.actions.width))
+        self.found = planner.look(observations, memory.plans if search.warm else np.zeros_like(memory.plans), draws)
+        plans = self.found.plans
+        memory.plans = np.concatenate([plans[:, 1:], np.zeros_like(plans[:, :1])], axis=1)
+        planner.tally.add(self.found, time.perf_counter() - began)
+        return plans[:, 0]
 
     def begin_anew(self, ended: np.ndarray) -> None:
         self.memory.plans[ended] = 0.0

@@ -40,9 +40,9 @@ def correction(draws: np.ndarray, base: Base) -> np.ndarray | float:
 def normalized(log_weights: np.ndarray) -> np.ndarray:
     """Return weights `[N, K]` that sum to 1 over the candidates. Of −∞ everywhere, all go to the first one."""
     most = log_weights.max(1, keepdims=True)
-    none = ~np.isfinite(most[:, 0])
-    weights = np.exp(log_weights - np.where(np.isfinite(most), most, 0.0))
-    weights[none, 0] = 1.0
+    known = np.isfinite(most)
+    weights = np.exp(log_weights - np.where(known, most, 0.0))
+    weights[~known[:, 0], 0] = 1.0
     return weights / weights.sum(1, keepdims=True)
 
 
@@ -56,10 +56,10 @@ def temperature(scores: np.ndarray, corrected: np.ndarray | float, wanted: float
 
     It grows with λ where the base is nominal. With another base no λ may have it, and the nearest end is returned.
     """
-    finite = np.where(np.isfinite(scores), scores, np.nan)
-    spread = np.nanmax(finite, 1, keepdims=True, initial=-np.inf, where=np.isfinite(scores)) - np.nanmin(
-        finite, 1, keepdims=True, initial=np.inf, where=np.isfinite(scores)
-    )
+    finite = np.isfinite(scores)
+    highest = scores.max(1, keepdims=True, initial=-np.inf, where=finite)
+    lowest = scores.min(1, keepdims=True, initial=np.inf, where=finite)
+    spread = highest - lowest
     spread = np.where(np.isfinite(spread) & (spread > 0.0), spread, 1.0)
     low, high = spread * 1e-6, spread * 1e6
     for _ in range(HALVINGS):

@@ -47,34 +47,36 @@ def simulated(
     spread: `[N, A]`, the stds.
     """
     count, samples, steps, width = plans.shape
-    act, batch = prior.actor(steps, count * samples), count * samples
-    now = np.repeat(observations, samples, 0)
+    batch = count * samples
+    act = prior.actor(steps, batch)
     states = np.repeat(model.states(observations), samples, 0)
     stray = plans * spread[:, None, None]
-    seen, did, sent, modes, after = ([] for _ in range(5))
+    seen = [np.repeat(observations, samples, 0)]
+    modes, chosen, sent = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     infos: list[Info] = []
-    over, failed = np.zeros((steps + 1, batch), bool), np.zeros(batch, bool)
+    over = np.zeros((steps + 1, batch), bool)
+    failed = np.zeros(batch, bool)
     for t in range(steps):
-        modes.append(act(now))
-        around = modes[-1].reshape(count, samples, width)
-        actions = ((around if closed else around[:, :1]) + stray[:, :, t]).reshape(batch, width).astype(np.float32)
-        environments = prior.to_environment(actions)
-        step = model.step(states, environments)
+        modes.append(act(seen[t]))
+        around = modes[t].reshape(count, samples, width)
+        actions = (around if closed else around[:, :1]) + stray[:, :, t]
+        chosen.append(actions.reshape(batch, width).astype(np.float32))
+        sent.append(prior.to_environment(chosen[t]))
+        step = model.step(states, sent[t])
+        states = step.states
+        seen.append(step.observations)
+        infos.append(step.info)
         failed |= step.failed
         over[t + 1] = over[t] | step.ended | step.failed
-        seen.append(now)
-        did.append(actions)
-        sent.append(environments)
-        after.append(step.observations)
-        infos.append(step.info)
-        states, now = step.states, step.observations
-    own = own_numbers(np.stack(sent), prior.actions)
-    transitions = Transitions(np.stack(seen), own, np.stack(after), stacked(infos))
-    chosen, likeliest = (torch.from_numpy(np.stack(each)) for each in (did, modes))
-    beside = (act.log_probs(chosen) - act.log_probs(likeliest)).numpy()
+    transitions = Transitions(
+        np.stack(seen[:-1]), own_numbers(np.stack(sent), prior.actions), np.stack(seen[1:]), stacked(infos)
+    )
+    log_chosen = act.log_probs(torch.from_numpy(np.stack(chosen)))
+    log_modes = act.log_probs(torch.from_numpy(np.stack(modes)))
+    beside = (log_chosen - log_modes).numpy()
     total = (score.discount ** np.arange(steps)) @ step_rewards(score, prior, transitions, beside, over[1:])
     if score.value is not None:
-        ahead = score.value(now)
+        ahead = score.value(seen[-1])
         ahead[over[-1]] = min(0.0, float(ahead.min()))
         total += score.discount**steps * ahead
     total[failed] = -np.inf

@@ -30,7 +30,6 @@ class Simulated(NamedTuple):
 class Model(Protocol):
     """A simulator."""
 
-    name: str
     seconds: float  # that a step lasts, or 0 where that is not known
     backend: Backend  # whose environments can be planned in
 
@@ -53,8 +52,8 @@ class CopyModel:
     backend: Backend = "gymnasium"
 
     def __init__(self, name: str, seed: int = 0) -> None:
-        self.name, self._seed, self._live = name, seed, list[Any]()
-        self._random = np.random.default_rng(seed)
+        self.name, self._seed = name, seed
+        self._live, self._random = list[Any](), np.random.default_rng(seed)
         made = one_env(name)
         self._space, self._own = action_space(made.action_space, name), made.action_space
         self._keys, _ = shown(made.observation_space, name, False)
@@ -77,13 +76,14 @@ class CopyModel:
 
     def step(self, states: np.ndarray, actions: np.ndarray) -> Simulated:
         """Return what states become. One that came out of a step is used up by this one."""
-        live, pairs = {id(env) for env in self._live}, zip(states, actions[:, None], strict=True)
-        rows = [self.advance(self.copied(env) if id(env) in live else env, action) for env, action in pairs]
-        told = {key for row in rows for key in row.info}
+        live = {id(env) for env in self._live}
+        copies = [self.copied(env) if id(env) in live else env for env in states]
+        rows = [self.advance(env, action[None]) for env, action in zip(copies, actions, strict=True)]
+        keys = {key for row in rows for key in row.info}
         return Simulated(
-            as_array([row.states for row in rows]),
+            as_array(copies),
             np.concatenate([row.observations for row in rows]),
-            {key: np.concatenate([row.info.get(key, np.zeros(1)) for row in rows]) for key in told},
+            {key: np.concatenate([row.info.get(key, np.zeros(1)) for row in rows]) for key in keys},
             np.concatenate([row.ended for row in rows]),
             np.concatenate([row.failed for row in rows]),
         )
@@ -137,14 +137,17 @@ class MujocoModel:
         env: Any = made.unwrapped
         if not all(hasattr(env, part) for part in ("model", "data", "frame_skip", "_get_obs")):
             raise CannotBatchError(f"{name} is none of Gymnasium's MuJoCo environments")
-        self._env, self._repeats, self.seconds = env, int(env.frame_skip), float(env.dt)
+        self._env = env
+        self._repeats = int(env.frame_skip)
+        self.seconds = float(env.dt)
         self._space, self._own = action_space(made.action_space, name), made.action_space
-        physics = mujoco.mjtState.mjSTATE_FULLPHYSICS
-        self._start, (self._positions, velocities) = 1, (env.model.nq, env.model.nv)  # a state's first number is time
-        self._seen = self._positions + velocities
-        self._rest = np.zeros(mujoco.mj_stateSize(env.model, physics))
-        self._rest[1 : 1 + self._seen] = np.concatenate([env.init_qpos, env.init_qvel])
-        self._place, self._bounds = self._found()
+        self._positions = env.model.nq
+        self._seen = env.model.nq + env.model.nv
+        self._rest = np.zeros(mujoco.mj_stateSize(env.model, mujoco.mjtState.mjSTATE_FULLPHYSICS))
+        self._rest[1 : 1 + self._seen] = np.concatenate([env.init_qpos, env.init_qvel])  # behind the time
+        self._place = self._places()
+        far = np.full(self._seen, FAR)
+        self._bounds = (self._observed(-far), self._observed(far))
         self._ends = hasattr(type(env), "is_healthy")
         if not self._ends and type(env).__name__ not in ENDLESS:
             raise CannotBatchError(f"{name} does not say when its episodes end (is_healthy)")
@@ -153,16 +156,15 @@ class MujocoModel:
         self.told: tuple[str, ...] = ("x_velocity", "y_velocity")  # of the environment's info, what can be rebuilt
         self._check(made)
 
-    def _found(self) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
-        """Return where in a state each number of an observation stands, and the bounds to which it is cut."""
+    def _places(self) -> np.ndarray:
+        """Return where in a state each number of an observation stands."""
         state = np.random.default_rng(0).uniform(-0.5, 0.5, self._seen)
         same = self._observed(state)[:, None] == state
         if not (same.sum(1) == 1).all():
             raise CannotBatchError(
                 f"{self.name} shows {int((same.sum(1) != 1).sum())} numbers that are neither coordinates nor velocities"
             )
-        far = np.full(self._seen, FAR)
-        return same.argmax(1), (self._observed(-far), self._observed(far))
+        return same.argmax(1)
 
     def _observed(self, state: np.ndarray) -> np.ndarray:
         """Return what the environment shows of coordinates and velocities."""
@@ -200,7 +202,9 @@ class MujocoModel:
 
     def _ended(self, seen: np.ndarray) -> np.ndarray:
         ended = np.zeros(len(seen), bool)
-        for row, state in enumerate(seen if self._ends else ()):
+        if not self._ends:
+            return ended
+        for row, state in enumerate(seen):
             self._env.data.qpos[:], self._env.data.qvel[:] = np.split(state, [self._positions])
             ended[row] = not self._env.is_healthy
         return ended
@@ -209,21 +213,22 @@ class MujocoModel:
         """Raise where the environment goes elsewhere than the model; of its info, keep what both tell alike."""
         made.action_space.seed(0)
         observation, _ = made.reset(seed=0)
-        apart, told = [], dict.fromkeys(self.told, 0.0)
+        apart = []
+        info_apart = dict.fromkeys(self.told, 0.0)
         for _ in range(TRIED):
             action = 0.1 * made.action_space.sample()  # gently: what lies beyond the bounds of an observation is lost
             before = np.ravel(observation)[None]
             observation, _, terminated, _, info = made.step(action)
             kept = self._env.data.qpos.copy(), self._env.data.qvel.copy()
-            found = self.step(self.states(before), action.reshape(1, -1))
+            simulated = self.step(self.states(before), action.reshape(1, -1))
             self._env.data.qpos[:], self._env.data.qvel[:] = kept  # which the model used to ask whether it has ended
-            apart.append(float(np.abs(found.observations - np.ravel(observation)).max()))
-            for key in told:
-                told[key] = max(told[key], abs(float(info.get(key, np.inf)) - found.info.get(key, np.zeros(1))[0]))
+            apart.append(float(np.abs(simulated.observations - np.ravel(observation)).max()))
+            for key, far in info_apart.items():
+                info_apart[key] = max(far, abs(float(info.get(key, np.inf)) - simulated.info[key][0]))
             if terminated:
                 observation, _ = made.reset()
         if not np.median(apart) < NEAR:
             raise CannotBatchError(
                 f"{self.name} goes elsewhere than its MuJoCo model, by {np.median(apart):.2g} a step"
             )
-        self.told = tuple(key for key, far in told.items() if far < NEAR_INFO)
+        self.told = tuple(key for key, far in info_apart.items() if far < NEAR_INFO)

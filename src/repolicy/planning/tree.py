@@ -93,9 +93,9 @@ class Tree:
                 self.simulate(outcome.node, left - 1)
             outcome.value = self.value(outcome.node)
         node.visits[action] += 1
-        found = node.outcomes[action].values()
-        total = sum(each.count * (each.reward + self.score.discount * each.value) for each in found)
-        node.q[action] = total / sum(each.count for each in found)
+        outcomes = node.outcomes[action].values()
+        total = sum(each.count * (each.reward + self.score.discount * each.value) for each in outcomes)
+        node.q[action] = total / sum(each.count for each in outcomes)
 
     def _led_to(self, node: Node, action: int, left: int) -> tuple[Outcome, bool]:
         """Return where an action leads this time, and whether that is new.
@@ -104,8 +104,8 @@ class Tree:
         """
         known, tries = node.outcomes[action], node.visits[action]
         if known and (len(known) ** 2 > tries or (tries >= ALIKE and not self._chance)):
-            each = list(known.values())
-            return each[self._drawn(np.array([outcome.count for outcome in each], float))], False
+            outcomes = list(known.values())
+            return outcomes[self._drawn(np.array([outcome.count for outcome in outcomes], float))], False
         after, row = self._stepped(self.model.copied(node.state), node.observation, action)
         key = _key(after.observations, bool(after.ended[0]))
         if key in known:
@@ -133,18 +133,21 @@ class Tree:
         """Return what the prior's own steps pay from here."""
         if not left:
             return 0.0
-        rows, beside, state, ended = list[Row](), list[float](), self.model.copied(state), False
+        state, ended = self.model.copied(state), False
+        rows, log_priors = list[Row](), list[float]()
         while len(rows) < left and not ended:
             action = self._drawn(np.exp(log_prior))
             after, row = self._stepped(state, observation, action)
             rows.append(row)
-            beside.append(float(log_prior[action]))
+            log_priors.append(float(log_prior[action]))
             state, observation, ended = after.states, after.observations, bool(after.ended[0])
             log_prior = self._log_prior(observation)
         rewards = self._rewards(rows)
         discounts = self.score.discount ** np.arange(len(rows) + 1)
-        value = float(discounts[:-1] @ (rewards + (self.score.omega - self.alpha) * np.array(beside)))
-        return value + float(discounts[-1]) * self._end(float(rewards[-1]), left - len(rows)) if ended else value
+        value = float(discounts[:-1] @ (rewards + (self.score.omega - self.alpha) * np.array(log_priors)))
+        if ended:
+            value += float(discounts[-1]) * self._end(float(rewards[-1]), left - len(rows))
+        return value
 
     def _end(self, reward: float, left: int) -> float:
         """Return what an end costs, so that it is no way out: for each step that is left, more than any would."""
@@ -189,19 +192,21 @@ class Choosing:
         self._planned: list[np.ndarray] = []
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        began, tree, tally = time.perf_counter(), self.memory, self._planner.tally
+        began, tree = time.perf_counter(), self.memory
         seen = np.ascontiguousarray(observations)
         roots = [tree.root(n, state, seen[n : n + 1]) for n, state in enumerate(tree.model.states(observations))]
-        found = np.stack([tree.log_policy(root) for root in roots])
-        self._planned.append(found)
+        log_policy = np.stack([tree.log_policy(root) for root in roots])
+        self._planned.append(log_policy)
         if self._generator is None:
-            actions = found.argmax(1)
+            actions = log_policy.argmax(1)
         else:
-            actions = torch.multinomial(torch.from_numpy(found).exp(), 1, generator=self._generator)[:, 0].numpy()
+            actions = torch.multinomial(torch.from_numpy(log_policy).exp(), 1, generator=self._generator)[:, 0].numpy()
         tree.known = [root.outcomes[action] for root, action in zip(roots, actions, strict=True)]
+        usual = [root.log_prior.argmax() for root in roots]
+        tally = self._planner.tally
         tally.decisions += len(roots)
         tally.seconds += time.perf_counter() - began
-        tally.kept += sum(int(root.log_prior.argmax() == action) for root, action in zip(roots, actions, strict=True))
+        tally.kept += int(np.sum(usual == actions))
         return actions[:, None]
 
     def begin_anew(self, ended: np.ndarray) -> None:

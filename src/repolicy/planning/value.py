@@ -18,10 +18,10 @@ from repolicy.runs import Request, Settings
 
 MINIBATCH, LEARNING_RATE = 512, 1e-2  # at first; it falls to 0
 
-Function = Callable[[np.ndarray], np.ndarray]
 
-
-def regression(inputs: Tensor, targets: np.ndarray, hidden: tuple[int, ...], epochs: int, seed: int) -> Function:
+def regression(
+    inputs: Tensor, targets: np.ndarray, hidden: tuple[int, ...], epochs: int, seed: int
+) -> Callable[[np.ndarray], np.ndarray]:
     """Return a network's fit of targets `[M, D]` at inputs `[M, I]`: from inputs `[B, I]` to `[B, D]`."""
     middle, width = targets.mean(0), np.maximum(targets.std(0), 1e-12)
     wanted = torch.from_numpy((targets - middle) / width).float()
