@@ -263,7 +263,7 @@ def take_over(runs: Path, arm: str, seed: int, task: Task) -> Row:
             kept = folder / f"record-{number}.jsonl"
             kept.unlink(missing_ok=True)
             seeded, now = 100 * seed + number, policies[-1]
-            records.append(record(who(now.policy), task.env, kept, task.watched, person, person.wants, seed=seeded))
+            records.append(record(who(now.policy), task.env, kept, task.watched, person, seed=seeded))
         row["rates"].append(round(records[-1].rate, 4))
         row["person_steps"].append(int(records[-1].person.sum()))
         print(arm, seed, row["rates"], row["theta"][-1:], now.unit, flush=True)

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,28 @@ def push(observation: np.ndarray, proposed: np.ndarray) -> np.ndarray:
     return np.array([1.5], np.float32)
 
 
+def person(wants: Callable[..., bool], act: Callable[..., Any] = push) -> Callable[..., Any]:
+    """Return a person who takes over by themselves."""
+
+    def one(observation: np.ndarray, proposed: np.ndarray) -> Any:
+        return act(observation, proposed)
+
+    one.wants = wants  # type: ignore[attr-defined]
+    return one
+
+
+def wants(observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
+    return bool(proposed[0] < 0)
+
+
+def always(observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
+    return True
+
+
+def never(observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
+    return False
+
+
 def test_space_takes_over_and_hands_back_enter_ends_and_backspace_drops(tmp_path: Path) -> None:
     file = RecordFile(tmp_path / "r.jsonl", PENDULUM, "p", (3, 1))
     keys = Typed([], ["space"], [], ["space"], ["enter"], [], ["backspace"], ["space", "space"], ["escape"])
@@ -60,28 +83,32 @@ def test_space_takes_over_and_hands_back_enter_ends_and_backspace_drops(tmp_path
     assert np.array_equal(found.next[:4], found.observation[1:5])
 
 
-def test_a_person_whose_action_is_none_is_one_sentence() -> None:
+def test_a_person_whose_action_is_none_is_one_sentence(tmp_path: Path) -> None:
+    file = RecordFile(tmp_path / "r.jsonl", PENDULUM, "p", (3, 1))
     for action, why in ((np.ones(3), "takes 1 finite number"), (np.array([np.nan]), "is .nan.")):
-        env = Takeover(gymnasium.make(PENDULUM), lambda o, a, action=action: action, wants=lambda o, a, acts: True)
+        env = Takeover(gymnasium.make(PENDULUM), person(always, lambda o, a, action=action: action), file)
         env.reset(seed=0)
         with pytest.raises(RepolicyError, match=why):
             env.step(np.zeros(1, np.float32))
-    env.person = lambda o, a: o[9]
+    env.person = person(always, lambda o, a: o[9])
     with pytest.raises(RepolicyError, match="the person failed: IndexError"):
         env.step(np.zeros(1, np.float32))
+    file.close()
 
 
-def test_a_dict_is_not_recorded() -> None:
+def test_a_dict_is_not_recorded(tmp_path: Path) -> None:
     class Dicts(gymnasium.ObservationWrapper):
         observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(-1, 1, (3,))})
 
+    file = RecordFile(tmp_path / "r.jsonl", PENDULUM, "p", (3, 1))
     with pytest.raises(RepolicyError, match="FlattenObservation"):
-        Takeover(Dicts(gymnasium.make(PENDULUM)), push)
+        Takeover(Dicts(gymnasium.make(PENDULUM)), push, file)
+    file.close()
 
 
 def test_a_record_that_was_cut_short_goes_on(policy: Path, tmp_path: Path) -> None:
     path, found = tmp_path / "r.jsonl", acting(policy, Options(), False)
-    whole = record(found, PENDULUM, path, 30, push, lambda o, a, acts: bool(o[0] > 0))
+    whole = record(found, PENDULUM, path, 30, person(lambda o, a, acts: bool(o[0] > 0)))
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:21]) + "\n" + lines[21][:40])
     with pytest.raises(RepolicyError, match="add --resume"):
@@ -101,7 +128,7 @@ def test_dropped_episodes_do_not_count_and_who_leaves_can_go_on(policy: Path, tm
     said, teaching = list[str](), Teaching(str(policy), PENDULUM, "action[0]", 0.1, 0.1)
     assert learn_wish(teaching, tmp_path, push, keys=Typed([], [], ["escape"]), say=said.append, steps=10) == []
     assert said == ["round 0: 3 of 10 steps are recorded; the same command goes on"]
-    again = learn_wish(teaching, tmp_path, push, wants=lambda o, a, acts: False, steps=10)
+    again = learn_wish(teaching, tmp_path, person(never), steps=10)
     assert [each.rate for each in again] == [0.0]
     assert Record.read(tmp_path / "round-0" / "record.jsonl").episode.tolist() == [0] * 3 + [1] * 7
 
@@ -124,9 +151,8 @@ def test_choices_can_be_taken_over_and_customized(tmp_path: Path) -> None:
     teaching = Teaching(
         str(path), "CartPole-v1", "action", 0.1, 0.1, 0.0, Labels(0), 1, SMALL, updates=1, alone_steps=320
     )
-    done = learn_wish(
-        teaching, tmp_path, lambda o, a: np.array(1), wants=lambda o, a, acts: bool(a == 0), steps=200, rounds=2
-    )
+    right = person(lambda o, a, acts: bool(a == 0), lambda o, a: np.array(1))
+    done = learn_wish(teaching, tmp_path, right, steps=200, rounds=2)
     assert len(done) == 2
     theta, covariance = (
         getattr(open_wish(str(tmp_path / "round-0" / "wish-0.safetensors")), name) for name in ("theta", "covariance")
@@ -136,7 +162,7 @@ def test_choices_can_be_taken_over_and_customized(tmp_path: Path) -> None:
 
 def test_a_person_acts_within_the_bounds(tmp_path: Path) -> None:
     file = RecordFile(tmp_path / "r.jsonl", PENDULUM, "p", (3, 1))
-    env = Takeover(gymnasium.make(PENDULUM), lambda o, a: np.array([7.0]), file, wants=lambda o, a, acts: True)
+    env = Takeover(gymnasium.make(PENDULUM), person(always, lambda o, a: np.array([7.0])), file)
     env.reset(seed=0)
     env.step(np.zeros(1, np.float32))
     file.close()
@@ -145,8 +171,8 @@ def test_a_person_acts_within_the_bounds(tmp_path: Path) -> None:
 
 def test_who_fails_at_once_may_try_again(policy: Path, tmp_path: Path) -> None:
     """No header without a step stays, which would ask for --resume."""
-    for person, fails in ((lambda o, a: np.ones(3), True), (push, False)):
-        told = acting(policy, Options(), False), PENDULUM, tmp_path / "r.jsonl", 5, person, lambda o, a, acts: True
+    for act, fails in ((lambda o, a: np.ones(3), True), (push, False)):
+        told = acting(policy, Options(), False), PENDULUM, tmp_path / "r.jsonl", 5, person(always, act)
         if fails:
             with pytest.raises(RepolicyError, match="takes 1 finite number"):
                 record(*told)
@@ -160,7 +186,7 @@ def test_short_take_overs_tell_the_wish_at_the_usual_length(
     """A step of the person's is followed by the policy's, which lead to the next: no ten steps in a row count."""
     turns = iter(range(1000))
     found, path = acting(policy, Options(), False), tmp_path / "r.jsonl"
-    record(found, PENDULUM, path, 600, push, lambda o, a, acts: next(turns) % 3 == 0)
+    record(found, PENDULUM, path, 600, person(lambda o, a, acts: next(turns) % 3 == 0))
     words = ["infer", str(path), "--policy", str(policy), "--features", "action[0]", "--alpha", "0.1"]
     main([*words, "--out", str(tmp_path / "w.safetensors")])
     assert "48 windows of 10 steps, of which a person began 48, with 192 of their 200 steps" in capsys.readouterr().err
@@ -186,24 +212,20 @@ def test_a_feature_that_never_changes_is_one_sentence(policy: Path, tmp_path: Pa
 
 def test_a_person_who_pushes_is_found_to_like_pushing(policy: Path, tmp_path: Path) -> None:
     found = acting(policy, Options(), False)
-    beside = record(found, PENDULUM, tmp_path / "r.jsonl", 600, push, lambda o, a, acts: bool(a[0] < 0))
+    beside = record(found, PENDULUM, tmp_path / "r.jsonl", 600, person(wants))
     wish = infer([beside], found, "action[0]", 0.1, labels=Labels(before=1), length=1)
     assert wish.theta[0] > 5 * wish.covariance[0, 0] ** 0.5
     later = infer([beside], found, "action[0]", 0.1, wish, Labels(before=1), 1)
     assert later.theta == pytest.approx(2 * wish.theta)  # what is inferred is what the policy's own wish lacks
 
 
-def wants(observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
-    return bool(proposed[0] < 0)
-
-
 def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> None:
     teaching = Teaching(str(policy), PENDULUM, "action[0]", 0.1, 0.1, 0.0, Labels(before=1), 2, SMALL, alone_steps=480)
-    told: dict[str, Any] = {"wants": wants, "steps": 120}
-    first = learn_wish(teaching, tmp_path, push, rounds=2, **told)
+    pushes = person(wants)
+    first = learn_wish(teaching, tmp_path, pushes, rounds=2, steps=120)
     assert [each.policy for each in first] == [str(policy), str(tmp_path / "round-0" / "run-1")]
     kept = (tmp_path / "round-0" / "record.jsonl").stat().st_mtime_ns
-    assert learn_wish(teaching, tmp_path, push, rounds=3, **told)[:2] == first
+    assert learn_wish(teaching, tmp_path, pushes, rounds=3, steps=120)[:2] == first
     assert (tmp_path / "round-0" / "record.jsonl").stat().st_mtime_ns == kept
     assert (tmp_path / "round-1" / "run-1" / "policy.safetensors").exists()
     assert open_wish(str(tmp_path / "round-1" / "wish-1.safetensors")).theta.shape == (1,)
@@ -219,9 +241,9 @@ def test_the_loop_goes_on_where_it_was_left(policy: Path, tmp_path: Path) -> Non
     means = records[0].action[~records[0].person].mean(), records[2].action[~records[2].person].mean()
     assert all(f"{who}: mean {number(mean)}" in page for who, mean in zip(("prior", "customized"), means, strict=True))
     with pytest.raises(RepolicyError, match="was learnt of other features"):
-        learn_wish(replace(teaching, features="action[0]^1"), tmp_path, push, rounds=3, **told)
+        learn_wish(replace(teaching, features="action[0]^1"), tmp_path, pushes, rounds=3, steps=120)
     assert open_wish(str(tmp_path / "round-0" / "wish-0.safetensors")).names == ("action[0]",)
-    calm = learn_wish(teaching, tmp_path / "calm", push, rounds=2, wants=lambda o, a, acts: False, steps=120)
+    calm = learn_wish(teaching, tmp_path / "calm", person(never), rounds=2, steps=120)
     assert [(each.rate, each.policy) for each in calm] == [(0.0, str(policy))]
 
 
@@ -235,7 +257,7 @@ def test_a_stop_while_it_customizes_stops_the_loop(policy: Path, tmp_path: Path)
         str(policy), PENDULUM, "action[0]", 0.1, 0.1, 0.0, Labels(before=1), 2, alone_steps=480, customizing=stopped
     )
     with pytest.raises(KeyboardInterrupt):
-        learn_wish(teaching, tmp_path, push, wants=wants, steps=120, rounds=2)
+        learn_wish(teaching, tmp_path, person(wants), steps=120, rounds=2)
 
 
 def test_the_loop_goes_on_from_the_best_round_and_ends(
@@ -253,8 +275,8 @@ def test_the_loop_goes_on_from_the_best_round_and_ends(
     monkeypatch.setattr(Teaching, "taught", taught)
     shares = iter(each for count in (5, 2, 7, 9, 1) for each in [True] * count + [False] * (10 - count))
     done = learn_wish(
-        Teaching(str(policy), PENDULUM, "action[0]", 0.1, 0.1), tmp_path, push,
-        wants=lambda o, a, acts: next(shares), steps=10, rounds=9, say=said.append,
+        Teaching(str(policy), PENDULUM, "action[0]", 0.1, 0.1), tmp_path,
+        person(lambda o, a, acts: next(shares)), steps=10, rounds=9, say=said.append,
     )  # fmt: skip
     assert [each.rate for each in done] == [0.5, 0.2, 0.7, 0.9]
     first, second = str(policy), str(tmp_path / "round-0" / "policy.safetensors")

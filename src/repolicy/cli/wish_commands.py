@@ -144,17 +144,17 @@ class Infer(Beside, Acts):
         answers = [read_answers(Path(name), pages) for name in self.data]
         wish = learnt(pages, answers, self.features)
         spread = spread_a_step(pages, wish)
-        told = [pair for each in answers for pair, value in each.items() if value is not None]
-        unknown = sum(map(len, answers)) - len(told)
+        judged = [pair for of_one in answers for pair, value in of_one.items() if value is not None]
+        unknown = sum(map(len, answers)) - len(judged)
         if spread <= 1e-12:  # what is left of answers that contradict each other is rounding
             raise UsageError("the answers tell no difference between clips, so nothing can be learnt: answer some more")
-        which = f"{counted(len(told), 'answer')} to {counted(len({*told}), 'pair')}"
         terminal.say(
-            f"{which}, in each of {counted(len(answers), 'file')} the last to a pair, and {unknown} times it could not "
-            f"be told; over the clips' steps the reward has a standard deviation of {spread:.3g}; --addon "
+            f"{counted(len(judged), 'answer')} to {counted(len({*judged}), 'pair')}, in each of "
+            f"{counted(len(answers), 'file')} the last to a pair, and {unknown} times it could not be told; over the "
+            f"clips' steps the reward has a standard deviation of {spread:.3g}; --addon "
             f"{quote(str(self.out))}={1 / spread:.3g} makes it 1"
         )
-        return wish, {"answers": len(told), "spread": spread}
+        return wish, {"answers": len(judged), "spread": spread}
 
     def _of_records(self) -> tuple[Any, dict[str, Any]]:
         from repolicy.envs import open_wish
@@ -206,15 +206,15 @@ class Takeover(Acts):
 
         check_no_plan(self.policy)
         found, env = self.acting(self.policy)
-        with one_thread(), who(self.person, self.keys, env) as (act, wants, keys):
-            made = record(found, env, self.out, self.steps, act, wants, keys, self.seed, self.resume)
+        with one_thread(), who(self.person, self.keys, env) as (act, keys):
+            made = record(found, env, self.out, self.steps, act, keys, self.seed, self.resume)
         Terminal().say(f"{self.out}: {len(made.person):,} steps, {made.rate:.1%} of them yours")
         return {"file": str(self.out), "env": env, "steps": len(made.person), "rate": made.rate}
 
 
 @contextmanager
-def who(person: str, kind: str, env: str) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield (what the person does, whether they want to act, their keys)."""
+def who(person: str, kind: str, env: str) -> Iterator[tuple[Any, Any]]:
+    """Yield what the person does, and where their keys come from; none where it says itself when they want to act."""
     from repolicy.envs import one_env
     from repolicy.loading import load_object
     from repolicy.wishes.keys import TerminalKeys, WindowKeys
@@ -223,14 +223,13 @@ def who(person: str, kind: str, env: str) -> Iterator[tuple[Any, Any, Any]]:
     act = load_object(person, "person") if person else None
     if act is not None and not callable(act):
         raise UsageError(f"the person {person!r} is not a function")
-    wants = getattr(act, "wants", None)
-    if wants is not None:
-        yield act, wants, None
+    if hasattr(act, "wants"):
+        yield act, None
         return
     with closing(one_env(env)) as made:
         space = made.action_space
     with closing(TerminalKeys() if kind == "terminal" else WindowKeys()) as keys:
-        yield act or by_keys(keys, space), None, keys
+        yield act or by_keys(keys, space), keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,21 +291,18 @@ class LearnWish(Beside, Command):
             Labels(self.before, self.settle, self.passed), self.length, settings, self.seed, self.trust, self.updates,
             self.alone,
         )  # fmt: skip
-        with who(self.person, self.keys, env) as (act, wants, keys):
+        terminal = Terminal()
+        with who(self.person, self.keys, env) as (act, keys):
             rounds = learn_wish(
-                teaching, out, act, wants=wants, keys=keys, steps=self.record_steps, rounds=self.rounds,
-                rate=self.rate, say=Terminal().say,
+                teaching, out, act, keys=keys, steps=self.record_steps, rounds=self.rounds, rate=self.rate,
+                say=terminal.say,
             )  # fmt: skip
-        told = [each.rate for each in rounds]
-        reached = bool(told) and told[-1] < self.rate
-        best = min(rounds, key=lambda each: each.rate, default=None)
-        if best is not None:
-            how = "does as you wish" if reached else f"came nearest: {best.rate:.1%} of its steps were yours"
-            Terminal().say(f"{best.policy} {how}")
-        report = str(out / "report.html") if told else None
-        if report:
-            Terminal().say(f"the rounds are in {report}")
-        return {
-            "folder": str(out), "env": env, "rates": told, "reached": reached, "report": report,
-            "policy": None if best is None else best.policy,
-        }  # fmt: skip
+        rates = [each.rate for each in rounds]
+        results: dict[str, Any] = {"folder": str(out), "env": env, "rates": rates}
+        if not rounds:
+            return results | {"reached": False, "report": None, "policy": None}
+        best = min(rounds, key=lambda each: each.rate)
+        reached = rates[-1] < self.rate
+        came = "does as you wish" if reached else f"came nearest: {best.rate:.1%} of its steps were yours"
+        terminal.say(f"{best.policy} {came}", f"the rounds are in {out / 'report.html'}")
+        return results | {"reached": reached, "report": str(out / "report.html"), "policy": best.policy}

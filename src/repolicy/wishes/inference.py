@@ -41,8 +41,8 @@ def gradient(person: np.ndarray, policy: np.ndarray, alpha: float) -> np.ndarray
 def weights(features: np.ndarray, step: np.ndarray, alpha: float, chances: np.ndarray) -> np.ndarray:
     """Return how likely trajectories `[N]` of features `[N, K]` are once θ has moved by a step `[K]`."""
     logits = features @ step / alpha + np.log(chances)
-    found: np.ndarray = np.exp(logits - logits.max())
-    return found / found.sum()
+    likely: np.ndarray = np.exp(logits - logits.max())
+    return likely / likely.sum()
 
 
 def inferred(
@@ -65,27 +65,31 @@ def inferred(
             that was reached.
     """
     scale = spreads(person, policy)
-    ours, theirs = (np.full(len(each), 1 / len(each)) for each in (person, policy)) if chances is None else chances
-    mine, other = person / scale, policy / scale
-    goal, step = ours @ mine, np.zeros(len(scale))
+    if chances is None:
+        chances = (np.full(len(person), 1 / len(person)), np.full(len(policy), 1 / len(policy)))
+    person_chances, policy_chances = chances
+    person, policy = person / scale, policy / scale
+    goal, step = person_chances @ person, np.zeros(len(scale))
     for _ in range(ROUNDS):
-        now, curvature = moments(other, weights(other, step, alpha, theirs))
+        now, curvature = moments(policy, weights(policy, step, alpha, policy_chances))
         damping = RIDGE * max(np.diag(curvature).max(), 1e-12) * np.eye(len(curvature))  # so that it can be inverted
         move = np.linalg.solve((curvature + damping) / alpha**2, gradient(goal, now, alpha))
         spread = np.sqrt(max(move @ curvature @ move, 1e-300))
         move *= min(1.0, alpha / spread)  # at most one standard deviation at a time
-        while np.abs(move).max() > CLOSE and share(weights(other, step + move, alpha, theirs), theirs) < least:
+        while np.abs(move).max() > CLOSE:
+            if share(weights(policy, step + move, alpha, policy_chances), policy_chances) >= least:
+                break
             move /= 2
         if np.abs(move).max() <= CLOSE:
             break
         step = step + move
-    found = weights(other, step, alpha, theirs)
-    now, curvature = moments(other, found)
-    noise = sum(_noise(each, chances) for each, chances in ((mine, ours), (other, found)))
+    weighed = weights(policy, step, alpha, policy_chances)
+    _, curvature = moments(policy, weighed)
+    noise = _noise(person, person_chances) + _noise(policy, weighed)
     inverse = np.linalg.pinv(curvature, rcond=1e-8, hermitian=True) * alpha
     covariance = inverse @ noise @ inverse
     before = np.zeros(len(scale)) if theta is None else theta
-    return Theta(before + step / scale, covariance / np.outer(scale, scale), share(found, theirs))
+    return Theta(before + step / scale, covariance / np.outer(scale, scale), share(weighed, policy_chances))
 
 
 def beyond_start(
@@ -100,22 +104,26 @@ def beyond_start(
     sums, starts = policy
     random = np.random.default_rng(0)
     mean, scale = starts.mean(0), starts.std(0) + 1e-6
-    inner, shift = random.normal(size=(starts.shape[1], UNITS)) / starts.shape[1] ** 0.5, random.normal(size=UNITS)
+    inner = random.normal(size=(starts.shape[1], UNITS)) / starts.shape[1] ** 0.5
+    shift = random.normal(size=UNITS)
 
-    def known(rows: np.ndarray) -> np.ndarray:
-        near = np.clip((rows - mean) / scale, -FAR, FAR)
+    def inputs(some_starts: np.ndarray) -> np.ndarray:
+        near = np.clip((some_starts - mean) / scale, -FAR, FAR)
         return np.concatenate([np.ones((len(near), 1)), near, np.tanh(near @ inner + shift)], 1)
 
-    rows, half, level = known(starts), np.arange(len(starts)) % 2 == 0, sums.mean(0)
+    level = sums.mean(0)
     sums = sums - level  # else the ridge would shrink it
+    rows = inputs(starts)
 
     def fitted(some: np.ndarray) -> np.ndarray:
         ridge = SHRINKS * len(rows[some]) * np.eye(rows.shape[1])
         return np.linalg.solve(rows[some].T @ rows[some] + ridge, rows[some].T @ sums[some])
 
-    one, other = fitted(half), fitted(~half)
-    left = np.where(half[:, None], sums - rows @ other, sums - rows @ one)
-    return person[0] - level - known(person[1]) @ (one + other) / 2, left
+    even = np.arange(len(starts)) % 2 == 0
+    by_even, by_odd = fitted(even), fitted(~even)
+    policy_left = np.where(even[:, None], sums - rows @ by_odd, sums - rows @ by_even)
+    person_left = person[0] - level - inputs(person[1]) @ (by_even + by_odd) / 2
+    return person_left, policy_left
 
 
 def moments(features: np.ndarray, chances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -34,7 +34,7 @@ from repolicy.wishes.inference import beyond_start, inferred, spreads, weights
 from repolicy.wishes.pairs import fingerprint
 from repolicy.wishes.record import Labels, Record, RecordFile, windows
 from repolicy.wishes.rounds_page import write_rounds
-from repolicy.wishes.takeover import Act, Keys, Takeover, Wants
+from repolicy.wishes.takeover import Act, Keys, Takeover
 
 ENVS, ALONE = 16, 16_000  # how many environments, and steps in all, of the policy alone
 LEAST, MOST = 0.25, 2.0  # how far one update may be from what was foretold, for the next one
@@ -50,7 +50,6 @@ def record(
     out: Path,
     steps: int,
     person: Act,
-    wants: Wants | None = None,
     keys: Keys | None = None,
     seed: int = 0,
     resume: bool = False,
@@ -68,7 +67,7 @@ def record(
         check_fit(found.agent, spaces)
         sizes = (spaces.observation_size, found.agent.actions.width)
         file = RecordFile(out, env, fingerprint(found.path), sizes, resume)
-        beside = Takeover(made, person, file, keys, wants)
+        beside = Takeover(made, person, file, keys)
         with closing(file):
             _run(found.agent, beside, file, steps, seed)
     return Record.read(out)
@@ -76,10 +75,12 @@ def record(
 
 def _run(agent: Agent, beside: Takeover, file: RecordFile, steps: int, seed: int) -> None:
     """Go on until so many steps count, or the person leaves."""
-    generator, first = torch.Generator().manual_seed(seed + file.episode), True
+    first_seed: int | None = seed + file.episode
+    generator = torch.Generator().manual_seed(seed + file.episode)
     while file.steps < steps and not beside.left:
-        observation, _ = beside.reset(seed=seed + file.episode if first else None)
-        act, first = agent.actor(EPISODE_CAP, 1, generator), False
+        observation, _ = beside.reset(seed=first_seed)
+        first_seed = None  # the environment goes on with its own stream
+        act = agent.actor(EPISODE_CAP, 1, generator)
         for _ in range(EPISODE_CAP):
             row = np.asarray(observation, np.float32).reshape(1, -1)
             proposed = native(agent.to_environment(act(row)), agent.actions, beside.action_space)[0]
@@ -143,24 +144,30 @@ def infer(
         raise UsageError(
             f"the record has other observations or actions than {joined.env}: it is of another environment"
         )
-    described, usual = Features.of(features), usual or alone(found, joined.env, seed, steps)
-    person, counts, ours = windows(joined, described, length, (labels or Labels()).weights(joined))
-    policy, _, theirs = windows(usual, described, length, np.ones(len(usual.person)))
-    own, begun = int(joined.person.sum()), int(joined.person[ours].sum())
-    within = int(joined.person[ours[:, None] + np.arange(length)].sum())
-    rests = f"{counted(len(person), 'window')} of {counted(length, 'step')}, of which a person began {begun}"
-    source = f"{rests}, with {within} of their {counted(own, 'step')}"
+    described = Features.of(features)
+    usual = usual or alone(found, joined.env, seed, steps)
+    beside = windows(joined, described, length, (labels or Labels()).weights(joined))
+    without = windows(usual, described, length, np.ones(len(usual.person)))
+    own, begun = int(joined.person.sum()), int(joined.person[beside.firsts].sum())
+    within = int(joined.person[beside.firsts[:, None] + np.arange(length)].sum())
+    source = (
+        f"{counted(len(beside.sums), 'window')} of {counted(length, 'step')}, of which a person began {begun}, with "
+        f"{within} of their {counted(own, 'step')}"
+    )
     if own and begun < FEWEST:
         few = f"the record has {source}; it takes {FEWEST} that they began"
         raise UsageError(f"{few}: record more, or name a smaller --length, --before or --settle")
-    if earlier is not None and earlier.theta.shape != (person.shape[1],):
+    theta = None if earlier is None else earlier.theta
+    if theta is not None and len(theta) != beside.sums.shape[1]:
         raise UsageError("the earlier wish has other features")
-    names = described.names(person.shape[1], sizes)
-    spreads(person, policy, names)
-    chances = (counts / counts.sum(), np.full(len(policy), 1 / len(policy)))
-    person, policy = beyond_start((person, joined.observation[ours]), (policy, usual.observation[theirs]))
-    theta = inferred(person, policy, alpha, None if earlier is None else earlier.theta, chances)
-    return LearntWish(joined.env, mine, source, sizes, described, names, theta.value, theta.covariance)
+    names = described.names(beside.sums.shape[1], sizes)
+    spreads(beside.sums, without.sums, names)
+    chances = (beside.weights / beside.weights.sum(), without.weights / without.weights.sum())
+    person, policy = beyond_start(
+        (beside.sums, joined.observation[beside.firsts]), (without.sums, usual.observation[without.firsts])
+    )
+    wish = inferred(person, policy, alpha, theta, chances)
+    return LearntWish(joined.env, mine, source, sizes, described, names, wish.value, wish.covariance)
 
 
 def response(before: Record, after: Record, step: np.ndarray, features: Features, alpha: float, length: int) -> float:
@@ -169,7 +176,7 @@ def response(before: Record, after: Record, step: np.ndarray, features: Features
     It is 1 for a soft-optimal policy. A prior whose log-likelihood is worth more, and training that is not at its end,
     follow less; θ is then larger by as much, for the same behavior.
     """
-    one, other = (windows(each, features, length, np.ones(len(each.person)))[0] for each in (before, after))
+    one, other = (windows(each, features, length, np.ones(len(each.person))).sums for each in (before, after))
     foretold = weights(one, step, alpha, np.full(len(one), 1 / len(one))) @ one - one.mean(0)
     return float((other.mean(0) - one.mean(0)) @ step / (foretold @ step))
 
@@ -206,8 +213,9 @@ class Teaching:
         for number in range(self.updates):
             found = acting(now.policy, Options(), self.trust)
             usual = now.alone or alone(found, self.env, self.seed, self.alone_steps)
-            told = records if number == 0 else [*records[:-1], replace(records[-1], policy=fingerprint(found.path))]
-            wish = infer(told, found, self.features, now.unit, now.wish, self.labels, self.length, usual=usual)
+            if number > 0:  # the record was made beside another policy, and tells of this one, too
+                records = [*records[:-1], replace(records[-1], policy=fingerprint(found.path))]
+            wish = infer(records, found, self.features, now.unit, now.wish, self.labels, self.length, usual=usual)
             path, run = folder / f"wish-{number}.safetensors", folder / f"run-{number}"
             if path.exists():
                 kept, header = read(path, "wish")
@@ -222,7 +230,7 @@ class Teaching:
             )  # fmt: skip
             if not made.finished:
                 raise KeyboardInterrupt
-            step = wish.theta - (0.0 if now.wish is None else now.wish.theta)
+            step = wish.theta if now.wish is None else wish.theta - now.wish.theta
             after = alone(acting(str(run), Options(), self.trust), self.env, self.seed, self.alone_steps)
             followed = response(usual, after, step, Features.of(self.features), now.unit, self.length)
             say(f"{run}: the policy followed {followed:.0%} of what was foretold")
@@ -263,7 +271,6 @@ def learn_wish(
     out: Path,
     person: Act,
     *,
-    wants: Wants | None = None,
     keys: Keys | None = None,
     steps: int = 2000,
     rounds: int = 5,
@@ -279,7 +286,6 @@ def learn_wish(
         teaching: the prior, and how it learns.
         out: the folder; round K lies in round-K.
         person: what the person does, from (observation, proposed action).
-        wants: whether the person wants to act, in place of keys.
         keys: where the person's keys come from.
         steps: how many steps each round records.
         rounds: how many rounds at most.
@@ -288,23 +294,21 @@ def learn_wish(
     """
     check_counts(rounds=rounds)
     now = teaching.untaught
-    done, records, policies = list[Round](), list[Record](), list[Taught]()
+    records, policies = list[Record](), list[Taught]()  # of each round
     for number in range(rounds):
         folder, seed = out / f"round-{number}", teaching.seed + 1000 * number
-        found = acting(now.policy, Options(), teaching.trust)
-        kept = folder / "record.jsonl"
-        records.append(record(found, teaching.env, kept, steps, person, wants, keys, seed, resume=True))
-        last = records[-1]
+        acts = acting(now.policy, Options(), teaching.trust)
+        last = record(acts, teaching.env, folder / "record.jsonl", steps, person, keys, seed, resume=True)
         if len(last.person) < steps:
             say(f"round {number}: {len(last.person):,} of {steps:,} steps are recorded; the same command goes on")
             break
         say(f"round {number}: the person acted in {last.rate:.1%} of {len(last.person):,} steps")
-        done.append(Round(last.rate, int(last.person.sum()), now.policy))
+        records.append(last)
         policies.append(now)
         write_rounds(out, teaching.features, records, [each.wish for each in policies], rate)
         if last.rate < rate or number == rounds - 1:
             break
-        best = basis([each.rate for each in done])
+        best = basis([each.rate for each in records])
         if best is None:
             say(f"{PATIENCE} rounds needed the person no less: this is the end")
             break
@@ -312,4 +316,6 @@ def learn_wish(
             say(f"round {number} was no better than round {best}, from which it goes on")
         others = [record for place, record in enumerate(records) if place != best]
         now = teaching.taught([*others, records[best]], policies[best], folder, say)
-    return done
+    return [
+        Round(each.rate, int(each.person.sum()), taught.policy) for each, taught in zip(records, policies, strict=True)
+    ]

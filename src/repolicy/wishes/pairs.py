@@ -6,7 +6,7 @@ Of many candidates those become pairs that are worth an answer. Answers are a JS
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -72,9 +72,9 @@ class Pairs:
         """What networks read, `[P, 2, T, I]`."""
         return inputs_of(self.observations, self.actions, self.after)
 
-    def some(self, which: list[int]) -> "Pairs":
+    def some(self, which: Sequence[int] | np.ndarray) -> "Pairs":
         """Return these pairs alone."""
-        return Pairs(self.env, self.policy, *(getattr(self, name)[which] for name in ARRAYS))
+        return replace(self, **{name: getattr(self, name)[which] for name in ARRAYS})
 
     def write(self, folder: Path) -> None:
         tensors = {name: torch.from_numpy(np.ascontiguousarray(getattr(self, name))) for name in ARRAYS}
@@ -87,7 +87,7 @@ class Pairs:
         check_shape(header, {"env": str, "policy": str}, str(folder / FILE))
         if {*tensors} != {*ARRAYS} or any(len(each) != len(tensors["seeds"]) for each in tensors.values()):
             raise FileError(f"{folder / FILE} holds no pairs of clips")
-        return cls(header["env"], header["policy"], *(tensors[name].numpy() for name in ARRAYS))
+        return cls(header["env"], header["policy"], **{name: tensor.numpy() for name, tensor in tensors.items()})
 
 
 ARRAYS = ("observations", "actions", "after", "seeds", "starts", "played")
@@ -115,56 +115,60 @@ def candidates(
     for round_ in range(PATIENCE):
         random = np.random.default_rng([seed, round_])
         starts, first = random.integers(0, (latest >> round_) + 1, count), seed + round_ * count
-        sides = []
+        sides = list[dict[str, np.ndarray]]()
         for side in range(2):
             generator = torch.Generator().manual_seed(int(random.integers(2**31)) + side)
             with closing(make_envs(env, count, first, backend)) as envs:  # type: ignore[arg-type]
                 check_fit(agent, envs)
                 sides.append(_played(agent, envs, starts, steps, latest + steps, noise, generator))
-        arrays = [np.stack(each, 1) for each in zip(*(side[:-1] for side in sides), strict=True)]
-        whole = np.flatnonzero(sides[0][-1] & sides[1][-1])
-        observations, actions, after, played = (each[whole] for each in arrays)
-        found.append(Pairs(env, policy, observations, actions, after, first + whole, starts[whole], played))
+        pairs = {name: np.stack([played[name] for played in sides], 1) for name in sides[0]}
+        whole = np.flatnonzero(pairs.pop("whole").all(1))
+        pairs |= {"seeds": first + np.arange(count), "starts": starts}
+        found.append(Pairs(env, policy, **pairs).some(whole))
         if sum(len(each.seeds) for each in found) >= count:
             break
-    joined = [np.concatenate([getattr(each, name) for each in found])[:count] for name in ARRAYS]
-    if not len(joined[0]):
+    joined = {name: np.concatenate([getattr(each, name) for each in found])[:count] for name in ARRAYS}
+    if not len(joined["seeds"]):
         raise UsageError(f"in {env} episodes end before a clip of {steps} steps does: name fewer --seconds")
-    return Pairs(env, policy, *joined)
+    return Pairs(env, policy, **joined)
 
 
 def _played(
     agent: Agent, envs: Envs, starts: np.ndarray, steps: int, total: int, noise: float, generator: torch.Generator
-) -> tuple[np.ndarray, ...]:
-    """Return (observations, actions, after, all sent, whether the clip is whole), `[P, T, ...]` each."""
+) -> dict[str, np.ndarray]:
+    """Return one side of the arrays of `Pairs`, `[P, ...]` each, and as `whole` whether no episode ends in the clip."""
     count, chooses = len(starts), agent.actions.kind == "discrete"
-    usual, drawn = agent.actor(total, count), agent.actor(total, count, generator)
-    now, held = envs.reset(), None
-    seen, did, after = [], [], []
+    mean_actor, sampling_actor = agent.actor(total, count), agent.actor(total, count, generator)
+    observations = [envs.reset()]
+    sent, after = list[np.ndarray](), list[np.ndarray]()
+    held = np.zeros(0)
     alive, whole = np.ones(count, bool), np.zeros(count, bool)
     for t in range(total):
-        mode, sample = usual(now), drawn(now)
+        mode, sample = mean_actor(observations[t]), sampling_actor(observations[t])
         away = (sample - mode) * (1 if chooses else noise)
-        held = away if held is None else np.where((starts == t)[:, None] | chooses, away, held)
-        sent = agent.to_environment(np.where((t >= starts)[:, None], mode + held, mode).astype(mode.dtype))
-        step = envs.step(sent)
-        seen.append(now)
-        did.append(sent)
+        held = away if t == 0 else np.where((starts == t)[:, None] | chooses, away, held)
+        actions = np.where((t >= starts)[:, None], mode + held, mode).astype(mode.dtype)
+        sent.append(agent.to_environment(actions))
+        step = envs.step(sent[t])
+        observations.append(step.observations)
         after.append(step.final)
-        now = step.observations
         alive &= ~(step.terminated | step.truncated) | (t >= starts + steps)
         whole |= alive & (t == starts + steps - 1)
-    rows, places = np.arange(count)[:, None], starts[:, None] + np.arange(steps)
-    sent = np.stack(did, 1)
-    clip = [np.stack(each, 1)[rows, places] for each in (seen, did, after)]
-    clip[1] = own_numbers(clip[1], agent.actions).astype(np.float32)
-    return *clip, sent, whole
+    rows, clip = np.arange(count)[:, None], starts[:, None] + np.arange(steps)
+    played = np.stack(sent, 1)
+    return {
+        "observations": np.stack(observations, 1)[rows, clip],
+        "actions": own_numbers(played[rows, clip], agent.actions).astype(np.float32),
+        "after": np.stack(after, 1)[rows, clip],
+        "played": played,
+        "whole": whole,
+    }
 
 
 def asked(pool: Pairs, count: int, wish: LearntWish | None) -> Pairs:
     """Return the pairs to ask about: those whose answers would tell most about a wish; else the first ones."""
     if wish is None:
-        return pool.some([*range(min(count, len(pool.seeds)))])
+        return pool.some(range(min(count, len(pool.seeds))))
     if wish.networks is not None:
         rewards = wish.networks(torch.from_numpy(pool.inputs).reshape(-1, pool.inputs.shape[-1]))
         sums = rewards.reshape(-1, *pool.after.shape[:3]).sum(-1).numpy()

@@ -236,25 +236,32 @@ class Labels:
         return found
 
 
-def windows(
-    record: Record, features: Features, length: int, weights: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return features summed over windows of so many steps `[M, K]`, the windows' weights `[M]`, and first steps.
+class Windows(NamedTuple):
+    """M stretches of a record's steps, as long as each other."""
+
+    sums: np.ndarray  # [M, K] of the features of their steps
+    weights: np.ndarray  # [M]
+    firsts: np.ndarray  # [M] the first step of each, by its place in the record
+
+
+def windows(record: Record, features: Features, length: int, weights: np.ndarray) -> Windows:
+    """Return windows of so many steps, one behind the other, by what each step of the record weighs `[N]`.
 
     A window lies in one episode, and weighs what its first step does. Each of its steps counts, or the first is the
     person's, and the policy may go on within it: what it makes of their step is what the step was worth. So the mean
     over the windows that a person began, less what the policy has from there, is the slope of their steps' likelihood.
     """
-    values, firsts = features(record.observation, record.action, record.next, {}), list[int]()
+    values = features(record.observation, record.action, record.next, {})
+    starts = list[int]()
     breaks = np.flatnonzero(record.episode[1:] != record.episode[:-1]) + 1
     for episode in np.split(np.arange(len(weights)), breaks):
         first = int(episode[0])
         while first + length <= episode[-1] + 1:
             counts = weights[first : first + length] > 0
             if counts.all() or (counts[0] and record.person[first]):
-                firsts.append(first)
+                starts.append(first)
                 first += length
             else:
                 first += 1
-    found = np.array(firsts, int)
-    return values[found[:, None] + np.arange(length)].sum(1), weights[found], found
+    firsts = np.array(starts, int)
+    return Windows(values[firsts[:, None] + np.arange(length)].sum(1), weights[firsts], firsts)

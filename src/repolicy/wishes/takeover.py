@@ -13,8 +13,9 @@ from repolicy.errors import UsageError, in_one_sentence
 from repolicy.text import counted
 from repolicy.wishes.record import RecordFile, Step
 
-Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (observation, proposed action) to an action
-Wants = Callable[[np.ndarray, np.ndarray, bool], bool]
+# From (observation, proposed action) to an action. Its attribute `wants`, of (observation, proposed, acts now), tells
+# whether the person wants to act, in place of keys.
+Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class Keys(Protocol):
@@ -45,25 +46,17 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
         person: what the person does.
         record: where each step goes.
         keys: where the person's keys come from, if there are any.
-        wants: whether the person wants to act now, in place of keys: (observation, proposed, acts now) to yes or no.
     """
 
-    def __init__(
-        self,
-        env: gymnasium.Env[Any, Any],
-        person: Act,
-        record: RecordFile | None = None,
-        keys: Keys | None = None,
-        wants: Wants | None = None,
-    ) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], person: Act, record: RecordFile, keys: Keys | None = None) -> None:
         super().__init__(env)
         if not isinstance(env.observation_space, gymnasium.spaces.Box):
             kind = type(env.observation_space).__name__
             wrapped = "wrap the environment in gymnasium.wrappers.FlattenObservation"
             raise UsageError(f"observations of kind {kind} are not recorded: {wrapped}")
-        self.person, self.record, self.keys, self.wants = person, record, keys, wants
+        self.person, self.record, self.keys = person, record, keys
         self.acts, self.left, self._steps = False, False, 0
-        self._episode = (record.episode if record else 0) - 1
+        self._episode = record.episode - 1
         self._now: np.ndarray = np.zeros(0)
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -77,9 +70,10 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
         pressed = self.keys.pressed() if self.keys else []
         if pressed.count("space") % 2:
             self.acts = not self.acts
-        if self.wants is not None:
+        wants = getattr(self.person, "wants", None)
+        if wants is not None:
             with in_one_sentence("wants, which tells whether the person acts, failed", UsageError):
-                self.acts = bool(self.wants(self._now, np.asarray(proposed), self.acts))
+                self.acts = bool(wants(self._now, np.asarray(proposed), self.acts))
         action = self._of_person(np.asarray(proposed)) if self.acts else proposed
         space = self.env.action_space
         action = np.asarray(action, space.dtype).reshape(space.shape)
@@ -87,16 +81,15 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
             action = np.clip(action, space.low, space.high)  # as the policy's are
         observation, reward, terminated, truncated, info = self.env.step(action)
         after = np.ravel(observation)
-        if self.record:
-            time = self._steps / float(self.env.metadata.get("render_fps") or 30)
-            self.record.add(Step(self._episode, time, self._now, action, np.asarray(proposed), after, self.acts))
-        self._now, self._steps = after, self._steps + 1
+        time = self._steps / float(self.env.metadata.get("render_fps") or 30)
+        self.record.add(Step(self._episode, time, self._now, action, np.asarray(proposed), after, self.acts))
+        self._now = after
+        self._steps += 1
         ended = "well" if "enter" in pressed else ""
         if "backspace" in pressed:
             ended = "dropped"
-        if ended == "dropped" and self.record:
             self.record.drop(self._episode)
-        self.left = self.left or "escape" in pressed
+        self.left |= "escape" in pressed
         if self.keys:
             words = f"episode {self._episode}, step {self._steps}: {'YOU act' if self.acts else 'the policy acts'}"
             self.keys.show(self.env.render() if self.env.render_mode == "rgb_array" else None, words)
