@@ -82,7 +82,7 @@ def test_log_probabilities_are_summed_over_each_episode() -> None:
 
 def test_entropies_are_summed_over_each_episode_and_each_block_is_shown_once() -> None:
     envs, seen = make_envs(tiny("LinearQuadratic"), 3, 0), list[Rollout]()
-    found = run_episodes(policy(1), envs, 6, entropy_of=policy(1), look=seen.append)
+    found = run_episodes(policy(1), envs, 6, deterministic=False, look=seen.append)
     assert found.entropy == pytest.approx(8 * float(policy(1)(torch.zeros(1, 1)).entropy()))  # one std for all states
     assert sum(len(rollout.basic) for rollout in seen) == evaluation.BLOCK  # twice 8 steps fit into one block
 

@@ -59,7 +59,7 @@ class Evaluation:
     terminated: np.ndarray | None = None  # whether the environment ended it, and no time limit
     wishes: dict[str, np.ndarray] = field(default_factory=dict)  # what each of several add-ons paid
     limits: dict[str, np.ndarray] = field(default_factory=dict)  # of each limit's quantity, the mean over each episode
-    entropy: np.ndarray | None = None  # of a policy at the states that were visited
+    entropy: np.ndarray | None = None  # of a policy whose actions were sampled
     steps: Steps | None = None  # by which the first episode of each environment can be shown again
 
     @property
@@ -157,8 +157,6 @@ def evaluate(
     longest: int = 0,
     trust: bool = False,
     limits: Sequence[str] = (),
-    entropy_of: Policy | None = None,
-    look: Callable[[Rollout], None] | None = None,
 ) -> Evaluation:
     """Run a policy for whole episodes, and return what each of them gave.
 
@@ -176,8 +174,6 @@ def evaluate(
         longest: an episode counts as one after so many steps, where they are given.
         trust: run code that the policy's file names.
         limits: what else is reported, as a mean over all steps: `power<=0.07`, as for `customize`.
-        entropy_of: whose entropy at the visited states is reported.
-        look: is given each block of steps.
     """
     env = None if env is None else env_name(env)
     if isinstance(agent, str | Path):
@@ -205,7 +201,7 @@ def evaluate(
         check_fit(agent, envs)
         return run_episodes(
             agent, envs, episodes, addon=addon, prior=prior, deterministic=deterministic, seed=seed, progress=progress,
-            longest=longest, limits=parsed_limits(limits, env), entropy_of=entropy_of, look=look,
+            longest=longest, limits=parsed_limits(limits, env),
         )  # fmt: skip
 
 
@@ -248,17 +244,18 @@ def run_episodes(
     familiarity: Familiarity | None = None,
     longest: int = 0,
     limits: Sequence[Limit] = (),
-    entropy_of: Policy | None = None,
     look: Callable[[Rollout], None] | None = None,
 ) -> Evaluation:
     """Run the episodes, shared out evenly beforehand: environments with short episodes do not run more of them.
 
     The environments act in blocks of steps, and each block is scored at once. Episodes are in the order of their
-    environments, not of their ends, so those of two policies by one seed are pairs that began alike.
+    environments, not of their ends, so those of two policies by one seed are pairs that began alike. `look` is given
+    each block.
     """
     keeps, longest = bool(addon or familiarity or limits), longest or EPISODE_CAP
     collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keeps, longest=longest)
     scorer = None if prior is None else Scorer(prior)
+    entropy_of = agent if isinstance(agent, Policy) and not deterministic else None
     sums, rewards, sent = EpisodeSums(envs.count, episodes), list[np.ndarray](), list[np.ndarray]()
     while sums.missing > 0:
         rollout = collector.collect(agent, deterministic)

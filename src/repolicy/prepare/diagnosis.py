@@ -4,13 +4,25 @@ A thousand steps in each of some environments, by the mean action and sampled, a
 nothing. No reward but the add-on's is needed; the environment's own is shown where there is one.
 """
 
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from repolicy.envs import EVALUATION_SEED, Addon, Backend, Evaluation, Rollout, check_fit, evaluate, probed
+from repolicy.envs import (
+    EVALUATION_SEED,
+    MOST_ENVS,
+    Addon,
+    Backend,
+    Evaluation,
+    Rollout,
+    check_fit,
+    make_envs,
+    probed,
+    run_episodes,
+)
 from repolicy.errors import UsageError
 from repolicy.policies import Policy, seeded
 from repolicy.prepare.defaults import customize_defaults
@@ -127,11 +139,13 @@ def drive(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: 
     """Drive an episode in each environment, cut after a thousand steps; more where a thousand steps hold more."""
 
     def run(episodes: int) -> tuple[Evaluation, _Look]:
-        look = _Look(policy)
-        return evaluate(
-            policy, env, episodes, addon=addon, deterministic=deterministic, seed=EVALUATION_SEED, backend=backend,
-            longest=DRIVEN_STEPS, entropy_of=None if deterministic else policy, look=look,
-        ), look  # fmt: skip
+        look, seed = _Look(policy), EVALUATION_SEED
+        with closing(make_envs(env, min(episodes, MOST_ENVS), seed, backend)) as envs:
+            found = run_episodes(
+                policy, envs, episodes, addon=addon, deterministic=deterministic, seed=seed, longest=DRIVEN_STEPS,
+                look=look,
+            )  # fmt: skip
+        return found, look
 
     found, look = run(DRIVEN_ENVS)
     times = int(DRIVEN_STEPS // found.lengths.mean())

@@ -142,8 +142,8 @@ def _episodes(
 
     def run(deterministic: bool) -> Evaluation:
         return evaluate(
-            policy, env, episodes, addon=addons, entropy_of=None if deterministic else policy,
-            deterministic=deterministic, seed=seed, backend=backend, longest=COUNTED_STEPS,
+            policy, env, episodes, addon=addons, deterministic=deterministic, seed=seed, backend=backend,
+            longest=COUNTED_STEPS,
         )  # fmt: skip
 
     return run(deterministic=True), run(deterministic=False)
