@@ -9,12 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from comparing import COUNT, assert_equal, assert_scored, describe, log_prob, mean, observations, recognized, stirred
+from comparing import (
+    COUNT,
+    assert_equal,
+    assert_scored,
+    describe,
+    log_prob,
+    mean,
+    observations,
+    random,
+    recognized,
+    stirred,
+)
 from made_checkpoints import Agent, class_named, mlp, named, saved, seen_by_rsl_rl, settings
 from torch import nn
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
+from repolicy.readers.brax import OR_SQUEEZED
 from repolicy.readers.copying import policy_from
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
@@ -288,6 +300,41 @@ def test_brax_parameters(dict_observations: bool, norm: bool, tmp_path: Path, mo
     slope = 2.0 * (np.log(2.0) - before - nn.functional.softplus(-2.0 * before))
     assert_equal(log_prob(described, obs, before), dist.log_prob(before).sum(-1) - slope.sum(-1))
     assert_equal(mean(described, obs), torch.tanh(loc))
+
+
+@pytest.mark.parametrize("std_type", ["scalar", "log", "of the state"])
+@pytest.mark.parametrize("norm", [False, True])
+def test_brax_parameters_of_a_plain_gaussian(std_type: str, norm: bool, tmp_path: Path) -> None:
+    """As Brax 0.14's `PolicyModuleWithStd` names them; evaluated by its formulas, in PyTorch."""
+    layers = {f"hidden_{i}": {"kernel": random(*sizes), "bias": random(8)} for i, sizes in enumerate([(5, 8), (8, 8)])}
+    norms = {f"LayerNorm_{i}": {"scale": random(8), "bias": random(8)} for i in range(2)} if norm else {}
+    last, raw = {"kernel": random(8, 3), "bias": random(3)}, np.abs(random(3)) + 0.1
+    stds = {
+        "scalar": {"std_param": {"value": raw}},
+        "log": {"std_logparam": {"log_value": np.log(raw)}},
+        "of the state": {"Dense_1": last},
+    }
+    path = tmp_path / "params"
+    path.write_bytes(pickle.dumps((0, {"params": {"MLP_0": layers | norms, "Dense_0": last, **stds[std_type]}}, 0)))
+    if std_type == "of the state":
+        with pytest.raises(CannotCopyError, match="its std depends on the state"):
+            describe(path)
+        return
+    described = describe(path)
+    assert OR_SQUEEZED in described.notes
+    obs = observations(5)
+    hidden = obs.double()
+    for i in range(2):
+        layer = {key: torch.as_tensor(values).double() for key, values in layers[f"hidden_{i}"].items()}
+        hidden = nn.functional.silu(hidden @ layer["kernel"] + layer["bias"])
+        if norm:
+            weight, bias = (torch.as_tensor(norms[f"LayerNorm_{i}"][key]).double() for key in ("scale", "bias"))
+            hidden = nn.functional.layer_norm(hidden, (8,), weight, bias, 1e-6)
+    loc = hidden @ torch.as_tensor(last["kernel"]).double() + torch.as_tensor(last["bias"])
+    dist = torch.distributions.Normal(loc, torch.as_tensor(raw).double())
+    actions = dist.sample()
+    assert_equal(mean(described, obs), loc)
+    assert_equal(log_prob(described, obs, actions), dist.log_prob(actions).sum(-1))
 
 
 @pytest.mark.parametrize("kept", [{"weights": [1, 2]}, (1, 2), ({}, {"params": {"Conv_0": {}}})])

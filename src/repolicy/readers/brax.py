@@ -5,21 +5,13 @@ critic, since Brax 0.12. The std, where the last layer is twice as wide as the a
 before tanh.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from repolicy.policies import ActionSpace
-from repolicy.readers.described import (
-    CannotCopyError,
-    Described,
-    Hidden,
-    LayerNorm,
-    Linear,
-    Normalizer,
-    Perceptron,
-    Std,
-)
+from repolicy.readers.described import CannotCopyError, Described, Hidden, LayerNorm, Linear, Normalizer, Std
 from repolicy.readers.given_by_user import Given
 from repolicy.readers.perceptrons import normalizer, numbers, perceptron, some
 from repolicy.readers.pickles import Shell, array
@@ -28,60 +20,63 @@ LIBRARY = "Brax"
 MIN_STD = 1e-3
 OR_SAC = "a file of SAC looks the same, and SAC's default is relu: if it is one, add --file-activation relu"
 OR_RAW = "its statistics are applied; if it was trained with normalize_observations=False, add --vecnormalize none"
+OR_SQUEEZED = "the file does not tell mean_clip_scale, by which Brax may squeeze the mean: none is assumed"
 
 
 def recognized(parts: Any) -> bool:
     """Return whether a pickle holds a normalizer's statistics and then layers."""
-    return isinstance(parts, tuple | list) and len(parts) >= 2 and _module(parts[1]) is not None
+    return isinstance(parts, tuple | list) and len(parts) >= 2 and bool(_module(parts[1]))
 
 
 def read(parts: Any, given: Given) -> Described:
-    module = _module(parts[1])
-    assert module is not None
     kind = "PPO" if len(parts) > 2 else "PPO or SAC"
     activation = given.activation("swish", f"{LIBRARY} PPO")
-    activation = "gelu_tanh" if activation == "gelu" else activation  # what Flax calls gelu
+    if activation == "gelu":
+        activation = "gelu_tanh"  # what Flax calls gelu
     if given.notes and kind != "PPO":
         given.notes.append(OR_SAC)
-    actor, std, squashed = _policy(module, activation)
-    inside, groups = _normalizer(parts[0], actor.width)
-    statistics = given.statistics(actor.width, inside)
+    module = _module(parts[1])
+    if "MLP_0" in module:
+        policy = _plain_gaussian(module, activation)
+        given.notes.append(OR_SQUEEZED)
+    else:
+        policy = _squashed_gaussian(module, activation)
+    inside, groups = _normalizer(parts[0], policy.actor.width)
+    statistics = given.statistics(policy.actor.width, inside)
     if statistics is not None and statistics is inside:
         given.notes.append(OR_RAW)
-    size = len(actor.output.bias)
-    bounds = ((-1.0,) * size, (1.0,) * size) if squashed else ((), ())
-    return Described(
-        LIBRARY, "", kind, actor, ActionSpace("continuous", (size,), *bounds), squashed, std, statistics, groups=groups
-    )  # fmt: skip
+    return replace(policy, kind=kind, normalizer=statistics, groups=groups)
 
 
-def _module(parameters: Any) -> dict[str, Any] | None:
-    """Return the layers of a module: under `params`, and under `MLP_0` where the std has parameters of its own."""
-    parameters = parameters.get("params") if isinstance(parameters, dict) else None
-    if not isinstance(parameters, dict):
-        return None
-    return parameters if "hidden_0" in parameters or "MLP_0" in parameters else None
+def _module(parameters: Any) -> dict[str, Any]:
+    """Return the layers of a policy, or an empty dict where it is none of Brax's."""
+    layers = parameters.get("params") if isinstance(parameters, dict) else None
+    if isinstance(layers, dict) and ("hidden_0" in layers or "MLP_0" in layers):
+        return layers
+    return {}
 
 
-def _policy(module: dict[str, Any], activation: str) -> tuple[Perceptron, Std, bool]:
-    if "MLP_0" in module:
-        return *_plain_gaussian(module, activation), False
+def _squashed_gaussian(module: dict[str, Any], activation: str) -> Described:
+    """Read `tanh_normal`: a last layer of means and of what softplus makes stds of."""
     *hidden, last = _hidden(module)
-    output, size = last.linear, len(last.linear.bias) // 2
+    output = last.linear
+    size = len(output.bias) // 2
+    actor = perceptron(hidden, output.outputs(0, size), activation)
     std = Std("head", output.outputs(size), "softplus", floor=MIN_STD)
-    return perceptron(hidden, output.outputs(0, size), activation), std, True
+    actions = ActionSpace("continuous", (size,), (-1.0,) * size, (1.0,) * size)
+    return Described(LIBRARY, "", "", actor, actions, squashed=True, std=std)
 
 
-def _plain_gaussian(module: dict[str, Any], activation: str) -> tuple[Perceptron, Std]:
-    """Read Brax's newer `normal` distribution, which has neither tanh nor softplus."""
-    hidden = _hidden(module["MLP_0"])
-    output = "Dense_0" if "Dense_0" in module else "Dense_1"
-    actor = perceptron(hidden, _dense(module[output], output), activation)
-    for name, link in (("std_logparam", "exp"), ("std_param", "identity")):
-        if name in module:
-            (raw,) = module[name].values() if isinstance(module[name], dict) else (module[name],)
-            return actor, Std("vector", numbers(raw.reshape(-1), name), link)
-    raise CannotCopyError("its std depends on the state in a way that the file does not tell")
+def _plain_gaussian(module: dict[str, Any], activation: str) -> Described:
+    """Read `normal`, since Brax 0.12: hidden layers, a layer of means, and one std for all states."""
+    actor = perceptron(_hidden(module["MLP_0"]), _dense(module["Dense_0"], "Dense_0"), activation)
+    if "std_logparam" in module:
+        std = Std("vector", numbers(module["std_logparam"]["log_value"].reshape(-1), "std_logparam"))
+    elif "std_param" in module:
+        std = Std("vector", numbers(module["std_param"]["value"].reshape(-1), "std_param"), "identity")
+    else:
+        raise CannotCopyError("its std depends on the state in a way that the file does not tell")
+    return Described(LIBRARY, "", "", actor, ActionSpace("continuous", (len(actor.output.bias),)), std=std)
 
 
 def _hidden(module: dict[str, Any]) -> list[Hidden]:
