@@ -10,24 +10,25 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.loading import read_bytes
 from repolicy.policies import ActionSpace
-from repolicy.readers.described import Array, CannotCopyError, Described, Linear, Normalizer, Perceptron, Std
+from repolicy.readers.described import Array, CannotCopyError, Described, Linear, Normalizer, Std
 from repolicy.readers.given_by_user import Given
 from repolicy.readers.perceptrons import activation_named, normalizer, numbers, perceptron, sequence, tensors_of
 from repolicy.readers.pickles import Shell, read_pickle
-from repolicy.readers.sb3_zip import actions_of
+from repolicy.readers.spaces import actions_of, has_switches
 
 LIBRARY = "RLlib"
 ARGUMENTS = "class_and_ctor_args.pkl"
 SHIPS = r"Default(\w+?)TorchRLModule"  # whose code is RLlib's own
 HEAD, LOG_STD, BOUND = "pi.net.mlp", "pi.log_std", "pi.log_std_clip_param_const"
-BODIES = ("encoder.actor_encoder.net.mlp", "encoder.encoder.net.mlp", "pi_encoder.net.mlp")  # the last one is SAC's
+SAC_BODY = "pi_encoder.net.mlp"
+BODIES = ("encoder.actor_encoder.net.mlp", "encoder.encoder.net.mlp", SAC_BODY)
 SAC_BOUNDS, USUAL_BOUND = (-5.0, 2.0), 20.0  # of a log-std
 PIPELINE = Path("env_runner/env_to_module_connector")  # in the checkpoint's folder
 DEEP = 4  # folders from there to the module's state
@@ -48,28 +49,37 @@ def recognized(saved: Any) -> bool:
 
 
 def read(state: dict[str, Any], given: Given) -> Described:
-    tensors, (kind, config, actions) = tensors_of(state), _made_with(given)
-    body, *_ = _bodies(tensors)
-    layers, head = sequence(tensors, body), sequence(tensors, HEAD)
-    recorded = activation_named(config.get("fcnet_activation", "tanh"))
-    if head[1:] and activation_named(config.get("head_fcnet_activation", "relu")) != recorded:
+    tensors = tensors_of(state)
+    made = _made_with(given)
+    body = _bodies(tensors)[0]
+    head = sequence(tensors, HEAD)
+    recorded = activation_named(made.config.get("fcnet_activation", "tanh"))
+    if head[1:] and activation_named(made.config.get("head_fcnet_activation", "relu")) != recorded:
         raise CannotCopyError("its head has another activation than its encoder")
-    actor = perceptron([*layers, *head], None, given.activation("tanh", LIBRARY, recorded))
-    statistics, squashed = given.statistics(actor.width, _filtered(given, actor.width)), body == BODIES[-1]
-    outputs, width, free = actor.output, actions.width, tensors.get(LOG_STD)
-    needed = sum(actions.sizes) * (2 if actions.kind == "continuous" and free is None else 1)
-    if len(outputs.bias) != needed:
-        raise ValueError(f"its last layer has {len(outputs.bias)} outputs, and its actions need {needed}")
+    activation = given.activation("tanh", LIBRARY, recorded)
+    network = perceptron([*sequence(tensors, body), *head], None, activation)
+    statistics = given.statistics(network.width, _filtered(given, network.width))
+
+    actions = made.actions
+    has_std_head = actions.kind == "continuous" and LOG_STD not in tensors
+    needed = sum(actions.sizes) * (2 if has_std_head else 1)
+    if len(network.output.bias) != needed:
+        raise ValueError(f"its last layer has {len(network.output.bias)} outputs, and its actions need {needed}")
+    policy = Described(LIBRARY, "", made.algorithm, network, actions, normalizer=statistics)
     if actions.kind == "discrete":
-        return Described(LIBRARY, "", kind, actor, actions, normalizer=statistics)
-    raw = outputs.outputs(width) if free is None else numbers(free, LOG_STD)
+        return policy
+    squashed = body == SAC_BODY
     bound = float(tensors[BOUND].item()) if BOUND in tensors else USUAL_BOUND
     low, high = SAC_BOUNDS if squashed else (-bound, bound)
-    std = Std("head" if free is None else "vector", raw, "exp", low, high)
-    actor = replace(actor, output=outputs.outputs(0, width))
-    if not squashed and not np.array_equal([actions.low, actions.high], [[-1.0] * width, [1.0] * width]):
-        actor, std = _to_bounds(actor, std, actions, given)
-    return Described(LIBRARY, "", kind, actor, actions, squashed, std, statistics, clips=not squashed)
+    if has_std_head:
+        std = Std("head", network.output.outputs(actions.width), "exp", low, high)
+    else:
+        std = Std("vector", numbers(tensors[LOG_STD], LOG_STD), "exp", low, high)
+    means = replace(network, output=network.output.outputs(0, actions.width))
+    policy = replace(policy, actor=means, std=std, squashed=squashed, clips=not squashed)
+    if squashed or (set(actions.low) == {-1.0} and set(actions.high) == {1.0}):
+        return policy
+    return _to_bounds(policy, std, given)
 
 
 def _bodies(state: Mapping[str, Any]) -> list[str]:
@@ -77,8 +87,15 @@ def _bodies(state: Mapping[str, Any]) -> list[str]:
     return [body for body in BODIES if f"{body}.0.weight" in state]
 
 
-def _made_with(given: Given) -> tuple[str, dict[str, Any], ActionSpace]:
-    """Return the algorithm, the settings of its model as far as they are not the usual ones, and the actions."""
+class MadeWith(NamedTuple):
+    """How RLlib made a module."""
+
+    algorithm: str
+    config: dict[str, Any]  # the settings of its model as far as they are not the usual ones
+    actions: ActionSpace
+
+
+def _made_with(given: Given) -> MadeWith:
     file = given.path.with_name(ARGUMENTS)
     if not file.is_file():
         raise UsageError(f"{given.path} needs {ARGUMENTS} beside it, with which RLlib saves it: put that file there")
@@ -87,11 +104,10 @@ def _made_with(given: Given) -> tuple[str, dict[str, Any], ActionSpace]:
     if ships is None:
         raise CannotCopyError(f"its module is {parts['class'].last}, a class whose code is not in it")
     _, arguments = parts["ctor_args_and_kwargs"]
-    config = arguments["model_config"]
-    actions, switches = actions_of(arguments["action_space"])
-    if switches:
+    config, space = arguments["model_config"], arguments["action_space"]
+    if has_switches(space):
         raise CannotCopyError("its actions are switches")
-    return ships[1], config.state if isinstance(config, Shell) else config, actions
+    return MadeWith(ships[1], config.state if isinstance(config, Shell) else config, actions_of(space))
 
 
 def _filtered(given: Given, width: int) -> Normalizer | None:
@@ -127,18 +143,19 @@ def _unpacked(packed: str, width: int) -> Array:
     return np.frombuffer(content[HEADER:])
 
 
-def _to_bounds(actor: Perceptron, std: Std, actions: ActionSpace, given: Given) -> tuple[Perceptron, Std]:
+def _to_bounds(policy: Described, std: Std, given: Given) -> Described:
     """Return mean and std in the environment's units: RLlib takes [-1, 1] to the bounds, where all are finite."""
-    low, high = np.array(actions.low), np.array(actions.high)
+    low, high = np.array(policy.actions.low), np.array(policy.actions.high)
     if not np.isfinite([low, high]).all():
-        return actor, std
+        return policy
     if std.high < USUAL_BOUND:
         raise CannotCopyError(f"its log-stds are cut at {std.high:g}, in other units than the environment's")
     given.notes.append(SCALED)
-    half, mean, raw = (high - low) / 2.0, actor.output, std.raw
+    half = (high - low) / 2.0
+    mean, raw = policy.actor.output, std.raw
     output = _linear(mean.weight * half[:, None], (mean.bias + 1.0) * half + low)
     moved = _linear(raw.weight, raw.bias + np.log(half)) if isinstance(raw, Linear) else raw + np.log(half)
-    return replace(actor, output=output), Std(std.source, moved)
+    return replace(policy, actor=replace(policy.actor, output=output), std=Std(std.source, moved))
 
 
 def _linear(weight: Array, bias: Array) -> Linear:

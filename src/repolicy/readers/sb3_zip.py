@@ -7,7 +7,6 @@ which are read through shells.
 
 import base64
 import json
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from repolicy.readers.perceptrons import (
     tensors_of,
 )
 from repolicy.readers.pickles import Name, load, read_pickle
+from repolicy.readers.spaces import actions_of, has_switches, observations_of
 from repolicy.readers.zips import entry, open_zip
 
 LIBRARY = "Stable-Baselines3"
@@ -41,7 +41,6 @@ OWN = re.compile(  # their classes; one of another name in their modules is a fo
     r"(Cnn|MultiInput)Policy|(Flatten|Combined)Extractor|NatureCNN"
 )
 STANDARDIZED = "repolicy.hosts.sb3_policies.Standardized"  # the features extractor of what our adapter builds
-MOST_SWITCHES = 100_000
 MASKED = "it was trained with action masks, which this copy does not apply"
 HER = ("observation", "desired_goal")  # whose numbers HER put side by side, before 1.1
 HINDSIGHT = "it takes observation and desired_goal side by side: --env NAME?observe=observation,desired_goal"
@@ -69,7 +68,7 @@ class Zip:
     policy_class: Any
     observations: tuple[tuple[str, int], ...]  # one group without a name, or those of a Dict
     actions: ActionSpace
-    binary: bool  # actions that are each on or off
+    switches: bool  # actions that are each on or off
 
     @property
     def width(self) -> int:
@@ -121,9 +120,10 @@ def read(model: Zip, given: Given) -> Described:
     if model.hindsight:
         given.notes.append(HINDSIGHT)
     given.notes += time_is_seen(given.path)
-    network, space = (parts.actor.width, len(parts.actor.output.bias)), (model.width, sum(model.actions.sizes))
-    if network != space:
-        raise ValueError(f"its network takes and gives {network} numbers, and its spaces have {space}")
+    of_network = parts.actor.width, len(parts.actor.output.bias)
+    of_spaces = model.width, sum(model.actions.sizes)
+    if of_network != of_spaces:
+        raise ValueError(f"its network takes and gives {of_network} numbers, and its spaces have {of_spaces}")
     algorithm = next((algorithm for mark, algorithm in MARKS.items() if mark in model.data), "policy")
     return Described(
         LIBRARY, str(model.data.get("version", "")), algorithm, parts.actor, model.actions, parts.squashed, parts.std,
@@ -166,23 +166,25 @@ def _kind(model: Zip) -> Callable[[Zip, Given], Parts]:
 
 
 def _on_policy(model: Zip, given: Given) -> Parts:
-    names, activation = model.tensors, model.activation("tanh")
     hidden = [*_maybe(model, "mlp_extractor.shared_net"), *_maybe(model, "mlp_extractor.policy_net")]
-    output = linear(names, "action_net")
+    output = linear(model.tensors, "action_net")
     std = None
-    if model.binary:  # on or off is a choice of two, with a logit of 0 for off
-        width = len(output.bias)
-        output = Linear(
-            np.stack([np.zeros_like(output.weight), output.weight], 1).reshape(2 * width, -1),
-            np.stack([np.zeros_like(output.bias), output.bias], 1).reshape(2 * width),
-        )
+    if model.switches:
+        output = _choices_of_two(output)
     elif model.actions.kind == "continuous":
-        raw = names["log_std"]
+        raw = model.tensors["log_std"]
         std = _noise(model, raw) if raw.ndim == 2 else Std("vector", numbers(raw, "log_std"))
-    actor = perceptron(hidden, output, activation)
+    actor = perceptron(hidden, output, model.activation("tanh"))
     if _class_name(model).startswith("Maskable"):
         given.notes.append(MASKED)
     return Parts(actor, std, bool(model.settings.get("squash_output", False)))
+
+
+def _choices_of_two(switches: Linear) -> Linear:
+    """Return two logits for each switch: 0 for off, and its own for on."""
+    weight = np.stack([np.zeros_like(switches.weight), switches.weight], axis=1)
+    bias = np.stack([np.zeros_like(switches.bias), switches.bias], axis=1)
+    return Linear(weight.reshape(-1, switches.weight.shape[1]), bias.reshape(-1))
 
 
 def _soft(model: Zip, _: Given) -> Parts:
@@ -190,15 +192,12 @@ def _soft(model: Zip, _: Given) -> Parts:
     names = model.tensors
     if any("running_mean" in name for name in names if name.startswith("actor.")):
         raise CannotCopyError("the policy has batch normalization (CrossQ)")
-    hidden = _maybe(model, "actor.latent_pi")
-    noisy = "actor.log_std" in names
-    clip = float(model.settings.get("clip_mean", 2.0)) if noisy else 0.0
     output = linear(names, "actor.mu.0" if "actor.mu.0.weight" in names else "actor.mu")
-    if noisy:
-        std = _noise(model, names["actor.log_std"])
-    else:
-        std = Std("head", linear(names, "actor.log_std"), low=-20.0, high=2.0)
-    return Parts(perceptron(hidden, output, model.activation("relu")), std, True, clip if clip > 0.0 else None)
+    actor = perceptron(_maybe(model, "actor.latent_pi"), output, model.activation("relu"))
+    if "actor.log_std" not in names:
+        return Parts(actor, Std("head", linear(names, "actor.log_std"), low=-20.0, high=2.0), squashed=True)
+    clip = float(model.settings.get("clip_mean", 2.0))  # of gSDE alone
+    return Parts(actor, _noise(model, names["actor.log_std"]), squashed=True, mean_clip=clip if clip > 0.0 else None)
 
 
 def _deterministic(model: Zip, given: Given) -> Parts:
@@ -210,10 +209,11 @@ def _deterministic(model: Zip, given: Given) -> Parts:
 def _searched(model: Zip, given: Given) -> Parts:
     """Read ARS: no std either; a linear policy has no hidden layer, and sb3-contrib 1.x gave its layer no number."""
     squashed = bool(model.settings.get("squash_output", _class_name(model) != "ARSLinearPolicy"))
-    alone = "action_net.weight" in model.tensors
-    output = linear(model.tensors, "action_net") if alone else None
-    hidden = [] if alone else sequence(model.tensors, "action_net")
-    actor = perceptron(hidden, output, model.activation("relu"))
+    if "action_net.weight" in model.tensors:
+        layers = [Hidden(linear(model.tensors, "action_net"))]
+    else:
+        layers = sequence(model.tensors, "action_net")
+    actor = perceptron(layers, None, model.activation("relu"))
     if model.actions.kind == "discrete":
         return Parts(given.tempered(actor))
     return Parts(actor, given.std(model.actions.width), squashed)
@@ -265,16 +265,15 @@ def opened(content: bytes, where: str) -> Zip:
     if "_stable_baselines3_version" in archive.namelist():
         data["version"] = entry(archive, "_stable_baselines3_version")[:40].decode("ascii", "replace").strip()
     settings = _value(data, "policy_kwargs", where)
-    settings = settings if isinstance(settings, dict) else {}
-    space, binary = actions_of(_value(data, "action_space", where))
+    action_space = _value(data, "action_space", where)
     return Zip(
-        tensors_of(load(entry(archive, "policy.pth"), f"policy.pth in {where}")),
-        data,
-        settings,
-        _value(data, "policy_class", where),
-        observations_of(_value(data, "observation_space", where)),
-        space,
-        binary,
+        tensors=tensors_of(load(entry(archive, "policy.pth"), f"policy.pth in {where}")),
+        data=data,
+        settings=settings if isinstance(settings, dict) else {},
+        policy_class=_value(data, "policy_class", where),
+        observations=observations_of(_value(data, "observation_space", where)),
+        actions=actions_of(action_space),
+        switches=has_switches(action_space),
     )
 
 
@@ -290,43 +289,6 @@ def _class_name(model: Zip) -> str:
     return model.policy_class.last if isinstance(model.policy_class, Name) else ""
 
 
-# Gymnasium's spaces, and those of gym before it, as a pickle holds them -----------------------------------------------
-
-
-def observations_of(space: Any) -> tuple[tuple[str, int], ...]:
-    """Return how many numbers an observation has: one group without a name, or those of a Dict."""
-    if space.last != "Dict":
-        return (("", _size(space)),)
-    return tuple((str(key), _size(part)) for key, part in space.state["spaces"].items())
-
-
-def _size(space: Any) -> int:
-    if space.last != "Box":
-        raise CannotCopyError(f"its observations are a {space.last}, and no numbers")
-    shape = space.state.get("_shape", space.state.get("shape"))
-    if len(shape) == 3 and getattr(space.state.get("dtype"), "name", "") == "uint8":
-        raise CannotCopyError("its observations are images, which Stable-Baselines3 turns and divides by 255")
-    return math.prod(map(int, shape))  # a text or a tuple times a number could be as large as a file wishes
-
-
-def actions_of(space: Any) -> tuple[ActionSpace, bool]:
-    """Return the action space, and whether it is one of switches."""
-    if space.last == "Box":
-        low, high = (tuple(float(x) for x in space.state[name].reshape(-1)) for name in ("low", "high"))
-        return ActionSpace("continuous", (len(low),), low, high), False
-    if space.last == "Discrete":
-        return ActionSpace("discrete", (int(space.state["n"]),)), False
-    if space.last == "MultiDiscrete":
-        return ActionSpace("discrete", tuple(int(size) for size in space.state["nvec"].reshape(-1))), False
-    if space.last == "MultiBinary":
-        sizes = space.state["n"]
-        count = math.prod(map(int, sizes)) if np.iterable(sizes) else int(sizes)
-        if count > MOST_SWITCHES:
-            raise ValueError(f"{count:,} switches")
-        return ActionSpace("discrete", (2,) * count), True
-    raise CannotCopyError(f"its actions are a {space.last}")
-
-
 # The normalizer -------------------------------------------------------------------------------------------------------
 
 
@@ -335,30 +297,37 @@ def _normalizer(model: Zip, given: Given) -> Normalizer | None:
     if model.standardizes:
         given.check_no_statistics()
         return _inside(model)
-    needed, named = _was_normalized(model), given.options.vecnormalize
+    named = given.options.vecnormalize
     if named == "none":
         given.notes.append("observations are not normalized, as you asked for")
         return None
-    file = Path(named) if named else None
-    if file is None and needed is not False:
-        file = statistics_beside(given.path)
-    if file is not None:
-        keys = HER if model.hindsight else tuple(key for key, _ in model.groups)
-        statistics = statistics_in(file, keys)
-        check_width(model.width, statistics, file)
-        last = [_value(model.data, name, name) for name in ("_last_original_obs", "_last_obs")]
-        if statistics and not named and "learning_starts" in model.data and not agree(statistics, keys, *last):
-            other = "is of another training or another time, by the last observation in the model"
-            raise UsageError(f"{file} {other}: name the policy's own with --vecnormalize, or none")
-        done = "normalized by" if statistics is not None else "not normalized, as it says in"
-        given.notes.append(f"observations are {done} {file.name}")
-        return statistics
+    if named is not None:
+        return _in_file(model, given, Path(named))
+    needed = _was_normalized(model)
+    if needed is not False and (beside := statistics_beside(given.path)) is not None:
+        return _in_file(model, given, beside)
     if needed:
         remedy = "name their file with --vecnormalize (or none, where rewards alone were normalized)"
         raise UsageError(f"{given.path} was trained with VecNormalize, whose statistics are not beside it: {remedy}")
     if needed is None:
         given.notes.append("the file does not tell whether VecNormalize was used, and no file of its is beside it")
     return None
+
+
+def _in_file(model: Zip, given: Given, file: Path) -> Normalizer | None:
+    """Return the normalizer in a file; refused where it was found and makes no sense of the model's observations."""
+    keys = HER if model.hindsight else tuple(key for key, _ in model.groups)
+    statistics = statistics_in(file, keys)
+    check_width(model.width, statistics, file)
+    is_named = given.options.vecnormalize is not None
+    if statistics is not None and not is_named and "learning_starts" in model.data:
+        raw, seen = (_value(model.data, name, name) for name in ("_last_original_obs", "_last_obs"))
+        if not agree(statistics, keys, raw, seen):
+            other = "is of another training or another time, by the last observation in the model"
+            raise UsageError(f"{file} {other}: name the policy's own with --vecnormalize, or none")
+    done = "normalized by" if statistics is not None else "not normalized, as it says in"
+    given.notes.append(f"observations are {done} {file.name}")
+    return statistics
 
 
 def _inside(model: Zip) -> Normalizer:
