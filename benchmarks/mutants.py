@@ -166,7 +166,7 @@ ROOMS = [
     Mutant("readers/rllib.py", "SAC_BOUNDS if squashed else (-bound, bound)", "(-bound, bound)", "tests/readers/test_formats_rllib.py", "bounds of SAC's log-std in RLlib"),
     Mutant("readers/rllib.py", "max(1, count - 1)", "1.0", "tests/readers/test_formats_rllib.py", "variance of RLlib from the sum of squares"),
     Mutant("readers/rllib.py", "if others := set(connectors) - HARMLESS - {FILTER}:", "if others := set[str]():", "tests/readers/test_formats_rllib.py", "connectors of RLlib that cannot be read"),
-    Mutant("readers/chain.py", "return np.zeros(width), np.ones(width), None", "return np.ones(width), np.zeros(width), None", "tests/readers/test_formats_graphs.py", "an observation that a graph multiplies by 0"),
+    Mutant("readers/chain.py", "if not np.all(scale):", "if False:", "tests/readers/test_formats_graphs.py", "an observation that a graph multiplies by 0"),
     Mutant("readers/perceptrons.py", "if hidden[-1].norm is not None:", "if False:", "tests/readers/test_formats_mapped.py", "a LayerNorm behind the last layer"),
     Mutant("priors/kinds.py", "mean.eval()  #", "mean.train()  #", "tests/priors/test_priors.py", "a module's mode of evaluation"),
     Mutant("readers/mapped.py", "raw.bias + np.float32(layout.shift)", "raw.bias", "tests/readers/test_formats_mapped.py", "shift of TorchRL's scale"),

@@ -54,8 +54,8 @@ def joined(first: Chain, second: Chain) -> Chain | None:
     shared = 0
     while shared < min(len(first), len(second)) and first[shared] is second[shared]:
         shared += 1
-    rests = sorted((_merged(first[shared:]), _merged(second[shared:])), key=len)
-    stem, (short, long) = first[:shared], rests
+    stem = first[:shared]
+    short, long = sorted((_merged(first[shared:]), _merged(second[shared:])), key=len)
     names, short_names = [step.name for step in long], [step.name for step in short]
     if not short and names == ["sigmoid"]:
         return (*stem, Step("swish"))
@@ -73,8 +73,7 @@ def recognize(chain: Chain, width: int) -> tuple[Described, Linear | None]:
     if not all(np.isfinite(numbers).all() for step in chain for numbers in (step.scale, step.shift)):
         raise ValueError("its weights are not finite")
     steps = [step for step in _merged(chain) if not _is_identity(step)]
-    shift, scale, clip = _front(steps, width)
-    normalizer = Normalizer(shift, scale, clip) if clip is not None or np.any(shift) or np.any(scale != 1.0) else None
+    normalizer = _take_normalizer(steps, width)
     network = _take_network(steps)
     if network.width != width:
         raise ValueError(f"{width} numbers go into a layer that takes {network.width}")
@@ -82,19 +81,12 @@ def recognize(chain: Chain, width: int) -> tuple[Described, Linear | None]:
     if _next(steps) == "slice":
         output, unused = _sliced(network.output, steps.pop(0))
         network = replace(network, output=output)
-    mean_clip = None if steps and steps[-1].name == "argmax" else _take_clip(steps)
-    rows = len(network.output.bias)
-    low, high = np.full(rows, -1.0), np.full(rows, 1.0)
-    squashed, argmax = _next(steps) == "tanh", _next(steps) == "argmax"
-    if squashed or argmax:
-        steps.pop(0)
-    if squashed and _next(steps) == "affine":
-        scale, shift = _rows(steps.pop(0), rows)
-        low, high = shift - scale, shift + scale
-    if steps or np.any(low >= high):
-        raise CannotCopyError(f"{_next(steps) or 'a negative scale'} follows its last layer")
-    bounds = [tuple(float(number) for number in bound) if squashed else () for bound in (low, high)]
-    actions = ActionSpace("discrete" if argmax else "continuous", (rows,), *bounds)
+    is_choice = bool(steps) and steps[-1].name == "argmax"
+    mean_clip = None if is_choice else _take_clip(steps)
+    actions = _take_actions(steps, len(network.output.bias))
+    if steps:
+        raise CannotCopyError(f"{_next(steps)} follows its last layer")
+    squashed = bool(actions.low)
     return Described("", "", "perceptron", network, actions, squashed, None, normalizer, mean_clip), unused
 
 
@@ -131,15 +123,33 @@ def _take_network(steps: list[Step]) -> Perceptron:
     return replace(network, slope=activation.high) if activation and math.isfinite(activation.high) else network
 
 
-def _front(steps: list[Step], width: int) -> tuple[Array, Array, float | None]:
-    """Return the normalizer in front, as shift and scale, and where it clips."""
+def _take_normalizer(steps: list[Step], width: int) -> Normalizer | None:
+    """Return the normalizer in front: a factor and a shift for each number, and where it clips."""
     scale, offset = np.ones(width), np.zeros(width)
     if _next(steps) == "affine":
         scale, offset = _rows(steps[0], width)
         if not np.all(scale):  # a factor of 0 drops a number: the first layer takes it in
-            return np.zeros(width), np.ones(width), None
+            return None
         steps.pop(0)
-    return -offset / scale, scale, _take_clip(steps)
+    clip = _take_clip(steps)
+    if clip is None and not np.any(offset) and np.all(scale == 1.0):
+        return None
+    return Normalizer(-offset / scale, scale, clip)
+
+
+def _take_actions(steps: list[Step], width: int) -> ActionSpace:
+    """Return a choice where the largest is chosen; numbers between bounds where there is a tanh, else without."""
+    if _next(steps) == "argmax":
+        steps.pop(0)
+        return ActionSpace("discrete", (width,))
+    if _next(steps) != "tanh":
+        return ActionSpace("continuous", (width,))
+    steps.pop(0)
+    scale, shift = _rows(steps.pop(0) if _next(steps) == "affine" else Step("affine"), width)
+    low, high = shift - scale, shift + scale
+    if np.any(low >= high):
+        raise CannotCopyError("a negative scale follows its last layer")
+    return ActionSpace("continuous", (width,), tuple(map(float, low)), tuple(map(float, high)))
 
 
 def _take_linear(steps: list[Step]) -> Linear:
@@ -173,10 +183,13 @@ def _take_norm(steps: list[Step], place: Place) -> LayerNorm | None:
 
 
 def _sliced(output: Linear, step: Step) -> tuple[Linear, Linear | None]:
-    start, end = int(step.low), int(min(step.high, len(output.bias)))
+    """Return the outputs that a slice leaves of a layer, and what it drops where that is the second half."""
+    size = len(output.bias)
+    start, end = int(step.low), int(min(step.high, size))
     if not 0 <= start < end:
         raise CannotCopyError("a slice leaves nothing of its last layer")
-    return output.outputs(start, end), output.outputs(end) if start == 0 and 2 * end == len(output.bias) else None
+    dropped = output.outputs(end) if start == 0 and 2 * end == size else None
+    return output.outputs(start, end), dropped
 
 
 def _merged(chain: Chain) -> list[Step]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
-from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Linear, Normalizer, Perceptron, Std
+from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Normalizer, Perceptron, Std
 from repolicy.readers.given_by_user import Given
 from repolicy.readers.perceptrons import Tensors, below, linear, normalizer, numbers, perceptron, sequence, some
 from repolicy.readers.pickles import Shell
@@ -216,39 +216,43 @@ def _fits(tensors: Tensors, layout: Layout, root: str) -> bool:
 
 
 def _described(tensors: Tensors, layout: Layout, root: str, given: Given) -> Described:
-    memory = next((name for name in tensors if {*name.removeprefix(root).split(".")[:-1]} & {*MEMORIES}), None)
-    if memory is not None and layout.library:
-        raise CannotCopyError(f"the policy has a memory ({memory})")
-    if not layout.library:
-        named = given.options.file_activation or layout.activation or None
-        given.options = replace(given.options, file_activation=named)
-        if named is None:
+    if layout.library:
+        _check_no_memory(tensors, root)
+    else:  # the user's layout names the activation as an option would
+        named = given.options.file_activation or layout.activation
+        if not named:
             raise UsageError('--layout names no activation, and no file does: add "activation=elu", or another')
+        given.options = replace(given.options, file_activation=named)
     activation = given.activation(layout.activation, layout.library, layout.activation if layout.certain else None)
-    layers = [each for name in layout.actor.split("+") for each in _layers(tensors, f"{root}{name.strip()}")]
+    layers = [layer for name in layout.actor.split("+") for layer in _layers(tensors, f"{root}{name.strip()}")]
     actor = perceptron(layers, None, activation)
     if "+" in layout.actor and not layout.library:
         given.notes.append(f"between the parts {layout.actor} an activation is assumed")
+
     std = None
     if layout.halves:
         actor, std = _halved(actor, layout)
-    width = len(actor.output.bias)
-    if layout.values:
-        actor = given.tempered(actor)
     elif layout.log_std or layout.std:
-        std = _std(tensors, layout, root, width)
-    elif std is None and not layout.discrete:
-        std = given.std(width)
+        std = _std(tensors, layout, root, len(actor.output.bias))
+    elif layout.values:
+        actor = given.tempered(actor)
+    elif not layout.discrete:
+        std = given.std(len(actor.output.bias))
     statistics = given.statistics(actor.width, _normalizer(tensors, layout, root))
     if layout.unseen and statistics is None:
         given.notes.append(layout.unseen)
     given.notes += layout.notes
+    width = len(actor.output.bias)
     bounds = _bounds(tensors, f"{root}{layout.scale}", width) if layout.scale else ()
-    return Described(
-        layout.library or "a layout of its own", "", layout.kind, actor,
-        ActionSpace("discrete" if layout.discrete else "continuous", (width,), *bounds), layout.squashed, std,
-        statistics,
-    )  # fmt: skip
+    actions = ActionSpace("discrete" if layout.discrete else "continuous", (width,), *bounds)
+    library = layout.library or "a layout of its own"
+    return Described(library, "", layout.kind, actor, actions, layout.squashed, std, statistics)
+
+
+def _check_no_memory(tensors: Tensors, root: str) -> None:
+    for name in tensors:
+        if {*name.removeprefix(root).split(".")[:-1]} & {*MEMORIES}:
+            raise CannotCopyError(f"the policy has a memory ({name})")
 
 
 def _bounds(tensors: Tensors, name: str, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -265,20 +269,25 @@ def _std(tensors: Tensors, layout: Layout, root: str, width: int) -> Std:
     """Return one for all states, or a layer of its own."""
     name = f"{root}{layout.log_std or layout.std}"
     link = layout.link if layout.log_std else "identity"
-    raw: Array | Linear
-    if name in tensors:
-        raw = numbers(tensors[name].reshape(-1), name)
-        if link == "identity" and not np.all(raw > 0.0):
-            raise UsageError(f"{name} has numbers that are not above 0, and is no std: is it log_std={name}?")
-        raw, size = np.broadcast_to(raw, width) if len(raw) == 1 else raw, len(raw)
-    else:
+    if name not in tensors:
         layers = _layers(tensors, name)
         if len(layers) != 1:
             raise CannotCopyError(f"its std has a network of its own, {name}")
-        raw, size = layers[0].linear, len(layers[0].linear.bias)
-    if size not in (1, width) or (size != width and isinstance(raw, Linear)):
-        raise ValueError(f"{name} is of {size} stds, and an action has {width} numbers")
-    return Std("head" if isinstance(raw, Linear) else "vector", raw, link, layout.low, layout.high)
+        head = layers[0].linear
+        _check_stds(name, len(head.bias), width)
+        return Std("head", head, link, layout.low, layout.high)
+    raw = numbers(tensors[name].reshape(-1), name)
+    if link == "identity" and not np.all(raw > 0.0):
+        raise UsageError(f"{name} has numbers that are not above 0, and is no std: is it log_std={name}?")
+    if len(raw) == 1:
+        raw = np.broadcast_to(raw, width)
+    _check_stds(name, len(raw), width)
+    return Std("vector", raw, link, layout.low, layout.high)
+
+
+def _check_stds(name: str, count: int, width: int) -> None:
+    if count != width:
+        raise ValueError(f"{name} is of {count} stds, and an action has {width} numbers")
 
 
 def _halved(actor: Perceptron, layout: Layout) -> tuple[Perceptron, Std]:
@@ -294,19 +303,20 @@ def _halved(actor: Perceptron, layout: Layout) -> tuple[Perceptron, Std]:
 
 def _normalizer(tensors: Tensors, layout: Layout, root: str) -> Normalizer | None:
     """Return the statistics beside the network, or beside the state dict that holds it."""
-    places = [f"{root}{layout.normalizer}", layout.normalizer]
-    inside = next((found for place in places if layout.normalizer and (found := below(tensors, place))), None)
-    if inside is None:
-        if layout.normalizer and not layout.library:
-            raise ValueError(f"it has no {layout.normalizer}: it holds {some(tensors)}")
+    if not layout.normalizer:
         return None
+    inside = below(tensors, f"{root}{layout.normalizer}") or below(tensors, layout.normalizer)
+    if not inside:
+        if layout.library:
+            return None
+        raise ValueError(f"it has no {layout.normalizer}: it holds {some(tensors)}")
     mean, variance, deviation, count = (_first(inside, names) for names in (MEANS, VARIANCES, DEVIATIONS, COUNTS))
-    if mean is None or (variance is None and deviation is None):
+    if variance is not None:
+        deviation = np.sqrt(variance.astype(np.float64) + layout.epsilon)
+    if mean is None or deviation is None:
         raise ValueError(f"it has no mean and var, or std, in {layout.normalizer}: it holds {some(inside)}")
-    scale = np.sqrt(variance.astype(np.float64) + layout.epsilon) if variance is not None else deviation
-    assert scale is not None
     clip = None if math.isinf(layout.clip) else layout.clip
-    return normalizer(mean, scale, clip, 0.0 if count is None else float(count))
+    return normalizer(mean, deviation, clip, 0.0 if count is None else float(count))
 
 
 def _first(inside: Tensors, names: tuple[str, ...]) -> Array | None:
@@ -325,27 +335,43 @@ def suggested(saved: Any) -> str:
     """Return a layout to try, by the names and shapes of tensors; nothing where none of them looks like an actor."""
     tensors = {name: each for name, each in tensors_in(saved).items() if not _has(name, NOT_ACTORS)}
     modules = _modules(tensors)
+    actor = _likely_actor(modules)
+    if not actor or any(_has(name, RECURRENT) for name in tensors):
+        return ""
+    inputs, width = modules[actor[0]][0].shape[1], len(modules[actor[-1]][-1])
+    parted = {name: name.rpartition(".") for name in tensors}
+    normalizers = [
+        module
+        for name, (module, _, last) in parted.items()
+        if module and last in MEANS and tensors[name].size == inputs
+    ]
+    stds = {
+        name: tensors[name]
+        for name, (module, _, last) in parted.items()
+        if _has(last, WIDTHS) and tensors[name].size == width and module not in normalizers
+    }
+    for name, weights in modules.items():
+        if _has(name, WIDTHS) and len(weights[-1]) == width:
+            stds[name] = weights[-1][0]
+
+    words = ["actor=" + "+".join(actor)]
+    for name, values in [*stds.items()][:1]:
+        is_log = "log" in name.lower() or bool((values <= 0.0).any())
+        words.append(f"log_std={name}" if is_log else f"std={name}")
+    words.append("activation=elu")
+    words += [f"normalizer={name}" for name in normalizers[:1]]
+    return ", ".join(words)
+
+
+def _likely_actor(modules: dict[str, list[Array]]) -> list[str]:
+    """Return the modules that may be an actor, each with the inputs that the one before it gives."""
     plain = [name for name in modules if not _has(name, WIDTHS)]
     plain = [name for name in plain if {*name.lower().split(".")} & {*ACTORS}] or plain
-    if not plain or any(_has(name, RECURRENT) for name in tensors):
-        return ""
     chain = plain[:1]
     for name in plain[1:]:
-        if modules[name][0].shape[1] == modules[chain[-1]][-1].shape[0]:
+        if modules[name][0].shape[1] == len(modules[chain[-1]][-1]):
             chain.append(name)
-    inputs, width = modules[chain[0]][0].shape[1], modules[chain[-1]][-1].shape[0]
-    means = (name.rpartition(".")[0] for name, each in tensors.items() if name.endswith(tuple(f".{x}" for x in MEANS)))
-    normalizers = [name for name in means if _first(below(tensors, name), MEANS).size == inputs]  # type: ignore[union-attr]
-    heads = [(name, each[-1][0]) for name, each in modules.items() if _has(name, WIDTHS) and len(each[-1]) == width]
-    vectors = [
-        (name, each)
-        for name, each in tensors.items()
-        if _has(name.rpartition(".")[2], WIDTHS) and each.size == width and name.rpartition(".")[0] not in normalizers
-    ]
-    words = ["actor=" + "+".join(chain)]
-    for name, each in [*vectors, *heads][:1]:
-        words.append(f"{'log_std' if 'log' in name.lower() or bool((each <= 0.0).any()) else 'std'}={name}")
-    return ", ".join([*words, "activation=elu", *(f"normalizer={name}" for name in normalizers[:1])])
+    return chain
 
 
 def _has(name: str, words: tuple[str, ...]) -> bool:
