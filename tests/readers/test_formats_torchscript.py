@@ -76,6 +76,28 @@ def test_other_code_cannot_be_copied(kind: Any, tmp_path: Path) -> None:
     assert "Error(" not in str(raised.value)
 
 
+class Multiplied(InPlace):
+    """As layers were written out before PyTorch traced them as `linear`."""
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(torch.addmm(self.first.bias, obs, self.first.weight.t()))
+        return torch.mm(hidden, self.second.weight.t()) + self.second.bias
+
+
+class Scaled(InPlace):
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(self.first.bias, obs, self.first.weight.t(), alpha=0.5)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_layers_that_are_written_as_products(traced: bool, tmp_path: Path) -> None:
+    module, obs = stirred(Multiplied()), observations(5)
+    with torch.no_grad():
+        assert_equal(mean(describe(script(tmp_path / "policy.pt", module, 5, traced)), obs), module(obs))
+    with pytest.raises(CannotCopyError, match="addmm"):
+        describe(script(tmp_path / "scaled.pt", Scaled(), 5, traced))
+
+
 class Wide(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -138,7 +138,7 @@ def take_out(path: Path, through: Through | None) -> None:
 
 
 def noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tuple[str, list[int]]:
-    """Return which of a graph's two inputs is the noise, and the shape of its rows."""
+    """Return which of a graph's two inputs is the noise, by its size and then its name, and the shape of its rows."""
     remedy = "write a function that runs it and name that as file.py:decode"
     if len(inputs) != 2:
         takes = f"{len(inputs)} inputs ({', '.join(inputs)})"
