@@ -79,20 +79,30 @@ def decoder_of(reference: Any, noise: Any, chunk: Any, sha256: Any = None, trust
     file = found_file(str(reference), sha256)
     if file.format == "torchscript":
         check_trusted(file, trust)
-        module, precision = scripted(file)
-        return Decoder(
-            lambda *both: module(*(torch.from_numpy(each).to(precision) for each in both)), str(file.path), noise, chunk
-        )
+        return Decoder(_of_script(file), str(file.path), noise, chunk)
     if file.format != "onnx":
         raise UsageError(f"{file.path} is no decoder: it must be ONNX, TorchScript, or code, file.py:decode")
+    return Decoder(_of_graph(file, noise), str(file.path), noise, chunk)
+
+
+def _of_script(file: PolicyFile) -> Function:
+    module, precision = scripted(file)
+
+    def run(observations: np.ndarray, noise: np.ndarray) -> Any:
+        return module(torch.from_numpy(observations).to(precision), torch.from_numpy(noise).to(precision))
+
+    return run
+
+
+def _of_graph(file: PolicyFile, size: int) -> Function:
     session, inputs = Session(file), inputs_of(file.opened.graph)
-    source, shape = noise_input(inputs, noise, file.path)
-    other = next(name for name in inputs if name != source)
+    source, shape = noise_input(inputs, size, file.path)
+    [other] = [name for name in inputs if name != source]
 
-    def run(observations: np.ndarray, given: np.ndarray) -> Any:
-        return session.run({other: observations, source: given.reshape(len(given), *shape)})[0]
+    def run(observations: np.ndarray, noise: np.ndarray) -> Any:
+        return session.run({other: observations, source: noise.reshape(len(noise), *shape)})[0]
 
-    return Decoder(run, str(file.path), noise, chunk)
+    return run
 
 
 # Its file -------------------------------------------------------------------------------------------------------------
@@ -212,17 +222,18 @@ def export_composed(policy: Policy, decoder: Path, noise: int, chunk: int, out: 
     return difference
 
 
-def _joined(chooser: bytes, file: PolicyFile, source: str) -> bytes:
-    """Return one graph in which the decoder's noise is what the chooser gives, and the observations go to both."""
+def _joined(first: bytes, file: PolicyFile, source: str) -> bytes:
+    """Return one graph in which the decoder's noise is what the first one gives, and the observations go to both."""
     import onnx
 
-    first, second = onnx.load_model_from_string(chooser), onnx.compose.add_prefix(file.opened, BEFORE)
-    first.graph.output[0].name = first.graph.node[-1].output[0] = CHOSEN
+    chooser = onnx.load_model_from_string(first)
+    decoder = onnx.compose.add_prefix(file.opened, BEFORE)
+    chooser.graph.output[0].name = chooser.graph.node[-1].output[0] = CHOSEN
     try:
-        opset = max(entry.version for model in (first, second) for entry in model.opset_import if not entry.domain)
-        first, second = (onnx.version_converter.convert_version(model, opset) for model in (first, second))
-        first.ir_version = second.ir_version = max(first.ir_version, second.ir_version)
-        joined = onnx.compose.merge_models(first, second, io_map=[(CHOSEN, f"{BEFORE}{source}")])
+        opset = max(entry.version for model in (chooser, decoder) for entry in model.opset_import if not entry.domain)
+        chooser, decoder = (onnx.version_converter.convert_version(model, opset) for model in (chooser, decoder))
+        chooser.ir_version = decoder.ir_version = max(chooser.ir_version, decoder.ir_version)
+        joined = onnx.compose.merge_models(chooser, decoder, io_map=[(CHOSEN, f"{BEFORE}{source}")])
     except Exception as error:  # onnx's own, of several classes
         raise FileError(f"{file.path} cannot be joined with a policy: {described(error)[:200]}") from None
     [extra] = [entry for entry in joined.graph.input if entry.name.startswith(BEFORE)]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from numbers import Real
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -86,28 +86,35 @@ def _mixture(prior: Policy, customized: Policy, t: float) -> Policy:
     if not one.hidden or any(spec.norms or spec.mean_clip is not None for spec in (one, other)):
         kind = "with hidden layers, without LayerNorm and without a bound on the mean"
         raise UsageError(f"a mixture is of networks {kind}; {OTHER_DIAL}")
-    ours, theirs, std = _shares(prior, customized, t)
+    shares = _shares(prior, customized, t)
     hidden = tuple(a + b for a, b in zip(one.hidden, other.hidden, strict=True))
     mixed = Policy(replace(one, hidden=hidden, std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf)))
-    load_layers(
-        mixed.network,
-        side_by_side(scaled(layers_of(prior.network), ours), scaled(layers_of(customized.network), theirs)),
-    )
-    if mixed.log_std is not None and std is not None:
-        mixed.log_std.data = std.log().float()
+    ours = scaled(layers_of(prior.network), shares.prior)
+    theirs = scaled(layers_of(customized.network), shares.customized)
+    load_layers(mixed.network, side_by_side(ours, theirs))
+    if mixed.log_std is not None and shares.std is not None:
+        mixed.log_std.data = shares.std.log().float()
     mixed.normalizer.load_state_dict(prior.normalizer.state_dict())
     return mixed
 
 
-def _shares(prior: Policy, customized: Policy, t: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return how much of each network's outputs the mixture takes, and its std `[A]` where it has one.
+class Shares(NamedTuple):
+    """How much of each network's outputs a mixture takes, and its std `[A]` where it has one."""
+
+    prior: Tensor
+    customized: Tensor
+    std: Tensor | None
+
+
+def _shares(prior: Policy, customized: Policy, t: float) -> Shares:
+    """Return what the mixture at `t` takes of each.
 
     Logits are logarithms, so they are taken in the proportion (1 − t) : t. Gaussians are taken in proportion to
     (1 − t)/σ² : t/σ_c², which sum up to the mixture's 1/σ².
     """
     first, second = prior.std, customized.std
     if prior.family.kind == "discrete":
-        return torch.tensor(1.0 - t), torch.tensor(t), None
+        return Shares(torch.tensor(1.0 - t), torch.tensor(t), None)
     if first is None or second is None:
         raise UsageError(f"the std of a {prior.spec.family} policy depends on the state: {OTHER_DIAL}")
     narrow, narrow_c = first.double() ** -2, second.double() ** -2
@@ -116,7 +123,7 @@ def _shares(prior: Policy, customized: Policy, t: float) -> tuple[Tensor, Tensor
         low, high = proper(narrow, narrow_c)
         within = f"for these two policies t must lie between {low:.4g} and {high:.4g}"
         raise UsageError(f"at t = {t:g} the mixture is no distribution, by its variance; {within}")
-    return (1 - t) * narrow / precision, t * narrow_c / precision, precision**-0.5
+    return Shares((1 - t) * narrow / precision, t * narrow_c / precision, precision**-0.5)
 
 
 def proper(narrow: Tensor, narrow_c: Tensor) -> tuple[float, float]:

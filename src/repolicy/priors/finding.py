@@ -7,7 +7,6 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import URLError
 
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum
@@ -97,7 +96,7 @@ def fetched(name: str, download: Callable[[str], bytes] | None = None) -> Path:
         try:
             content = (download or _download)(f"https://raw.githubusercontent.com/{repository}/{commit}/{path}")
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error if isinstance(error, URLError) else error
+            reason = getattr(error, "reason", None) or error
             raise FileError(f"{name} cannot be fetched from here ({reason}); {remedy}") from None
         if hashlib.sha256(content).hexdigest() != sha256:
             raise FileError(f"what came for {name} is not the file that was published: its sha256 differs; {remedy}")

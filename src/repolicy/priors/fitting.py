@@ -83,8 +83,9 @@ def fit(
     network: dict[str, Any] = {"params": list(policy.network.parameters())}
     optimizer = torch.optim.Adam([network, {"params": stds, "lr": 10.0 * LEARNING_RATE}], LEARNING_RATE)
     size = max(16, min(MINIBATCH, len(seen.actions) // STEPS))
-    best, epoch, since, cuts, highest = _copy(policy), 0, 0, 0, mean_log_likelihood(policy, unseen)
-    before = highest
+    best, highest = _copy(policy), mean_log_likelihood(policy, unseen)
+    before = highest  # where the epochs `since` began
+    epoch = since = cuts = 0
     while epoch < most_epochs and cuts <= CUTS:
         epoch += 1
         for rows in torch.randperm(len(seen.actions), generator=generator).split(size):
@@ -142,30 +143,39 @@ def fitted_to(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]
     data = read_demonstrations(options.demonstrations)
     if data.discrete:
         raise UsageError(f"{data.name} holds choices, and choices have no std")
-    width = data.actions.shape[1]
-    if isinstance(prior, Policy):
-        own, recorded = (prior.observation_size, prior.actions.width), (data.observations.shape[1], width)
-        if own != recorded:
-            takes = "observations of {} numbers and actions of {}".format
-            raise UsageError(f"{data.name} has {takes(*recorded)}, and the policy {takes(*own)}")
-        with torch.no_grad():
-            means = prior(data.observations).mode()
-        actions = data.actions
-        if prior.family.squashes:
-            low, high = torch.tensor(prior.actions.low), torch.tensor(prior.actions.high)
-            actions = torch.atanh((2.0 * (actions - low) / (high - low) - 1.0).clamp(-EDGE, EDGE))
-    else:
-        placed = prior.placed(data.observations.shape[1], ActionSpace("continuous", (width,)))
-        if placed.remembers and data.ended is None:
-            need = f"{placed.name} has a memory, which begins anew there: save an array 'ended' beside the actions"
-            raise UsageError(f"{data.name} does not say where an episode ended, and {need}")
-        ended = torch.zeros(len(data.actions), dtype=torch.bool) if data.ended is None else data.ended
-        means = placed.follow(data.observations[:, None], ended[:, None], None)[0].mode()[:, 0]
-        actions = data.actions
-    std = (actions - means).double().square().mean(0).sqrt().float()
+    errors = _errors_of_policy(prior, data) if isinstance(prior, Policy) else _errors_of_mean(prior, data)
+    std = errors.double().square().mean(0).sqrt().float()
     if not bool((std > LEAST_STD).all()):
         raise UsageError(f"{data.name} has the policy's own means, which tell no std: give one, such as --std 0.2")
     return std, _sentence(std, data)
+
+
+def _errors_of_policy(policy: Policy, data: Demonstrations) -> Tensor:
+    """Return how far the recorded actions are from the policy's means `[M, A]`, before tanh where it has one."""
+    own = (policy.observation_size, policy.actions.width)
+    recorded = (data.observations.shape[1], data.actions.shape[1])
+    if own != recorded:
+        takes = "observations of {} numbers and actions of {}".format
+        raise UsageError(f"{data.name} has {takes(*recorded)}, and the policy {takes(*own)}")
+    actions = data.actions
+    if policy.family.squashes:
+        low, high = torch.tensor(policy.actions.low), torch.tensor(policy.actions.high)
+        actions = torch.atanh((2.0 * (actions - low) / (high - low) - 1.0).clamp(-EDGE, EDGE))
+    with torch.no_grad():
+        return actions - policy(data.observations).mode()
+
+
+def _errors_of_mean(prior: MeanPrior, data: Demonstrations) -> Tensor:
+    """Return the same of a function, or of a program along the episodes."""
+    placed = prior.placed(data.observations.shape[1], ActionSpace("continuous", (data.actions.shape[1],)))
+    ended = data.ended
+    if ended is None:
+        if placed.remembers:
+            need = f"{placed.name} has a memory, which begins anew there: save an array 'ended' beside the actions"
+            raise UsageError(f"{data.name} does not say where an episode ended, and {need}")
+        ended = torch.zeros(len(data.actions), dtype=torch.bool)
+    distribution, _ = placed.follow(data.observations[:, None], ended[:, None], None)
+    return data.actions - distribution.mode()[:, 0]
 
 
 def _sentence(std: Tensor, data: Demonstrations) -> str:

@@ -128,14 +128,16 @@ class Graph:
     observation_size = 0  # where the graph does not fix it
 
     def __init__(self, file: PolicyFile) -> None:
-        self._session, self._path, self.sha256 = Session(file), file.path, file.sha256
-        self._source, shape, self._memory, self._shapes, self._action, self.notes = signature(
-            file.opened.graph, file.path
-        )
-        self.remembers = bool(self._memory)
-        self._one_by_one = shape[0] == 1
-        if isinstance(shape[1], int):
-            self.observation_size = shape[1]
+        self._session = Session(file)
+        self._path = file.path
+        self._signature = signature(file.opened.graph, file.path)
+        self.sha256 = file.sha256
+        self.notes = self._signature.notes
+        self.remembers = bool(self._signature.memory)
+        rows, size = self._signature.shape
+        self._one_by_one = self.remembers or rows == 1
+        if isinstance(size, int):
+            self.observation_size = size
 
     def prepare(self, observation_size: int) -> bool:
         """Find whether it keeps rows apart, so that it can run several at a time."""
@@ -143,7 +145,7 @@ class Graph:
         with _runs_on(observation_size, self._path):
             first, again = (torch.from_numpy(self.step(rows[:1], self.begin(1))[0]).double() for _ in range(2))
         _check_same(first, again, self._path)
-        if self._memory or self._one_by_one:
+        if self._one_by_one:
             return self.remembers
         apart = np.stack([self.step(rows[n : n + 1], {})[0].reshape(-1) for n in range(TRIED)])
         try:
@@ -154,23 +156,25 @@ class Graph:
         return self.remembers
 
     def begin(self, count: int) -> State:
-        return {name: torch.zeros(count, *shape) for name, shape in self._shapes.items()}
+        return {name: torch.zeros(count, *size) for name, size in self._signature.sizes.items()}
 
     def step(self, observations: np.ndarray, state: State) -> tuple[np.ndarray, State]:
-        if not self._one_by_one and not self._memory:
+        if not self._one_by_one:
             return self._run(observations, {})[0], state
-        rows = [
-            self._run(observations[n : n + 1], {name: memory[n].numpy() for name, memory in state.items()})
-            for n in range(len(observations))
-        ]
-        after = {
-            name: torch.from_numpy(np.stack([row[1][index] for row in rows])) for index, name in enumerate(self._memory)
-        }
-        return np.concatenate([row[0] for row in rows]), after
+        means: list[np.ndarray] = []
+        memories: list[dict[str, np.ndarray]] = []
+        for n in range(len(observations)):
+            mean, memory = self._run(observations[n : n + 1], {name: rows[n].numpy() for name, rows in state.items()})
+            means.append(mean)
+            memories.append(memory)
+        after = {name: torch.from_numpy(np.stack([memory[name] for memory in memories])) for name in state}
+        return np.concatenate(means), after
 
-    def _run(self, observations: np.ndarray, memory: dict[str, np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
-        mean, *after = self._session.run({self._source: observations} | memory, [self._action, *self._memory.values()])
-        return mean, after
+    def _run(self, observations: np.ndarray, memory: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return what the graph gives, and its memory afterwards."""
+        wanted = [self._signature.action, *self._signature.memory.values()]
+        mean, *after = self._session.run({self._signature.source: observations} | memory, wanted)
+        return mean, dict(zip(self._signature.memory, after, strict=True))
 
 
 def scripted(file: PolicyFile) -> tuple[Any, torch.dtype]:
@@ -191,8 +195,11 @@ class Script:
     notes = ()
 
     def __init__(self, file: PolicyFile) -> None:
-        (self._module, self._precision), self._path, self.sha256 = scripted(file), file.path, file.sha256
-        self._names, self._axes, self._start = list[str](), dict[str, int | None](), dict[str, Tensor]()
+        self._module, self._precision = scripted(file)
+        self._path, self.sha256 = file.path, file.sha256
+        self._names: list[str] = []  # of the buffers that are its memory
+        self._start: dict[str, Tensor] = {}  # what they hold when an episode begins
+        self._axes: dict[str, int | None] = {}  # where they have a row for each environment
         self.remembers = self._together = False
 
     def prepare(self, observation_size: int) -> bool:
