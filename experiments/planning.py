@@ -21,7 +21,7 @@ from experiments.pages import markdown, once
 from experiments.statistics import spearman
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.learning.training import customize
-from repolicy.planning.asking import planned
+from repolicy.planning import asking
 from repolicy.planning.keeping import keep_as_policy
 from repolicy.planning.planner import Planner, Search
 from repolicy.runs.machine import versions
@@ -96,15 +96,18 @@ BEGUN = {"init/halfcheetah/300000": ("kept/halfcheetah/20000", 300_000)}  # cust
 def measured(plan: Plan) -> Row:
     """Return what a planner earns, beside its prior by the same seeds."""
     search, began = Search(seed=plan.seed, **plan.search), time.process_time()
-    made = planned(plan.prior, plan.addon, plan.env, plan.omega, plan.states, plan.value, search, plan.learned)
-    to_begin, planner, score = time.process_time() - began, made.planner, made.planner.score
-    row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "env": made.env, "seed": plan.seed}
+    planner = asking.plan(
+        plan.prior, plan.addon, env=plan.env, omega=plan.omega, states=plan.states, value=plan.value, search=search,
+        learned=plan.learned,
+    )  # fmt: skip
+    to_begin, score = time.process_time() - began, planner.score
+    row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "env": planner.env, "seed": plan.seed}
     row |= {"omega": score.omega, "states": score.states, "value": score.value is not None, "search": plan.search}
-    row |= {"notes": list(made.notes), "seconds_to_begin": round(to_begin, 1), "steps": plan.steps}
+    row |= {"notes": list(planner.notes), "seconds_to_begin": round(to_begin, 1), "steps": plan.steps}
     with one_thread():
         for name, agent in (("before", planner.prior), ("after", planner)):
             seed = EVALUATION_SEED + 100 * plan.seed
-            found = evaluate(agent, made.env, plan.episodes, addon=plan.addon, seed=seed, longest=plan.steps)
+            found = evaluate(agent, planner.env, plan.episodes, addon=plan.addon, seed=seed, longest=plan.steps)
             row[name] = summary(found)
         tally = planner.tally
         row |= {"effective": tally.effective / tally.decisions, "prior_kept": tally.kept / tally.decisions}
@@ -115,14 +118,16 @@ def measured(plan: Plan) -> Row:
 
 def kept(plan: Plan, labels: int, file: Path) -> Row:
     """Return what a policy earns that is fitted to so many decisions of a planner, and how long that takes."""
-    made = planned(plan.prior, plan.addon, None, plan.omega, plan.states, plan.value, Search(seed=plan.seed))
+    made = asking.plan(
+        plan.prior, plan.addon, omega=plan.omega, states=plan.states, value=plan.value, search=Search(seed=plan.seed)
+    )
     began, said = time.process_time(), list[str]()
     policy = keep_as_policy(made, labels, file, said.append)
-    took, score = time.process_time() - began, made.planner.score
+    took, score = time.process_time() - began, made.score
     row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "env": made.env, "seed": plan.seed}
     row |= {"omega": score.omega, "states": score.states, "value": score.value is not None, "labels": labels}
     row |= {"notes": [*made.notes, *said], "seconds": round(took, 1), "steps": plan.steps}
-    for name, agent in (("before", made.planner.prior), ("after", policy)):
+    for name, agent in (("before", made.prior), ("after", policy)):
         row[name] = summary(evaluate(agent, made.env, KEPT_EPISODES, addon=plan.addon, seed=EVALUATION_SEED))
     return row
 

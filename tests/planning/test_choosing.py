@@ -17,7 +17,7 @@ from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
 from repolicy.planning import asking, keeping
-from repolicy.planning.asking import CANDIDATES, SEED, candidates, chosen, paid, planned
+from repolicy.planning.asking import CANDIDATES, SEED, candidates, chosen, paid, plan
 from repolicy.planning.keeping import Lesson, distilled
 from repolicy.planning.planner import Search
 from repolicy.planning.scoring import Score
@@ -80,9 +80,9 @@ def test_nothing_is_tried_where_a_weight_is_named(named, monkeypatch):
     with_few_states(monkeypatch)
     monkeypatch.setattr("repolicy.planning.asking.fitted_value", lambda *_: len)
     asked = {"omega": None, "states": None, "value": False} | named
-    made = planned("halfcheetah", "hind_leg=10", None, **asked, search=Search(samples=4))
-    assert made.planner.score.omega == pytest.approx(named.get("omega", 0.348), abs=1e-3)
-    assert made.planner.search.horizon == (4 if "value" in named else 8)
+    made = plan("halfcheetah", "hind_leg=10", **asked, search=Search(samples=4))
+    assert made.score.omega == pytest.approx(named.get("omega", 0.348), abs=1e-3)
+    assert made.search.horizon == (4 if "value" in named else 8)
 
 
 FEW = ["--omega", "0.1", "--states", "0", "--samples", "4", "--horizon", "2", "--episodes", "1", "--steps", "20"]

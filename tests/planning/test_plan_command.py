@@ -17,7 +17,7 @@ from repolicy.cli.main import main
 from repolicy.envs.batches import GymnasiumEnvs
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import read_bytes
-from repolicy.planning.asking import planned
+from repolicy.planning.asking import plan
 from repolicy.planning.keeping import keep
 from repolicy.planning.live import HERE, Stage, parts, server, show
 from repolicy.planning.planner import Search
@@ -106,7 +106,7 @@ def test_a_wish_of_this_session_alone_is_not_kept(tmp_path):
     def wish(observations, actions, next_observations, info):
         return nothing(observations, actions, next_observations, info)
 
-    made = planned("halfcheetah", wish, None, 0.1, 0.0, False, Search(samples=4, horizon=3))
+    made = plan("halfcheetah", wish, omega=0.1, states=0.0, search=Search(samples=4, horizon=3))
     with pytest.raises(RepolicyError, match="lives in this Python session alone"):
         keep(made, tmp_path / "plan")
 
@@ -167,7 +167,9 @@ def test_inspect_shows_what_it_was_made_with(folder, capsys):
 
 @pytest.fixture
 def stage(tmp_path):
-    return Stage(planned("halfcheetah", "hind_leg=10", None, 0.1, 0.0, False, Search(samples=4, horizon=2)), tmp_path)
+    return Stage(
+        plan("halfcheetah", "hind_leg=10", omega=0.1, states=0.0, search=Search(samples=4, horizon=2)), tmp_path
+    )
 
 
 @pytest.fixture
@@ -214,7 +216,7 @@ def test_the_robot_s_limbs_are_where_its_bodies_are(stage):
 
 
 def test_the_first_path_is_where_the_prior_would_go(stage):
-    env, prior = stage._env.unwrapped, stage.made.planner.prior
+    env, prior = stage._env.unwrapped, stage.planner.prior
     began = env.data.qpos.copy(), env.data.qvel.copy()
     seen, at = stage._seen, env.data.xpos[1].copy()
     gone = []
@@ -245,7 +247,7 @@ def test_others_are_refused(port, stage):
 
 def test_an_environment_without_a_robot_is_one_sentence(stage, tmp_path):
     with pytest.raises(UsageError, match="plan without --live"):
-        Stage(replace(stage.made, env="Pendulum-v1"), tmp_path)
+        Stage(replace(stage.planner, env="Pendulum-v1"), tmp_path)
 
 
 def test_a_port_that_is_taken_is_one_sentence(stage):
@@ -259,7 +261,7 @@ def test_a_port_that_is_taken_is_one_sentence(stage):
 
 
 def test_a_port_that_is_taken_is_found_before_the_trials(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("repolicy.planning.asking.planned", lambda *_: pytest.fail("it has begun"))
+    monkeypatch.setattr("repolicy.planning.asking.plan", lambda *_, **__: pytest.fail("it has begun"))
     words = ["plan", "hopper", "--addon", "height", "--live", "--port", "65536", "--out", tmp_path / "plan"]
     assert "choose another --port" in failed(capsys, *words)
 
@@ -269,7 +271,7 @@ def test_no_thread_is_in_a_step_when_python_ends(stage, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("repolicy.planning.live.Stage", lambda *_: stage)
-    show(stage.made, tmp_path, 0, stopped)
+    show(stage.planner, tmp_path, 0, stopped)
     assert stage.lock.locked()
 
 

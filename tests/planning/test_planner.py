@@ -195,8 +195,9 @@ class SlowModel(LinearModel):
 def test_what_fits_is_taken_and_the_horizon_is_halved_where_nothing_does(steps, samples, horizon, monkeypatch):
     model = SlowModel()
     monkeypatch.setattr(asking, "perf_counter", lambda: model.now)
-    found = within(planner(horizon=8, model=model), np.ones((1, 1), np.float32), (steps + 0.5) * STEP).search
-    assert (found.samples, found.horizon) == (samples, horizon)
+    found = within(planner(horizon=8, model=model), np.ones((1, 1), np.float32), (steps + 0.5) * STEP)
+    assert (found.search.samples, found.search.horizon) == (samples, horizon)
+    assert found.tally.decisions == 0  # those that only were timed are none of its own
 
 
 def test_a_pace_that_cannot_be_is_one_sentence(tmp_path, capsys, monkeypatch):

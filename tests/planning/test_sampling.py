@@ -12,7 +12,7 @@ from tiny_envs import CONTROL, DYNAMICS, LinearQuadratic
 from repolicy.envs.names import env_name
 from repolicy.errors import UsageError
 from repolicy.planning import learned_model
-from repolicy.planning.asking import planned
+from repolicy.planning.asking import plan
 from repolicy.planning.keeping import keep
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Search
@@ -184,11 +184,11 @@ def test_a_planner_keeps_that_its_model_is_learnt(tmp_path, monkeypatch):
     monkeypatch.setattr(learned_model, "STEPS", 40)
     monkeypatch.setattr(learned_model, "EPOCHS", 1)
     search = Search(samples=4, horizon=2)
-    made = planned("halfcheetah", "hind_leg=10", None, 0.1, 0.0, False, search, learned=True)
+    made = plan("halfcheetah", "hind_leg=10", omega=0.1, states=0.0, search=search, learned=True)
     keep(made, tmp_path / "plan")
     again = acting(tmp_path / "plan", Options(), trust=False)
     seen = np.random.default_rng(0).normal(0, 0.1, (2, 17)).astype(np.float32)
-    assert np.array_equal(again.agent.act(seen), made.planner.act(seen))
+    assert np.array_equal(again.agent.act(seen), made.act(seen))
 
 
 def test_short_episodes_teach_no_model(monkeypatch):

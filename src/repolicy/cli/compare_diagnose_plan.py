@@ -213,7 +213,7 @@ class Plan(Acts):
 
     def run(self) -> dict[str, Any]:
         from repolicy.envs import EVALUATION_SEED, combined, evaluate
-        from repolicy.planning.asking import paced, planned
+        from repolicy.planning.asking import paced, plan
         from repolicy.planning.keeping import check_free, check_room, keep, keep_as_policy
         from repolicy.planning.live import server, show
         from repolicy.planning.planner import Search
@@ -235,24 +235,24 @@ class Plan(Acts):
         if self.live:
             server(None, self.port).server_close()  # a port that is taken is told before what takes a while
         search = Search(samples=self.samples or 0, horizon=self.horizon or 0, seed=self.seed)
-        made = planned(
-            self.prior, self.addon, self.env, self.omega, self.states, self.value, search, self.learned, self.reading,
-            self.trust, terminal.say,
+        made = plan(
+            self.prior, self.addon, env=self.env, omega=self.omega, states=self.states, value=self.value, search=search,
+            learned=self.learned, options=self.reading, trust=self.trust, say=terminal.say,
         )  # fmt: skip
         terminal.say(*made.notes)
-        choices = made.planner.actions.kind == "discrete"
+        choices = made.actions.kind == "discrete"
         if choices and (self.hz is not None or self.live or self.distil):
             raise UsageError("a tree of choices goes without --hz, --live and --distil")
         if self.hz is not None:
             made = paced(made, self.hz)
-            search = made.planner.search
+            search = made.search
             samples = f"{search.samples} samples of {counted(search.horizon, 'step')}"
             terminal.say(f"{samples} fit {self.hz:g} decisions a second")
         if self.live:
             show(made, out, self.port, terminal.say)
             return {"folder": str(out), "env": made.env}
-        planner, found = made.planner, {}
-        agents: dict[str, Any] = {"prior": planner.prior, "planner": planner}
+        found = {}
+        agents: dict[str, Any] = {"prior": made.prior, "planner": made}
         if self.distil:
             agents["kept"] = keep_as_policy(made, self.distil, out, terminal.say)
         else:
@@ -261,10 +261,10 @@ class Plan(Acts):
             for name, agent in agents.items():
                 found[name] = evaluate(
                     agent, made.env, self.episodes, addon=combined(made.addons), seed=EVALUATION_SEED + self.seed,
-                    longest=self.steps, backend=planner.backend,
+                    longest=self.steps, backend=made.backend,
                 )  # fmt: skip
         terminal.numbers(f"{made.env}, {counted(self.episodes, 'episode')} each", *rewards(found))
-        tally, seconds = planner.tally, planner.model.seconds
+        tally, seconds = made.tally, made.model.seconds
         kept = tally.kept / tally.decisions
         told = {"decisions_a_second": tally.rate, "real_time": tally.rate * seconds, "prior_kept": kept}
         told["broken_down"] = tally.failed
@@ -276,12 +276,12 @@ class Plan(Acts):
         else:
             told["effective_samples"] = tally.effective / tally.decisions
             terminal.say(
-                f"{pace}; {told['effective_samples']:.3g} of {planner.search.samples} samples count; in {kept:.1%} of "
+                f"{pace}; {told['effective_samples']:.3g} of {made.search.samples} samples count; in {kept:.1%} of "
                 "the decisions none was better than the prior's own plan"
             )
         if tally.failed:
             terminal.say(f"{tally.failed:,} simulations broke down, and were left out")
         terminal.say(f"its {'file' if self.distil else 'folder'}: {out}")
         results = {name: evaluation.as_dict()["summary"] for name, evaluation in found.items()}
-        weights = {"env": made.env, "omega": planner.score.omega, "states": planner.score.states}
+        weights = {"env": made.env, "omega": made.score.omega, "states": made.score.states}
         return {"policy" if self.distil else "folder": str(out)} | weights | told | results

@@ -11,25 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from repolicy.envs import (
-    Addon,
-    Collector,
-    EnvLike,
-    Rollout,
-    Wish,
-    check_env,
-    check_fit,
-    check_plain,
-    combined,
-    env_name,
-    make_envs,
-    probed,
-)
-from repolicy.envs.addons import names
+from repolicy.envs import Collector, EnvLike, Rollout, check_fit, check_plain, env_name, make_envs, probed
+from repolicy.envs.addons import Addon, Wish, check_env, combined, names
 from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.planning.learned_model import LearnedModel
-from repolicy.planning.planner import Planner, Search
+from repolicy.planning.planner import Planner, Search, Tally
 from repolicy.planning.scoring import Score
 from repolicy.planning.simulators import CannotBatchError, CopyModel, Model, MujocoModel
 from repolicy.planning.value import fitted_value, rewards_of, rollouts_in
@@ -43,11 +30,10 @@ from repolicy.runs import Settings, one_thread
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A planner, its prior's file, and what its choices were."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Planned(Planner):
+    """A planner that knows its prior's file, its task, and why its weights are what they are."""
 
-    planner: Planner
     saved: SavedPolicy
     env: str
     addons: tuple[str, ...]
@@ -66,7 +52,8 @@ def plan(
     learned: bool = False,
     options: Options | None = None,
     trust: bool = False,
-) -> Planner:
+    say: Say = lambda sentence: None,
+) -> Planned:
     """Return an agent that meets a wish without training, by simulating what it might do before each of its actions.
 
     Args:
@@ -81,44 +68,32 @@ def plan(
         learned: simulate with a model that is learnt from the prior's own steps, in place of the environment's.
         options: how the prior's file is read, where that is another library's.
         trust: run code that the prior's file names.
+        say: hears of what takes a while.
     """
-    return planned(prior, addon, env, omega, states, value, search or Search(), learned, options, trust).planner
-
-
-def planned(
-    prior: Any,
-    addon: Wish,
-    env: EnvLike | None,
-    omega: float | None,
-    states: float | None,
-    value: bool,
-    search: Search,
-    learned: bool = False,
-    options: Options | None = None,
-    trust: bool = False,
-    say: Say = lambda sentence: None,
-) -> Planned:
-    """Return the same with what was chosen; `say` hears of what takes a while."""
     residual(omega, states=states)  # which refuses weights that cannot be
     start = open_prior(prior, options, trust=trust)
     if start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, and a planner asks its prior in every simulated step")
     policy = start.saved.policy
     choices = policy.actions.kind == "discrete"
-    if choices:
-        _check_choices(policy, start.name, value or learned)
+    several = len(policy.actions.sizes) > 1
+    if choices and (several or value or learned):
+        what = "makes several choices at once" if several else "makes choices"
+        raise UsageError(
+            f"{start.name} {what}: a tree is for one choice a step, in copies, and has no use for --value or --learned"
+        )
     place = start.env(trust) if env is None else env_name(env)
     wishes = names(addon)
     wish = _wish_in(place, wishes)
+    search = search or Search()
     check_fit(policy, probed(place), "the prior")
 
     # The weights, unless they are named: by what a nat is worth, or from there by trial.
     tries = omega is None and states is None and not value and not choices
     notes = list[str]()
     if omega is None or states is None:
-        weights, _, reward = InEnvs(start.saved.card, policy, Settings(), say, place, wishes).weights(
-            "--omega and --states"
-        )
+        task = InEnvs(start.saved.card, policy, Settings(), say, place, wishes)
+        weights, _, reward = task.weights("--omega and --states")
         if weights is None:
             raise UsageError("what a nat of the prior is worth cannot be told: name --omega and --states")
         omega = weights.omega if omega is None else omega
@@ -140,17 +115,7 @@ def planned(
     if note:
         notes.append(note)
     search = search.filled(choices, score.value is not None)
-    return Planned(Planner(policy, model, score, search), start.saved, place, wishes, tuple(notes))
-
-
-def _check_choices(policy: Policy, name: str, more: bool) -> None:
-    """Raise where a tree cannot plan for a policy that makes choices, or has no use for what else is asked."""
-    several = len(policy.actions.sizes) > 1
-    if several or more:
-        what = "several choices at once" if several else "choices"
-        raise UsageError(
-            f"{name} makes {what}: a tree is for one choice a step, in copies, and has no use for --value or --learned"
-        )
+    return Planned(policy, model, score, search, saved=start.saved, env=place, addons=wishes, notes=tuple(notes))
 
 
 def _wish_in(env: str, wishes: tuple[str, ...]) -> Addon:
@@ -256,9 +221,9 @@ SHARE = 0.8  # of the time, that planning may take
 
 def paced(made: Planned, hz: float) -> Planned:
     """Return the planner with what fits so many decisions a second."""
-    with one_thread(), closing(make_envs(made.env, 1, made.planner.search.seed, made.planner.backend)) as envs:
-        made.planner.watch(envs)
-        return replace(made, planner=within(made.planner, envs.reset(), SHARE / hz))
+    with one_thread(), closing(make_envs(made.env, 1, made.search.seed, made.backend)) as envs:
+        made.watch(envs)
+        return replace(made, search=within(made, envs.reset(), SHARE / hz).search)
 
 
 def within(planner: Planner, observations: np.ndarray, seconds: float) -> Planner:
@@ -278,7 +243,7 @@ def within(planner: Planner, observations: np.ndarray, seconds: float) -> Planne
 
 def took(planner: Planner, observations: np.ndarray, samples: int) -> float:
     """Return how many seconds a decision with so many samples takes."""
-    trial = replace(planner, search=replace(planner.search, samples=samples))
+    trial = replace(planner, search=replace(planner.search, samples=samples), tally=Tally())
     times = list[float]()
     for _ in range(DECISIONS):
         began = perf_counter()

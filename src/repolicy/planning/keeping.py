@@ -18,7 +18,7 @@ import torch
 from repolicy.envs import TRUST_IT, Envs, confirm, env_of, make_envs, only_here
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import read_json
-from repolicy.planning.asking import Planned, planned
+from repolicy.planning.asking import Planned, plan
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Planner, Search, spread_of
 from repolicy.policies import Policy, copied, frozen, read_card, save_policy
@@ -49,18 +49,17 @@ def keep(made: Planned, folder: Path) -> None:
     """Write a planner's folder."""
     if alone := only_here([made.env, *made.addons]):
         raise UsageError(f"{alone} lives in this Python session alone: write it into a file")
-    planner = made.planner
-    plan = {
+    kept = {
         "format": FORMAT,
         "request": {"env": made.env, "addons": list(made.addons)},
-        "omega": planner.score.omega,
-        "states": planner.score.states,
-        "value": planner.score.value is not None,
-        "learned": isinstance(planner.model, LearnedModel),
-        "search": {name: value for name, value in asdict(planner.search).items() if value is not None},
+        "omega": made.score.omega,
+        "states": made.score.states,
+        "value": made.score.value is not None,
+        "learned": isinstance(made.model, LearnedModel),
+        "search": {name: value for name, value in asdict(made.search).items() if value is not None},
     }
     write_bytes(folder / PRIOR, own_bytes(made.saved))
-    write_json(folder / PLAN, plan)
+    write_json(folder / PLAN, kept)
 
 
 def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
@@ -75,9 +74,11 @@ def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
     confirm(path, trust, env=values["request"]["env"], addons=addons, remedy=TRUST_IT)
     search = Search(**{name.removesuffix("?"): values["search"].get(name.removesuffix("?")) for name in SEARCH})
     env = env_of(values, path, trust=True)
-    weights = (values["omega"], values["states"], values["value"])
-    made = planned(folder / PRIOR, addons, env, *weights, search, values.get("learned", False))
-    return OpenedPolicy(str(folder), made.planner, folder, made.saved.policy, values, made.notes)
+    made = plan(
+        folder / PRIOR, addons, env=env, omega=values["omega"], states=values["states"], value=values["value"],
+        search=search, learned=values.get("learned", False),
+    )  # fmt: skip
+    return OpenedPolicy(str(folder), made, folder, made.saved.policy, values, made.notes)
 
 
 ENVS, ROUNDS, MOST_EPOCHS = 16, 4, 100
@@ -142,10 +143,9 @@ def distilled(planner: Planner, env: str, labels: int, seed: int = 0, say: Say =
 
 def keep_as_policy(made: Planned, labels: int, out: Path, say: Say) -> Policy:
     """Write the file of a policy that does what a planner does, and return it."""
-    planner, prior = made.planner, made.saved.policy
-    policy = distilled(planner, made.env, labels, planner.search.seed, say)
-    weights = {"omega": planner.score.omega, "states": planner.score.states}
+    policy = distilled(made, made.env, labels, made.search.seed, say)
+    weights = {"omega": made.score.omega, "states": made.score.states}
     request = {"env": made.env, "addons": list(made.addons), "objective": {"task": "addon"} | weights}
     card = {"which": KEPT, "request": request, "labels": labels, "versions": versions()}
-    save_policy(out, policy, card, prior, planner.score.density)
+    save_policy(out, policy, card, made.saved.policy, made.score.density)
     return policy

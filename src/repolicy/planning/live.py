@@ -61,18 +61,18 @@ class Traced:
 class Stage:
     """The environment in which a planner acts, what a page shows of it, and what a page may set."""
 
-    def __init__(self, made: Planned, out: Path) -> None:
-        self.made, self.out, self.lock = made, out, threading.Lock()
-        self._env: Any = one_env(made.env)
+    def __init__(self, planner: Planned, out: Path) -> None:
+        self.planner, self.out, self.lock = planner, out, threading.Lock()
+        self._env: Any = one_env(planner.env)
         if not hasattr(self._env.unwrapped, "model"):
-            raise UsageError(f"{made.env} has no MuJoCo robot, which is what the page draws: plan without --live")
-        self._space = action_space(self._env.action_space, made.env)
-        self._seen, _ = self._env.reset(seed=made.planner.search.seed)
+            raise UsageError(f"{planner.env} has no MuJoCo robot, which is what the page draws: plan without --live")
+        self._space = action_space(self._env.action_space, planner.env)
+        self._seen, _ = self._env.reset(seed=planner.search.seed)
         self.each = [self._env]
-        made.planner.watch(self)
+        planner.watch(self)
         self._begin()
         self._means = dict[str, float]()
-        self._asked = addon = made.planner.score.addon  # whose weights stay, so that what is shown can be compared
+        self._asked = addon = planner.score.addon  # whose weights stay, so that what is shown can be compared
         self._wishes = [f"{WISH}{title}" for title in addon.titles]
         ends = (FURTHEST * (weight or 1.0) for weight in addon.weights)
         self._sliders = SLIDERS | {
@@ -81,12 +81,12 @@ class Stage:
 
     def _begin(self) -> None:
         """Plan with the settings as they are."""
-        self._model: Any = Traced(self.made.planner.model)
-        self._planning: Any = replace(self.made.planner, model=self._model).actor(1, 1)
+        self._model: Any = Traced(self.planner.model)
+        self._planning: Any = replace(self.planner, model=self._model).actor(1, 1)
 
     @property
     def settings(self) -> dict[str, float]:
-        planner = self.made.planner
+        planner = self.planner
         weights = {"omega": planner.score.omega}
         if planner.score.density is not None:
             weights["states"] = planner.score.states
@@ -96,7 +96,7 @@ class Stage:
     def set(self, wanted: dict[str, Any]) -> None:
         """Plan on with other settings; each stays within its slider."""
         with self.lock:
-            given, planner = self.settings, self.made.planner
+            given, planner = self.settings, self.planner
             for name, value in wanted.items():
                 if name not in given or not isinstance(value, int | float) or not np.isfinite(value):
                     raise UsageError(f"{name!r} is no slider, or {value!r} no number")
@@ -104,23 +104,22 @@ class Stage:
             addon = replace(planner.score.addon, weights=tuple(given[wish] for wish in self._wishes))
             score = replace(planner.score, omega=given["omega"], states=given.get("states", 0.0), addon=addon)
             search = replace(planner.search, samples=int(given["samples"]), horizon=int(given["horizon"]))
-            planner = replace(planner, score=score, search=search)
             asked = (f"{name}={weight!r}" for name, weight in zip(addon.names, addon.weights, strict=True))
-            self.made = replace(self.made, planner=planner, addons=tuple(asked))
+            self.planner = replace(planner, score=score, search=search, addons=tuple(asked))
             self._begin()
             self._means = {}
 
     def keep(self) -> str:
         """Write the planner's folder with the settings as they are."""
-        keep(self.made, self.out)
+        keep(self.planner, self.out)
         return str(self.out)
 
     def step(self) -> dict[str, Any]:
         """Act once, and return what there is to see."""
         with self.lock:
-            began, planner = time.perf_counter(), self.made.planner
+            began = time.perf_counter()
             before = np.asarray(self._seen, np.float32).ravel()[None]
-            sent = planner.to_environment(self._planning(before))
+            sent = self.planner.to_environment(self._planning(before))
             own = native(sent, self._space, self._env.action_space)[0]
             took = time.perf_counter() - began
             weights = self._planning.found.weights
@@ -200,7 +199,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             while True:
-                due = time.perf_counter() + self.stage.made.planner.model.seconds
+                due = time.perf_counter() + self.stage.planner.model.seconds
                 self.wfile.write(json.dumps(self.stage.step()).encode() + b"\n")
                 time.sleep(max(0.0, due - time.perf_counter()))
         except OSError:
@@ -228,9 +227,9 @@ def server(stage: Stage | None, port: int) -> ThreadingHTTPServer:
         raise RepolicyError(f"port {port} cannot be used ({why}): choose another --port") from None
 
 
-def show(made: Planned, out: Path, port: int, say: Callable[[str], None]) -> None:
+def show(planner: Planned, out: Path, port: int, say: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C."""
-    stage = Stage(made, out)
+    stage = Stage(planner, out)
     with one_thread(), server(stage, port) as serving, contextlib.suppress(KeyboardInterrupt):
         serving.daemon_threads = True
         say(f"open http://{HERE}:{serving.server_address[1]} in a browser on this machine; Ctrl-C ends it")
