@@ -19,7 +19,7 @@ from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.many import comparing
 from repolicy.many.comparing import ROUND, Compared, Comparison, Margin, compare, judged, open_sides
-from repolicy.many.varying import Around, Place, Varied, compare_around
+from repolicy.many.varying import Around, Place, compare_around, varied
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
@@ -289,7 +289,7 @@ VALUES = {
 
 @pytest.mark.parametrize(("text", "values"), VALUES.items())
 def test_values_of_an_option(text: str, values: tuple[float, ...]) -> None:
-    assert Varied.of(text) == (text[0], values)
+    assert varied(text) == (text[0], [*values])
 
 
 @pytest.mark.parametrize(

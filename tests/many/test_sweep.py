@@ -57,7 +57,7 @@ def found(*points: tuple[float, float, float], spread: float = 0.0, episodes: in
     made = [
         Point(omega, Path("nowhere"), evaluation(basic + wave, addon + wave), None) for omega, basic, addon in points
     ]
-    return Found({}, Path("nowhere"), made[0], made[1:], {}, "")
+    return Found({}, Path("nowhere"), made[0], made[1:], {})
 
 
 def evaluation(basic: np.ndarray, addon: np.ndarray) -> Evaluation:
@@ -88,10 +88,10 @@ def test_a_total_that_is_as_good_in_the_same_episodes_is_counted() -> None:
     noise = np.array([1.0, -1.0, 1.0, -1.0])
     totals = {np.inf: starts - 9.0, 0.1: starts + 2.0, 0.3: starts + 1.9 + noise, 1.0: starts + 0.5}
     points = [Point(omega, Path("nowhere"), evaluation(each, none), None) for omega, each in totals.items()]
-    swept = Found({}, Path("nowhere"), points[0], points[1:], {}, "")
+    swept = Found({}, Path("nowhere"), points[0], points[1:], {})
     assert (swept.best, swept.as_good, swept.marks(0)) == (0, 1, " (one of 2 best totals)")
     assert "the highest total, ω′ 0.1 (1 other within its error)" in legend(swept)
-    alone = Found({}, Path("nowhere"), points[0], [points[1], points[3]], {}, "")
+    alone = Found({}, Path("nowhere"), points[0], [points[1], points[3]], {})
     assert (alone.as_good, alone.marks(0)) == (0, " (best total)")
 
 
@@ -122,9 +122,18 @@ def test_a_sweep_that_knows_no_basic_reward_is_bent_by_the_kl() -> None:
         mean, sampled = (evaluation(unknown, np.full(50, addon)) for _ in range(2))
         sampled = dataclasses.replace(sampled, deterministic=False, lengths=lengths, log_prior=-kl * lengths)
         points.append(Point(omega, Path("nowhere"), mean, dataclasses.replace(sampled, log_policy=0 * lengths)))
-    swept = Found({}, Path("nowhere"), points[0], points[1:], {}, "")
+    swept = Found({}, Path("nowhere"), points[0], points[1:], {})
     assert swept.cost == "kl_a_step"
     assert swept.knee == 0
+    assert swept.table()[0][-2:] == ["log prior a step", "KL a step"]
+
+
+def test_of_a_generative_policy_the_distance_is_that_of_a_decision() -> None:
+    ones = np.ones(2)
+    made = dataclasses.replace(evaluation(ones, ones), env="X?decoder=d.pt&noise=8&chunk=4", log_prior=-ones)
+    point = Point(np.inf, Path("nowhere"), made, dataclasses.replace(made, deterministic=False, log_policy=ones))
+    swept = Found({}, Path("nowhere"), point, [point], {})
+    assert swept.table()[0][-2:] == ["log prior a decision", "KL a decision"]
 
 
 @pytest.mark.parametrize(

@@ -102,11 +102,11 @@ class Dial(Command):
             )  # fmt: skip
             status.update("films")
             report = write_dial_report(turning, swept, terminal.say)
-        title, points = " and ".join(map(str, turning.trained)), swept.rows()
+        title = " and ".join(map(str, turning.trained))
         title = title or f"from the prior (0) to the customized policy (1), {turning.how}"
         if swept.in_a_row:
             terminal.say(swept.verdict)
-        terminal.numbers(f"{env}: {title}", swept.headings, points)
+        terminal.numbers(f"{env}: {title}", *swept.table())
         terminal.say(f"report: {report}")
         return as_dict(turning, swept) | {"report": str(report)}
 

@@ -17,12 +17,10 @@ import torch
 
 from repolicy.envs import (
     BLOCK,
-    Addon,
     Backend,
     Collector,
     EnvLike,
     Evaluation,
-    Wish,
     acting_in,
     addons_of,
     backend_of,
@@ -35,9 +33,9 @@ from repolicy.envs import (
     placed,
     probed,
     run_episodes,
-    wished,
     with_observed_of,
 )
+from repolicy.envs.addons import Addon, Wish, wished
 from repolicy.errors import UsageError, check_counts
 from repolicy.many.bets import ORDER, Verdict, lower, shown
 from repolicy.policies import Agent
@@ -102,13 +100,14 @@ class Compared:
     @property
     def cells(self) -> list[str]:
         """One row of the table."""
+        changes = (self.new - self.old, self.low, self.high)
         if self.name == "ended_early":
-            parts = (self.old, self.new, self.new - self.old, self.low, self.high)
-            shares = [f"{each:.1%}".replace("-", "−") for each in parts]
+            old, new, difference, low, high = (
+                f"{share:.1%}".replace("-", "−") for share in (self.old, self.new, *changes)
+            )
         else:
-            shares = [number(self.old), number(self.new), number(self.new - self.old, plus=True)]
-            shares += [number(each, plus=True) for each in (self.low, self.high)]
-        old, new, difference, low, high = shares
+            old, new = number(self.old), number(self.new)
+            difference, low, high = (number(change, plus=True) for change in changes)
         interval = f"{low} to {high}" if math.isfinite(self.high - self.low) else "unknown"
         return [self.title, old, new, difference, interval, self.verdict]
 
@@ -175,7 +174,8 @@ def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: f
     """
     old, new = old.astype(float), new.astype(float)
     losses = np.maximum(abs(old), abs(new))
-    sign, allowed = 1.0, np.full_like(old, margin.value)
+    allowed = np.full_like(old, margin.value)
+    sign = 1.0
     if name == "ended_early":  # fewer are better; a share is a number of episodes in a hundred
         sign, losses = -1.0, np.ones_like(old)
     elif margin.is_share:
@@ -189,7 +189,8 @@ def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: f
     elif shown(gain + allowed, losses, error)[-1]:
         verdict = "not worse"
     low, high = lower(gain, losses, error), -lower(-gain, losses, error)
-    low, high = (low, high) if sign > 0 else (-high, -low)
+    if sign < 0:
+        low, high = -high, -low
     return Compared(name, float(old.mean()), float(new.mean()), low, high, verdict)
 
 
@@ -243,7 +244,8 @@ def compare(
     by_noise = decoder(env) is not None  # a generative policy's likeliest noise is a policy that nobody has
     kinds = ("sampled", "mean") if sampled or by_noise else ("mean", "sampled")
     is_paired = _repeats(*ready[0], seed, backend)
-    drawn, rounds, done = {kind: list[list[Quantities]]() for kind in kinds}, 0, 0
+    drawn = {kind: list[list[Quantities]]() for kind in kinds}
+    rounds = done = 0
 
     def ran(agent: Agent, place: str, kind: str, count: int) -> Evaluation:
         with closing(make_envs(place, count, seed + done, backend)) as envs:  # an episode each
@@ -254,7 +256,8 @@ def compare(
         for kind in kinds:
             pair = [ran(*each, kind, count) for each in ready]
             drawn[kind].append([_quantities(each) for each in pair])
-        rounds, done = rounds + 1, done + count
+        rounds += 1
+        done += count
         rows = {kind: _judged(drawn[kind], margin, error) for kind in kinds}
         found = Comparison(env, pair[0].backend, done, rounds, is_paired, str(margin), error, seed, rows)
         deciding = [row.verdict for row in found.deciding]

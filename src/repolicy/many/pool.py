@@ -51,7 +51,8 @@ def work(
     `ended` is told of each what went wrong, or nothing; `watch`, now and then, which are at work. Returns those that
     never became ready. Ctrl-C and SIGTERM stop all of them.
     """
-    waiting, running, attempts = list(jobs), dict[Job, Any](), dict[Job, int]()
+    waiting = list(jobs)
+    running, attempts = dict[Job, Any](), dict[Job, int]()
     with terminated_as_interrupted():
         try:
             while waiting or running:
@@ -63,7 +64,8 @@ def work(
                     break
                 time.sleep(pause)
                 for job, at_work in list(running.items()):
-                    if (code := at_work.poll()) is None:
+                    code = at_work.poll()
+                    if code is None:
                         continue
                     del running[job]
                     if (code < 0 or code == STOPPED) and attempts[job] < ATTEMPTS:

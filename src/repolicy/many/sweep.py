@@ -317,4 +317,4 @@ def _evaluated(
     first = point("the prior", math.inf, folder / "prior.safetensors", prior)
     trained = [(omega, _place(folder, omega)) for omega in omegas if omega not in failed]
     points = [point(f"ω′ {w:g}", w, place, read_policy(RunFolder(place).policy).policy) for w, place in trained]
-    return Found(request, folder, first, points, failed, addon.metric_name)
+    return Found(request, folder, first, points, failed)

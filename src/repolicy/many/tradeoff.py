@@ -41,16 +41,6 @@ class Point:
         return (self.sampled if name == "kl_a_step" else self.judged).columns[name]
 
     @property
-    def kl(self) -> float:
-        """KL(policy ‖ prior), nats a step, over the states that the policy itself visits."""
-        return self.sampled.columns["kl_a_step"].mean
-
-    @property
-    def log_prior(self) -> float:
-        """The prior's log-probability of the policy's sampled actions, a step."""
-        return self.sampled.columns["log_prior_a_step"].mean
-
-    @property
     def addon(self) -> float:
         return self.judged.columns["addon_reward"].mean
 
@@ -65,8 +55,9 @@ class Point:
         return RunFolder(self.folder).policy
 
     def as_dict(self) -> dict[str, Any]:
-        """Return how far it is from the prior, and its episodes."""
-        distance = {"kl": self.kl, "log_prior": self.log_prior}
+        """Return how far it is from the prior, with sampled actions, and its episodes."""
+        columns = self.sampled.columns
+        distance = {"kl": columns["kl_a_step"].mean, "log_prior": columns["log_prior_a_step"].mean}
         return distance | {"mean_action": self.mean.as_dict(), "sampled_action": self.sampled.as_dict()}
 
 
@@ -83,18 +74,12 @@ class Found:
     prior: Point
     points: list[Point]
     failed: dict[float, str]  # why, of each ω′
-    metric_name: str
     letter: str = "ω′"  # what the points are values of
     in_a_row: bool = True  # whether the points lie on one curve
 
     def name(self, point: Point) -> str:
         """Return the point's name: `ω′ 0.3`."""
         return point.label or f"{self.letter} {point.omega:g}"
-
-    @property
-    def wishes(self) -> list[str]:
-        """Of several add-ons, the names of the columns of each."""
-        return [name for name in self.prior.judged.columns if name.startswith("addon_reward_")]
 
     @property
     def basic_known(self) -> bool:
@@ -173,45 +158,44 @@ class Found:
             return "the trade-off has no knee: no point lies above the straight line between its ends"
         return "no knee: the points' errors leave open which of them bends most; more episodes or steps would tell"
 
-    @property
-    def headings(self) -> list[str]:
-        basic = ["basic reward", *["kept"] * self._has_shares] * self.basic_known
-        gains = ["add-on reward", "gained", *(self.prior.judged.columns[name].title for name in self.wishes)]
-        metric, total = [self.metric_name] * bool(self.metric_name), ["total"] * self.basic_known
-        return [self.letter, *basic, *metric, *gains, *total, "log prior a step", "KL a step"]
-
-    @property
-    def _has_shares(self) -> bool:
-        """Whether a share of the prior's basic reward says anything: of a negative one it does not."""
-        return self.basic_known and (self.prior.basic or 0.0) > 0
-
-    def rows(self, cell: Callable[[Column, float], str] = _mean) -> list[list[str]]:
-        """Return the trade-off, the prior first: what is kept of the basic reward, what is gained, how far it is.
+    def table(self, cell: Callable[[Column, float], str] = _mean) -> tuple[list[str], list[list[str]]]:
+        """Return headings and rows, the prior first: what is kept of the basic reward, what is gained, how far it is.
 
         `cell` writes a quantity with the digits of its largest mean.
         """
-        everyone, lines = [self.prior, *self.points], []
+        everyone = [self.prior, *self.points]
         columns = [point.judged.columns for point in everyone]
-        sizes = {name: max(abs(each[name].mean) for each in columns) for name in columns[0]}
-        priors, kls = ([getattr(point, name) for point in everyone] for name in ("log_prior", "kl"))
-        for index, point in enumerate(everyone):
-            shown = {name: cell(point.judged.columns[name], size) for name, size in sizes.items()}
-            line = ["prior" if index == 0 else (point.label or f"{point.omega:g}") + self.marks(index - 1)]
-            if self.basic_known:
-                line.append(shown["basic_reward"])
-            if self._has_shares:
-                line.append(f"{(point.basic or 0.0) / (self.prior.basic or 1.0):.0%}")
-            if "metric" in shown:
-                line.append(shown["metric"])
-            gained = number(point.addon - self.prior.addon, sizes["addon_reward"], plus=True)
-            line += [shown["addon_reward"], "–" if index == 0 else gained]
-            line += [shown[name] for name in [*self.wishes, *["total_reward"] * self.basic_known]]
-            lines.append([*line, number(point.log_prior, _largest(priors)), number(point.kl, _largest(kls))])
-        return lines
+
+        def quantity(name: str, title: str = "") -> list[str]:
+            size = max(abs(each[name].mean) for each in columns)
+            return [title or columns[0][name].title, *(cell(each[name], size) for each in columns)]
+
+        values = [point.label or f"{point.omega:g}" for point in self.points]
+        drawn = [[self.letter, "prior", *(value + self.marks(index) for index, value in enumerate(values))]]
+        if self.basic_known:
+            drawn.append(quantity("basic_reward"))
+            before = self.prior.basic or 0.0
+            if before > 0:  # a share of a negative reward says nothing
+                drawn.append(["kept", *(f"{(point.basic or 0.0) / before:.0%}" for point in everyone)])
+        if "metric" in columns[0]:
+            drawn.append(quantity("metric"))
+        drawn.append(quantity("addon_reward"))
+        most = _largest([point.addon for point in everyone])
+        gains = [number(point.addon - self.prior.addon, most, plus=True) for point in self.points]
+        drawn.append(["gained", "–", *gains])
+        drawn += [quantity(name) for name in columns[0] if name.startswith("addon_reward_")]  # of several wishes
+        if self.basic_known:
+            drawn.append(quantity("total_reward", "total"))
+        for name in ("log_prior_a_step", "kl_a_step"):
+            sampled = [point.sampled.columns[name] for point in everyone]
+            most = _largest([column.mean for column in sampled])
+            drawn.append([sampled[0].title, *(number(column.mean, most) for column in sampled)])
+        headings, *rows = map(list, zip(*drawn, strict=True))
+        return headings, rows
 
     def __repr__(self) -> str:
         lines = [self.verdict, f"{self.request['env']}: what each {self.letter} keeps and gains"]
-        lines.append(laid_out(self.headings, self.rows()))
+        lines.append(laid_out(*self.table()))
         chosen = self.knee if self.knee is not None else self.best
         if chosen is not None and "settings" in self.request:  # not of a dial
             point = self.points[chosen]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from repolicy.envs import RESET, EnvLike, of_reset, parsed
 from repolicy.errors import UsageError
@@ -23,30 +23,24 @@ from repolicy.ranges import Range
 STEPS, MOST = 5, 2  # places along a range, and options that are varied at once
 
 
-class Varied(NamedTuple):
-    """One option of the environment, and its values."""
+def varied(text: str) -> tuple[str, list[float]]:
+    """Return what `NAME=LOW..HIGH` says: an option, and values from one end to the other, at equal distances.
 
-    name: str
-    values: tuple[float, ...]
-
-    @classmethod
-    def of(cls, text: str) -> "Varied":
-        """Return what `NAME=LOW..HIGH` says: values from one end to the other, at equal distances.
-
-        Between whole ends they are whole, where there are enough such numbers: an option may be a count.
-        """
-        name, equals, ends = text.partition("=")
-        try:
-            found = Range.of(ends) if equals and name.removeprefix(RESET).isidentifier() else None
-        except ValueError:
-            found = None
-        if not (isinstance(found, Range) and -float("inf") < found.low < found.high < float("inf")):
-            wanted = "it must be an option and a range of numbers that ends above where it begins, NAME=LOW..HIGH"
-            raise UsageError(f"--vary is {text!r}; {wanted}")
-        step = (found.high - found.low) / (STEPS - 1)
-        values = [float(f"{found.low + index * step:.6g}") for index in range(STEPS)]
-        whole = step >= 1.0 and found.low.is_integer() and found.high.is_integer()
-        return cls(name, tuple(float(round(value)) if whole else value for value in values))
+    Between whole ends they are whole, where there are enough such numbers: an option may be a count.
+    """
+    name, equals, ends = text.partition("=")
+    try:
+        found = Range.of(ends) if equals and name.removeprefix(RESET).isidentifier() else None
+    except ValueError:
+        found = None
+    if not (isinstance(found, Range) and -float("inf") < found.low < found.high < float("inf")):
+        wanted = "it must be an option and a range of numbers that ends above where it begins, NAME=LOW..HIGH"
+        raise UsageError(f"--vary is {text!r}; {wanted}")
+    step = (found.high - found.low) / (STEPS - 1)
+    values = [float(f"{found.low + index * step:.6g}") for index in range(STEPS)]
+    if step >= 1.0 and found.low.is_integer() and found.high.is_integer():
+        values = [float(round(value)) for value in values]
+    return name, values
 
 
 @dataclass(frozen=True)
@@ -79,7 +73,7 @@ class Around:
     @property
     def is_flat(self) -> bool:
         """Whether no place differs from another."""
-        return len(self.places) > 1 and all(place.found.rows == self.places[0].found.rows for place in self.places)
+        return all(place.found.rows == self.places[0].found.rows for place in self.places)
 
     @property
     def worst(self) -> Place:
@@ -90,16 +84,21 @@ class Around:
     def sentences(self) -> list[str]:
         """The verdict at the worst place, and what it rests on."""
         place, count = self.worst, len(self.places)
-        lines = place.found.sentences(f" at the worst of {count} places, {place.words}" if count > 1 else "", count)
+        if count == 1:
+            return place.found.sentences()
         verdicts = [each.found.verdict for each in self.places]
-        shares = ", ".join(f"{verdict} at {verdicts.count(verdict)}" for verdict in dict.fromkeys(sorted(verdicts)))
-        flat = ["nothing differs between the places: does the environment read what is varied?"] * self.is_flat
-        return lines if count == 1 else [*lines, f"of the places: {shares}", *flat]
+        shares = ", ".join(f"{verdict} at {verdicts.count(verdict)}" for verdict in sorted({*verdicts}))
+        lines = place.found.sentences(f" at the worst of {count} places, {place.words}", count)
+        lines.append(f"of the places: {shares}")
+        if self.is_flat:
+            lines.append("nothing differs between the places: does the environment read what is varied?")
+        return lines
 
     @property
     def tables(self) -> list[Table]:
         """The places, where there are several; and the table of each kind of action at the worst of them."""
-        return [*([self.table] if len(self.places) > 1 else []), *self.worst.found.tables]
+        tables = self.worst.found.tables
+        return [self.table, *tables] if len(self.places) > 1 else tables
 
     @property
     def table(self) -> Table:
@@ -135,18 +134,22 @@ def compare_around(
         progress: is given the place in words and how many episodes are done there.
         options: what else `compare` takes.
     """
-    axes = [Varied.of(text) for text in vary]
-    if len(axes) > MOST or len({axis.name for axis in axes}) < len(axes):
+    axes = dict(map(varied, vary))
+    if len(axes) > MOST or len(axes) < len(vary):
         raise UsageError(f"--vary takes one or two options, each once; got {', '.join(vary)}")
     sides, name = open_sides(old, new, env, **options)
-    if taken := {axis.name for axis in axes} & {*parsed(name)[1], *(RESET + key for key in of_reset(name))}:
+    if taken := axes.keys() & {*parsed(name)[1], *(RESET + key for key in of_reset(name))}:
         raise UsageError(f"environment {name!r} sets {min(taken)} itself: leave it out there, or do not vary it")
     places = []
-    for values in product(*(axis.values for axis in axes)):
-        chosen = dict(zip((axis.name for axis in axes), values, strict=True))
+    for values in product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
         words = "&".join(f"{key}={value:g}" for key, value in chosen.items())
-        place = f"{name}{'&' if '?' in name else '?'}{words}" if words else name
-        told = None if progress is None else partial(progress, words)
-        share = error / STEPS ** len(axes)
-        places.append(Place(chosen, compare(*sides, place, not_worse, error=share, progress=told, **options)))
+        place = name
+        if words:
+            place += ("&" if "?" in name else "?") + words
+        found = compare(
+            *sides, place, not_worse, error=error / STEPS ** len(axes),
+            progress=None if progress is None else partial(progress, words), **options,
+        )  # fmt: skip
+        places.append(Place(chosen, found))
     return Around(places)

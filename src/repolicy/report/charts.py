@@ -152,12 +152,15 @@ def beside(names: Sequence[str], at: Sequence[Spot], path: Sequence[Spot], axes:
         half = 4.0 * len(name) + 2
         ways = [(way * across, down) for across in (0, half + 12) for down in (-16, 26, 5, -30, 40) for way in (1, -1)]
         places = [(x + across, y + down) for across, down in ways if across or down != 5]
-        boxes = [(px - half, px + half, py - 13, py + 4) for px, py in places]
-        crowds = [sum(left < tx < right and top < ty < foot for tx, ty in taken) for left, right, top, foot in boxes]
-        inside = [box[0] > axes.left and box[1] < axes.width and box[3] < axes.height - axes.bottom for box in boxes]
-        crowds = [crowd + 99 * (not free) for crowd, free in zip(crowds, inside, strict=True)]
-        best = crowds.index(min(crowds))
-        (left, right, top, foot), spot = boxes[best], places[best]
+        fewest = math.inf
+        for px, py in places:
+            left, right, top, foot = px - half, px + half, py - 13, py + 4
+            crowd = sum(left < tx < right and top < ty < foot for tx, ty in taken)
+            if left <= axes.left or right >= axes.width or foot >= axes.height - axes.bottom:
+                crowd += 99  # it would leave the drawing
+            if crowd < fewest:
+                fewest, spot, box = crowd, (px, py), (left, right, top, foot)
+        left, right, top, foot = box
         taken += [(tx, ty) for tx in np.linspace(left, right, 9) for ty in (top, (top + foot) / 2, foot)]
         feet.append(spot)
     return feet
@@ -295,7 +298,8 @@ def lines(request: Request, prior: Evaluation | None) -> dict[str, dict[str, flo
     """Return the horizontal lines of each curve: what the prior has of it, with sampled actions, and the budget."""
     if prior is None:
         return {}
-    objective, budget, columns = request.objective, request.settings.budget, prior.columns
+    objective, budget = request.objective, request.settings.budget
+    columns = prior.columns
     means = {name: column.mean for name, column in columns.items()}
     at = {
         "basic_return": means.get("basic_reward"),

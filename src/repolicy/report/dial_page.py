@@ -20,22 +20,10 @@ from repolicy.policies import Conditioned, Policy, SavedPolicy, read_card, save_
 from repolicy.policies.storage import FORMAT, check_shape, finite, is_own, write_json
 from repolicy.priors import How, beside, beyond, held, prior_in, turned
 from repolicy.ranges import Dial
-from repolicy.report import page
+from repolicy.report import page, sweep_page
 from repolicy.report.movie import Shot
 from repolicy.report.run_page import filmed
-from repolicy.report.sweep_page import (
-    SCRIPT,
-    Beside,
-    at_stop,
-    every_point,
-    figures,
-    legend,
-    one_slider,
-    over,
-    slider,
-    tables,
-    tradeoff,
-)
+from repolicy.report.sweep_page import Beside
 from repolicy.runs import ranks
 from repolicy.text import as_file_name, capitalized
 
@@ -177,22 +165,19 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
         return Point(value, dial.path, mean, sampled, label)
 
     with ranks.one_thread():
-        points = [point(prior, math.inf)]
+        first, points = point(prior, math.inf), []
         for done, position in enumerate(dial.positions):
             progress(done)
-            value, label = position[0], ""
-            if len(position) > 1:
-                named = zip(dial.trained, position, strict=True)
-                label = ", ".join(f"{meaning(each).letter} {exactly(at)}" for each, at in named)
-                value = math.nan
-            points.append(point(dial.at(position), value, label))
-    letter = "t"
-    if dial.trained:
-        letter = meaning(dial.trained[0]).letter if len(dial.trained) == 1 else "position"
-    return Found(
-        {"env": dial.env, "addons": list(once)}, dial.out, points[0], points[1:], {},
-        addon.metric_name, letter, in_a_row=len(dial.trained) < 2,
-    )  # fmt: skip
+            if len(position) == 1:
+                points.append(point(dial.at(position), position[0]))
+                continue
+            named = zip(dial.trained, position, strict=True)
+            label = ", ".join(f"{meaning(each).letter} {exactly(value)}" for each, value in named)
+            points.append(point(dial.at(position), math.nan, label))
+    letters = [meaning(each).letter for each in dial.trained] or ["t"]
+    in_a_row = len(letters) == 1
+    request = {"env": dial.env, "addons": list(once)}
+    return Found(request, dial.out, first, points, {}, letters[0] if in_a_row else "position", in_a_row)
 
 
 def as_dict(dial: Turning, swept: Found) -> dict[str, Any]:
@@ -242,42 +227,49 @@ def _lead(dial: Turning, swept: Found) -> str:
         return f"Between the prior (t = 0) and {file} (t = 1): {WORDS[dial.how]}. Nothing was trained. {verdict}"
     weights = " and ".join(escape(meaning(each).weight) for each in dial.trained)
     inputs = f"{weights}, as an input" if len(dial.trained) == 1 else f"{weights} as inputs"
-    others = f"Beside it, in grey: {len(dial.beside)} points of a sweep, each trained for itself."
-    lead = f"{file}: one run trained a policy that takes {inputs}. {others * bool(dial.beside)}"
-    return f"{lead} {verdict}" if swept.in_a_row else lead
+    sentences = [f"{file}: one run trained a policy that takes {inputs}."]
+    if dial.beside:
+        sentences.append(f"Beside it, in grey: {len(dial.beside)} points of a sweep, each trained for itself.")
+    if swept.in_a_row:
+        sentences.append(verdict)
+    return " ".join(sentences)
 
 
 def _sliders(dial: Turning, swept: Found) -> list[str]:
     """Return one for each dial, in the middle at first; that of one dial begins at its best position."""
     if swept.in_a_row:
         *_, left, right = meaning(dial.trained[0]) if dial.trained else ("prior", "customized")
-        return [slider(swept, left, right)]
-    return [
-        one_slider(f"dial-{index}", what.weight, [f"{what.letter} {exactly(stop)}" for stop in stops], len(stops) // 2,
-                   what.low, what.high)
-        for index, (what, stops) in enumerate(zip(map(meaning, dial.trained), dial.stops, strict=True))
-    ]  # fmt: skip
+        return [sweep_page.slider(swept, left, right)]
+    drawn = []
+    for index, (each, stops) in enumerate(zip(dial.trained, dial.stops, strict=True)):
+        what = meaning(each)
+        names = [f"{what.letter} {exactly(stop)}" for stop in stops]
+        drawn.append(sweep_page.one_slider(f"dial-{index}", what.weight, names, len(stops) // 2, what.low, what.high))
+    return drawn
 
 
 def write_dial_report(dial: Turning, swept: Found, say: Callable[[str], None]) -> Path:
     """Film every position, and write `report.html` and `dial.json` into the dial's folder."""
     pictures, complaint = _filmed(dial, say)
     write_json(dial.out / "dial.json", as_dict(dial, swept))
-    several = len(dial.trained) > 1
-    commands = [at_stop(index, page.command(dial.command(position))) for index, position in enumerate(dial.positions)]
-    note = over(swept)
-    if dialed := [each.name for each in dial.trained if each.name not in MEANINGS]:
-        note += f" In the add-on reward the weight of {escape(' and of '.join(dialed))} is 1 at every position."
+    word = "dials" if len(dial.trained) > 1 else "dial"
+    commands = [page.command(dial.command(position)) for position in dial.positions]
+    at_stops = [sweep_page.at_stop(index, command) for index, command in enumerate(commands)]
     parts = [
         page.section(
-            "Turn the dials" if several else "Turn the dial",
+            f"Turn the {word}",
             *_sliders(dial, swept),
-            page.films(figures(swept, pictures), complaint),
-            *tables(swept),
+            page.films(sweep_page.figures(swept, pictures), complaint),
+            *sweep_page.tables(swept),
         ),
-        page.section("Keep this position", *commands, note="Writes it as a policy's file, which every command takes."),
-        *([] if several else [page.section("The trade-off", tradeoff(swept, dial.beside), note=legend(swept))]),
-        page.section("Every position", every_point(swept), note=note),
+        page.section("Keep this position", *at_stops, note="Writes it as a policy's file, which every command takes."),
     ]
-    title = f"{dial.env} with {' + '.join(dial.addons)}: the dial{'s' if several else ''}"
-    return page.write(dial.out / "report.html", title, _lead(dial, swept), parts, SCRIPT)
+    if swept.in_a_row:
+        drawing = sweep_page.tradeoff(swept, dial.beside)
+        parts.append(page.section("The trade-off", drawing, note=sweep_page.legend(swept)))
+    note = sweep_page.over(swept)
+    if dialed := [each.name for each in dial.trained if each.name not in MEANINGS]:
+        note += f" In the add-on reward the weight of {escape(' and of '.join(dialed))} is 1 at every position."
+    parts.append(page.section("Every position", sweep_page.every_point(swept), note=note))
+    title = f"{dial.env} with {' + '.join(dial.addons)}: the {word}"
+    return page.write(dial.out / "report.html", title, _lead(dial, swept), parts, sweep_page.SCRIPT)

@@ -47,10 +47,11 @@ def checkpoint_in(path: Path) -> Path:
 def kept(path: Path) -> dict[str, Any]:
     """Return what `ResidualPPO` has kept in a checkpoint; no code of it runs."""
     file = PolicyFile(path)
+    key, loaded = "residual", None
     if "policy.pth" in file.names:
         key, loaded = "position", json.loads(entry(open_zip(file.content, str(path)), "data"))
-    else:
-        key, loaded = "residual", file.pickled if file.is_pickled else None
+    elif file.is_pickled:
+        loaded = file.pickled
     found = loaded.get(key) if isinstance(loaded, dict) else None
     if not isinstance(found, dict) or not isinstance(found.get("curves"), dict):
         raise FileError(f"{path} has no curves of ResidualPPO in it; name {FORMS}, of a run with that class")
@@ -70,9 +71,10 @@ def write_host_report(path: Path) -> tuple[Path, str]:
 
 def _parts(file: Path, told: dict[str, Any]) -> tuple[str, list[str], str]:
     """Return the lead and the parts of the page of what a checkpoint keeps, and the verdict."""
-    each = {(one["who"], one["sampled"]): evaluation(one) for one in told.get("compared") or ()}
-    mean, sampled = ({who: each[who, how] for who, kind in each if kind == how} for how in (False, True))
-    pairs = pairs_of(mean, sampled) if each else []
+    mean, sampled = dict[str, Evaluation](), dict[str, Evaluation]()
+    for episodes in told.get("compared") or ():
+        (sampled if episodes["sampled"] else mean)[episodes["who"]] = evaluation(episodes)
+    pairs = pairs_of(mean, sampled) if mean else []
     parts, said = list[str](), ""
     if pairs:
         said = verdict(pairs)

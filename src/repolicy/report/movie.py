@@ -37,7 +37,7 @@ from repolicy.envs import (
 )
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON
-from repolicy.policies import ActionSpace, Recalling, Watching
+from repolicy.policies import ActionSpace, Agent, Recalling, Watching
 from repolicy.priors import acting, find_policy, is_plan
 from repolicy.readers.reading import Options
 from repolicy.runs import SECONDS_BETWEEN_LINES, clock
@@ -192,48 +192,64 @@ class _NoRendererError(Exception):
 
 def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np.ndarray], float]:
     """Return the pictures `[H, W, 3]` of a policy that takes its mean action, and how many make a second."""
-    found = acting(shot.policy, Options(), shot.trust)
-    policy = found.prior if shot.which == "prior" else found.agent
+    opened = acting(shot.policy, Options(), shot.trust)
+    policy = opened.prior if shot.which == "prior" else opened.agent
     assert policy is not None
-    shot = replace(shot, env=observing(shot.env, policy.observation_size))
-    pictures, steps, generates = list[np.ndarray](), 0, decoder(shot.env) is not None
-
-    def look(over: bool) -> None:
-        """See what a step of the environment led to."""
-        nonlocal steps
-        steps += 1
-        if pictures and steps % stride == 0 and len(pictures) < most and not (over and shot.actions):
-            pictures.append(_picture(env, shot))  # (where it is over, the environment has begun anew)
-            seen()
-
-    env, batch, native = _stage(shot, look)
-    check_fit(policy, batch)
-    stride = max(1, round(native / FRAMES_A_SECOND))
-    rate = native / stride
-    most = max(2, round(shot.seconds * rate))
-    if isinstance(policy, Watching):
-        policy.watch(batch)
-    act, observations, given = policy.actor(1, 1), batch.reset(), choices(shot, policy.actions)
-
-    def go() -> None:
-        nonlocal observations, given
-        now, given = given[:1], given[1:]
-        step = batch.step(now if len(now) else policy.to_environment(act(observations)))
-        observations, ended = step.observations, step.terminated | step.truncated
-        if ended.any() and isinstance(act, Recalling):
-            act.begin_anew(ended)
-        if not generates:
-            look(bool(ended[0]))
-
-    for _ in range(shot.around - round(shot.seconds * native / (2 * chunk_of(shot.env)))):
-        go()
-    pictures, steps = [_picture(env, shot)], 0
-    while len(pictures) < most and (len(given) or not shot.actions):
-        go()
-    batch.close()
+    filming = Filming(replace(shot, env=observing(shot.env, policy.observation_size)), policy, seen)
+    pictures = filming.pictures()
     if all(picture.min() == picture.max() for picture in pictures):
         raise _NoRendererError
-    return pictures, rate
+    return pictures, filming.rate
+
+
+class Filming:
+    """An agent at work, and a camera."""
+
+    def __init__(self, shot: Shot, agent: Agent, seen: Callable[[], None]) -> None:
+        self._shot, self._agent, self._seen = shot, agent, seen
+        self._taken, self._steps = list[np.ndarray](), 0
+        self._env, self._batch, self._steps_a_second = _stage(shot, self._look)
+        check_fit(agent, self._batch)
+        self._stride = max(1, round(self._steps_a_second / FRAMES_A_SECOND))
+        self.rate = self._steps_a_second / self._stride
+        if isinstance(agent, Watching):
+            agent.watch(self._batch)
+        self._act, self._observations = agent.actor(1, 1), self._batch.reset()
+        self._given = choices(shot, agent.actions)
+        self._has_decoder = decoder(shot.env) is not None  # which looks at each of a decision's steps
+
+    def pictures(self) -> list[np.ndarray]:
+        """Return them all."""
+        shot = self._shot
+        for _ in range(shot.around - round(shot.seconds * self._steps_a_second / (2 * chunk_of(shot.env)))):
+            self._go()
+        self._taken, self._steps = [_picture(self._env, shot)], 0
+        while len(self._taken) < self._most and (len(self._given) or not shot.actions):
+            self._go()
+        self._batch.close()
+        return self._taken
+
+    @property
+    def _most(self) -> int:
+        return max(2, round(self._shot.seconds * self.rate))
+
+    def _go(self) -> None:
+        """Do a step: what is given, or what the agent does."""
+        now, self._given = self._given[:1], self._given[1:]
+        step = self._batch.step(now if len(now) else self._agent.to_environment(self._act(self._observations)))
+        self._observations, ended = step.observations, step.terminated | step.truncated
+        if ended.any() and isinstance(self._act, Recalling):
+            self._act.begin_anew(ended)
+        if not self._has_decoder:
+            self._look(bool(ended[0]))
+
+    def _look(self, over: bool) -> None:
+        """See what a step of the environment led to; where that is over, it has begun anew."""
+        self._steps += 1
+        due = self._steps % self._stride == 0 and not (over and self._shot.actions)
+        if due and self._taken and len(self._taken) < self._most:
+            self._taken.append(_picture(self._env, self._shot))
+            self._seen()
 
 
 def choices(shot: Shot, space: ActionSpace) -> np.ndarray:

@@ -49,9 +49,12 @@ def push(
     say(f"evaluating: {counted(episodes, 'episode')}")
     with one_thread():
         found = evaluations(saved, env, addon, episodes)
-    film = next((each for suffix in FILMS if (each := path.with_suffix(suffix)).is_file()), None)
+    films = (path.with_suffix(suffix) for suffix in FILMS)
+    film = next((file for file in films if file.is_file()), None)
     page = card(saved, path, at, found, film, license, hashlib.sha256(content).hexdigest())
-    files = {FILE: content, "README.md": page.encode()} | ({film.name: film.read_bytes()} if film else {})
+    files = {FILE: content, "README.md": page.encode()}
+    if film:
+        files[film.name] = film.read_bytes()
     with in_sentences(at):
         added = [hub.CommitOperationAdd(*file) for file in files.items()]
         message = "A policy, by repolicy push"

@@ -11,18 +11,15 @@ from pathlib import Path
 from repolicy.envs import (
     EVALUATION_SEED,
     TRUST_IT,
-    Addon,
     Backend,
     Evaluation,
-    Limit,
-    combined,
     confirm,
     decoder,
     evaluate,
     in_gymnasium,
     probed,
 )
-from repolicy.envs.addons import at
+from repolicy.envs.addons import Addon, Limit, at, combined
 from repolicy.errors import FileError, RepolicyError
 from repolicy.loading import file_sum
 from repolicy.policies import SavedPolicy, read_card
@@ -79,17 +76,18 @@ def write_report(
     with ranks.one_thread():
         backend = backend_of(request)
         mean, sampled = (
-            evaluations(saved, request.env, addon, episodes, how, backend, request.limits) for how in (True, False)
+            evaluations(saved, request.env, addon, episodes, deterministic, backend, request.limits)
+            for deterministic in (True, False)
         )
     pairs = pairs_of(mean, sampled)
+    top = ""
     if pairs:
         said = verdict(pairs, name_of_prior(saved.card))
         why = basis([after for _, after in pairs])
         say(f"{said} ({why})")
         top = page.verdict(said, why)
-    else:
-        words = early(mean["policy"])
-        top = page.verdict(words[0], f"With {action(mean['policy'])}") if words else ""
+    elif ends := early(mean["policy"]):
+        top = page.verdict(ends[0], f"With {action(mean['policy'])}")
     say(laid_out(*rewards(by_action(mean, sampled))))
     if pairs and (sentence := hint(folder, request, pairs)):
         say(sentence)
@@ -99,7 +97,9 @@ def write_report(
         say(f"report: no films, {complaint}")
     figures = [page.film(picture, each.caption, each.kind) for each, picture in zip(chosen, pictures, strict=True)]
     parts = [top, *_parts(folder, request, saved, mean, sampled, page.films(figures, complaint))]
-    title = " with ".join([request.env, *([" + ".join(request.addons)] if request.addons else [])])
+    title = request.env
+    if request.addons:
+        title += f" with {' + '.join(request.addons)}"
     return page.write(folder.path / "report.html", title, _lead(folder, request, saved), parts)
 
 
@@ -183,7 +183,9 @@ def _lead(folder: RunFolder, request: Request, saved: SavedPolicy) -> str:
     lead = f"{escape(recipe(request))}. Shown is the {shown}, after {steps:,} environment steps{beside}."
     if shown == "policy":
         lead += " By the run's own objective it was clearly better than the last one."
-    return f"{lead} <strong>{warning}</strong>" if (warning := folder.unfinished(request)) else lead
+    if warning := folder.unfinished(request):
+        lead += f" <strong>{warning}</strong>"
+    return lead
 
 
 # What both kinds of report say ----------------------------------------------------------------------------------------
@@ -233,7 +235,8 @@ def _change(name: str, change: Difference | None) -> tuple[str, str]:
     if not change.is_real:
         return f"no certain difference ({change}); {before}", ""
     higher = change.value > 0
-    words, standing = ("higher", "lower")[not higher], ""
+    words = "higher" if higher else "lower"
+    standing = ""
     if name in REWARDS:
         words = standing = "better" if higher else "worse"
     if name == "log_prior_a_step":
@@ -264,11 +267,12 @@ def judged_by(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> tu
 def hint(folder: RunFolder, request: Request, pairs: Sequence[Pair]) -> str:
     """Return what to try after a run, from its verdict and the last that it logged; empty where it gained."""
     logged = folder.logged()
-    drift, explained = (
-        next((value for value in reversed(logged.get(name, [])) if value is not None), default)
-        for name, default in (("prior_kl", math.inf), ("explained_variance", 0.0))
-    )
-    return advice(pairs, drift, explained, "--omega" if request.objective.omega else "")
+
+    def last(name: str, default: float) -> float:
+        return next((value for value in reversed(logged.get(name, [])) if value is not None), default)
+
+    holds = "--omega" if request.objective.omega else ""
+    return advice(pairs, last("prior_kl", math.inf), last("explained_variance", 0.0), holds)
 
 
 def distribution(evaluations: dict[str, Evaluation]) -> str:
@@ -278,8 +282,9 @@ def distribution(evaluations: dict[str, Evaluation]) -> str:
     how = how_acted(next(iter(evaluations.values())))
     drawn = ""
     for name in [name for name in wanted if name in shared][:2]:
-        title = f"{next(iter(columns.values()))[name].title} of an episode, {how}"
-        drawn += charts.histogram({who: each[name].values for who, each in columns.items()}, title)
+        quantities = {who: each[name] for who, each in columns.items()}
+        title = f"{next(iter(quantities.values())).title} of an episode, {how}"
+        drawn += charts.histogram({who: column.values for who, column in quantities.items()}, title)
     note = "How many of the evaluation's episodes came out how."
     return page.section("Episode by episode", f'<div class="charts pair">{drawn}</div>', note=note)
 

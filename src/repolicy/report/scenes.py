@@ -49,7 +49,7 @@ def scenes(file: Path, mean: dict[str, Evaluation]) -> list[Scene]:
     """
     *_, (who, evaluation) = mean.items()
     (typical, worst), count = typical_and_worst(evaluation)
-    usual, last = episode(evaluation, typical), episode(evaluation, worst)
+    usual, bad = episode(evaluation, typical), episode(evaluation, worst)
 
     def shot(one: Episode, which: str = "policy", around: int = 0) -> Shot:
         return Shot(str(file), evaluation.env, which, seed=one.seed, around=around, actions=one.sent.tolist())
@@ -58,8 +58,8 @@ def scenes(file: Path, mean: dict[str, Evaluation]) -> list[Scene]:
     if "prior" in mean:
         before = episode(mean["prior"], typical)
         chosen.insert(0, Scene(shot(before, "prior"), f"prior, from the same start, which earns {before}", "prior"))
-    if last.seed != usual.seed:
-        chosen.append(Scene(shot(last, around=wrong_at(last, usual) or 0), f"{who}, {story(last, usual, count)}"))
+    if bad.seed != usual.seed:
+        chosen.append(Scene(shot(bad, around=wrong_at(bad, usual) or 0), f"{who}, {story(bad, usual, count)}"))
     return chosen
 
 
@@ -95,17 +95,21 @@ def wrong_at(episode: Episode, usual: Episode) -> int | None:
     if usual.total - episode.total <= BEHIND * abs(usual.total):
         return None
     count = max(len(episode.rewards), len(usual.rewards))  # who has reached the end earns nothing more
-    one, other = (np.pad(each.rewards, (0, count - len(each.rewards))) for each in (episode, usual))
-    behind = other - one
+    own, others = (np.pad(each.rewards, (0, count - len(each.rewards))) for each in (episode, usual))
+    behind = others - own
     step = int(np.argmin(np.round(np.cumsum([0.0, *(behind - behind.mean())]), 9))) + 1
     return min(step, len(episode.rewards))
 
 
 def story(episode: Episode, usual: Episode, count: int) -> str:
     """Return what a film of the worst episode shows, in words."""
-    step, whose = wrong_at(episode, usual), f"the worst of {count} episodes, which earns {episode}"
+    step = wrong_at(episode, usual)
     if step is None:
-        return f"{whose}: nothing went wrong in it"
-    if episode.terminated and step == len(episode.rewards):
-        return f"{whose}: it ended early, at step {step:,}"
-    return f"{whose}: it {f'went wrong about step {step:,}' if step > 1 else 'was behind from its start'}"
+        what = "nothing went wrong in it"
+    elif episode.terminated and step == len(episode.rewards):
+        what = f"it ended early, at step {step:,}"
+    elif step > 1:
+        what = f"it went wrong about step {step:,}"
+    else:
+        what = "it was behind from its start"
+    return f"the worst of {count} episodes, which earns {episode}: {what}"

@@ -134,7 +134,7 @@ def tables(swept: Found) -> list[str]:
 
 def every_point(swept: Found) -> str:
     places = ["", *(f'data-point="{index}"' for index in range(len(swept.points)))]
-    return page.table(swept.headings, swept.rows(spread), places)
+    return page.table(*swept.table(spread), places)
 
 
 def over(swept: Found) -> str:
@@ -170,24 +170,27 @@ class Beside(NamedTuple):
 def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
     """Return what each point keeps, across, and what it gains, up, with the errors of both."""
     everyone = [swept.prior, *swept.points]
-    spots = [(_with_error(point, swept.cost), _with_error(point, "addon_reward")) for point in everyone]
-    kept = [(other, other.basic if swept.basic_known else other.kl) for other in beside]
-    others = [(other.omega, (x, other.addon)) for other, x in kept if x is not None]
-    bars = ([value + sign * error for value, error in side for sign in (-1, 1)] for side in zip(*spots, strict=True))
-    ends = [[*bar, *(place[side] for _, place in others)] for side, bar in enumerate(bars)]
-    axes = charts.Axes(ends[0], ends[1], 400, 300)
+    costs = [_with_error(point, swept.cost) for point in everyone]
+    gains = [_with_error(point, "addon_reward") for point in everyone]
+    spots = list(zip(costs, gains, strict=True))
+    places = [(other, other.basic if swept.basic_known else other.kl) for other in beside]
+    others = [(other.omega, x, other.addon) for other, x in places if x is not None]
+    xs = [end for x, bar in costs for end in (x - bar, x + bar)] + [x for _, x, _ in others]
+    ys = [end for y, bar in gains for end in (y - bar, y + bar)] + [y for _, _, y in others]
+    axes = charts.Axes(xs, ys, 400, 300)
     how = how_acted(swept.prior.judged)
-    across = f"basic reward, {how}" if swept.basic_known else "KL to the prior, nats a step, sampled"
+    a_step = swept.prior.sampled.columns["kl_a_step"].title.removeprefix("KL ")  # or a decision
+    across = f"basic reward, {how}" if swept.basic_known else f"KL to the prior, nats {a_step}, sampled"
     drawn = axes.named(across, f"add-on reward, {how}")
     axes.widened(0.08)
     drawn += axes.frame()
-    for omega, (x, y) in others:
+    for omega, x, y in others:
         tip = f"trained alone, {swept.letter} {omega:g}: {charts.read_out(x)}, {charts.read_out(y)}"
         drawn += charts.circle("beside", axes.x(x), axes.y(y), 6.5, tip)
     at = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in spots]
     # The prior is what t = 0 is, and what the largest ω′ leads to.
-    order = {"t": at, "ω′": [*at[1:], at[0]]}.get(swept.letter, at[1:])
-    drawn += f'<path class="path" d="M{"L".join(f"{x:.1f},{y:.1f}" for x, y in order)}"/>'
+    path = {"t": at, "ω′": [*at[1:], at[0]]}.get(swept.letter, at[1:])
+    drawn += f'<path class="path" d="M{"L".join(f"{x:.1f},{y:.1f}" for x, y in path)}"/>'
     names = ["prior", *(swept.name(point) for point in swept.points)]
     for index, (name, (px, py), ((x, dx), (y, dy))) in enumerate(zip(names, at, spots, strict=True)):
         drawn += charts.line("error", axes.x(x - dx), py, axes.x(x + dx), py)
@@ -201,9 +204,9 @@ def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
         drawn += charts.circle("point" if index else "prior", px, py, 6.5, tip, chooses)
     marked = {0, 1, len(names) - 1, *(place + 1 for place in (swept.knee, swept.best) if place is not None)}
     labelled = sorted(marked) if len(names) > MOST_LABELS else range(len(names))
-    some = [names[index] for index in labelled]
-    feet = charts.beside(some, [at[index] for index in labelled], order, axes)
-    drawn += "".join(charts.text("label", x, y, name, "middle") for name, (x, y) in zip(some, feet, strict=True))
+    labels = [names[index] for index in labelled]
+    feet = charts.beside(labels, [at[index] for index in labelled], path, axes)
+    drawn += "".join(charts.text("label", x, y, name, "middle") for name, (x, y) in zip(labels, feet, strict=True))
     numbers = "; ".join(f"{name} {number(x)}, {number(y)}" for name, ((x, _), (y, _)) in zip(names, spots, strict=True))
     heading = f"the trade-off, {across} and add-on reward: {numbers}"
     return f'<figure class="chart tradeoff">{axes.svg(drawn, heading)}</figure>'
