@@ -52,7 +52,9 @@ def contract(name: str) -> dict[str, Any]:
         warnings.catch_warnings(action="ignore"),  # of what is out of date, and of bounds that are rounded
     ):
         found = _of_gymnasium(name) if in_gymnasium(name) else _of_envpool(name)
-    return {"env": name} | ({key: found[key] for key in found if key != "actions"} if decoder(name) else found)
+    if decoder(name):  # what acts are numbers of noise
+        found.pop("actions", None)
+    return {"env": name} | found
 
 
 def _of_envpool(name: str) -> dict[str, Any]:
@@ -62,21 +64,25 @@ def _of_envpool(name: str) -> dict[str, Any]:
     import envpool
 
     spec = envpool.make_spec(plain, **options)
-    period = getattr(spec.config, "ctrl_dt", None)
-    return ({} if period is None else {"control_period": float(period)}) | _parts(spec.observation_space, name)
+    found: dict[str, Any] = {}
+    if hasattr(spec.config, "ctrl_dt"):
+        found["control_period"] = float(spec.config.ctrl_dt)
+    return found | _parts(spec.observation_space, name)
 
 
 def _of_gymnasium(name: str) -> dict[str, Any]:
     with closing(maker(name)()) as env:
         own: Any = env.unwrapped
-        found, model, period = _parts(env.observation_space, name), getattr(own, "model", None), getattr(own, "dt", 0)
+        found = _parts(env.observation_space, name)
+        model: Any = getattr(own, "model", None)
+        period = getattr(own, "dt", 0)
         if isinstance(period, float | int) and period > 0:
             found["control_period"] = float(period)
-        if model is not None and hasattr(model, "actuator_trnid") and model.nu == np.prod(env.action_space.shape or ()):
+        if hasattr(model, "actuator_trnid") and model.nu == np.prod(env.action_space.shape or ()):
             joints = [model.joint(model.actuator_trnid[index, 0]).name for index in range(model.nu)]
             names = [model.actuator(index).name or joint for index, joint in enumerate(joints)]
             found["actions"] = {"names": names} if all(names) else {}
-        if model is not None and hasattr(model, "jnt_type") and "observations" not in found:
+        if hasattr(model, "jnt_type") and "observations" not in found:
             found |= _of_joints(model, own.data, np.ravel(env.reset(seed=0)[0]), own)
     return found
 
@@ -97,7 +103,8 @@ def _of_joints(model: Any, data: Any, seen: np.ndarray, env: Any) -> dict[str, A
         positions += [(f"position of {joint}{part}", unit) for part, unit in zip(parts, units, strict=True)]
         velocities += [(f"velocity of {joint}{part}", unit) for part, unit in zip(moving, speeds, strict=True)]
     for left_out in range(3):  # a world's x and y
-        entries, state = positions[left_out:] + velocities, np.concatenate([data.qpos[left_out:], data.qvel])
+        entries = positions[left_out:] + velocities
+        state = np.concatenate([data.qpos[left_out:], data.qvel])
         if len(state) <= len(seen) and np.allclose(seen[: len(state)], state, rtol=0.0, atol=1e-12):
             sizes = getattr(env, "observation_structure", {})
             others = [key for key in sizes if key not in ("skipped_qpos", "qpos", "qvel")]
@@ -117,27 +124,30 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
     """Return the story of a policy, a checkpoint or a run's folder: printed, and returned."""
     if not is_on_hub(path):
         check_reachable(path)
-    if is_plan(path) or (path / "run.json").exists():
+    more: dict[str, Any] = {}
+    if is_plan(path):
         check_own(path, options)
-        plan = {"folder": str(path), "kind": "planner"}
-        facts, more = (plan | read_json(path / PLAN), {}) if is_plan(path) else _of_run(path)
+        facts = {"folder": str(path), "kind": "planner"} | read_json(path / PLAN)
+    elif (path / "run.json").exists():
+        check_own(path, options)
+        facts, more = _of_run(path)
     else:
-        facts, more = _of_file(PolicyFile(find_policy(path)), options)
+        facts, more = _of_file(PolicyFile(find_policy(path)), options or Options())
     Terminal().facts(facts)
     if "carries" in more:
         _say_contract(more["carries"])
     return facts | more
 
 
-def _of_file(file: PolicyFile, options: Options | None) -> Story:
+def _of_file(file: PolicyFile, options: Options) -> Story:
     if not is_own(file.path, file.content):
-        if (carried := file.carried) is None:
+        carried = file.carried
+        if carried is None:
             return _of_foreign(file, options), {}
-        told: dict[str, Any] = {"carries": carried.about}
         if not carried.is_as_exported:
-            return _of_foreign(file, options), told
+            return _of_foreign(file, options), {"carries": carried.about}
         facts, more = _of_policy(file, options, f", exported to {file.format}")
-        return facts, more | told
+        return facts, more | {"carries": carried.about}
     check_own(file.path, options)
     tensors, header = read(file.path, content=file.content)
     if header["kind"] == "policy":
@@ -147,12 +157,12 @@ def _of_file(file: PolicyFile, options: Options | None) -> Story:
     return header | {"file": str(file.path), "tensors": shapes}, {}
 
 
-def _of_policy(file: PolicyFile, options: Options | None, exported: str = "") -> Story:
-    path, saved = file.path, read_file(file, options or Options())
+def _of_policy(file: PolicyFile, options: Options, exported: str = "") -> Story:
+    saved = read_file(file, options)
     spec, card = saved.policy.spec, saved.card
     request = card.get("request", {})
     facts = {
-        "file": str(path),
+        "file": str(file.path),
         "kind": f"policy{exported}",
         "which": card.get("which", ""),
         "env": request.get("env", ""),
@@ -212,7 +222,8 @@ def _facts_of(card: dict[str, Any]) -> dict[str, str]:
         trained = dial["how"] == "trained"
         values = dial.get("values") or {"omega" if trained else "t": dial.get("at", math.nan)}
         place = ", ".join(f"{name} = {value:g}" for name, value in values.items())
-        facts["dial"] = f"{dial['how']} at {place} {'of' if trained else 'between the prior and'} {dial['of']}"
+        of_what = "of" if trained else "between the prior and"
+        facts["dial"] = f"{dial['how']} at {place} {of_what} {dial['of']}"
     if worth := card.get("nat_worth"):
         facts["a nat is worth"] = f"{worth['value']:.3g} ± {worth['error']:.2g} of the reward"
     if "scores" in card:
@@ -231,19 +242,23 @@ def _std(policy: Policy) -> str:
     dist = policy(policy.normalizer.mean.float()[None])
     if not isinstance(dist, Gaussian | SquashedGaussian):
         return "none: its choices have probabilities"
-    std = ", ".join(f"{each:.3g}" for each in dist.log_std.exp().reshape(-1).tolist()[:MOST_STDS])
-    more = ", …" if policy.spec.actions.width > MOST_STDS else ""
-    before = ", before tanh" if isinstance(dist, SquashedGaussian) else ""
-    return f"{std}{more}{before}" + ("" if dist.log_std.dim() == 1 else ", where observations are at their mean")
+    parts = [f"{std:.3g}" for std in dist.log_std.exp().reshape(-1).tolist()[:MOST_STDS]]
+    if policy.spec.actions.width > MOST_STDS:
+        parts.append("…")
+    if isinstance(dist, SquashedGaussian):
+        parts.append("before tanh")
+    if dist.log_std.dim() > 1:
+        parts.append("where observations are at their mean")
+    return ", ".join(parts)
 
 
-def _of_foreign(file: PolicyFile, options: Options | None) -> dict[str, Any]:
+def _of_foreign(file: PolicyFile, options: Options) -> dict[str, Any]:
     """Return another library's policy: what is in its file, and what is missing."""
     from repolicy.readers.copying import policy_from
     from repolicy.readers.described import CannotCopyError
     from repolicy.readers.given_by_user import NoTemperatureError
 
-    missing, options = ["the environment (--env)"], options or Options()
+    missing = ["the environment (--env)"]
     try:
         foreign = described_with(file, options)
     except NoTemperatureError:
@@ -251,26 +266,32 @@ def _of_foreign(file: PolicyFile, options: Options | None) -> dict[str, Any]:
         missing.append("a temperature (--temperature)")
     except CannotCopyError as error:
         return _of_uncopied(file, error)
-    actor, std, normalizer = foreign.actor, foreign.std, foreign.normalizer
+    actor = foreign.actor
+    network = _network(actor.activation, [len(hidden.linear.bias) for hidden in actor.hidden])
     norms = sum(hidden.norm is not None for hidden in actor.hidden)
-    if std is not None:
-        width = _std(policy_from(foreign))
+    if norms:
+        network += f", {norms} LayerNorms"
+    if foreign.std is not None:
+        std = _std(policy_from(foreign))
     elif foreign.actions.kind == "discrete":
-        width = "none: its choices have probabilities"
+        std = "none: its choices have probabilities"
     else:
-        width, missing = "none", [*missing, "a std (--std)"]
-    seen = f", {normalizer.count:,.0f} observations seen" if normalizer and normalizer.count else ""
-    clips = f"clips at {normalizer.clip:g}" if normalizer and normalizer.clip else "clips nothing"
+        std = "none"
+        missing.append("a std (--std)")
+    normalizer = "none"
+    if foreign.normalizer is not None:
+        clip, count = foreign.normalizer.clip, foreign.normalizer.count
+        normalizer = f"clips at {clip:g}" if clip else "clips nothing"
+        normalizer += f", {count:,.0f} observations seen" if count else ""
     return {
         "file": str(file.path),
         "kind": f"{foreign.kind} of {foreign.library} {foreign.version}".strip(),
-        "observations": f"{foreign.actor.width} numbers" + "".join(f", {key} {size}" for key, size in foreign.groups),
+        "observations": ", ".join([f"{actor.width} numbers", *(f"{key} {size}" for key, size in foreign.groups)]),
         "actions": str(foreign.actions) + (", through tanh" if foreign.squashed else ""),
         "family": foreign.family,
-        "network": _network(actor.activation, [len(hidden.linear.bias) for hidden in actor.hidden])
-        + (f", {norms} LayerNorms" if norms else ""),
-        "std": width,
-        "normalizer": clips + seen if normalizer else "none",
+        "network": network,
+        "std": std,
+        "normalizer": normalizer,
         "missing": ", ".join(missing),
         "notes": "; ".join(foreign.notes) or "none",
     }
@@ -282,20 +303,21 @@ def _of_uncopied(file: PolicyFile, why: FileError) -> dict[str, Any]:
 
     if file.format not in RUNNABLE:
         raise why
-    path = file.path
-    runs, missing, onnx = "in PyTorch, as a program: with --trust", "", file.format == "onnx"
-    if onnx:
+    kind, runs = "TorchScript", "in PyTorch, as a program: with --trust"
+    missing = "the environment (--env), a std (--std)"
+    if file.format == "onnx":
+        kind, runs = "an ONNX graph", "in onnxruntime"
         try:
-            signature(file.opened.graph, path)
-            runs = "in onnxruntime"
+            signature(file.opened.graph, file.path)
         except FileError as error:
-            runs, missing = f"no: it {str(error).removeprefix(f'{path} ')}", "a function that runs it (file.py:act), "
+            runs = f"no: it {str(error).removeprefix(f'{file.path} ')}"
+            missing = f"a function that runs it (file.py:act), {missing}"
     return {
-        "file": str(path),
-        "kind": "an ONNX graph" if onnx else "TorchScript",
+        "file": str(file.path),
+        "kind": kind,
         "can be copied": f"no: {str(why).partition(' cannot be copied: ')[2] or why}",
         "runs as it is": runs,
-        "missing": f"{missing}the environment (--env), a std (--std)",
+        "missing": missing,
     }
 
 
@@ -333,8 +355,8 @@ def _sentence(request: dict[str, Any]) -> str:
     for name, sign, term in (("omega", "+", "prior"), ("alpha", "−", "policy")):
         if weight := objective.get(name):
             weight = Range(*weight) if isinstance(weight, list) else weight
-            shown = weight if weight == "omega" else f"{weight:g}"
-            parts.append(f"{sign} {shown} log {term}")
+            words = weight if weight == "omega" else f"{weight:g}"
+            parts.append(f"{sign} {words} log {term}")
     if objective.get("bonus"):
         parts.append(f"(and {objective['bonus']:g} · entropy in the loss)")
     if objective.get("states"):
