@@ -8,7 +8,7 @@ from repolicy.envs.wish_file import Features
 from repolicy.errors import RepolicyError
 from repolicy.exact import MDP, enumerate_trajectories, soft_optimal, solve_residual
 from repolicy.objective import residual
-from repolicy.wishes.inference import Theta, beyond_start, gradient, inferred, weights
+from repolicy.wishes.inference import Theta, beyond_start, gradient, inferred, share, weights
 from repolicy.wishes.preferences import as_belief, bradley_terry, fitted_networks, most_telling
 from repolicy.wishes.record import Labels, Record, Step, windows
 
@@ -163,7 +163,9 @@ def test_a_person_who_lets_all_pass_leaves_theta_within_its_error() -> None:
 def test_a_person_far_away_is_approached_as_far_as_the_trajectories_reach() -> None:
     random = np.random.default_rng(2)
     policy = random.normal(size=(1000, 2))
-    assert 0.2 <= inferred(random.normal(size=(100, 2)) + 30.0, policy, ALPHA, least=0.2).effective < 0.4
+    found = inferred(random.normal(size=(100, 2)) + 30.0, policy, ALPHA, least=0.2)
+    alike = np.full(1000, 1 / 1000)
+    assert 0.2 <= share(weights(policy, found.value, ALPHA, alike), alike) < 0.4
 
 
 @pytest.mark.parametrize(

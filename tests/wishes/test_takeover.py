@@ -83,27 +83,23 @@ def test_space_takes_over_and_hands_back_enter_ends_and_backspace_drops(tmp_path
     assert np.array_equal(found.next[:4], found.observation[1:5])
 
 
-def test_a_person_whose_action_is_none_is_one_sentence(tmp_path: Path) -> None:
-    file = RecordFile(tmp_path / "r.jsonl", PENDULUM, "p", (3, 1))
+def test_a_person_whose_action_is_none_is_one_sentence() -> None:
     for action, why in ((np.ones(3), "takes 1 finite number"), (np.array([np.nan]), "is .nan.")):
-        env = Takeover(gymnasium.make(PENDULUM), person(always, lambda o, a, action=action: action), file)
+        env = Takeover(gymnasium.make(PENDULUM), person(always, lambda o, a, action=action: action))
         env.reset(seed=0)
         with pytest.raises(RepolicyError, match=why):
             env.step(np.zeros(1, np.float32))
     env.person = person(always, lambda o, a: o[9])
     with pytest.raises(RepolicyError, match="the person failed: IndexError"):
         env.step(np.zeros(1, np.float32))
-    file.close()
 
 
-def test_a_dict_is_not_recorded(tmp_path: Path) -> None:
+def test_a_dict_is_not_recorded() -> None:
     class Dicts(gymnasium.ObservationWrapper):
         observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(-1, 1, (3,))})
 
-    file = RecordFile(tmp_path / "r.jsonl", PENDULUM, "p", (3, 1))
     with pytest.raises(RepolicyError, match="FlattenObservation"):
-        Takeover(Dicts(gymnasium.make(PENDULUM)), push, file)
-    file.close()
+        Takeover(Dicts(gymnasium.make(PENDULUM)), push)
 
 
 def test_a_record_that_was_cut_short_goes_on(policy: Path, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ class Theta:
 
     value: np.ndarray  # [K]
     covariance: np.ndarray  # [K, K]
-    effective: float = 1.0  # the share of the policy's trajectories that still count under it
 
     @property
     def error(self) -> np.ndarray:
@@ -89,7 +88,7 @@ def inferred(
     inverse = np.linalg.pinv(curvature, rcond=1e-8, hermitian=True) * alpha
     covariance = inverse @ noise @ inverse
     before = np.zeros(len(scale)) if theta is None else theta
-    return Theta(before + step / scale, covariance / np.outer(scale, scale), share(weighed, policy_chances))
+    return Theta(before + step / scale, covariance / np.outer(scale, scale))
 
 
 def beyond_start(
@@ -139,9 +138,9 @@ def _noise(features: np.ndarray, chances: np.ndarray) -> np.ndarray:
     return apart.T @ apart
 
 
-def share(found: np.ndarray, before: np.ndarray) -> float:
+def share(weighed: np.ndarray, before: np.ndarray) -> float:
     """Return the effective number of trajectories by their weights, as a share of what it was before."""
-    return float((before @ before) / (found @ found)) if len(found) else 0.0
+    return float((before @ before) / (weighed @ weighed))
 
 
 def spreads(person: np.ndarray, policy: np.ndarray, names: Sequence[str] = ()) -> np.ndarray:

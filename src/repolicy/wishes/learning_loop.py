@@ -285,7 +285,7 @@ def learn_wish(
     Args:
         teaching: the prior, and how it learns.
         out: the folder; round K lies in round-K.
-        person: what the person does, from (observation, proposed action).
+        person: what the person does, from (observation, proposed action), as in `Takeover`.
         keys: where the person's keys come from.
         steps: how many steps each round records.
         rounds: how many rounds at most.

@@ -70,7 +70,8 @@ class Record:
     def read(cls, path: Path, env: str = "") -> Self:
         """Return what `takeover` wrote; or NumPy's .npz, or LeRobot's .parquet, both of which tell no environment."""
         if path.suffix == ".npz":
-            return cls._numpy(path, env)
+            needed = ("observation", "action", "next", "person", "episode")
+            return cls._given(read_npz(path, needed, ("proposed", "time")), path, env)
         if path.suffix == ".parquet":
             return cls._lerobot(path, env)
         lines, dropped, steps = read_bytes(path).decode(errors="replace").splitlines(), set[int](), list[Step]()
@@ -92,12 +93,6 @@ class Record:
         return cls.of((step for step in steps if step.episode not in dropped), header["env"], header["policy"])
 
     @classmethod
-    def _numpy(cls, path: Path, env: str) -> Self:
-        """Read arrays `observation`, `action`, `next`, `person`, `episode`; `proposed` and `time` may be missing."""
-        needed = ("observation", "action", "next", "person", "episode")
-        return cls._given(read_npz(path, needed, ("proposed", "time")), path, env)
-
-    @classmethod
     def _lerobot(cls, path: Path, env: str) -> Self:
         """Read a parquet file of LeRobot's datasets: a frame's next observation is that of the frame behind it."""
         try:
@@ -109,8 +104,8 @@ class Record:
             columns = {name: table[name].to_pylist() for name in table.column_names}
         except (OSError, ValueError) as error:
             raise FileError(f"{path} cannot be read: {error}") from None
-        names = {"observation.state": "observation", "episode_index": "episode", "timestamp": "time"}
-        arrays: dict[str, Any] = {names.get(name, name): values for name, values in columns.items()}
+        ours = {"observation.state": "observation", "episode_index": "episode", "timestamp": "time"}
+        arrays: dict[str, Any] = {ours.get(name, name): values for name, values in columns.items()}
         who = next((name for name in arrays if name.rpartition(".")[2] in ("intervention", "is_intervention")), "")
         if who:
             arrays["person"] = np.ravel(arrays[who]).tolist()
@@ -118,9 +113,10 @@ class Record:
             raise FileError(f"{path} has no observation.state, action, episode_index and intervention")
         episodes = np.array(arrays["episode"])
         kept = np.flatnonzero(episodes[1:] == episodes[:-1])
-        found = {name: np.array(arrays[name])[kept] for name in ("observation", "action", "episode", "person")}
-        found["next"] = np.array(arrays["observation"])[kept + 1]
-        return cls._given(found | ({"time": np.array(arrays["time"])[kept]} if "time" in arrays else {}), path, env)
+        names = [name for name in ("observation", "action", "episode", "person", "time") if name in arrays]
+        steps: dict[str, Any] = {name: np.array(arrays[name])[kept] for name in names}
+        steps["next"] = np.array(arrays["observation"])[kept + 1]
+        return cls._given(steps, path, env)
 
     @classmethod
     def _given(cls, arrays: dict[str, np.ndarray], path: Path, env: str) -> Self:

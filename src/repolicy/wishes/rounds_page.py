@@ -16,15 +16,11 @@ def write_rounds(
 ) -> Path:
     """Write the page of all rounds so far into the folder, and return its place.
 
-    Args:
-        out: the folder.
-        features: what the wish is a sum of.
-        records: of each round, beside its policy.
-        wishes: which each round's policy had; none in the first, whose policy is the prior.
-        rate: the share of a person's steps below which all is well.
+    Of each round it takes the record and the wish that its policy had: none in the first, whose policy is the prior.
     """
     shares = [record.rate for record in records]
-    title, until = "your share of the steps, by round", 4.0 * math.ceil((len(shares) - 1) / 4)  # its marks are whole
+    until = 4.0 * math.ceil((len(shares) - 1) / 4)  # so that the marks are whole
+    title = "your share of the steps, by round"
     curve = charts.curve(title, [*range(len(shares))], shares, until, levels={"enough": rate})
     drawn = charts.charts([curve]) if curve else ""
     rows = [
@@ -50,21 +46,23 @@ def thetas(wishes: Sequence[LearntWish | None]) -> str:
         return "<p>Nothing is learnt yet.</p>"
     rows = []
     for index, name in enumerate(learnt[0][1].names):
-        found = [(wish.theta[index], wish.covariance[index, index] ** 0.5) for _, wish in learnt]
-        rows.append([name, *(f"{charts.short(value)} ± {charts.short(error, 2)}" for value, error in found)])
+        values = [(wish.theta[index], wish.covariance[index, index] ** 0.5) for _, wish in learnt]
+        rows.append([name, *(f"{charts.short(value)} ± {charts.short(error, 2)}" for value, error in values)])
     return page.table(["feature", *(f"round {number}" for number, _ in learnt)], rows)
 
 
 def spreads(features: str, records: Sequence[Record]) -> list[str]:
     """Return a drawing for each feature: how it spreads over the steps of the prior, the person and the last policy."""
-    told = Features.of(features)
-    yours = [told(*_steps(record, record.person), {}) for record in records if record.person.any()]
-    series = {"prior": told(*_steps(records[0], ~records[0].person), {})}
-    series |= {"you": np.concatenate(yours)} if yours else {}
-    series |= {"customized": told(*_steps(records[-1], ~records[-1].person), {})} if len(records) > 1 else {}
+    described = Features.of(features)
+    series = {"prior": described(*_steps(records[0], ~records[0].person), {})}
+    yours = [described(*_steps(record, record.person), {}) for record in records if record.person.any()]
+    if yours:
+        series["you"] = np.concatenate(yours)
+    if len(records) > 1:
+        series["customized"] = described(*_steps(records[-1], ~records[-1].person), {})
     series = {name: values for name, values in series.items() if len(values)}
     sizes = (records[0].observation.shape[1], records[0].action.shape[1])
-    names = told.names(len(next(iter(series.values()))[0]), sizes)
+    names = described.names(len(next(iter(series.values()))[0]), sizes)
     drawn = [
         charts.histogram({who: values[:, index] for who, values in series.items()}, name, "steps")
         for index, name in enumerate(names)

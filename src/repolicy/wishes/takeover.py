@@ -13,9 +13,7 @@ from repolicy.errors import UsageError, in_one_sentence
 from repolicy.text import counted
 from repolicy.wishes.record import RecordFile, Step
 
-# From (observation, proposed action) to an action. Its attribute `wants`, of (observation, proposed, acts now), tells
-# whether the person wants to act, in place of keys.
-Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Act = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (observation, proposed action) to an action
 
 
 class Keys(Protocol):
@@ -43,12 +41,15 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: whose observations and actions are arrays.
-        person: what the person does.
+        person: what the person does; its attribute `wants`, of (observation, proposed, acts now), may tell whether they
+            want to act, in place of keys.
         record: where each step goes.
         keys: where the person's keys come from, if there are any.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], person: Act, record: RecordFile, keys: Keys | None = None) -> None:
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], person: Act, record: RecordFile | None = None, keys: Keys | None = None
+    ) -> None:
         super().__init__(env)
         if not isinstance(env.observation_space, gymnasium.spaces.Box):
             kind = type(env.observation_space).__name__
@@ -56,7 +57,7 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise UsageError(f"observations of kind {kind} are not recorded: {wrapped}")
         self.person, self.record, self.keys = person, record, keys
         self.acts, self.left, self._steps = False, False, 0
-        self._episode = record.episode - 1
+        self._episode = (record.episode if record else 0) - 1
         self._now: np.ndarray = np.zeros(0)
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -81,14 +82,16 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
             action = np.clip(action, space.low, space.high)  # as the policy's are
         observation, reward, terminated, truncated, info = self.env.step(action)
         after = np.ravel(observation)
-        time = self._steps / float(self.env.metadata.get("render_fps") or 30)
-        self.record.add(Step(self._episode, time, self._now, action, np.asarray(proposed), after, self.acts))
+        if self.record:
+            time = self._steps / float(self.env.metadata.get("render_fps") or 30)
+            self.record.add(Step(self._episode, time, self._now, action, np.asarray(proposed), after, self.acts))
         self._now = after
         self._steps += 1
         ended = "well" if "enter" in pressed else ""
         if "backspace" in pressed:
             ended = "dropped"
-            self.record.drop(self._episode)
+            if self.record:
+                self.record.drop(self._episode)
         self.left |= "escape" in pressed
         if self.keys:
             words = f"episode {self._episode}, step {self._steps}: {'YOU act' if self.acts else 'the policy acts'}"
