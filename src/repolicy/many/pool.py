@@ -56,7 +56,8 @@ def work(
     with terminated_as_interrupted():
         try:
             while waiting or running:
-                for job in [job for job in waiting if ready(job)][: max(0, at_once - len(running))]:
+                free = max(0, at_once - len(running))
+                for job in list(filter(ready, waiting))[:free]:
                     waiting.remove(job)
                     attempts[job] = attempts.get(job, 0) + 1
                     running[job] = start(job)

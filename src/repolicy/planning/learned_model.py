@@ -74,7 +74,8 @@ class LearnedModel:
         rows = steps.in_one_row()
         seen, actions = rows.observations.astype(np.float64), rows.actions.astype(np.float64)
         keys = [key for key, values in rows.info.items() if values.ndim == 1]
-        (self._middle, self._width), (self._at, self._across) = spread(seen), spread(actions)
+        self._middle, self._width = spread(seen)
+        self._at, self._across = spread(actions)
         targets = np.concatenate([rows.next_observations - seen, *(rows.info[key][:, None] for key in keys)], axis=1)
         inputs = torch.from_numpy(self._inputs(seen, actions))
         self._networks = [regression(inputs, targets, HIDDEN, EPOCHS, seed + one) for one in range(NETWORKS)]
@@ -83,8 +84,8 @@ class LearnedModel:
     def _judged(self, steps: Transitions, ended: np.ndarray) -> tuple[float, float]:
         """Return by how many stds it is off after a step and after some; of info, forget what it cannot tell."""
         rows = steps.in_one_row()
-        found = self.step(rows.observations.astype(np.float64), rows.actions)
-        left = {key: np.var(rows.info[key] - found.info[key]) for key in self._told}
+        after_one = self.step(rows.observations.astype(np.float64), rows.actions)
+        left = {key: np.var(rows.info[key] - after_one.info[key]) for key in self._told}
         known = [key for key in self._told if left[key] <= (1.0 - TOLD) * np.var(rows.info[key])]
         self._told = {key: self._told[key] for key in known}
         first, env = np.nonzero(~sliding_window_view(ended[:-1], AHEAD - 1, axis=0).any(-1))
@@ -93,11 +94,11 @@ class LearnedModel:
         states = steps.observations[first, env].astype(np.float64)
         for ahead in range(AHEAD):
             states = self.step(states, steps.actions[first + ahead, env]).states
-        after = self._off(found.states, rows.next_observations)
-        return after, self._off(states, steps.next_observations[first + AHEAD - 1, env])
+        off = self._off(after_one.states, rows.next_observations)
+        return off, self._off(states, steps.next_observations[first + AHEAD - 1, env])
 
-    def _off(self, found: np.ndarray, reached: np.ndarray) -> float:
-        return float(np.sqrt(np.mean(np.square((found - reached) / self._width))))
+    def _off(self, foretold: np.ndarray, reached: np.ndarray) -> float:
+        return float(np.sqrt(np.mean(np.square((foretold - reached) / self._width))))
 
 
 def spread(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

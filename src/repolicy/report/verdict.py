@@ -123,20 +123,22 @@ def verdict(pairs: Sequence[Pair], than: str = "its prior") -> str:
     """
     changes = [differences(*pair, len(pairs)) for pair in pairs]
     name = _judging(changes[0])
-    parts = [_judged([each[name] for each in changes], [action(pair[1]) for pair in pairs], name, than)]
-    which = next((index for index, each in enumerate(changes) if each[name].is_real), 0)
+    actions = [action(customized) for _, customized in pairs]
+    parts = [_judged([each[name] for each in changes], actions, name, than)]
     if name == "total_reward":
-        where = f"with {action(pairs[which][1])} " if len(pairs) > 1 else ""
-        is_certain = any(changes[which][each].is_real for each in ("basic_reward", "addon_reward"))
-        title = pairs[which][1].metric_name
-        words = f"{where}it {_kept(changes[which]['basic_reward'])} and {_won(changes[which], title)}"
-        parts = [words, *parts] if is_certain else [*parts, words]
+        which = next((index for index, each in enumerate(changes) if each[name].is_real), 0)
+        change = changes[which]
+        words = f"it {_kept(change['basic_reward'])} and {_won(change, pairs[which][1].metric_name)}"
+        if len(pairs) > 1:
+            words = f"with {actions[which]} {words}"
+        is_certain = change["basic_reward"].is_real or change["addon_reward"].is_real
+        parts.insert(0 if is_certain else 1, words)
     elif name == "addon_reward":
         parts.append("the environment tells no basic reward, so what it cost is unknown")
-    parts += [f"with {action(pairs[0][1])} {sentence}" for sentence in held(pairs[0][1])]
-    for prior, customized in pairs:
-        with_what = f"with {action(customized)} " if len(pairs) > 1 else ""
-        parts += [with_what + sentence for sentence in early(customized, prior)]
+    parts += [f"with {actions[0]} {sentence}" for sentence in held(pairs[0][1])]
+    for (prior, customized), acted in zip(pairs, actions, strict=True):
+        where = f"with {acted} " if len(pairs) > 1 else ""
+        parts += [where + sentence for sentence in early(customized, prior)]
     return "; ".join(parts)
 
 
@@ -149,8 +151,10 @@ def held(evaluation: Evaluation) -> list[str]:
         beyond = rounded(off, column.error)
         if off > ENOUGH * column.error:
             how = f" is broken by {beyond}"
+        elif off > 0:
+            how = f": cannot tell, {beyond} beyond it may be chance"
         else:
-            how = f": cannot tell, {beyond} beyond it may be chance" if off > 0 else " holds"
+            how = " holds"
         mean = f"{rounded(column.mean, column.error)} ± {rounded(column.error, column.error, of=column.mean)}"
         sentences.append(f"limit {text}{how} ({mean})")
     return sentences
@@ -178,7 +182,8 @@ def advice(pairs: Sequence[Pair], drift: float, explained: float, holds: str) ->
             "learn from more at a time (twice the --envs and --minibatch)"
         )
     if not real and drift < DRIFT:
-        return f"it has hardly moved: more --steps{f', or less {holds}' if holds else ''}"
+        less = f", or less {holds}" if holds else ""
+        return f"it has hardly moved: more --steps{less}"
     if not real:
         return f"it has moved {drift:.2g} nats a step away for no certain gain: more --steps, or more episodes to tell"
     held = "a larger --omega, " if holds else ""
@@ -210,10 +215,12 @@ def early(evaluation: Evaluation, prior: Evaluation | None = None) -> list[str]:
     steps = evaluation.lengths[evaluation.terminated] if evaluation.terminated is not None else []
     if not len(steps):
         return []
-    when = f"{'the first ' if len(steps) > 1 else ''}at step {min(steps):,.0f}"
-    before = None if prior is None or prior.terminated is None else prior.terminated.sum() or "none"
-    beside = "" if before is None else f" (of the prior's: {before})"
-    return [f"{len(steps)} of {len(evaluation.basic)} episodes ended early, {when}{beside}"]
+    when = f"at step {min(steps):,.0f}"
+    if len(steps) > 1:
+        when = f"the first {when}"
+    if prior is not None and prior.terminated is not None:
+        when += f" (of the prior's: {prior.terminated.sum() or 'none'})"
+    return [f"{len(steps)} of {len(evaluation.basic)} episodes ended early, {when}"]
 
 
 def _judged(changes: Sequence[Difference], actions: Sequence[str], name: str, than: str) -> str:
@@ -256,4 +263,5 @@ def _won(changes: dict[str, Difference], title: str) -> str:
 def _moved(change: Difference, what: str) -> str:
     if not change.is_real:
         return f"showed no certain change {what} ({change})"
-    return f"{'gained' if change.value > 0 else 'lost'} {rounded(abs(change.value), change.error)} {what}"
+    verb = "gained" if change.value > 0 else "lost"
+    return f"{verb} {rounded(abs(change.value), change.error)} {what}"
