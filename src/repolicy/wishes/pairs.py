@@ -218,22 +218,22 @@ def learnt(pages: Sequence[Pairs], answers: Sequence[Answers], features: str = "
         raise UsageError("answers need the folder that `repolicy ask` wrote: name it with --asked")
     if len({(page.env, page.after.shape[2:]) for page in pages}) > 1:
         raise UsageError("the pages are of several environments, or their clips differ in length: learn from one kind")
-    known = [(key, value) for each in answers for key, value in each.items() if value is not None]
+    known = [(key, value) for of_one in answers for key, value in of_one.items() if value is not None]
     values = np.array([value for _, value in known])
-    source, first = f"{counted(len(known), 'answer')} on pairs of clips", pages[0]
+    first, source = pages[0], f"{counted(len(known), 'answer')} on pairs of clips"
     where = (first.env, first.policy, source, (first.observations.shape[-1], first.actions.shape[-1]))
 
-    def told(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    def answered(arrays: Sequence[np.ndarray]) -> np.ndarray:
         rows = [arrays[page][pair] for (page, pair), _ in known]
         return np.stack(rows) if rows else np.empty((0, *arrays[0].shape[1:]))
 
     if not features:
-        inputs = told([page.inputs for page in pages])
+        inputs = answered([page.inputs for page in pages])
         made = fitted_networks(inputs[:, 0], inputs[:, 1], values)
         centre = made(torch.from_numpy(inputs).reshape(-1, inputs.shape[-1])).mean(1)
         return LearntWish(*where, None, networks=_centred(made, centre))
     described = Features.of(features)
-    sums = told([page.features(described) for page in pages])
+    sums = answered([page.features(described) for page in pages])
     names = described.names(sums.shape[-1], where[-1])
     theta = bradley_terry(sums[:, 0] - sums[:, 1], values, names=names)
     return LearntWish(*where, described, names, theta.value, theta.covariance)

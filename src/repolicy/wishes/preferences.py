@@ -36,13 +36,13 @@ def bradley_terry(
             f"{which} is the same in both clips of all pairs, so nothing can be learnt of it: leave it out"
         )
     rows = differences / scale
-    spreads = SPREADS if spread is None else (spread,)
-    theta, covariance, _ = max([_fit(rows, answers, each) for each in spreads], key=lambda fit: fit[2])
-    return Theta(theta / scale, covariance / np.outer(scale, scale))
+    fits = [_fit(rows, answers, each) for each in (SPREADS if spread is None else (spread,))]
+    best, _ = max(fits, key=lambda fit: fit[1])
+    return Theta(best.value / scale, best.covariance / np.outer(scale, scale))
 
 
-def _fit(rows: np.ndarray, answers: np.ndarray, spread: float) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return the mode, its covariance, and how likely the answers are under this spread (its logarithm)."""
+def _fit(rows: np.ndarray, answers: np.ndarray, spread: float) -> tuple[Theta, float]:
+    """Return the mode with its covariance, and how likely the answers are under this spread (its logarithm)."""
     size = rows.shape[1]
     theta, precision = np.zeros(size), np.eye(size) / spread**2
 
@@ -64,7 +64,7 @@ def _fit(rows: np.ndarray, answers: np.ndarray, spread: float) -> tuple[np.ndarr
     chance = sigmoid(rows @ theta)
     curvature = (rows * (chance * (1 - chance))[:, None]).T @ rows + precision
     evidence = posterior(theta) - 0.5 * np.linalg.slogdet(curvature)[1] - size * np.log(spread)
-    return theta, np.linalg.inv(curvature), float(evidence)
+    return Theta(theta, np.linalg.inv(curvature)), float(evidence)
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
@@ -88,9 +88,9 @@ def most_telling(differences: np.ndarray, belief: Theta, count: int) -> list[int
     chance = sigmoid(differences @ belief.value)
     weight = chance * (1 - chance)
     for _ in range(min(count, len(differences))):
-        told = weight * np.einsum("pk,kl,pl->p", differences, covariance, differences)
-        told[chosen] = -np.inf
-        best = int(told.argmax())
+        gain = weight * np.einsum("pk,kl,pl->p", differences, covariance, differences)
+        gain[chosen] = -np.inf
+        best = int(gain.argmax())
         chosen.append(best)
         along = covariance @ differences[best]
         covariance -= weight[best] * np.outer(along, along) / (1 + weight[best] * differences[best] @ along)
