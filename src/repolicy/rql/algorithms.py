@@ -109,17 +109,21 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
     ) -> None:
         settings = settings_of(settings, Settings())
         env_spaces = spaces_of(env)
-        self.objective, self.prior, actions = objective, usable(env_spaces, objective, prior), env_spaces.actions
+        actions = env_spaces.actions
+        self.objective = objective
+        self.prior = usable(env_spaces, objective, prior)
         if actions.kind != "discrete":
             raise UsageError(f"ResidualDQN chooses among actions, and the environment takes {actions}: use ResidualSAC")
-        activation, normalizer = "relu", normalizer_for(env.observation_space, self.prior)
+        normalizer = normalizer_for(env.observation_space, self.prior)
+        activation: str = "relu"
+        bound: float | None = BOUND
         if isinstance(self.prior, Policy):  # Q_R gets the prior's depth, so that the sum of both is one network
-            activation, depth = self.prior.network.activation, len(self.prior.spec.hidden)
+            activation, bound = self.prior.network.activation, self.prior.spec.observation_bound
+            depth = len(self.prior.spec.hidden)
             if activation not in MODULES or self.prior.spec.norms:
                 raise UsageError(f"ResidualDQN takes a prior of {', '.join(MODULES)} and without LayerNorms")
             if len(settings.hidden) != depth:
                 raise UsageError(f"hidden is {settings.hidden}; the prior has {depth} hidden layers: name as many")
-        bound = self.prior.spec.observation_bound if isinstance(self.prior, Policy) else BOUND
         self._spec = PolicySpec(
             env_spaces.observation_size, actions, "categorical", settings.hidden, activation, observation_bound=bound
         )
@@ -228,8 +232,9 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
     ) -> None:
         settings = settings_of(settings, Settings())
         env_spaces = spaces_of(env)
-        self.objective, self.prior = objective, usable(env_spaces, objective, prior, density)
-        self.settings, self.density, actions = settings, density, env_spaces.actions
+        actions = env_spaces.actions
+        self.objective, self.settings, self.density = objective, settings, density
+        self.prior = usable(env_spaces, objective, prior, density)
         if actions.kind != "continuous":
             raise UsageError(f"ResidualSAC acts with numbers, and the environment takes {actions}: use ResidualDQN")
         self._normalizer = normalizer_for(env.observation_space, self.prior)

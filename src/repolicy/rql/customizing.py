@@ -25,7 +25,7 @@ from repolicy.learning.run import Callback, tell
 from repolicy.learning.training import watchdog
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
-from repolicy.prepare.decision import decide
+from repolicy.prepare.decision import Decision, decide
 from repolicy.prepare.session import Asked, earlier, settings_of
 from repolicy.prepare.spending import Spending
 from repolicy.prepare.states import check_learnable, density_of, steps_for
@@ -153,7 +153,8 @@ def customize(
     library's file.
     """
     path, folder = find_policy(prior), RunFolder(out, Request)
-    saved, asked = read_policy(path, options), Asked.of(env, addon)
+    saved = read_policy(path, options)
+    asked = Asked.of(env, addon)
     before = earlier(folder, resume, trust, asked, customizes=True)
     asked = asked.completed(before)
     env = asked.env or env_of(saved.card, path, trust)
@@ -168,16 +169,16 @@ def customize(
     usual = customize_defaults(env, choices) if before is None else cast(Settings, before.settings)
     settings = settings_of(settings, usual)
 
-    content, notes, measured = own_bytes(saved, folder.prior), list[str](), 0
-    if not objective.is_set:
-        objective, notes, measured = _weighed(objective, saved, path, env, asked.addons, settings, callbacks)
+    saved = saved._replace(content=own_bytes(saved, folder.prior))
+    decision = _weighed(objective, saved, path, env, asked.addons, settings, callbacks)
+    notes = list(decision.notes)
     if before is None:
-        learnt = steps_for(settings.steps) if objective.reads_states else 0
-        notes.append(Spending(weights=measured, states=learnt, training=settings.steps).sentence())
-    request = _request(env, objective, settings, asked.addons, content)
+        learnt = steps_for(settings.steps) if decision.objective.reads_states else 0
+        notes.append(Spending(weights=decision.steps, states=learnt, training=settings.steps).sentence())
     if task_of(env) is None and not choices and settings.steps > CUSTOMIZING.steps:
         notes.append(f"beyond {CUSTOMIZING.steps:,} steps it may lose the old task: take `repolicy customize`")
-    return _run(request, out, (saved.policy, content), resume, callbacks, env_timeout, notes)
+    request = _request(env, decision.objective, settings, asked.addons, saved.content)
+    return _run(request, out, saved, resume, callbacks, env_timeout, notes)
 
 
 def _weighed(
@@ -188,20 +189,21 @@ def _weighed(
     wishes: tuple[str, ...],
     settings: Settings,
     callbacks: Sequence[Callback],
-) -> tuple[Objective, list[str], int]:
-    """Return the objective with all its weights, a sentence for each choice, and the steps that it took."""
-    if not wishes:  # only the environment knows it, and the engine's episodes do not tell
-        if objective.omega is None:
-            raise UsageError("objective residual needs omega; name one with --omega")
-        known = alpha_in(saved.card) if objective.alpha is None else objective.alpha
-        if known is None:
-            raise UsageError(f"{path} does not tell the alpha that it was trained with; name one with --alpha")
-        return replace(objective, alpha=known, states=objective.states or 0.0), [], 0
+) -> Decision:
+    """Return the objective with all its weights."""
     engines = EngineSettings(steps=settings.steps, seed=settings.seed)
-    found = decide(objective, saved, env, wishes, engines, lambda sentence: tell(callbacks, [sentence]))
-    if found.settings.budget is not None:
-        raise UsageError("what a nat of the prior is worth cannot be told from its episodes: name --omega")
-    return found.objective, found.notes, found.steps
+    if wishes or objective.is_set:
+        decision = decide(objective, saved, env, wishes, engines, lambda sentence: tell(callbacks, [sentence]))
+        if decision.settings.budget is not None:
+            raise UsageError("what a nat of the prior is worth cannot be told from its episodes: name --omega")
+        return decision
+    # The wish is the environment's own, of which the engine's episodes do not tell.
+    if objective.omega is None:
+        raise UsageError("objective residual needs omega; name one with --omega")
+    alpha = alpha_in(saved.card) if objective.alpha is None else objective.alpha
+    if alpha is None:
+        raise UsageError(f"{path} does not tell the alpha that it was trained with; name one with --alpha")
+    return Decision(replace(objective, alpha=alpha, states=objective.states or 0.0), engines, [])
 
 
 def make(env: str) -> gymnasium.Env[Any, Any]:
@@ -231,7 +233,7 @@ def _request(
 def _run(
     request: Request,
     out: str | Path,
-    prior: tuple[Policy, bytes] | None,  # the policy, and its file's content, which the run keeps
+    prior: SavedPolicy | None,  # with its file's content, which the run keeps
     resume: bool,
     callbacks: Sequence[Callback],
     env_timeout: float | None,
@@ -239,11 +241,11 @@ def _run(
 ) -> Result:
     folder = RunFolder(out, Request)
     with watchdog(env_timeout), one_thread():  # layers this small are slower on several threads
-        model = _algorithm(request, prior[0] if prior else None)
+        model = _algorithm(request, prior.policy if prior else None)
         tell(callbacks, notes)
         made_with = versions() | {"stable_baselines3": version("stable_baselines3")}
         with folder.locked():
-            tell(callbacks, folder.begin(request, made_with, resume, prior[1] if prior else None))
+            tell(callbacks, folder.begin(request, made_with, resume, prior.content if prior else None))
             with polite_interrupt() as interrupted:
                 return _work(model, request, folder, callbacks, interrupted, made_with)
 
@@ -330,9 +332,8 @@ def state(model: Any) -> dict[str, Tensor]:
     tensors["buffer/position"] = torch.tensor(buffer.pos)
     for part, values in model.get_parameters().items():
         if part.endswith("optimizer"):
-            tensors |= {
-                f"{part}/{at}/{name}": own for at, each in values["state"].items() for name, own in each.items()
-            }
+            for index, moments in values["state"].items():
+                tensors |= {f"{part}/{index}/{name}": moment for name, moment in moments.items()}
         else:
             tensors |= {f"{part}/{name}": tensor for name, tensor in values.items()}
     return tensors

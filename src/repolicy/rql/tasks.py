@@ -160,7 +160,8 @@ class StraightRoad(Road):
 
     def neighbour_vehicles(self, vehicle: Any, lane_index: Any = None) -> tuple[Any, Any]:
         lane = self.network.get_lane(lane_index or vehicle.lane_index)
-        here, ahead, behind = float(vehicle.position[0]) - lane.x, None, None
+        here = float(vehicle.position[0]) - lane.x
+        ahead = behind = None
         nearest, last = np.inf, -np.inf
         for car in self.vehicles:
             along, aside = lane.local_coordinates(car.position)

@@ -62,7 +62,8 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any], objective: Objective, density: Density | None = None) -> None:
         super().__init__(env)
-        self.objective, self.density, self._name = objective, density, type(env.unwrapped).__name__
+        self.objective, self.density = objective, density
+        self._name = type(env.unwrapped).__name__
         self._age = torch.zeros(1)  # steps since the episode began
 
     def reset(self, **options: Any) -> Any:
@@ -156,7 +157,8 @@ def normalizer_for(space: Any, prior: Prior | None) -> Normalizer:
     low, high = (torch.from_numpy(bound.astype(np.float64)).flatten() for bound in (space.low, space.high))
     bounded = torch.isfinite(low) & torch.isfinite(high)
     normalizer = Normalizer(len(low))
-    mean, var = torch.where(bounded, (low + high) / 2, 0.0), torch.where(bounded, ((high - low) / 2).square(), 1.0)
+    mean = torch.where(bounded, (low + high) / 2, 0.0)
+    var = torch.where(bounded, ((high - low) / 2).square(), 1.0)
     normalizer.load_state_dict({"mean": mean, "var": var, "count": torch.ones((), dtype=torch.float64)})
     return normalizer
 
@@ -178,9 +180,9 @@ def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
         space = type(seen).__name__
         raise UsageError(f"observations are of kind {space}; wrap the environment in gymnasium's FlattenObservation")
     actions = action_space(acts, name)
-    if not (
-        acts.is_bounded() if isinstance(acts, spaces.Box) else isinstance(acts, spaces.Discrete) and acts.start == 0
-    ):
+    from_zero = isinstance(acts, spaces.Discrete) and acts.start == 0
+    bounded = isinstance(acts, spaces.Box) and acts.is_bounded()
+    if not (from_zero or bounded):
         raise UsageError(f"the environment's actions are {acts}; they must be Discrete from 0, or a bounded Box")
     return Spaces(name, observation_size(seen, name), actions)
 
