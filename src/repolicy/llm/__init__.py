@@ -12,12 +12,19 @@ from repolicy.loading import check_version, later
 EXTRA = ("trl", "peft", "datasets")
 
 HOMES = {
-    **dict.fromkeys(("DecomposedDPOConfig", "DecomposedDPOTrainer"), "dpo"),
-    **dict.fromkeys(("CrossEntropyDPOConfig", "CrossEntropyDPOTrainer"), "dpo"),
-    **dict.fromkeys(("QAdapterConfig", "QAdapterTrainer", "QAdapterLogits"), "q_adapter"),
-    **dict.fromkeys(("ResidualGRPOConfig", "ResidualGRPOTrainer"), "grpo"),
-    **dict.fromkeys(("DialedGenerator", "dial"), "mixing"),
-    **dict.fromkeys(("prior_reward", "rloo_settings"), "rloo"),
+    "DecomposedDPOConfig": "dpo",
+    "DecomposedDPOTrainer": "dpo",
+    "CrossEntropyDPOConfig": "dpo",
+    "CrossEntropyDPOTrainer": "dpo",
+    "QAdapterConfig": "q_adapter",
+    "QAdapterTrainer": "q_adapter",
+    "QAdapterLogits": "q_adapter",
+    "ResidualGRPOConfig": "grpo",
+    "ResidualGRPOTrainer": "grpo",
+    "DialedGenerator": "mixing",
+    "dial": "mixing",
+    "prior_reward": "rloo",
+    "rloo_settings": "rloo",
     "PriorBudget": "budget",
 }
 

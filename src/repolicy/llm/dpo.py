@@ -202,13 +202,15 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
 
     def _record(self, label: Tensor, reward: Tensor, log_policy: Tensor, log_prior: Tensor | None) -> None:
         """Log rewards and log-probabilities of good and bad apart, over all ranks."""
-        values = {"rewards": reward, "logps": log_policy} | ({} if log_prior is None else {"prior_logps": log_prior})
-        label, reward = self.accelerator.gather_for_metrics((label, reward))
-        for what, each in values.items():
-            everyone = reward if what == "rewards" else self.accelerator.gather_for_metrics(each)
+        gather = self.accelerator.gather_for_metrics
+        label, reward = gather((label, reward))
+        everyone = {"rewards": reward, "logps": gather(log_policy)}
+        if log_prior is not None:
+            everyone["prior_logps"] = gather(log_prior)
+        for what, values in everyone.items():
             for name, chosen in (("chosen", label == 1), ("rejected", label == 0)):
                 if chosen.any():
-                    self.metrics[f"{what}/{name}"].append(everyone[chosen].mean().item())
+                    self.metrics[f"{what}/{name}"].append(values[chosen].mean().item())
         right = (reward + self.offset > 0) == (label == 1)
         self.metrics["rewards/accuracies"].append(right.float().mean().item())
         self.metrics["offset"].append(self.offset)

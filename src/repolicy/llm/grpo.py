@@ -58,12 +58,12 @@ NEEDED: dict[str, tuple[Any, str]] = {
 # What generation must not do, by name, with the values that do nothing (None does nothing anywhere).
 NEUTRAL: dict[str, Any] = {
     **SAMPLING,
-    **{"top_h": None, "bad_words_ids": None, "min_new_tokens": 0, "forced_bos_token_id": None, "sequence_bias": None},
-    **{"forced_eos_token_id": None, "exponential_decay_length_penalty": None, "begin_suppress_tokens": None},
-    **{"watermarking_config": None, "penalty_alpha": None, "prefix_allowed_tokens_fn": None},
-    **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "allowed_token_ids": None},  # vLLM's
-    **{"min_tokens": 0, "bad_words": None, "structured_outputs": None},
-}
+    "top_h": None, "bad_words_ids": None, "min_new_tokens": 0, "forced_bos_token_id": None, "sequence_bias": None,
+    "forced_eos_token_id": None, "exponential_decay_length_penalty": None, "begin_suppress_tokens": None,
+    "watermarking_config": None, "penalty_alpha": None, "prefix_allowed_tokens_fn": None,
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "allowed_token_ids": None,  # vLLM's
+    "min_tokens": 0, "bad_words": None, "structured_outputs": None,
+}  # fmt: skip
 OF_SCORING = signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters  # images, too
 COMMON_DIVISOR_LOSSES = ("dr_grpo", "bnpo", "dapo")
 
@@ -146,10 +146,8 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         share = self.args.omega_schedule * max(self.state.max_steps, 1)
         if not self.model.training or self.state.global_step >= share:
             return self.objective
-        done = self.state.global_step / share
-        return replace(
-            self.objective, omega=self.objective.alpha + done * (self.objective.omega - self.objective.alpha)
-        )
+        alpha, omega = self.objective.alpha, self.objective.omega
+        return replace(self.objective, omega=alpha + self.state.global_step / share * (omega - alpha))
 
     def look_before_the_first_step(self) -> None:
         """Find out, for a budget, what the prior thinks of its own responses."""
@@ -201,18 +199,20 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
                 chosen, images, multimodal_fields, num_generations, *others, **named
             )[0]
 
-        everyone, first = range(len(prompt_ids)), self.accelerator.process_index * len(prompt_ids)
         if not self.args.prior_share or not self.model.training:
             return super()._generate_single_turn(
                 prompt_ids, images, multimodal_fields, num_generations, *others, **named
             )
+        first = self.accelerator.process_index * len(prompt_ids)  # of this rank's rows among those of all
         priors = round(self.args.prior_share * self.num_generations)
-        policys = [row for row in everyone if (first + row) % self.num_generations >= priors]
+        policys, rest = list[int](), list[int]()
+        for row in range(len(prompt_ids)):
+            by_policy = (first + row) % self.num_generations >= priors
+            (policys if by_policy else rest).append(row)
         written = dict(zip(policys, write(policys), strict=True)) if policys else {}
-        rest = [row for row in everyone if row not in written]
         with self._as_prior():
             written |= dict(zip(rest, write(rest), strict=True)) if rest else {}
-        return [written[row] for row in everyone], None
+        return [written[row] for row in range(len(prompt_ids))], None
 
     @contextmanager
     def _as_prior(self) -> Iterator[None]:
@@ -276,8 +276,8 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     def _advantages(self, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor) -> Tensor:
         """Return advantages `[B, T]` of this rank's rows. A group may lie on several ranks: returns are gathered."""
         rewards = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(1)
-        rank, rows = self.accelerator.process_index, len(mask)
-        own = slice(rank * rows, (rank + 1) * rows)
+        first = self.accelerator.process_index * len(mask)
+        own = slice(first, first + len(mask))
         mask = mask * self._judged[own].unsqueeze(1)
         parts = token_rewards(self.present_objective, rewards[own], log_policy, log_prior, mask)
         returns = whole_returns(parts) if self.args.returns == "whole" else returns_to_go(parts, self.args.gamma)

@@ -25,10 +25,10 @@ from repolicy.objective import Objective, residual
 
 # Tokens are sampled as the model has them, whatever its own generation config says; unless the caller asks for other.
 SAMPLING: dict[str, Any] = {
-    **{"do_sample": True, "num_beams": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0},
-    **{"epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0},
-    **{"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0, "guidance_scale": 1.0},
-}
+    "do_sample": True, "num_beams": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
+    "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0, "guidance_scale": 1.0,
+}  # fmt: skip
 
 
 def mixture(target: Objective, anchors: Sequence[Objective]) -> list[float]:
@@ -142,21 +142,22 @@ class DialedGenerator(LogitsProcessor):  # type: ignore[misc]
         self.attention = attention_mask
         for each in self.others:
             each.forget()
-        given = {"attention_mask": torch.ones_like(input_ids) if attention_mask is None else attention_mask}
-        processors = [*settings.pop("logits_processor", []), self]
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        settings = SAMPLING | settings
+        settings["logits_processor"] = [*settings.get("logits_processor", []), self]
         with self.generator.adapter():
-            return self.generator.model.generate(
-                input_ids=input_ids, **given, **{**SAMPLING, **settings}, logits_processor=processors
-            )
+            return self.generator.model.generate(input_ids=input_ids, attention_mask=attention_mask, **settings)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the mixture's scores `[B, V]` from ids `[B, T]` and the first tuned model's scores `[B, V]`."""
         prior, own, *rest = self.coefficients
-        wanted = [(own, scores.float().log_softmax(-1))]
-        for coefficient, each in zip((prior, *rest), self.others, strict=True):
+        coefficients, log_probs = [own], [scores.float().log_softmax(-1)]
+        for coefficient, model in zip((prior, *rest), self.others, strict=True):
             if coefficient:
-                wanted.append((coefficient, each.logits(input_ids, self.attention).log_softmax(-1)))
-        return mixed_log_probs(*zip(*wanted, strict=True))  # type: ignore[arg-type]
+                coefficients.append(coefficient)
+                log_probs.append(model.logits(input_ids, self.attention).log_softmax(-1))
+        return mixed_log_probs(coefficients, log_probs)
 
 
 def dial(prior: Any, *tuned: tuple[Any, Objective], omega: float, alpha: float | None = None) -> DialedGenerator:

@@ -187,6 +187,7 @@ def new_tokens(model: Any, tokenizer: Any, ids: Any, attention: Any, tokens: int
 
 MEASURES = {"addon": "add-on", "log_prior": "log prior", "kl": "KL from the prior", "length": "tokens",
             "entropy": "entropy"}  # fmt: skip
+DRAWS = 2000  # of the bootstrap
 NOTE = (
     "Means over prompts of what each model sampled, with 95 % bootstrap intervals. Log-probabilities, KL and entropy "
     "are of whole responses, in nats. A response that was cut off at the most tokens counts as it stands."
@@ -205,20 +206,25 @@ def evaluate(
 ) -> tuple[list[dict[str, Any]], str]:
     """Return a dictionary for the prior and for each model, and the page that shows them; all are names or files."""
     check_sampling_counts(seed, responses=responses, tokens=tokens)
-    rows, judge = read_prompts(prompts), load_object(reward, "the reward")
+    rows = read_prompts(prompts)
+    judge = load_object(reward, "the reward")
     judged(judge, rows[:1], ["a"], [[0]])  # a mistake in it shows before any of the work
     base, tokenizer = load_prior(prior)
     repeated = [row for row in rows for _ in range(responses)]
-    found, samples = [], []
     require_tuned_from(base, models)  # before any of the work
+    found: list[dict[str, Any]] = []
+    samples: list[list[str]] = []  # of each model, its first response to every prompt
     for index, name in enumerate((None, *models)):
-        base, model = (base, None) if name is None else load_tuned(name, base, index)
+        who: dict[str, Any] = {"model": name or f"the prior, {prior}"}
+        model = None
+        if name is not None:
+            base, model = load_tuned(name, base, index)
+            known = read_identity(name)
+            who |= {key: known[key] for key in ("omega", "alpha") if known}
         torch.manual_seed(seed)
-        each, text = measured(beside(base, model), beside(base, None), tokenizer, repeated, judge, tokens)
-        shaped = {key: values.reshape(len(rows), responses) for key, values in each.items()}
-        known = read_identity(name) if name else {}
-        who = {"model": name or f"the prior, {prior}"} | {key: known[key] for key in ("omega", "alpha") if known}
-        found.append({**who, **with_intervals(shaped)})
+        measures, text = measured(beside(base, model), beside(base, None), tokenizer, repeated, judge, tokens)
+        shaped = {key: values.reshape(len(rows), responses) for key, values in measures.items()}
+        found.append(who | with_intervals(shaped))
         samples.append(text[::responses])
     lead = f"{len(rows)} prompts, {responses} responses to each, at most {tokens} tokens."
     return found, as_page(lead, found, rows, samples)
@@ -267,15 +273,16 @@ def judged(reward: Any, rows: list[dict[str, Any]], text: list[str], ids: list[l
     return rewards
 
 
-def with_intervals(shaped: dict[str, Any], draws: int = 2000) -> dict[str, Any]:
+def with_intervals(shaped: dict[str, Any]) -> dict[str, Any]:
     """Return mean and 95 % interval of values `[prompts, responses]`; what was not judged, NaN, does not count."""
-    generator, intervals = np.random.default_rng(0), {}
+    generator = np.random.default_rng(0)
+    intervals = {}
     for name, values in shaped.items():
         rows = [row[~np.isnan(row)] for row in values]
         units = np.array([row.mean() for row in rows if len(row)]) if len(rows) > 1 else rows[0]
         if not len(units):
             raise UsageError("the reward judged no response of one of the models: it returned None for all")
-        drawn = units[generator.integers(len(units), size=(draws, len(units)))]
+        drawn = units[generator.integers(len(units), size=(DRAWS, len(units)))]
         low, high = np.quantile(drawn.mean(axis=1), [0.025, 0.975])
         intervals[name] = {"mean": float(units.mean()), "low": float(low), "high": float(high)}
     return intervals
@@ -304,8 +311,9 @@ def as_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]],
         + ["{mean:.2f}\n{low:.2f} to {high:.2f}".format(**each[key]) for key in MEASURES]
         for each in models
     ]
-    last = [each if isinstance(each, str) else str(each[-1].get("content")) for each in (row["prompt"] for row in rows)]
-    shown = [[prompt, *texts] for prompt, *texts in zip(last[:20], *samples, strict=False)]
+    prompts = [row["prompt"] for row in rows[:20]]
+    asked = [prompt if isinstance(prompt, str) else str(prompt[-1].get("content")) for prompt in prompts]
+    shown = [[prompt, *texts] for prompt, *texts in zip(asked, *samples, strict=False)]
     texts = f'<div class="texts">{table(["prompt", *names], shown)}</div>'
     parts = [
         section("What each is worth", table(["model", "omega", "alpha", *MEASURES.values()], cells), note=NOTE),
