@@ -83,3 +83,24 @@ def policies(mdp: MDP) -> st.SearchStrategy[Tensor]:
 def largest(difference: Tensor) -> float:
     """The greatest absolute entry: what an identity is off by."""
     return difference.abs().max().item()
+
+
+def state_distributions(mdp: MDP, log_policy: Tensor) -> Tensor:
+    """Return where the policy is at each step of a finite horizon, [T, S]."""
+    moves = torch.einsum("tsa,sap->tsp", mdp.log_probs("log_policy", log_policy).exp(), mdp.transitions)
+    distributions = [mdp.start]
+    for move in moves[:-1]:
+        distributions.append(distributions[-1] @ move)
+    return torch.stack(distributions)
+
+
+def entropy_gradient(mdp: MDP, logits: Tensor, *, restore_discount: bool = False) -> Tensor:
+    """Return E[Σ_t ∇H(π(·|s_t))], from the distribution of states at each step rather than from trajectories."""
+    logits = logits.detach().clone().requires_grad_()
+    log_policy = torch.log_softmax(mdp.per_step("logits", logits), -1)
+    visits = state_distributions(mdp, log_policy.detach())
+    entropy = -(log_policy.exp() * log_policy).sum(-1)
+    steps = torch.arange(len(visits), dtype=torch.float64)
+    weights = mdp.discount**steps if restore_discount else torch.ones_like(steps)
+    (gradient,) = torch.autograd.grad((weights[:, None] * visits * entropy).sum(), logits)
+    return gradient

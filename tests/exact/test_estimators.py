@@ -6,16 +6,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import examples, largest, objectives, policies, short_mdps, tables, temperatures, weights
+from random_problems import (
+    entropy_gradient,
+    examples,
+    largest,
+    objectives,
+    policies,
+    short_mdps,
+    tables,
+    temperatures,
+    weights,
+)
 
 from repolicy.exact import MDP, estimator_gradient, evaluate, exact_gradient, soft_optimal
-from repolicy.exact.estimators import (
-    advantage_gradient,
-    constant_gradient,
-    delta_gradient,
-    entropy_gradient,
-    score_gradient,
-)
+from repolicy.exact.estimators import advantage_gradient, constant_gradient, delta_gradient, score_gradient
 from repolicy.objective import end_entropy, no_entropy, repeat_entropy, residual, soft
 
 TIGHT = 1e-10

@@ -14,13 +14,14 @@ from random_problems import (
     policies,
     probabilities,
     short_mdps,
+    state_distributions,
     tables,
     temperatures,
 )
 from torch import Tensor
 
 from repolicy.exact import MDP, estimator_gradient, exact_gradient, soft_optimal, solve_augmented, solve_residual
-from repolicy.exact.solve import Trajectories, enumerate_trajectories, expected_return, state_distributions
+from repolicy.exact.solve import Trajectories, enumerate_trajectories, expected_return
 from repolicy.objective import full, residual
 from repolicy.prepare.worth import Sums, worth_of
 

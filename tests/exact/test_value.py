@@ -5,10 +5,21 @@ from dataclasses import replace
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_problems import any_mdps, examples, largest, mdps, objectives, policies, short_mdps, tables, temperatures
+from random_problems import (
+    any_mdps,
+    examples,
+    largest,
+    mdps,
+    objectives,
+    policies,
+    short_mdps,
+    state_distributions,
+    tables,
+    temperatures,
+)
 
 from repolicy.exact import enumerate_trajectories, evaluate, exact_gradient, soft_optimal
-from repolicy.exact.solve import expected_return, state_distributions
+from repolicy.exact.solve import expected_return
 from repolicy.objective import no_entropy, soft
 
 TIGHT = 1e-10

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from repolicy.exact.mdp import MDP, float64
-from repolicy.exact.solve import Trajectories, enumerate_trajectories, evaluate, state_distributions
+from repolicy.exact.solve import Trajectories, enumerate_trajectories, evaluate
 from repolicy.objective import Objective, reformulated
 
 
@@ -67,16 +67,6 @@ def advantage_gradient(
     q, v = evaluate(mdp, objective, log_policy, log_prior)
     weight = q - objective.alpha * log_policy - v[..., None]
     return score_gradient(mdp, logits, weight, restore_discount=restore_discount)
-
-
-def entropy_gradient(mdp: MDP, logits: Tensor, *, restore_discount: bool = False) -> Tensor:
-    """Return E[Σ_t ∇H(π(·|s_t))], from the distribution of states at each step rather than from trajectories."""
-    logits = _leaf(logits)
-    log_policy = torch.log_softmax(mdp.per_step("logits", logits), -1)
-    visits = state_distributions(mdp, log_policy.detach())
-    weights = _step_weights(mdp, restore_discount)
-    (gradient,) = torch.autograd.grad((weights[:, None] * visits * _entropy(log_policy)).sum(), logits)
-    return gradient
 
 
 def score_gradient(mdp: MDP, logits: Tensor, weight: Tensor, *, restore_discount: bool = False) -> Tensor:

@@ -193,12 +193,3 @@ def exact_gradient(mdp: MDP, objective: Objective, logits: Tensor, log_prior: Te
     log_policy = torch.log_softmax(mdp.per_step("logits", logits), -1)
     (gradient,) = torch.autograd.grad(expected_return(mdp, objective, log_policy, log_prior), logits)
     return gradient
-
-
-def state_distributions(mdp: MDP, log_policy: Tensor) -> Tensor:
-    """Return where the policy is at each step of a finite horizon, [T, S]."""
-    moves = torch.einsum("tsa,sap->tsp", mdp.log_probs("log_policy", log_policy).exp(), mdp.transitions)
-    distributions = [mdp.start]
-    for move in moves[:-1]:
-        distributions.append(distributions[-1] @ move)
-    return torch.stack(distributions)

@@ -58,11 +58,9 @@ def _module(parameters: Any) -> dict[str, Any]:
 
 def _squashed_gaussian(module: dict[str, Any], activation: str) -> Described:
     """Read `tanh_normal`: a last layer of means and of what softplus makes stds of."""
-    *hidden, last = _hidden(module)
-    output = last.linear
-    size = len(output.bias) // 2
-    actor = perceptron(hidden, output.outputs(0, size), activation)
-    std = Std("head", output.outputs(size), "softplus", floor=MIN_STD)
+    actor, raw = perceptron(_hidden(module), None, activation).halved()
+    std = Std("head", raw, "softplus", floor=MIN_STD)
+    size = len(raw.bias)
     actions = ActionSpace("continuous", (size,), (-1.0,) * size, (1.0,) * size)
     return Described(LIBRARY, "", "", actor, actions, squashed=True, std=std)
 

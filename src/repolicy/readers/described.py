@@ -6,7 +6,7 @@
 A squashed policy's actions are those before tanh, as everywhere in Repolicy. `copying.py` makes a policy of it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -73,6 +73,13 @@ class Perceptron:
     def width(self) -> int:
         """How many numbers it takes."""
         return int(self.layers[0].weight.shape[1])
+
+    def halved(self) -> tuple["Perceptron", Linear]:
+        """Return the network of the means, and the other half of its last layer, of which stds are made."""
+        size, odd = divmod(len(self.output.bias), 2)
+        if odd:
+            raise CannotCopyError(f"its last layer has {len(self.output.bias)} outputs, not means and stds")
+        return replace(self, output=self.output.outputs(0, size)), self.output.outputs(size)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
-from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Normalizer, Perceptron, Std
+from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Normalizer, Std
 from repolicy.readers.given_by_user import Given
 from repolicy.readers.perceptrons import Tensors, below, linear, normalizer, numbers, perceptron, sequence, some
 from repolicy.readers.pickles import Shell
@@ -231,7 +231,9 @@ def _described(tensors: Tensors, layout: Layout, root: str, given: Given) -> Des
 
     std = None
     if layout.halves:
-        actor, std = _halved(actor, layout)
+        actor, raw = actor.halved()
+        raw = replace(raw, bias=raw.bias + np.float32(layout.shift))
+        std = Std("head", raw, layout.link, layout.low, layout.high, layout.floor)
     elif layout.log_std or layout.std:
         std = _std(tensors, layout, root, len(actor.output.bias))
     elif layout.values:
@@ -269,36 +271,22 @@ def _std(tensors: Tensors, layout: Layout, root: str, width: int) -> Std:
     """Return one for all states, or a layer of its own."""
     name = f"{root}{layout.log_std or layout.std}"
     link = layout.link if layout.log_std else "identity"
-    if name not in tensors:
+    if name in tensors:
+        raw = numbers(tensors[name].reshape(-1), name)
+        if link == "identity" and not np.all(raw > 0.0):
+            raise UsageError(f"{name} has numbers that are not above 0, and is no std: is it log_std={name}?")
+        if len(raw) == 1:
+            raw = np.broadcast_to(raw, width)
+        std, count = Std("vector", raw, link, layout.low, layout.high), len(raw)
+    else:
         layers = _layers(tensors, name)
         if len(layers) != 1:
             raise CannotCopyError(f"its std has a network of its own, {name}")
         head = layers[0].linear
-        _check_stds(name, len(head.bias), width)
-        return Std("head", head, link, layout.low, layout.high)
-    raw = numbers(tensors[name].reshape(-1), name)
-    if link == "identity" and not np.all(raw > 0.0):
-        raise UsageError(f"{name} has numbers that are not above 0, and is no std: is it log_std={name}?")
-    if len(raw) == 1:
-        raw = np.broadcast_to(raw, width)
-    _check_stds(name, len(raw), width)
-    return Std("vector", raw, link, layout.low, layout.high)
-
-
-def _check_stds(name: str, count: int, width: int) -> None:
+        std, count = Std("head", head, link, layout.low, layout.high), len(head.bias)
     if count != width:
         raise ValueError(f"{name} is of {count} stds, and an action has {width} numbers")
-
-
-def _halved(actor: Perceptron, layout: Layout) -> tuple[Perceptron, Std]:
-    """Return a network of the means, and the std of the rest of its outputs."""
-    size, odd = divmod(len(actor.output.bias), 2)
-    if odd:
-        raise CannotCopyError(f"its last layer has {len(actor.output.bias)} outputs, not means and stds")
-    raw = actor.output.outputs(size)
-    raw = replace(raw, bias=raw.bias + np.float32(layout.shift))
-    means = replace(actor, output=actor.output.outputs(0, size))
-    return means, Std("head", raw, layout.link, layout.low, layout.high, layout.floor)
+    return std
 
 
 def _normalizer(tensors: Tensors, layout: Layout, root: str) -> Normalizer | None:

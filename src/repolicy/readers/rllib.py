@@ -72,11 +72,11 @@ def read(state: dict[str, Any], given: Given) -> Described:
     bound = float(tensors[BOUND].item()) if BOUND in tensors else USUAL_BOUND
     low, high = SAC_BOUNDS if squashed else (-bound, bound)
     if has_std_head:
-        std = Std("head", network.output.outputs(actions.width), "exp", low, high)
+        network, raw = network.halved()
+        std = Std("head", raw, "exp", low, high)
     else:
         std = Std("vector", numbers(tensors[LOG_STD], LOG_STD), "exp", low, high)
-    means = replace(network, output=network.output.outputs(0, actions.width))
-    policy = replace(policy, actor=means, std=std, squashed=squashed, clips=not squashed)
+    policy = replace(policy, actor=network, std=std, squashed=squashed, clips=not squashed)
     if squashed or (set(actions.low) == {-1.0} and set(actions.high) == {1.0}):
         return policy
     return _to_bounds(policy, std, given)

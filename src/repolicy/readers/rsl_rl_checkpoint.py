@@ -6,7 +6,6 @@ checkpoints, has them.
 """
 
 import math
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,15 +92,14 @@ def _std(
             return Std("vector", numbers(tensors[name].reshape(-1), name), link, *_limits(link, agent)), actor
     if "Beta" in agent.get("class_names", "") or len(actor.output.bias) % 2:
         raise CannotCopyError("its distribution is no Gaussian, or it has no std")
-    output, half = actor.output, len(actor.output.bias) // 2
+    means, raw = actor.halved()
     std_type = agent.get("std_type", agent.get("noise_std_type"))
     link = "exp" if std_type == "log" else "identity"
     if not std_type:
         given.notes.append("the std is taken from the second half of the last layer as it is (std_type: scalar)")
     if not agent:
         given.notes.append("without params/agent.yaml a Beta policy looks the same, and its copy would be wrong")
-    std = Std("head", output.outputs(half), link, *_limits(link, agent))
-    return std, replace(actor, output=output.outputs(0, half))
+    return Std("head", raw, link, *_limits(link, agent)), means
 
 
 def _limits(link: str, agent: dict[str, str]) -> tuple[float, float]:
