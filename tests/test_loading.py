@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from repolicy.envs.making import make_envs
@@ -71,6 +72,40 @@ def test_functions_that_are_called_the_same_are_several() -> None:
     references = [reference_to(function) for function in functions]
     assert [load_object(reference, "it") for reference in references] == functions
     assert [reference_to(function) for function in functions] == references  # and each keeps its name
+
+
+CELL = """
+class Maze:
+    limits = {LIMITS}
+    def __init__(self): super().__init__()
+    def reset(self): return {NUMBER}
+
+def quiet(observations, actions, after, info, weight={NUMBER}):
+    return weight * actions[:, 0] + {NUMBER}
+
+quiet.metric = lambda *_: {NUMBER}
+"""
+
+
+def ran(cell: dict[str, Any], number: float, limits: str = "()") -> list[str]:
+    """Run a notebook's cell; the names of what it defines."""
+    exec(CELL.replace("{NUMBER}", str(number)).replace("{LIMITS}", limits), cell)
+    return [reference_to(cell[name]) for name in ("Maze", "quiet")]
+
+
+def test_what_is_defined_anew_gets_a_name_of_its_own_unless_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repolicy.loading._session", {})
+    notebook = {"__name__": "__main__", "array": np.zeros}
+    first, before = ran(notebook, 0.5), dict(notebook)
+    assert first == ["session:Maze", "session:quiet"]
+    assert ran(notebook, 0.5) == first  # so that a run resumes where its cell ran again
+    assert ran(notebook, 0.25) == ["session:Maze_2", "session:quiet_2"]
+    assert load_object(first[1], "wish")(*np.ones((4, 1, 1))) == before["quiet"](*np.ones((4, 1, 1))) == 1.0
+    assert load_object(first[0], "environment")().reset() == 0.5
+    assert ran(notebook, 0.5) == first  # and back
+    assert ran(notebook, 0.5, "array(2)")[0] == "session:Maze_3"
+    assert ran(notebook, 0.5, "array(2)")[0] == "session:Maze_4"  # arrays are not compared
+    assert ran({"__name__": "__main__"}, 0.5)[1] == "session:quiet_3"  # it would read other globals
 
 
 @pytest.mark.parametrize(

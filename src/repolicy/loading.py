@@ -11,9 +11,9 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Mapping
-from inspect import ismodule
+from inspect import isgetsetdescriptor, ismodule
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from repolicy.errors import FileError, UsageError, in_one_sentence
@@ -98,13 +98,31 @@ def reference_to(function: Any) -> str:
     if module != "__main__" and name and getattr(sys.modules.get(module), name, None) is function:
         return f"{module}:{name}"
     plain = re.sub(r"\W+", "_", getattr(function, "__name__", type(function).__name__)).strip("_")
-    by_itself, name, count = plain == getattr(function, "__qualname__", ""), plain, 1
-    # A notebook's function may be defined anew. Lambdas, closures and partials that are called the same are several.
-    while not by_itself and _session.get(name, function) is not function:
+    name, count = plain, 1
+    while name in _session and not _alike(_session[name], function):  # a run knows the older one by its name
         count += 1
         name = f"{plain}_{count}"
     _session[name] = function
     return f"{SESSION}:{name}"
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return whether two objects do the same, as those that a notebook's cell makes when it runs again."""
+    try:
+        return one is other or bool(one == other) or bool(_written(one) == _written(other))
+    except Exception:  # such as arrays, which cannot be told equal
+        return False
+
+
+def _written(thing: Any) -> Any:
+    """Return what a function or a class was written as; anything else, and what has a closure, is only itself."""
+    if isinstance(thing, FunctionType) and set(thing.__code__.co_freevars) <= {"__class__"}:
+        defaults, names = (thing.__defaults__, thing.__kwdefaults__), vars(thing).items()
+        return thing.__code__, defaults, id(thing.__globals__), {name: _written(value) for name, value in names}
+    if isinstance(thing, type):
+        own = {name: _written(value) for name, value in vars(thing).items() if not isgetsetdescriptor(value)}
+        return thing.__bases__, own
+    return thing
 
 
 def read_json(path: Path) -> Any:

@@ -1,5 +1,6 @@
 """Add-on rewards: the shipped ones on hand-made batches, sums of them, and a user's own."""
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,19 @@ def test_what_one_does_in_place_is_not_seen_by_others(tmp_path: Path) -> None:
 def test_one_or_several_have_names() -> None:
     assert names("height") == names(["height"]) == ("height",)
     assert names(()) == ()
+
+
+def test_functions_that_copied_one_name_are_several() -> None:
+    def times(factor: float) -> Any:
+        @functools.wraps(np.sum)
+        def reward(observations: Any, *_: Any) -> Any:
+            return factor * np.ones(len(observations))
+
+        return reward
+
+    found = combined(names([times(1.0), times(1000.0)]))
+    assert found.titles == ("sum", "sum_2")
+    assert (found.reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)) == 1001.0).all()
 
 
 def test_a_metric_is_checked_like_a_reward() -> None:
