@@ -1,5 +1,6 @@
 """Limits in a user's units, and a share of the old return: each is held by a weight of its own."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,13 @@ from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 from repolicy.envs.addons import limits
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import UsageError
-from repolicy.learning.multipliers import Multipliers, broken, earned, off_budget, off_limit, steered
+from repolicy.learning.multipliers import Multipliers, broken, earned, off_budget, off_limit, share_kept, steered
 from repolicy.learning.training import customize
 from repolicy.learning.worker import Worker
 from repolicy.objective import greedy, residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.priors.opening import read_policy
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
@@ -70,10 +72,27 @@ def test_a_share_of_the_old_return_is_kept(prior: Path, tmp_path: Path) -> None:
     found = customize(prior, WISH, residual(0.2, alpha), tmp_path / "run", settings, env=env, callbacks=[log])
     kept, omegas = (np.array([each[name] for each in log.metrics[-80:]]) for name in ("kept", "omega"))
     gain, _ = gain_and_std(found.policy)
-    assert 2.0 - mean_cost(gain) / mean_cost(GAIN) == pytest.approx(keep, abs=0.03)
+    share = 2.0 - mean_cost(gain) / mean_cost(GAIN)
+    assert share == pytest.approx(keep, abs=0.03)
+    told = re.fullmatch(r"it keeps (.*)% ± .*% of the old return .* and was to keep (.*?)(; .*)?", log.said[-1])
+    assert told is not None
+    assert 100.0 * share == pytest.approx(float(told[1]), abs=1.0)  # by 32 episodes
+    assert keep == pytest.approx(float(told[2]), abs=1e-4)
     assert kept.mean() == pytest.approx(keep, abs=0.1)  # an iteration's has a std of 0.35
     assert np.exp(np.log(omegas).mean()) == pytest.approx(omega * ALPHA, rel=0.2)
     assert gain == pytest.approx(wanted, rel=0.08)
+
+
+def test_the_prior_keeps_all_of_its_return_and_one_that_keeps_too_little_is_told(prior: Path) -> None:
+    request = Request(tiny("LinearQuadratic"), residual(0.2, ALPHA), Settings(keep=0.9), prior="a checksum")
+    policy = read_policy(prior).policy
+    assert share_kept(policy, policy, request).startswith("it keeps 100.0% ± 0.0% of the old return")
+    still = policy.alike()
+    torch.nn.init.zeros_(still.network.weights[-1])
+    torch.nn.init.zeros_(still.network.biases[-1])
+    [share] = re.findall("it keeps (.*)% ±.*was to keep 0.9; the weights follow", share_kept(policy, still, request))
+    cost = STATE_COST * 4 / 3 * float(np.mean(DYNAMICS ** (2 * np.arange(8))))  # of eight steps without control
+    assert float(share) / 100.0 == pytest.approx(2.0 - cost / mean_cost(GAIN), abs=0.001)  # both from the same starts
 
 
 def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told(prior: Path, tmp_path: Path) -> None:
@@ -82,7 +101,7 @@ def test_what_moves_is_resumed_to_the_bit_and_a_limit_that_cannot_be_met_is_told
     whole, stopped = Log(), Log()
     customize(prior, WISH, residual(0.2, ALPHA), tmp_path / "whole", settings, callbacks=[whole], **asked)
     assert any("reward is read to tell what share of it is kept, and for nothing else" in each for each in whole.said)
-    assert "limit effort>=0.6 is broken: the last 8 iterations have " in whole.said[-1]
+    assert "limit effort>=0.6 is broken: the last 8 iterations have " in whole.said[-2]
 
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
     max((tmp_path / "run" / "checkpoints").iterdir()).unlink()  # as if it had stopped in its last segment

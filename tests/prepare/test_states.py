@@ -187,8 +187,13 @@ def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
         Density.from_tensors({name: value.float() for name, value in mine.tensors().items()})
 
 
-@pytest.mark.parametrize(("evaluated", "price"), [(2, 0.5), (2, 0.0), (0, 0.5)])
-def test_every_step_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluated: int, price: float) -> None:
+@pytest.mark.parametrize(
+    ("evaluated", "price", "keep", "limits"),
+    [(2, 0.5, None, ()), (2, 0.0, 0.9, ("stay_near>=-9",)), (0, 0.5, None, ("stay_near>=-9",))],
+)
+def test_every_step_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluated: int, price: float, keep: float | None, limits: Any
+) -> None:
     """By how often environments whose episodes have one length were stepped."""
     for name, value in {"EACH": 50, "WANTED": 400, "FEWEST": 400, "LEAST": 100}.items():
         monkeypatch.setattr(states, name, value)
@@ -203,18 +208,19 @@ def test_every_step_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("repolicy.envs.evaluation.EPISODE_CAP", 300)
     settings = Settings(
         steps=200, ranks=1, envs=4, n_steps=16, minibatch=32, checkpoint_every=2, hidden=(8,),
-        evaluation_episodes=evaluated,
+        evaluation_episodes=evaluated, keep=keep,
     )  # fmt: skip
     space = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
     prior, heard = Policy(PolicySpec(1, space, hidden=(8,), initial_std=0.5)), Listening()
     customize(
         prior, tiny("stay_near"), residual(0.1, 0.1, states=price), tmp_path / "run", settings, env=tiny("Endless"),
-        callbacks=[heard],
+        callbacks=[heard], limits=[each.replace("stay_near", tiny("stay_near")) for each in limits],
     )  # fmt: skip
     [sentence] = [each for each in heard.said if "in all" in each]
     assert sentence.startswith(f"{sum(taken):,} steps of the environment in all: ")
     assert "256 to train" in sentence
     assert ("for evaluations" in sentence) == (evaluated > 0)
+    assert ("to measure what is held" in sentence) == bool(keep or limits)
     assert ("for the prior's states" in sentence) == (price > 0)
 
 

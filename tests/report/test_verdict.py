@@ -211,3 +211,17 @@ def test_a_limit_holds_within_its_bound_cannot_be_told_within_its_error_and_else
     ):
         after = dataclasses.replace(evaluated(HALF, HALF), limits={"power<=0.25": mean + 0.007 * HALF})
         assert said in verdict(prior, after)
+
+
+@pytest.mark.parametrize(
+    ("before", "lost", "said"),
+    [
+        (100.0, 4.0, "0.960 ± 0.002 of the old return, and 0.95 was asked for: that holds"),
+        (-100.0, 4.0, "0.960 ± 0.002 of the old return, and 0.95 was asked for: that holds"),
+        (100.0, 5.2, "0.948 ± 0.002 of the old return, and 0.95 was asked for: cannot tell, what is lacking may be"),
+        (100.0, 9.0, "0.910 ± 0.002 of the old return, and 0.95 was asked for: too little"),
+    ],
+)
+def test_a_share_of_the_old_return_holds_cannot_be_told_or_is_broken(before: float, lost: float, said: str) -> None:
+    prior, after = evaluated(before + HALF, None), evaluated(before - lost + HALF, None)  # each has an error of 1 / 7
+    assert f"; with the mean action it keeps {said}" in judged([(prior, after)], keep=0.95)

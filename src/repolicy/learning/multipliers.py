@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import EPISODE_CAP, Limit, Rollout, limits, make_envs, run_episodes
+from repolicy.envs import EPISODE_CAP, Evaluation, Limit, Rollout, limits, make_envs, run_episodes
 from repolicy.objective import Objective
 from repolicy.policies import Policy
+from repolicy.prepare.spending import EARNING_EPISODES
 from repolicy.runs import Measured, Ranks, Request, derived_seed
 
 FARTHEST = 2.0  # bound of how far off something is
@@ -34,9 +35,7 @@ BEYOND = 1.25  # spent/budget from which the end of a run is said to be beyond i
 
 LIMIT_UNIT = 0.1  # of a limit's bound: broken by so much, it is off by 1
 WIDEST = 1e3  # times as much, or as little, as at first a limit may weigh later
-ENVS_A_PROBE = 8  # for so many environments that train there is one with the mean action
 LAST_ITERATIONS = 20  # iterations, by which a limit is judged at the end
-EARNING_EPISODES = 32  # of the prior, by which it is known what it earns
 FINEST_SHARE = 0.01  # share of the old return, to which one can be held
 
 
@@ -263,6 +262,13 @@ def earned(prior_earns: Tensor, rollout: Rollout) -> np.ndarray:
     return (at + np.where(rollout.terminated, lacking, 0.0)).mean(0)
 
 
+def mean_episodes(policy: Policy, request: Request) -> Evaluation:
+    """Run the first episodes of a policy's mean action, which begin alike for whatever policy."""
+    seed = derived_seed(request.settings.seed, 0, 3000)
+    with closing(make_envs(request.env, EARNING_EPISODES, seed, request.settings.backend)) as envs:
+        return run_episodes(policy, envs, EARNING_EPISODES)
+
+
 def earned_by_age(prior: Policy, request: Request, team: Ranks) -> Tensor:
     """Return what the prior earns with the mean action at each age of an episode `[L]`, 0 where all have ended.
 
@@ -270,9 +276,7 @@ def earned_by_age(prior: Policy, request: Request, team: Ranks) -> Tensor:
     """
     earned = torch.zeros(EPISODE_CAP, dtype=torch.float64)
     if team.index == 0:
-        seed = derived_seed(request.settings.seed, 0, 3000)
-        with closing(make_envs(request.env, EARNING_EPISODES, seed, request.settings.backend)) as envs:
-            found = run_episodes(prior, envs, EARNING_EPISODES)
+        found = mean_episodes(prior, request)
         assert found.steps is not None
         rewards = found.steps.rewards
         lasts = np.arange(len(rewards))[:, None] < found.lengths
@@ -281,20 +285,29 @@ def earned_by_age(prior: Policy, request: Request, team: Ranks) -> Tensor:
     return earned[: int(earned.nonzero().max()) + 1 if earned.any() else 1].clone()
 
 
+LATER = "the weights follow slowly, and more --steps give them time"
+
+
+def share_kept(prior: Policy, policy: Policy, request: Request) -> str:
+    """Return which share of its prior's return a finished run's policy keeps, in a sentence."""
+    before, after = (mean_episodes(each, request).basic for each in (prior, policy))
+    size = max(abs(float(before.mean())), 1e-12)
+    shares = 1.0 + (after - before) / size  # of episodes that began alike
+    share, error, asked = (
+        shares.mean(),
+        shares.std(ddof=1) / math.sqrt(len(shares)),
+        float(request.settings.keep or 0.0),
+    )
+    sentence = f"it keeps {share:.1%} ± {error:.1%} of the old return with the mean action, and was to keep {asked:.4g}"
+    return f"{sentence}; {LATER}" if asked - share > 2.0 * error else sentence
+
+
 def broken(multipliers: Multipliers, logged: dict[str, list[Any]]) -> list[str]:
     """Return what is to be said of a finished run that ends beyond its budget, or with a limit that is broken."""
     budget, off, said = multipliers.settings.budget, multipliers.off_budget, []
-    if budget is not None and off is not None:
-        amount, last = budget.amount, logged[budget.spent][-LAST_ITERATIONS:]
-        if multipliers.keep:
-            beyond, shown = beyond_noise(amount - np.array(last), max(1.0 - amount, FINEST_SHARE)), float(np.mean(last))
-        else:
-            beyond, shown = off > math.log(BEYOND), last[-1]
-        if beyond:
-            said.append(
-                f"the run ends beyond its budget: {budget.beside.format(shown, amount)}; the weights follow slowly, "
-                "and more --steps give them time"
-            )
+    if budget is not None and off is not None and not multipliers.keep and off > math.log(BEYOND):
+        beside = budget.beside.format(logged[budget.spent][-1], budget.amount)
+        said.append(f"the run ends beyond its budget: {beside}; {LATER}")
     for name, held in multipliers.limits.items():
         values = np.array(logged[f"limit_{name}"])
         if beyond_noise(held.limit.broken_by(values[-LAST_ITERATIONS:]), held.unit):

@@ -13,7 +13,7 @@ import torch
 
 from repolicy.envs import Watchdog, decoder
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.learning.multipliers import broken
+from repolicy.learning.multipliers import broken, share_kept
 from repolicy.learning.segments import Segments
 from repolicy.learning.terms import collapsed
 from repolicy.policies import add_to_card
@@ -118,6 +118,8 @@ def work(
             tell(callbacks, [] if decoder(request.env) else collapsed(metrics))  # whose nats are few
             if metrics and team.index == 0:
                 tell(callbacks, broken(worker.multipliers, folder.logged()))
+                if worker.multipliers.keep and worker.prior is not None:
+                    tell(callbacks, [share_kept(worker.prior, read_policy(folder.policy).policy, request)])
     finished = worker.iteration == request.settings.iterations
     if not metrics and worker.iteration:  # nothing was left to do
         metrics = {name: values[-1] for name, values in folder.logged().items() if values and values[-1] is not None}

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from repolicy.envs import Collector, Dialed, Envs, check_fit, decoder, make_envs, run_episodes, staggered
 from repolicy.errors import FileError, NumericError
-from repolicy.learning.multipliers import ENVS_A_PROBE, earned_by_age
+from repolicy.learning.multipliers import earned_by_age
 from repolicy.learning.worker import Worker
 from repolicy.objective import reformulated, task_reward
 from repolicy.policies import Policy, frozen, save_policy
 from repolicy.policies.storage import write
+from repolicy.prepare.spending import probes_beside
 from repolicy.prepare.states import density_of
 from repolicy.priors import MeanPrior, Scoring, held, read_policy
 from repolicy.runs import Measured, Request, RunFolder, derived_seed, keep_freed_memory, ranks, versions
@@ -115,7 +116,7 @@ class Segments:
             envs = Dialed(envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs, dials)
         probes = None
         if worker.multipliers.measures:
-            probes = self.collector(self.environments(10**7, max(1, share // ENVS_A_PROBE)))
+            probes = self.collector(self.environments(10**7, probes_beside(share)))
         worker.begin(self.collector(envs, stream), stream, probes)
 
     def collector(self, envs: Envs, stream: torch.Generator | None = None) -> Collector:

@@ -9,6 +9,9 @@ from repolicy.prepare import states, weights
 from repolicy.prepare.session import KEPT
 from repolicy.runs import Request
 
+ENVS_A_PROBE = 8  # for so many environments that train there is one with the mean action, where something is held
+EARNING_EPISODES = 32  # by which it is known what a policy earns
+
 
 class Spending(NamedTuple):
     """Steps until a run ends, by what they are for, or decisions of a generative policy; episodes may take fewer."""
@@ -19,11 +22,15 @@ class Spending(NamedTuple):
     states: int = 0  # to learn the prior's states
     training: int = 0
     evaluations: int = 0  # while it trains
+    held: int = 0  # to measure what is held with the mean action
 
     def sentence(self, chunk: int = 1) -> str:
         """Return `22,752 steps of the environment in all: 2,304 to try the wish, ...`."""
-        whats = ("to try the wish", "to find the weights", "without training", "for the prior's states", "to train")
-        parts = [f"{count:,} {what}" for count, what in zip(self, (*whats, "for evaluations"), strict=True) if count]
+        whats = (
+            *("to try the wish", "to find the weights", "without training", "for the prior's states", "to train"),
+            *("for evaluations", "to measure what is held"),
+        )
+        parts = [f"{count:,} {what}" for count, what in zip(self, whats, strict=True) if count]
         what = "steps of the environment" if chunk == 1 else f"decisions, of {chunk} steps of the environment each,"
         return f"{sum(self):,} {what} in all: {', '.join(parts)}"
 
@@ -39,6 +46,12 @@ def spending(request: Request, found: int = 0, length: float = EPISODE_CAP, free
         longest = envs.limit or math.ceil(length)
     segments = math.ceil(settings.iterations / settings.checkpoint_every)
     episodes = settings.evaluation_episodes and max(1, settings.evaluation_episodes // settings.ranks) * settings.ranks
+    held = 0
+    if request.limits or settings.keep:
+        probes = settings.ranks * probes_beside(settings.envs // settings.ranks)
+        held += probes * settings.n_steps * settings.iterations
+    if settings.keep:
+        held += 3 * EARNING_EPISODES * longest  # of the prior before and after the run, and of its policy
     return Spending(
         trials=weights.ENVS * (trials * weights.STEPS + KEPT),
         weights=found,
@@ -46,4 +59,10 @@ def spending(request: Request, found: int = 0, length: float = EPISODE_CAP, free
         states=states.steps_for(settings.steps) if request.objective.reads_states else 0,
         training=settings.iterations * settings.iteration_steps,
         evaluations=(segments + 1) * episodes * longest,
+        held=held,
     )
+
+
+def probes_beside(envs: int) -> int:
+    """Return in how many environments the mean action is measured, beside so many that train."""
+    return max(1, envs // ENVS_A_PROBE)

@@ -319,5 +319,5 @@ def lines(request: Request, prior: Evaluation | None) -> dict[str, dict[str, flo
             at["evaluation_objective"] = float(np.mean(parts.total))
     drawn = {name: {"prior": value} for name, value in at.items() if value is not None}
     if budget is not None:
-        drawn.setdefault(budget.spent, {})["budget"] = budget.amount
+        drawn.setdefault(budget.spent, {})["to keep" if request.settings.keep else "budget"] = budget.amount
     return drawn

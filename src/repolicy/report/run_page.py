@@ -82,7 +82,7 @@ def write_report(
     pairs = pairs_of(mean, sampled)
     top = ""
     if pairs:
-        said = verdict(pairs, name_of_prior(saved.card))
+        said = verdict(pairs, name_of_prior(saved.card), request.settings.keep)
         why = basis([after for _, after in pairs])
         say(f"{said} ({why})")
         top = page.verdict(said, why)

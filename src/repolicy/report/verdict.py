@@ -116,10 +116,11 @@ def differences(prior: Evaluation, customized: Evaluation, told: int = 1) -> dic
 Pair = tuple[Evaluation, Evaluation]  # a prior's and the customized policy's, with the same kind of action
 
 
-def verdict(pairs: Sequence[Pair], than: str = "its prior") -> str:
+def verdict(pairs: Sequence[Pair], than: str = "its prior", keep: float | None = None) -> str:
     """Return a sentence without its full stop: what is kept and won, better or worse in total, limits, and who fell.
 
-    What is kept and won is that of the first kind of action by which there is a difference in total.
+    What is kept and won is that of the first kind of action by which there is a difference in total. `keep` is the
+    share of the old return that was to be kept.
     """
     changes = [differences(*pair, len(pairs)) for pair in pairs]
     name = _judging(changes[0])
@@ -136,6 +137,8 @@ def verdict(pairs: Sequence[Pair], than: str = "its prior") -> str:
     elif name == "addon_reward":
         parts.append("the environment tells no basic reward, so what it cost is unknown")
     parts += [f"with {actions[0]} {sentence}" for sentence in held(pairs[0][1])]
+    if keep is not None and "basic_reward" in changes[0]:
+        parts.append(f"with {actions[0]} {_share_held(changes[0]['basic_reward'], keep)}")
     for (prior, customized), acted in zip(pairs, actions, strict=True):
         where = f"with {acted} " if len(pairs) > 1 else ""
         parts += [where + sentence for sentence in early(customized, prior)]
@@ -158,6 +161,17 @@ def held(evaluation: Evaluation) -> list[str]:
         mean = f"{rounded(column.mean, column.error)} ± {rounded(column.error, column.error, of=column.mean)}"
         sentences.append(f"limit {text}{how} ({mean})")
     return sentences
+
+
+def _share_held(change: Difference, keep: float) -> str:
+    """Return whether a share of the old return is kept: `it keeps 0.962 ± 0.004 of the old return, and 0.95 was …`."""
+    size = abs(change.before) or 1.0
+    share, error = 1.0 + change.value / size, change.error / size
+    how = "that holds"
+    if share < keep:
+        how = "too little" if keep - share > ENOUGH * error else "cannot tell, what is lacking may be chance"
+    kept = f"{rounded(share, error)} ± {rounded(error, error, of=share)}"
+    return f"it keeps {kept} of the old return, and {keep:g} was asked for: {how}"
 
 
 def name_of_prior(card: dict[str, Any]) -> str:
