@@ -6,6 +6,7 @@ prior's checksum, and to resume it with others is refused.
 
 import hashlib
 import json
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -297,10 +298,9 @@ def require_enough_prompts(dataset: Any, args: Any) -> None:
 
 
 def require_first_tokens(dataset: Any, tokenizer: Any) -> None:
-    """Raise where a prompt has no token. A streamed dataset is checked at its first row alone."""
-    for part in {} if dataset is None else datasets_in(dataset).values():
-        if "" in (part["prompt"] if hasattr(part, "__getitem__") else [next(iter(part))["prompt"]]):
-            prompt_ids(tokenizer, "")
+    """Raise where a prompt has no token."""
+    if dataset is not None and "" in _column(dataset, "prompt"):
+        prompt_ids(tokenizer, "")
 
 
 def require_positive_alpha(objective: Objective, why: str) -> None:
@@ -319,12 +319,17 @@ def columns_of(dataset: Any) -> list[str]:
     return list(dataset.column_names or next(iter(dataset)))
 
 
-def require_labels(dataset: Any) -> None:
-    """Raise where a label is not 0 or 1, true or false. A streamed dataset is checked at its first row alone."""
+def _column(dataset: Any, name: str) -> Iterator[Any]:
+    """Return a column of all datasets; of one that is streamed, its first row alone."""
     for part in datasets_in(dataset).values():
-        for value in part["label"] if hasattr(part, "__getitem__") else [next(iter(part))["label"]]:
-            if value not in (0, 1):
-                raise UsageError(f"a label is {value!r}; every label must be 0 or 1 (false or true)")
+        yield from part[name] if hasattr(part, "__getitem__") else [next(iter(part))[name]]
+
+
+def require_labels(dataset: Any) -> None:
+    """Raise where a label is not 0 or 1, true or false."""
+    for value in _column(dataset, "label"):
+        if value not in (0, 1):
+            raise UsageError(f"a label is {value!r}; every label must be 0 or 1 (false or true)")
 
 
 def require_saved_path(model: Any, what: str) -> None:

@@ -70,11 +70,15 @@ class Given:
         if named == "none":
             self.notes.append("observations are not normalized, as you asked for")
             return None
-        chosen = statistics_in(Path(named)) if named else inside
-        check_width(width, chosen, Path(named) if named else None)
-        if chosen is None and named is None:
+        if named:
+            chosen = statistics_in(Path(named))
+            check_width(width, chosen, Path(named))
+            return chosen
+        if inside is None:
             self.notes.append("observations are not normalized (the file has no statistics)")
-        return chosen
+        elif len(inside.shift) != width:
+            raise ValueError(f"its statistics are of {len(inside.shift)} numbers, the policy takes {width}")
+        return inside
 
     def check_no_statistics(self) -> None:
         """Refuse statistics, or none, for a network that normalizes observations inside."""
@@ -173,16 +177,21 @@ def agent_settings(path: Path) -> dict[str, str]:
     nothing.
     """
     for folder in Path(os.path.abspath(path)).parents[:2]:
-        file = folder / "params" / "agent.yaml"
-        if file.is_file() and file.stat().st_size < 1_000_000:
-            text = re.sub(
-                LIST, lambda list_: f": [{', '.join(list_[1].split()[1::2])}]", file.read_text("utf-8", "replace")
-            )
-            lines = [(name, value.strip("'\"")) for name, value in re.findall(LINE, text)]
+        if text := _text_in(folder / "params" / "agent.yaml"):
+            lines = [(name, value.strip("'\"")) for name, value in re.findall(LINE, re.sub(LIST, _on_one_line, text))]
             names = " ".join(value for name, value in lines if name == "class_name")
             settings = {name: value for name, value in reversed(lines) if value not in ("null", "None")}
             return settings | {"class_names": names}
     return {}
+
+
+def _text_in(file: Path) -> str:
+    """Return what a file of settings holds; nothing where there is none."""
+    return file.read_text("utf-8", "replace") if file.is_file() and file.stat().st_size < 1_000_000 else ""
+
+
+def _on_one_line(block: re.Match[str]) -> str:
+    return f": [{', '.join(block[1].split()[1::2])}]"  # every other word is a dash
 
 
 LIST = re.compile(r":(?: !\S+)?[ \t]*((?:\n[ \t]*- \S+[ \t]*)+)$", re.M)  # each entry, one word, on a line of its own
@@ -210,5 +219,4 @@ def time_is_seen(path: Path) -> list[str]:
     """Return a sentence where the settings that RL Zoo writes beside a policy name the wrapper that shows the time."""
     folder = Path(os.path.abspath(path)).parent
     places = (folder / path.stem, folder, folder / re.sub(r"_\d+$", "", folder.name))
-    files = [file for place in places if (file := place / "config.yml").is_file() and file.stat().st_size < 1_000_000]
-    return [TIMED] if any("TimeFeatureWrapper" in file.read_text("utf-8", "replace") for file in files) else []
+    return [TIMED] if any("TimeFeatureWrapper" in _text_in(place / "config.yml") for place in places) else []

@@ -110,11 +110,9 @@ def normalizer(mean: Array, deviation: Array, clip: float | None, count: float =
     return Normalizer(mean, 1.0 / deviation, clip, count)
 
 
-def check_width(width: int, normalizer: Normalizer | None, file: Path | None = None) -> None:
-    """Raise unless a normalizer, that of the named file or the policy's own, is of as many numbers as it takes."""
+def check_width(width: int, normalizer: Normalizer | None, file: Path) -> None:
+    """Raise unless the normalizer of a named file is of as many numbers as the policy takes."""
     if normalizer is not None and (found := len(normalizer.shift)) != width:
-        if file is None:
-            raise ValueError(f"its statistics are of {found} numbers, the policy takes {width}")
         remedy = "name its own file with --vecnormalize, or none"
         raise FileError(f"{file} has statistics of {found} numbers, and the policy takes {width}: {remedy}")
 

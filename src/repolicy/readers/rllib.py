@@ -10,13 +10,12 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.loading import read_bytes
-from repolicy.policies import ActionSpace
 from repolicy.readers.described import Array, CannotCopyError, Described, Linear, Normalizer, Std
 from repolicy.readers.given_by_user import Given
 from repolicy.readers.perceptrons import activation_named, normalizer, numbers, perceptron, sequence, tensors_of
@@ -50,22 +49,27 @@ def recognized(saved: Any) -> bool:
 
 def read(state: dict[str, Any], given: Given) -> Described:
     tensors = tensors_of(state)
-    made = _made_with(given)
+    algorithm, arguments = _made_with(given)
+    config = arguments["model_config"]  # the settings of its model as far as they are not the usual ones
+    if isinstance(config, Shell):
+        config = config.state
+    if has_switches(arguments["action_space"]):
+        raise CannotCopyError("its actions are switches")
+    actions = actions_of(arguments["action_space"])
     body = _bodies(tensors)[0]
     head = sequence(tensors, HEAD)
-    recorded = activation_named(made.config.get("fcnet_activation", "tanh"))
-    if head[1:] and activation_named(made.config.get("head_fcnet_activation", "relu")) != recorded:
+    recorded = activation_named(config.get("fcnet_activation", "tanh"))
+    if head[1:] and activation_named(config.get("head_fcnet_activation", "relu")) != recorded:
         raise CannotCopyError("its head has another activation than its encoder")
     activation = given.activation("tanh", LIBRARY, recorded)
     network = perceptron([*sequence(tensors, body), *head], None, activation)
     statistics = given.statistics(network.width, _filtered(given, network.width))
 
-    actions = made.actions
     has_std_head = actions.kind == "continuous" and LOG_STD not in tensors
     needed = sum(actions.sizes) * (2 if has_std_head else 1)
     if len(network.output.bias) != needed:
         raise ValueError(f"its last layer has {len(network.output.bias)} outputs, and its actions need {needed}")
-    policy = Described(LIBRARY, "", made.algorithm, network, actions, normalizer=statistics)
+    policy = Described(LIBRARY, "", algorithm, network, actions, normalizer=statistics)
     if actions.kind == "discrete":
         return policy
     squashed = body == SAC_BODY
@@ -87,15 +91,8 @@ def _bodies(state: Mapping[str, Any]) -> list[str]:
     return [body for body in BODIES if f"{body}.0.weight" in state]
 
 
-class MadeWith(NamedTuple):
-    """How RLlib made a module."""
-
-    algorithm: str
-    config: dict[str, Any]  # the settings of its model as far as they are not the usual ones
-    actions: ActionSpace
-
-
-def _made_with(given: Given) -> MadeWith:
+def _made_with(given: Given) -> tuple[str, dict[str, Any]]:
+    """Return the algorithm of a module of RLlib's own, and the arguments that made it."""
     file = given.path.with_name(ARGUMENTS)
     if not file.is_file():
         raise UsageError(f"{given.path} needs {ARGUMENTS} beside it, with which RLlib saves it: put that file there")
@@ -104,10 +101,7 @@ def _made_with(given: Given) -> MadeWith:
     if ships is None:
         raise CannotCopyError(f"its module is {parts['class'].last}, a class whose code is not in it")
     _, arguments = parts["ctor_args_and_kwargs"]
-    config, space = arguments["model_config"], arguments["action_space"]
-    if has_switches(space):
-        raise CannotCopyError("its actions are switches")
-    return MadeWith(ships[1], config.state if isinstance(config, Shell) else config, actions_of(space))
+    return ships[1], arguments
 
 
 def _filtered(given: Given, width: int) -> Normalizer | None:
