@@ -4,6 +4,7 @@ import contextlib
 import io
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,9 +90,9 @@ def test_it_satisfies_the_soft_bellman_equation(system, alpha, x):
 @given(st.data(), systems(), temperatures, omegas, temperatures)
 def test_the_residual_optimum_is_that_of_the_summed_cost(data, basic, alpha, omega, alpha_hat):
     """For matrices and any ω, α, α̂: prior, add-on cost and ω′ = ω·α alone give the optimum of ω·cost₁ + cost₂."""
-    addon = basic.with_cost(positive(data.draw, len(basic.cost)))
+    addon = replace(basic, cost=positive(data.draw, len(basic.cost)))
     prior = linear_quadratic_optimal(basic, alpha)
-    wanted = linear_quadratic_optimal(basic.with_cost(omega * basic.cost + addon.cost), alpha_hat)
+    wanted = linear_quadratic_optimal(replace(basic, cost=omega * basic.cost + addon.cost), alpha_hat)
     found = linear_quadratic_optimal(linear_quadratic_augmented(addon, prior.policy, omega * alpha), alpha_hat)
     assert largest(found.policy.gain - wanted.policy.gain) < TIGHT * (1 + wanted.policy.gain.abs().max())
     assert largest(found.policy.covariance - wanted.policy.covariance) < TIGHT
@@ -104,9 +105,9 @@ def test_an_addon_that_costs_the_control_nothing_is_fine(omega):
     """The prior alone holds the control back."""
     basic = LinearQuadratic(0.9, 0.5, quadratic_cost(1.0, 0.1), discount=0.95)
     prior = linear_quadratic_optimal(basic, 0.2)
-    addon = basic.with_cost(quadratic_cost(3.0, 0.0))
+    addon = replace(basic, cost=quadratic_cost(3.0, 0.0))
     found = linear_quadratic_optimal(linear_quadratic_augmented(addon, prior.policy, omega * 0.2), 0.3)
-    wanted = linear_quadratic_optimal(basic.with_cost(omega * basic.cost + addon.cost), 0.3)
+    wanted = linear_quadratic_optimal(replace(basic, cost=omega * basic.cost + addon.cost), 0.3)
     assert largest(found.policy.gain - wanted.policy.gain) < TIGHT
     assert largest(found.policy.covariance - wanted.policy.covariance) < TIGHT
 
@@ -116,7 +117,7 @@ def test_an_addon_of_nothing_gives_the_prior_back(discount):
     """The augmented problem has then nothing left to pay for: P is zero, and what is found is the prior at ω = 1."""
     system = LinearQuadratic([[1.0, 0.1], [0.3, 1.0]], [[0.0], [0.1]], quadratic_cost(torch.eye(2), 0.1), discount)
     prior = linear_quadratic_optimal(system, 0.2)
-    nothing = system.with_cost(torch.zeros(3, 3))
+    nothing = replace(system, cost=torch.zeros(3, 3))
     found = linear_quadratic_optimal(linear_quadratic_augmented(nothing, prior.policy, 0.2), 0.2)
     assert largest(found.matrix) < TIGHT
     assert largest(found.policy.gain - prior.policy.gain) < TIGHT

@@ -7,8 +7,6 @@ Every function takes a softmax policy's logits, [S, A] or [T, S, A], and returns
 drops the γ^t before each step's term; `restore_discount=True` puts it back.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -25,23 +23,20 @@ def estimator_gradient(
     The reward is the reformulated one of `objective`, taken as a number: no gradient passes through it (Eq. 6). The
     bonus is a term of the loss, with the sign that raises the entropy.
     """
-
-    def weight(trajectories: Trajectories, log_policy: Tensor) -> Tensor:
-        return _to_go(mdp.discount, _rewards(mdp, objective, trajectories, log_policy, log_prior))
-
-    return _gradient(mdp, logits, weight, restore_discount, objective.bonus)
+    trajectories = enumerate_trajectories(mdp)
+    weight = _returns(mdp, objective, trajectories, _log_policy(mdp, logits), log_prior)
+    return _gradient(mdp, logits, trajectories, weight, restore_discount, objective.bonus)
 
 
 def delta_gradient(
     mdp: MDP, objective: Objective, logits: Tensor, log_prior: Tensor | None = None, *, restore_discount: bool = False
 ) -> Tensor:
     """Return the same with the bonus inside the return, as −bonus · δ(t′, t) · log π(a_t′|s_t′) (Eq. 8 and 9)."""
-
-    def weight(trajectories: Trajectories, log_policy: Tensor) -> Tensor:
-        to_go = _to_go(mdp.discount, _rewards(mdp, objective, trajectories, log_policy, log_prior))
-        return to_go - objective.bonus * trajectories.along(log_policy)
-
-    return _gradient(mdp, logits, weight, restore_discount)
+    trajectories = enumerate_trajectories(mdp)
+    log_policy = _log_policy(mdp, logits)
+    weight = _returns(mdp, objective, trajectories, log_policy, log_prior)
+    weight = weight - objective.bonus * trajectories.along(log_policy)
+    return _gradient(mdp, logits, trajectories, weight, restore_discount)
 
 
 def constant_gradient(
@@ -71,62 +66,42 @@ def advantage_gradient(
 
 def score_gradient(mdp: MDP, logits: Tensor, weight: Tensor, *, restore_discount: bool = False) -> Tensor:
     """Return E[Σ_t ∇log π(a_t|s_t) · weight(s_t, a_t)] for any table of weights, [S, A] or [T, S, A]."""
-    table = mdp.per_step("weight", weight).detach()
-    return _gradient(mdp, logits, lambda trajectories, _: trajectories.along(table), restore_discount)
+    trajectories = enumerate_trajectories(mdp)
+    weight = trajectories.along(mdp.per_step("weight", weight).detach())
+    return _gradient(mdp, logits, trajectories, weight, restore_discount)
 
 
 # What they share ------------------------------------------------------------------------------------------------------
 
 
 def _gradient(
-    mdp: MDP,
-    logits: Tensor,
-    weight: Callable[[Trajectories, Tensor], Tensor],
-    restore_discount: bool,
-    bonus: float = 0.0,
+    mdp: MDP, logits: Tensor, trajectories: Trajectories, weight: Tensor, restore_discount: bool, bonus: float = 0.0
 ) -> Tensor:
-    """Return E[Σ_t ∇log π(a_t|s_t) · weight + bonus · ∇H]; `weight` gives [N, T], of a policy without a gradient."""
-    logits = _leaf(logits)
-    trajectories = enumerate_trajectories(mdp)
+    """Return E[Σ_t ∇log π(a_t|s_t) · weight + bonus · ∇H] for a weight of every step of every trajectory, [N, T]."""
+    logits = float64("logits", logits).requires_grad_()
     log_policy = torch.log_softmax(mdp.per_step("logits", logits), -1)
     probability = trajectories.probability(log_policy.detach())[:, None]
-    entropy = trajectories.along(_entropy(log_policy)[..., None].expand_as(log_policy))
-    terms = trajectories.along(log_policy) * weight(trajectories, log_policy.detach()) + bonus * entropy
-    (gradient,) = torch.autograd.grad((probability * _step_weights(mdp, restore_discount) * terms).sum(), logits)
+    entropy = -(log_policy.exp() * log_policy).sum(-1, keepdim=True).expand_as(log_policy)
+    terms = trajectories.along(log_policy) * weight + bonus * trajectories.along(entropy)
+    steps = torch.arange(weight.shape[1], dtype=torch.float64)
+    discounts = mdp.discount**steps if restore_discount else torch.ones_like(steps)
+    (gradient,) = torch.autograd.grad((probability * discounts * terms).sum(), logits)
     return gradient
 
 
-def _rewards(
+def _returns(
     mdp: MDP, objective: Objective, trajectories: Trajectories, log_policy: Tensor, log_prior: Tensor | None
 ) -> Tensor:
-    """Return the reformulated reward of every step of every trajectory, [N, T]."""
+    """Return Σ_{t′≥t} γ^{t′−t} reward_{t′} of every step of every trajectory, [N, T], by the reformulated reward."""
     parts = (mdp.task(objective), mdp.prior(objective, log_prior), log_policy, mdp.states_reward(objective))
-    return trajectories.along(mdp.per_step("reward", reformulated(objective, *parts).total))
-
-
-def _to_go(discount: float, rewards: Tensor) -> Tensor:
-    """Return Σ_{t′≥t} γ^{t′−t} reward_{t′}, [N, T]."""
+    rewards = trajectories.along(mdp.per_step("reward", reformulated(objective, *parts).total))
     total = torch.zeros_like(rewards[:, 0])
-    steps = []
+    to_go = []
     for t in reversed(range(rewards.shape[1])):
-        total = rewards[:, t] + discount * total
-        steps.append(total)
-    return torch.stack(steps[::-1], -1)
-
-
-def _step_weights(mdp: MDP, restore_discount: bool) -> Tensor:
-    """Return what stands before each step's term, [T]: γ^t, or the paper's 1."""
-    steps = torch.arange(mdp.horizon or 0, dtype=torch.float64)
-    return mdp.discount**steps if restore_discount else torch.ones_like(steps)
-
-
-def _entropy(log_policy: Tensor) -> Tensor:
-    return -(log_policy.exp() * log_policy).sum(-1)
+        total = rewards[:, t] + mdp.discount * total
+        to_go.append(total)
+    return torch.stack(to_go[::-1], -1)
 
 
 def _log_policy(mdp: MDP, logits: Tensor) -> Tensor:
     return torch.log_softmax(mdp.per_step("logits", logits), -1).detach()
-
-
-def _leaf(logits: Tensor) -> Tensor:
-    return float64("logits", logits).requires_grad_()

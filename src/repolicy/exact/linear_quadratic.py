@@ -39,10 +39,6 @@ class LinearQuadratic:
         for name, value in (("dynamics", dynamics), ("control", control), ("cost", cost)):
             object.__setattr__(self, name, value)
 
-    def with_cost(self, cost: Tensor) -> "LinearQuadratic":
-        """Return the same dynamics with another cost."""
-        return replace(self, cost=cost, constant=0.0)
-
 
 def quadratic_cost(state: Tensor | float, control: Tensor | float) -> Tensor:
     """Return the joint cost of xᵀ·state·x + uᵀ·control·u; plain numbers where n = m = 1."""

@@ -79,10 +79,12 @@ def decoder_of(reference: Any, noise: Any, chunk: Any, sha256: Any = None, trust
     file = found_file(str(reference), sha256)
     if file.format == "torchscript":
         check_trusted(file, trust)
-        return Decoder(_of_script(file), str(file.path), noise, chunk)
-    if file.format != "onnx":
+        function = _of_script(file)
+    elif file.format == "onnx":
+        function = _of_graph(file, noise)
+    else:
         raise UsageError(f"{file.path} is no decoder: it must be ONNX, TorchScript, or code, file.py:decode")
-    return Decoder(_of_graph(file, noise), str(file.path), noise, chunk)
+    return Decoder(function, str(file.path), noise, chunk)
 
 
 def _of_script(file: PolicyFile) -> Function:

@@ -12,8 +12,8 @@ from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import read_bytes
 from repolicy.policies import ACTIVATIONS
 from repolicy.readers.demonstrations import read_npz
-from repolicy.readers.described import Linear, Normalizer, Perceptron, Std
-from repolicy.readers.perceptrons import OTHER_NAMES, activation_named, check_width, normalizer, some
+from repolicy.readers.described import CannotCopyError, Linear, Normalizer, Perceptron, Std
+from repolicy.readers.perceptrons import activation_named, check_width, normalizer, some
 from repolicy.readers.pickles import DAMAGE, ZIP, Shell, array, read_pickle, shortened
 from repolicy.readers.reading import Options
 from repolicy.text import printable
@@ -36,10 +36,13 @@ class Given:
         """Return a network's activation: the user's, or the recorded one, or its library's default."""
         named = self.options.file_activation
         self.used.add("file_activation")
-        if named is not None and OTHER_NAMES.get(named.lower(), named.lower()) not in ACTIVATIONS:
-            raise UsageError(f"there is no activation {named!r}; choose from {', '.join(ACTIVATIONS)}")
-        if named or recorded:
-            return activation_named(named or str(recorded))
+        if named is not None:
+            try:
+                return activation_named(named)
+            except CannotCopyError:
+                raise UsageError(f"there is no activation {named!r}; choose from {', '.join(ACTIVATIONS)}") from None
+        if recorded:
+            return activation_named(recorded)
         assumed = f"{library}'s default, {default}, is assumed (--file-activation says otherwise)"
         self.notes.append(f"the file does not say which activation its network has: {assumed}")
         return default

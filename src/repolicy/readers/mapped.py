@@ -217,7 +217,9 @@ def _fits(tensors: Tensors, layout: Layout, root: str) -> bool:
 
 def _described(tensors: Tensors, layout: Layout, root: str, given: Given) -> Described:
     if layout.library:
-        _check_no_memory(tensors, root)
+        for name in tensors:
+            if {*name.removeprefix(root).split(".")[:-1]} & {*MEMORIES}:
+                raise CannotCopyError(f"the policy has a memory ({name})")
     else:  # the user's layout names the activation as an option would
         named = given.options.file_activation or layout.activation
         if not named:
@@ -249,12 +251,6 @@ def _described(tensors: Tensors, layout: Layout, root: str, given: Given) -> Des
     actions = ActionSpace("discrete" if layout.discrete else "continuous", (width,), *bounds)
     library = layout.library or "a layout of its own"
     return Described(library, "", layout.kind, actor, actions, layout.squashed, std, statistics)
-
-
-def _check_no_memory(tensors: Tensors, root: str) -> None:
-    for name in tensors:
-        if {*name.removeprefix(root).split(".")[:-1]} & {*MEMORIES}:
-            raise CannotCopyError(f"the policy has a memory ({name})")
 
 
 def _bounds(tensors: Tensors, name: str, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -246,7 +246,7 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
             ent_coef=objective.alpha,
             policy_kwargs=network_options(settings, self._normalizer),
         )
-        first = self._first_policy(actor or self.prior, settings, env_spaces)
+        first = self._first_policy(actor or self.prior, env_spaces)
         self.actor = self.policy.actor = Actor(first, self._actor_rate(0), env.action_space)
 
     def next_value(self, observations: Tensor) -> Tensor:
@@ -314,15 +314,14 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
         """Return the policy as a `repolicy.Policy`."""
         return frozen(self.actor.policy)
 
-    def _first_policy(self, begins: Prior | None, settings: Settings, env_spaces: Spaces) -> Policy:
+    def _first_policy(self, begins: Prior | None, env_spaces: Spaces) -> Policy:
         if isinstance(begins, Policy):
             check_fit(begins, env_spaces, "the policy to begin as")
             return copied(begins)
         if begins is not None:
             raise UsageError(f"the actor cannot begin as a {type(begins).__name__}: give a policy to begin as, actor=")
-        policy = Policy(
-            PolicySpec(env_spaces.observation_size, env_spaces.actions, "state_squashed", settings.hidden, "relu")
-        )
+        size, hidden = env_spaces.observation_size, self.settings.hidden
+        policy = Policy(PolicySpec(size, env_spaces.actions, "state_squashed", hidden, "relu"))
         policy.normalizer.load_state_dict(self._normalizer.state_dict())
         return policy
 
