@@ -160,6 +160,10 @@ def far(observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: 
     return 100.0 * np.square(after[..., 0])
 
 
+def distant(observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Any) -> np.ndarray:
+    return -far(observations, actions, after, info)
+
+
 def test_a_wish_of_ten_times_the_weight_counts_ten_times() -> None:
     """Omega does not move with it, whether it was measured in the wish or in the old reward."""
     saved = SavedPolicy(optimum(), None, {})
@@ -171,8 +175,19 @@ def test_a_wish_of_ten_times_the_weight_counts_ten_times() -> None:
         assert len({each.objective.omega for each in found}) == 1
         assert f"what a nat of the prior is worth of {reward.format(wish)}, and states" in found[0].notes[0]
     both = decide(residual(), saved, LONG, (f"{HERE}far=-3", f"{HERE}near=5"), FEW)
-    assert "of the wishes 'far' and 'near' at weight 1" in both.notes[0]
+    assert "of the wishes 'far' at weight 1 and 'near' at weight 1" in both.notes[0]
     assert both.objective.omega == pytest.approx(found[0].objective.omega, rel=0.05)
+
+
+def test_half_of_a_wish_is_the_same_as_a_wish_of_half() -> None:
+    """A weight below 1 is a change of units: omega is half of what it is at 1, and of a range the upper end counts."""
+    saved = SavedPolicy(optimum(), None, {})
+    whole, *halves = (
+        decide(residual(), saved, LONG, (f"{HERE}distant={weight}",), FEW) for weight in ("1", "0.5", "0..0.5")
+    )
+    for half in halves:
+        assert half.objective.omega == pytest.approx(whole.objective.omega / 2, rel=0.05)
+        assert "of the wish 'distant' at weight 0.5, and states" in half.notes[0]
 
 
 def test_a_card_tells_in_which_reward_it_was_measured() -> None:

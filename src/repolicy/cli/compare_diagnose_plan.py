@@ -151,7 +151,7 @@ def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str,
 def _rows(drives: "tuple[Drive, ...]") -> dict[str, list[str]]:
     rows = {
         "return": [_spread(drive.as_dict().get("basic")) for drive in drives],
-        "add-on at weight 1": [_spread(drive.as_dict()["addon"]) for drive in drives],
+        "add-on, at weight 1 at most": [_spread(drive.as_dict()["addon"]) for drive in drives],
         "steps an episode": [f"{drive.lengths.mean():,.0f}" for drive in drives],
         "ended before its time": [f"{drive.fell.mean():.0%}" for drive in drives],
         "std of an action": ["" if drive.std is None else number(drive.std) for drive in drives],

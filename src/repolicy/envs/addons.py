@@ -244,14 +244,19 @@ def at(requests: Sequence[str], values: Mapping[str, float] | None = None) -> tu
 
 
 def at_one(requests: Sequence[str]) -> tuple[str, ...]:
-    """Return the requests with the weight 1, or −1 where theirs is below 0."""
-    return tuple(f"{called}={-1 if float(written) < 0 else 1}" for called, written in map(_weighed, at(requests)))
+    """Return the requests with weights of at most 1, or −1; of a range, its upper end counts."""
+    ends = {dial.name: dial.value(1.0) for dial in dials(requests)}
+    weights = ((called, float(written)) for called, written in map(_weighed, at(requests, ends)))
+    return tuple(f"{called}={max(-1.0, min(1.0, weight)):g}" for called, weight in weights)
 
 
 def at_one_in_words(requests: Sequence[str]) -> str:
-    """Return which reward that is."""
-    titles = " and ".join(map(repr, combined(at_one(requests)).titles))
-    return f"the wish{'es' if len(requests) > 1 else ''} {titles} at weight 1"
+    """Return which reward that is: `the wish 'energy' at weight 0.001`."""
+    measured = at_one(requests)
+    weights = [abs(float(_weighed(request)[1])) for request in measured]
+    titles = combined(measured).titles
+    each = [f"{title!r} at weight {weight:g}" for title, weight in zip(titles, weights, strict=True)]
+    return f"the wish{'es' if len(requests) > 1 else ''} {' and '.join(each)}"
 
 
 def option_of(request: str) -> str:
