@@ -35,10 +35,11 @@ def mdp(**changes):
         ({"transitions": [[[0.5, 0.4], [1, 0]], [[0, 1], [0, 1]]]}, "a row of transitions is no distribution"),
         ({"transitions": [[[1.5, -0.5], [1, 0]], [[0, 1], [0, 1]]]}, "a row of transitions is no distribution"),
         ({"transitions": [[0.5, 0.5], [1, 0]]}, r"transitions has shape \[2, 2\]; it must be \[S, A, S\]"),
-        ({"start": [0.5, float("nan")]}, "a row of start is no distribution"),
+        ({"start": [0.5, float("nan")]}, "start has entries that are no numbers"),
         ({"reward": [1.0, 0.0]}, r"reward has shape \[2\]; the other arrays ask for \[2, 2\]"),
         ({"discount": 1.1}, "discount is 1.1; it lies between 0 and 1"),
         ({"discount": 1.0}, "below 1 where the horizon is infinite"),
+        ({"horizon": 0}, "horizon is 0; it must be 1 or more"),
     ],
 )
 def test_a_process_that_is_none(changes, sentence):
@@ -60,6 +61,8 @@ def test_a_temperature_that_is_none(alpha):
     ("objective", "log_prior", "sentence"),
     [
         (no_entropy(), None, "alpha is 0.0; a temperature must be"),
+        (residual(0.1), UNIFORM, "alpha=None.*; nothing is measured here: each weight must be a number"),
+        (residual((0.1, 3.0), 0.1), UNIFORM, "nothing is measured here: each weight must be a number"),
         (kl(0.1), None, "omega is 0.1 needs a prior; give log_prior"),
         (residual(0.1, 0.2), torch.full((2, 2), 0.5), r"a row of exp\(log_prior\) is no distribution"),
         (residual(0.1, 0.2), torch.zeros(2, 3), r"log_prior has shape \[2, 3\]; it must be \[S, A\] = \[2, 2\]$"),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from saved_policies import SPECS, trained
 
 import repolicy
-from repolicy.errors import FileError
+from repolicy.errors import FileError, UsageError
 from repolicy.policies import storage
 from repolicy.policies.file import check_fingerprint, save_policy
 from repolicy.policies.policy import frozen
@@ -241,3 +241,10 @@ def test_a_policy_that_does_not_ship_is_named(tmp_path: Path) -> None:
         load_policy(tmp_path)
     with pytest.raises(FileError, match="there is no file .*nowhere.safetensors, and no policy of that name ships"):
         load_policy(tmp_path / "nowhere.safetensors")
+
+
+def test_a_file_of_ours_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"x.pt: a policy's file is called NAME.safetensors"):
+        save_policy(tmp_path / "x.pt", trained())
+    save_policy(tmp_path / "x.safetensors", trained())
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]

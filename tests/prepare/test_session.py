@@ -18,8 +18,9 @@ from repolicy.loading import load_object, reference_to
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.prepare.session import continued, ranks_for
+from repolicy.prepare.session import continued, into, ranks_for
 from repolicy.runs import ranks
+from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.result import Result
 
@@ -265,3 +266,9 @@ def test_the_names_of_the_first_hour_are_at_the_top() -> None:
     assert repolicy.residual(0.3, 0.1) == repolicy.Objective("addon", omega=0.3, alpha=0.1)
     assert {"customize", "train", "sweep", "evaluate", "dial", "load_policy", "__version__"} <= set(dir(repolicy))
     assert len(repolicy.__all__) == 18
+
+
+def test_who_resumes_what_is_not_there_hears_that_a_run_begins(tmp_path: Path) -> None:
+    folder, before = RunFolder(tmp_path / "typo"), Request("CartPole-v1", residual(0.1, 0.1), SMALL)
+    assert into(folder, True, None) == f"{folder.path}, where no run is yet: a new one begins"
+    assert into(folder, True, before) == into(folder, False, None) == str(folder.path)

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from repolicy.learning.ppo import std_speed
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare.defaults import TABLE, customize_defaults, train_defaults
+from repolicy.runs.request import spec_for
 from repolicy.runs.settings import Settings, read_settings
 
 
@@ -152,3 +154,24 @@ def test_a_file_replaces_what_it_names(tmp_path: Path) -> None:
 def test_a_bad_file_is_one_clear_sentence(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Settings(**read_settings(written(tmp_path, content), Settings))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "family"),
+    [
+        ((-1.0, -2.0), (1.0, 2.0), "gaussian"),
+        ((0.0, -1.0), (1.0, 1.0), "squashed"),  # a throttle
+        ((-1.0, 10.0), (1.0, 30.0), "squashed"),
+        ((-200.0, -1.0), (200.0, 1.0), "squashed"),
+        ((-math.inf, -1.0), (math.inf, 1.0), "gaussian"),
+        ((0.0, 0.0), (math.inf, 1.0), "gaussian"),  # which tanh cannot reach
+    ],
+)
+def test_a_new_policy_begins_within_the_bounds(low: Any, high: Any, family: str) -> None:
+    spaces: Any = SimpleNamespace(actions=ActionSpace("continuous", (2,), low, high), observation_size=3)
+    spec = spec_for(spaces, Settings())
+    assert spec.family == family
+    assert spec_for(spaces, Settings(family="state_gaussian")).family == "state_gaussian"
+    if family == "squashed":
+        begins = Policy(spec).predict(np.zeros((1, 3), np.float32))[0]
+        np.testing.assert_allclose(begins[0], np.add(low, high) / 2, atol=0.05 * np.subtract(high, low).max())

@@ -156,7 +156,7 @@ def evaluate(
     progress: Callable[[int], None] | None = None,
     longest: int = 0,
     trust: bool = False,
-    limits: Sequence[str] = (),
+    limits: str | Sequence[str] = (),
 ) -> Evaluation:
     """Run a policy for whole episodes, and return what each of them gave.
 
@@ -195,6 +195,7 @@ def evaluate(
     if addon is not None and not isinstance(addon, Addon):
         addon = wished(addon, env)
     check_counts(episodes=episodes)
+    limits = (limits,) if isinstance(limits, str) else limits
     backend = backend_of(backend, agent)
     env = observing(env, agent.observation_size, backend)
     with closing(make_envs(env, min(episodes, MOST_ENVS), seed, backend)) as envs:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repolicy.errors import UsageError
+from repolicy.errors import UsageError, check_counts
 from repolicy.objective import Objective, task_reward
 
 TOLERANCE = 1e-6  # how far a row of probabilities may be from summing to one: float32 passes, a slip does not
@@ -18,6 +18,8 @@ def float64(name: str, value: Any, shape: list[int] | None = None) -> Tensor:
     array = torch.as_tensor(value, dtype=torch.float64).detach().clone()
     if shape is not None and list(array.shape) != shape:
         raise UsageError(f"{name} has shape {list(array.shape)}; the other arrays ask for {shape}")
+    if bool(array.isnan().any()):
+        raise UsageError(f"{name} has entries that are no numbers")
     return array
 
 
@@ -25,6 +27,8 @@ def check_discount(discount: float, horizon: int | None = None) -> None:
     """Raise unless it is in [0, 1], and below 1 where the horizon is infinite."""
     if not 0 <= discount <= 1 or (horizon is None and discount == 1):
         raise UsageError(f"discount is {discount}; it lies between 0 and 1, and below 1 where the horizon is infinite")
+    if horizon is not None:
+        check_counts(horizon=horizon)
 
 
 def check_temperature(alpha: float) -> None:
@@ -109,7 +113,9 @@ class MDP:
         return array
 
     def task(self, objective: Objective) -> Tensor:
-        """Return the task's reward of that objective, [S, A]: r, r_R or their sum."""
+        """Return the task's reward of that objective, [S, A]: r, r_R or their sum. Raises where a weight is open."""
+        if not objective.is_set or objective.dials:
+            raise UsageError(f"the objective is {objective}; nothing is measured here: each weight must be a number")
         return task_reward(objective, self.reward, self.addon)
 
     def states_reward(self, objective: Objective) -> Tensor | None:

@@ -59,9 +59,9 @@ def solve_augmented(mdp: MDP, objective: Objective, log_prior: Tensor | None = N
 
 def _parts(mdp: MDP, objective: Objective, log_prior: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the task's reward and ω′·log prior, each [(T,) S, A]."""
+    task = mdp.task(objective)
     check_temperature(objective.alpha)
     _check_no_bonus(objective)
-    task = mdp.task(objective)
     if (states := mdp.states_reward(objective)) is not None:
         task = task + objective.states * states
     task = mdp.per_step("reward", task)

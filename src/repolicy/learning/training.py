@@ -92,7 +92,7 @@ def train(
             raise UsageError("a range of weights needs a prior, which the dial begins as: use customize")
         request = Request(env, objective, decision.settings, asked.addons)
         check(request)
-        notes = [f"training in {env}, into {folder.path}", *notes, *decision.notes]
+        notes = [f"training in {env}, into {session.into(folder, resume, before)}", *notes, *decision.notes]
         return run(request, folder, resume, callbacks, notes, env_timeout)
 
 
@@ -178,7 +178,8 @@ def customize(
     with watchdog(env_timeout):
         env = start.with_roles(env, settings.backend)
         check_wish(asked.addons, env)  # before what takes a while
-        saying = f"customizing {session.called(prior)} in {env} to {' + '.join(asked.addons)}, into {folder.path}"
+        where = session.into(folder, resume, before)
+        saying = f"customizing {session.called(prior)} in {env} to {' + '.join(asked.addons)}, into {where}"
         notes = [saying, *notes, *start.notes, *unused(settings)]
         request = Request(env, objective, settings, asked.addons, sparse=asked.sparse, limits=asked.limits)
         start, request = _prepared(start, request, folder, init, resumed, callbacks, notes)

@@ -1,6 +1,6 @@
 """A policy's file: the policy, the prior that it was customized from, and what it tells of its training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -82,7 +82,7 @@ class SavedPolicy(NamedTuple):
 def save_policy(
     path: str | Path,
     policy: Policy,
-    card: dict[str, Any],
+    card: Mapping[str, Any] | None = None,
     prior: Policy | None = None,
     density: Density | None = None,
     decoder: bytes = b"",
@@ -90,15 +90,17 @@ def save_policy(
     """Write one self-contained file: weights, normalizer, and probes to recognize the policy by.
 
     Args:
-        path: where it goes.
+        path: where it goes, as NAME.safetensors.
         policy: what is written.
         card: what is said of it, such as `{"request": {"env": "Pendulum-v1"}}`.
         prior: the policy that it was customized from, which the file then holds, too.
         density: how likely the prior's states are.
         decoder: of a generative policy, the file that turns its noise into actions.
     """
+    if Path(path).suffix not in ("", ".safetensors"):
+        raise UsageError(f"{path}: a policy's file is called NAME.safetensors; `repolicy export` writes other formats")
     extra = {DECODER: torch.frombuffer(bytearray(decoder), dtype=torch.uint8)} if decoder else {}
-    write_bytes(Path(path), policy_bytes(policy, card, prior, density, extra))
+    write_bytes(Path(path), policy_bytes(policy, dict(card or {}), prior, density, extra))
 
 
 def policy_bytes(

@@ -147,6 +147,11 @@ def earlier(folder: RunFolder, resume: bool, trust: bool, asked: Asked, customiz
     return before
 
 
+def into(folder: RunFolder, resume: bool, before: Request | None) -> str:
+    """Return where a run goes, in words; who resumes one that is not there hears that another begins."""
+    return f"{folder.path}, where no run is yet: a new one begins" if resume and before is None else str(folder.path)
+
+
 def settings_of(given: S | Mapping[str, Any] | None, usual: S) -> S:
     """Return whole settings as they are given; of a mapping, the usual ones with its values in place of theirs."""
     if isinstance(given, AnySettings):

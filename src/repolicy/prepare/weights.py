@@ -90,7 +90,8 @@ class Weighing(ABC):
         """Return the weights by the prior's card or, where that does not tell, by its episodes.
 
         And the most that a nat can be worth by these, and of which reward. A wish is measured at weight 1, so that ten
-        times its weight is ten times more beside the prior; one that weighs less, at its own weight. `unless` names the option that goes without measuring.
+        times its weight is ten times more beside the prior; one that weighs less, at its own weight. `unless` names the
+        option that goes without measuring.
         """
         numbers = self.prior.observation_size
         known = weights_of(self.card, numbers)

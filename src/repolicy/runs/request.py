@@ -1,8 +1,9 @@
 """What a run is asked for, and what else its result depends on."""
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from repolicy.envs import HasSpaces, addons
 from repolicy.errors import UsageError
 from repolicy.objective import DIALED, Objective
 from repolicy.objective_names import name_of
-from repolicy.policies import BOUND, PolicySpec
+from repolicy.policies import BOUND, ActionSpace, PolicySpec
 from repolicy.ranges import MOST_DIALS, Dial, Range
 from repolicy.runs.settings import AnySettings, Settings, validated
 
@@ -64,17 +65,32 @@ def derived_seed(seed: int, segment: int, stream: int) -> int:
 
 def spec_for(spaces: HasSpaces, settings: Settings) -> PolicySpec:
     """Return the shape of a new policy for an environment."""
-    family = "categorical" if spaces.actions.kind == "discrete" else "gaussian"
+    family = settings.family
+    if family == "auto":
+        family = usual_family(spaces.actions, settings.initial_std)
     return PolicySpec(
         observation_size=spaces.observation_size,
         actions=spaces.actions,
-        family=family if settings.family == "auto" else settings.family,
+        family=family,
         hidden=settings.hidden,
         activation=settings.activation,
         initial_std=settings.initial_std,
         min_std=settings.min_std,
         observation_bound=BOUND if settings.normalize_observations else None,
     )
+
+
+FAR_BOUND = 10.0  # times the first std, beyond which a Gaussian around 0 hardly ever tries an action
+
+
+def usual_family(actions: ActionSpace, std: float) -> Literal["gaussian", "squashed", "categorical"]:
+    """Return the family of a new policy: a Gaussian, which begins around 0, where 0 lies well within the bounds."""
+    if actions.kind == "discrete":
+        return "categorical"
+    bounds = [*zip(actions.low, actions.high, strict=True)]
+    is_bounded = bool(bounds) and all(map(math.isfinite, actions.low + actions.high))
+    begins_within = all(low < 0.0 < high and max(-low, high) <= FAR_BOUND * std for low, high in bounds)
+    return "gaussian" if begins_within or not is_bounded else "squashed"
 
 
 TAKEN = (*DIALED, "t", "how", "policy")  # what names something else where a position is named

@@ -145,7 +145,8 @@ class Settings(AnySettings):
     """Shift and scale observations by their running mean and variance."""
 
     family: Literal["auto", "gaussian", "state_gaussian", "squashed", "state_squashed", "categorical"] = "auto"
-    """Distribution over actions; auto: gaussian with one std for all states, or categorical for discrete actions."""
+    """Distribution over actions; auto: gaussian with one std for all states; squashed where bounds leave 0 out or are
+    beyond ±10; categorical for discrete actions."""
     hidden: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers, of actor and critic; while customizing, of the critic (the actor is the prior)."""
     activation: Literal["tanh", "relu", "elu", "swish", "gelu", "gelu_tanh", "leaky_relu"] = "tanh"
