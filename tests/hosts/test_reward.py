@@ -127,7 +127,7 @@ def test_states_that_the_prior_does_not_visit_cost(as_arrays: bool) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({0: torch.randn(5, 6, 1)}, r"observations have the shape \(5, 6, 1\); of each step the prior takes 4"),
+        ({0: torch.randn(5, 6, 1)}, r"observations have the shape \(5, 6, 1\); of each step the policy takes 4"),
         ({4: torch.zeros(6, 4)}, r"next_observations have the shape \(6, 4\) and observations \(5, 6, 4\)"),
         ({4: torch.zeros(5, 6, 1)}, "next_observations have the shape"),
         ({2: np.zeros((5, 6)), 3: np.zeros((5, 6))}, "one is a tensor and one an array: give all as"),
@@ -165,7 +165,7 @@ def test_lists_and_choices_that_the_prior_does_not_have_are_one_sentence() -> No
         actions = torch.randint(0, 3, (5, 6))
         actions[2, 3] = wrong
         for given in (actions, actions.numpy()):
-            with pytest.raises(UsageError, match=rf"actions go from .*{wrong}.*; the prior has choices 0 to 2"):
+            with pytest.raises(UsageError, match=rf"actions go from .*{wrong}.*; the policy has choices 0 to 2"):
                 reward(observations, given, rewards, log_policy)
     with pytest.raises(UsageError, match="log-probabilities or rewards are no tensor and no array"):
         reward(observations, actions, rewards.tolist(), log_policy.tolist())
@@ -185,7 +185,7 @@ def test_a_prior_of_ones_own_gets_what_is_given() -> None:
     ("change", "sentence"),
     [
         ({3: torch.zeros(5, 6, 1)}, r"log-probabilities have the shape \(5, 6, 1\) and rewards \(5, 6\)"),
-        ({1: torch.zeros(5, 6, 1)}, r"actions have the shape \(5, 6, 1\) .* the prior takes 2 numbers as the action"),
+        ({1: torch.zeros(5, 6, 1)}, r"actions have the shape \(5, 6, 1\) .* the policy takes 2 numbers as the action"),
         ({1: torch.zeros(5, 1, 2)}, r"actions have the shape \(5, 1, 2\)"),
         (
             {0: torch.zeros(5, 4), 1: torch.zeros(5, 2)},

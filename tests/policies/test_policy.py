@@ -62,6 +62,35 @@ def test_families(family: str) -> None:
     torch.testing.assert_close(one, log_prob[2, 1])
 
 
+def test_choices_count_from_0_when_they_are_scored_and_as_the_environment_does_when_they_are_taken() -> None:
+    policy = wild(PolicySpec(3, ActionSpace("discrete", (4,), (1.0,)), "categorical", hidden=(8,)))
+    observations = torch.randn(64, 3)
+    taken, _ = policy.predict(observations.numpy())
+    assert taken.min() >= 1
+    likeliest = policy.log_prob(observations, torch.from_numpy(taken)[:, None] - 1)
+    every = [policy.log_prob(observations, torch.full((64,), choice)) for choice in range(4)]
+    assert torch.equal(likeliest, torch.stack(every).max(0).values)
+    with pytest.raises(UsageError, match="go from 1 to 4; .* choices 0 to 3; the environment counts from 1"):
+        policy.log_prob(observations[:4], torch.arange(1, 5)[:, None])
+    with pytest.raises(UsageError, match="actions go from -1 to -1; the policy has choices 0 to 2$"):
+        wild(SPECS["categorical"]).log_prob(torch.zeros(3), torch.tensor([0, -1]))
+
+
+@pytest.mark.parametrize("family", ["gaussian", "categorical"])
+def test_what_does_not_fit_is_not_broadcast(family: str) -> None:
+    policy = wild(SPECS[family])
+    for wrong in ((4, 1), (4, 3), (2,), (1, 2), (4, 4, 2), (4,), ()):
+        with pytest.raises(UsageError, match=r"actions have the shape .*; of each step the policy takes 2 numbers as"):
+            policy.log_prob(torch.ones(4, 3), torch.zeros(wrong))
+    for wrong in ((4, 1), (4, 4), (3, 4), (1,), ()):
+        with pytest.raises(UsageError, match=r"observations have the shape .*; of each step .* takes 3 numbers"):
+            policy.log_prob(torch.ones(wrong), torch.zeros(4, 2))
+    with pytest.raises(UsageError, match="observations and actions must be tensors"):
+        policy.log_prob(np.ones((4, 3)), torch.zeros(4, 2))  # type: ignore[arg-type]
+    double = policy.log_prob(torch.ones(4, 3).double(), torch.zeros(4, 2).double())
+    assert torch.equal(double.float(), policy.log_prob(torch.ones(4, 3), torch.zeros(4, 2)))
+
+
 @pytest.mark.parametrize("family", list(SPECS))
 def test_every_parameter_learns(family: str) -> None:
     policy = wild(SPECS[family])

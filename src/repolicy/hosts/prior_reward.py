@@ -84,10 +84,10 @@ class PriorReward:
     ) -> Any:
         """Return the rewards `[...]` of a rollout.
 
-        It takes raw observations `[..., O]`, actions as sampled `[..., A]`, the task's rewards `[...]` and the
-        log-probabilities `[...]` that the policy gave those actions, and where states have a price the observations
-        that the steps led to. All are tensors, and the result is one on their device without a gradient; or all are
-        arrays, and it is an array. It changes none of them. Raises where a part is not finite.
+        It takes raw observations `[..., O]`, actions as sampled `[..., A]` (choices count from 0), the task's rewards
+        `[...]` and the log-probabilities `[...]` that the policy gave those actions, and where states have a price the
+        observations that the steps led to. All are tensors, and the result is one on their device without a gradient;
+        or all are arrays, and it is an array. It changes none of them. Raises where a part is not finite.
 
         A prior of ours computes with torch. Any other gets the observations and actions as they come, so with a
         `log_prob` of your own in JAX the whole function can be compiled.
@@ -133,30 +133,13 @@ def _scored_by(prior: Policy | MeanPrior) -> Callable[[Any, Any], Any]:
         own: Any = prior
         if placed is not None:
             own = placed(observations.shape[-1], unbounded(actions.shape[-1]))
-        else:
-            actions = _fitting(own, observations, actions)
         if isinstance(observations, Tensor):
-            return own.to(observations.device).log_prob(observations.float(), actions.float())
+            actions = torch.as_tensor(actions, dtype=torch.float32, device=observations.device)
+            return own.to(observations.device).log_prob(observations.float(), actions)
         tensors = (torch.from_numpy(np.asarray(part, np.float32)) for part in (observations, actions))
         return own.log_prob(*tensors).numpy()
 
     return score
-
-
-def _fitting(prior: Policy, observations: Any, actions: Any) -> Any:
-    """Return the actions `[..., A]`. Raises where their shape is not the policy's."""
-    if prior.spec.actions.kind == "discrete" and actions.ndim < observations.ndim:
-        actions = actions[..., None]  # one choice a step, written without an axis of its own
-    if observations.shape[-1] != prior.observation_size:
-        takes = f"the prior takes {prior.observation_size}"
-        raise UsageError(f"observations have the shape {tuple(observations.shape)}; of each step {takes} numbers")
-    if tuple(actions.shape) != (*observations.shape[:-1], prior.actions.width):
-        shapes = f"actions have the shape {tuple(actions.shape)} and observations {tuple(observations.shape)}"
-        raise UsageError(f"{shapes}; of each step the prior takes {prior.actions.width} numbers as the action")
-    for head, size in enumerate(prior.actions.sizes if prior.actions.kind == "discrete" else ()):
-        if bool((((chosen := actions[..., head]) < 0) | (chosen >= size)).any()):
-            raise UsageError(f"actions go from {chosen.min()} to {chosen.max()}; the prior has choices 0 to {size - 1}")
-    return actions
 
 
 def _mean(part: Any) -> float:

@@ -25,7 +25,10 @@ class Prior(Protocol):
     """What customizing needs to know of the policy that it starts from."""
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return log π(a|s) of raw observations `[..., O]` and stored actions `[..., A]`, with its gradient for SAC."""
+        """Return log π(a|s) of raw observations `[..., O]` and stored actions `[..., A]`, with its gradient for SAC.
+
+        Stored actions are as they were sampled; choices count from 0, wherever the environment begins to count.
+        """
 
 
 def check_scores(prior: object) -> None:
@@ -195,15 +198,40 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return log π(a|s), without gradient: what makes a policy a prior."""
-        return self(observations).log_prob(actions)
+        """Return log π(a|s) `[...]` of observations `[..., O]` and stored actions `[..., A]`, without gradient.
+
+        This is what makes a policy a prior. Choices count from 0, wherever the environment begins to count.
+        """
+        actions = self._fitting(observations, actions)
+        return self(observations.float()).log_prob(actions)
+
+    def _fitting(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return the actions `[..., A]`. Raises where a shape or a choice is not the policy's."""
+        if not (isinstance(observations, Tensor) and isinstance(actions, Tensor)):
+            raise UsageError("observations and actions must be tensors: torch.from_numpy makes one of an array")
+        if self.actions.kind == "discrete" and actions.dim() < observations.dim():
+            actions = actions[..., None]  # one choice a step, written without an axis of its own
+        if observations.shape[-1:] != (self.observation_size,):
+            takes = f"the policy takes {self.observation_size}"
+            raise UsageError(f"observations have the shape {tuple(observations.shape)}; of each step {takes} numbers")
+        if actions.shape != (*observations.shape[:-1], self.actions.width):
+            shapes = f"actions have the shape {tuple(actions.shape)} and observations {tuple(observations.shape)}"
+            raise UsageError(f"{shapes}; of each step the policy takes {self.actions.width} numbers as the action")
+        for head, size in enumerate(self.actions.sizes if self.actions.kind == "discrete" else ()):
+            if bool((((chosen := actions[..., head]) < 0) | (chosen >= size)).any()):
+                own = f"; the environment counts from {self.actions.low[head]:g}" if self.actions.low else ""
+                raise UsageError(
+                    f"actions go from {chosen.min():g} to {chosen.max():g}; the policy has choices 0 to {size - 1}{own}"
+                )
+        return actions
 
     def predict(
         self, observation: Any, state: None = None, episode_start: Any = None, deterministic: bool = True
     ) -> tuple[np.ndarray, None]:
         """Return (action, None) of one observation `[O]` or several `[N, O]`, with the words of Stable-Baselines3.
 
-        The action is what the environment takes: the mode where `deterministic`, else a sample.
+        The action is what the environment takes: the mode where `deterministic`, else a sample. Choices count as the
+        environment counts them; `log_prob` counts them from 0.
         """
         if isinstance(observation, Mapping):
             raise UsageError("the policy takes one array: put the Dict's parts one behind the other, in their order")
