@@ -3,20 +3,25 @@
 import io
 import math
 import pickle
+import sys
 import warnings
 import zipfile
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from known_optimum import EXACT, GAIN, STD, as_policy, steer
 from quick_graphs import quick_graph
-from tiny_envs import tiny
+from tiny_envs import ACTIONS, tiny
 from typed_commands import SMALL, answered, refused
 
 from repolicy.errors import FileError, RepolicyError, UsageError
+from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import Acting
 from repolicy.policies.file import save_policy
 from repolicy.prepare.imitation import imitate
@@ -109,6 +114,31 @@ def test_the_part_of_a_dict_that_was_recorded_is_found(tmp_path: Path) -> None:
     found = imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(8,), env=tiny("Groups"))
     assert found.env == f"{tiny('Groups')}?observe=state"
     assert read_policy(found.file).card["request"] == {"env": found.env}
+
+
+@pytest.mark.parametrize("actions", ["choice", "choices", "table"])
+def test_choices_are_the_environments_own_wherever_it_begins_to_count(actions: str, tmp_path: Path) -> None:
+    states = np.linspace(-1.0, 1.0, 200, dtype=np.float32)[:, None]
+    space = ACTIONS[actions]
+    least, steps = np.ravel(space.start), {"choice": [1], "choices": [1, 2], "table": [0, 0, 0, 0]}[actions]
+    taken = least + (states > 0) * np.array(steps)
+    np.savez(tmp_path / "d.npz", observations=states, actions=taken)
+    said: list[str] = []
+    env = f"{tiny('Told')}?actions={actions}"
+    found = imitate(tmp_path / "d.npz", tmp_path / "p.safetensors", hidden=(8,), env=env, say=said.append)
+    assert np.array_equal(found.policy.predict(states)[0].reshape(taken.shape)[[0, -1]], taken[[0, -1]])
+    assert said[0] == f"choices are read as the environment counts them, from {', '.join(map(str, least))}"
+
+
+def test_a_minari_dataset_tells_what_its_choices_count_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    episode = SimpleNamespace(observations=np.zeros((121, 1)), actions=np.full(120, 2))
+    data = SimpleNamespace(iterate_episodes=lambda: [episode], action_space=spaces.Discrete(4, start=1), env_spec=None)
+    monkeypatch.setitem(sys.modules, "minari", SimpleNamespace(load_dataset=lambda _: data))
+    found = imitate("some/data-v0", tmp_path / "p.safetensors", hidden=(8,))
+    assert found.policy.predict([0.0])[0] == 2
+    assert found.policy.actions == ActionSpace("discrete", (2,), (1.0,))
+    data.action_space = spaces.Discrete(4, start=0)
+    assert imitate("some/data-v0", tmp_path / "p.safetensors", hidden=(8,)).policy.actions.low == ()
 
 
 # The std of a mean ----------------------------------------------------------------------------------------------------
@@ -219,7 +249,6 @@ def spoilt(values: np.ndarray, number: float) -> np.ndarray:
         ({"observations": SEEN, "actions": np.zeros((200, 0))}, "of shape [200, 0]"),
         ({"observations": SEEN, "actions": DONE, "ended": np.zeros(3)}, "ended are no 200 numbers"),
         ({"observations": SEEN, "actions": DONE, "ended": np.full(200, "False")}, "ended are no 200 numbers"),
-        ({"observations": SEEN, "actions": np.full((200, 1), -1)}, "count choices from 0, but one is -1"),
         ({"observations": np.array([Runs()] * 200, object), "actions": DONE}, "pickled objects, which are not run"),
     ],
 )
@@ -295,8 +324,12 @@ def test_a_minari_dataset_is_read_episode_by_episode(tmp_path: Path, monkeypatch
 def test_data_that_does_not_fit_the_environment_is_refused(tmp_path: Path) -> None:
     data = Demonstrations("d", torch.zeros(200, 1), torch.full((200, 1), 5), torch.zeros(200, dtype=torch.bool))
     env = tiny("Told") + "?actions=choice"
-    with pytest.raises(UsageError, match=r"has choices up to \[5\]"):
+    with pytest.raises(
+        UsageError, match=r"choices from \[5\] to \[5\], and '.*Told.*choice' takes \[7\] to \[9\]: record"
+    ):
         imitate(data, tmp_path / "p.safetensors", env=env)
+    with pytest.raises(UsageError, match=r"has choices from \[-5\] to \[-5\], and without --env they count from 0"):
+        imitate(replace(data, actions=-data.actions), tmp_path / "p.safetensors")
     with pytest.raises(UsageError, match="d has choices, which have no std: leave --state-std out"):
         imitate(data, tmp_path / "p.safetensors", state_std=True)
     with pytest.raises(UsageError, match="has actions of 1 choices, but .* takes 1 numbers"):

@@ -57,16 +57,19 @@ def imitate(
     """Fit a policy to demonstrations until those that are held out gain no more, and write its file.
 
     The std is one for all states or, with `state_std`, depends on the state. With `env` the spaces are checked and the
-    policy is tried; `customize` then goes on in that environment.
+    policy is tried; `customize` then goes on in that environment. Choices are read as it counts them, else from 0.
     """
     demonstrations = data if isinstance(data, Demonstrations) else read_demonstrations(data)
     env = None if env is None else observing(env, demonstrations.observations.shape[1])
     actions = space_of(demonstrations, env)
+    taken = stored(demonstrations, actions, env)
+    if demonstrations.discrete and actions.low:
+        say(f"choices are read as the environment counts them, from {', '.join(f'{low:g}' for low in actions.low)}")
     check_place(Path(out))  # before the fit, which would be lost
     if Path(out).exists() and read_card(Path(out)).get("which") != IMITATION:
         raise UsageError(f"{out} is there already, and no imitation: choose another --out")
     policy = seeded(_spec(demonstrations, actions, hidden, state_std), seed)
-    samples = Samples(demonstrations.observations, demonstrations.actions)
+    samples = Samples(demonstrations.observations, taken)
     begin_at(policy, samples)
     if policy.log_std is not None:
         policy.log_std.data.copy_(demonstrations.actions.std(0).clamp_min(1e-3).log())
@@ -97,17 +100,30 @@ def space_of(data: Demonstrations, env: str | None) -> ActionSpace:
     if env is None:
         if not data.discrete:
             return ActionSpace("continuous", (width,))
-        return ActionSpace("discrete", tuple(int(most) + 1 for most in data.actions.max(0).values))
+        most = data.actions.max(0).values - torch.tensor(data.first or 0, dtype=torch.int64)
+        return ActionSpace("discrete", tuple((most + 1).tolist()), data.first)
     probe = probed(env)
     if probe.observation_size != (size := data.observations.shape[1]):
         raise UsageError(f"{data.name} has observations of {size} numbers, but {env!r} gives {probe.observation_size}")
     if probe.actions.width != width or (probe.actions.kind == "discrete") != data.discrete:
         what = "choices" if data.discrete else "numbers"
         raise UsageError(f"{data.name} has actions of {width} {what}, but {env!r} takes {probe.actions}")
-    most = data.actions.max(0).values.tolist()
-    if data.discrete and any(choice >= size for choice, size in zip(most, probe.actions.sizes, strict=True)):
-        raise UsageError(f"{data.name} has choices up to {most}, but {env!r} takes {probe.actions}, counted from 0")
     return probe.actions
+
+
+def stored(data: Demonstrations, space: ActionSpace, env: str | None) -> Tensor:
+    """Return the actions `[M, A]` as a policy stores them: choices from 0. Raises where the space has not all."""
+    if not data.discrete:
+        return data.actions
+    first, sizes = (torch.tensor(part, dtype=torch.int64) for part in (space.low or 0, space.sizes))
+    choices = data.actions - first
+    if bool(((choices < 0) | (choices >= sizes)).any()):
+        least, most = (part.tolist() for part in data.actions.aminmax(dim=0))
+        own = [int(low) for low in space.low] or [0] * space.width
+        takes = f"{env!r} takes {own} to {(sizes - 1 + first).tolist()}: record its own numbers"
+        takes = takes if env else "without --env they count from 0"
+        raise UsageError(f"{data.name} has choices from {least} to {most}, and {takes}")
+    return choices
 
 
 def _spec(data: Demonstrations, actions: ActionSpace, hidden: tuple[int, ...], state_std: bool) -> PolicySpec:

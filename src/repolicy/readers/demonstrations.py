@@ -1,6 +1,6 @@
 """Recorded observations and actions: an .npz file, or a Minari dataset. No pickle is run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,17 @@ LEAST = 100  # steps
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """M steps, in the order of time: observations `[M, O]`, actions `[M, A]` (floats, or choices as int64)."""
+    """M steps, in the order of time: observations `[M, O]`, actions `[M, A]` (floats, or choices as int64).
+
+    Choices are in the environment's own numbers.
+    """
 
     name: str
     observations: Tensor
     actions: Tensor
     ended: Tensor | None  # [M] after which steps an episode ended, where that is known
     env: str | None = None  # that they were recorded in, where that is known
+    first: tuple[float, ...] = ()  # what the environment counts choices from, where the data tell that it is not 0
 
     @property
     def discrete(self) -> bool:
@@ -81,12 +85,13 @@ def _minari(name: str) -> Demonstrations:
             actions.append(taken)
             ended.append(np.arange(len(taken)) == len(taken) - 1)
         seen, acted, last = (np.concatenate(parts) for parts in (observations, actions, ended))
-    return _checked(name, seen, acted, last, getattr(data.env_spec, "id", None))
+    found = _checked(name, seen, acted, last)
+    first = np.ravel(getattr(data.action_space, "start", 0))
+    told = tuple(map(float, first)) if first.any() else ()
+    return replace(found, env=getattr(data.env_spec, "id", None), first=told)
 
 
-def _checked(
-    name: str, observations: np.ndarray, actions: np.ndarray, ended: np.ndarray | None, env: str | None = None
-) -> Demonstrations:
+def _checked(name: str, observations: np.ndarray, actions: np.ndarray, ended: np.ndarray | None) -> Demonstrations:
     """Return them as tensors, with everything checked that would otherwise be a surprise later."""
     for what, values in (("observations", observations), ("actions", actions)):
         if values.dtype.kind not in "fiub" or values.ndim == 0 or not values.size:
@@ -104,11 +109,9 @@ def _checked(
     for what, array in (("observations", rows), ("actions", taken)):
         if len(bad := np.argwhere(~np.isfinite(array))):
             raise FileError(f"{name}: {what} have {len(bad):,} numbers that are not finite, first in row {bad[0][0]}")
-    if discrete and taken.min() < 0:
-        raise FileError(f"{name}: actions are whole numbers and count choices from 0, but one is {taken.min()}")
     last = None
     if ended is not None:  # each is a truth value, or a number that is 0 or not
         if ended.dtype.kind not in "biuf" or not np.isfinite(ended).all() or ended.size != len(taken):
             raise FileError(f"{name}: ended are no {len(taken):,} numbers, 1 after each step that ended an episode")
         last = torch.from_numpy(ended.reshape(-1).astype(bool))
-    return Demonstrations(name, torch.from_numpy(rows), torch.from_numpy(taken), last, env)
+    return Demonstrations(name, torch.from_numpy(rows), torch.from_numpy(taken), last)
