@@ -213,6 +213,22 @@ SEARCH = Search(samples=6, horizon=4)
 
 
 @pytest.mark.filterwarnings("ignore:.*out of date")
+def test_it_acts_in_an_environment_of_a_loop_of_ones_own():
+    """The same action as where the environment stands among others, and it is not stepped."""
+    made = repolicy.plan("hopper", "height", omega=0.1, states=0.0, search=SEARCH)
+    copying = replace(made, model=CopyModel(made.model.name))
+    envs, alone = GymnasiumEnvs(made.model.name, 1, 7), gymnasium.make("Hopper-v4")
+    with pytest.raises(UsageError, match=r"was not told which one acts: call its watch\(env\) first"):
+        copying.act(np.zeros(11))
+    actions = []
+    for seen, watched in ((envs.reset()[0], envs), (alone.reset(seed=7)[0], alone)):
+        copying.watch(watched)
+        actions.append(copying.act(seen))
+    assert actions[0] == pytest.approx(actions[1], abs=1e-6)
+    assert alone.unwrapped.data.time == 0.0
+
+
+@pytest.mark.filterwarnings("ignore:.*out of date")
 @pytest.mark.parametrize(("prior", "wish"), [("halfcheetah", "hind_leg=10"), ("hopper", "height")])
 def test_copies_plan_what_mujocos_batches_plan(prior, wish):
     """From the state that an observation shows: single numbers of it are rounded there."""

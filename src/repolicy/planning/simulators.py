@@ -11,6 +11,7 @@ acted in. Its random stream is its own, so that luck is not foreseen.
 
 from typing import Any, NamedTuple, Protocol
 
+import gymnasium
 import numpy as np
 
 from repolicy.envs import Backend, Info, action_space, check_copied, copied_env, flat, native, one_env, shown
@@ -63,15 +64,16 @@ class CopyModel:
             check_copied(made, name)
 
     def watch(self, envs: Any) -> None:
-        """Copy these environments from now on."""
-        if not hasattr(envs, "each"):
+        """Copy these environments, or the one environment of a loop of your own, from now on."""
+        live = [envs] if isinstance(envs, gymnasium.Env) else getattr(envs, "each", None)
+        if live is None:
             raise UsageError(f"{self.name} runs where its state cannot be had: take Gymnasium's (backend='gymnasium')")
-        self._live, self._random = envs.each, np.random.default_rng(self._seed)
+        self._live, self._random = live, np.random.default_rng(self._seed)
 
     def states(self, observations: np.ndarray) -> np.ndarray:
         """Return the environments themselves `[N]`, which are not stepped, but copied."""
         if len(self._live) != len(observations):
-            raise UsageError(f"a planner copies {self.name} and was not told which: call its watch(envs) first")
+            raise UsageError(f"a planner copies {self.name} and was not told which one acts: call its watch(env) first")
         return as_array(self._live)
 
     def step(self, states: np.ndarray, actions: np.ndarray) -> Simulated:
