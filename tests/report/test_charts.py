@@ -158,6 +158,6 @@ def test_a_limit_is_drawn_with_its_bound_and_its_weight(tmp_path: object) -> Non
         folder.log({"iteration": step, "steps": step, "kept": 0.9, "limit_power<=2": 3.0, "multiplier_power<=2": 0.5})
     asked = Request("env", residual(0.1, 0.2), Settings(keep=0.95), ("hind_leg",), limits=("my.py:power<=2",))
     text = learning(folder, asked, {"prior": prior()})
-    for words in ("power&lt;=2: with the mean action", "power&lt;=2: its weight", "limit 2", "budget 0.95"):
+    for words in ("power&lt;=2: with the mean action", "power&lt;=2: its weight", "limit 2", "to keep 0.95"):
         assert words in text
     assert text.count("<figure") == 3

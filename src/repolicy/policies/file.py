@@ -1,6 +1,6 @@
 """A policy's file: the policy, the prior that it was customized from, and what it tells of its training."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -82,7 +82,7 @@ class SavedPolicy(NamedTuple):
 def save_policy(
     path: str | Path,
     policy: Policy,
-    card: Mapping[str, Any] | None = None,
+    card: dict[str, Any] | None = None,
     prior: Policy | None = None,
     density: Density | None = None,
     decoder: bytes = b"",
@@ -100,7 +100,7 @@ def save_policy(
     if Path(path).suffix not in ("", ".safetensors"):
         raise UsageError(f"{path}: a policy's file is called NAME.safetensors; `repolicy export` writes other formats")
     extra = {DECODER: torch.frombuffer(bytearray(decoder), dtype=torch.uint8)} if decoder else {}
-    write_bytes(Path(path), policy_bytes(policy, dict(card or {}), prior, density, extra))
+    write_bytes(Path(path), policy_bytes(policy, {} if card is None else card, prior, density, extra))
 
 
 def policy_bytes(
