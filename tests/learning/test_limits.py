@@ -166,6 +166,7 @@ def test_a_limit_is_an_add_on_an_entry_of_info_or_a_function() -> None:
         ({"limits": "power<=1"}, "'power', .* in the environment's info, which has distance"),
         ({"limits": ["distance<=1", "distance>=2"]}, "limits distance<=1 and distance>=2 contradict each other"),
         ({"limits": ["distance<=1", "distance<=2"]}, "limits distance<=1 and distance<=2 name the same side twice"),
+        ({"limits": ["a.py:f<=1", "b.py:f<=1"]}, "limits on a.py:f and b.py:f would both be called f<=1: rename"),
         ({"keep": 0.9, "env": "WithoutReward"}, "--keep needs the environment's own reward, and .* does not tell it"),
         ({"keep": 0.9, "objective": greedy(0.1)}, "keep moves omega, from a value above 0 on"),
         ({"keep": 1.2}, "keep is 1.2; it must lie between 0.01 and 1"),

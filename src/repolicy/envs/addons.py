@@ -327,7 +327,7 @@ class Limit:
 
 
 def limits(wanted: Sequence[str], env: str | None = None) -> tuple[Limit, ...]:
-    """Return several limits of one run; refused where two are of one quantity and exclude or repeat each other.
+    """Return several limits of one run; refused where two exclude or repeat each other, or have one name.
 
     Without `env`, no name means an add-on.
     """
@@ -338,4 +338,6 @@ def limits(wanted: Sequence[str], env: str | None = None) -> tuple[Limit, ...]:
             if one.name == other.name and (one.sign == other.sign or one.broken_by(other.bound) > 0):
                 what = "name the same side twice" if one.sign == other.sign else "contradict each other"
                 raise UsageError(f"the limits {other} and {one} {what}: leave one of them out")
+            if str(one) == str(other):  # by which they are held and reported
+                raise UsageError(f"limits on {other.name} and {one.name} would both be called {one}: rename a function")
     return found
