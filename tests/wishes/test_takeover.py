@@ -94,6 +94,42 @@ def test_a_person_whose_action_is_none_is_one_sentence() -> None:
         env.step(np.zeros(1, np.float32))
 
 
+class Choosing(gymnasium.Env[Any, Any]):
+    """Refuses what is not in its space, as many environments do."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+
+    def __init__(self, space: gymnasium.Space[Any]) -> None:
+        self.action_space = space
+
+    def reset(self, **_: Any) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        return np.zeros(1, np.float32), 0.0, False, False, {"took": np.asarray(action).tolist()}
+
+
+@pytest.mark.parametrize(
+    ("space", "right", "wrong"),
+    [
+        (gymnasium.spaces.Discrete(4, start=1), [1, 4.0, np.array([2])], [0, 7, 3.7, -1]),
+        (gymnasium.spaces.MultiDiscrete([2, 3], start=[5, -4]), [[5, -4], [6.0, -2.0]], [[0, 0], [5.5, -4]]),
+        (gymnasium.spaces.MultiBinary(2), [[0, 1], [True, False]], [[0, 2], [256, 0]]),
+    ],
+)
+def test_a_choice_that_the_environment_has_not_is_refused(space: Any, right: list[Any], wrong: list[Any]) -> None:
+    env, proposed = Takeover(Choosing(space), push), np.asarray(right[0])
+    env.reset()
+    for action in right:
+        env.person = person(always, lambda o, a, action=action: action)
+        assert np.array_equal(np.ravel(env.step(proposed)[-1]["took"]), np.ravel(action))
+    for action in wrong:
+        env.person = person(always, lambda o, a, action=action: action)
+        with pytest.raises(RepolicyError, match=r"the person's action is .*; the environment takes (Multi|Disc)"):
+            env.step(proposed)
+
+
 def test_a_dict_is_not_recorded() -> None:
     class Dicts(gymnasium.ObservationWrapper):
         observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(-1, 1, (3,))})

@@ -106,7 +106,12 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise UsageError(
                 f"the person's action is {action.tolist()}; it takes {counted(proposed.size, 'finite number')}"
             )
-        return action
+        space = self.env.action_space
+        taken = action.astype(space.dtype).reshape(space.shape)
+        known = space.contains(taken) and np.array_equal(taken.ravel(), action.ravel())
+        if not (known or isinstance(space, gymnasium.spaces.Box)):  # a Box's bounds cut it
+            raise UsageError(f"the person's action is {action.tolist()}; the environment takes {space}")
+        return taken
 
 
 PAIRS = [*zip("qwertyuio", "asdfghjkl", strict=True)]  # more and less of each number of an action
