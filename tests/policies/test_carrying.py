@@ -120,6 +120,16 @@ def test_a_robots_program_reads_the_contract(format: Any, graphs: Path, capsys: 
     assert json.loads(capsys.readouterr().out)["carries"] == found
 
 
+@pytest.mark.parametrize(
+    ("sizes", "first", "low", "high"),
+    [((4,), (1.0,), [1], [4]), ((3, 2), (), [0, 0], [2, 1]), ((2,), (-4.0,), [-4], [-3])],
+)
+def test_choices_have_a_first_and_a_last(sizes: Any, first: Any, low: list[int], high: list[int]) -> None:
+    policy = Policy(PolicySpec(5, ActionSpace("discrete", sizes, first), "categorical", hidden=(4,)))
+    found = about(policy, None, {}, {})["actions"]
+    assert (list(found["low"]), list(found["high"])) == (low, high)
+
+
 def test_names_units_and_the_control_period_of_a_robot(tmp_path: Path) -> None:
     for env, size, width in (("HalfCheetah-v4", 17, 6), ("Ant-v5", 105, 8), ("Go1JoystickFlatTerrain-v1", 48, 12)):
         policy = Policy(PolicySpec(size, ActionSpace("continuous", (width,)), hidden=(4,)))

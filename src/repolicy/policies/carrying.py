@@ -64,7 +64,10 @@ def about(policy: Policy, prior: Policy | None, card: dict[str, Any], told: dict
             raise UsageError(f"{told['env']} has {len(names)} {what}, and the policy {size}: name its own with --env")
     within = spec.actions.kind == "discrete" or spec.clips or "squashed" in spec.family
     bounded = all(map(math.isfinite, (*spec.actions.low, *spec.actions.high)))
-    bounds = {} if bounded else {"low": (), "high": ()}  # JSON knows no infinite number
+    bounds: dict[str, Any] = {} if bounded else {"low": (), "high": ()}  # JSON knows no infinite number
+    if spec.actions.kind == "discrete":
+        low = spec.actions.low or (0.0,) * spec.actions.width
+        bounds = {"low": low, "high": [first + size - 1.0 for first, size in zip(low, spec.actions.sizes, strict=True)]}
     dials = policy.dials if isinstance(policy, Conditioned) else ()
     return {
         "format": FORMAT,
