@@ -13,7 +13,7 @@ import repolicy
 from repolicy.envs import names
 from repolicy.envs.batches import together
 from repolicy.envs.making import make_envs
-from repolicy.envs.step import own_numbers
+from repolicy.envs.step import numeric, own_numbers
 from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.policies.distributions import ActionSpace
 
@@ -246,8 +246,10 @@ def test_bounds_are_known() -> None:
 
 def test_what_is_told_of_whatever_kind_and_by_whomever_is_numbers() -> None:
     told = together([{"hit": 1, "name": "a", "deep": {}}, {"hit": 2.5, "far": np.array(3)}, {"way": [[1], [1, 2]]}])
+    told |= together([{"won": np.bool_(True), "on": False}, {"won": False, "on": True}, {"on": np.array(True)}])
     numbers = {key: each.tolist() for key, each in told.items()}
-    assert numbers == {"hit": [1.0, 2.5, 0.0], "far": [0.0, 3.0, 0.0]}
+    assert numbers == {"hit": [1.0, 2.5, 0.0], "far": [0.0, 3.0, 0.0], "won": [1.0, 0.0, 0.0], "on": [0.0, 1.0, 1.0]}
+    assert numeric({"won": np.array([True, False])}, 2)["won"].tolist() == [1.0, 0.0]
     assert {each.dtype for each in told.values()} == {np.dtype(float)}
 
 

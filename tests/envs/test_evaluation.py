@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_envs import LinearQuadratic, tiny
+from tiny_envs import Counter, LinearQuadratic, tiny
 
 from repolicy.envs import evaluation
 from repolicy.envs.addons import combined
@@ -166,6 +166,22 @@ def test_everything_may_be_named() -> None:
 def test_an_environment_may_be_a_function_that_makes_one() -> None:
     found, made = (evaluate(policy(1), env, 3) for env in (LinearQuadratic, tiny("LinearQuadratic")))
     np.testing.assert_array_equal(found.basic, made.basic)
+
+
+def test_truth_values_of_info_are_0_and_1_for_add_ons_and_limits() -> None:
+    class Wins(Counter):
+        def step(self, action: Any) -> Any:
+            observation, reward, terminated, truncated, _ = super().step(action)
+            return observation, reward, terminated, truncated, {"won": terminated, "odd": np.bool_(reward % 2)}
+
+    def wins(observations: Any, actions: Any, after: Any, info: Any) -> Any:
+        return -10.0 * info["won"] - info["odd"]
+
+    found = evaluate(policy(), Wins, 70, addon=wins, limits=["won>=0.1"])
+    assert {*found.lengths} == {3, 4}
+    won = found.lengths % 2
+    assert np.array_equal(found.addon, -10.0 * won - (found.lengths + 1) // 2)
+    np.testing.assert_allclose(found.limits["won>=0.1"], won / found.lengths)
 
 
 def test_an_evaluation_shows_a_line_a_quantity() -> None:

@@ -73,7 +73,8 @@ def test_infos_are_numbers_in_every_step_and_no_environment_decides_their_kind()
     costs = {tuple(column) for column in told["cost"].T}
     assert costs == {(0.5, 0.0, 0.5, 0.5, 0.0), (0.0, 0.5, 0.0, 0.0, 0.5)}  # in episodes of 3 and 4 steps
     assert told["second"].tolist() == [[0, 0], [7, 7], [0, 0], [0, 0], [7, 7]]
-    assert set(told) == {"cost", "second"}  # no truth values
+    assert np.array_equal(told["fast"], told["cost"] > 0)  # a truth value
+    assert {key: each.dtype for key, each in told.items()} == dict.fromkeys(("cost", "fast", "second"), np.dtype(float))
 
 
 def test_actions_are_the_policys_at_normalized_observations() -> None:

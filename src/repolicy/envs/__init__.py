@@ -2,7 +2,7 @@
 
 # The door: other rooms import these names, and the files in `__all__`.
 from repolicy.envs.addons import Addon, Limit, Wish, check_env, combined, limits, wished
-from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs, check_copied, copied_env
+from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs, check_copied, copied_env, together
 from repolicy.envs.evaluation import (
     BLOCK,
     EPISODE_CAP,

@@ -200,15 +200,18 @@ def gathered(space: spaces.Space[Any], observations: Sequence[Any]) -> Any:
 
 
 def together(infos: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Return the numbers that environments tell, 0 for those that do not: Gymnasium takes longer than many a step."""
+    """Return the numbers that environments tell, 0 for those that do not: Gymnasium takes longer than many a step.
+
+    A truth value is 1 or 0.
+    """
     told: dict[str, Any] = {}
     for info in reversed(infos):
         told |= info
     found = {}
     for key, first in told.items():
-        if isinstance(first, (*NUMBERS, np.ndarray)) and np.ndim(first) == 0:
+        if isinstance(first, (*NUMBERS, np.bool_, np.ndarray)) and np.ndim(first) == 0:
             values = np.array([info.get(key, 0) for info in infos])
-            found[key] = values.astype(np.float64) if values.dtype.kind in "iu" else values
+            found[key] = values.astype(np.float64) if values.dtype.kind in "iub" else values
     return found
 
 

@@ -214,9 +214,9 @@ def flat(observations: Any, count: int, keys: tuple[str, ...] = ()) -> np.ndarra
 
 def numeric(info: dict[str, Any], count: int) -> Info:
     return {
-        key: value
+        key: value.astype(np.float64) if value.dtype.kind == "b" else value
         for key, value in info.items()
-        if isinstance(value, np.ndarray) and value.shape == (count,) and value.dtype.kind in "fiu" and key != "env_id"
+        if isinstance(value, np.ndarray) and value.shape == (count,) and value.dtype.kind in "fiub" and key != "env_id"
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import Info, Transitions, action_space, native, one_env
+from repolicy.envs import Transitions, action_space, native, one_env, together
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import Planned
 from repolicy.planning.keeping import keep
@@ -132,8 +132,7 @@ class Stage:
             }
             self._seen, reward, terminated, truncated, told = self._env.step(own)
             after = np.asarray(self._seen, np.float32).ravel()[None]
-            info: Info = {key: np.array([value]) for key, value in told.items() if np.isscalar(value)}
-            wish = float(self._asked.reward(Transitions(before, sent, after, info))[0])
+            wish = float(self._asked.reward(Transitions(before, sent, after, together([told])))[0])
             for name, value in (("old", float(reward)), ("wish", wish)):
                 mean = self._means.get(name, value)
                 self._means[name] = mean + (1.0 - SMOOTH) * (value - mean)

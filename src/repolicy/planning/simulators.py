@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import gymnasium
 import numpy as np
 
-from repolicy.envs import Backend, Info, action_space, check_copied, copied_env, flat, native, one_env, shown
+from repolicy.envs import Backend, Info, action_space, check_copied, copied_env, flat, native, one_env, shown, together
 from repolicy.errors import UsageError, in_one_sentence
 
 
@@ -97,9 +97,8 @@ class CopyModel:
     def advance(self, env: Any, actions: np.ndarray) -> Simulated:
         """Step one environment by an action `[1, A]`, in place."""
         observation, _, terminated, _, told = env.step(native(actions, self._space, self._own)[0])
-        info: Info = {key: np.array([value]) for key, value in told.items() if np.isscalar(value)}
         seen = flat(observation, 1, self._keys)
-        return Simulated(env, seen, info, np.array([bool(terminated)]), ~np.isfinite(seen).all(1))
+        return Simulated(env, seen, together([told]), np.array([bool(terminated)]), ~np.isfinite(seen).all(1))
 
     def copied(self, env: Any) -> Any:
         """Return a copy of an environment, with a random stream of its own."""

@@ -11,7 +11,17 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from repolicy.envs import NOTE, Past, Transitions, action_space, check_fit, check_reward, combined, observation_size
+from repolicy.envs import (
+    NOTE,
+    Past,
+    Transitions,
+    action_space,
+    check_fit,
+    check_reward,
+    combined,
+    observation_size,
+    together,
+)
 from repolicy.envs.addons import names
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, task_reward
@@ -115,8 +125,8 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._began = False
         observation, basic, terminated, truncated, info = self.env.step(action)
         self._seen = _row(observation)
-        numbers = {key: np.array([value]) for key, value in info.items() if np.isscalar(value)}
-        info["addon_reward"] = float(self.addon.reward(Transitions(before, _row(action), self._seen, numbers, past))[0])
+        steps = Transitions(before, _row(action), self._seen, together([info]), past)
+        info["addon_reward"] = float(self.addon.reward(steps)[0])
         return observation, basic, terminated, truncated, info
 
 
