@@ -185,7 +185,7 @@ def test_what_cannot_be_planned_is_one_sentence():
     made = planner(Process, 0.5, 0.5, 1.0, 20)
     with pytest.raises(UsageError, match="a copy goes elsewhere"):
         CopyModel(f"{__name__}:Shared")
-    with pytest.raises(UsageError, match=r"call its watch\(envs\) first"):
+    with pytest.raises(UsageError, match=r"call its watch\(env\) first"):
         made.act(np.zeros(3))
     with pytest.raises(UsageError, match="take Gymnasium's"):
         made.watch(object())
