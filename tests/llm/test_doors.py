@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ import trl
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tiny_language import KINDS, first, load, perturbed, weights
-from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
+from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from experiments.llm.toy import new_model
 from repolicy import llm
 from repolicy.errors import UsageError
 from repolicy.llm import prior_reward
-from repolicy.llm.identity import checksum
+from repolicy.llm.identity import BESIDE_THE_BASE, checksum
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import greedy, kl, residual, soft
 
@@ -184,6 +185,37 @@ def test_an_adapter_that_was_given_begins_at_the_prior(build: Build, prior: Path
         build(kind, model=get_peft_model(load(prior), adapter).requires_grad_(False))
     with pytest.raises(UsageError, match="came from an adapter's folder"):
         build(kind, model=load(tmp_path), peft_config=adapter)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "labels", "grpo", "q"])
+@pytest.mark.parametrize("begin", ["pissa", "olora"])
+def test_an_adapter_that_takes_from_the_base_is_refused(build: Build, kind: str, begin: str) -> None:
+    adapter = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=begin)
+    with pytest.raises(UsageError, match=f"init_lora_weights is '{begin}', .* the model with its adapter off"):
+        build(kind, peft_config=adapter)
+
+
+@pytest.mark.parametrize("begin", BESIDE_THE_BASE)
+def test_the_others_leave_the_prior_as_it_was(build: Build, prior: Path, begin: bool | str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*(eva|EVA).*")
+        adapter = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=begin)
+        ours = build("dpo", peft_config=adapter)
+    assert ours.identity["prior_checksum"] == checksum(load(prior))
+
+
+@pytest.mark.parametrize("kind", ["dpo", "labels", "grpo", "q"])
+def test_biases_that_would_move_the_prior_are_refused(build: Build, prior: Path, tmp_path: Path, kind: str) -> None:
+    """A Qwen2 has biases in its queries, and PEFT does not turn trained ones off."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    size = len(AutoTokenizer.from_pretrained(prior))
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=size, num_key_value_heads=1, **sizes))
+    model.save_pretrained(tmp_path / "qwen")
+    for bias in ("all", "lora_only"):
+        with pytest.raises(UsageError, match=r"q_proj\.base_layer\.bias is trained .* set bias='none'"):
+            build(kind, model=load(tmp_path / "qwen"), peft_config=LoraConfig(target_modules=["q_proj"], bias=bias))
+    more = LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"], trainable_token_indices=[1])
+    assert build(kind, model=load(tmp_path / "qwen"), peft_config=more).identity["prior_checksum"]
 
 
 def test_checksum_is_of_the_weights(prior: Path) -> None:

@@ -22,6 +22,7 @@ from repolicy.llm.rloo import prompt_ids
 from repolicy.objective import Objective
 from repolicy.objective_names import given_objective, plain
 
+BESIDE_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")  # `init_lora_weights` that leave the base as it is
 MOVING_PRIOR = (False, "the prior must stay what it is; with True it follows the policy")
 
 
@@ -128,6 +129,8 @@ class WithObjective:
         if self.ref_model is not None and not reference_given and not sharded:
             require_same_weights(self.model, self.ref_model)
         stored = getattr(self.args, "precompute_ref_log_probs", False)
+        if self.ref_model is None and isinstance(self.model, PeftModel):
+            require_prior_when_off(self.model)
         if self.ref_model is None and isinstance(self.model, PeftModel) and not stored:
             require_settings(self.args, {"neftune_noise_alpha": (None, "the prior would get the noise, too")})
         prior = self.model if self.ref_model is None else self.ref_model
@@ -280,6 +283,21 @@ def require_no_adapter_inside(model: Any) -> None:
     if getattr(model, "_hf_peft_config_loaded", False):
         remedy = "merge_and_unload the adapter, or load it on its base with PeftModel.from_pretrained"
         raise UsageError(f"the model came from an adapter's folder, and with adapters off it is no longer it: {remedy}")
+
+
+def require_prior_when_off(model: PeftModel) -> None:
+    """Raise where a PEFT model with its adapters off is not what it was before it had them, or will not stay it."""
+    off = "with PEFT the prior is the model with its adapter off"
+    for config in model.peft_config.values():
+        begin = getattr(config, "init_lora_weights", True)
+        if (begin.lower() if isinstance(begin, str) else begin) not in BESIDE_THE_BASE:
+            known = ", ".join(map(repr, BESIDE_THE_BASE))
+            moved = f"init_lora_weights is {begin!r}, which may move a part of the model's weights into the adapter"
+            raise UsageError(f"{moved}, and {off}: set it to one of {known}")
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not model.peft_config.keys() & set(name.split(".")):
+            trained = f"{name} is trained and belongs to no adapter, so that it is not turned off"
+            raise UsageError(f"{trained}, and {off}: set bias='none' in the peft_config, and unfreeze nothing else")
 
 
 def require_settings(args: Any, needed: dict[str, tuple[Any, str]]) -> None:
