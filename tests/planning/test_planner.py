@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -13,6 +14,7 @@ from tiny_envs import CONTROL, DYNAMICS, tiny
 from typed_commands import failed
 
 import repolicy
+from repolicy.envs import one_env
 from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
@@ -23,6 +25,7 @@ from repolicy.planning.scoring import Score
 from repolicy.planning.simulators import CannotBatchError, MujocoModel
 from repolicy.planning.value import AHEAD, fitted_value, rollouts_in, to_come
 
+ROBOTS = Path(__file__).with_name("changed_robots.py")
 SMALL = Search(samples=4, horizon=3)
 
 
@@ -66,11 +69,32 @@ def test_a_batch_is_its_rows():
         ("CartPole-v1", "none of Gymnasium's MuJoCo"),
         ("Reacher-v4", "neither coordinates nor velocities"),
         ("InvertedPendulum-v4", "does not say when its episodes end"),
+        ("changed_robots.py:wrapped", "wrapped in Weak, which"),
+        ("changed_robots.py:stopping", "wrapped in Stopping, which"),
+        ("changed_robots.py:WeakHopper", "goes elsewhere"),
+        ("changed_robots.py:DeadHopper", "goes elsewhere"),
+        ("changed_robots.py:StoppingHopper", "ends elsewhere"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(env, why):
     with pytest.raises(CannotBatchError, match=why):
-        MujocoModel(env)
+        MujocoModel(env.replace("changed_robots.py", str(ROBOTS)))
+
+
+@pytest.mark.parametrize("env", ["Hopper-v5?terminate_when_unhealthy=false", f"{ROBOTS}:paid"])
+def test_what_changes_no_physics_is_simulated_in_batches(env):
+    MujocoModel(env)
+
+
+def test_a_weak_robot_is_planned_for_in_copies_that_are_weak():
+    made = repolicy.plan("halfcheetah", "hind_leg=10", env=f"{ROBOTS}:wrapped", omega=0.1, states=0.0, search=SMALL)
+    assert "wrapped in Weak" in made.notes[-1]
+    env = one_env(made.env)
+    seen, _ = env.reset(seed=0)
+    made.watch(env)
+    action = np.ones((1, 6), np.float32)
+    after = made.model.step(made.model.states(seen[None]), action)
+    assert np.array_equal(after.observations[0], env.step(action[0])[0].astype(np.float32))
 
 
 def test_evaluate_takes_it_and_the_same_seed_gives_the_same_episode(cheetah):

@@ -12,6 +12,7 @@ acted in. Its random stream is its own, so that luck is not foreseen.
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
+import gymnasium.wrappers
 import numpy as np
 
 from repolicy.envs import Backend, Info, action_space, check_copied, copied_env, flat, native, one_env, shown, together
@@ -112,13 +113,27 @@ def as_array(things: list[Any]) -> np.ndarray:
     return array
 
 
-TRIED, FAR = 20, 1e3  # steps by which the model is compared with its environment; a coordinate beyond any bound
+GENTLE, STRONG = 20, 200  # steps by which the model is compared with its environment: at a tenth of a force, at all
+FAR = 1e3  # a coordinate beyond any bound
 NEAR, NEAR_INFO = 1e-3, 0.1  # how far apart they may be
 ENDLESS = ("HalfCheetahEnv", "SwimmerEnv")  # Gymnasium's environments that never end by themselves and do not say so
+WRAPPERS = ("TimeLimit", "OrderEnforcing", "PassiveEnvChecker", "RecordEpisodeStatistics")  # which change no physics
 
 
 class CannotBatchError(UsageError):
     """The environment is none that can be simulated in batches."""
+
+
+def changing(made: Any) -> str:
+    """Return the name of an environment's first wrapper that may change its actions, observations or ends, else ""."""
+    while isinstance(made, gymnasium.Wrapper):
+        kind = type(made)
+        known = kind is getattr(gymnasium.wrappers, kind.__name__, None) and kind.__name__ in WRAPPERS
+        pays = isinstance(made, gymnasium.RewardWrapper) and kind.step is gymnasium.RewardWrapper.step
+        if not known and not pays:
+            return kind.__name__
+        made = made.env
+    return ""
 
 
 class MujocoModel:
@@ -138,6 +153,8 @@ class MujocoModel:
         env: Any = made.unwrapped
         if not all(hasattr(env, part) for part in ("model", "data", "frame_skip", "_get_obs")):
             raise CannotBatchError(f"{name} is none of Gymnasium's MuJoCo environments")
+        if changed := changing(made):
+            raise CannotBatchError(f"{name} is wrapped in {changed}, which its MuJoCo model does not know")
         self._env = env
         self._repeats = int(env.frame_skip)
         self.seconds = float(env.dt)
@@ -149,8 +166,8 @@ class MujocoModel:
         self._place = self._places()
         far = np.full(self._seen, FAR)
         self._bounds = (self._observed(-far), self._observed(far))
-        self._ends = hasattr(type(env), "is_healthy")
-        if not self._ends and type(env).__name__ not in ENDLESS:
+        self._ends = hasattr(type(env), "is_healthy") and getattr(env, "_terminate_when_unhealthy", True)
+        if not hasattr(type(env), "is_healthy") and type(env).__name__ not in ENDLESS:
             raise CannotBatchError(f"{name} does not say when its episodes end (is_healthy)")
         self._data = [mujoco.MjData(env.model)]
         self._rollout = rollout.Rollout(nthread=0)
@@ -211,25 +228,36 @@ class MujocoModel:
         return ended
 
     def _check(self, made: Any) -> None:
-        """Raise where the environment goes elsewhere than the model; of its info, keep what both tell alike."""
-        made.action_space.seed(0)
+        """Raise where the environment goes or ends elsewhere than the model; of its info, keep what both tell alike."""
+        space: Any = made.action_space
+        space.seed(0)
         observation, _ = made.reset(seed=0)
-        apart = []
+        apart, ends_alike = list[float](), True
         info_apart = dict.fromkeys(self.told, 0.0)
-        for _ in range(TRIED):
-            action = 0.1 * made.action_space.sample()  # gently: what lies beyond the bounds of an observation is lost
+        for tried in range(GENTLE + STRONG):
+            gentle = tried < GENTLE  # beside all its strength, which hides what a robot does with little
+            action = space.sample()
+            if gentle:
+                action = 0.1 * action
+            elif tried % 2 and space.is_bounded():
+                action = np.where(action > 0.0, space.high, space.low).astype(action.dtype)
             before = np.ravel(observation)[None]
-            observation, _, terminated, _, info = made.step(action)
+            observation, _, terminated, truncated, info = made.step(action)
             kept = self._env.data.qpos.copy(), self._env.data.qvel.copy()
             simulated = self.step(self.states(before), action.reshape(1, -1))
             self._env.data.qpos[:], self._env.data.qvel[:] = kept  # which the model used to ask whether it has ended
-            apart.append(float(np.abs(simulated.observations - np.ravel(observation)).max()))
+            low, high = self._bounds
+            if ((low < before) & (before < high)).all():  # at a bound it does not tell the state
+                apart.append(float(np.abs(simulated.observations - np.ravel(observation)).max()))
+                ends_alike &= bool(simulated.ended[0]) == bool(terminated)
             for key, far in info_apart.items():
-                info_apart[key] = max(far, abs(float(info.get(key, np.inf)) - simulated.info[key][0]))
-            if terminated:
+                if gentle:
+                    info_apart[key] = max(far, abs(float(info.get(key, np.inf)) - simulated.info[key][0]))
+            if terminated or truncated:
                 observation, _ = made.reset()
-        if not np.median(apart) < NEAR:
-            raise CannotBatchError(
-                f"{self.name} goes elsewhere than its MuJoCo model, by {np.median(apart):.2g} a step"
-            )
+        most = float(np.max(apart or [np.inf]))
+        if not most < NEAR:
+            raise CannotBatchError(f"{self.name} goes elsewhere than its MuJoCo model, by {most:.2g} a step")
+        if not ends_alike:
+            raise CannotBatchError(f"{self.name} ends elsewhere than its MuJoCo model")
         self.told = tuple(key for key, far in info_apart.items() if far < NEAR_INFO)
