@@ -1,7 +1,9 @@
 """A planner: an agent that looks for its actions in simulation, and needs no training."""
 
+import math
 import time
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -52,10 +54,18 @@ class Search:
     def __post_init__(self) -> None:
         check_counts(2, samples=self.samples or 2)
         check_counts(horizon=self.horizon or 1)
+        check_counts(0, knots=self.knots, seed=self.seed)
+        for name in ("samples", "horizon", "knots", "seed"):
+            if not isinstance(getattr(self, name), Integral):
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be a whole number")
+        for name, value in (("noise", self.noise), ("temperature", self.temperature)):
+            if value is not None and not 0.0 < value < math.inf:
+                raise UsageError(f"{name} is {value}; it must be above 0")
         if self.base not in BASES:
             raise UsageError(f"there is no base {self.base!r}; choose from {', '.join(BASES)}")
-        if not 0.0 < self.discount <= 1.0:
-            raise UsageError(f"discount is {self.discount}; it must be above 0 and at most 1")
+        for name, value in (("discount", self.discount), ("share", self.share)):
+            if not 0.0 < value <= 1.0:
+                raise UsageError(f"{name} is {value}; it must be above 0 and at most 1")
 
 
 @dataclass(frozen=True)
