@@ -50,6 +50,11 @@ def test_loss_is_the_formula(build: Callable[..., Any], prior: Path, objective: 
     assert ours.compute_loss(ours.model, batch).item() == pytest.approx(expected.item(), abs=1e-6)
 
 
+def test_with_another_objective_beside_it_the_dial_is_not_exact(build: Callable[..., Any]) -> None:
+    with pytest.warns(UserWarning, match="'sft' beside another is a second objective"):
+        build("dpo", loss_type=["sigmoid", "sft"])
+
+
 def test_settings_and_objective_say_the_same(build: Callable[..., Any], prior: Path) -> None:
     one = build("dpo", residual(0.3, 0.2), **apart(prior))
     other = build("dpo", None, **apart(prior), omega=0.3, alpha=0.2)

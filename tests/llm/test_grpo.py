@@ -1,5 +1,6 @@
 """Online: advantages equal to the pure function, the optimum reached, RLOO's recipe, and what is refused."""
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -190,6 +191,16 @@ def test_omega_leaves_alpha_on_schedule(build: Callable[..., Any]) -> None:
     ours.model.eval()
     ours.state.global_step = 0
     assert ours.present_objective == residual(0.6, 0.2)
+
+
+def test_a_checkpoint_says_the_omega_that_it_was_trained_at(build: Callable[..., Any]) -> None:
+    """Of four steps at 0.2, 0.4, 0.6 and 0.6."""
+    short = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    ours = build("grpo", residual(0.6, 0.2), omega_schedule=0.5, **short)
+    ours.train()
+    folder = Path(ours.args.output_dir)
+    said = [json.loads((folder / f"checkpoint-{step}" / "repolicy.json").read_text())["omega"] for step in (1, 2, 3, 4)]
+    assert said == pytest.approx([0.2, 0.4, 0.6, 0.6])
 
 
 def test_unscorable_responses_teach_nothing_and_count_nowhere(build: Callable[..., Any], prior: Path) -> None:

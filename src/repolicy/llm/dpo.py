@@ -24,7 +24,7 @@ from repolicy.llm.losses import cross_entropy_dpo_loss, implicit_reward
 
 LOOKED_AT = 128  # pairs, for a warning before the first step
 # The losses of TRL that read the margin of Eq. 33, or (bco_pair) the two rewards in it, and nothing besides.
-COVERED_LOSSES = ("sigmoid", "hinge", "robust", "bco_pair", "sft")
+COVERED_LOSSES = ("sigmoid", "hinge", "robust", "bco_pair")
 
 
 @dataclass
@@ -56,9 +56,19 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
     def settled(self, objective: Any, args: Any) -> Any:
         """Return the settings; refused with a loss that does not read the margin of Eq. 33."""
         args = super().settled(objective, args)
+        known = ", ".join(COVERED_LOSSES)
         for name in args.loss_type:
-            if name not in COVERED_LOSSES:
-                raise UsageError(f"loss_type {name!r} has no decomposed form; choose from {', '.join(COVERED_LOSSES)}")
+            if name not in (*COVERED_LOSSES, "sft"):
+                raise UsageError(f"loss_type {name!r} has no decomposed form; choose from {known}")
+        if "sft" in args.loss_type:
+            weights = args.loss_weights or [1.0] * len(args.loss_type)
+            if not any(w for name, w in zip(args.loss_type, weights, strict=False) if name != "sft"):
+                without = "reads neither omega nor alpha, which would do nothing"
+                raise UsageError(
+                    f"loss_type 'sft' by itself {without}: name one of {known} beside it, or use SFTTrainer"
+                )
+            dial = "omega and alpha do not name the optimum of the sum, and between models of it the dial is not exact"
+            warnings.warn(f"loss_type 'sft' beside another is a second objective: {dial}", stacklevel=4)
         return args
 
     def look_before_the_first_step(self) -> None:

@@ -143,11 +143,22 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         """Return the objective of this step: omega may still be on its way from alpha, or follow a budget."""
         if "omega" in self.memory.values:
             return replace(self.objective, omega=self.memory.values["omega"])
+        return (
+            replace(self.objective, omega=self._scheduled(self.state.global_step))
+            if self.model.training
+            else self.objective
+        )
+
+    def _scheduled(self, step: int) -> float:
+        """Return the omega of a step, by the schedule."""
         share = self.args.omega_schedule * max(self.state.max_steps, 1)
-        if not self.model.training or self.state.global_step >= share:
-            return self.objective
         alpha, omega = self.objective.alpha, self.objective.omega
-        return replace(self.objective, omega=alpha + self.state.global_step / share * (omega - alpha))
+        return omega if step >= share else alpha + step / share * (omega - alpha)
+
+    @property
+    def trained_omega(self) -> float:
+        """Return the omega of the last step that was taken, or where a budget has moved it."""
+        return self.memory.values.get("omega", self._scheduled(max(self.state.global_step - 1, 0)))
 
     def look_before_the_first_step(self) -> None:
         """Find out, for a budget, what the prior thinks of its own responses."""

@@ -155,6 +155,11 @@ class WithObjective:
         """Lists of numbers by name, which TRL logs as means."""
         return self._metrics["train" if self.model.training else "eval"]  # type: ignore[attr-defined]  # TRL's
 
+    @property
+    def trained_omega(self) -> float:
+        """Return the omega that the weights, as they are, were trained for."""
+        return self.objective.omega
+
     def look_before_the_first_step(self) -> None:
         """Check or warn, when all is loaded; by default nothing."""
 
@@ -169,8 +174,8 @@ class WithObjective:
         super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # transformers'
         folder = Path(output_dir or self.args.output_dir)
         if self.args.should_save and folder.is_dir():
-            omega = self.memory.values.get("omega", self.objective.omega)  # where a budget has moved it
-            (folder / "repolicy.json").write_text(json.dumps(self.identity | {"omega": omega}) + "\n")
+            identity = self.identity | {"omega": self.trained_omega}
+            (folder / "repolicy.json").write_text(json.dumps(identity) + "\n")
 
 
 class WithReference(WithObjective):
