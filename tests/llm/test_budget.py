@@ -35,11 +35,10 @@ def rloo(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
     def made(**more: Any) -> tuple[Any, PriorBudget]:
         objective, tokenizer = residual(0.2, 0.2), AutoTokenizer.from_pretrained(prior)
         budget = PriorBudget(load(prior), tokenizer, objective, 1.0, samples=64)
+        callbacks = more.pop("callbacks", budget.callbacks)
         args = RLOOConfig(**{**settings, **ONLINE, **rloo_settings(objective, budget=True), **more})
         rows = Dataset.from_list(PROMPTS)
-        trainer = RLOOTrainer(
-            load(prior), [addon, budget], args, rows, processing_class=tokenizer, callbacks=budget.callbacks
-        )
+        trainer = RLOOTrainer(load(prior), [addon, budget], args, rows, processing_class=tokenizer, callbacks=callbacks)
         return trainer, budget
 
     return made
@@ -124,6 +123,36 @@ def test_through_rloo(rloo: Callable[..., Any]) -> None:
     again.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-1")
     assert same.memory.values == budget.memory.values
     assert torch.equal(weights(again), weights(trainer))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (rloo_settings(residual(0.2, 0.2)), r"reward_weights ends in 0, .* rloo_settings\(objective, budget=True\)"),
+        ({"beta": 0.1}, "beta is 0.1; it must be 0.2"),
+        ({"temperature": 0.7}, "temperature is 0.7; it must be 1.0"),
+        ({"callbacks": None}, "give the trainer callbacks=budget.callbacks"),
+    ],
+)
+def test_an_rloo_that_would_not_follow_the_budget_is_refused(
+    rloo: Callable[..., Any], more: dict[str, Any], words: str
+) -> None:
+    trainer, _ = rloo(max_steps=1, **more)
+    with pytest.raises(UsageError, match=words):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("objective", "more", "words"),
+    [
+        (residual("auto", 0.2), {}, "name omega and alpha"),
+        (residual(0.2, 0.2), {"samples": 0}, "samples is 0"),
+        (residual(0.2, 0.2), {"nats": float("nan")}, "budget is nan"),
+    ],
+)
+def test_a_budget_that_cannot_be(objective: Objective, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        PriorBudget(None, None, objective, **{"nats": 1.0, **more})
 
 
 def test_what_ranks_exchange_lies_on_their_device() -> None:

@@ -14,7 +14,7 @@ from repolicy.errors import UsageError
 from repolicy.llm import dial
 from repolicy.llm.mixing import SAMPLING, beside, mixed_log_probs, mixture
 from repolicy.llm.models import new_tokens, prompt_tensors
-from repolicy.objective import Objective, residual
+from repolicy.objective import Objective, residual, soft
 
 ANCHORS = residual(0.1, 0.2), residual(0.4, 0.2)
 
@@ -134,12 +134,29 @@ def test_a_token_that_one_model_cannot_write() -> None:
         ((("a", residual(0.1, 0.1)),), "'a' is the name of an adapter"),
         ((("a", residual(0.1, 0.1)), ("b", residual(0.1, 0.2))), "omega must differ"),
         ((("a", residual(0.1, 0.0)),), "alpha is 0"),
+        ((("a", residual(0.1)),), "the dial sets no weight by itself: name omega and alpha"),
+        ((("a", residual("auto", 0.2)),), "the dial sets no weight by itself"),
+        ((("a", residual((0.1, 0.3), 0.2)),), "omega is a range, and the dial takes one number"),
+        ((("a", residual(0.1, 0.2, states=0.5)),), "states is 0.5, and the dial knows no price"),
+        ((("a", soft(0.2)),), "wishes on a prior"),
         ((("a", residual(0.1, 0.1)), ("b", residual(0.2, 0.2)), ("c", residual(0.3, 0.2))), "with one or two"),
     ],
 )
 def test_refused(tuned: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         dial(None, *tuned, omega=0.1)
+
+
+@pytest.mark.parametrize("omega", ["auto", None, (0.1, 0.3)])
+def test_the_dial_is_turned_to_a_number(omega: Any) -> None:
+    with pytest.raises(UsageError, match="the dial (sets no weight by itself|takes one number)"):
+        dial(None, ("a", residual(0.1, 0.2)), omega=omega)
+
+
+def test_an_adapter_that_is_not_there_is_named(prior: Path) -> None:
+    model = get_peft_model(load(prior), LoraConfig(target_modules=["q_proj"]), adapter_name="one")
+    with pytest.raises(UsageError, match="has no adapter 'two'; it has one"):
+        dial(model, ("two", ANCHORS[0]), omega=0.3)
 
 
 def test_beyond_the_anchors_there_is_a_warning() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,9 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("grpo", BOTH, {"per_device_train_batch_size": 64}, "has 8 prompts, and each generation takes 16"),
         ("grpo", BOTH, {"args": trl.GRPOConfig}, "args is a GRPOConfig; it must be a ResidualGRPOConfig"),
         ("grpo", BOTH, {"budget": 0.0}, "budget is 0.0"),
+        ("grpo", BOTH, {"budget": math.nan}, "budget is nan; it is in nats"),
+        ("grpo", BOTH, {"budget": 1.0, "budget_samples": 0}, "budget_samples is 0; it must be 1 or more"),
+        ("q", BOTH, {"chi": math.nan, "peft_config": ADAPTER}, "chi is nan; it must be 0 or greater"),
         ("grpo", BOTH, {"budget": 1.0, "budget_rate": 2.0}, "share of a step"),
         ("grpo", residual(0.0, 0.2), {"budget": 1.0}, "where the search for omega starts"),
         ("grpo", BOTH, {"budget": 1.0, "omega_schedule": 0.5}, "both omega_schedule and budget"),

@@ -7,17 +7,18 @@ the prior has its least value at some omega in between, so that it names two.) A
 with omega by the variance of log prior over alpha, so a share of a Newton step is known from the responses at hand.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from repolicy.errors import UsageError
-from repolicy.llm.identity import Remembered
+from repolicy.errors import UsageError, check_counts
+from repolicy.llm.identity import Remembered, require_settings
 from repolicy.llm.mixing import SAMPLING, Beside
 from repolicy.llm.models import new_tokens, prompt_tensors
-from repolicy.llm.rloo import prior_reward, prompt_ids, response_log_probs
+from repolicy.llm.rloo import prior_reward, prompt_ids, response_log_probs, rloo_settings
 from repolicy.objective import Objective
 
 LEAST_VARIANCE = 0.1  # nats², in place of a smaller variance of log prior: a policy that says one thing has none
@@ -47,8 +48,8 @@ def move_omega(
 
 def check_budget(budget: float, rate: float, objective: Objective) -> None:
     """Raise where a budget, its rate or where it starts cannot be."""
-    if budget <= 0:
-        raise UsageError(f"budget is {budget}; it is in nats, and greater than 0")
+    if not 0 < budget < math.inf:
+        raise UsageError(f"budget is {budget}; it is in nats, greater than 0 and finite")
     if not 0 < rate <= 1:
         raise UsageError(f"budget_rate is {rate}; it is the share of a step, above 0 and at most 1")
     if not objective.omega or not objective.alpha:
@@ -88,12 +89,15 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self, prior: Any, tokenizer: Any, objective: Objective, nats: float, rate: float = 0.02, samples: int = 1024
     ) -> None:
+        self.needed = rloo_settings(objective, budget=True)
         check_budget(nats, rate, objective)
+        check_counts(samples=samples)
         self.prior, self.tokenizer, self.objective = prior, tokenizer, objective
         self.nats, self.rate, self.samples = nats, rate, samples
         self.log_prior = prior_reward(prior, tokenizer)
         self.memory = Remembered({"budget": nats, "alpha": objective.alpha}, {"omega": objective.omega})
         self.callbacks = [self.memory, self]
+        self.group: int | None = None  # of responses to a prompt; known when training begins
 
     @property
     def omega(self) -> float:
@@ -103,6 +107,13 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         """Resume, or draw the prior's own responses, before the first step."""
         if args.restore_callback_states_from_checkpoint:
             raise UsageError("leave restore_callback_states_from_checkpoint out: the budget restores itself")
+        remedy = "take the settings from rloo_settings(objective, budget=True), with the budget as the last reward"
+        for name, value in self.needed.items():
+            if name != "reward_weights":
+                require_settings(args, {name: (value, f"the objective would be another: {remedy}")})
+        weights = args.reward_weights
+        if weights is not None and weights[-1] != 1:
+            raise UsageError(f"reward_weights ends in {weights[-1]:g}, and a budget weights itself by omega: {remedy}")
         self.group = args.num_generations
         self.memory.resume(state)
         if "own" not in self.memory.values:
@@ -119,6 +130,8 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
         trainer = columns["log_extra"].__self__
         if not trainer.model.training:
             return weighted
+        if self.group is None:
+            raise UsageError("the budget was not told that training began: give the trainer callbacks=budget.callbacks")
         mine = torch.tensor(values, device=trainer.accelerator.device)  # NCCL sends no CPU tensor
         everyone = trainer.accelerator.gather(mine).cpu().view(-1, self.group)
         columns["log_metric"]("budget/omega", self.omega)

@@ -18,7 +18,7 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import is_async_callable
 
-from repolicy.errors import NumericError, UsageError
+from repolicy.errors import NumericError, UsageError, check_counts
 from repolicy.llm.budget import check_budget, move_omega, own_log_prior
 from repolicy.llm.identity import (
     MOVING_PRIOR,
@@ -120,6 +120,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         check_grpo(self.objective, args)
         if args.budget is not None:
             check_budget(args.budget, args.budget_rate, self.objective)
+            check_counts(budget_samples=args.budget_samples)
         self.check_datasets(train_dataset, others.get("eval_dataset"))
         if self.objective.reads_prior and others.get("peft_config") is None:
             require_saved_path(model, "GRPO")

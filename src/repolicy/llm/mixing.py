@@ -22,6 +22,7 @@ from trl.trainer.utils import use_adapter
 from repolicy.errors import UsageError
 from repolicy.llm.identity import require_no_adapter_inside, require_positive_alpha
 from repolicy.objective import Objective, residual
+from repolicy.objective_names import plain
 
 # Tokens are sampled as the model has them, whatever its own generation config says; unless the caller asks for other.
 SAMPLING: dict[str, Any] = {
@@ -38,6 +39,10 @@ def mixture(target: Objective, anchors: Sequence[Objective]) -> list[float]:
     [0.0, 0.6666666666666667, 0.3333333333333333]
     """
     for objective in (target, *anchors):
+        if plain(objective, "the dial").reads_basic:
+            raise UsageError(
+                f"the dial turns between wishes on a prior, and an objective here is on {objective.task!r}"
+            )
         require_positive_alpha(objective, "the logits are divided by it")
     shares = [1.0]
     if len(anchors) == 2:
@@ -194,6 +199,8 @@ def beside(prior: Any, model: Any) -> Beside:
     """Return a model to ask, or an adapter of the prior by name, or (None) the prior: PEFT's with its adapters off."""
     if isinstance(prior, PeftModel) and (model is None or isinstance(model, str)):
         require_no_adapter_inside(prior.get_base_model())
+        if model is not None and model not in prior.peft_config:
+            raise UsageError(f"the prior has no adapter {model!r}; it has {', '.join(prior.peft_config)}")
         return Beside(prior, lambda: as_prior(prior) if model is None else use_adapter(prior, model))
     if isinstance(model, str):
         raise UsageError(f"{model!r} is the name of an adapter, and the prior is no PEFT model")

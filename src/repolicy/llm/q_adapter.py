@@ -8,6 +8,7 @@ are put together at every token: in training by the trainer, in generation by `Q
 Decomposed-DPO in another parametrization. (Published, Q_R is all of the logits, and preferences are by padded length.)
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from repolicy.llm.identity import PreferenceSettings, WithReference, require_pos
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_loss
 from repolicy.llm.mixing import Beside
 from repolicy.objective import Objective
+from repolicy.objective_names import plain
 
 ITS_OWN_LOSS = "Q-Adapter's loss is its own"
 NEEDED: dict[str, tuple[Any, str]] = {
@@ -59,8 +61,8 @@ class QAdapterTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
     def settled(self, objective: Any, args: Any) -> Any:
         """Return the settings; refused where chi would pay for a Q_R without end."""
         args = super().settled(objective, args)
-        if args.chi < 0:
-            raise UsageError(f"chi is {args.chi}; it must be 0 or greater")
+        if not 0 <= args.chi < math.inf:
+            raise UsageError(f"chi is {args.chi}; it must be 0 or greater, and finite")
         return args
 
     def compute_loss(
@@ -109,6 +111,7 @@ class QAdapterLogits(LogitsProcessor):  # type: ignore[misc]
     def __init__(self, model: PeftModel, objective: Objective, attention_mask: Tensor | None = None) -> None:
         if not isinstance(model, PeftModel):
             raise UsageError("QAdapterLogits needs a PEFT model: its adapter is Q_R, and without it there is the prior")
+        plain(objective, "a Q-adapter's policy")
         require_positive_alpha(objective, "the policy's logits are divided by it")
         self.objective, self.attention_mask = objective, attention_mask
         self.prior = Beside(model, model.disable_adapter)
