@@ -83,6 +83,7 @@ def test_nothing_is_tried_where_a_weight_is_named(named, monkeypatch):
     made = plan("halfcheetah", "hind_leg=10", **asked, search=Search(samples=4))
     assert made.score.omega == pytest.approx(named.get("omega", 0.348), abs=1e-3)
     assert made.search.horizon == (4 if "value" in named else 8)
+    assert ("omega is" in made.notes[0], "states" in made.notes[0]) == ("omega" not in named, "states" not in named)
 
 
 FEW = ["--omega", "0.1", "--states", "0", "--samples", "4", "--horizon", "2", "--episodes", "1", "--steps", "20"]
@@ -115,10 +116,11 @@ def test_who_acts_leads_the_way_and_the_planner_labels_it():
 
 def test_its_file_is_a_policy_for_every_command(tmp_path, capsys):
     out = tmp_path / "kept.safetensors"
-    main(["plan", "halfcheetah", "--addon", "hind_leg=10", *FEW, "--distil", "64", "--out", str(out)])
-    assert "fitted to 64 decisions" in capsys.readouterr().err
+    main(["plan", "halfcheetah", "--addon", "hind_leg=10", *FEW, "--distil", "100", "--out", str(out)])
+    assert "fitted to 128 decisions" in capsys.readouterr().err
     saved = read_policy(out)
     assert saved.card["request"]["addons"] == ["hind_leg=10"]
+    assert saved.card["labels"] == 128
     assert saved.prior is not None
     assert np.isfinite(repolicy.evaluate(out, episodes=1, longest=20).total).all()
     main(["evaluate", str(out), "--episodes", "1"])

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from numbers import Real
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -70,6 +71,9 @@ def plan(
         trust: run code that the prior's file names.
         say: hears of what takes a while.
     """
+    for what, weight in (("omega", omega), ("states", states)):
+        if not isinstance(weight, Real | None):
+            raise UsageError(f"{what} is {weight!r}; a planner takes a number, or finds one where it is None")
     residual(omega, states=states)  # which refuses weights that cannot be
     start = open_prior(prior, options, trust=trust)
     if start.saved is None:
@@ -96,9 +100,11 @@ def plan(
         weights, _, reward = task.weights("--omega and --states")
         if weights is None:
             raise UsageError("what a nat of the prior is worth cannot be told: name --omega and --states")
+        found = [f"omega is {weights.omega:.3g}"] if omega is None else []
+        found += [f"states {'' if found else 'is '}{weights.states:.3g}"] if states is None else []
         omega = weights.omega if omega is None else omega
         states = weights.states if states is None else states
-        notes = [f"omega is {omega:.3g} and states {states:.3g}, by what a nat of the prior is worth of {reward}"]
+        notes = [f"{' and '.join(found)}, by what a nat of the prior is worth of {reward}"]
     model, note = model_of(policy, place, learned, search.seed, say)
     with one_thread():
         if states:

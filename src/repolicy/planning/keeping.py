@@ -112,6 +112,11 @@ class Lesson:
         return Samples(torch.from_numpy(observations), torch.from_numpy(actions), torch.from_numpy(spread))
 
 
+def whole(labels: int) -> int:
+    """Return as many labels, or the next number that fills all rounds in all environments."""
+    return -(-labels // (ROUNDS * ENVS)) * ROUNDS * ENVS
+
+
 def check_room(labels: int, out: Path) -> None:
     """Raise where so many labels make no policy, or its file would go over something else."""
     if labels < ROUNDS * ENVS:
@@ -124,8 +129,11 @@ def check_room(labels: int, out: Path) -> None:
 
 
 def distilled(planner: Planner, env: str, labels: int, seed: int = 0, say: Say = lambda sentence: None) -> Policy:
-    """Return a policy that is fitted to so many decisions of a planner. A std of all states stays the prior's."""
-    prior, steps = planner.prior, labels // (ROUNDS * ENVS)
+    """Return a policy that is fitted to so many decisions of a planner, or a few more.
+
+    A std of all states stays the prior's.
+    """
+    prior, steps = planner.prior, whole(labels) // (ROUNDS * ENVS)
     student = copied(prior)
     generator = torch.Generator().manual_seed(seed)
     with one_thread(), closing(make_envs(env, ENVS, seed, planner.backend)) as envs:
@@ -146,6 +154,6 @@ def keep_as_policy(made: Planned, labels: int, out: Path, say: Say) -> Policy:
     policy = distilled(made, made.env, labels, made.search.seed, say)
     weights = {"omega": made.score.omega, "states": made.score.states}
     request = {"env": made.env, "addons": list(made.addons), "objective": {"task": "addon"} | weights}
-    card = {"which": KEPT, "request": request, "labels": labels, "versions": versions()}
+    card = {"which": KEPT, "request": request, "labels": whole(labels), "versions": versions()}
     save_policy(out, policy, card, made.saved.policy, made.score.density)
     return policy
