@@ -126,6 +126,7 @@ def test_a_wish_of_this_session_alone_is_not_kept(tmp_path):
         (["hopper", "--addon", "height", "--steps", "0"], "--steps is 0"),
         (["hopper", "--addon", "height", "--omega", "1", "--episodes", "0"], "--episodes is 0"),
         (["hopper", "--addon", "height", "--omega", "1", "--samples", "0"], "--samples is 0"),
+        (["hopper", "--addon", "height", "--hz", "5", "--samples", "9"], "leave out --samples"),
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence_and_leaves_no_folder(words, why, tmp_path, capsys):
@@ -264,6 +265,18 @@ def test_a_port_that_is_taken_is_found_before_the_trials(monkeypatch, tmp_path, 
     monkeypatch.setattr("repolicy.planning.asking.plan", lambda *_, **__: pytest.fail("it has begun"))
     words = ["plan", "hopper", "--addon", "height", "--live", "--port", "65536", "--out", tmp_path / "plan"]
     assert "choose another --port" in failed(capsys, *words)
+
+
+def test_what_no_page_draws_is_found_before_the_trials(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("repolicy.planning.asking.plan", lambda *_, **__: pytest.fail("it has begun"))
+    words = ["plan", "hopper", "--addon", "height", "--live", "--port", "0", "--out", tmp_path / "plan"]
+    assert "plan without --live" in failed(capsys, *words, "--env", "Pendulum-v1")
+
+
+@pytest.mark.parametrize("weight", [{"omega": "auto"}, {"omega": (0.1, 0.3)}, {"states": "auto"}])
+def test_a_weight_that_is_no_number_is_one_sentence(weight):
+    with pytest.raises(UsageError, match="a planner takes a number"):
+        plan("halfcheetah", "hind_leg=10", **{"omega": 0.1, "states": 0.0} | weight)
 
 
 def test_no_thread_is_in_a_step_when_python_ends(stage, monkeypatch, tmp_path):

@@ -193,7 +193,7 @@ def test_what_cannot_be_planned_is_one_sentence():
         planner(Process, 0.0, None, 1.0, 20).actor(1, 1)
 
 
-def test_the_command_plans_choices(tmp_path, capsys):
+def test_the_command_plans_choices(tmp_path, capsys, monkeypatch):
     (tmp_path / "mine.py").write_text("from test_tree import Process\ndef wish(o, a, n, i): return n[..., 0] * 1.0\n")
     save_policy(tmp_path / "prior.safetensors", prior(), {})
     mine, out = f"{tmp_path / 'mine.py'}", tmp_path / "plan"
@@ -205,8 +205,9 @@ def test_the_command_plans_choices(tmp_path, capsys):
     found = repolicy.evaluate(out, episodes=1, longest=9, seed=EVALUATION_SEED, trust=True)
     assert found.backend == "gymnasium"
     assert json.loads(captured.out)["planner"]["addon_reward"]["mean"] == pytest.approx(float(found.addon[0]))
-    for more, why in ((["--live"], "goes without --hz"), (["--value"], "no use for --value")):
-        assert why in failed(capsys, *words, *more, "--out", str(out))
+    assert "no use for --value" in failed(capsys, *words, "--value", "--out", str(out))
+    monkeypatch.setattr("repolicy.planning.asking.plan", lambda *_, **__: pytest.fail("it has begun"))
+    assert "goes without --hz" in failed(capsys, *words, "--live", "--out", str(out))
 
 
 SEARCH = Search(samples=6, horizon=4)

@@ -212,11 +212,12 @@ class Plan(Acts):
     runs/PRIOR-plan or runs/PRIOR-planned.safetensors."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs import EVALUATION_SEED, combined, evaluate
+        from repolicy.envs import EVALUATION_SEED, combined, env_name, evaluate
         from repolicy.planning.asking import paced, plan
         from repolicy.planning.keeping import check_free, check_room, keep, keep_as_policy
-        from repolicy.planning.live import server, show
+        from repolicy.planning.live import server, show, with_robot
         from repolicy.planning.planner import Search
+        from repolicy.prepare.beginning import open_prior
         from repolicy.report.run_page import rewards
         from repolicy.runs import one_thread
 
@@ -224,6 +225,8 @@ class Plan(Acts):
         out = self.out or usual_out(self.prior, ending)
         if self.hz is not None and not self.hz > 0.0:
             raise UsageError(f"--hz is {self.hz:g}; it must be above 0")
+        if self.hz is not None and self.samples is not None:
+            raise UsageError("--hz finds the number of samples: leave out --samples, or --hz")
         counts = {f"--{name}": getattr(self, name) for name in ("steps", "episodes", "samples", "horizon")}
         check_counts(**{name: count for name, count in counts.items() if count is not None})
         if self.distil is not None and self.live:
@@ -234,6 +237,12 @@ class Plan(Acts):
             check_free(out)
         if self.live:
             server(None, self.port).server_close()  # a port that is taken is told before what takes a while
+        if self.hz is not None or self.live or self.distil:  # so is what these cannot do
+            start = open_prior(self.prior, self.reading, trust=self.trust)
+            if start.saved is not None and start.saved.policy.actions.kind == "discrete":
+                raise UsageError("a tree of choices goes without --hz, --live and --distil")
+            if self.live:
+                with_robot(start.env(self.trust) if self.env is None else env_name(self.env))
         search = Search(samples=self.samples or 0, horizon=self.horizon or 0, seed=self.seed)
         made = plan(
             self.prior, self.addon, env=self.env, omega=self.omega, states=self.states, value=self.value, search=search,
@@ -241,8 +250,6 @@ class Plan(Acts):
         )  # fmt: skip
         terminal.say(*made.notes)
         choices = made.actions.kind == "discrete"
-        if choices and (self.hz is not None or self.live or self.distil):
-            raise UsageError("a tree of choices goes without --hz, --live and --distil")
         if self.hz is not None:
             made = paced(made, self.hz)
             search = made.search

@@ -58,14 +58,20 @@ class Traced:
         return np.stack(self._went, axis=1).round(3).tolist()
 
 
+def with_robot(name: str) -> Any:
+    """Return one such environment, or raise where a page could not draw it."""
+    env = one_env(name)
+    if not hasattr(env.unwrapped, "model"):
+        raise UsageError(f"{name} has no MuJoCo robot, which is what the page draws: plan without --live")
+    return env
+
+
 class Stage:
     """The environment in which a planner acts, what a page shows of it, and what a page may set."""
 
     def __init__(self, planner: Planned, out: Path) -> None:
         self.planner, self.out, self.lock = planner, out, threading.Lock()
-        self._env: Any = one_env(planner.env)
-        if not hasattr(self._env.unwrapped, "model"):
-            raise UsageError(f"{planner.env} has no MuJoCo robot, which is what the page draws: plan without --live")
+        self._env: Any = with_robot(planner.env)
         self._space = action_space(self._env.action_space, planner.env)
         self._seen, _ = self._env.reset(seed=planner.search.seed)
         self.each = [self._env]
