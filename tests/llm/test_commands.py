@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from peft import LoraConfig, get_peft_model
 from tiny_language import load, perturbed
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from typed_commands import failed
 
 from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.cli import main as cli
 from repolicy.errors import UsageError
 from repolicy.llm.identity import checksum
-from repolicy.llm.models import judged, with_intervals
+from repolicy.llm.models import judged, load_tuned, with_intervals
 from repolicy.objective import residual
 
 REWARD = f"{Path(__file__).parent / 'toy_reward.py'}:addon"
@@ -224,3 +225,27 @@ def test_refused(
     names["strict"] = tmp_path / "strict.py"
     filled = words.format(**names, low=tuned["low"], prior=prior, reward=REWARD).split()
     assert sentence in failed(capsys, "llm", *filled)
+
+
+TIED = {"modules_to_save": ["lm_head"], "ensure_weight_tying": True}
+
+
+@pytest.mark.filterwarnings("ignore:.*(ti(ed|e_word)|disabling adapter layers).*:UserWarning")
+@pytest.mark.parametrize(
+    "more", [{"bias": "all"}, {"init_lora_weights": "pissa"}, TIED, {}, {"trainable_token_indices": [1]}]
+)
+def test_an_adapter_that_leaves_another_prior_when_it_is_off(tmp_path: Path, more: dict[str, Any]) -> None:
+    """GPT-2 has biases and a tied head; the folders are PEFT's, of any trainer."""
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    GPT2LMHeadModel(GPT2Config(vocab_size=12, n_embd=8, n_layer=1, n_head=2, **ends)).save_pretrained(tmp_path / "base")
+    adapter = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, **more)
+    tuned = get_peft_model(load(tmp_path / "base"), adapter)
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            parameter += 0.5 * parameter.requires_grad * torch.randn_like(parameter)
+    tuned.save_pretrained(tmp_path / "tuned")
+    if more.keys() <= {"trainable_token_indices"}:
+        load_tuned(str(tmp_path / "tuned"), load(tmp_path / "base"), 0)
+        return
+    with pytest.raises(UsageError, match=r"turned off, the prior is no longer what it was .* merge_and_unload"):
+        load_tuned(str(tmp_path / "tuned"), load(tmp_path / "base"), 0)

@@ -49,11 +49,26 @@ def load_tuned(name: str, prior: Any, index: int) -> tuple[Any, Any]:
     if getattr(prior, "_hf_peft_config_loaded", False):
         return prior, _model(name)
     adapter = f"tuned{index}"
+    before = first_logits(prior)
     if isinstance(prior, PeftModel):
         _loaded(lambda: prior.load_adapter(name, adapter_name=adapter), name)
     else:
         prior = _loaded(lambda: PeftModel.from_pretrained(prior, name, adapter_name=adapter), name).eval()
+    if not torch.allclose(first_logits(prior), before, rtol=1e-3, atol=1e-3):
+        moved = f"with the adapter of {name} loaded and turned off, the prior is no longer what it was"
+        why = "by its adapter_config.json: bias, init_lora_weights or ensure_weight_tying"
+        remedy = "merge_and_unload the adapter, save_pretrained the whole model, and name its folder"
+        raise UsageError(f"{moved} ({why}): {remedy}")
     return prior, adapter
+
+
+@torch.no_grad()
+def first_logits(prior: Any) -> torch.Tensor:
+    """Return a prior's logits after its first tokens `[T, V]`, by which another model would be known."""
+    ids = torch.arange(min(8, prior.config.get_text_config().vocab_size), device=prior.device).unsqueeze(0)
+    asked = beside(prior, None)
+    with asked.adapter():
+        return asked.model(input_ids=ids, use_cache=False).logits[0].float()
 
 
 def _model(name: str) -> Any:
