@@ -23,6 +23,7 @@ HOMES = {
     "ResidualGRPOTrainer": "grpo",
     "DialedGenerator": "mixing",
     "dial": "mixing",
+    "SAMPLING": "mixing",
     "prior_reward": "rloo",
     "rloo_settings": "rloo",
     "PriorBudget": "budget",

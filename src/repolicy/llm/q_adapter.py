@@ -102,9 +102,10 @@ def residual_q(model: Any, logits: Tensor, ids: Tensor, attention: Tensor) -> tu
 class QAdapterLogits(LogitsProcessor):  # type: ignore[misc]
     """Turns the logits of a model with its Q-adapter on into the policy's, while text is generated.
 
-        model.generate(**prompt, do_sample=True,
+        model.generate(**prompt, **SAMPLING,
                        logits_processor=[QAdapterLogits(model, residual(0.3, 0.2), prompt["attention_mask"])])
 
+    `repolicy.llm.SAMPLING` takes back what the model's generation config, or transformers (top_k=50), would cut off.
     The prior is asked once more at every token, with a cache of its own. Make a new one for each call of `generate`.
     """
 
