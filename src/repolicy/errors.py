@@ -7,11 +7,12 @@ RepolicyError        something failed; the message is one sentence for a person 
 """
 
 import contextlib
-import math
 import sysconfig
 import traceback
 from collections.abc import Iterator
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 # Where code lies that is not the user's: Python's own, what is made while running, and this package.
 NOT_OWN = (sysconfig.get_path("stdlib"), "<", str(Path(__file__).parent))
@@ -37,10 +38,12 @@ class NumericError(RepolicyError):
     """A number that must be finite, or an equality that must hold, is not."""
 
 
-def check_counts(least: int = 1, **counts: float | None) -> None:
-    """Raise where one of these numbers, by its name, is below that, or no number."""
+def check_counts(least: int = 1, **counts: Any) -> None:
+    """Raise where one of these, by its name, is below that, or no whole number."""
     for name, count in counts.items():
-        if count is None or not least <= count < math.inf:  # --jobs None
+        if not isinstance(count, Integral):  # --jobs None
+            raise UsageError(f"{name} is {count}; it must be a whole number, {least} or more")
+        if count < least:
             raise UsageError(f"{name} is {count}; it must be {least} or more")
 
 

@@ -177,7 +177,7 @@ def test_truth_values_of_info_are_0_and_1_for_add_ons_and_limits() -> None:
     def wins(observations: Any, actions: Any, after: Any, info: Any) -> Any:
         return -10.0 * info["won"] - info["odd"]
 
-    found = evaluate(policy(), Wins, 70, addon=wins, limits=["won>=0.1"])
+    found = evaluate(policy(), Wins, 70, addon=wins, limits="won>=0.1")
     assert {*found.lengths} == {3, 4}
     won = found.lengths % 2
     assert np.array_equal(found.addon, -10.0 * won - (found.lengths + 1) // 2)
@@ -194,6 +194,7 @@ def test_an_evaluation_shows_a_line_a_quantity() -> None:
     ("env", "episodes", "error", "sentence"),
     [
         ("Counter", 0, UsageError, "episodes is 0; it must be 1 or more"),
+        ("Counter", 2.5, UsageError, "episodes is 2.5; it must be a whole number, 1 or more"),
         ("Counter", 1, UsageError, "takes observations of 1 numbers, but .* gives 2"),
         ("NanObservation", 1, NumericError, "not finite"),
     ],

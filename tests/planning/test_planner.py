@@ -184,7 +184,7 @@ def test_what_is_to_come_is_known_far_enough_ahead_or_to_an_end():
         ({"noise": float("nan")}, "noise is nan"),
         ({"share": 5.0}, "share is 5.0; it must be above 0 and at most 1"),
         ({"share": 0.0}, "share is 0.0"),
-        ({"samples": 2.5}, "samples is 2.5; it must be a whole number"),
+        ({"samples": 2.5}, "samples is 2.5; it must be a whole number, 2 or more"),
         ({"horizon": 1.5}, "horizon is 1.5"),
         ({"knots": -1}, "knots is -1; it must be 0 or more"),
         ({"seed": -1}, "seed is -1"),

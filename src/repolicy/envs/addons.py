@@ -326,12 +326,12 @@ class Limit:
         return self.sign * (value - self.bound)
 
 
-def limits(wanted: Sequence[str], env: str | None = None) -> tuple[Limit, ...]:
-    """Return several limits of one run; refused where two exclude or repeat each other, or have one name.
+def limits(wanted: str | Sequence[str], env: str | None = None) -> tuple[Limit, ...]:
+    """Return the limits of one run, one or several; refused where two exclude or repeat each other, or have one name.
 
     Without `env`, no name means an add-on.
     """
-    found = tuple(map(Limit.of, wanted))
+    found = tuple(map(Limit.of, [wanted] if isinstance(wanted, str) else wanted))
     check_env([limit.name for limit in found] if env else (), env or "")
     for index, one in enumerate(found):
         for other in found[:index]:

@@ -195,7 +195,6 @@ def evaluate(
     if addon is not None and not isinstance(addon, Addon):
         addon = wished(addon, env)
     check_counts(episodes=episodes)
-    limits = (limits,) if isinstance(limits, str) else limits
     backend = backend_of(backend, agent)
     env = observing(env, agent.observation_size, backend)
     with closing(make_envs(env, min(episodes, MOST_ENVS), seed, backend)) as envs:

@@ -291,15 +291,12 @@ LATER = "the weights follow slowly, and more --steps give them time"
 def share_kept(prior: Policy, policy: Policy, request: Request) -> str:
     """Return which share of its prior's return a finished run's policy keeps, in a sentence."""
     before, after = (mean_episodes(each, request).basic for each in (prior, policy))
-    size = max(abs(float(before.mean())), 1e-12)
-    shares = 1.0 + (after - before) / size  # of episodes that began alike
-    share, error, asked = (
-        shares.mean(),
-        shares.std(ddof=1) / math.sqrt(len(shares)),
-        float(request.settings.keep or 0.0),
-    )
-    sentence = f"it keeps {share:.1%} ± {error:.1%} of the old return with the mean action, and was to keep {asked:.4g}"
-    return f"{sentence}; {LATER}" if asked - share > 2.0 * error else sentence
+    lost = (before - after) / max(abs(float(before.mean())), 1e-12)  # of episodes that began alike
+    kept = Measured.of(float((1.0 - lost).sum()), float(np.square(1.0 - lost).sum()), len(lost))
+    asked = float(request.settings.keep or 0.0)
+    sentence = f"it keeps {kept.mean:.1%} ± {kept.error:.1%} of the old return with the mean action"
+    sentence += f", and was to keep {asked:.4g}"
+    return f"{sentence}; {LATER}" if asked - kept.mean > 2.0 * kept.error else sentence
 
 
 def broken(multipliers: Multipliers, logged: dict[str, list[Any]]) -> list[str]:

@@ -3,7 +3,6 @@
 import math
 import time
 from dataclasses import dataclass, field, replace
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -55,9 +54,6 @@ class Search:
         check_counts(2, samples=self.samples or 2)
         check_counts(horizon=self.horizon or 1)
         check_counts(0, knots=self.knots, seed=self.seed)
-        for name in ("samples", "horizon", "knots", "seed"):
-            if not isinstance(getattr(self, name), Integral):
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be a whole number")
         for name, value in (("noise", self.noise), ("temperature", self.temperature)):
             if value is not None and not 0.0 < value < math.inf:
                 raise UsageError(f"{name} is {value}; it must be above 0")

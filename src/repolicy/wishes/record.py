@@ -217,7 +217,9 @@ class Labels:
     """What a step that the person let pass weighs beside one of their own."""
 
     def __post_init__(self) -> None:
-        check_counts(0, **vars(self))
+        check_counts(0, before=self.before, settle=self.settle)
+        if not 0.0 <= self.passed < np.inf:
+            raise UsageError(f"passed is {self.passed}; it must be 0 or more")
 
     def weights(self, record: Record) -> np.ndarray:
         """Return what each step weighs `[N]`: 1 the person's, `passed` the policy's own, 0 bad or settling."""
