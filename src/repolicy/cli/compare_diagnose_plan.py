@@ -1,6 +1,7 @@
 """The commands that tell about policies without training: compare, diagnose, plan."""
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,6 +13,8 @@ from repolicy.runs import Terminal, laid_out
 from repolicy.text import counted, number, usual_out
 
 if TYPE_CHECKING:
+    from repolicy.planning.asking import Planned
+    from repolicy.prepare.beginning import Start
     from repolicy.prepare.diagnosis import Diagnosis, Drive
 
 NOT_SAFE = ("worse", "cannot tell")  # verdicts with which the command exits with 3
@@ -212,17 +215,47 @@ class Plan(Acts):
     runs/PRIOR-plan or runs/PRIOR-planned.safetensors."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs import EVALUATION_SEED, combined, env_name, evaluate
         from repolicy.planning.asking import paced, plan
-        from repolicy.planning.keeping import check_free, check_room, keep, keep_as_policy
-        from repolicy.planning.live import server, show, with_robot
+        from repolicy.planning.keeping import keep, keep_as_policy
+        from repolicy.planning.live import show
         from repolicy.planning.planner import Search
         from repolicy.prepare.beginning import open_prior
-        from repolicy.report.run_page import rewards
-        from repolicy.runs import one_thread
 
-        terminal, ending = Terminal(), "planned.safetensors" if self.distil else "plan"
-        out = self.out or usual_out(self.prior, ending)
+        terminal = Terminal()
+        out = self.out or usual_out(self.prior, "planned.safetensors" if self.distil else "plan")
+        self._check(out)
+        start = open_prior(self.prior, self.reading, trust=self.trust)
+        self._check_prior(start)
+        search = Search(samples=self.samples or 0, horizon=self.horizon or 0, seed=self.seed)
+        made = plan(
+            start, self.addon, env=self.env, omega=self.omega, states=self.states, value=self.value, search=search,
+            learned=self.learned, trust=self.trust, say=terminal.say,
+        )  # fmt: skip
+        terminal.say(*made.notes)
+        if self.hz is not None:
+            made = paced(made, self.hz)
+            samples = f"{made.search.samples} samples of {counted(made.search.horizon, 'step')}"
+            terminal.say(f"{samples} fit {self.hz:g} decisions a second")
+        if self.live:
+            show(made, out, self.port, terminal.say)
+            return {"folder": str(out), "env": made.env}
+        agents: dict[str, Any] = {"prior": made.prior, "planner": made}
+        if self.distil:
+            agents["kept"] = keep_as_policy(made, self.distil, out, terminal.say)
+        else:
+            keep(made, out)
+        results = self._evaluated(terminal, made, agents)
+        told = _told(made)
+        terminal.say(*_in_words(made, told))
+        terminal.say(f"its {'file' if self.distil else 'folder'}: {out}")
+        said = {"policy" if self.distil else "folder": str(out), "env": made.env}
+        return said | {"omega": made.score.omega, "states": made.score.states} | told | results
+
+    def _check(self, out: Path) -> None:
+        """Raise for options that cannot be, before the work, which would be lost."""
+        from repolicy.planning.keeping import check_free, check_room
+        from repolicy.planning.live import server
+
         if self.hz is not None and not self.hz > 0.0:
             raise UsageError(f"--hz is {self.hz:g}; it must be above 0")
         if self.hz is not None and self.samples is not None:
@@ -231,39 +264,31 @@ class Plan(Acts):
         check_counts(**{name: count for name, count in counts.items() if count is not None})
         if self.distil is not None and self.live:
             raise UsageError("--live keeps a planner's folder: take --distil afterwards, with its weights")
-        if self.distil is not None:  # before the work, which would be lost
+        if self.distil is not None:
             check_room(self.distil, out)
         else:
             check_free(out)
         if self.live:
-            server(None, self.port).server_close()  # a port that is taken is told before what takes a while
-        if self.hz is not None or self.live or self.distil:  # so is what these cannot do
-            start = open_prior(self.prior, self.reading, trust=self.trust)
-            if start.saved is not None and start.saved.policy.actions.kind == "discrete":
-                raise UsageError("a tree of choices goes without --hz, --live and --distil")
-            if self.live:
-                with_robot(start.env(self.trust) if self.env is None else env_name(self.env))
-        search = Search(samples=self.samples or 0, horizon=self.horizon or 0, seed=self.seed)
-        made = plan(
-            self.prior, self.addon, env=self.env, omega=self.omega, states=self.states, value=self.value, search=search,
-            learned=self.learned, options=self.reading, trust=self.trust, say=terminal.say,
-        )  # fmt: skip
-        terminal.say(*made.notes)
-        choices = made.actions.kind == "discrete"
-        if self.hz is not None:
-            made = paced(made, self.hz)
-            search = made.search
-            samples = f"{search.samples} samples of {counted(search.horizon, 'step')}"
-            terminal.say(f"{samples} fit {self.hz:g} decisions a second")
+            server(None, self.port).server_close()  # raises for a port that is taken
+
+    def _check_prior(self, start: "Start") -> None:
+        """Raise for a prior or a robot with which these options cannot be."""
+        from repolicy.envs import env_name
+        from repolicy.planning.live import with_robot
+
+        choices = start.saved is not None and start.saved.policy.actions.kind == "discrete"
+        if choices and (self.hz is not None or self.live or self.distil):
+            raise UsageError("a tree of choices goes without --hz, --live and --distil")
         if self.live:
-            show(made, out, self.port, terminal.say)
-            return {"folder": str(out), "env": made.env}
+            with_robot(start.env(self.trust) if self.env is None else env_name(self.env))
+
+    def _evaluated(self, terminal: Terminal, made: "Planned", agents: dict[str, Any]) -> dict[str, Any]:
+        """Show the rewards of these agents, and return them."""
+        from repolicy.envs import EVALUATION_SEED, combined, evaluate
+        from repolicy.report.run_page import rewards
+        from repolicy.runs import one_thread
+
         found = {}
-        agents: dict[str, Any] = {"prior": made.prior, "planner": made}
-        if self.distil:
-            agents["kept"] = keep_as_policy(made, self.distil, out, terminal.say)
-        else:
-            keep(made, out)
         with one_thread(), terminal.status(f"{made.env}: {counted(self.episodes, 'episode')}"):
             for name, agent in agents.items():
                 found[name] = evaluate(
@@ -271,24 +296,27 @@ class Plan(Acts):
                     longest=self.steps, backend=made.backend,
                 )  # fmt: skip
         terminal.numbers(f"{made.env}, {counted(self.episodes, 'episode')} each", *rewards(found))
-        tally, seconds = made.tally, made.model.seconds
-        kept = tally.kept / tally.decisions
-        told = {"decisions_a_second": tally.rate, "real_time": tally.rate * seconds, "prior_kept": kept}
-        told["broken_down"] = tally.failed
-        pace = f"{tally.rate:.3g} decisions a second"
-        if seconds > 0:
-            pace += f", {tally.rate * seconds:.2g} times real time"
-        if choices:
-            terminal.say(f"{pace}; in {kept:.1%} of the decisions it chose what the prior would")
-        else:
-            told["effective_samples"] = tally.effective / tally.decisions
-            terminal.say(
-                f"{pace}; {told['effective_samples']:.3g} of {made.search.samples} samples count; in {kept:.1%} of "
-                "the decisions none was better than the prior's own plan"
-            )
-        if tally.failed:
-            terminal.say(f"{tally.failed:,} simulations broke down, and were left out")
-        terminal.say(f"its {'file' if self.distil else 'folder'}: {out}")
-        results = {name: evaluation.as_dict()["summary"] for name, evaluation in found.items()}
-        weights = {"env": made.env, "omega": made.score.omega, "states": made.score.states}
-        return {"policy" if self.distil else "folder": str(out)} | weights | told | results
+        return {name: evaluation.as_dict()["summary"] for name, evaluation in found.items()}
+
+
+def _told(made: "Planned") -> dict[str, float]:
+    """Return how fast a planner decided, and how often it did what its prior would."""
+    tally = made.tally
+    told = {"decisions_a_second": tally.rate, "real_time": tally.rate * made.model.seconds}
+    told |= {"prior_kept": tally.kept / tally.decisions, "broken_down": tally.failed}
+    if made.actions.kind != "discrete":
+        told["effective_samples"] = tally.effective / tally.decisions
+    return told
+
+
+def _in_words(made: "Planned", told: dict[str, float]) -> Iterator[str]:
+    pace, kept = f"{told['decisions_a_second']:.3g} decisions a second", f"in {told['prior_kept']:.1%} of the decisions"
+    if told["real_time"]:
+        pace += f", {told['real_time']:.2g} times real time"
+    if made.actions.kind == "discrete":
+        yield f"{pace}; {kept} it chose what the prior would"
+    else:
+        count = f"{told['effective_samples']:.3g} of {made.search.samples} samples count"
+        yield f"{pace}; {count}; {kept} none was better than the prior's own plan"
+    if told["broken_down"]:
+        yield f"{told['broken_down']:,} simulations broke down, and were left out"

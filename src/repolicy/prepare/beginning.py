@@ -125,6 +125,8 @@ def open_prior(
     given: Any, reading: Options | None = None, init: str | Path = "auto", trust: bool = False, file: Path = Path()
 ) -> Start:
     """Read what a user gave as a prior, once; it is not fitted yet. `file` is the copy that a run keeps."""
+    if isinstance(given, Start):
+        return given
     reference = given.folder if isinstance(given, Result) else given
     found = opened(reference, reading, trust)
     name, notes, agent = found.name, found.notes, found.agent
