@@ -103,6 +103,9 @@ def test_what_one_does_in_place_is_not_seen_by_others(tmp_path: Path) -> None:
 def test_one_or_several_have_names() -> None:
     assert names("height") == names(["height"]) == ("height",)
     assert names(()) == ()
+    assert names(["height=1.0", "a.py:f=1", "height=10", "hind_leg(joint=bshin)", "a.py:g=0..1"]) == (
+        "height", "a.py:f", "height=10", "hind_leg(joint=bshin)", "a.py:g=0..1",
+    )  # fmt: skip
 
 
 def test_functions_that_copied_one_name_are_several() -> None:
@@ -238,7 +241,8 @@ def divides(observations: Any, actions: Any, next_observations: Any, info: Any) 
 
 def test_what_fails_in_an_addon_is_told_with_its_place_and_what_there_is() -> None:
     here = Path(__file__)
-    with pytest.raises(UsageError, match=r"failed: KeyError: 'distanse' \(.*, line \d+\); info has distance$"):
+    said = r"failed: KeyError: 'distanse' \(.*, line \d+\); info has distance; what only some steps tell is read by"
+    with pytest.raises(UsageError, match=said):
         combined([f"{here}:asks_for_more"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, {"distance": NEXT[..., 0]}))
     line = next(n for n, text in enumerate(here.read_text().splitlines(), 1) if "1 // 0 for" in text)
     with pytest.raises(UsageError, match=rf"failed: ZeroDivisionError: .* \({here.name}, line {line}\)$"):

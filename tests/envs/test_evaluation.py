@@ -209,6 +209,12 @@ def test_one_number_more_than_an_environment_gives_may_be_the_time() -> None:
         evaluate(policy(3), tiny("Counter"), 1)
 
 
+@pytest.mark.parametrize("seed", [None, -1, 1.5])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(UsageError, match="seed is"):
+        evaluate(policy(1), tiny("Counter"), 1, seed=seed)
+
+
 def test_a_prior_that_scores_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="this str cannot be a prior: it has no log_prob"):
         evaluate(policy(1), tiny("LinearQuadratic"), 1, prior="hopper")

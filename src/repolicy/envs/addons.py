@@ -105,7 +105,8 @@ def _called(what: str, function: Function | WithPast, rows: Transitions) -> np.n
             rewards = np.asarray(found, np.float64)
         except KeyError as error:
             told = ", ".join(sorted(info)) or "nothing"
-            raise UsageError(f"{what} failed: {described(error)}; info has {told}") from error
+            remedy = "what only some steps tell is read by info.get(NAME, np.zeros(len(actions)))"
+            raise UsageError(f"{what} failed: {described(error)}; info has {told}; {remedy}") from error
     count = len(actions)
     if rewards.shape != (count,):
         shape = f"shape {rewards.shape}" if rewards.shape else "one number"
@@ -147,9 +148,12 @@ Wish = str | Function | Sequence[str | Function]  # an add-on by its name or as 
 
 
 def names(wanted: Wish) -> tuple[str, ...]:
-    """Return one name or function or several, as names."""
+    """Return one name or function or several, as names. One that weighs 1 is named without its weight."""
     several = wanted if isinstance(wanted, list | tuple) else (wanted,)
-    return tuple(each if isinstance(each, str) else reference_to(each) for each in several)
+    requests = [each if isinstance(each, str) else reference_to(each) for each in several]
+    return tuple(
+        called if as_number(weight) == 1.0 else each for each in requests for called, weight in [_weighed(each)]
+    )
 
 
 def wished(wanted: Wish, env: str) -> Addon | None:

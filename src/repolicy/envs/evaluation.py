@@ -195,6 +195,7 @@ def evaluate(
     if addon is not None and not isinstance(addon, Addon):
         addon = wished(addon, env)
     check_counts(episodes=episodes)
+    check_counts(0, seed=seed)
     backend = backend_of(backend, agent)
     env = observing(env, agent.observation_size, backend)
     with closing(make_envs(env, min(episodes, MOST_ENVS), seed, backend)) as envs:

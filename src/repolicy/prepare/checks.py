@@ -53,6 +53,7 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
 
 def weighed(request: Request, prior: SavedPolicy, say: Say) -> tuple[Request, Decision]:
     """Return the request of a customization with all its weights, and the decision on them; refuse what cannot work."""
+    check_dials(request)  # before episodes are spent on the weights
     decision = decide(request.objective, prior, request.env, request.addons, request.settings, say)
     request = replace(request, objective=decision.objective, settings=decision.settings)
     if not request.objective.reads_addon:
