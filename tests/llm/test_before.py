@@ -77,12 +77,20 @@ def test_a_dry_run_changes_nothing(
     assert torch.equal(weights(dry), weights(plain))
 
 
-def test_a_dry_run_is_of_a_whole_step(build: Callable[..., Any]) -> None:
-    """However many batches a step is made of: TRL would have this one's loss divided by their number."""
-    found = []
-    for batches in (1, 2):
-        more = {"gradient_accumulation_steps": batches, "steps_per_generation": 1}
-        ours = build("grpo", **more)
-        torch.manual_seed(5)
-        found.append(ours.dry_run()["gradient_norm"])
-    assert found[0] == pytest.approx(found[1], rel=1e-5)
+@pytest.mark.parametrize("kind", ["dpo", "grpo"])
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_dry_run_is_what_the_first_step_logs(build: Callable[..., Any], kind: str, batches: int) -> None:
+    """However many batches a step is made of."""
+    more = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": batches, "max_steps": 1}
+    ours = build(kind, **more, logging_steps=1, logging_strategy="steps")
+    torch.manual_seed(5)
+    found = ours.dry_run()
+    torch.manual_seed(5)
+    ours.train()
+    logged = ours.state.log_history[0]
+    assert found["gradient_norm"] == pytest.approx(logged["grad_norm"], rel=1e-5)
+    assert found["loss"] == pytest.approx(logged["loss"], rel=1e-5, abs=1e-6)
+    shared = found.keys() & logged.keys() - {"loss"}
+    assert len(shared) > 5
+    for name in shared:
+        assert found[name] == pytest.approx(logged[name], rel=1e-5, abs=1e-6), name

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from tiny_language import load, perturbed
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from typed_commands import failed
@@ -17,7 +18,9 @@ from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.cli import main as cli
 from repolicy.errors import UsageError
 from repolicy.llm.identity import checksum
-from repolicy.llm.models import judged, load_tuned, with_intervals
+from repolicy.llm.mixing import SAMPLING
+from repolicy.llm.models import judged, load_tuned, new_tokens, with_intervals
+from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import residual
 
 REWARD = f"{Path(__file__).parent / 'toy_reward.py'}:addon"
@@ -249,3 +252,24 @@ def test_an_adapter_that_leaves_another_prior_when_it_is_off(tmp_path: Path, mor
         return
     with pytest.raises(UsageError, match=r"turned off, the prior is no longer what it was .* merge_and_unload"):
         load_tuned(str(tmp_path / "tuned"), load(tmp_path / "base"), 0)
+
+
+def test_a_tuned_prompt_is_no_part_of_what_is_scored(prior: Path) -> None:
+    """PEFT puts its own tokens before a row, and their logits before those of the row."""
+    torch.manual_seed(3)
+    tuned = get_peft_model(load(prior), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    table = tuned.get_input_embeddings()
+    whole = torch.cat([tuned.get_prompt(1), table(torch.tensor([[0, 1, 2, 3]]))], 1)
+    scores = tuned.base_model(inputs_embeds=whole).logits[0].log_softmax(-1)
+    expected = scores[4, 2] + scores[5, 3]
+    assert response_log_probs(tuned, [([0, 1], [2, 3]), ([0], [1])])[0] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_text_that_a_model_has_no_positions_for(tmp_path: Path) -> None:
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=12, n_embd=8, n_layer=1, n_head=2, n_positions=4, **ends)).eval()
+    tokenizer = SimpleNamespace(eos_token_id=None, pad_token_id=0)
+    model.generation_config.eos_token_id = None
+    ids = torch.ones(1, 2, dtype=torch.long)
+    with pytest.raises(UsageError, match="no position for a prompt of 2 tokens and 8 more: name fewer --tokens"):
+        new_tokens(model, tokenizer, ids, torch.ones_like(ids), 8, **SAMPLING)

@@ -82,6 +82,8 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("grpo", BOTH, {"loss_type": "grpo"}, "divide every token by the same number"),
         ("grpo", BOTH, {"returns": "both"}, "'onward' or 'whole'"),
         ("grpo", BOTH, {"gamma": 0.9}, "set returns='onward'"),
+        ("grpo", BOTH, ONWARD | {"gamma": 1.5}, "gamma is 1.5; it must be 0 or greater and at most 1"),
+        ("grpo", BOTH, {"train_dataset": ({"prompt": "."},)}, "the dataset is a tuple; of a list of rows"),
         ("grpo", BOTH, {"omega_schedule": 1.0}, "it is a share"),
         ("grpo", BOTH, {"prior_share": 0.05}, "neither none nor all"),
         ("grpo", BOTH, ONWARD | FEW, "needs returns='whole'"),

@@ -243,10 +243,11 @@ def test_an_infinite_reward_is_refused_before_it_ends_the_weights(build: Callabl
         scored(build("grpo", reward_funcs=lambda completions, **_: [-torch.inf] * len(completions)))
 
 
-def test_a_reward_that_is_no_number_is_not_one_that_was_not_given(build: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("wrong", [torch.nan, "good"])
+def test_a_reward_that_is_no_number_is_not_one_that_was_not_given(build: Callable[..., Any], wrong: Any) -> None:
     """TRL makes NaN of None, so a mistake of the reward would end a run with success, and nothing learned."""
-    with pytest.raises(NumericError, match="a reward is NaN"):
-        scored(build("grpo", reward_funcs=lambda completions, **_: [None, torch.nan] * (len(completions) // 2)))
+    with pytest.raises(NumericError, match=f"a reward is {wrong!r}, and no number"):
+        scored(build("grpo", reward_funcs=lambda completions, **_: [None, wrong] * (len(completions) // 2)))
 
 
 def test_learned_positions_are_counted_as_when_text_is_written(

@@ -38,22 +38,21 @@ def margins_warning(objective: Objective, log_ratio: Tensor) -> str | None:
 
 
 def dry_run(trainer: Any) -> dict[str, float]:
-    """Print and return what one batch of training would log, its loss and the gradient's norm; take no step.
+    """Print and return what the first step of training would log, its loss and the gradient's norm; take no step.
 
     With a budget, the prior's own responses are drawn first, as in a run. The trainer is left as it was, and trains as
     if this had not been.
     """
     with _undone(trainer):
         trainer.look_before_the_first_step()
-        trainer.model.train()
-        trainer.current_gradient_accumulation_steps = 1  # by which GRPO's loss would be divided
-        inputs = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
-        with trainer.compute_loss_context_manager():
-            loss = trainer.compute_loss(trainer.model, inputs)
-        trainer.accelerator.backward(loss)
+        batches = trainer.args.gradient_accumulation_steps  # which make up a step
+        trainer.current_gradient_accumulation_steps = batches
+        taken, items = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), batches, trainer.args.device)
+        loss = sum(trainer.training_step(trainer.model, batch, items).item() for batch in taken)
         norms = [p.grad.float().norm() for p in trainer.model.parameters() if p.grad is not None]
-        measured = {name: float(np.mean(values)) for name, values in trainer._metrics["train"].items() if values}
-        measured |= {"loss": loss.item(), "gradient_norm": torch.stack(norms).norm().item()}
+        metrics = trainer._metrics["train"]
+        measured = {name: float(np.mean(metrics[name])) for name in metrics if metrics[name] and name != "step_time"}
+        measured |= {"loss": loss, "gradient_norm": torch.stack(norms).norm().item()}
     for name, value in measured.items():
         print(f"{name:48s} {value:.6g}")
     return measured
@@ -62,7 +61,10 @@ def dry_run(trainer: Any) -> dict[str, float]:
 @contextmanager
 def _undone(trainer: Any) -> Iterator[None]:
     """Leave all that a batch changes in a trainer as it was: gradients, counters, logs, and all random streams."""
-    kept = ("_metrics", "_step", "_buffered_inputs", "_total_train_tokens", "_logs", "_sums", "_rewards")
+    kept = (
+        "_metrics", "_step", "_buffered_inputs", "_total_train_tokens", "_logs", "_sums", "_rewards",
+        "_current_train_step_time",
+    )  # fmt: skip
     before = {name: deepcopy(getattr(trainer, name)) for name in kept if hasattr(trainer, name)}
     values, training = dict(trainer.memory.values), trainer.model.training
     streams, tokens = (random.getstate(), np.random.get_state()), trainer.state.num_input_tokens_seen

@@ -337,15 +337,16 @@ def _mask(batch: dict[str, Any]) -> Tensor:
 
 
 def without_nan(judge: Any) -> Any:
-    """Return a reward function that refuses NaN, which TRL would take for None: for a response that is not judged."""
+    """Return a reward function that refuses what is no number; TRL takes NaN for None, a response not judged."""
     if isinstance(judge, torch.nn.Module) or is_async_callable(judge):
         return judge
 
     @wraps(judge)
     def numbers(**given: Any) -> list[Any]:
         values = list(judge(**given))
-        if any(isinstance(value, SupportsFloat) and isnan(value) for value in values):
-            raise NumericError("a reward is NaN, and no number: return None to judge nothing")
+        for value in values:
+            if not isinstance(value, SupportsFloat | None) or (value is not None and isnan(value)):
+                raise NumericError(f"a reward is {value!r}, and no number: return None to judge nothing")
         return values
 
     return numbers
@@ -373,6 +374,8 @@ def check_grpo(objective: Objective, args: ResidualGRPOConfig) -> None:
         raise UsageError(f"returns is {args.returns!r}; it must be 'onward' or 'whole'")
     if args.returns == "whole" and args.gamma != 1:
         raise UsageError(f"gamma is {args.gamma}; returns of the whole have no discount; set returns='onward'")
+    if not 0 <= args.gamma <= 1:
+        raise UsageError(f"gamma is {args.gamma}; it must be 0 or greater and at most 1")
     if args.budget is not None and args.omega_schedule:
         raise UsageError("both omega_schedule and budget move omega; leave out the one or the other")
     for name in ("omega_schedule", "prior_share"):

@@ -115,6 +115,9 @@ class WithObjective:
         if dataset is None:
             raise UsageError("there is no training dataset")
         for name, part in datasets_in(dataset).items():
+            if not hasattr(part, "column_names"):
+                kind = type(part).__name__
+                raise UsageError(f"the dataset is a {kind}; of a list of rows, datasets.Dataset.from_list makes one")
             columns = columns_of(part)
             if missing := [column for column in self.COLUMNS if column not in columns]:
                 where = f"the dataset {name!r}" if name else "the dataset"

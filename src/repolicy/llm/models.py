@@ -22,6 +22,7 @@ from repolicy.llm.rloo import padded, prompt_ids, response_log_probs
 from repolicy.loading import load_object
 from repolicy.objective import Objective, residual
 from repolicy.report.page import page, section, table
+from repolicy.text import counted
 
 IDENTITY, ADAPTER = "repolicy.json", "adapter_config.json"
 LOADED_IN = (None, torch.bfloat16, torch.float16)  # what a prior may have been rounded to before it was tuned
@@ -193,7 +194,11 @@ def new_tokens(model: Any, tokenizer: Any, ids: Any, attention: Any, tokens: int
     listed = own if isinstance(own, list) else [own]
     ends = [token for token in dict.fromkeys([tokenizer.eos_token_id, *listed]) if token is not None]
     settings |= {"max_new_tokens": tokens, "eos_token_id": ends, "pad_token_id": tokenizer.pad_token_id}
-    responses = model.generate(input_ids=ids, attention_mask=attention, **settings)[:, ids.shape[1] :].tolist()
+    try:
+        responses = model.generate(input_ids=ids, attention_mask=attention, **settings)[:, ids.shape[1] :].tolist()
+    except IndexError as error:  # torch's, of a model with a table of positions
+        length = f"a prompt of {counted(ids.shape[1], 'token')} and {tokens} more"
+        raise UsageError(f"the model has no position for {length}: name fewer --tokens") from error
     return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), None)] for row in responses]
 
 

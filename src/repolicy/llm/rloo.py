@@ -66,7 +66,8 @@ def _one_pass(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[float
     ids = padded([prompt + response for prompt, response in rows], "right").to(model.device)
     attention = padded([[1] * len(prompt + response) for prompt, response in rows], "right").to(model.device)
     scored = padded([[0] * len(prompt) + [1] * len(response) for prompt, response in rows], "right").to(model.device)
-    logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits[:, :-1].float()
+    logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits
+    logits = logits[:, -ids.shape[1] : -1].float()  # an adapter that tunes a prompt has put its own before
     chosen = logits.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
     return torch.where(scored[:, 1:] > 0, chosen, 0.0).sum(1).tolist()
 
