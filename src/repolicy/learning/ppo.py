@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import NumericError
-from repolicy.policies import Mlp, Policy, flatten, merged
+from repolicy.policies import Mlp, Policy, adam_step, flatten, merged
 from repolicy.runs import Ranks, Settings
 
 
@@ -56,7 +56,6 @@ class ReturnScale:
         return outputs * self.std.to(outputs) + self.mean.to(outputs)
 
 
-BETA_MEAN, BETA_VAR = 0.9, 0.999  # Adam's
 STD_SPEED = 4.0  # of a std's logarithm while customizing, as a multiple of the learning rate: else it narrows late;
 STD_SAMPLES = 4096  # but with fewer samples an update policies got worse (1,024: Ant, Hopper; 2,048: a puck)
 
@@ -137,10 +136,7 @@ class Report:
 
 
 class Learner:
-    """A policy, a critic with its unit, and one Adam over all their parameters, which live in one flat tensor.
-
-    (Adam is four lines for a flat tensor, while torch's own imports a compiler first, for a second and a half.)
-    """
+    """A policy, a critic with its unit, and one Adam over all their parameters, which live in one flat tensor."""
 
     def __init__(self, policy: Policy, critic: Mlp, learning_rate: float, std_speed: float = 1.0) -> None:
         self.policy = policy
@@ -199,13 +195,11 @@ class Learner:
             self._adam_part(parts[name], self._steps[name])
 
     def _adam_part(self, part: slice, steps: int) -> None:
-        gradient, mean, var = self.gradient[part], self._mean[part], self._var[part]
-        mean.lerp_(gradient, 1.0 - BETA_MEAN)
-        var.mul_(BETA_VAR).addcmul_(gradient, gradient, value=1.0 - BETA_VAR)
-        scale = (var / (1.0 - BETA_VAR**steps)).sqrt_().add_(1e-5)
-        if self._std_speed != 1.0 and not part.start:
-            scale[self._std].div_(self._std_speed)
-        self.parameters[part].addcdiv_(mean, scale, value=-self.learning_rate / (1.0 - BETA_MEAN**steps))
+        adam_step(
+            self.parameters[part], self.gradient[part], self._mean[part], self._var[part],
+            steps=steps, rate=self.learning_rate, epsilon=1e-5,
+            quick=self._std, factor=1.0 if part.start else self._std_speed,
+        )  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next update depends on."""

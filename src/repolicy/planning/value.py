@@ -12,7 +12,7 @@ from repolicy.envs import Rollout
 from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.planning.scoring import Score, Value, step_rewards
-from repolicy.policies import Mlp, Policy
+from repolicy.policies import Adam, Mlp, Policy
 from repolicy.prepare.states import rollouts_of
 from repolicy.runs import Request, Settings
 
@@ -28,15 +28,11 @@ def regression(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = Mlp(inputs.shape[1], hidden, targets.shape[1])
-        optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
+        adam = Adam(network.parameters(), LEARNING_RATE)
         order = [rows for _ in range(epochs) for rows in torch.randperm(len(inputs)).split(MINIBATCH)]
-        falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, len(order))
-        for rows in order:
-            loss = (network(inputs[rows]) - wanted[rows]).square().mean()
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            falling.step()
+        for index, rows in enumerate(order):
+            adam.rate = LEARNING_RATE * (1.0 - index / len(order))
+            adam.descend((network(inputs[rows]) - wanted[rows]).square().mean())
     run = network.snapshot()
 
     def fitted(rows: np.ndarray) -> np.ndarray:

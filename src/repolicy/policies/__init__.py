@@ -1,6 +1,7 @@
 """Our network and our file: distributions, normalizer, checks of a file, export."""
 
 # The door: other rooms import these names, and the files in `__all__`.
+from repolicy.policies.adam import Adam, adam_step
 from repolicy.policies.carrying import fingerprint
 from repolicy.policies.density import Density
 from repolicy.policies.distributions import (

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from repolicy.envs import Collector, Evaluation, HasSpaces, Rollout, make_envs, run_episodes
 from repolicy.errors import UsageError
-from repolicy.policies import Gaussian, Policy, PolicySpec, SavedPolicy, frozen, policy_bytes, read_card, seeded
+from repolicy.policies import Adam, Gaussian, Policy, PolicySpec, SavedPolicy, frozen, policy_bytes, read_card, seeded
 from repolicy.policies.storage import read
 from repolicy.priors import MeanPrior, Samples, ScoredPrior, Scorer, Scoring, State, fit, fit_normalizer, read_policy
 from repolicy.runs import Settings, derived_seed, ranks
@@ -32,6 +32,7 @@ ENVS, BLOCK = 32, 64
 EPISODES = 8  # in which prior and clone are compared, where a run has no evaluation
 DRAWS, MINIBATCH, EPOCHS = 16, 128, 4  # when there are only log-probabilities to fit to
 SCORED_STATES = 8_192  # states in such a round
+SCORED_RATE = 1e-3  # a step's size at first; it falls to a fiftieth
 FAR = 0.5  # nats a step from the prior: beyond this, the user is warned
 BELOW = -0.1  # nats a step: a KL this far below 0 is no accident of a few episodes
 LONGEST = 1_000  # steps of an episode when prior and clone are compared
@@ -143,21 +144,16 @@ def _to_scores(prior: Scoring, policy: Policy, collector: Collector, blocks: int
     same and nothing moves, however few they are.
     """
     stds = [] if policy.log_std is None else [policy.log_std]
-    network: dict[str, Any] = {"params": list(policy.network.parameters())}
-    optimizer = torch.optim.Adam([network, {"params": stds, "lr": 3e-3}], 1e-3)
+    adam = Adam(policy.network.parameters(), SCORED_RATE, quick=stds, factor=3.0)
     generator, total = collector.generator, SCORED_ROUNDS * EPOCHS
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: max(0.02, 1.0 - epoch / total))
     for round_ in range(SCORED_ROUNDS):
         states = torch.cat([collector.collect(policy).scored[0].flatten(0, 1) for _ in range(blocks)])
         if round_ == 0:
             fit_normalizer(policy, states)
-        for _ in range(EPOCHS):
+        for epoch in range(round_ * EPOCHS, (round_ + 1) * EPOCHS):
+            adam.rate = SCORED_RATE * max(0.02, 1.0 - epoch / total)
             for rows in torch.randperm(len(states), generator=generator)[:SCORED_STATES].split(MINIBATCH):
-                loss = score_loss(prior, policy, states[rows], generator)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-            schedule.step()
+                adam.descend(score_loss(prior, policy, states[rows], generator))
 
 
 def score_loss(prior: Scoring, policy: Policy, states: Tensor, generator: torch.Generator) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from repolicy.envs import evaluate, observing, probed
 from repolicy.errors import UsageError, check_counts
-from repolicy.policies import ActionSpace, Policy, PolicySpec, read_card, save_policy, seeded
+from repolicy.policies import ActionSpace, Adam, Policy, PolicySpec, read_card, save_policy, seeded
 from repolicy.policies.export import onnx_graph
 from repolicy.policies.storage import check_place, write_bytes
 from repolicy.prepare.cloning import begin_at
@@ -189,8 +189,7 @@ def fit_flow(
 ) -> float:
     """Minimize E|v(o, (1 − t)·z + t·x, t) − (x − z)|² over chunks x, noise z and times t. Returns its latest mean."""
     wanted = (chunks - flow.action_mean) / flow.action_std
-    optimizer = torch.optim.Adam(flow.parameters(), LEARNING_RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    adam = Adam(flow.parameters(), LEARNING_RATE)
     latest = 0.0
     for step in range(STEPS):
         rows = torch.randint(len(wanted), (MINIBATCH,), generator=generator)
@@ -198,10 +197,8 @@ def fit_flow(
         time = torch.rand(MINIBATCH, 1, generator=generator)
         between = (1.0 - time) * noise + time * wanted[rows]
         loss = (flow.velocity(observations[rows], between, time) - (wanted[rows] - noise)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
+        adam.rate = LEARNING_RATE * (0.5 + 0.5 * math.cos(math.pi * step / STEPS))
+        adam.descend(loss)
         latest += (float(loss.detach()) - latest) / min(step + 1, 200)
         progress(step + 1)
     return latest

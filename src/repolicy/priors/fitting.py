@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from repolicy.errors import NumericError, UsageError
-from repolicy.policies import ActionSpace, Gaussian, Policy, sums
+from repolicy.policies import ActionSpace, Adam, Gaussian, Policy, sums
 from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.readers.reading import LEAST_STD, Options
@@ -80,8 +80,7 @@ def fit(
     outside = torch.isin(block, torch.randperm(BLOCKS, generator=generator)[:HELD_OUT])
     seen, unseen = samples.rows(~outside), samples.rows(outside)
     stds = [] if policy.log_std is None else [policy.log_std]
-    network: dict[str, Any] = {"params": list(policy.network.parameters())}
-    optimizer = torch.optim.Adam([network, {"params": stds, "lr": 10.0 * LEARNING_RATE}], LEARNING_RATE)
+    adam = Adam(policy.network.parameters(), LEARNING_RATE, quick=stds, factor=10.0)
     size = max(16, min(MINIBATCH, len(seen.actions) // STEPS))
     best, highest = _copy(policy), mean_log_likelihood(policy, unseen)
     before = highest  # where the epochs `since` began
@@ -89,10 +88,7 @@ def fit(
     while epoch < most_epochs and cuts <= CUTS:
         epoch += 1
         for rows in torch.randperm(len(seen.actions), generator=generator).split(size):
-            loss = -seen.rows(rows).log_likelihood(policy).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            adam.descend(-seen.rows(rows).log_likelihood(policy).mean())
         likelihood = mean_log_likelihood(policy, unseen)
         say(epoch, likelihood)
         since += 1
@@ -103,8 +99,7 @@ def fit(
         if since >= PATIENCE:
             policy.load_state_dict(best)
             since, cuts = 0, cuts + 1
-            for group in optimizer.param_groups:
-                group["lr"] /= 3.0
+            adam.rate /= 3.0
     policy.load_state_dict(best)
     return Fitted(mean_log_likelihood(policy, seen), highest, epoch, len(samples.actions))
 
