@@ -1,4 +1,7 @@
-"""What an exported graph carries: the contract of a robot's program, and the policy to the bit."""
+"""What an exported graph carries: the contract of a robot's program, and the policy to the bit.
+
+Torch's exporter takes seconds to import, so whatever it alone can do is tested here; other tests have `quick_graph`.
+"""
 
 import json
 from dataclasses import replace
@@ -14,10 +17,15 @@ from repolicy.cli import main as cli
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.carrying import ABOUT, POLICY, about, fingerprint
 from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.export import export
+from repolicy.policies.export import export, onnx_graph
 from repolicy.policies.file import save_policy
 from repolicy.policies.modulated import Conditioned
+from repolicy.policies.normalizer import sums
 from repolicy.policies.policy import Policy, PolicySpec, seeded
+from repolicy.prepare import imitation
+from repolicy.prepare.generative import standard_normal
+from repolicy.prepare.imitation import Flow
+from repolicy.priors.decoders import decoder_of, export_composed
 from repolicy.ranges import Dial
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import PolicyFile
@@ -38,8 +46,15 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_policy(folder / "mine.safetensors", dialed(), card, prior)
     for format, name in FORMATS.items():
         cli.main(["export", str(folder / "mine.safetensors"), "--out", str(folder / name)])
-        export(seeded(HALVED, 5), folder / f"plain-{name}", format)
+        export(plain(), folder / f"plain-{name}", format)
     return folder
+
+
+def plain() -> Policy:
+    """Its normalizer has seen observations that are neither centred nor scaled."""
+    policy = seeded(HALVED, 5)
+    policy.normalizer.update(sums(np.random.default_rng(0).normal(7.0, 3.0, (1000, 5))))
+    return policy
 
 
 def dialed() -> Conditioned:
@@ -56,7 +71,7 @@ def observations(count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_exported_graph_is_read_back_to_the_bit(format: Any, graphs: Path) -> None:
-    policy, again = seeded(HALVED, 5), load_policy(graphs / f"plain-{FORMATS[format]}")
+    policy, again = plain(), load_policy(graphs / f"plain-{FORMATS[format]}")
     seen = torch.from_numpy(observations(20))
     actions = policy(seen).sample(torch.Generator().manual_seed(0))
     assert torch.equal(again.log_prob(seen, actions), policy.log_prob(seen, actions))
@@ -92,6 +107,25 @@ def test_dials_that_are_off_their_range_are_kept_within_it(format: Any, graphs: 
     np.testing.assert_array_equal(found, acted(path, seen, np.array(meant, np.float32)))
     wanted = [policy.at(omega=one, energy=two)(torch.from_numpy(seen[:1])).mode().numpy()[0] for one, two in meant]
     np.testing.assert_allclose(found, np.array(wanted), rtol=1e-5, atol=1e-5)
+
+
+def test_onnx_acts_like_the_policy(graphs: Path) -> None:
+    onnxruntime, policy = pytest.importorskip("onnxruntime"), plain()
+    session = onnxruntime.InferenceSession(graphs / "plain-policy.onnx", providers=["CPUExecutionProvider"])
+    for count in (1, 7):
+        seen = 7.0 + 30.0 * observations(count)
+        [found] = session.run(["actions"], {"observations": seen})
+        wanted = policy.to_environment(policy(torch.from_numpy(seen)).mode().detach().numpy())
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_flow_and_a_policy_that_chooses_its_noise_are_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imitation, "EULER", 2)
+    seen, noise, file = torch.randn(50, 1), torch.randn(50, 6), tmp_path / "flow.onnx"
+    flow = Flow(seen, torch.randn(50, 6), (8,)).eval().requires_grad_(False)
+    file.write_bytes(onnx_graph(flow, (seen[:2], noise[:2])))
+    np.testing.assert_allclose(decoder_of(file, 6, 3)(seen.numpy(), noise.numpy()), flow(seen, noise), atol=1e-5)
+    assert export_composed(standard_normal(1, 6), file, 6, 3, tmp_path / "whole.onnx") < 1e-5
 
 
 def carried(path: Path) -> dict[str, Any]:
@@ -165,7 +199,7 @@ def test_names_of_another_environment_are_refused() -> None:
 
 def test_a_graph_that_was_changed_is_read_as_it_is_now(graphs: Path, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
-    policy, path = seeded(HALVED, 5), tmp_path / "policy.onnx"
+    policy, path = plain(), tmp_path / "policy.onnx"
     model = onnx.load(graphs / "plain-policy.onnx")
     weights = next(each for each in model.graph.initializer if list(each.dims) == [8, 5])
     weights.CopyFrom(onnx.numpy_helper.from_array(2.0 * onnx.numpy_helper.to_array(weights), weights.name))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from quick_graphs import quick_graph
 from typed_commands import failed
 
 from repolicy.cli import main as cli
@@ -73,17 +74,6 @@ def test_choices_are_counted_from_where_the_environment_counts_them(tmp_path: Pa
     np.testing.assert_array_equal(found, acted(policy, seen) + 2)
 
 
-def test_onnx_acts_like_the_policy(tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    policy = experienced("squashed")
-    export(policy, tmp_path / "policy.onnx", "onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx", providers=["CPUExecutionProvider"])
-    for count in (1, 7):
-        seen = observations(count)
-        [found] = session.run(["actions"], {"observations": seen})
-        np.testing.assert_allclose(found, acted(policy, seen), rtol=1e-5, atol=1e-5)
-
-
 def test_what_rounding_does_to_large_actions_is_no_difference(tmp_path: Path) -> None:
     policy = seeded(PolicySpec(48, ActionSpace("continuous", (12,)), hidden=(512, 256, 128)), 0)
     with torch.no_grad():
@@ -136,7 +126,10 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
         export(experienced("gaussian"), tmp_path / "policy.onnx", "onnx")
 
 
-def test_a_files_name_says_its_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_files_name_says_its_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "onnx_graph", quick_graph)
     save_policy(tmp_path / "cat.safetensors", experienced("gaussian"), {})
     words = ["export", str(tmp_path / "cat.safetensors"), "--out"]
     for name, format in (("cat.pt", "torchscript"), ("cat", "onnx")):

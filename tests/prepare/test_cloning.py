@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 from known_optimum import ALPHA, EXACT, FEW, GAIN, STD, WISH, Log, as_policy, gain_and_std, steer
 from tiny_envs import tiny
 from torch import Tensor
-from typed_commands import answered
+from typed_commands import answered, typed
 
 from repolicy.errors import UsageError
 from repolicy.learning.training import customize
@@ -45,6 +46,12 @@ class Steering:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it does not matter how near the fit is."""
+    monkeypatch.setattr(cloning, "FIT_EPOCHS", 1)
+
+
+@pytest.fixture
+def _near(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mean of one number is fitted to 1 % of it by then."""
     monkeypatch.setattr(cloning, "FIT_EPOCHS", 4)
 
@@ -54,6 +61,7 @@ def customized(prior: Any, out: Path, settings: Settings = FEW, **options: Any) 
     return customize(prior, WISH, residual(2.0 * ALPHA, 0.15), out, settings, callbacks=[said], **asked), said
 
 
+@pytest.mark.usefixtures("_near")
 @pytest.mark.parametrize(("prior", "std"), [(steer, STD), (Steering(), None)], ids=["a mean", "log_prob alone"])
 def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, tmp_path: Path) -> None:
     """While the critic alone is fitted, the actor stays as it was fitted, and nats of the exact prior are logged."""
@@ -124,6 +132,7 @@ def test_dials_go_with_a_prior_that_is_fitted(tmp_path: Path) -> None:
     assert {str(each) for each in dials} == {"omega from 0.3 to 3", "stay_near from 0 to 2"}
 
 
+@pytest.mark.usefixtures("_near")
 def test_a_clone_without_a_memory_says_what_that_costs(tmp_path: Path) -> None:
     result, said = customized(prior_of(Remembering(), 0.1), tmp_path / "run", replace(FEW, critic_warmup=1.0))
     [sentence] = [sentence for sentence in said.said if "nats a step from Remembering" in sentence]
@@ -207,6 +216,7 @@ def score_gradient(prior: Policy, policy: Policy, states: Tensor, seed: int) -> 
     return found
 
 
+@pytest.mark.usefixtures("_near")
 def test_a_policy_that_could_be_copied_is_fitted_where_that_is_wanted(tmp_path: Path) -> None:
     result, said = customized(as_policy(EXACT), tmp_path / "run", replace(FEW, critic_warmup=1.0), init="clone")
     assert result.policy.spec.hidden == (64, 64)
@@ -248,10 +258,12 @@ def wish(observations, actions, next_observations, info):
 """
 TWICE = """
 import sys
+import torch
 from repolicy.cli.main import main
 from repolicy.prepare import cloning
 
 cloning.fit = lambda *given, **how: None
+torch.set_num_threads(2)
 try:
     main([*sys.argv[1:], "--out", "ranks"])
 except SystemExit as refused:
@@ -265,23 +277,33 @@ main([*sys.argv[1:], "--out", "torchrun"])
 def test_a_clone_under_torchrun_ends_in_the_bits_of_two_ranks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever number of threads a process may have: a plain shell gives it as many as there are."""
+    """Whatever number of threads a process may have. What `torchrun` does is to start processes with these names set."""
     Path("mine.py").write_text(PROGRAM)
     Path("twice.py").write_text(TWICE)
-    monkeypatch.setattr(cloning, "fit", lambda *given, **how: None)  # which would import torch's compiler
+    monkeypatch.setattr(cloning, "fit", lambda *given, **how: None)
     words = ["customize", "mine.py:steer", "--std", "0.3", "--addon", "mine.py:wish"]
     words += ["--env", tiny("LinearQuadratic"), "--omega", "0.3", "--alpha", "0.1", "--no-report"]
     words += ["--steps=1024", "--envs=16", "--n-steps=16", "--checkpoint-every=2", "--evaluation-episodes=2"]
     ours = answered(capsys, *words, "--ranks", "2", "--out", "ranks")
     assert ours["finished"]  # the second rank has imported the prior
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "twice.py"]
-    seen = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([*torchrun, *words, "--json"], capture_output=True, text=True, check=False, env=seen)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["finished"] is True  # one object: the second process says nothing
-    assert done.stderr.count("runs as it is; a policy is fitted to it") == 1
-    assert done.stderr.count("holds a run already") == 1  # the second rank is told, and does not wait for the first
-    assert "RuntimeError" not in done.stderr
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    seen = os.environ | meeting | {"RANK": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, "twice.py", *words, "--json"]
+    with subprocess.Popen(program, env=seen, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as second:
+        for name, value in meeting.items() | {("RANK", "0")}:
+            monkeypatch.setenv(name, value)
+        code, _, refusal = typed(capsys, *words, "--json", "--out", "ranks")
+        first = typed(capsys, *words, "--json", "--out", "torchrun")
+        second_out, second_err = second.communicate(timeout=120)
+    assert (code, first[0], second.returncode) == (2, 0, 0), first[2] + second_err
+    assert json.loads(first[1])["finished"] is True
+    assert second_out == ""
+    said = refusal + first[2] + second_err
+    assert said.count("runs as it is; a policy is fitted to it") == 1
+    assert said.count("holds a run already") == 1  # the second rank is told, and does not wait for the first
+    assert "RuntimeError" not in said
     for file in ("prior", "last_policy"):
         (one, header), (other, _) = (read(getattr(RunFolder(name), file), "policy") for name in ("ranks", "torchrun"))
         assert one.keys() == other.keys()

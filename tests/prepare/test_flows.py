@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from quick_graphs import quick_graph
 from torch import Tensor
 
 from repolicy.errors import UsageError
@@ -13,6 +14,7 @@ from repolicy.policies.export import onnx_reader
 from repolicy.prepare import imitation
 from repolicy.prepare.generative import standard_normal
 from repolicy.prepare.imitation import Flow, Flowed, fit_flow, imitate_flow, in_chunks
+from repolicy.priors import decoders
 from repolicy.priors.decoders import decoder_of, export_composed
 from repolicy.readers.demonstrations import Demonstrations
 
@@ -73,6 +75,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Flowed, Flow]:
     kept, file = [], tmp_path_factory.mktemp("flow") / "flow.onnx"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(imitation, "STEPS", 20)
+        patch.setattr(imitation, "onnx_graph", quick_graph)
         patch.setattr(imitation, "fit_flow", lambda flow, *rest: kept.append(flow) or fit_flow(flow, *rest))
         return imitate_flow(demonstrations(ACTIONS, [99]), file, chunk=3, hidden=(16,)), kept[0]
 
@@ -103,8 +106,11 @@ def test_refused(change: dict, word: str, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_a_policy_and_its_decoder_are_one_graph(made: tuple[Flowed, Flow], tmp_path: Path) -> None:
+def test_a_policy_and_its_decoder_are_one_graph(
+    made: tuple[Flowed, Flow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without noise it gives the mode's actions, and with it the policy's own samples."""
+    monkeypatch.setattr(decoders, "onnx_graph", quick_graph)
     policy = standard_normal(1, 6)
     torch.nn.init.normal_(policy.network.weights[-1])
     policy.log_std.data = torch.linspace(-1.0, 0.5, 6)

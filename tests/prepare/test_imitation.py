@@ -7,6 +7,7 @@ import sys
 import warnings
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,9 @@ from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import Acting
 from repolicy.policies.file import save_policy
+from repolicy.prepare import imitation
 from repolicy.prepare.imitation import imitate
+from repolicy.priors.fitting import fit
 from repolicy.priors.kinds import MeanPrior
 from repolicy.priors.opening import load_policy, opened, read_policy
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
@@ -33,6 +36,12 @@ from repolicy.readers.reading import Options
 pytestmark = pytest.mark.usefixtures("_elsewhere")
 
 ROWS = 3_000
+
+
+@pytest.fixture
+def _briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is nothing to learn, or only a sign."""
+    monkeypatch.setattr(imitation, "fit", partial(fit, most_epochs=25))
 
 
 def recorded(path: Path, count: int = ROWS, **other: Any) -> Path:
@@ -97,6 +106,7 @@ def test_choices_are_imitated_with_their_frequencies(tmp_path: Path) -> None:
     assert chances.tolist() == pytest.approx([0.8, 0.8, 0.2], abs=0.05)
 
 
+@pytest.mark.usefixtures("_briefly")
 def test_customizing_goes_on_from_an_imitation(capsys: pytest.CaptureFixture[str]) -> None:
     recorded(Path("d.npz"), 500)
     env = tiny("LinearQuadratic")
@@ -108,6 +118,7 @@ def test_customizing_goes_on_from_an_imitation(capsys: pytest.CaptureFixture[str
     assert "has observations of 1 numbers" in refused(capsys, 2, "imitate", "d.npz", "--env", tiny("Counter"))
 
 
+@pytest.mark.usefixtures("_briefly")
 def test_the_part_of_a_dict_that_was_recorded_is_found(tmp_path: Path) -> None:
     generator = np.random.default_rng(6)
     np.savez(tmp_path / "d.npz", observations=generator.normal(size=(120, 2)), actions=generator.normal(size=(120, 1)))
@@ -116,6 +127,7 @@ def test_the_part_of_a_dict_that_was_recorded_is_found(tmp_path: Path) -> None:
     assert read_policy(found.file).card["request"] == {"env": found.env}
 
 
+@pytest.mark.usefixtures("_briefly")
 @pytest.mark.parametrize("actions", ["choice", "choices", "table"])
 def test_choices_are_the_environments_own_wherever_it_begins_to_count(actions: str, tmp_path: Path) -> None:
     states = np.linspace(-1.0, 1.0, 200, dtype=np.float32)[:, None]
@@ -130,6 +142,7 @@ def test_choices_are_the_environments_own_wherever_it_begins_to_count(actions: s
     assert said[0] == f"choices are read as the environment counts them, from {', '.join(map(str, least))}"
 
 
+@pytest.mark.usefixtures("_briefly")
 def test_a_minari_dataset_tells_what_its_choices_count_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     episode = SimpleNamespace(observations=np.zeros((121, 1)), actions=np.full(120, 2))
     data = SimpleNamespace(iterate_episodes=lambda: [episode], action_space=spaces.Discrete(4, start=1), env_spec=None)
@@ -206,10 +219,10 @@ class Adds:
 
 
 def test_the_std_of_a_mean_with_a_memory_needs_to_know_where_episodes_ended(tmp_path: Path) -> None:
-    states, noise = np.random.default_rng(3).normal(size=(2, 400, 50, 1))
+    states, noise = np.random.default_rng(3).normal(size=(2, 100, 30, 1))
     actions = states.cumsum(1) + STD * noise
     data = {"observations": states.reshape(-1, 1), "actions": actions.reshape(-1, 1)}
-    np.savez(tmp_path / "d.npz", **data, ended=np.arange(20_000) % 50 == 49)
+    np.savez(tmp_path / "d.npz", **data, ended=np.arange(3_000) % 30 == 29)
     prior = opened(Adds(), Options(std="fit", demonstrations=str(tmp_path / "d.npz"))).agent
     assert isinstance(prior, MeanPrior)
     assert float(prior.std) == pytest.approx(STD, rel=0.05)
