@@ -10,6 +10,7 @@ import pytest
 from make import EXPORTED, RUNS, WISHES, paid, told
 
 from repolicy import rql
+from repolicy.learning import multipliers
 from repolicy.learning.training import customize, train
 from repolicy.many.sweep import claimed
 from repolicy.objective import soft
@@ -40,7 +41,10 @@ def test_a_graph_and_a_wish_say_what_they_said(name: str) -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_a_run_goes_on_where_it_stopped(folder: Path, name: str, tmp_path: Path) -> None:
+def test_a_run_goes_on_where_it_stopped(
+    folder: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multipliers, "EARNING_EPISODES", 2)
     run = tmp_path / name
     shutil.copytree(folder / name, run)
     before = RunFolder(run).latest()

@@ -18,6 +18,7 @@ import pytest
 import tiny_envs
 import torch
 from small_runs import SMALL, Listening, same, small, weights
+from threaded_ranks import customized as customized_by_threads
 from tiny_envs import Endless, Raises, tiny
 from torch import Tensor
 
@@ -136,10 +137,12 @@ def test_two_ranks_end_in_the_same_bits_and_hand_out_the_same_earlier_policy(pri
         env = tiny("WithoutReward")
         return RunFolder(customize(prior, wish, kl(30.0), tmp_path / name, wrecked, env=env, **more).folder)
 
-    whole = run("whole")
-    assert whole.replaced.exists()  # steps this large leave no policy as good as the prior
     ctrl_c = AtIteration(6, lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert not run("run", callbacks=[ctrl_c]).replaced.exists()
+    stopped = run("run", callbacks=[ctrl_c])
+    assert not stopped.replaced.exists()
+    whole = RunFolder(tmp_path / "whole")
+    customized_by_threads(stopped.asked(), prior, whole.path)
+    assert whole.replaced.exists()  # steps this large leave no policy as good as the prior
     assert run("run", resume=True).policy.read_bytes() == whole.policy.read_bytes()
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 

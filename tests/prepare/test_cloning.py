@@ -277,7 +277,7 @@ main([*sys.argv[1:], "--out", "torchrun"])
 def test_a_clone_under_torchrun_ends_in_the_bits_of_two_ranks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever number of threads a process may have. What `torchrun` does is to start processes with these names set."""
+    """Whatever number of threads a process has. All that `torchrun` does is to start processes with these names set."""
     Path("mine.py").write_text(PROGRAM)
     Path("twice.py").write_text(TWICE)
     monkeypatch.setattr(cloning, "fit", lambda *given, **how: None)
