@@ -4,13 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import at_once
 import numpy as np
 import pytest
 import torch
 from known_optimum import ALPHA, SETTINGS, SLOW, WISH, Log, as_policy, assert_found, customized, of_both
 from tiny_envs import WithoutReward, tiny
 
+from repolicy.envs.batches import GymnasiumEnvs
 from repolicy.envs.evaluation import evaluate
+from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
 from repolicy.exact import LinearGaussian
 from repolicy.learning import ppo
@@ -22,6 +25,7 @@ from repolicy.runs.request import Request, words
 from repolicy.runs.settings import Settings
 
 
+@pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize(
     ("objective", "wanted"),
     [
@@ -34,7 +38,22 @@ from repolicy.runs.settings import Settings
 def test_the_optimum_of_the_summed_cost_is_found_without_the_first_reward(
     prior: Path, tmp_path: Path, objective: Objective, wanted: LinearGaussian
 ) -> None:
-    assert_found(customized(prior, objective, tmp_path / "run").policy, wanted)
+    settings = replace(SETTINGS, steps=100_000, learning_rate=6e-3)
+    assert_found(customized(prior, objective, tmp_path / "run", settings).policy, wanted)
+
+
+@pytest.mark.parametrize("name", ["LinearQuadratic", "WithoutReward"])
+def test_environments_that_are_stepped_at_once_answer_as_one_after_the_other(name: str) -> None:
+    """Which the long runs here rely on; half of the first episodes are cut, so not all begin at the same time."""
+    rollouts = []
+    for make in (GymnasiumEnvs, at_once.batch):
+        cuts = np.array([0, 3, 0, 5])
+        collector = Collector(make(tiny(name), 4, 7), 20, torch.Generator().manual_seed(0), True, cuts)
+        rollouts.append(collector.collect(as_policy(of_both())))
+    one, other = rollouts
+    for part in ("observations", "next_observations", "sent", "basic", "terminated", "truncated", "ages"):
+        np.testing.assert_array_equal(getattr(one, part), getattr(other, part))
+    np.testing.assert_array_equal(one.info["distance"], other.info["distance"])
 
 
 @pytest.mark.parametrize(("least", "speed"), [(1, STD_SPEED), (STD_SAMPLES, 1.0)])
@@ -60,6 +79,7 @@ def test_the_basic_reward_is_never_read(prior: Path, tmp_path: Path) -> None:
     assert not torch.equal(ours["log_std"], read_policy(prior).policy.state_dict()["log_std"])
 
 
+@pytest.mark.usefixtures("_at_once")
 def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -> None:
     """The budget is what the exact optimum at a known omega spends; from a third of it, that omega is found."""
     omega, alpha = 0.2, 0.8
@@ -79,6 +99,7 @@ def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -
     assert {metrics["alpha"] for metrics in log.metrics} == {alpha}
 
 
+@pytest.mark.usefixtures("_at_once")
 def test_a_budget_of_drift_is_held_and_the_policy_is_the_optimum_at_the_weight_that_holds_it(
     prior: Path, tmp_path: Path
 ) -> None:
