@@ -6,6 +6,8 @@ step = envs.step(actions)
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import UsageError
+from repolicy.policies import ActionSpace
 from repolicy.priors import MeanPrior, OpenedPolicy, Through, acting, check_unread, decoder_of, sum_of
 from repolicy.readers.reading import Options
 from repolicy.text import nearest
@@ -37,12 +40,16 @@ def make_envs(name: str, count: int, seed: int, backend: Backend = "auto", *, cr
     if backend == "envpool" and plain not in (pool := names.envpool_names()):
         known = f"has no {plain!r}{nearest(plain, pool)}" if pool else "is not installed"
         raise UsageError(f"EnvPool {known}; leave out --backend envpool to use Gymnasium")
-    resets = bool(names.of_reset(name))
-    if backend == "envpool" and resets:
+    if backend == "envpool" and names.of_reset(name):
         raise UsageError(f"environment {name!r}: EnvPool's resets take no options; leave out --backend envpool")
-    gymnasiums = backend == "gymnasium" or resets or names.imported(name) or plain not in names.envpool_names()
-    kind = GymnasiumEnvs if gymnasiums else EnvPoolEnvs
+    kind = EnvPoolEnvs if _in_envpool(name, backend) else GymnasiumEnvs
     return through_noise(kind(name, count, seed, critic=critic), name)
+
+
+def _in_envpool(name: str, backend: Backend) -> bool:
+    if backend == "gymnasium" or names.of_reset(name) or names.imported(name):
+        return False
+    return names.parsed(name)[0] in names.envpool_names()
 
 
 def through_noise(envs: Envs, name: str, seen: Callable[[bool], None] | None = None) -> Envs:
@@ -53,9 +60,27 @@ def through_noise(envs: Envs, name: str, seen: Callable[[bool], None] | None = N
 
 def probed(name: str, backend: Backend = "auto", *, critic: bool = False) -> HasSpaces:
     """Return what can be seen and done in an environment, from one that is closed again."""
+    lasting = _in_envpool(name, backend) and names.decoder(name) is None  # files and registered functions may change
+    return (_probed_once if lasting else _probed)(name, backend, critic)
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """What is known of an environment that is closed."""
+
+    name: str
+    observation_size: int
+    actions: ActionSpace
+    groups: dict[str, int]
+
+
+def _probed(name: str, backend: Backend, critic: bool) -> Spaces:
     probe = make_envs(name, 1, 0, backend, critic=critic)
     probe.close()
-    return probe
+    return Spaces(name, probe.observation_size, probe.actions, probe.groups)
+
+
+_probed_once = cache(_probed)  # a robot with meshes takes half a second to make
 
 
 def placed(prior: MeanPrior, name: str, backend: Backend = "auto") -> tuple[MeanPrior, str]:
