@@ -3,7 +3,7 @@
 Scores are `[..., S, T]`: S seeds of T tasks. (rliable itself needs a version of pandas that is no longer current.)
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations, product
 from math import comb
 
@@ -35,33 +35,40 @@ def mean(scores: np.ndarray) -> np.ndarray:
 
 
 def chance(
-    statistic: Callable[[np.ndarray, np.ndarray], float], ours: np.ndarray, theirs: np.ndarray, known: bool = False
+    statistic: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    ours: np.ndarray,
+    theirs: np.ndarray,
+    known: bool = False,
 ) -> float:
     """Return the share of all ways to deal the seeds `[S]` anew in which the statistic of ours and theirs is as large.
+
+    The statistic is asked of many ways at once: of `[..., S]` and `[..., S']` it gives `[...]`.
 
     It is exact where ours and theirs are drawn alike. Where a side is a number that is `known`, and no draw, the others
     change sides about it, each by itself, and it is exact where they are spread evenly about it. Where there are more
     than `DEALS` ways, so many are drawn.
     """
-    observed, dealt = statistic(ours, theirs), [statistic(*both) for both in _dealt(ours, theirs, known)]
-    return float(np.mean(np.array(dealt) >= observed - 1e-9 * abs(observed)))
+    observed, dealt = statistic(ours, theirs), statistic(*_dealt(ours, theirs, known))
+    return float(np.mean(dealt >= observed - 1e-9 * abs(observed)))
 
 
-def _dealt(ours: np.ndarray, theirs: np.ndarray, known: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _dealt(ours: np.ndarray, theirs: np.ndarray, known: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return both sides in each of W ways, `[W, S]` and `[W, S']`; a side that is known stays as it is."""
     generator = np.random.default_rng(0)
     if known:
         number, others = (ours, theirs) if len(ours) == 1 else (theirs, ours)
         count = len(others)
         few = 2**count <= DEALS
-        for signs in product((1.0, -1.0), repeat=count) if few else generator.choice((1.0, -1.0), (DEALS, count)):
-            turned = number + np.array(signs) * (others - number)
-            yield (ours, turned) if len(ours) == 1 else (turned, theirs)
-        return
+        signs = np.array([*product((1.0, -1.0), repeat=count)]) if few else generator.choice((1.0, -1.0), (DEALS, count))
+        turned = number + signs * (others - number)
+        return (ours, turned) if len(ours) == 1 else (turned, theirs)
     everyone = np.concatenate([ours, theirs])
     few = comb(len(everyone), len(ours)) <= DEALS
     drawn = (generator.permutation(len(everyone))[: len(ours)] for _ in range(DEALS))
-    for chosen in combinations(range(len(everyone)), len(ours)) if few else drawn:
-        yield everyone[list(chosen)], np.delete(everyone, chosen)
+    chosen = np.array([*(combinations(range(len(everyone)), len(ours)) if few else drawn)])
+    left = np.ones((len(chosen), len(everyone)), bool)
+    np.put_along_axis(left, chosen, False, axis=1)
+    return everyone[chosen], np.broadcast_to(everyone, left.shape)[left].reshape(len(chosen), -1)
 
 
 def interval(

@@ -115,7 +115,7 @@ def examined(results: Results, claim: Claim, task: str) -> Finding:
     known = several and not best  # a bootstrap knows nothing beyond the best seed
     low, high = interval(lambda x, y: mean(x) - mean(y), one, other) if known else (None, None)
     middle = middle_of(claim)
-    return replace(found, figure=middle(one) - middle(other), low=low, high=high)
+    return replace(found, figure=float(middle(one[:, 0]) - middle(other[:, 0])), low=low, high=high)
 
 
 def both(results: Results, claim: Claim, task: str, way: Way) -> tuple[Scores | None, Scores | None]:
@@ -129,8 +129,8 @@ def judged(left: Scores | None, right: Scores | None, claim: Claim) -> tuple[Ver
         return "not measured yet", None
     middle = middle_of(claim)
 
-    def gap(ours: np.ndarray, others: np.ndarray) -> float:
-        return middle(ours) - middle(others)
+    def gap(ours: np.ndarray, others: np.ndarray) -> np.ndarray:
+        return np.asarray(middle(ours) - middle(others))
 
     one, most = claim.share * left.seeds, right.seeds - claim.margin * abs(middle(right.seeds))
     known = left.one_policy or right.one_policy
@@ -140,7 +140,7 @@ def judged(left: Scores | None, right: Scores | None, claim: Claim) -> tuple[Ver
     return "holds here" if gap(one, most) > 0 else "does not", p
 
 
-def middle_of(claim: Claim) -> Callable[[np.ndarray], float]:
-    """Return what makes of seeds the one number that a claim is about."""
+def middle_of(claim: Claim) -> Callable[[np.ndarray], np.ndarray]:
+    """Return what makes of seeds `[..., S]` the one number that a claim is about."""
     middle = np.max if claim.whose == "best seed" else np.mean
-    return lambda seeds: float(middle(seeds))
+    return lambda seeds: np.asarray(middle(seeds, axis=-1))

@@ -140,7 +140,8 @@ def as_in_the_paper(words: list[str], env: str) -> list[str]:
     own = train_defaults(env)
     words = [*words, "--gamma", f"{own.gamma:g}", "--critic-warmup", "0.05"]
     words += [] if own.gae_lambda == Settings().gae_lambda else ["--gae-lambda", f"{own.gae_lambda:g}"]
-    options = {name: option(name, getattr(settings_of(env), name)) for name in PINNED}
+    usual = settings_of(env)
+    options = {name: option(name, getattr(usual, name)) for name in PINNED}
     return words + [word for found in options.values() if found[0] not in words for word in found]
 
 

@@ -192,8 +192,8 @@ def test_a_chance_is_the_share_of_deals(monkeypatch: pytest.MonkeyPatch) -> None
     """Of 3 and 3 there are 20 ways to deal; of 2^3 signs one is as large. Of too many so many are drawn."""
     low, high = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0])
 
-    def gap(ours: np.ndarray, theirs: np.ndarray) -> float:
-        return float(ours.mean() - theirs.mean())
+    def gap(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+        return np.asarray(ours.mean(axis=-1) - theirs.mean(axis=-1))
 
     assert chance(gap, high, low) == 1 / 20
     assert chance(gap, low, high) == 1.0

@@ -5,6 +5,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -22,6 +23,9 @@ class Within(NamedTuple):
     high: float
 
 
+_hints = cache(typing.get_type_hints)  # reading them takes longer than all else that is checked
+
+
 @dataclass(frozen=True)
 class AnySettings:
     """What the settings of every way to train have: fields of their own types, within ranges."""
@@ -32,7 +36,7 @@ class AnySettings:
     def __post_init__(self) -> None:
         for name, value in validated(self.as_dict(), "settings", type(self)).items():
             object.__setattr__(self, name, value)  # 3e6 becomes 3000000 where a whole number is wanted
-        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
+        for name, hint in _hints(type(self), include_extras=True).items():
             value = getattr(self, name)
             for low, high in getattr(hint, "__metadata__", ()):
                 if value is not None and not low <= value <= high:
@@ -212,7 +216,7 @@ def read_settings(path: Path, kind: type[AnySettings]) -> dict[str, Any]:
 
 def validated(values: dict[str, Any], where: str, cls: type[AnySettings] = Settings) -> dict[str, Any]:
     """Return the values as the fields' own types, or one sentence that says which does not fit."""
-    hints, result = typing.get_type_hints(cls), {}
+    hints, result = _hints(cls), {}
     names = [field.name for field in fields(cls)]
     for name, value in values.items():
         if name not in names:
