@@ -5,7 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from typed_commands import with_few_states
 
+from repolicy.envs import evaluation
+from repolicy.prepare import worth
 from repolicy.runs.result import Result
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"
@@ -20,7 +23,9 @@ def cells() -> list[str]:
 
 def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib").use("agg")
-    monkeypatch.setattr("repolicy.prepare.states.WANTED", 6_400)  # steps to learn the prior's states from
+    with_few_states(monkeypatch)
+    monkeypatch.setattr(evaluation, "EPISODE_CAP", 100)
+    monkeypatch.setattr(worth, "COUNTED_STEPS", 20)
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__main__"}
     for cell in cells():

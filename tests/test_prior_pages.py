@@ -19,6 +19,7 @@ from typed_commands import SMALL, typed, with_few_states
 import repolicy
 from repolicy.envs import evaluation
 from repolicy.prepare import cloning, diagnosis, generative, imitation, weights, worth
+from repolicy.priors import fitting
 from repolicy.report import movie
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -60,8 +61,8 @@ def commands(text: str) -> list[list[str]]:
 
 
 def run_all(capsys: pytest.CaptureFixture[str], text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    for name, few in (("FIT_EPOCHS", 2), ("BLOCK", 8)):
-        monkeypatch.setattr(cloning, name, few)
+    for module, name, few in ((cloning, "FIT_EPOCHS", 1), (cloning, "BLOCK", 8), (fitting, "STEPS", 4)):
+        monkeypatch.setattr(module, name, few)
     for module, name in ((cloning, "LONGEST"), (evaluation, "EPISODE_CAP"), (worth, "COUNTED_STEPS")):
         monkeypatch.setattr(module, name, 20)
     monkeypatch.setattr(weights.trial, "__defaults__", (32,))  # steps of each environment
