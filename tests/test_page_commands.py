@@ -23,6 +23,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import diagnosis, weights, worth
 from repolicy.priors.finding import find_policy
+from repolicy.report import dial_page
 from repolicy.report import movie as film
 from repolicy.report import run_page as report
 from repolicy.wishes import ask_page
@@ -46,6 +47,7 @@ FEWER = {
     "rql": "--steps 100",
     "ask": "--pairs 8 --seconds 0.2",
     "takeover": "--steps 300",
+    "infer": "--alone 1600",
     "learn-wish": "--record-steps 60 --rounds 1",
 }
 # Downloads, a hub, several machines; and the files of your-policy.md, tested on their own: these are only parsed.
@@ -138,6 +140,9 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(export, "onnx_graph", quick_graph)
     patch.setattr(diagnosis, "DRIVEN_STEPS", 50)
     patch.setattr(weights.trial, "__defaults__", (32,))  # steps of each environment
+    patch.setattr(worth.sought, "__defaults__", ("auto", 4))  # episodes of each kind, in a round
+    patch.setattr(dial_page, "STOPS", (3, 2))  # positions of one dial, and of each of two
+    patch.setattr(dial_page, "TENTHS", [0.5, 1.0])
     patch.setattr(film, "films", filmed)
     patch.setattr(report, "films", filmed)
     patch.setattr(ask_page, "films", filmed)
@@ -170,7 +175,7 @@ def run(line: str) -> None:
     words = shlex.split(line)[1:]
     if words[:2] == ["infer", "answers.jsonl"]:
         answered(Path(words[words.index("--asked") + 1]))
-    few = [] if "--at" in words else FEWER.get(words[0], "").split()
+    few = [] if {"--at", "--asked"} & {*words} else FEWER.get(words[0], "").split()
     if "--resume" in words:
         few = ["--no-report"] * (words[0] == "customize")  # with what began the run
     elif "--out" in words and (out := Path(words[words.index("--out") + 1])).is_dir():
