@@ -6,6 +6,7 @@ step = envs.step(actions)
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,7 +59,7 @@ def through_noise(envs: Envs, name: str, seen: Callable[[bool], None] | None = N
     return envs if through is None else NoiseEnvs(envs, decoder_of(*through), name, seen)
 
 
-def probed(name: str, backend: Backend = "auto", *, critic: bool = False) -> HasSpaces:
+def probed(name: str, backend: Backend = "auto", *, critic: bool = False) -> "Spaces":
     """Return what can be seen and done in an environment, from one that is closed again."""
     lasting = _in_envpool(name, backend) and names.decoder(name) is None  # files and registered functions may change
     return (_probed_once if lasting else _probed)(name, backend, critic)
@@ -72,12 +73,12 @@ class Spaces:
     observation_size: int
     actions: ActionSpace
     groups: dict[str, int]
+    limit: int | None
 
 
 def _probed(name: str, backend: Backend, critic: bool) -> Spaces:
-    probe = make_envs(name, 1, 0, backend, critic=critic)
-    probe.close()
-    return Spaces(name, probe.observation_size, probe.actions, probe.groups)
+    with closing(make_envs(name, 1, 0, backend, critic=critic)) as probe:
+        return Spaces(name, probe.observation_size, probe.actions, probe.groups, probe.limit)
 
 
 _probed_once = cache(_probed)  # a robot with meshes takes half a second to make

@@ -1,10 +1,9 @@
 """How many steps a customization asks its environment for: not only those that it trains on."""
 
 import math
-from contextlib import closing
 from typing import NamedTuple
 
-from repolicy.envs import EPISODE_CAP, make_envs
+from repolicy.envs import EPISODE_CAP, probed
 from repolicy.prepare import states, weights
 from repolicy.prepare.session import KEPT
 from repolicy.runs import Request
@@ -42,8 +41,7 @@ def spending(request: Request, found: int = 0, length: float = EPISODE_CAP, free
     steps of the prior were, and `length` those of an episode whose time limit is not told.
     """
     settings = request.settings
-    with closing(make_envs(request.env, 1, 0, settings.backend)) as envs:
-        longest = envs.limit or math.ceil(length)
+    longest = probed(request.env, settings.backend).limit or math.ceil(length)
     segments = math.ceil(settings.iterations / settings.checkpoint_every)
     episodes = settings.evaluation_episodes and max(1, settings.evaluation_episodes // settings.ranks) * settings.ranks
     held = 0
