@@ -59,7 +59,9 @@ def _dealt(ours: np.ndarray, theirs: np.ndarray, known: bool) -> tuple[np.ndarra
         number, others = (ours, theirs) if len(ours) == 1 else (theirs, ours)
         count = len(others)
         few = 2**count <= DEALS
-        signs = np.array([*product((1.0, -1.0), repeat=count)]) if few else generator.choice((1.0, -1.0), (DEALS, count))
+        signs = (
+            np.array([*product((1.0, -1.0), repeat=count)]) if few else generator.choice((1.0, -1.0), (DEALS, count))
+        )
         turned = number + signs * (others - number)
         return (ours, turned) if len(ours) == 1 else (turned, theirs)
     everyone = np.concatenate([ours, theirs])
