@@ -71,7 +71,7 @@ def test_the_noise_of_a_linear_decoder_ends_at_its_closed_form(tmp_path: Path) -
     omega, prior = 0.5, tmp_path / "prior.safetensors"
     save_policy(prior, standard_normal(2, 2), {})
     settings = Settings(
-        steps=50_000, ranks=1, envs=32, n_steps=16, minibatch=256, checkpoint_every=200, learning_rate=3e-3, gamma=0.0,
+        steps=31_000, ranks=1, envs=32, n_steps=16, minibatch=256, checkpoint_every=200, learning_rate=5e-3, gamma=0.0,
         schedule="linear", target_kl=None, evaluation_episodes=0, hidden=(8,), critic_warmup=0.05,
     )  # fmt: skip
     env = f"{HERE}:Spot?decoder={HERE}:skewed&noise=2&chunk=1"
