@@ -1,5 +1,7 @@
 """Trainers of language models to test, on a prior that speaks the toy's language, and the rows that they read."""
 
+import copy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,13 @@ def addon(completions: list[str], **_: Any) -> list[float]:
 
 
 def load(folder: Path) -> Any:
+    """A model of one's own. (To copy one takes a fifth of the time.)"""
+    written = tuple(sorted((file.name, file.stat().st_mtime_ns) for file in folder.iterdir()))
+    return copy.deepcopy(_loaded(folder, written))
+
+
+@cache
+def _loaded(folder: Path, written: tuple[tuple[str, int], ...]) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
@@ -95,7 +104,7 @@ def trainer_of(
     """A trainer of a kind on a fresh model; what is no setting goes to the trainer."""
     trainer, config, rows, size = KINDS[kind]
     others = {name: more.pop(name) for name in OF_TRAINERS if name in more}
-    others.setdefault("model", AutoModelForCausalLM.from_pretrained(prior))
+    others.setdefault("model", load(prior))
     others.setdefault("args", config(**{**settings, **size, **more}))
     others.setdefault("train_dataset", rows)
     if isinstance(others["train_dataset"], list):

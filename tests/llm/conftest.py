@@ -1,5 +1,6 @@
 """What the tests of language models share: no network, one thread, and a prior that trains in seconds."""
 
+import gc
 import os
 
 os.environ |= {
@@ -13,7 +14,8 @@ os.environ |= {
 }
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,22 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _asked_once() -> None:
+    """Remember what Hugging Face's libraries ask again and again, which takes longer than a tiny model's steps.
+
+    Accelerate reads PEFT's whole description to see whether it is there; datasets has the source of whatever maps rows
+    taken apart, to know the rows again.
+    """
+    with suppress(ImportError):
+        from accelerate.utils import imports
+        from datasets import arrow_dataset, fingerprint
+
+        imports._is_package_available = cache(imports._is_package_available)
+        for module in (arrow_dataset, fingerprint):
+            module.update_fingerprint = lambda *_: fingerprint.generate_random_fingerprint()
+
+
 @pytest.fixture(scope="session")
 def toy() -> Any:
     from experiments.llm.toy import Toy
@@ -56,6 +74,8 @@ def prior(toy: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("prior")
     make_prior(toy, folder, steps=200, hidden=32, layers=1)
+    gc.collect()
+    gc.freeze()  # what was imported since the tests were collected
     return folder
 
 
