@@ -15,6 +15,7 @@ from runners import Algorithm, checkpoint, collected, residual, runner, small_po
 pytest.importorskip("rsl_rl")
 from rsl_rl.runners import OnPolicyRunner
 from runner_envs import NETWORKS, OURS, SIZE, Drift, settings
+from tensordict import TensorDict
 
 from repolicy import save_policy
 from repolicy.hosts.rsl_rl import ResidualPPO, say_what_works_against
@@ -162,12 +163,47 @@ def test_the_actor_begins_as_its_prior_and_waits_for_the_critic(tmp_path: Path, 
     assert ours.alg.schedule == "adaptive"
 
 
-def test_rsl_rls_own_ppo_reads_a_checkpoint_of_ours(tmp_path: Path) -> None:
-    ours, plain = runner(algorithm=residual(str(checkpoint(tmp_path)), kl_budget=0.5)), runner(seed=7)
-    ours.learn(1)
+@torch.no_grad()
+def values(algorithm: Any) -> torch.Tensor:
+    torch.manual_seed(9)
+    seen = TensorDict({"policy": torch.randn(50, SIZE)}, batch_size=[50])
+    return algorithm.critic(seen)
+
+
+def assert_same_values(one: Any, other: Any) -> None:
+    assert values(one).std() > 0.1
+    torch.testing.assert_close(values(one), values(other), rtol=1e-4, atol=1e-4)
+
+
+def test_rsl_rls_own_ppo_reads_a_checkpoint_of_ours_and_ours_one_of_its(tmp_path: Path) -> None:
+    """A critic of ours learns in the unit of its returns; in files it predicts rewards, as any other."""
+    how = residual(str(checkpoint(tmp_path)), kl_budget=0.5)
+    ours, plain = runner(algorithm=how), runner(seed=7)
+    ours.learn(3)
+    own = [tensor.clone() for tensor in tensors(ours.alg)]
     ours.save(str(tmp_path / "ours.pt"))
+    assert all(map(torch.equal, tensors(ours.alg), own))
     plain.load(str(tmp_path / "ours.pt"))
-    assert same(ours.alg, plain.alg)
+    assert all(map(torch.equal, ours.alg.actor.state_dict().values(), plain.alg.actor.state_dict().values()))
+    assert_same_values(plain.alg, ours.alg)
+    again = runner(algorithm=how)
+    again.load(str(tmp_path / "ours.pt"))
+    assert same(ours.alg, again.alg)
+    assert_same_values(again.alg, ours.alg)
+    for more, parts in ((residual(omega=0, alpha=0), None), (how, {"actor": True, "critic": True})):
+        other = runner(algorithm=more)
+        other.load(str(tmp_path / "ours.pt"), load_cfg=parts)
+        assert_same_values(other.alg, ours.alg)
+
+    plain.learn(1)
+    plain.save(str(tmp_path / "theirs.pt"))
+    theirs = torch.load(tmp_path / "theirs.pt")
+    torch.save(again.alg.save() | theirs, tmp_path / "mixed.pt")  # as if plain PPO had kept what it does not know
+    for file in ("theirs.pt", "mixed.pt"):
+        ours.load(str(tmp_path / file))
+        assert_same_values(ours.alg, plain.alg)
+        collected(ours).clear()  # whose returns set a unit
+        assert_same_values(ours.alg, plain.alg)
 
 
 def test_two_processes_end_in_the_same_policy(tmp_path: Path) -> None:
@@ -255,3 +291,30 @@ def test_a_wish_of_a_file_pays_what_the_actor_sees(tmp_path: Path, monkeypatch: 
     assert step.basic is not None
     moved = 2.0 * (step.observations["policy"] - told[0]["policy"]).sum(-1)
     torch.testing.assert_close(step.addon, torch.where(step.ended, 0.0, moved), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("omega", "env", "sent"), [
+    (0.3, {}, lambda actions: actions),
+    ("0.1..1", {}, lambda actions: actions),
+    (0.3, {"clip_actions": 0.2}, lambda actions: actions.clamp(-0.2, 0.2)),
+    (0.3, {"squashes": True}, torch.tanh),
+])  # fmt: skip
+def test_a_wish_is_paid_for_actions_as_they_were_sent_in_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, omega: Any, env: dict[str, Any], sent: Any
+) -> None:
+    """Also in the one that ends an episode, where the next observation is told by nobody."""
+    (tmp_path / "mine.py").write_text("def mine(before, actions, after, info): return -(actions**2).sum(1)")
+    monkeypatch.chdir(tmp_path)
+    squashes = env.pop("squashes", False)
+    made = Drift(**env)
+    made.squashes = squashes
+    prior = small_policy(**({"family": "squashed"} if squashes else {}))
+    how = settings(algorithm=residual(prior, omega, states=0, addon="mine.py:mine"))
+    how["actor"]["class_name"] = "repolicy.hosts.rsl_rl:PolicyActor"
+    ours = OnPolicyRunner(made, how, None, "cpu")
+    for _ in range(2):
+        st = collected(ours)
+        st.clear()
+    assert st.dones.any()
+    wanted = -sent(st.actions).square().sum(-1)
+    torch.testing.assert_close(ours.alg.method.rewarded.reward.task.float(), wanted, rtol=0, atol=1e-5)

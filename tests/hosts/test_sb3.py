@@ -214,13 +214,37 @@ def test_a_saved_model_keeps_a_prior_of_theirs_in_a_handle_too(tmp_path: Path) -
     ours = residual(prior=trained()).learn(32)
     for target in (tmp_path / "model", io.BytesIO()):
         ours.save(target)
-        for algorithm in (ResidualPPO, PPO):  # their own reads it as well
-            if isinstance(target, io.BytesIO):
-                target.seek(0)
-            again = algorithm.load(target, envs())
-            assert same(weights(ours), weights(again))
-            if algorithm is ResidualPPO:
-                assert same([*ours.prior.state_dict().values()], [*again.prior.state_dict().values()])
+        if isinstance(target, io.BytesIO):
+            target.seek(0)
+        again = ResidualPPO.load(target, envs())
+        assert same(weights(ours), weights(again))
+        assert same([*ours.prior.state_dict().values()], [*again.prior.state_dict().values()])
+
+
+def assert_same_values(one: PPO, other: PPO) -> None:
+    seen = torch.randn(50, *one.observation_space.shape)
+    with torch.no_grad():
+        found, expected = (each.policy.predict_values(seen) for each in (one, other))
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_their_own_ppo_loads_a_model_of_ours_and_ours_one_of_its(tmp_path: Path) -> None:
+    """A critic of ours learns in the unit of its returns; in files it predicts rewards, as any other."""
+    prior, path = trained(), tmp_path / "model.zip"
+    ours = residual(prior=prior).learn(256)
+    before = weights(ours)
+    ours.save(path)
+    assert same(weights(ours), before)
+    plain, again = PPO.load(path, envs()), ResidualPPO.load(path, envs())
+    assert same(weights(again), before)
+    for each in (plain, again, ResidualPPO.load(path, envs(), omega=0.0, alpha=0.0)):
+        assert_same_values(each, ours)
+    plain.learn(128).save(path)  # beside the unit of before
+    ours = ResidualPPO.load(path, envs(), prior=prior)
+    assert_same_values(ours, plain)
+    rollout(ours)  # whose returns set a unit
+    assert_same_values(ours, plain)
 
 
 def test_a_saved_model_holds_no_pickle_of_ours(tmp_path: Path) -> None:

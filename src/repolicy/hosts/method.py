@@ -4,8 +4,8 @@ All of it is torch on the device of the host's tensors, once an iteration. Only 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from repolicy.runs import Measured, Settings
 
 DESIRED_KL = Settings().desired_kl  # of an update
 TARGET_KL = 3.0 * DESIRED_KL  # at which an update ends early, as the engine's
+LITTLE = 1e-6  # of returns known: the first ones set the unit, and what a critic predicts stays
 PARTS = ("task", "prior", "entropy", "states")
 SPENT = ("prior_kl", "below_prior", "below_prior_squares")  # nats a step; KL(policy ‖ prior) comes from samples
 SUMMED = (*PARTS, *SPENT, "steps")  # over a rollout
@@ -102,6 +103,49 @@ class UnitCritic:
             return
         self.last.weight.mul_(factor.unsqueeze(-1))
         self.last.bias.mul_(factor).add_(offset)
+
+    def state(self) -> dict[str, Any]:
+        """Return the unit, and the last layer as it is in that unit, in plain numbers."""
+        layer = [] if isinstance(self.last, Mlp) else [part.tolist() for part in self.last.parameters()]
+        return {"returns": self.scale.statistics.flatten().tolist(), "critic": layer}
+
+    @contextmanager
+    def in_rewards(self) -> Iterator[None]:
+        """Let the last layer be meanwhile that of a critic that predicts rewards, as everybody else loads it.
+
+        A critic with places on dials is for nobody else.
+        """
+        own = [] if isinstance(self.last, Mlp) else [part.detach().clone() for part in self.last.parameters()]
+        self._set(self._as_rewards(own))
+        try:
+            yield
+        finally:
+            self._set(own)
+
+    def resume(self, state: Mapping[str, Any] | None) -> None:
+        """Go on in the unit of a `state`, after the host has loaded its critic.
+
+        Without one, or where the last layer has been trained elsewhere since, the outputs are rewards.
+        """
+        if state is not None:
+            self._take(state["returns"])
+            own = [torch.tensor(part).to(self.mean) for part in state["critic"]]
+            if all(map(torch.allclose, self._as_rewards(own), self.last.parameters())):
+                self._set(own)
+                return
+        self._take([LITTLE, 0.0, 1.0])
+
+    def _take(self, statistics: Sequence[float]) -> None:
+        self.scale.statistics = torch.tensor(statistics, dtype=torch.float64).reshape(3, -1)
+        self.place()
+
+    def _as_rewards(self, layer: Sequence[Tensor]) -> list[Tensor]:
+        return [part * self.std.unsqueeze(-1) if part.dim() == 2 else part * self.std + self.mean for part in layer]
+
+    @torch.no_grad()
+    def _set(self, layer: Sequence[Tensor]) -> None:
+        for part, values in zip(self.last.parameters(), layer, strict=False):
+            part.copy_(values)
 
 
 class Method:
@@ -271,7 +315,8 @@ class Method:
         """Return what a checkpoint must hold beside the networks, in plain numbers, and the density's tensors."""
         told = {"curves": {name: [*values] for name, values in self.curves.items()}, "compared": self.compared}
         moved = None if self.moved is None else self.moved.tolist()
-        return self.steering.state() | {"returns": self.scale.statistics.flatten().tolist(), "moved": moved} | told
+        critic = self.critic.state() if self.changes_rewards else {}
+        return self.steering.state() | {"moved": moved} | critic | told
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken."""
@@ -279,10 +324,15 @@ class Method:
         self.curves = {name: [*values] for name, values in state.get("curves", self.curves).items()}
         if state.get("moved"):
             self.moved = torch.tensor(state["moved"], dtype=torch.float64)
-        if "returns" in state:
-            self.scale.statistics = torch.tensor(state["returns"], dtype=torch.float64).reshape(3, -1)
-            if self.changes_rewards:
-                self.critic.place()
+
+    def critic_in_rewards(self) -> AbstractContextManager[None]:
+        """Let the critic be saved meanwhile as everybody loads it."""
+        return self.critic.in_rewards() if self.changes_rewards else nullcontext()
+
+    def resume_critic(self, state: Mapping[str, Any] | None) -> None:
+        """Go on with a critic that was loaded, of a model with that `state`, or of the host's own class."""
+        if self.changes_rewards:
+            self.critic.resume(state if state and "returns" in state else None)
 
 
 @contextmanager

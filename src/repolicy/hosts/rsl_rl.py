@@ -58,6 +58,7 @@ class ResidualPPO(PPO):
     schedule: str
     envs: "RunnerEnvs"
     ranges = False  # whether a weight may be one
+    clipped: float | None = None  # the bound to which the environment clips actions
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class ResidualPPO(PPO):
             host = {"entropy_coef": 0.0} | host  # rsl_rl's 0.01 would pay for an entropy that alpha already pays for
         if prior is not None and weighs(weights):
             say_what_works_against(host)
-            self.adapts = "schedule" not in host and not actor.is_recurrent
+            self.adapts = "schedule" not in host and not (actor.is_recurrent or critic.is_recurrent)
             host = _usual(actor, storage) | host
         super().__init__(actor, critic, storage, device=device, **host)
         if self.adapts:
@@ -126,12 +127,18 @@ class ResidualPPO(PPO):
         rewards, returns, values = (
             part.squeeze(-1) for part in (self.storage.rewards, self.storage.returns, self.storage.values)
         )
-        at_limits, seen = rewards - self._paid, self.seen(obs)  # what rsl_rl has added for what would have followed
-        if self.wish is not None:
-            self._paid += paid_by(self.wish, self.rows(seen.observations), seen.actions, seen.states(), seen.ended)
-        rewards.copy_(self.method.reward(seen) + at_limits)
+        at_limits = rewards - self._paid  # what rsl_rl has added for what would have followed
+        self._pay_wish(obs)
+        rewards.copy_(self.method.reward(self.seen(obs)) + at_limits)
         super().compute_returns(obs)
         self.method.credit(returns, values)
+
+    def _pay_wish(self, obs: Any) -> None:
+        """Add what a wish pays for the rollout in the storage, which ended with these observations."""
+        if self.wish is not None:
+            st = self.storage
+            states = torch.cat([self.rows(st.observations), self.rows(obs).unsqueeze(0)])
+            self._paid += self.paid_by_wish(states[:-1], st.actions, states[1:], st.dones.squeeze(-1) > 0)
 
     def seen(self, obs: Any) -> Seen:
         """Return the rollout in the storage, which ended with these observations."""
@@ -188,7 +195,10 @@ class ResidualPPO(PPO):
 
     def save(self) -> dict[str, Any]:
         """Return rsl_rl's checkpoint with the prior, its name, and where the steering stands beside it."""
-        saved: dict[str, Any] = super().save() | {"residual": self.method.state()}
+        state = self.method.state()
+        with self.method.critic_in_rewards():
+            saved: dict[str, Any] = super().save() | {"residual": state}
+            saved["critic_state_dict"] = {name: part.clone() for name, part in saved["critic_state_dict"].items()}
         if self.method.density is not None:
             saved["residual_states"] = self.method.density.tensors()
         if self.prior is None:
@@ -200,6 +210,8 @@ class ResidualPPO(PPO):
         if "residual" in loaded_dict:
             self.steering.check_same_ranges(loaded_dict["residual"])
         goes_on = super().load(loaded_dict, load_cfg, strict)
+        if load_cfg is None or load_cfg.get("critic"):
+            self.method.resume_critic(loaded_dict.get("residual"))
         if goes_on and "residual" in loaded_dict:
             if self.prior is not None:
                 kept, name = loaded_dict.get("prior_state_dict", {}), loaded_dict.get("prior_name")
@@ -221,8 +233,8 @@ class ResidualPPO(PPO):
         if weights.dials:
             obs, cfg = dialed(weights, obs, cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
-        clips = getattr(env, "clip_actions", None) is not None
-        said = "the environment clips actions (clip_actions)" if clips else ""
+        algorithm.clipped = getattr(env, "clip_actions", None)
+        said = "" if algorithm.clipped is None else "the environment clips actions (clip_actions)"
         check_needs(algorithm.steering.objective, algorithm.prior is not None, said)
         remedy = "apply it in the environment's step, and give that an attribute squashes = True"
         check_squashed(algorithm.prior, getattr(env, "squashes", False), remedy)
@@ -283,6 +295,20 @@ class ResidualPPO(PPO):
             raise UsageError(f"the environment's extras[{name!r}], which {why}, {must}")
         return told.to(rewards).view_as(rewards)
 
+    def paid_by_wish(self, before: Tensor, actions: Tensor, after: Tensor, ended: Tensor) -> Tensor:
+        """Return a wish's rewards `[...]` of steps, computed on the CPU, for actions as the environment got them.
+
+        Nobody tells the observation with which an episode ended: the one before it stands there.
+        """
+        assert self.wish is not None
+        if self.method.squashes:
+            actions = actions.tanh()
+        elif self.clipped is not None:
+            actions = actions.clamp(-self.clipped, self.clipped)
+        parts = before, actions, torch.where(ended.unsqueeze(-1), before, after)
+        states, done, led_to = (part.detach().cpu().numpy() for part in parts)
+        return torch.from_numpy(self.wish.reward(Transitions(states, done, led_to, {}))).to(before)
+
     def rows(self, observations: Any) -> Tensor:
         """Return the actor's observation groups side by side, `[..., O]`."""
         lead = len(observations.batch_size)
@@ -305,13 +331,6 @@ def say_what_works_against(host: Mapping[str, Any]) -> None:
     mirrors = host.get("symmetry_cfg") or {}
     if mirrors.get("use_data_augmentation") or mirrors.get("use_mirror_loss"):
         print("ResidualPPO: symmetry_cfg needs a prior that is symmetric itself: leave it out beside any other")
-
-
-def paid_by(wish: addons.Addon, before: Tensor, actions: Tensor, after: Tensor, ended: Tensor) -> Tensor:
-    """Return a wish's rewards `[...]`, computed on the CPU; 0 where an episode ended, in what nobody tells."""
-    states, done, led_to = (part.detach().cpu().numpy() for part in (before, actions, after))
-    found = torch.from_numpy(wish.reward(Transitions(states, done, led_to, {}))).to(before)
-    return torch.where(ended, 0.0, found)
 
 
 class RunnerEnvs:
@@ -355,7 +374,7 @@ class RunnerEnvs:
         addon = self.algorithm.addon_in(extras, rewards) if named else rewards
         before, self.seen = self.seen, self.states(observations)
         if self.algorithm.wish is not None:
-            addon = paid_by(self.algorithm.wish, before, actions, self.seen, dones > 0)
+            addon = self.algorithm.paid_by_wish(before, actions, self.seen, dones > 0)
         basic, held = rewards if named else extras.get("basic_reward"), self.algorithm.held_in(extras, rewards)
         return Paid(observations, basic if basic is None else basic.to(rewards), addon, dones > 0, held)
 

@@ -62,6 +62,7 @@ class DialedPPO(ResidualPPO):
         st, settings = self.storage, replace(Settings(), gamma=self.gamma, gae_lambda=self.lam)
         parts = Parts(settings, self.steering.objective, self.dials)
         places = st.observations[GROUP]
+        self._pay_wish(obs)
         task = Task(self._paid, parts.own_weights(places), places, [self._paid])
         self.method.reward(self.seen(obs), **task.weights)
         following = torch.cat([st.values[1:], self.critic(self.shown(obs)).unsqueeze(0)])

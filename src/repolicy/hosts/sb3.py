@@ -176,7 +176,8 @@ class ResidualPPO(PPO):
         """Write Stable-Baselines3's zip, which its own PPO loads as well, with the prior's tensors in it."""
         self.position = self.method.state()
         written = io.BytesIO()
-        super().save(written, exclude, include)
+        with self.method.critic_in_rewards():
+            super().save(written, exclude, include)
         with zipfile.ZipFile(written, "a") as archive:
             for name, content in stored(self.prior, self.method.density):
                 archive.writestr(name, content)
@@ -205,6 +206,7 @@ class ResidualPPO(PPO):
         budget, named = loaded.kl_budget or loaded.log_prior_budget, options.keys()
         if budget and named & {"omega", "alpha", "objective"} and not named & {"kl_budget", "log_prior_budget"}:
             raise UsageError("the model's budget moves its weights: with another weight, name kl_budget, too, or None")
+        loaded.method.resume_critic(loaded.position)
         loaded.method.density = kept.density
         return loaded
 
