@@ -30,6 +30,8 @@ from repolicy.hosts.steering import Steering
 from repolicy.objective import residual
 from repolicy.prepare.states import FEWEST, SKIPPED
 from repolicy.prepare.weights import BUDGET
+from repolicy.rql import WithAddon
+from repolicy.rql.wrapping import TaskReward
 
 STD = 0.5  # of every prior here: with −|action|² as the reward, a nat is worth 2 · STD² of it, whatever the mean
 
@@ -48,6 +50,7 @@ class Ages:
     """Environments whose episodes last 3 and 5 steps by turns; the add-on is the action, the own reward 10 a step."""
 
     sizes: Any = None
+    wish_weight = 1.0
 
     def begin(self) -> tuple[torch.Tensor, bool]:
         self.time = torch.zeros(self.count, 1)
@@ -132,6 +135,26 @@ def test_the_runner_measures_what_a_nat_is_worth(capsys: pytest.CaptureFixture[s
     assert "ResidualPPO: omega is " in said
     assert "what a nat of the prior is worth of the add-on" in said
     assert "omega and states set others" in said
+
+
+def test_a_wish_that_weighs_more_counts_more_beside_the_prior(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is measured at weight 1, as in the engine; one that weighs less, at its own."""
+    (tmp_path / "mine.py").write_text("def quiet(before, actions, after, info): return -(actions**2).sum(1)")
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    for weight in ("", "=10", "=0.1"):
+        found[weight] = in_runner(addon=f"mine.py:quiet{weight}").objective.omega
+        assert ("of the add-on at weight 1," in capsys.readouterr().out) == (weight == "=10")
+    assert found == pytest.approx({"": 2 * STD**2, "=10": 2 * STD**2, "=0.1": 0.2 * STD**2}, rel=0.2)
+
+    def made() -> Any:
+        return TaskReward(WithAddon(Unclipped(Resting()), "mine.py:quiet=10"), residual(0.1, 0.1))
+
+    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 160)
+    model = sb3(env=DummyVecEnv([made] * 40), prior=resting((8, 8)), omega=None, alpha=None, n_steps=8)
+    assert model.learn(1).steering.objective.omega == pytest.approx(2 * STD**2, rel=0.2)
 
 
 def test_a_worth_that_cannot_be_told_falls_back_to_a_budget_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:

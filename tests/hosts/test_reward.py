@@ -130,7 +130,8 @@ def test_states_that_the_prior_does_not_visit_cost(as_arrays: bool) -> None:
         ({0: torch.randn(5, 6, 1)}, r"observations have the shape \(5, 6, 1\); of each step the policy takes 4"),
         ({4: torch.zeros(6, 4)}, r"next_observations have the shape \(6, 4\) and observations \(5, 6, 4\)"),
         ({4: torch.zeros(5, 6, 1)}, "next_observations have the shape"),
-        ({2: np.zeros((5, 6)), 3: np.zeros((5, 6))}, "one is a tensor and one an array: give all as"),
+        ({2: np.zeros((5, 6)), 3: np.zeros((5, 6))}, "some are tensors and some arrays: give all as one of the two"),
+        ({3: np.zeros((5, 6))}, "some are tensors and some arrays"),
     ],
 )
 def test_what_would_be_broadcast_or_mixed_is_refused(change: dict[int, Any], said: str) -> None:

@@ -48,6 +48,23 @@ def test_a_prior_that_was_trained_with_other_settings_is_refused(tmp_path: Path,
         assert "does not say which" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("kind", "name"), [("Gaussian", "std_range"), ("Beta", "action_range")])
+def test_a_prior_with_another_range_of_its_distribution_is_refused(tmp_path: Path, kind: str, name: str) -> None:
+    def made(algorithm: Any = None, **more: Any) -> OnPolicyRunner:
+        how = settings(algorithm=algorithm)
+        how["actor"]["distribution_cfg"] = {"class_name": f"{kind}Distribution"} | more
+        return OnPolicyRunner(Drift(), how, None, "cpu")
+
+    path, written = str(tmp_path / "prior.pt"), "actor:\n  activation: tanh\n  distribution_cfg:\n    {}: [0.5, 2.0]\n"
+    made(**{name: (0.5, 2.0)}).save(path)
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "agent.yaml").write_text(written.format(name))
+    made(residual(path), **{name: (0.5, 2.0)})
+    for more in ({}, {name: (0.5, 3.0)}):
+        with pytest.raises(UsageError, match=rf"the prior has the {name} \[0.5, 2.0\], and the actor"):
+            made(residual(path), **more)
+
+
 def test_a_checkpoint_of_the_runner_s_takes_no_reading(tmp_path: Path) -> None:
     path = str(checkpoint(tmp_path))
     runner(algorithm=residual({"path": path, "trust": False}))

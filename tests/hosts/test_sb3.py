@@ -47,6 +47,13 @@ def test_without_weights_it_is_their_ppo_to_the_bit(acts: str) -> None:
     assert same(*found)
 
 
+def test_so_it_is_with_gsde_beside_a_prior_whose_noise_is_its_own() -> None:
+    prior, found = trained(use_sde=True), []
+    for algorithm, more in ((PPO, {}), (ResidualPPO, {"omega": 0, "alpha": 0, "prior": prior, "copy_prior": False})):
+        found.append(weights(model(algorithm, use_sde=True, **more).learn(4 * 32)))
+    assert same(*found)
+
+
 @pytest.mark.parametrize(
     ("sees", "acts", "policy"),
     [

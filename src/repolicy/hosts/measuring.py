@@ -53,6 +53,10 @@ class Envs(Protocol):
     @property
     def sizes(self) -> Sizes: ...
 
+    @property
+    def wish_weight(self) -> float:
+        """What the wish weighs in the add-on; 1 where nobody tells it."""
+
     def begin(self) -> tuple[Any, bool]:
         """Return observations, and whether episodes begin with them."""
 
@@ -149,18 +153,22 @@ class Look:
         self.by_mean, self.sampled = list[Episodes](), list[Episodes]()
 
     def worths(self) -> Worths:
-        """Return what a nat is worth in the environment's own reward, and in the add-on, by some 32 episodes."""
+        """Return what a nat is worth in the environment's own reward, and in the add-on, by some 32 episodes.
+
+        A wish that weighs more than 1 is measured at weight 1, as in the engine.
+        """
         shared = side_by_side(self.envs, [(self.prior, False), (self.prior, True)])
         self.by_mean, self.sampled = shared or (self.by_mean, self.sampled)
         while sum(len(each.nats) for each in self.by_mean) < WORTH_EPISODES:
             self.by_mean.append(one_each(self.envs, self.prior, sample=False))
             self.sampled.append(one_each(self.envs, self.prior, sample=True))
 
-        def worth(name: str) -> Worth | None:
-            both = (Sums(_joined(each, name), _joined(each, "nats")) for each in (self.by_mean, self.sampled))
+        def worth(name: str, unit: float = 1.0) -> Worth | None:
+            both = (Sums(_joined(each, name) / unit, _joined(each, "nats")) for each in (self.by_mean, self.sampled))
             return worth_of(*both)
 
-        return Worths(worth("basic"), worth("addon"), float(_joined(self.sampled, "lengths").mean()))
+        of_addon = worth("addon", max(1.0, self.envs.wish_weight))
+        return Worths(worth("basic"), of_addon, float(_joined(self.sampled, "lengths").mean()))
 
     def paid(self) -> np.ndarray:
         """Return the usual size of what the add-on pays for a sampled step."""
@@ -270,7 +278,8 @@ class InHost(Weighing):
 
     @property
     def wish(self) -> str:
-        return "the add-on"
+        weighs_more = self.look is not None and self.look.envs.wish_weight > 1.0
+        return "the add-on at weight 1" if weighs_more else "the add-on as it is paid"
 
     @property
     def episodes(self) -> Look:

@@ -94,8 +94,10 @@ class PriorReward:
         """
         objective = self.objective
         _check_same_shape("log-probabilities", log_policy, rewards)
-        if len({isinstance(part, Tensor) for part in (observations, rewards) if _is_ours(part)}) > 1:
-            raise UsageError("of observations and rewards one is a tensor and one an array: give all as one of the two")
+        parts = (observations, rewards, log_policy)
+        if len({isinstance(part, Tensor) for part in parts if _is_ours(part)}) > 1:
+            what = "of observations, rewards and log-probabilities"
+            raise UsageError(f"{what} some are tensors and some arrays: give all as one of the two")
         rewards, log_policy, log_prior = _detached(rewards), _detached(log_policy), None
         if objective.reads_prior:
             log_prior = _detached(self._score(observations, actions))

@@ -345,6 +345,11 @@ class RunnerEnvs:
         storage = self.algorithm.storage
         return Sizes(self.states(storage.observations[0]).shape[-1], unbounded(storage.actions_shape[0]))
 
+    @property
+    def wish_weight(self) -> float:
+        wish = self.algorithm.wish
+        return 1.0 if wish is None else max(map(abs, wish.weights))
+
     def at(self, steps: int) -> None:
         """Begin anew as after so many steps, by which mjlab's curricula go."""
         own: Any = getattr(self.env, "unwrapped", None)

@@ -16,10 +16,13 @@ from repolicy.hosts.kept_prior import ByDistribution, Given
 from repolicy.hosts.rsl_rl_networks import PolicyActor, from_repolicy
 from repolicy.loading import read_bytes
 from repolicy.policies import Policy
-from repolicy.readers.given_by_user import agent_settings, listed
+from repolicy.readers.given_by_user import agent_settings, listed, numbers_in
 from repolicy.readers.pickles import load, shortened
+from repolicy.readers.rsl_rl_checkpoint import STD_RANGE
 
 from rsl_rl.utils import resolve_nn_activation  # isort: skip  # after ours, which say what to install where it is missing
+
+RANGES = {"std_range": STD_RANGE, "action_range": "-1.0, 1.0"}  # settings of a distribution, with rsl_rl's defaults
 
 
 class RunnersPrior(ByDistribution):
@@ -114,6 +117,10 @@ def check_trained_alike(actor: Any, path: Path) -> None:
         raise UsageError(f"the prior has the activation {activation}, and the actor {own.__name__}: {remedy}")
     if "actor" in agent and [group for group in told if group in groups] != groups:
         raise UsageError(f"the prior saw the groups {', '.join(told)}, and the actor {', '.join(groups)}: {remedy}")
+    for name, usual in RANGES.items():
+        today = getattr(actor.distribution, name, None)
+        if agent and today is not None and not np.allclose(before := numbers_in(agent, name, usual), today, atol=1e-5):
+            raise UsageError(f"the prior has the {name} {before}, and the actor {[*today]}: {remedy}")
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor] | None, int]:

@@ -300,7 +300,7 @@ class ResidualPPO(PPO):
         kept_prior.check_needs(objective, prior is not None, clips(self))
         if isinstance(prior, Weights):
             if self.use_sde:  # its noise has a gradient, and could not be copied
-                with torch.no_grad():
+                with torch.no_grad(), torch.random.fork_rng(devices=[]):
                     self.policy.reset_noise()
             twin = copy.deepcopy(self.policy)
             prior.check_built(twin, self.env)

@@ -37,6 +37,11 @@ class ModelEnvs:
             numbers = int(self.model.rows(space.sample()[None, None]).shape[-1])
         return Sizes(numbers, action_space(self.model.action_space, "of the model"))
 
+    @property
+    def wish_weight(self) -> float:
+        """What `repolicy.rql.WithAddon` tells."""
+        return max(self.env.get_attr("wish_weight")) if self.env.has_attr("wish_weight") else 1.0
+
     def begin(self) -> tuple[Any, bool]:
         """Return the first observations of episodes."""
         self.seen = self.env.reset()

@@ -10,5 +10,6 @@ __all__ = [
     "pickles",
     "reading",
     "recognize",
+    "rsl_rl_checkpoint",
     "zips",
 ]

@@ -114,6 +114,7 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
         if isinstance(env.observation_space, spaces.Dict | spaces.Tuple):
             raise UsageError("observations have parts, and an add-on takes rows of numbers: let your env pay the wish")
         self.addon = combined(names(addons))
+        self.wish_weight = max(map(abs, self.addon.weights), default=1.0)  # hosts measure the wish at weight 1
 
     def reset(self, **options: Any) -> Any:
         observation, info = self.env.reset(**options)
