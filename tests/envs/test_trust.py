@@ -61,7 +61,11 @@ def test_a_name_that_is_free_imports_nothing(name: str) -> None:
         asked.append(reference)
         return len
 
-    with mock.patch.object(addons, "load_object", load), mock.patch.object(names, "load_object", load):
+    with (
+        mock.patch.object(addons, "load_object", load),
+        mock.patch.object(names, "load_object", load),
+        mock.patch.object(names, "nearest", lambda *_: ""),  # of thousands of names, at each name that is none
+    ):
         for kind, use in (("addons", addons.parse), ("env", names.maker)):
             try:
                 confirm("file", False, **{kind: [name] if kind == "addons" else name})
