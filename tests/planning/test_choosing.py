@@ -91,10 +91,10 @@ FEW = ["--omega", "0.1", "--states", "0", "--samples", "4", "--horizon", "2", "-
 
 def test_the_residual_optimum_is_kept(monkeypatch):
     """The planner's action is the optimum's on average, and the policy is fitted to it in states of its own."""
-    monkeypatch.setattr(keeping, "MOST_EPOCHS", 10)
+    monkeypatch.setattr(keeping, "MOST_EPOCHS", 5)
     made = planner(samples=400, horizon=1, base="uniform")
     before = [parameter.clone() for parameter in made.prior.state_dict().values()]
-    kept = distilled(made, tiny("LinearQuadratic"), 2000)
+    kept = distilled(made, tiny("LinearQuadratic"), 1000)
     assert gain_and_std(kept)[0] == pytest.approx(float(augmented(0.1).policy.gain), rel=0.03)
     assert kept.std == pytest.approx(made.prior.std)
     assert all(torch.equal(*pair) for pair in zip(before, made.prior.state_dict().values(), strict=True))

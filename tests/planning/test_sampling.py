@@ -145,7 +145,7 @@ class Telling(LinearQuadratic):
 def model():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learned_model, "STEPS", 160)
-        patch.setattr(learned_model, "EPOCHS", 60)
+        patch.setattr(learned_model, "EPOCHS", 30)
         patch.setattr(learned_model, "HIDDEN", (64, 64))
         patch.setattr(learned_model, "NETWORKS", 2)
         return LearnedModel(as_policy(PRIOR), env_name(Telling), seed=0)

@@ -97,7 +97,7 @@ def test_the_root_decides_as_the_exact_residual_policy(omega, alpha, sign):
 
 
 def test_so_it_does_where_there_is_chance():
-    assert off_by(planner(Process, 0.2, 0.6, -1.0, 3_000), Process, 0.2, 0.6, -1.0) < 0.02
+    assert off_by(planner(Process, 0.2, 0.6, -1.0, 1_500), Process, 0.2, 0.6, -1.0) < 0.02
 
 
 def test_a_leaf_that_is_not_grown_is_worth_what_the_prior_is():
@@ -146,12 +146,12 @@ def test_it_plans_beside_the_environment_and_keeps_what_it_knows():
 
 
 def test_the_same_seed_makes_the_same_episodes():
-    made = planner(Process, 0.5, 0.5, 1.0, 20)
+    made = planner(Process, 0.5, 0.5, 1.0, 5)
     one, same = (
         run_episodes(made, GymnasiumEnvs(made.model.name, 2, 0), 2, addon=made.score.addon, longest=5) for _ in range(2)
     )
     assert np.array_equal(one.addon, same.addon)
-    other = replace(made, search=replace(made.search, samples=21))
+    other = replace(made, search=replace(made.search, samples=6))
     assert not np.array_equal(one.log_policy, run_episodes(
         other, GymnasiumEnvs(made.model.name, 2, 0), 2, longest=5
     ).log_policy)  # fmt: skip
