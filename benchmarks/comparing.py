@@ -20,7 +20,7 @@ import torch
 from experiments import campaign
 from experiments.ledger import Ledger
 from repolicy.envs.evaluation import evaluate
-from repolicy.many.bets import shown
+from repolicy.many.bets import losses_seen, shown
 from repolicy.many.comparing import ROUND, compare
 from repolicy.policies.policy import Actor
 from repolicy.priors.opening import load_policy
@@ -33,7 +33,7 @@ Pairs = tuple[np.ndarray, np.ndarray]  # [S, N] returns of the old and the new p
 
 
 def at_margin(kind: str, count: int, noise: np.random.Generator) -> Pairs:
-    """Return simulated returns `[count, MOST]`: the old mean is 1, and the new one 1 − MARGIN."""
+    """Return simulated returns `[count, MOST]`: the new mean is 1 − MARGIN of the old one, which is about 1."""
     shape, least = (count, MOST), 1.0 - MARGIN
 
     def normal(mean: float, std: float) -> np.ndarray:
@@ -45,6 +45,10 @@ def at_margin(kind: str, count: int, noise: np.random.Generator) -> Pairs:
     def often(share: float) -> np.ndarray:
         return (noise.random(shape) < share).astype(float)
 
+    def won_or_lost(share: float) -> Pairs:
+        won, lost = often(share), often(MARGIN * (2.0 * share - 1.0) / (2.0 * share))
+        return 2.0 * won - 1.0, 2.0 * won * (1.0 - lost) - 1.0
+
     kinds: dict[str, Callable[[], Pairs]] = {
         "normal, std 10 %": lambda: (normal(1.0, 0.1), normal(least, 0.1)),
         "normal, std 50 %": lambda: (normal(1.0, 0.5), normal(least, 0.5)),
@@ -53,6 +57,7 @@ def at_margin(kind: str, count: int, noise: np.random.Generator) -> Pairs:
         "1 in 20 falls at once": lambda: (normal(1.0, 0.02), often(least) * normal(1.0, 0.02)),
         "1 in 10 falls halfway": lambda: (normal(1.0, 0.02), normal(1.0, 0.02) * (1.0 - 0.5 * often(2 * MARGIN))),
         "tied: successes": lambda: (often(0.8), often(0.8 * least)),
+        "tied: won 1 or lost 1": lambda: won_or_lost(0.95),
         "tied: always the same": lambda: (np.ones(shape), np.full(shape, least)),
         "1 in 40 loses twice the mean": lambda: (np.ones(shape), 1.0 - 2.0 * often(MARGIN / 2)),
     }
@@ -61,16 +66,15 @@ def at_margin(kind: str, count: int, noise: np.random.Generator) -> Pairs:
 
 KINDS = (
     "normal, std 10 %", "normal, std 50 %", "lognormal", "lognormal losses", "1 in 20 falls at once",
-    "1 in 10 falls halfway", "tied: successes", "tied: always the same", "1 in 40 loses twice the mean",
+    "1 in 10 falls halfway", "tied: successes", "tied: won 1 or lost 1", "tied: always the same", "1 in 40 loses twice the mean",
 )  # fmt: skip
 
 
 def bets(pairs: Pairs, sign: float = 1.0) -> np.ndarray:
     """Return after which episodes `[S, N]` the new policy is shown to be above the margin, or below it (sign −1)."""
     old, new = pairs
-    return shown(
-        sign * (new - (1.0 - MARGIN) * old), np.maximum(abs(old), abs(new)) * (1 if sign > 0 else 1 + MARGIN), ERROR
-    )
+    losses = losses_seen(old, new) + (0.0 if sign > 0 else MARGIN * abs(old))
+    return shown(sign * (new - (1.0 - MARGIN) * old), losses, ERROR)
 
 
 def wrong(kind: str, comparisons: int, noise: np.random.Generator) -> dict[str, Any]:

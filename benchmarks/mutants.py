@@ -142,6 +142,7 @@ ROOMS = [
     Mutant("priors/dials.py", "precision**-0.5", "precision**-1", "tests/priors/test_dials.py", "the mixture's std is a variance"),
     Mutant("many/bets.py", "np.concatenate([np.zeros_like(running[..., :1]), running[..., :-1]], axis=-1)", "running", "tests/many/test_bets.py", "a stake that knows the number it is on"),
     Mutant("many/bets.py", "np.maximum.accumulate(losses, axis=-1)", "losses", "tests/many/test_bets.py", "a bound that forgets the largest loss"),
+    Mutant("many/bets.py", "np.maximum(seen, np.maximum(abs(old), abs(new)))", "np.maximum(abs(old), abs(new))", "tests/many/test_comparing.py", "from won to lost no more is lost than was won"),
     Mutant("many/comparing.py", "sign, losses = -1.0", "sign, losses = 1.0", "tests/many/test_comparing.py", "more early ends are better"),
     Mutant("many/comparing.py", "shown(gain + allowed, losses", "shown(gain, losses", "tests/many/test_comparing.py", "not worse without a margin"),
     Mutant("many/comparing.py", "return min((row.verdict", "return max((row.verdict", "tests/many/test_comparing.py", "the best verdict of several decides"),

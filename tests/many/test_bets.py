@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from repolicy.many.bets import BOLDEST, WATCHED, lower, shown, wealth
+from repolicy.many.bets import BOLDEST, WATCHED, losses_seen, lower, shown, wealth
 
 
 def test_the_same_gain_again_and_again_is_told_by_the_formula() -> None:
@@ -42,6 +42,14 @@ def test_one_in_w_at_most_reaches_a_wealth_of_w() -> None:
     final = np.exp(wealth(np.hstack([seen, coins]), np.ones((16, WATCHED + 4))))
     assert final.max() > 2.0
     assert all((final >= level).mean() <= 1.0 / level for level in (1.5, 2.0, 4.0, 8.0))
+
+
+def test_a_loss_may_be_as_large_as_what_was_seen_is_wide() -> None:
+    """Of returns of one sign that is less than their size; from 1 to −1 two are lost."""
+    old, new = np.array([2.0, 3.0, 1.0]), np.array([1.0, 2.5, 2.0])
+    assert losses_seen(old, new).tolist() == [2.0, 3.0, 2.0]
+    assert losses_seen(-old, -new).tolist() == [2.0, 3.0, 2.0]
+    assert losses_seen(np.array([1.0, 1.0, 1.0]), np.array([1.0, -1.0, 1.0])).tolist() == [1.0, 2.0, 2.0]
 
 
 def test_nobody_wins_by_betting_on_nothing() -> None:

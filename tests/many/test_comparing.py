@@ -41,7 +41,9 @@ def test_nothing_is_told_of_nothing() -> None:
     assert judge(zeros, zeros).verdict == "cannot tell"  # a share of 0 is no margin
 
 
-@pytest.mark.parametrize("kind", ["normal, std 10 %", "lognormal", "1 in 20 falls at once", "tied: successes"])
+@pytest.mark.parametrize(
+    "kind", ["normal, std 10 %", "lognormal", "1 in 20 falls at once", "tied: successes", "tied: won 1 or lost 1"]
+)
 def test_a_policy_at_the_margin_is_seldom_called_not_worse(kind: str) -> None:
     noise = np.random.default_rng(1)
     found = simulated.wrong(kind, 500, noise)

@@ -19,6 +19,16 @@ BOLDEST = 0.75  # share of the wealth that one number may take
 HALVINGS = 40  # of the range in which an end of an interval is looked for
 
 
+def losses_seen(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Return the largest loss from old to new that each pair `[..., N]`, with those before, lets one think possible.
+
+    It is the largest size seen, as if all could be lost; where returns have both signs, it is the range seen.
+    """
+    high, low = np.maximum(old, new), np.minimum(old, new)
+    seen = np.maximum.accumulate(high, axis=-1) - np.minimum.accumulate(low, axis=-1)
+    return np.maximum(seen, np.maximum(abs(old), abs(new)))
+
+
 def wealth(values: np.ndarray, losses: np.ndarray) -> np.ndarray:
     """Return the log of the highest wealth so far `[..., N]`, of bets that the mean of the values is above 0.
 

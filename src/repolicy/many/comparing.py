@@ -37,7 +37,7 @@ from repolicy.envs import (
 )
 from repolicy.envs.addons import Addon, Wish, wished
 from repolicy.errors import UsageError, check_counts
-from repolicy.many.bets import ORDER, Verdict, lower, shown
+from repolicy.many.bets import ORDER, Verdict, losses_seen, lower, shown
 from repolicy.policies import Agent
 from repolicy.priors import MeanPrior, OpenedPolicy, on_shelf
 from repolicy.readers.reading import Options
@@ -170,10 +170,10 @@ def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: f
     """Return one quantity's verdict from its values `[E]` in both policies' episodes, in pairs and in order.
 
     The mean of new − old + margin is shown to be above 0, or below. A share of the old mean is taken of each old
-    value, so that the mean itself need not be known. What an episode could lose is the largest size seen so far.
+    value, so that the mean itself need not be known. What an episode could lose is told by those seen so far.
     """
     old, new = old.astype(float), new.astype(float)
-    losses = np.maximum(abs(old), abs(new))
+    losses = losses_seen(old, new)
     allowed = np.full_like(old, margin.value)
     sign = 1.0
     if name == "ended_early":  # fewer are better; a share is a number of episodes in a hundred
