@@ -57,7 +57,7 @@ def at_margin(kind: str, count: int, noise: np.random.Generator) -> Pairs:
         "1 in 20 falls at once": lambda: (normal(1.0, 0.02), often(least) * normal(1.0, 0.02)),
         "1 in 10 falls halfway": lambda: (normal(1.0, 0.02), normal(1.0, 0.02) * (1.0 - 0.5 * often(2 * MARGIN))),
         "tied: successes": lambda: (often(0.8), often(0.8 * least)),
-        "tied: won 1 or lost 1": lambda: won_or_lost(0.95),
+        "tied: won 1 or lost 1": lambda: won_or_lost(0.8),
         "tied: always the same": lambda: (np.ones(shape), np.full(shape, least)),
         "1 in 40 loses twice the mean": lambda: (np.ones(shape), 1.0 - 2.0 * often(MARGIN / 2)),
     }
@@ -66,7 +66,8 @@ def at_margin(kind: str, count: int, noise: np.random.Generator) -> Pairs:
 
 KINDS = (
     "normal, std 10 %", "normal, std 50 %", "lognormal", "lognormal losses", "1 in 20 falls at once",
-    "1 in 10 falls halfway", "tied: successes", "tied: won 1 or lost 1", "tied: always the same", "1 in 40 loses twice the mean",
+    "1 in 10 falls halfway", "tied: successes", "tied: won 1 or lost 1", "tied: always the same",
+    "1 in 40 loses twice the mean",
 )  # fmt: skip
 
 
