@@ -16,6 +16,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # on a GPU, Stable-Baselines3's models 
 def pytest_collectstart(collector: pytest.Collector) -> None:
     """Import what takes seconds where tests are collected, and not where they are only handed out."""
     if collector.path.is_relative_to(Path(__file__).parent):
+        gc.disable()  # until all is imported, there is hardly any
         import torch
         from hypothesis import settings
 
@@ -28,6 +29,7 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what the tests import out of what is searched for garbage: TRL has it searched after each training."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -22,6 +22,7 @@ from repolicy.objective import residual, soft
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.prepare import weights
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
@@ -30,6 +31,11 @@ from repolicy.runs.terminal import Terminal
 pytestmark = pytest.mark.usefixtures("_elsewhere")
 
 FEW = [*SMALL, "--steps=128"]
+
+
+@pytest.fixture(autouse=True)
+def _short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights.trial, "__defaults__", (32,))  # steps of each environment
 
 
 def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

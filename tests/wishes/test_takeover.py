@@ -220,6 +220,7 @@ def test_short_take_overs_tell_the_wish_at_the_usual_length(
     found, path = acting(policy, Options(), False), tmp_path / "r.jsonl"
     record(found, PENDULUM, path, 600, person(lambda o, a, acts: next(turns) % 3 == 0))
     words = ["infer", str(path), "--policy", str(policy), "--features", "action[0]", "--alpha", "0.1"]
+    words += ["--alone", "4800"]
     main([*words, "--out", str(tmp_path / "w.safetensors")])
     assert "48 windows of 10 steps, of which a person began 48, with 192 of their 200 steps" in capsys.readouterr().err
     wish = open_wish(str(tmp_path / "w.safetensors"))
@@ -245,9 +246,9 @@ def test_a_feature_that_never_changes_is_one_sentence(policy: Path, tmp_path: Pa
 def test_a_person_who_pushes_is_found_to_like_pushing(policy: Path, tmp_path: Path) -> None:
     found = acting(policy, Options(), False)
     beside = record(found, PENDULUM, tmp_path / "r.jsonl", 600, person(wants))
-    wish = infer([beside], found, "action[0]", 0.1, labels=Labels(before=1), length=1)
+    wish = infer([beside], found, "action[0]", 0.1, labels=Labels(before=1), length=1, steps=1600)
     assert wish.theta[0] > 5 * wish.covariance[0, 0] ** 0.5
-    later = infer([beside], found, "action[0]", 0.1, wish, Labels(before=1), 1)
+    later = infer([beside], found, "action[0]", 0.1, wish, Labels(before=1), 1, steps=1600)
     assert later.theta == pytest.approx(2 * wish.theta)  # what is inferred is what the policy's own wish lacks
 
 

@@ -95,13 +95,16 @@ def chance(size: float, freedom: int) -> float:
 
 def difference(before: Column, after: Column, paired: bool = False, told: int = 1) -> Difference:
     """Return how two sets of episodes, apart or in pairs, differ; `told`: how many differences a verdict tells."""
-    errors, counts = (before.error, after.error), (len(before.values), len(after.values))
-    apart, freedom = math.hypot(*errors), min(counts) - 1
+    counts = len(before.values), len(after.values)
+    freedom = min(counts) - 1
     if paired and before.weights is None:
         apart = Column("", after.values - before.values).error
-    elif apart > 0 and freedom > 0:  # Welch's
-        shares = [(error / apart) ** 4 / (count - 1) for error, count in zip(errors, counts, strict=True)]
-        freedom = math.floor(1.0 / sum(shares) + 1e-9)
+    else:
+        errors = before.error, after.error
+        apart = math.hypot(*errors)
+        if apart > 0 and freedom > 0:  # Welch's
+            shares = [(error / apart) ** 4 / (count - 1) for error, count in zip(errors, counts, strict=True)]
+            freedom = math.floor(1.0 / sum(shares) + 1e-9)
     return Difference(before.mean, after.mean - before.mean, apart, max(freedom, 1), told)
 
 
