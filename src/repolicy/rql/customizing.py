@@ -55,6 +55,7 @@ class Log:
         self._request, self._folder, self._watchers, self._interrupted = request, folder, callbacks, interrupted
         self.metrics: dict[str, float] = {}
         self.stopped = False
+        self.segment = 0, 0  # the steps at which the one under way begins and ends
 
     def begin(self, steps: int, complaints: Sequence[str]) -> None:
         settings = self._request.settings
@@ -69,9 +70,10 @@ class Log:
     def step(self, local: dict[str, Any], _: dict[str, Any]) -> bool:
         """Note a step of the environment. Returns whether to go on."""
         model, settings = local["self"], self._request.settings
-        steps = model.num_timesteps
-        if steps > settings.steps or (steps % settings.iteration_steps and steps != settings.steps):
-            return True
+        steps, (first, end) = model.num_timesteps, self.segment
+        cut = steps == end and (steps - first) % settings.train_every > 0  # Stable-Baselines3 would fill the round up
+        if steps % settings.iteration_steps and steps != settings.steps:
+            return not cut
         self.metrics = {"iteration": math.ceil(steps / settings.iteration_steps), "steps": steps}
         if episodes := list(model.ep_info_buffer)[-EPISODES:]:
             self.metrics["task_return"] = sum(episode["r"] for episode in episodes) / len(episodes)
@@ -84,7 +86,7 @@ class Log:
         for callback in self._watchers:
             callback.write(self.metrics)
         self.stopped = steps < settings.steps and self._interrupted.is_set()
-        return not self.stopped
+        return not (self.stopped or cut)
 
     def close(self) -> None:
         for callback in self._watchers:
@@ -267,6 +269,7 @@ def _work(
             if segment:  # the first one begins as the model was made
                 _renew(model, request, segment)
             end = min((segment + 1) * settings.checkpoint_every, settings.steps)
+            log.segment = model.num_timesteps, end
             steps = end - model.num_timesteps
             model.learn(steps, callback=log.step, log_interval=None, reset_num_timesteps=not segment)
             if log.stopped:
