@@ -15,6 +15,7 @@ from PIL import Image, ImageChops
 from tiny_envs import tiny
 from typed_commands import refused
 
+from repolicy.envs import names
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Backend
@@ -110,6 +111,9 @@ def test_an_environment_that_lacks_a_package_says_which_one_would_help(
     path = tmp_path / "policy.safetensors"
     save_policy(path, Policy(PolicySpec(4, ActionSpace("discrete", (2,)), "categorical")), {})
     monkeypatch.setitem(sys.modules, "pygame", None)
+    monkeypatch.setattr(
+        names, "envpool_names", lambda: pytest.fail("what Gymnasium draws needs no EnvPool, for seconds")
+    )
     with pytest.raises(UsageError, match=r"without pygame: pip install 'repolicy\[film\]'"):
         movie.frames(Shot(str(path), "CartPole-v1", seconds=0.4))
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.envs import (
+    Backend,
     EnvPoolEnvs,
     Envs,
     GymnasiumEnvs,
@@ -195,7 +196,8 @@ def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np
     opened = acting(shot.policy, Options(), shot.trust)
     policy = opened.prior if shot.which == "prior" else opened.agent
     assert policy is not None
-    filming = Filming(replace(shot, env=observing(shot.env, policy.observation_size)), policy, seen)
+    backend: Backend = "gymnasium" if in_gymnasium(shot.env) else "auto"  # EnvPool takes longer to import than a film
+    filming = Filming(replace(shot, env=observing(shot.env, policy.observation_size, backend)), policy, seen)
     pictures = filming.pictures()
     if all(picture.min() == picture.max() for picture in pictures):
         raise _NoRendererError
