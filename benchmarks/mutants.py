@@ -137,6 +137,7 @@ ROOMS = [
     Mutant("learning/terms.py", "- means[stratum, 0]", "", DIAL, "advantages of a stratum without their mean"),
     Mutant("learning/worker.py", "observations[..., : self.bare_size]", "observations[..., -self.bare_size :]", DIAL, "the prior sees the dial's position"),
     Mutant("envs/wrapped.py", "np.where(ended[:, None], self._drawn(), self._places)", "self._drawn()", DIAL, "the dial turns within an episode"),
+    Mutant("envs/wrapped.py", "*(self._dealt() for _ in range(self.dials - 1))", "*[self._first[::-1]] * (self.dials - 1)", DIAL, "places on two dials that always go together"),
     Mutant("envs/wrapped.py", "self._behind(step.final), step.terminated", "self._behind(step.final) * 1.0, step.truncated", DIAL, "the dial stays where an episode ended early"),
     Mutant("priors/dials.py", "(1 - t) * narrow / precision, t *", "t * narrow / precision, (1 - t) *", "tests/priors/test_dials.py", "the mixture turns the wrong way"),
     Mutant("priors/dials.py", "precision**-0.5", "precision**-1", "tests/priors/test_dials.py", "the mixture's std is a variance"),

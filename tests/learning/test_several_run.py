@@ -17,7 +17,7 @@ from typed_commands import failed
 from experiments.dial import others, shuffled
 from repolicy.cli import main as cli
 from repolicy.envs.making import make_envs
-from repolicy.envs.wrapped import ENDS, Dialed
+from repolicy.envs.wrapped import ENDS, Dialed, Places
 from repolicy.errors import UsageError
 from repolicy.learning import ppo
 from repolicy.learning.terms import Task, collapsed
@@ -49,6 +49,13 @@ def test_on_each_dial_every_environment_has_a_stratum_of_its_own() -> None:
         inner = shares[int(ENDS * total) : -int(ENDS * total)]
         assert (np.floor((inner + 1.0) / 2.0 * len(inner)).clip(0, len(inner) - 1) == np.arange(len(inner))).all()
     assert np.abs(np.corrcoef(places.T)[np.triu_indices(3, 1)]).max() < 0.5  # which belong together is by chance
+
+
+def test_places_on_two_dials_meet_everywhere_in_time() -> None:
+    """Also of few environments, in one segment: else the policy would be a guess between the few pairs that it saw."""
+    drawn = Places(count=8, seed=3, dials=2)
+    places = np.concatenate([drawn.drawn() for _ in range(200)])
+    assert (np.histogram2d(*places.T, bins=8)[0] > 0).all()
 
 
 CASES = {

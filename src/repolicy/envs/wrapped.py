@@ -1,10 +1,11 @@
 """Environments around others: with places on dials, which the policy observes, or acted in through a policy's noise.
 
 **Dials** (`Dialed`). Behind what the policy observes stands where on its dials the episode is, from −1 to 1. Places are
-drawn when an episode begins, and stay until it ends. On each dial, each environment draws from a stratum of its own,
-one for each of all environments of all ranks, so that every part of a dial is seen equally often at any time, however
-long the episodes are. With several dials the strata form a Latin hypercube: which belong together is by chance, and
-drawn anew with each seed. A grid would leave few environments to a dial; drawing freely would leave gaps.
+drawn when an episode begins, and stay until it ends. On the first dial, each environment draws from a stratum of its
+own, one for each of all environments of all ranks, so that every part of a dial is seen equally often at any time,
+however long the episodes are. On other dials the strata are dealt anew with each drawing, so that every pair of parts
+is seen in time. Those of episodes that begin together form a Latin hypercube: a grid would leave few environments to a
+dial, and drawing freely would leave gaps.
 
 **Noise** (`NAME?decoder=FILE&noise=8&chunk=4`). A generative policy, a diffusion or a flow, turns an observation and
 noise z ~ N(0, I) into a chunk of actions. Here an action is z, and a step is the whole chunk. So the prior over actions
@@ -29,13 +30,18 @@ class Places:
 
     def __init__(self, count: int, seed: int, first: int = 0, total: int | None = None, dials: int = 1) -> None:
         self.count, self.dials, self._total = count, dials, total or count
-        random = np.random.default_rng(seed)
-        self._strata = np.stack([random.permutation(self._total)[first : first + count] for _ in range(dials)])
+        self._own = slice(first, first + count)
+        self._deals = np.random.default_rng(seed)  # the same on all ranks
+        self._first = self._dealt()
         self._rng = np.random.default_rng([seed, first])
 
     def drawn(self) -> np.ndarray:
         """Draw positions `[N, dials]`."""
-        return positions_of((self._strata + self._rng.random((self.dials, self.count))).T / self._total)
+        strata = np.stack([self._first, *(self._dealt() for _ in range(self.dials - 1))])
+        return positions_of((strata + self._rng.random((self.dials, self.count))).T / self._total)
+
+    def _dealt(self) -> np.ndarray:
+        return self._deals.permutation(self._total)[self._own]
 
 
 class Dialed:
