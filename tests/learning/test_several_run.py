@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from repolicy.learning import ppo
 from repolicy.learning.terms import Task, collapsed
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, kl, residual, soft
-from repolicy.policies.distributions import Gaussian
+from repolicy.policies.distributions import ActionSpace, Gaussian
 from repolicy.policies.modulated import Conditioned, exponents
 from repolicy.priors.opening import load_policy, read_policy
 from repolicy.ranges import Dial, Range
@@ -128,8 +129,15 @@ def test_a_dial_that_turns_nothing_is_named(prior: Path, tmp_path: Path) -> None
     film[:] = torch.tensor([[1.0 if quiet == 0 else 0.0] for _, quiet in exponents(2)])  # nothing but omega's own
     found = made.width(torch.randn(300, 3))
     assert found["dial_kl_omega"] > 1.0 > 1e-3 > found["dial_kl_quiet"] == found["dial_kl"]
-    (said,) = collapsed(found)
+    (said,) = collapsed(found, made.learner.policy)
     assert "the two ends of the dial quiet are only" in said
+    for nats, count in ((0.1, 1), (0.2, 0)):  # of a choice of three, where log 3 are all that there is
+        assert (
+            len(
+                collapsed({"dial_kl": nats}, SimpleNamespace(observation_size=1, actions=ActionSpace("discrete", (3,))))
+            )
+            == count
+        )
 
 
 # The run --------------------------------------------------------------------------------------------------------------

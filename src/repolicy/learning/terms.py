@@ -16,6 +16,7 @@ from repolicy.envs import Addon, Rollout, addons
 from repolicy.learning import ppo
 from repolicy.objective import Objective, Reward, task_reward
 from repolicy.policies import Conditioned, Distribution, FilmMlp, Mlp, Policy, sums
+from repolicy.prepare.weights import Shape, usual_budget
 from repolicy.ranges import Dial
 from repolicy.runs import Ranks, Request, Settings
 
@@ -99,7 +100,7 @@ def normalized(gains: Tensor, targets: Tensor, team: Ranks, shifts: bool = True)
 # Parts of one dial, in each of which advantages have mean 0 and variance 1. Of several dials there are about as many
 # cells in all, 3 × 3 or 2 × 2 × 2: each must hold episodes enough to have a mean and a variance.
 STRATA = 8
-ALIKE = 1.0  # nats: a dial whose ends are closer to each other than this hardly turns anything
+ALIKE = 0.5  # of the usual budget: a dial whose ends are closer to each other than this hardly turns anything
 TERMS = {"prior": "omega", "entropy": "alpha", "states": "states"}  # of the reward, and their weights in an objective
 
 
@@ -254,12 +255,13 @@ def _at_end(policy: Conditioned, inputs: Tensor, index: int, place: float) -> Di
     return policy.distribution(inputs)
 
 
-def collapsed(metrics: dict[str, float]) -> list[str]:
+def collapsed(metrics: dict[str, float], policy: Shape) -> list[str]:
     """Return what is to be said of a finished run whose dial, or one of whose dials, turns too little."""
+    alike = ALIKE * usual_budget(policy)
     several = {name: value for name, value in metrics.items() if name.startswith("dial_kl_")}
     return [
         f"the two ends of the dial{name.removeprefix('dial_kl').replace('_', ' ', 1)} are only {value:.2g} nats apart, "
         "so it hardly turns anything: take a wider range, a wish with a larger weight, or more steps"
         for name, value in (several or {"dial_kl": metrics.get("dial_kl", math.inf)}).items()
-        if value <= ALIKE
+        if value <= alike
     ]
