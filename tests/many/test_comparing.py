@@ -147,6 +147,17 @@ def test_without_a_reward_a_wish_decides_alone() -> None:
         compare(GOOD, BAD, env)
 
 
+def never(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
+    return np.zeros(len(actions))
+
+
+def test_a_share_of_nothing_is_no_margin_and_that_is_told() -> None:
+    found = compare(GOOD, GOOD, QUADRATIC, addon=never, episodes=50)
+    assert found.verdict == "cannot tell"
+    assert "add-on has a mean of 0, of which no share is a margin: name a number" in found.sentences()[-1]
+    assert "mean of 0" not in str(compare(GOOD, GOOD, QUADRATIC, 0.1, addon=never, episodes=50))
+
+
 OTHERS = count()
 
 

@@ -140,12 +140,16 @@ class Comparison:
         """Return the verdict, and what it rests on; of `count` places, the worst of which is `where`."""
         starts = "the same starts" if self.is_paired else "starts of their own, as the environment has no seed"
         judges = " and ".join(row.title for row in self.deciding if row.verdict == self.verdict)
-        return [
+        shares = self.deciding if self.margin.endswith("%") else []
+        nothing = [row.title for row in shares if row.old == 0.0 and row.name != "ended_early"]
+        told = [
             f"{self.verdict}{where}, {ACTIONS[next(iter(self.rows))]}, by {judges}; the margin is {self.margin}",
             f"{counted(self.episodes, 'episode')} each in {self.env} ({self.backend}), from {starts}, in "
             f"{counted(self.rounds, 'round')}; a verdict is wrong with a probability of at most "
             f"{100 * self.error * count:.3g}%, but for losses that are rare and larger than all that were seen",
         ]
+        no_share = "has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
+        return told + [f"{title} {no_share}" for title in nothing]
 
     @property
     def tables(self) -> list[Table]:
