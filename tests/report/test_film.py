@@ -111,9 +111,7 @@ def test_an_environment_that_lacks_a_package_says_which_one_would_help(
     path = tmp_path / "policy.safetensors"
     save_policy(path, Policy(PolicySpec(4, ActionSpace("discrete", (2,)), "categorical")), {})
     monkeypatch.setitem(sys.modules, "pygame", None)
-    monkeypatch.setattr(
-        names, "envpool_names", lambda: pytest.fail("what Gymnasium draws needs no EnvPool, for seconds")
-    )
+    monkeypatch.setattr(names, "envpool_names", lambda: pytest.fail("a film of Gymnasium's needs no EnvPool"))
     with pytest.raises(UsageError, match=r"without pygame: pip install 'repolicy\[film\]'"):
         movie.frames(Shot(str(path), "CartPole-v1", seconds=0.4))
 
