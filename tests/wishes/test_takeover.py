@@ -225,7 +225,7 @@ def test_short_take_overs_tell_the_wish_at_the_usual_length(
     assert "48 windows of 10 steps, of which a person began 48, with 192 of their 200 steps" in capsys.readouterr().err
     wish = open_wish(str(tmp_path / "w.safetensors"))
     assert wish.theta[0] > 5 * wish.covariance[0, 0] ** 0.5
-    told = failed(capsys, *words, "--length", "100")
+    told = failed(capsys, *words, "--length", "100", "--out", str(tmp_path / "none.safetensors"))
     assert "3 windows of 100 steps, of which a person began 3, with 102 of their 200 steps; it takes 5" in told
 
 
