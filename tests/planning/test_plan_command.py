@@ -139,7 +139,7 @@ def test_a_wish_of_info_that_the_model_does_not_rebuild_is_one_sentence():
         return info["reward_ctrl"]
 
     planner = repolicy.plan("halfcheetah", cheap, omega=0.1, states=0.0, search=Search(samples=4, horizon=3))
-    with pytest.raises(RepolicyError, match="'reward_ctrl'.*x_velocity.*a planner's model rebuilds no more of info"):
+    with pytest.raises(RepolicyError, match="'reward_ctrl'.*x_velocity.*a planner's model rebuilds no other entries"):
         planner.act(np.zeros(17, np.float32))
 
 

@@ -310,6 +310,7 @@ def _told(made: "Planned") -> dict[str, float]:
 
 
 def _in_words(made: "Planned", told: dict[str, float]) -> Iterator[str]:
+    """Yield that in sentences."""
     pace, kept = f"{told['decisions_a_second']:.3g} decisions a second", f"in {told['prior_kept']:.1%} of the decisions"
     if told["real_time"]:
         pace += f", {told['real_time']:.2g} times real time"

@@ -15,7 +15,17 @@ from repolicy.envs.evaluation import (
     evaluate,
     run_episodes,
 )
-from repolicy.envs.making import acting_in, critic_size, make_envs, observing, placed, probed, through_noise, with_roles
+from repolicy.envs.making import (
+    Spaces,
+    acting_in,
+    critic_size,
+    make_envs,
+    observing,
+    placed,
+    probed,
+    through_noise,
+    with_roles,
+)
 from repolicy.envs.names import (
     RESET,
     EnvLike,

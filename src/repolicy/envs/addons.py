@@ -58,6 +58,11 @@ class Addon:
         return short if len(set(short)) == len(set(self.names)) else self.names
 
     @property
+    def largest_weight(self) -> float:
+        """The largest size of a weight, 1 of no add-on."""
+        return max(map(abs, self.weights), default=1.0)
+
+    @property
     def with_past(self) -> tuple[str, ...]:
         """The names of those that have a past."""
         return tuple(name for name, each in zip(self.names, self.functions, strict=True) if isinstance(each, WithPast))
@@ -150,10 +155,12 @@ Wish = str | Function | Sequence[str | Function]  # an add-on by its name or as 
 def names(wanted: Wish) -> tuple[str, ...]:
     """Return one name or function or several, as names. One that weighs 1 is named without its weight."""
     several = wanted if isinstance(wanted, list | tuple) else (wanted,)
-    requests = [each if isinstance(each, str) else reference_to(each) for each in several]
-    return tuple(
-        called if as_number(weight) == 1.0 else each for each in requests for called, weight in [_weighed(each)]
-    )
+    return tuple(_shortest(each) if isinstance(each, str) else reference_to(each) for each in several)
+
+
+def _shortest(request: str) -> str:
+    called, weight = _weighed(request)
+    return called if as_number(weight) == 1.0 else request
 
 
 def wished(wanted: Wish, env: str) -> Addon | None:

@@ -127,7 +127,7 @@ class Column(NamedTuple):
 
     @property
     def mean(self) -> float:
-        return float(self.values.mean() if self.weights is None else np.average(self.values, weights=self.weights))
+        return float(np.average(self.values, weights=self.weights))
 
     @property
     def std(self) -> float:
@@ -136,12 +136,11 @@ class Column(NamedTuple):
     @property
     def error(self) -> float:
         """The standard error of the mean; not a number where there is but one episode."""
-        count = len(self.values)
+        count, shares = len(self.values), np.ones(len(self.values)) if self.weights is None else self.weights
         if count < 2:
             return math.nan
-        shares, whole = (1.0, count) if self.weights is None else (self.weights, self.weights.sum())
         squares = np.sum((shares * (self.values - self.mean)) ** 2) * count / (count - 1)
-        return float(np.sqrt(squares) / whole)
+        return float(np.sqrt(squares) / shares.sum())
 
 
 def evaluate(

@@ -7,7 +7,7 @@ step = envs.step(actions)
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -67,13 +67,13 @@ def probed(name: str, backend: Backend = "auto", *, critic: bool = False) -> "Sp
 
 @dataclass(frozen=True)
 class Spaces:
-    """What is known of an environment that is closed."""
+    """What can be seen and done in an environment, without one at hand."""
 
     name: str
     observation_size: int
     actions: ActionSpace
-    groups: dict[str, int]
-    limit: int | None
+    groups: dict[str, int] = field(default_factory=dict)
+    limit: int | None = None
 
 
 def _probed(name: str, backend: Backend, critic: bool) -> Spaces:

@@ -82,6 +82,8 @@ class UnitCritic:
 
     def __init__(self, module: nn.Module, last: nn.Linear | Mlp, scale: ReturnScale) -> None:
         self.last, self.scale = last, scale
+        # What files hold in rewards, as everybody else loads it; a critic with places on dials is for nobody else.
+        self.layer: list[Tensor] = [] if isinstance(last, Mlp) else [*last.parameters()]
         self.place()
         module.register_forward_hook(
             lambda _, __, outputs: outputs if torch.is_grad_enabled() else outputs * self.std + self.mean
@@ -105,17 +107,16 @@ class UnitCritic:
         self.last.bias.mul_(factor).add_(offset)
 
     def state(self) -> dict[str, Any]:
-        """Return the unit, and the last layer as it is in that unit, in plain numbers."""
-        layer = [] if isinstance(self.last, Mlp) else [part.tolist() for part in self.last.parameters()]
-        return {"returns": self.scale.statistics.flatten().tolist(), "critic": layer}
+        """Return the unit, and the last layer in it, in plain numbers."""
+        return {
+            "returns": self.scale.statistics.flatten().tolist(),
+            "critic": [part.tolist() for part in self.layer],
+        }
 
     @contextmanager
     def in_rewards(self) -> Iterator[None]:
-        """Let the last layer be meanwhile that of a critic that predicts rewards, as everybody else loads it.
-
-        A critic with places on dials is for nobody else.
-        """
-        own = [] if isinstance(self.last, Mlp) else [part.detach().clone() for part in self.last.parameters()]
+        """Let the critic predict rewards meanwhile."""
+        own = [part.detach().clone() for part in self.layer]
         self._set(self._as_rewards(own))
         try:
             yield
@@ -130,7 +131,7 @@ class UnitCritic:
         if state is not None:
             self._take(state["returns"])
             own = [torch.tensor(part).to(self.mean) for part in state["critic"]]
-            if all(map(torch.allclose, self._as_rewards(own), self.last.parameters())):
+            if all(map(torch.allclose, self._as_rewards(own), self.layer)):
                 self._set(own)
                 return
         self._take([LITTLE, 0.0, 1.0])
@@ -140,11 +141,12 @@ class UnitCritic:
         self.place()
 
     def _as_rewards(self, layer: Sequence[Tensor]) -> list[Tensor]:
+        """Return weights and biases in this unit as they are where outputs are rewards."""
         return [part * self.std.unsqueeze(-1) if part.dim() == 2 else part * self.std + self.mean for part in layer]
 
     @torch.no_grad()
     def _set(self, layer: Sequence[Tensor]) -> None:
-        for part, values in zip(self.last.parameters(), layer, strict=False):
+        for part, values in zip(self.layer, layer, strict=True):
             part.copy_(values)
 
 
@@ -326,7 +328,7 @@ class Method:
             self.moved = torch.tensor(state["moved"], dtype=torch.float64)
 
     def critic_in_rewards(self) -> AbstractContextManager[None]:
-        """Let the critic be saved meanwhile as everybody loads it."""
+        """Let the critic predict rewards meanwhile, so that others can load what is saved."""
         return self.critic.in_rewards() if self.changes_rewards else nullcontext()
 
     def resume_critic(self, state: Mapping[str, Any] | None) -> None:

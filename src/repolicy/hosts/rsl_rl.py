@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repolicy.envs import Transitions, addons
+from repolicy.envs import addons
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import ROWS, called, check_needs, check_same_prior, check_squashed, unbounded
-from repolicy.hosts.measuring import Paid, Sizes, compared, decide_in
+from repolicy.hosts.kept_prior import ROWS, called, check_needs, check_same_prior, check_squashed
+from repolicy.hosts.measuring import compared, decide_in
 from repolicy.hosts.method import TARGET_KL, Method, Seen, entry, quicken
+from repolicy.hosts.rsl_rl_envs import RunnerEnvs
 from repolicy.hosts.rsl_rl_networks import PolicyActor, dialed, from_repolicy, layers_of, to_repolicy
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, prior_for
 from repolicy.hosts.steering import Steering, check_options, say_of_bonus, usual_warmup, weighs, weights_named
@@ -56,9 +57,8 @@ class ResidualPPO(PPO):
     """
 
     schedule: str
-    envs: "RunnerEnvs"
+    envs: RunnerEnvs
     ranges = False  # whether a weight may be one
-    clipped: float | None = None  # the bound to which the environment clips actions
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class ResidualPPO(PPO):
         if self.wish is not None:
             st = self.storage
             states = torch.cat([self.rows(st.observations), self.rows(obs).unsqueeze(0)])
-            self._paid += self.paid_by_wish(states[:-1], st.actions, states[1:], st.dones.squeeze(-1) > 0)
+            self._paid += self.envs.paid_by_wish(states[:-1], st.actions, states[1:], st.dones.squeeze(-1) > 0)
 
     def seen(self, obs: Any) -> Seen:
         """Return the rollout in the storage, which ended with these observations."""
@@ -233,8 +233,8 @@ class ResidualPPO(PPO):
         if weights.dials:
             obs, cfg = dialed(weights, obs, cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
-        algorithm.clipped = getattr(env, "clip_actions", None)
-        said = "" if algorithm.clipped is None else "the environment clips actions (clip_actions)"
+        clips = getattr(env, "clip_actions", None) is not None
+        said = "the environment clips actions (clip_actions)" if clips else ""
         check_needs(algorithm.steering.objective, algorithm.prior is not None, said)
         remedy = "apply it in the environment's step, and give that an attribute squashes = True"
         check_squashed(algorithm.prior, getattr(env, "squashes", False), remedy)
@@ -295,20 +295,6 @@ class ResidualPPO(PPO):
             raise UsageError(f"the environment's extras[{name!r}], which {why}, {must}")
         return told.to(rewards).view_as(rewards)
 
-    def paid_by_wish(self, before: Tensor, actions: Tensor, after: Tensor, ended: Tensor) -> Tensor:
-        """Return a wish's rewards `[...]` of steps, computed on the CPU, for actions as the environment got them.
-
-        Nobody tells the observation with which an episode ended: the one before it stands there.
-        """
-        assert self.wish is not None
-        if self.method.squashes:
-            actions = actions.tanh()
-        elif self.clipped is not None:
-            actions = actions.clamp(-self.clipped, self.clipped)
-        parts = before, actions, torch.where(ended.unsqueeze(-1), before, after)
-        states, done, led_to = (part.detach().cpu().numpy() for part in parts)
-        return torch.from_numpy(self.wish.reward(Transitions(states, done, led_to, {}))).to(before)
-
     def rows(self, observations: Any) -> Tensor:
         """Return the actor's observation groups side by side, `[..., O]`."""
         lead = len(observations.batch_size)
@@ -331,57 +317,6 @@ def say_what_works_against(host: Mapping[str, Any]) -> None:
     mirrors = host.get("symmetry_cfg") or {}
     if mirrors.get("use_data_augmentation") or mirrors.get("use_mirror_loss"):
         print("ResidualPPO: symmetry_cfg needs a prior that is symmetric itself: leave it out beside any other")
-
-
-class RunnerEnvs:
-    """The runner's environments, for episodes of the prior before training."""
-
-    def __init__(self, env: Any, algorithm: ResidualPPO) -> None:
-        self.env, self.algorithm, self.states = env, algorithm, algorithm.rows
-        self.count, self.stepped = int(env.num_envs), False
-
-    @property
-    def sizes(self) -> Sizes:
-        storage = self.algorithm.storage
-        return Sizes(self.states(storage.observations[0]).shape[-1], unbounded(storage.actions_shape[0]))
-
-    @property
-    def wish_weight(self) -> float:
-        wish = self.algorithm.wish
-        return 1.0 if wish is None else max(map(abs, wish.weights))
-
-    def at(self, steps: int) -> None:
-        """Begin anew as after so many steps, by which mjlab's curricula go."""
-        own: Any = getattr(self.env, "unwrapped", None)
-        if steps and hasattr(own, "common_step_counter"):
-            own.common_step_counter, self.stepped = steps, True
-            self.begin()
-
-    def begin(self) -> tuple[Any, bool]:
-        """Return observations; not every runner's environments can be reset, and then some episodes are under way."""
-        self.stepped |= self._under_way()  # some begin at random ages
-        if self.stepped and hasattr(self.env, "reset"):
-            self.env.reset()
-            self.stepped = self._under_way()  # not every reset begins episodes anew
-        observations = self.env.get_observations().to(self.algorithm.device)
-        self.seen = self.states(observations)
-        return observations, not self.stepped
-
-    def _under_way(self) -> bool:
-        ages = getattr(self.env, "episode_length_buf", None)
-        return ages is not None and bool(ages.any())
-
-    def step(self, actions: Tensor) -> Paid:
-        """Return what followed; the environment's own reward is beside an add-on, or an entry of its extras."""
-        self.stepped, named = True, self.algorithm.addon is not None
-        observations, rewards, dones, extras = self.env.step(actions.to(self.env.device))
-        observations, rewards, dones = (part.to(self.algorithm.device) for part in (observations, rewards, dones))
-        addon = self.algorithm.addon_in(extras, rewards) if named else rewards
-        before, self.seen = self.seen, self.states(observations)
-        if self.algorithm.wish is not None:
-            addon = self.algorithm.paid_by_wish(before, actions, self.seen, dones > 0)
-        basic, held = rewards if named else extras.get("basic_reward"), self.algorithm.held_in(extras, rewards)
-        return Paid(observations, basic if basic is None else basic.to(rewards), addon, dones > 0, held)
 
 
 def _usual(actor: Any, storage: Any) -> dict[str, Any]:

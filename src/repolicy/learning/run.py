@@ -115,7 +115,8 @@ def work(
             tell(callbacks, segments.notes)
             segments.notes.clear()
         if worker.iteration == request.settings.iterations:
-            tell(callbacks, [] if decoder(request.env) else collapsed(metrics, worker.learner.policy))  # nats are few
+            if decoder(request.env) is None:  # of a generative policy's noise few nats are much
+                tell(callbacks, collapsed(metrics, worker.learner.policy))
             if metrics and team.index == 0:
                 tell(callbacks, broken(worker.multipliers, folder.logged()))
                 if worker.multipliers.keep and worker.prior is not None:

@@ -130,7 +130,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         finally:
             args.beta = 0.0
         self.beta = 0.0  # ... and adds no KL to the loss where it is
-        self.reward_funcs = [without_nan(each) for each in self.reward_funcs]
+        self.reward_funcs = [in_numbers(each) for each in self.reward_funcs]
         for each in filter(None, (self.model, self.ref_model)):
             count_as_generate(self.accelerator.unwrap_model(each))
         check_sampling(self)
@@ -336,8 +336,8 @@ def _mask(batch: dict[str, Any]) -> Tensor:
     return batch["completion_mask"] * batch.get("tool_mask", 1)
 
 
-def without_nan(judge: Any) -> Any:
-    """Return a reward function that refuses what is no number; TRL takes NaN for None, a response not judged."""
+def in_numbers(judge: Any) -> Any:
+    """Return a reward function that refuses what is no number. (TRL takes NaN for None: a response is not judged.)"""
     if isinstance(judge, torch.nn.Module) or is_async_callable(judge):
         return judge
 

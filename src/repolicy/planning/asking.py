@@ -58,7 +58,7 @@ def plan(
     """Return an agent that meets a wish without training, by simulating what it might do before each of its actions.
 
     Args:
-        prior: a policy, its file, its run's folder, or the name of one that ships.
+        prior: a policy, its file, its run's folder, or the name of one that ships; or what `open_prior` made of it.
         addon: the wish: a name, a function, or a list of them.
         env: an id, or a function that makes one environment; by default the one that the prior's file names.
         omega: the weight of the prior; where neither this nor `states` nor `value` is given, what does best in short

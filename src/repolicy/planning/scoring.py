@@ -95,7 +95,7 @@ def step_rewards(
     except UsageError as error:
         if not isinstance(error.__cause__, KeyError):
             raise
-        raise UsageError(f"{error}; a planner's model rebuilds no more of info than that") from error
+        raise UsageError(f"{error}; a planner's model rebuilds no other entries") from error
     if score.density is not None and score.states:
         inputs = prior.normalizer(torch.from_numpy(transitions.next_observations))
         rewards += score.states * score.density.familiarity(inputs).numpy()

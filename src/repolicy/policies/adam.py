@@ -1,6 +1,6 @@
 """Adam for parameters that live in one flat tensor.
 
-It is four lines, while torch's own imports a compiler first, for two seconds, and takes as long a step as the gradient.
+It is four lines, while torch's own imports a compiler first, which takes seconds.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ def adam_step(
 
 
 class Adam:
-    """Fits parameters, of which the `quick` ones have a learning rate of their own, `factor` times as large."""
+    """Descends a loss of parameters; the `quick` ones have a learning rate `factor` times as large."""
 
     def __init__(
         self,

@@ -124,7 +124,10 @@ class Start:
 def open_prior(
     given: Any, reading: Options | None = None, init: str | Path = "auto", trust: bool = False, file: Path = Path()
 ) -> Start:
-    """Read what a user gave as a prior, once; it is not fitted yet. `file` is the copy that a run keeps."""
+    """Read what a user gave as a prior, once; it is not fitted yet. `file` is the copy that a run keeps.
+
+    What has been read is returned as it is.
+    """
     if isinstance(given, Start):
         return given
     reference = given.folder if isinstance(given, Result) else given

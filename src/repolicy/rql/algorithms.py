@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repolicy.envs import check_fit
+from repolicy.envs import Spaces, check_fit
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated
 from repolicy.policies import (
@@ -43,7 +43,6 @@ from repolicy.policies import (
 from repolicy.prepare.session import settings_of
 from repolicy.rql.hyperparameters import Settings
 from repolicy.rql.wrapping import (
-    Spaces,
     TaskReward,
     check_loss,
     flat,

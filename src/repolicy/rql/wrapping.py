@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from repolicy.envs import (
     NOTE,
     Past,
+    Spaces,
     Transitions,
     action_space,
     check_fit,
@@ -26,7 +26,7 @@ from repolicy.envs.addons import names
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, task_reward
 from repolicy.objective_names import plain
-from repolicy.policies import ActionSpace, Density, Normalizer, Policy, Prior, check_scores
+from repolicy.policies import Density, Normalizer, Policy, Prior, check_scores
 from repolicy.prepare.states import familiarity
 from repolicy.rql.hyperparameters import Settings
 
@@ -114,7 +114,7 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
         if isinstance(env.observation_space, spaces.Dict | spaces.Tuple):
             raise UsageError("observations have parts, and an add-on takes rows of numbers: let your env pay the wish")
         self.addon = combined(names(addons))
-        self.wish_weight = max(map(abs, self.addon.weights), default=1.0)  # hosts measure the wish at weight 1
+        self.wish_weight = self.addon.largest_weight  # hosts, which measure a wish at weight 1, ask for it
 
     def reset(self, **options: Any) -> Any:
         observation, info = self.env.reset(**options)
@@ -172,16 +172,6 @@ def normalizer_for(space: Any, prior: Prior | None) -> Normalizer:
     var = torch.where(bounded, ((high - low) / 2).square(), 1.0)
     normalizer.load_state_dict({"mean": mean, "var": var, "count": torch.ones((), dtype=torch.float64)})
     return normalizer
-
-
-@dataclass(frozen=True)
-class Spaces:
-    """What can be seen and done in an environment of Gymnasium's."""
-
-    name: str
-    observation_size: int
-    actions: ActionSpace
-    groups: dict[str, int] = field(default_factory=dict)
 
 
 def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:

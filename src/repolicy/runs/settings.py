@@ -5,7 +5,6 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
 from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -23,12 +22,6 @@ class Within(NamedTuple):
     high: float
 
 
-@cache
-def _hints(cls: type[Any], ranges: bool = False) -> dict[str, Any]:
-    """Return the types of a class's fields, with their ranges too. (To read them takes longer than to check them.)"""
-    return typing.get_type_hints(cls, include_extras=ranges)
-
-
 @dataclass(frozen=True)
 class AnySettings:
     """What the settings of every way to train have: fields of their own types, within ranges."""
@@ -39,7 +32,7 @@ class AnySettings:
     def __post_init__(self) -> None:
         for name, value in validated(self.as_dict(), "settings", type(self)).items():
             object.__setattr__(self, name, value)  # 3e6 becomes 3000000 where a whole number is wanted
-        for name, hint in _hints(type(self), ranges=True).items():  # type: ignore[arg-type]
+        for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
             value = getattr(self, name)
             for low, high in getattr(hint, "__metadata__", ()):
                 if value is not None and not low <= value <= high:
@@ -219,7 +212,7 @@ def read_settings(path: Path, kind: type[AnySettings]) -> dict[str, Any]:
 
 def validated(values: dict[str, Any], where: str, cls: type[AnySettings] = Settings) -> dict[str, Any]:
     """Return the values as the fields' own types, or one sentence that says which does not fit."""
-    hints, result = _hints(cls), {}  # type: ignore[arg-type]  # a class has a hash
+    hints, result = typing.get_type_hints(cls), {}
     names = [field.name for field in fields(cls)]
     for name, value in values.items():
         if name not in names:
