@@ -124,6 +124,8 @@ WINGS = [
     Mutant("rql/algorithms.py", "(1 - batch.dones) * self.gamma", "self.gamma", DQN, "value after a terminal step"),
     Mutant("rql/algorithms.py", "return super()._sample_action(0,", "return super()._sample_action(learning_starts,", DQN, "random actions at first"),
     Mutant("rql/algorithms.py", "return (distribution.mode() if deterministic else distribution.sample())", "return distribution.mode()", DQN, "a greedy policy"),
+    Mutant("rql/algorithms.py", "mse_loss(q, self.targets", "smooth_l1_loss(q, self.targets", DQN, "rare, large rewards count as their median"),
+    Mutant("rql/algorithms.py", "nn.init.zeros_(parameter)", "pass", DQN, "a first policy that is not the prior"),
     Mutant("rql/algorithms.py", "omega / alpha)", "omega)", DQN, "the file's network without its temperature"),
     Mutant("rql/wrapping.py", "prior = copy.deepcopy(prior)", "pass", DQN, "the prior is shared, not copied"),
     Mutant("rql/wrapping.py", "requires_grad_(False)", "requires_grad_(True)", SAC, "the prior takes gradients"),

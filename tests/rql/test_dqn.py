@@ -41,6 +41,12 @@ def with_q(model: Any, q: Tensor) -> Any:
     return model
 
 
+def moved(model: Any) -> Any:
+    """The model, its Q_R being no longer 0."""
+    nn.init.normal_(model.q_net.q_net[-1].weight)
+    return model
+
+
 def every_transition(reward: np.ndarray) -> SimpleNamespace:
     """The six transitions of the walk, as Stable-Baselines3 hands them out."""
     states, actions = np.divmod(np.arange(6), 2)
@@ -114,6 +120,33 @@ def test_what_it_learns_is_the_exact_residual_q() -> None:
         torch.testing.assert_close(model.q_net(STATES), solution.q.float(), atol=0.02, rtol=0)
         found = model.policy.distribution(STATES).log_probs[0]
     torch.testing.assert_close(found, solution.log_policy.float(), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_begins_as_the_prior_to_the_power_omega_over_alpha(seed: int) -> None:
+    """However small alpha is: a random Q_R, divided by it, would be another policy."""
+    prior, seen = wild_prior(), torch.randn(50, 3)
+    model = ResidualDQN(Walk(), residual(omega=0.01, alpha=0.005), prior, Settings(hidden=(8, 8), seed=seed))
+    with torch.no_grad():
+        wanted = (2.0 * prior(seen).log_probs[0]).log_softmax(-1)
+        torch.testing.assert_close(model.as_policy()(seen).log_probs[0], wanted, atol=1e-5, rtol=1e-5)
+    values = model.next_value(seen)
+    torch.testing.assert_close(values[:, 0], 0.005 * (2.0 * prior(seen).log_probs[0]).logsumexp(-1))
+
+
+def test_a_rare_large_penalty_counts_as_its_mean() -> None:
+    """Of a hundred steps ten cost 20: their median is 0, and what they are worth is −2."""
+    model = ResidualDQN(Walk(), RESIDUAL, Table(exact(RESIDUAL)[1]), replace(QUICK, warmup=10_000))
+    model.learn(100)
+    steps = model.replay_buffer
+    steps.rewards[:100, 0] = np.where(np.arange(100) % 10 == 3, -20.0, 0.0)
+    steps.dones[:100] = 1.0
+    steps.observations[:100] = steps.observations[0]
+    steps.actions[:100] = 1
+    model.train(800, batch_size=64)
+    with torch.no_grad():
+        found = model.q_net(torch.as_tensor(steps.observations[0]))[0, 1]
+    assert found == pytest.approx(-2.0, abs=0.5)
 
 
 def test_the_prior_does_not_move() -> None:
@@ -196,7 +229,7 @@ def test_a_prior_that_cannot_stand_beside_its_residual_is_refused(changed: dict[
 
 
 def test_a_prior_that_sees_far_observations_is_saved_as_it_acts() -> None:
-    model = ResidualDQN(Walk(), RESIDUAL, wild_prior(observation_bound=None), Settings(hidden=(8, 8)))
+    model = moved(ResidualDQN(Walk(), RESIDUAL, wild_prior(observation_bound=None), Settings(hidden=(8, 8))))
     far = 100.0 * torch.randn(50, 3)
     with torch.no_grad():
         wanted = model.policy.distribution(far).log_probs[0]
@@ -204,8 +237,8 @@ def test_a_prior_that_sees_far_observations_is_saved_as_it_acts() -> None:
 
 
 def test_a_customized_policy_can_be_customized_again(tmp_path: Path) -> None:
-    first = ResidualDQN(Walk(), RESIDUAL, wild_prior(), Settings(hidden=(8, 8))).as_policy()
-    second = ResidualDQN(Walk(), residual(0.1, 0.2), first, Settings(hidden=(4, 4)))
+    first = moved(ResidualDQN(Walk(), RESIDUAL, wild_prior(), Settings(hidden=(8, 8)))).as_policy()
+    second = moved(ResidualDQN(Walk(), residual(0.1, 0.2), first, Settings(hidden=(4, 4))))
     seen = torch.randn(50, 3)
     with torch.no_grad():
         wanted = second.policy.distribution(seen).log_probs[0]

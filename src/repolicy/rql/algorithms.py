@@ -135,21 +135,23 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
             policy_kwargs=network_options(settings, normalizer) | {"activation_fn": MODULES[activation]},
         )
         self.policy.objective, self.policy.prior = objective, self.prior
+        for network in (self.q_net, self.q_net_target):  # at Q_R = 0 the policy is the prior to the power ω / α
+            for parameter in network.q_net[-1].parameters():
+                nn.init.zeros_(parameter)
 
     def next_value(self, observations: Tensor) -> Tensor:
         logits: Tensor = self.policy.logits(self.q_net_target(observations), observations)
         return self.objective.alpha * logits.logsumexp(-1, keepdim=True)
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """Train as Stable-Baselines3 does, with other targets, which follow softly."""
+        """Train as Stable-Baselines3 does, with other targets, which follow softly, and squared errors, not cut."""
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size)
             q = self.q_net(batch.observations).gather(1, batch.actions.long())
-            loss = nn.functional.smooth_l1_loss(q, self.targets(batch))
+            loss = nn.functional.mse_loss(q, self.targets(batch))  # the mean: a rare, large penalty counts in full
             check_loss("Q_R", loss)
             self.policy.optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(self.q_net.parameters(), self.max_grad_norm)
             self.policy.optimizer.step()
             polyak_update(self.q_net.parameters(), self.q_net_target.parameters(), self.tau)
         self._n_updates += gradient_steps
@@ -178,7 +180,7 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
         """Take no hard copies of the target, and no ε."""
 
     def _sample_action(self, learning_starts: int, action_noise: Any = None, n_envs: int = 1) -> Any:
-        """Sample from the policy from the first step on: near Q_R = 0 it is the prior to the power ω / α."""
+        """Sample from the policy from the first step on."""
         return super()._sample_action(0, action_noise, n_envs)
 
 
