@@ -146,6 +146,7 @@ WINGS = [
     Mutant("hosts/method.py", "square, count) for name", "square, steps) for name", HELD, "a measurement in a host with the noise of another"),
     Mutant("hosts/steering.py", "omega=held.weight", "omega=self.objective.omega", HELD, "a share that moves nothing"),
     Mutant("hosts/method.py", "2.0 * wider", "-2.0 * wider", HELD, "a narrow policy that loses as much by its noise as a wide one"),
+    Mutant("hosts/rsl_rl.py", "if squashes(self.prior) else", "if False else", "tests/hosts/test_squashed.py", "a checkpoint's policy without tanh"),
     Mutant("hosts/rsl_rl.py", "if total > TARGET_KL * states:", "if False:", "tests/hosts/test_rsl_rl.py", "an update that never ends early"),
     Mutant("wishes/keys.py", "REPEATED if key in before else HELD", "REPEATED", KEYS, "a held key that is let go until it repeats"),
     Mutant("wishes/learning_loop.py", "if path.exists():\n                kept", "if False:\n                kept", TAKEOVER, "another wish over that of a folder"),

@@ -12,11 +12,12 @@ from rsl_rl.runners import OnPolicyRunner
 from runner_envs import OURS, Drift, settings
 from runners import collected
 
-from repolicy import Policy
+from repolicy import Policy, load_policy
 from repolicy.errors import UsageError
 from repolicy.hosts.prior_reward import prior_reward
 from repolicy.hosts.rsl_rl import to_repolicy
 from repolicy.hosts.rsl_rl_dial import DialedPPO
+from repolicy.policies.carrying import fingerprint
 from repolicy.policies.modulated import Conditioned
 from repolicy.ranges import Range
 
@@ -112,7 +113,7 @@ def test_each_episode_stands_at_one_place_and_the_places_are_spread() -> None:
     assert len(torch.unique(((places[0] + 1.0) * 1.25).long().clamp(max=1))) == 2  # of eight strata, both halves
 
 
-def test_it_begins_as_the_prior_everywhere_and_learns_to_differ() -> None:
+def test_it_begins_as_the_prior_everywhere_and_learns_to_differ(tmp_path: Path) -> None:
     started, start = runner(steps=24), prior()
     observations, actions = torch.randn(50, 3), torch.randn(50, 2)
     begun = to_repolicy(started.alg.get_policy())
@@ -128,6 +129,10 @@ def test_it_begins_as_the_prior_everywhere_and_learns_to_differ() -> None:
     with torch.no_grad():  # where nothing else is paid, the optimum is the prior to the power of omega / alpha
         widths = [float(made.at(omega)(observations).log_std.mean()) for omega in (0.1, 0.5, 3.0)]
     assert widths[0] - 0.1 > widths[1] > widths[2] + 0.05
+    started.save(str(tmp_path / "model.pt"))
+    whole = load_policy(tmp_path / "model.pt")
+    assert isinstance(whole, Conditioned)
+    assert (whole.dials, fingerprint(whole)) == (made.dials, fingerprint(made))
     with torch.no_grad():  # who asks without a place stands in the middle
         middle = made.at(dialed_value(0.0))(observations).mode()
         torch.testing.assert_close(actor({"policy": observations}), middle, rtol=1e-4, atol=1e-5)

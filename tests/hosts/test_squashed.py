@@ -17,10 +17,11 @@ from small import small_policy
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from repolicy import Policy, load_policy
+from repolicy import Policy
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import as_gaussian, as_squashed, with_one_std
 from repolicy.hosts.sb3 import ResidualPPO, Squashed, to_repolicy
+from repolicy.priors import read_policy
 from repolicy.readers.described import CannotCopyError
 
 OMEGA, ALPHA = 0.3, 0.2
@@ -180,11 +181,27 @@ def test_an_actor_of_rsl_rl_made_of_our_policy_is_that_policy(tmp_path: Path, fa
     again = OnPolicyRunner(env, made_like(prior), None, "cpu")
     again.load(str(tmp_path / "model.pt"))
     assert_alike(again.alg.get_policy().state_dict(), actor.state_dict())
-    with pytest.raises(CannotCopyError, match=r"of a PolicyActor, .*to_repolicy\(runner.alg.get_policy\(\)\)"):
-        load_policy(tmp_path / "model.pt")
+    assert_whole(tmp_path / "model.pt", moved, prior)
+    begun = OnPolicyRunner(env, made_like(str(tmp_path / "model.pt")), None, "cpu").alg
+    torch.testing.assert_close(begun.prior.prior.log_prob(observations, actions), moved.log_prob(observations, actions))
+    assert_alike(begun.get_policy().state_dict(), actor.state_dict())
 
 
-def made_like(prior: Policy) -> dict[str, Any]:
+def assert_whole(checkpoint: Path, policy: Policy, prior: Policy) -> None:
+    """A checkpoint holds the policy as it acts in the environment, and its prior; what lacks it is a sentence."""
+    observations, actions = torch.randn(50, 3), torch.randn(50, 2)
+    saved = read_policy(checkpoint)
+    for found, wanted in ((saved.policy, policy), (saved.prior, prior)):
+        assert found.spec == wanted.spec
+        assert torch.equal(found.log_prob(observations, actions), wanted.log_prob(observations, actions))
+    loaded = torch.load(checkpoint, weights_only=True)
+    del loaded["policy.safetensors"]
+    torch.save(loaded, checkpoint.with_name("less.pt"))
+    with pytest.raises(CannotCopyError, match=r"without its shape: .*to_repolicy\(runner.alg.get_policy\(\)\)"):
+        read_policy(checkpoint.with_name("less.pt"))
+
+
+def made_like(prior: Any) -> dict[str, Any]:
     how = settings(algorithm=residual(prior))
     how["actor"]["class_name"] = "repolicy.hosts.rsl_rl:PolicyActor"
     return how

@@ -141,13 +141,11 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
 
 def _of_file(file: PolicyFile, options: Options) -> Story:
     if not is_own(file.path, file.content):
-        carried = file.carried
-        if carried is None:
-            return _of_foreign(file, options), {}
-        if not carried.is_as_exported:
-            return _of_foreign(file, options), {"carries": carried.about}
-        facts, more = _of_policy(file, options, f", exported to {file.format}")
-        return facts, more | {"carries": carried.about}
+        carries = {} if file.carried is None else {"carries": file.carried.about}
+        if file.own is None:
+            return _of_foreign(file, options), carries
+        facts, more = _of_policy(file, options, f", in a file of {file.format}")
+        return facts, more | carries
     check_own(file.path, options)
     tensors, header = read(file.path, content=file.content)
     if header["kind"] == "policy":

@@ -5,7 +5,6 @@ actor = {"class_name": "repolicy.hosts.rsl_rl:PolicyActor"}    # beside a `prior
 
 import copy
 import math
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -77,17 +76,13 @@ class PolicyActor(MLPModel):
         whole.input_size += len(self.dials)
         return whole
 
-    def has(self, weights: Mapping[str, Tensor]) -> bool:
-        """Return whether these are the weights of an actor like this one."""
-        return not self.dials and weights.keys() == self.state_dict().keys()
-
     def to_repolicy(self) -> Policy:
         """Return it as the policy that it is now."""
         found = Conditioned(self.spec, self.dials) if self.dials else Policy(self.spec)
         found.network.load_state_dict(self.mlp.state_dict())
         found.normalizer.load_state_dict(self.obs_normalizer.state_dict())
-        if found.log_std is not None:
-            found.log_std = self.distribution.log_std
+        if found.log_std is not None and (log_std := self.distribution.log_std) is not None:
+            found.log_std.data.copy_(log_std)  # to the processor
         return frozen(found)
 
 

@@ -16,6 +16,7 @@ from repolicy.hosts.kept_prior import ByDistribution, Given
 from repolicy.hosts.rsl_rl_networks import PolicyActor, from_repolicy
 from repolicy.loading import read_bytes
 from repolicy.policies import Policy
+from repolicy.policies.carrying import POLICY
 from repolicy.readers.given_by_user import agent_settings, listed, numbers_in
 from repolicy.readers.pickles import load, shortened
 from repolicy.readers.rsl_rl_checkpoint import STD_RANGE
@@ -79,12 +80,11 @@ def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrio
     path = kept_prior.path_of(given)
     if isinstance(path, str | Path) and Path(path).suffix == ".pt":
         weights, steps = _read_checkpoint(Path(path))
-        if weights is not None and (not isinstance(actor, PolicyActor) or actor.has(weights)):
+        if weights is not None and not isinstance(actor, PolicyActor):
             if isinstance(given, Mapping) and (idle := given.keys() - {"path", "trust"}):
                 raise UsageError(f"{path} is the runner's checkpoint, and has no use for {', '.join(sorted(idle))}")
             own = RunnersPrior(actor, weights, Path(path), steps)
-            if not isinstance(actor, PolicyActor):
-                check_trained_alike(actor, Path(path))
+            check_trained_alike(actor, Path(path))
             if copied:
                 actor.load_state_dict(weights)
                 actor.obs_normalization = False  # its statistics would move the policy without a gradient
@@ -124,12 +124,14 @@ def check_trained_alike(actor: Any, path: Path) -> None:
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor] | None, int]:
-    """Return the actor in one of the runner's checkpoints, without running anything; None where it is no such file.
+    """Return the actor in one of the runner's checkpoints, without running anything.
+
+    None where it is no such file, or of a `PolicyActor`, which is read as any policy of ours.
 
     And how many steps its environments had taken, which mjlab's checkpoints tell.
     """
     loaded = load(read_bytes(path), str(path))
-    actor = loaded.get("actor_state_dict") if isinstance(loaded, dict) else None
+    actor = loaded.get("actor_state_dict") if isinstance(loaded, dict) and POLICY not in loaded else None
     if not isinstance(actor, dict):
         return None, 0
     for name, part in actor.items():

@@ -16,7 +16,6 @@ import torch
 from repolicy.errors import UsageError
 from repolicy.loading import load_object
 from repolicy.policies import Policy, SavedPolicy, frozen, notes_of, policy_bytes, read_card, read_own
-from repolicy.policies.storage import is_own
 from repolicy.priors.finding import SHELF, find_policy, is_plan
 from repolicy.priors.fitting import fitted_to, wants_fit
 from repolicy.priors.hub import is_on_hub
@@ -38,13 +37,10 @@ def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy
 
 def read_file(file: PolicyFile, options: Options) -> SavedPolicy:
     """Return the policy in a file that was opened already, ours or a copy."""
-    content = file.content
-    if not is_own(file.path, content):
-        if (carried := file.carried) is None or not carried.is_as_exported:
-            return _copied(file, options)
-        content = carried.policy
+    if file.own is None:
+        return _copied(file, options)
     check_own(file.path, options)
-    return read_own(file.path, content)
+    return read_own(file.path, file.own)
 
 
 def check_own(path: str | Path, options: Options | None) -> None:

@@ -7,12 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 
 from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import read_bytes
 from repolicy.policies import carrying
-from repolicy.policies.storage import SAFETENSORS
+from repolicy.policies.storage import SAFETENSORS, is_own
 from repolicy.readers import brax, mapped, rllib, skrl, torchscript
 from repolicy.readers import onnx_graphs as onnx
 from repolicy.readers import rsl_rl_checkpoint as rsl_rl
@@ -92,6 +93,16 @@ class PolicyFile:
         """What the readers of the present format take."""
         name = self.format
         return OPENED[name](self.content, str(self.path)) if name in OPENED else self.pickled
+
+    @cached_property
+    def own(self) -> bytes | None:
+        """The file of ours that this one is or holds: as a graph that is as it was exported, or a checkpoint, does."""
+        if is_own(self.path, self.content):
+            return self.content
+        if self.format == "rsl_rl":
+            held = self.pickled.get(carrying.POLICY)
+            return held.tobytes() if isinstance(held, np.ndarray) else None
+        return self.carried.policy if self.carried is not None and self.carried.is_as_exported else None
 
     @cached_property
     def carried(self) -> carrying.Carried | None:
