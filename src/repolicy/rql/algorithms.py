@@ -144,7 +144,7 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
         return self.objective.alpha * logits.logsumexp(-1, keepdim=True)
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """Train as Stable-Baselines3 does, with other targets, which follow softly, and squared errors, not cut."""
+        """Train as Stable-Baselines3 does, with other targets, which follow softly, and squared errors."""
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size)
             q = self.q_net(batch.observations).gather(1, batch.actions.long())
@@ -152,6 +152,8 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
             check_loss("Q_R", loss)
             self.policy.optimizer.zero_grad()
             loss.backward()
+            # Uncut, large errors cost a fifth of CartPole's total in one of three seeds of `full`.
+            nn.utils.clip_grad_norm_(self.q_net.parameters(), self.max_grad_norm)
             self.policy.optimizer.step()
             polyak_update(self.q_net.parameters(), self.q_net_target.parameters(), self.tau)
         self._n_updates += gradient_steps
