@@ -57,9 +57,9 @@ def _renderer() -> None:
         pytest.skip("rendering needs Debian's package libegl1 or libosmesa6")
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    """Chromium without a window; CI fails where there is none, another machine skips the test."""
+@pytest.fixture(scope="session")
+def _chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Chromium without a window, started once; CI fails where there is none, another machine skips its tests."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if (chromium is None or driver is None) and not os.environ.get("CI"):
         pytest.skip("needs Debian's packages chromium and chromium-driver")
@@ -71,7 +71,7 @@ def browser(tmp_path: Path) -> Iterator[Any]:
     for option in (
         "headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking",
         "disable-component-update", "disable-sync", "disable-dev-shm-usage", "window-size=1200,1600",
-        f"user-data-dir={tmp_path / 'browser'}",
+        f"user-data-dir={tmp_path_factory.mktemp('browser')}",
     ):  # fmt: skip
         options.add_argument(f"--{option}")
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
@@ -80,3 +80,17 @@ def browser(tmp_path: Path) -> Iterator[Any]:
         yield opened
     finally:
         opened.quit()
+
+
+@pytest.fixture
+def browser(_chromium: Any) -> Iterator[Any]:
+    """A window of the browser's that no other test has had, and a log that begins with it."""
+    first = _chromium.current_window_handle
+    _chromium.switch_to.new_window("window")
+    for kind in ("performance", "browser"):
+        _chromium.get_log(kind)
+    try:
+        yield _chromium
+    finally:
+        _chromium.close()
+        _chromium.switch_to.window(first)

@@ -1,15 +1,14 @@
-"""Not a test: what `test_examples.py` calls, and what it starts in two processes.
+"""Not a test: what `test_pages.py` calls in its own process, and in two forks of it.
 
-python one_step.py PRIOR DATA OUT ROWS: a step of each example script, of GRPO on fixed responses, and on
-labels; ROWS a process. Two processes read the libraries once: they are forks of a third, which does nothing else.
+A step of each example script, of GRPO on fixed responses, and on labels; `rows` a process.
 """
 
 # ruff: noqa: E402 - what needs the extra is imported after it has been asked for
 
-import gc
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 warnings.filterwarnings("ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning)
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
-from datasets import Dataset
+from datasets import Dataset, fingerprint
 from torch import distributed
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser
 
@@ -80,22 +79,38 @@ def main(prior: str, data: str, out: str, rows: str) -> None:
     Path(f"{out}/labels/offset.txt").write_text(str(labels.offset))
 
 
-if __name__ == "__main__":
-    gc.freeze()  # as in tests/conftest.py
+def fork(words: list[str], meeting: dict[str, str], said: Path) -> list[int]:
+    """Start two ranks, as forks that have read the libraries, and give their ids; what they say is in a file."""
     ranks = []
     for rank in "01":
         ranks.append(os.fork())
         if not ranks[-1]:
-            os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
             try:
-                main(*sys.argv[1:])
+                os.environ |= {**meeting, "RANK": rank, "LOCAL_RANK": rank}
+                fingerprint.fingerprint_rng.seed()  # else forks would give the files of their rows the same names
+                sys.stderr = said.open("a", buffering=1)
+                os.dup2(sys.stderr.fileno(), 2)
+                warnings.resetwarnings()  # what a test takes for an error, a process says
+                warnings.showwarning = lambda message, *_, **__: print(message, file=sys.stderr)
+                main(*words)
                 distributed.destroy_process_group()  # as the example scripts end
                 os._exit(0)  # on a busy machine a thread of gloo's can outlive even that, and abort Python at its end
             finally:
                 traceback.print_exc()
                 os._exit(1)
-    done, failed = os.wait()
-    ranks.remove(done)
-    if failed:
-        os.kill(ranks[0], signal.SIGKILL)  # one that waits for another that has failed
-    sys.exit(bool(failed or os.wait()[1]))
+    return ranks
+
+
+def ended(ranks: list[int]) -> bool:
+    """Wait for both ranks, and tell whether they ended well; one that waits for another that has failed is stopped."""
+    left, well = {*ranks}, True
+    while left:
+        time.sleep(0.05)
+        for rank in [*left]:
+            done, failed = os.waitpid(rank, os.WNOHANG)
+            left -= {done}
+            if done and failed:
+                well = False
+                for other in left:
+                    os.kill(other, signal.SIGKILL)
+    return well

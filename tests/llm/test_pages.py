@@ -14,10 +14,8 @@ import torch
 pytest.importorskip("trl", reason="the extra `llm` is not installed")
 
 import json
-import os
 import runpy
 import socket
-import subprocess
 
 from safetensors.torch import load_file
 
@@ -169,18 +167,18 @@ def test_two_processes_take_the_same_step(prior: Path, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     rows = [("ee", "ab"), ("aeb", ""), ("e", "bbb"), ("ae", "a")]
     data.write_text("\n".join(json.dumps({"prompt": ".", "chosen": c, "rejected": r}) for c, r in rows))
-    script = Path(__file__).with_name("one_step.py")
+    called = runpy.run_path(str(Path(__file__).with_name("one_step.py")))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    meeting |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HOME": str(tmp_path / "hf")}
-    words = [str(prior), str(data)]
-    command = [sys.executable, str(script), *words, str(tmp_path / "two"), "2"]
-    ranks = subprocess.Popen(command, env={**os.environ, **meeting}, stderr=subprocess.PIPE, text=True)
-    runpy.run_path(str(script))["main"](*words, str(tmp_path / "one"), "4")
-    said = ranks.communicate()[1]
-    assert ranks.returncode == 0, said[-3000:]
-    assert "find_unused_parameters" not in said
+    words, said = [str(prior), str(data)], tmp_path / "said"
+    ranks = called["fork"]([*words, str(tmp_path / "two"), "2"], meeting, said)
+    try:
+        called["main"](*words, str(tmp_path / "one"), "4")
+    finally:
+        well = called["ended"](ranks)
+    assert well, said.read_text()[-3000:]
+    assert "find_unused_parameters" not in said.read_text()
     before = load_file(prior / "model.safetensors")
     for kind in ("dpo", "fixed", "labels"):
         one, two = (load_file(tmp_path / name / kind / "model.safetensors") for name in ("one", "two"))
