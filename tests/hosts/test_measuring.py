@@ -152,8 +152,9 @@ def test_a_wish_that_weighs_more_counts_more_beside_the_prior(
     def made() -> Any:
         return TaskReward(WithAddon(Unclipped(Resting()), "mine.py:quiet=10"), residual(0.1, 0.1))
 
-    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 160)
-    model = sb3(env=DummyVecEnv([made] * 40), prior=resting((8, 8)), omega=None, alpha=None, n_steps=8)
+    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 40)
+    how: dict[str, Any] = {"prior": resting((8, 8)), "omega": None, "alpha": None, "states": 0, "n_steps": 8}
+    model = sb3(env=DummyVecEnv([made] * 40), **how)
     assert model.learn(1).steering.objective.omega == pytest.approx(2 * STD**2, rel=0.2)
 
 
@@ -183,7 +184,7 @@ class Resting(Sb3Drift):
 def test_stable_baselines3_measures_learns_states_and_saves_both(
     shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 160)
+    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 60 if shown else 160)  # states take longer episodes
     env = DummyVecEnv([lambda: Unclipped(Resting())] * 40)
     model = sb3(env=env, prior=resting((8, 8)), omega=None, alpha=None, n_steps=8, **({} if shown else {"states": 0.3}))
     model.learn(1)
@@ -203,7 +204,10 @@ def test_stable_baselines3_measures_learns_states_and_saves_both(
 
 
 @pytest.mark.parametrize(("sees", "policy"), [("both", "MultiInputPolicy"), ("images", "CnnPolicy")])
-def test_observations_of_too_many_numbers_are_measured_and_their_states_are_not_learned(sees: str, policy: str) -> None:
+def test_observations_of_too_many_numbers_are_measured_and_their_states_are_not_learned(
+    sees: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repolicy.hosts.measuring.WORTH_EPISODES", 4)
     env = DummyVecEnv([partial(Sb3Drift, sees)] * 4)
     given: dict[str, Any] = {"env": env, "policy": policy, "prior": trained(env, policy), "omega": None, "alpha": None}
     assert sb3(**given).learn(1).steering.objective.states == 0
@@ -295,7 +299,7 @@ def test_unfamiliar_states_cost_once_an_episode_is_under_way() -> None:
 
 def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """An actor whose std is a tenth of its prior's pays less for its noise, when it samples."""
-    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 60)
+    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 20)
     env = DummyVecEnv([lambda: Unclipped(Resting())] * 32)
     model = sb3(env=env, prior=resting((8, 8)), n_steps=8, batch_size=256)
     with torch.no_grad():
