@@ -2,9 +2,8 @@
 
 import copy
 import math
-import runpy
-import subprocess
-import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from runners import Algorithm, checkpoint, collected, residual, runner, small_policy
 
 pytest.importorskip("rsl_rl")
+import two_processes
 from rsl_rl.runners import OnPolicyRunner
 from runner_envs import NETWORKS, OURS, SIZE, Drift, settings
 from tensordict import TensorDict
@@ -207,11 +207,10 @@ def test_rsl_rls_own_ppo_reads_a_checkpoint_of_ours_and_ours_one_of_its(tmp_path
 
 
 def test_two_processes_end_in_the_same_policy(tmp_path: Path) -> None:
-    program, meeting = Path(__file__).parent / "two_processes.py", str(tmp_path / "meeting")
-    with subprocess.Popen([sys.executable, str(program), meeting], stdout=subprocess.PIPE, text=True) as other:
-        ours = runpy.run_path(str(program))["main"](0, meeting)
-        theirs = other.communicate(timeout=120)[0].splitlines()[-1]
-    assert other.returncode == 0
+    meeting = str(tmp_path / "meeting")
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:  # a fork has imported everything
+        other = pool.submit(two_processes.main, 1, meeting)
+        ours, theirs = two_processes.main(0, meeting), other.result(timeout=120)
     assert ours == theirs
     assert "omega" in ours
 

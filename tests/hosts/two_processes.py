@@ -1,16 +1,12 @@
 """One of two processes that train together over gloo, as rsl_rl's processes do over GPUs."""
 
-import contextlib
 import hashlib
-import io
-import sys
 from datetime import timedelta
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from runner_envs import OURS, Drift, settings
+
+from repolicy.hosts.rsl_rl import ResidualPPO
 
 
 class Push:
@@ -25,8 +21,6 @@ def main(rank: int, meeting: str) -> str:
     torch.set_num_threads(1)
     place = {"init_method": f"file://{meeting}", "timeout": timedelta(minutes=2)}
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2, **place)
-    from repolicy.hosts.rsl_rl import ResidualPPO
-
     config = settings(algorithm={"class_name": OURS, "omega": 0.2, "alpha": 0.1, "kl_budget": 0.5, "prior": Push()})
     config["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": 2}
     env = Drift(seed=rank)
@@ -44,9 +38,3 @@ def main(rank: int, meeting: str) -> str:
     tensors = [parameter.detach().numpy().tobytes() for parameter in algorithm.actor.parameters()]
     torch.distributed.destroy_process_group()
     return f"{hashlib.sha256(b''.join(tensors)).hexdigest()} {algorithm.steering}"
-
-
-if __name__ == "__main__":
-    with contextlib.redirect_stdout(io.StringIO()):
-        said = main(1, sys.argv[1])
-    print(said)
