@@ -30,10 +30,9 @@ from repolicy.runs.settings import Settings
     ("objective", "wanted"),
     [
         (residual(omega=2.0 * ALPHA, alpha=0.15), of_both(2.0, 0.15)),  # at another temperature than the prior's
-        (kl(1.5 * ALPHA), of_both(1.5, 1.5 * ALPHA)),
         (greedy(0.15), of_both(0.0, 0.15)),
     ],
-    ids=["residual", "kl", "greedy"],
+    ids=["residual", "greedy"],
 )
 def test_the_optimum_of_the_summed_cost_is_found_without_the_first_reward(
     prior: Path, tmp_path: Path, objective: Objective, wanted: LinearGaussian

@@ -187,7 +187,8 @@ def test_metrics_of_repeated_iterations_are_written_once(whole: Path, tmp_path: 
     ("env", "value"), [("endless_with_time_limit", 1 / (1 - 0.9)), ("Mortal", 1 / (1 - 0.8 * 0.9))]
 )
 def test_the_critic_finds_the_value_of_one_a_step(tmp_path: Path, env: str, value: float) -> None:
-    settings = replace(SMALL, steps=8_000, learning_rate=5e-3, normalize_observations=False, checkpoint_every=400)
+    settings = replace(SMALL, steps=8_000, minibatch=128, learning_rate=8e-3, normalize_observations=False)
+    settings = replace(settings, checkpoint_every=400)
     train(tiny(env), no_entropy(), tmp_path / "run", settings)
     segments = Segments(Request(tiny(env), no_entropy(), settings), RunFolder(tmp_path / "run"), Alone())
     segments.restore()

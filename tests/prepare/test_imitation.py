@@ -41,7 +41,7 @@ ROWS = 3_000
 @pytest.fixture
 def _briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is nothing to learn, or only a sign."""
-    monkeypatch.setattr(imitation, "fit", partial(fit, most_epochs=25))
+    monkeypatch.setattr(imitation, "fit", partial(fit, most_epochs=8))
 
 
 def recorded(path: Path, count: int = ROWS, **other: Any) -> Path:
