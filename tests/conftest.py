@@ -34,8 +34,18 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
+    """Begin what several tests share with the same random numbers, whichever of them comes first."""
+    if fixturedef.scope != "function":
+        seed()
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
+    seed()
+
+
+def seed() -> None:
     import torch
 
     torch.default_generator.manual_seed(0)  # `torch.manual_seed` also writes down where it was called, for GPUs

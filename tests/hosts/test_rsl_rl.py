@@ -206,6 +206,7 @@ def test_rsl_rls_own_ppo_reads_a_checkpoint_of_ours_and_ours_one_of_its(tmp_path
         assert_same_values(ours.alg, plain.alg)
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # of Python 3.12
 def test_two_processes_end_in_the_same_policy(tmp_path: Path) -> None:
     meeting = str(tmp_path / "meeting")
     with ProcessPoolExecutor(1, get_context("fork")) as pool:  # a fork has imported everything

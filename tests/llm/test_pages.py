@@ -162,6 +162,7 @@ def test_elsewhere_it_is_the_same_reward(module: str, name: str, monkeypatch: py
     torch.testing.assert_close(scores - names["ALPHA"] * penalty, expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # of Python 3.12
 def test_two_processes_take_the_same_step(prior: Path, tmp_path: Path) -> None:
     """One step of four rows: all in one process, or two in each of two, with a group of responses across both."""
     data = tmp_path / "data.jsonl"

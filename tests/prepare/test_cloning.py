@@ -278,6 +278,7 @@ def second_rank(words: list[str], seen: dict[str, str]) -> list[str]:
 
 @pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
 @pytest.mark.usefixtures("_elsewhere")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # of Python 3.12
 def test_a_clone_under_torchrun_ends_in_the_bits_of_two_ranks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
