@@ -2,15 +2,19 @@
 
 PYTHON ?= python3
 BIN = .venv/bin
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 EXTRAS = engine,dev,sb3,rsl-rl,llm,onnx,hub
 
-.PHONY: demo test wheel lint bench mutate fuzz paper stale site clean
+.PHONY: demo test optima wheel lint bench mutate fuzz paper stale site clean
 
 demo: .venv/base  ## customize a shipped HalfCheetah: prior and result in a table, and in a report with films
 	$(BIN)/repolicy customize halfcheetah --addon hind_leg=10 --steps 1e5 --out runs/demo --resume
 
 test: .venv/full  ## what is compiled is kept, whatever the shell says: many processes start
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(PYTEST) -m "not long"
+
+optima: .venv/full  ## the tests that train until they are at an optimum that is known
+	$(PYTEST) -m long
 
 wheel: .venv/full  ## the package as others get it: installed from a wheel, in another folder, and used
 	PYTHON=$(BIN)/python .ci/wheel

@@ -30,7 +30,7 @@ from repolicy.runs.settings import Settings
     ("objective", "wanted"),
     [
         (residual(omega=2.0 * ALPHA, alpha=0.15), of_both(2.0, 0.15)),  # at another temperature than the prior's
-        (greedy(0.15), of_both(0.0, 0.15)),
+        pytest.param(greedy(0.15), of_both(0.0, 0.15), marks=pytest.mark.long),
     ],
     ids=["residual", "greedy"],
 )
@@ -78,6 +78,7 @@ def test_the_basic_reward_is_never_read(prior: Path, tmp_path: Path) -> None:
     assert not torch.equal(ours["log_std"], read_policy(prior).policy.state_dict()["log_std"])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_at_once")
 def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -> None:
     """The budget is what the exact optimum at a known omega spends; from a third of it, that omega is found."""
@@ -98,6 +99,7 @@ def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -
     assert {metrics["alpha"] for metrics in log.metrics} == {alpha}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_at_once")
 def test_a_budget_of_drift_is_held_and_the_policy_is_the_optimum_at_the_weight_that_holds_it(
     prior: Path, tmp_path: Path

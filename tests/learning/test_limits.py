@@ -44,6 +44,7 @@ def mean_cost(gain: float) -> float:
     return mean_effort(gain) * (STATE_COST / gain**2 + CONTROL_COST)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_at_once")
 def test_a_limit_is_met_as_the_closed_form_says(prior: Path, tmp_path: Path) -> None:
     """The bound is what the exact optimum has at a known weight of the limit. So that is the weight to find."""
@@ -63,6 +64,7 @@ def test_a_limit_is_met_as_the_closed_form_says(prior: Path, tmp_path: Path) -> 
     assert not any("broken" in sentence for sentence in log.said)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_at_once")
 def test_a_share_of_the_old_return_is_kept(prior: Path, tmp_path: Path) -> None:
     """The share is what the exact optimum at a known omega keeps, and that omega is found from another one."""

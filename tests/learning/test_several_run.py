@@ -319,6 +319,7 @@ def test_the_wish_and_the_prior_see_what_the_environment_shows(prior: Path, tmp_
     np.testing.assert_allclose(made.reward(rollout, task, log_prior).task.numpy(), wanted, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_at_once")
 def test_one_run_finds_the_optimum_for_omegas_that_it_was_not_told_of(prior: Path, tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=100_000, learning_rate=8e-3)
@@ -328,6 +329,7 @@ def test_one_run_finds_the_optimum_for_omegas_that_it_was_not_told_of(prior: Pat
         assert_found(found.at(omega * ALPHA), of_both(omega, 0.15))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_at_once")
 def test_one_run_finds_the_optimum_for_weights_of_the_wish_that_it_was_not_told_of(prior: Path, tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=100_000, learning_rate=8e-3)

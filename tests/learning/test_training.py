@@ -195,6 +195,7 @@ def test_the_critic_finds_the_value_of_one_a_step(tmp_path: Path, env: str, valu
     assert float(segments.worker.learner.values(torch.zeros(1, 1)).detach()) == pytest.approx(value, rel=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_at_once")
 def test_soft_ppo_finds_the_optimum_of_linear_quadratic_control(tmp_path: Path) -> None:
     settings = replace(known_optimum.SLOW, steps=150_000, initial_std=0.5)
@@ -202,6 +203,7 @@ def test_soft_ppo_finds_the_optimum_of_linear_quadratic_control(tmp_path: Path) 
     known_optimum.assert_found(found, known_optimum.EXACT)
 
 
+@pytest.mark.long
 def test_cart_pole_is_learnt(tmp_path: Path) -> None:
     settings = replace(train_defaults("CartPole-v1"), ranks=1, steps=36_000, evaluation_episodes=4)
     found = train("CartPole-v1", no_entropy(), tmp_path / "run", settings)

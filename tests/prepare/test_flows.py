@@ -45,6 +45,7 @@ def test_a_constant_velocity_moves_the_noise_by_itself() -> None:
     torch.testing.assert_close(flow(observations[:5], noise), wanted)
 
 
+@pytest.mark.long
 def test_a_fitted_flow_has_the_distribution_of_the_actions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ways, at o + 1 and o − 1, one three times as frequent as the other: no Gaussian has them."""
     monkeypatch.setattr(imitation, "STEPS", 1500)

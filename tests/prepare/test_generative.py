@@ -66,6 +66,7 @@ def test_noise_that_is_the_action_itself_ends_in_the_same_bits(tmp_path: Path) -
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
+@pytest.mark.long
 def test_the_noise_of_a_linear_decoder_ends_at_its_closed_form(tmp_path: Path) -> None:
     """N(0, I) · exp(reward / ω) of a reward that is quadratic in M·z is normal, too."""
     omega, prior = 0.5, tmp_path / "prior.safetensors"

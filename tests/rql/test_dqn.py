@@ -111,6 +111,7 @@ def test_another_environment_pays_the_objectives_task_too(objective: Objective, 
 
 
 # Learning -------------------------------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_what_it_learns_is_the_exact_residual_q() -> None:
     """From the add-on alone: customizing reads no basic reward."""
     solution, prior = exact(RESIDUAL)
