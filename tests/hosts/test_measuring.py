@@ -137,7 +137,6 @@ def test_the_runner_measures_what_a_nat_is_worth(capsys: pytest.CaptureFixture[s
     assert "omega and states set others" in said
 
 
-@pytest.mark.long
 def test_a_wish_that_weighs_more_counts_more_beside_the_prior(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
