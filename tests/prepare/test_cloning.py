@@ -66,7 +66,13 @@ def customized(prior: Any, out: Path, settings: Settings = FEW, **options: Any) 
 
 
 @pytest.mark.usefixtures("_near")
-@pytest.mark.parametrize(("prior", "std"), [(steer, STD), (Steering(), None)], ids=["a mean", "log_prob alone"])
+@pytest.mark.parametrize(
+    ("prior", "std"),
+    [
+        pytest.param(steer, STD, id="a mean"),
+        pytest.param(Steering(), None, id="log_prob alone", marks=pytest.mark.long),
+    ],
+)
 def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, tmp_path: Path) -> None:
     """While the critic alone is fitted, the actor stays as it was fitted, and nats of the exact prior are logged."""
     result, said = customized(prior, tmp_path / "run", replace(FEW, critic_warmup=1.0), std=std)

@@ -86,6 +86,7 @@ def test_at_the_optimum_target_and_loss_are_the_soft_value(objective: Objective,
     torch.testing.assert_close(model.actor_loss(seen), torch.tensor(-value), atol=1e-3, rtol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_actor_finds_the_optimum(family: str) -> None:
     """Which it would not if the gradient stopped at the action that the prior is asked about."""

@@ -138,6 +138,7 @@ def test_what_several_people_answer_counts_all(
     assert "tell no difference" in failed(capsys, "infer", *files, "--asked", tmp_path, "--features", "next[2]^1")
 
 
+@pytest.mark.long
 def test_networks_learn_it_without_features(policy: Path, tmp_path: Path) -> None:
     pairs = pool(policy, 80)
     pairs.write(tmp_path)

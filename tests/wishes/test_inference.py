@@ -249,6 +249,7 @@ def test_an_ensemble_asks_where_it_disagrees() -> None:
     assert most_telling(rows, belief, 1) == [1]
 
 
+@pytest.mark.long
 def test_networks_learn_what_no_linear_wish_says() -> None:
     """The wish is −|x₀|, of three numbers; its rank correlation on new fragments."""
     random = np.random.default_rng(0)
