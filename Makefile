@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN = .venv/bin
+# What is compiled is kept, whatever the shell says: many processes start.
 PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 EXTRAS = engine,dev,sb3,rsl-rl,llm,onnx,hub
 
@@ -10,7 +11,7 @@ EXTRAS = engine,dev,sb3,rsl-rl,llm,onnx,hub
 demo: .venv/base  ## customize a shipped HalfCheetah: prior and result in a table, and in a report with films
 	$(BIN)/repolicy customize halfcheetah --addon hind_leg=10 --steps 1e5 --out runs/demo --resume
 
-test: .venv/full  ## what is compiled is kept, whatever the shell says: many processes start
+test: .venv/full  ## all tests but those of `make optima`
 	$(PYTEST) -m "not long"
 
 optima: .venv/full  ## the tests that train until they are at an optimum that is known

@@ -80,7 +80,7 @@ def through_rsl_rl(prior: str, seed: int, steps: int) -> Policy:
         runner = OnPolicyRunner(ForRslRl(paid(prior, seed)), config, None, "cpu")
         runner.learn(-(-steps // settings.iteration_steps))
     made = to_repolicy(runner.alg.get_policy())
-    return as_squashed(made, start) if start.family.squashes else made
+    return as_squashed(made, start.actions) if start.family.squashes else made
 
 
 HOSTS: dict[str, Callable[[str, int, int], Policy]]

@@ -19,7 +19,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 
 from repolicy import Policy
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import as_gaussian, as_squashed, with_one_std
+from repolicy.hosts.kept_prior import as_gaussian, with_one_std
 from repolicy.hosts.sb3 import ResidualPPO, Squashed, to_repolicy
 from repolicy.priors import read_policy
 from repolicy.readers.described import CannotCopyError
@@ -173,7 +173,8 @@ def test_an_actor_of_rsl_rl_made_of_our_policy_is_that_policy(tmp_path: Path, fa
         graph.reset()
         torch.testing.assert_close(graph(observations), prior(observations).mode())
     runner.learn(1)
-    moved = as_squashed(actor.to_repolicy(), prior) if prior.family.squashes else actor.to_repolicy()
+    moved = actor.to_repolicy()
+    assert moved.spec.family == prior.spec.family
     assert not torch.equal(moved.log_prob(observations, actions), prior.log_prob(observations, actions))
     with torch.no_grad():
         torch.testing.assert_close(moved(observations).mode(), actor({"policy": observations}))
@@ -188,17 +189,21 @@ def test_an_actor_of_rsl_rl_made_of_our_policy_is_that_policy(tmp_path: Path, fa
 
 
 def assert_whole(checkpoint: Path, policy: Policy, prior: Policy) -> None:
-    """A checkpoint holds the policy as it acts in the environment, and its prior; what lacks it is a sentence."""
+    """A checkpoint holds the policy as it acts in the environment, and its prior, while its weights are unchanged."""
     observations, actions = torch.randn(50, 3), torch.randn(50, 2)
     saved = read_policy(checkpoint)
     for found, wanted in ((saved.policy, policy), (saved.prior, prior)):
         assert found.spec == wanted.spec
         assert torch.equal(found.log_prob(observations, actions), wanted.log_prob(observations, actions))
-    loaded = torch.load(checkpoint, weights_only=True)
-    del loaded["policy.safetensors"]
-    torch.save(loaded, checkpoint.with_name("less.pt"))
-    with pytest.raises(CannotCopyError, match=r"without its shape: .*to_repolicy\(runner.alg.get_policy\(\)\)"):
-        read_policy(checkpoint.with_name("less.pt"))
+    for change in ("less", "other weights"):
+        loaded = torch.load(checkpoint, weights_only=True)
+        if change == "less":
+            del loaded["policy.safetensors"]
+        else:
+            loaded["actor_state_dict"]["mlp.biases.0"][0] += 1.0
+        torch.save(loaded, changed := checkpoint.with_name(f"{change}.pt"))
+        with pytest.raises(CannotCopyError, match=r"no policy of these weights .*to_repolicy\(runner.alg.get_policy"):
+            read_policy(changed)
 
 
 def made_like(prior: Any) -> dict[str, Any]:

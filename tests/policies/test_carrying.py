@@ -4,12 +4,9 @@ Torch's exporter takes seconds to import, so whatever it alone can do is tested 
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -41,17 +38,8 @@ FORMATS = {"onnx": "policy.onnx", "torchscript": "policy.pt"}
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationWarning")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _listed_once() -> Iterator[None]:
-    """What the exporter can write is listed from the sources of 497 functions: once, and not for each graph."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    with mock.patch.object(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib))):
-        yield
-
-
 @pytest.fixture(scope="module")
-def graphs(_listed_once: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the policy of `dialed()` and a plain one, exported once in each format."""
     folder = tmp_path_factory.mktemp("graphs")
     card, prior = {"request": {"addons": ["hind_leg=10"]}}, seeded(PLAIN, 1)

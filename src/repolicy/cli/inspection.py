@@ -141,7 +141,7 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
 
 def _of_file(file: PolicyFile, options: Options) -> Story:
     if not is_own(file.path, file.content):
-        carries = {} if file.carried is None else {"carries": file.carried.about}
+        carries = {"carries": file.carried.about} if file.carried and file.carried.about else {}
         if file.own is None:
             return _of_foreign(file, options), carries
         facts, more = _of_policy(file, options, f", in a file of {file.format}")

@@ -67,7 +67,7 @@ def probed(name: str, backend: Backend = "auto", *, critic: bool = False) -> "Sp
 
 @dataclass(frozen=True)
 class Spaces:
-    """What can be seen and done in an environment, without one at hand."""
+    """What can be seen and done in an environment."""
 
     name: str
     observation_size: int

@@ -264,10 +264,10 @@ def say_of_one_std(prior: Policy, begun: Policy, name: str, remedy: str) -> None
         print(f"ResidualPPO: {away}; {remedy} it begins as the prior")
 
 
-def as_squashed(policy: Policy, prior: Policy) -> Policy:
-    """Return a Gaussian that has acted through tanh as the policy that it is, with its prior's bounds."""
+def as_squashed(policy: Policy, actions: ActionSpace) -> Policy:
+    """Return a Gaussian that has acted through tanh as the policy that it is, within the bounds of these actions."""
     family = policy.spec.family.replace("gaussian", "squashed")
-    spec = replace(policy.spec, family=family, actions=prior.actions, clips=False)
+    spec = replace(policy.spec, family=family, actions=actions, clips=False)
     found = Conditioned(spec, policy.dials) if isinstance(policy, Conditioned) else Policy(spec)
     found.load_state_dict(policy.state_dict())
     return found.requires_grad_(False).eval()

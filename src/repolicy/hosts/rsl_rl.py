@@ -19,16 +19,7 @@ from torch import Tensor
 
 from repolicy.envs import addons
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import (
-    ROWS,
-    as_squashed,
-    behind,
-    called,
-    check_needs,
-    check_same_prior,
-    check_squashed,
-    squashes,
-)
+from repolicy.hosts.kept_prior import ROWS, behind, called, check_needs, check_same_prior, check_squashed
 from repolicy.hosts.measuring import compared, decide_in
 from repolicy.hosts.method import TARGET_KL, Method, Seen, entry, quicken
 from repolicy.hosts.rsl_rl_envs import RunnerEnvs
@@ -36,8 +27,7 @@ from repolicy.hosts.rsl_rl_networks import PolicyActor, dialed, from_repolicy, l
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, prior_for
 from repolicy.hosts.steering import Steering, check_options, say_of_bonus, usual_warmup, weighs, weights_named
 from repolicy.objective import Objective, task_reward
-from repolicy.policies import Density, Mlp, Policy, frozen, policy_bytes
-from repolicy.policies.carrying import POLICY
+from repolicy.policies import Density, Mlp, Policy, carrying, frozen, policy_bytes
 from repolicy.prepare.defaults import of_shape
 
 from rsl_rl.algorithms import PPO  # isort: skip  # after ours, which say what to install where it is missing
@@ -211,11 +201,10 @@ class ResidualPPO(PPO):
             saved["critic_state_dict"] = {name: part.clone() for name, part in saved["critic_state_dict"].items()}
         if self.method.density is not None:
             saved["residual_states"] = self.method.density.tensors()
-        own = behind(self.prior)
         if isinstance(actor := self.get_policy(), PolicyActor):  # whatever reads policies then reads the checkpoint
-            policy = as_squashed(actor.to_repolicy(), own) if squashes(self.prior) else actor.to_repolicy()
-            content = policy_bytes(policy, {}, frozen(own).cpu() if isinstance(own, Policy) else None)
-            saved[POLICY] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            own = behind(self.prior)
+            prior = frozen(own).cpu() if isinstance(own, Policy) else None
+            saved |= carrying.for_checkpoint(saved["actor_state_dict"], policy_bytes(actor.to_repolicy(), {}, prior))
         if self.prior is None:
             return saved
         return saved | {"prior_state_dict": self.prior.state_dict(), "prior_name": self._prior_name}

@@ -47,6 +47,7 @@ class PolicyActor(MLPModel):
         self.obs_groups, self.obs_dim = self._get_obs_dim(obs, obs_groups, obs_set)
         kept_prior.check_sizes(given, self.obs_dim, kept_prior.unbounded(output_dim))
         own = kept_prior.as_gaussian(given)
+        self.squashed = given.actions if given.family.squashes else None  # what tanh takes actions to
         own = (Conditioned.begun(own, dials) if dials else copy.deepcopy(own)).requires_grad_(True)
         self.spec, self.dials = own.spec, dials
         self.mlp, self.obs_normalizer, self.obs_normalization = own.network, own.normalizer, False
@@ -77,13 +78,13 @@ class PolicyActor(MLPModel):
         return whole
 
     def to_repolicy(self) -> Policy:
-        """Return it as the policy that it is now."""
+        """Return it as the policy that it is now, through tanh where the one that it was made of is."""
         found = Conditioned(self.spec, self.dials) if self.dials else Policy(self.spec)
         found.network.load_state_dict(self.mlp.state_dict())
         found.normalizer.load_state_dict(self.obs_normalizer.state_dict())
-        if found.log_std is not None and (log_std := self.distribution.log_std) is not None:
-            found.log_std.data.copy_(log_std)  # to the processor
-        return frozen(found)
+        if (log_std := self.distribution.log_std) is not None:
+            found.log_std = nn.Parameter(log_std.detach().cpu())
+        return frozen(found) if self.squashed is None else kept_prior.as_squashed(found, self.squashed)
 
 
 class OfFamily(GaussianDistribution):

@@ -120,7 +120,7 @@ def to_repolicy(model: PPO) -> Policy:
         seen = normalized.obs_rms
         set_statistics(policy.normalizer, seen.mean, seen.var + (normalized.epsilon - 1e-8), seen.count)
     prior: Any = getattr(model, "prior", None)
-    return as_squashed(policy, behind(prior)) if squashes(prior) else policy.requires_grad_(False).eval()
+    return as_squashed(policy, behind(prior).actions) if squashes(prior) else policy.requires_grad_(False).eval()
 
 
 def _layers(policy: ActorCriticPolicy) -> list[nn.Linear]:

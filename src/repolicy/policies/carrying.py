@@ -1,5 +1,7 @@
 """What an exported graph carries beside its numbers: what a robot's program must know, as JSON, and the policy itself.
 
+A checkpoint of rsl_rl's carries the policy alone.
+
     about = json.loads(session.get_modelmeta().custom_metadata_map["repolicy.json"])      # of ONNX
     extra = {"repolicy.json": ""}; torch.jit.load("policy.pt", _extra_files=extra)        # of TorchScript
 
@@ -17,6 +19,10 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.modulated import Conditioned
 from repolicy.policies.policy import Policy
@@ -24,6 +30,7 @@ from repolicy.policies.storage import check_shape, checksum
 
 FORMAT = 1
 ABOUT, POLICY = "repolicy.json", "policy.safetensors"
+SUM = "policy.sha256"  # in a checkpoint, over the actor that became this policy
 SHAPE = {
     "format": int,
     "env": str,
@@ -41,11 +48,11 @@ SHAPE = {
 
 @dataclass(frozen=True)
 class Carried:
-    """What was found in an exported graph."""
+    """What was found in an exported graph, or in a checkpoint."""
 
-    about: dict[str, Any]
+    about: dict[str, Any]  # empty in a checkpoint
     policy: bytes  # a file of ours
-    is_as_exported: bool  # the graph is still the one that this policy became
+    is_as_exported: bool  # the graph, or the actor, is still the one that belongs to this policy
 
 
 def fingerprint(policy: Policy) -> str:
@@ -133,6 +140,25 @@ def torchscript_sum(archive: zipfile.ZipFile) -> str:
         if not inside.startswith(("extra/", ".data/")) and not inside.endswith(".debug_pkl"):
             digest.update(inside.encode() + b"\0" + archive.read(name))
     return digest.hexdigest()
+
+
+def for_checkpoint(actor: dict[str, Tensor], policy: bytes) -> dict[str, Any]:
+    """Return what a checkpoint with the weights of this actor is to carry."""
+    return {POLICY: torch.frombuffer(bytearray(policy), dtype=torch.uint8), SUM: actor_sum(actor)}
+
+
+def from_checkpoint(checkpoint: dict[str, Any]) -> Carried | None:
+    """Return what a checkpoint carries, its tensors being NumPy's; None where it carries nothing."""
+    policy, actor = checkpoint.get(POLICY), checkpoint.get("actor_state_dict")
+    if not (isinstance(policy, np.ndarray) and isinstance(actor, dict)):
+        return None
+    weights = {name: torch.tensor(part) for name, part in actor.items() if isinstance(part, np.ndarray)}
+    return Carried({}, policy.tobytes(), checkpoint.get(SUM) == actor_sum(weights))
+
+
+def actor_sum(actor: dict[str, Tensor]) -> str:
+    """Return a sum over an actor's weights."""
+    return checksum({name: part.cpu() for name, part in actor.items()}, {})
 
 
 def _text(told: dict[str, Any]) -> str:

@@ -2,12 +2,12 @@
 
 import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors.torch
 
 from repolicy.errors import FileError, UsageError, first_line
@@ -37,6 +37,11 @@ READERS: dict[str, Any] = CHECKPOINTS | {"sb3": sb3, "onnx": onnx, "torchscript"
 OPENED: dict[str | None, Any] = {"sb3": sb3.opened, "onnx": onnx.load_model, "torchscript": open_zip}
 CHANGED = "the graph is no more the one that Repolicy exported: it is read, and not the policy that it carries"
 RUNNABLE = ("onnx", "torchscript")
+CARRYING: dict[str | None, Callable[[Any], carrying.Carried | None]] = {
+    "onnx": carrying.from_onnx,
+    "torchscript": carrying.from_torchscript,
+    "rsl_rl": carrying.from_checkpoint,
+}
 
 
 class PolicyFile:
@@ -96,22 +101,19 @@ class PolicyFile:
 
     @cached_property
     def own(self) -> bytes | None:
-        """The file of ours that this one is or holds: as a graph that is as it was exported, or a checkpoint, does."""
+        """A policy's file of ours, in bytes: this file, or the one that an unchanged file carries; else None."""
         if is_own(self.path, self.content):
             return self.content
-        if self.format == "rsl_rl":
-            held = self.pickled.get(carrying.POLICY)
-            return held.tobytes() if isinstance(held, np.ndarray) else None
         return self.carried.policy if self.carried is not None and self.carried.is_as_exported else None
 
     @cached_property
     def carried(self) -> carrying.Carried | None:
-        """What a graph that Repolicy exported carries beside it; None in any other file."""
-        if self.format not in RUNNABLE:
+        """What a graph that Repolicy exported, or a checkpoint, carries beside it; None in any other file."""
+        if self.format not in CARRYING:
             return None
         opened = self.opened
         try:
-            return carrying.from_onnx(opened) if self.format == "onnx" else carrying.from_torchscript(opened)
+            return CARRYING[self.format](opened)
         except (FileError, *DAMAGE) as error:
             raise FileError(f"{self.path} is damaged: {first_line(error)}") from None
 

@@ -69,7 +69,7 @@ def _layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
             raise CannotCopyError("the policy has a memory (a recurrent layer)")
         if "mlp.weights.0" in tensors:
             keep = "save_policy keeps repolicy.hosts.rsl_rl's to_repolicy(runner.alg.get_policy())"
-            raise CannotCopyError(f"it is of a PolicyActor that ResidualPPO did not save, without its shape: {keep}")
+            raise CannotCopyError(f"it is of a PolicyActor, and has no policy of these weights beside it: {keep}")
         if any(name.startswith(("cnn", "actor_cnn")) for name in tensors):
             raise CannotCopyError("the policy looks at images")
         if below(tensors, layout.actor):  # a policy with modules of its own may change what the actor sees

@@ -152,7 +152,6 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
             check_loss("Q_R", loss)
             self.policy.optimizer.zero_grad()
             loss.backward()
-            # Uncut, large errors cost a fifth of CartPole's total in one of three seeds of `full`.
             nn.utils.clip_grad_norm_(self.q_net.parameters(), self.max_grad_norm)
             self.policy.optimizer.step()
             polyak_update(self.q_net.parameters(), self.q_net_target.parameters(), self.tau)
