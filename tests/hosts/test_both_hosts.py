@@ -211,6 +211,12 @@ def test_a_log_prob_of_ones_own_must_give_a_number_for_each_action(host: Any, wr
 
 
 @hosts
+def test_a_log_prior_budget_is_refused_where_the_prior_does_not_tell_its_own_nats(host: Any) -> None:
+    with pytest.raises(UsageError, match="which this prior does not tell: take kl_budget"):
+        host(Mine(lambda found: found), log_prior_budget=1.0).learn(1)
+
+
+@hosts
 @pytest.mark.filterwarnings("ignore:.*it runs as it is")
 def test_a_prior_that_runs_as_it_is_is_known_again_by_its_file(host: Any, tmp_path: Path) -> None:
     files = sine(tmp_path / "a.pt", 1.0), sine(tmp_path / "b.pt", 2.0)

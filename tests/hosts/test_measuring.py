@@ -30,6 +30,7 @@ from repolicy.hosts.steering import Steering
 from repolicy.objective import residual
 from repolicy.prepare.states import FEWEST, SKIPPED
 from repolicy.prepare.weights import BUDGET
+from repolicy.prepare.worth import WORTH_EPISODES
 from repolicy.rql import WithAddon
 from repolicy.rql.wrapping import TaskReward
 
@@ -319,10 +320,18 @@ def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "than its prior" in (said := runner.alg.verdict()) or "beside its prior" in said
 
 
-def test_what_a_step_earns_has_the_error_of_a_ratio() -> None:
+def test_what_a_step_earns_is_told_by_as_many_episodes_of_each_kind() -> None:
+    look = Look(Ages(fresh=True), Telling())
+    look.earned()
+    assert [sum(len(each.nats) for each in kind) for kind in (look.by_mean, look.sampled)] == [WORTH_EPISODES] * 2
+
+
+def test_what_a_step_earns_has_the_error_of_a_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repolicy.hosts.measuring.WORTH_EPISODES", 2)
     look, no = Look(None, None), torch.empty(0)
-    look.by_mean = [Episodes(torch.tensor([2.0, 4.0, 9.0]), no, no, no, torch.tensor([1.0, 2.0, 3.0]), no, no)]
-    look.sampled = [Episodes(torch.tensor([3.0, 3.0]), no, no, no, torch.tensor([1.0, 2.0]), no, no)]
+    paid, steps = torch.tensor([2.0, 4.0, 9.0]), torch.tensor([1.0, 2.0, 3.0])
+    look.by_mean = [Episodes(paid, no, no, steps, steps, no, no)]
+    look.sampled = [Episodes(torch.tensor([3.0, 3.0]), no, no, steps[:2], steps[:2], no, no)]
     by_mean, sampled = look.earned()
     assert by_mean == pytest.approx((2.5, math.sqrt((0.5**2 + 1.0**2 + 1.5**2) * 3 / 2) / 6))
     assert sampled == pytest.approx((2.0, math.sqrt((1.0**2 + 1.0**2) * 2) / 3))

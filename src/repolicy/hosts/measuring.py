@@ -178,8 +178,8 @@ class Look:
 
     def earned(self) -> list[tuple[float, float]]:
         """Return what a step of the mean action and a sampled one earn of the environment's own reward, with errors."""
-        self._sample()
-        self.by_mean = self.by_mean or _episodes(self.envs, self.prior, sample=False)
+        self.by_mean = _episodes(self.envs, self.prior, False, self.by_mean)
+        self.sampled = _episodes(self.envs, self.prior, True, self.sampled)
         found = []
         for each in (self.by_mean, self.sampled):
             paid, steps = (_joined(each, name) for name in ("basic", "lengths"))
@@ -250,8 +250,8 @@ def compared(method: Method, envs: Envs, policy: Any) -> str:
     return "\n".join([*lines, verdict(pairs)])
 
 
-def _episodes(envs: Envs, acting: Any, sample: bool) -> list[Episodes]:
-    found = list[Episodes]()
+def _episodes(envs: Envs, acting: Any, sample: bool, before: Iterable[Episodes] = ()) -> list[Episodes]:
+    found = [*before]
     while sum(len(each.nats) for each in found) < WORTH_EPISODES:
         found.append(one_each(envs, acting, sample))
     return found

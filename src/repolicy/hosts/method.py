@@ -205,6 +205,9 @@ class Method:
         log_prior, width = None, math.inf
         if self.prior is not None:
             log_prior, entropy = self.prior.score(seen.observations, seen.actions, seen.ended)
+            if entropy is None and self.steering.log_prior_budget is not None:
+                what = "log_prior_budget asks how likely the prior's own actions are, which this prior does not tell"
+                raise UsageError(f"{what}: take kl_budget")
             both = torch.stack([log_prior, torch.zeros_like(log_prior) if entropy is None else -entropy - log_prior])
             width = math.inf if entropy is None else seen.actions.shape[-1]
             log_prior, below = both.to(task.device)  # a host may keep rollouts elsewhere than its networks: one copy
