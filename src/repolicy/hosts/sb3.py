@@ -247,7 +247,7 @@ class ResidualPPO(PPO):
     def verdict(self) -> str:
         """Run the prior and the policy as it is now; return their rewards, and whether the policy is better."""
         envs = ModelEnvs(self)
-        told = compared(self.method, envs, SameKind(self.policy))
+        told = compared(self.method, envs, Acting(self, envs))
         self._last_obs, self._last_episode_starts = envs.seen, np.ones(envs.count, bool)  # episodes have begun anew
         return told
 
@@ -314,6 +314,17 @@ class ResidualPPO(PPO):
             count = int(np.prod(self.observation_space.shape or 0))
             prior = Given(prior, count, action_space(self.action_space, "of the model"))
         return prior.to(self.device) if isinstance(prior, nn.Module) else prior
+
+
+class Acting(SameKind):
+    """A model's policy in its environments: it sees what these show to the model, and not what the prior sees."""
+
+    def __init__(self, model: ResidualPPO, envs: ModelEnvs) -> None:
+        super().__init__(model.policy)
+        self.shown = lambda: kept_prior.of_each(envs.seen, model.tensor)
+
+    def distribution(self, observations: Any) -> Any:
+        return super().distribution(self.shown())
 
 
 class Reformulated:
