@@ -334,15 +334,15 @@ def test_statistics_that_begin_to_move_are_noticed() -> None:
 
 def test_in_a_verdict_the_policy_sees_what_it_learnt_from_and_its_prior_raw_numbers() -> None:
     still = VecNormalize(envs(), norm_reward=False, training=False)
-    still.obs_rms.mean[:], still.obs_rms.var[:] = 50.0, 4.0
+    still.obs_rms.mean[:], still.obs_rms.var[:] = 15.0, 4.0
     ours = residual(env=still, prior=small_policy(), copy_prior=False)
     seen = {"policy": list[torch.Tensor](), "prior": list[torch.Tensor]()}
     for name, module in (("policy", ours.policy.features_extractor), ("prior", ours.prior.prior.normalizer)):
         module.register_forward_pre_hook(lambda _, given, name=name: seen[name].append(given[0]))
     ours.verdict()
     shown, raw = (torch.cat(each) for each in seen.values())
-    assert raw.abs().max() <= 9.0
-    assert shown.max() == -10.0, "what is at most 9 is 20 stds below, and is cut"
+    assert raw.abs().max() < 9.0
+    assert shown.max() < -3.0, "less than 9, and so more than three stds below the mean"
 
 
 def test_a_prior_that_takes_rows_beside_a_dict_is_told_from_one_that_takes_the_dict() -> None:
