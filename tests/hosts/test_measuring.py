@@ -26,6 +26,7 @@ from repolicy.errors import UsageError
 from repolicy.hosts.measuring import SHARED, Episodes, Look, Paid, Sizes, one_each, side_by_side
 from repolicy.hosts.method import Method, Seen
 from repolicy.hosts.sb3 import Unclipped
+from repolicy.hosts.sb3_vec_envs import ModelEnvs
 from repolicy.hosts.steering import Steering
 from repolicy.objective import residual
 from repolicy.prepare.states import FEWEST, SKIPPED
@@ -202,6 +203,20 @@ def test_stable_baselines3_measures_learns_states_and_saves_both(
         again = type(model).load(tmp_path / "model.zip", env)
         assert again.steering.objective == weights
         torch.testing.assert_close(again.method.density.tensors(), density.tensors())
+
+
+class Wide(Resting):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(-4.0, 4.0, (2,))
+
+
+def test_actions_that_a_policy_scales_itself_are_sent_as_in_training() -> None:
+    env = DummyVecEnv([Wide] * 2)
+    how: dict[str, Any] = {"use_sde": True, "policy_kwargs": {"squash_output": True}}
+    acted_in = ModelEnvs(sb3(env=env, prior=trained(env, **how), **how))
+    acted_in.begin()
+    assert acted_in.step(torch.tensor([[0.5, -1.0], [0.0, 0.25]])).addon.tolist() == [-(2.0**2 + 4.0**2), -1.0]
 
 
 @pytest.mark.parametrize(("sees", "policy"), [("both", "MultiInputPolicy"), ("images", "CnnPolicy")])

@@ -53,8 +53,9 @@ class ModelEnvs:
     def step(self, actions: Tensor) -> Paid:
         """Return what followed; an environment may tell its own reward as `basic_reward` in its info."""
         space, taken = self.env.action_space, actions.cpu().numpy().reshape(-1, *self.env.action_space.shape)
-        if isinstance(space, spaces.Box):
-            taken = taken.clip(space.low, space.high)
+        if isinstance(space, spaces.Box):  # as Stable-Baselines3 sends them
+            policy = self.model.policy
+            taken = policy.unscale_action(taken) if policy.squash_output else taken.clip(space.low, space.high)
         self.seen, rewards, ended, infos = self.env.step(taken)
         basic = [info.get("basic_reward", np.nan) for info in infos]
         own, paid = (torch.from_numpy(np.array(part, np.float32)) for part in (basic, rewards))
