@@ -17,6 +17,7 @@ from repolicy.errors import UsageError
 from repolicy.llm import PriorBudget, rloo_settings
 from repolicy.llm.budget import move_omega, moved, own_log_prior
 from repolicy.llm.mixing import Beside
+from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, residual
 
 ONLINE = {"per_device_train_batch_size": 16, "num_generations": 16, "max_completion_length": 4}
@@ -94,6 +95,15 @@ def test_the_priors_own(toy: Toy, prior: Path) -> None:
     before = torch.get_rng_state()
     assert own_log_prior(Beside(model), tokenizer, ["."], 2000, 4) == pytest.approx(exact, abs=0.15)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_priors_own_is_of_all_prompts_where_samples_are_fewer(prior: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of responses that end at once, half of them to each kind of prompt, as the data has them."""
+    model, tokenizer = load(prior), AutoTokenizer.from_pretrained(prior)
+    monkeypatch.setattr("repolicy.llm.budget.new_tokens", lambda _, __, ids, *others, **named: [[0]] * len(ids))
+    plain, longer = response_log_probs(model, [([0], [0]), ([0, 1, 2], [0])])
+    found = own_log_prior(Beside(model), tokenizer, ["."] * 4 + [".ab"] * 4, 4, 1)
+    assert found == pytest.approx((plain + longer) / 2, abs=1e-5)
 
 
 SHORT = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "logging_strategy": "steps", "logging_steps": 1}

@@ -59,11 +59,11 @@ def check_budget(budget: float, rate: float, objective: Objective) -> None:
 def own_log_prior(
     prior: Beside, tokenizer: Any, prompts: list[Any], samples: int, tokens: int, template: dict[str, Any] | None = None
 ) -> float:
-    """Return E_prior[log prior] of a response, from the prior's responses to the prompts in turn. Random streams stay.
+    """Return E_prior[log prior] of a response, from the prior's own, spread over the prompts. Random streams stay.
 
     `template` is the trainer's chat_template_kwargs.
     """
-    rows = [prompts[i % len(prompts)] for i in range(samples)]
+    rows = [prompts[i * len(prompts) // samples] for i in range(samples)]
     values: list[float] = []
     with torch.random.fork_rng(), prior.adapter():
         torch.manual_seed(0)  # the same on every rank
