@@ -13,11 +13,13 @@ from peft import LoraConfig
 from tiny_language import ONLINE, PROMPTS, addon, load, log_probs, perturbed, written
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from trl import RLOOConfig, RLOOTrainer
+from trl.trainer.grpo_trainer import split_tensor_dict
 
 from experiments.llm.toy import Toy, measure, policy_log_probs
 from repolicy.errors import NumericError
 from repolicy.llm import dial, losses, prior_reward, rloo_settings
 from repolicy.llm.budget import move_omega
+from repolicy.llm.grpo import COMMON_DIVISOR_LOSSES
 from repolicy.llm.mixing import SAMPLING
 from repolicy.llm.models import new_tokens, prompt_tensors
 from repolicy.llm.rloo import response_log_probs
@@ -98,6 +100,29 @@ def test_advantages_reach_the_loss_token_by_token(build: Callable[..., Any]) -> 
     (slope,) = torch.autograd.grad(loss, kept[0])
     mask = output["completion_mask"]
     assert torch.allclose(slope, -output["advantages"] * mask / (8 * 4), atol=1e-7)
+
+
+@pytest.mark.parametrize("loss", COMMON_DIVISOR_LOSSES)
+def test_every_micro_batch_divides_a_token_by_the_same_number(build: Callable[..., Any], loss: str) -> None:
+    ours = build("grpo", loss_type=loss, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    ours.model.train()
+    ours.current_gradient_accumulation_steps = 4
+    output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
+    kept: list[torch.Tensor] = []
+    original = ours._get_per_token_logps_and_entropies
+
+    def keep(*arguments: Any, **named: Any) -> Any:
+        kept.append((scored := original(*arguments, **named))[0])
+        return scored
+
+    ours._get_per_token_logps_and_entropies = keep
+    output["completion_mask"][:2, 1:] = 0  # else all could happen to be of one length
+    divisors = []
+    for batch in split_tensor_dict(output, 4):
+        batch["advantages"] = torch.ones_like(batch["advantages"])
+        (slope,) = torch.autograd.grad(ours.compute_loss(ours.model, batch), kept[-1])
+        divisors += (-1 / slope[batch["completion_mask"] > 0]).tolist()
+    assert divisors == pytest.approx([divisors[0]] * len(divisors), rel=1e-5)
 
 
 def test_no_kl_in_the_loss_and_a_reference_all_the_same(build: Callable[..., Any]) -> None:

@@ -65,7 +65,7 @@ NEUTRAL: dict[str, Any] = {
     "min_tokens": 0, "bad_words": None, "structured_outputs": None,
 }  # fmt: skip
 OF_SCORING = signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters  # images, too
-COMMON_DIVISOR_LOSSES = ("dr_grpo", "bnpo", "dapo")
+COMMON_DIVISOR_LOSSES = ("dr_grpo", "dapo")
 
 
 @dataclass
