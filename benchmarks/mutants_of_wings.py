@@ -21,7 +21,7 @@ LLM = {
     name: f"tests/llm/test_{name}.py"
     for name in ("losses", "dpo", "cross_entropy", "grpo", "q_adapter", "doors", "mixing", "budget", "before")
 }
-LLM["mixing"] = "tests/llm/test_dial.py"
+LLM |= {"mixing": "tests/llm/test_dial.py", "commands": "tests/llm/test_commands.py"}
 WINGS = [
     Mutant("hosts/method.py", "log_policy = log_policy - slope", "log_policy = log_policy + slope", SQUASHED, "sign of the slope of tanh in a host"),
     Mutant("hosts/method.py", "self.squashes = squashes(prior)", "self.squashes = False", SQUASHED, "a density before tanh beside one behind it"),
@@ -115,6 +115,8 @@ WINGS = [
     Mutant("llm/mixing.py", "share * anchor.alpha / target.alpha", "share", LLM["mixing"], "alpha has no part in the dial"),
     Mutant("llm/mixing.py", "or not torch.equal(self.seen.to(ids.device), ids[:, :-1])", "", LLM["q_adapter"], "a cache of beams that changed places"),
     Mutant("llm/budget.py", "newton = alpha * (wanted -", "newton = -alpha * (wanted -", LLM["budget"], "omega moves away from the budget"),
+    Mutant("llm/budget.py", "prompts[i * len(prompts) // samples]", "prompts[i % len(prompts)]", LLM["budget"], "the prior's own of the first prompts alone"),
+    Mutant("llm/models.py", "units.std(ddof=1)", "units.std()", LLM["commands"], "an interval of few prompts that is too narrow"),
     Mutant("llm/before.py", "(objective.alpha - objective.omega) * log_ratio", "objective.alpha * log_ratio", LLM["before"], "margins without the prior"),
     Mutant("llm/grpo.py", "policy, self.model_wrapped = self.model_wrapped, self.ref_model", "policy = self.model_wrapped", LLM["grpo"], "the prior's share is the policy's"),
     Mutant("llm/q_adapter.py", "logits.float() - prior_logits", "logits.float()", LLM["q_adapter"], "Q_R is the adapter's whole logits"),

@@ -177,7 +177,15 @@ def test_options_are_looked_at_before_a_model_is_loaded(
 
 def test_what_was_not_judged_does_not_count() -> None:
     found = with_intervals({"addon": np.array([[1.0, np.nan], [np.nan, np.nan], [2.0, 4.0]])})["addon"]
-    assert found == {"mean": 2.0, "low": 1.0, "high": 3.0}
+    assert found == {"mean": 2.0, "low": pytest.approx(2 - 12.7062), "high": pytest.approx(2 + 12.7062)}
+
+
+@pytest.mark.parametrize(("rows", "reach"), [([[1.0], [2.0], [3.0]], 4.3027 / 3**0.5), ([[5.0]], np.inf)])
+def test_an_interval_of_few_prompts_is_students(rows: list[list[float]], reach: float) -> None:
+    """To draw three prompts again and again would hold the mean in three of four runs only, and one never."""
+    found = with_intervals({"addon": np.array(rows)})["addon"]
+    assert found["high"] - found["mean"] == pytest.approx(reach, rel=1e-4)
+    assert found["mean"] - found["low"] == pytest.approx(reach, rel=1e-4)
 
 
 def test_a_reward_judges_each_response() -> None:

@@ -1,10 +1,11 @@
 """Models by name: a prior, and what was tuned from it; their responses, and what these are worth.
 
 A trainer here leaves `repolicy.json` beside the weights. No path in it is ever followed. A measure is a mean over
-prompts, and its interval comes from drawing the prompts (or, of a single prompt, its responses) again with replacement.
+prompts, and its interval is Student's t over the prompts (or, of a single prompt, over its responses).
 """
 
 import json
+import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from repolicy.llm.rloo import padded, prompt_ids, response_log_probs
 from repolicy.loading import load_object
 from repolicy.objective import Objective, residual
 from repolicy.report.page import page, section, table
+from repolicy.report.verdict import chance
 from repolicy.text import counted
 
 IDENTITY, ADAPTER = "repolicy.json", "adapter_config.json"
@@ -207,10 +209,9 @@ def new_tokens(model: Any, tokenizer: Any, ids: Any, attention: Any, tokens: int
 
 MEASURES = {"addon": "add-on", "log_prior": "log prior", "kl": "KL from the prior", "length": "tokens",
             "entropy": "entropy"}  # fmt: skip
-DRAWS = 2000  # of the bootstrap
 NOTE = (
-    "Means over prompts of what each model sampled, with 95 % bootstrap intervals. Log-probabilities, KL and entropy "
-    "are of whole responses, in nats. A response that was cut off at the most tokens counts as it stands."
+    "Means over prompts of what each model sampled, with 95 % intervals (Student's t). Log-probabilities, KL and "
+    "entropy are of whole responses, in nats. A response that was cut off at the most tokens counts as it stands."
 )
 
 
@@ -295,17 +296,27 @@ def judged(reward: Any, rows: list[dict[str, Any]], text: list[str], ids: list[l
 
 def with_intervals(shaped: dict[str, Any]) -> dict[str, Any]:
     """Return mean and 95 % interval of values `[prompts, responses]`; what was not judged, NaN, does not count."""
-    generator = np.random.default_rng(0)
     intervals = {}
     for name, values in shaped.items():
         rows = [row[~np.isnan(row)] for row in values]
         units = np.array([row.mean() for row in rows if len(row)]) if len(rows) > 1 else rows[0]
         if not len(units):
             raise UsageError("the reward judged no response of one of the models: it returned None for all")
-        drawn = units[generator.integers(len(units), size=(DRAWS, len(units)))]
-        low, high = np.quantile(drawn.mean(axis=1), [0.025, 0.975])
-        intervals[name] = {"mean": float(units.mean()), "low": float(low), "high": float(high)}
+        mean, reach = float(units.mean()), _reach(units)
+        intervals[name] = {"mean": mean, "low": mean - reach, "high": mean + reach}
     return intervals
+
+
+def _reach(units: Any) -> float:
+    """Return how far the ends of a 95 % interval are from the mean of numbers `[N]`; of a single one, without end."""
+    freedom = min(len(units) - 1, 1000)  # beyond which Student's t is a Gaussian
+    if not freedom:
+        return math.inf
+    low, high = 0.0, 13.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if chance(middle, freedom) > 0.05 else (low, middle)
+    return high * float(units.std(ddof=1)) / math.sqrt(len(units))
 
 
 def read_prompts(file: Path) -> list[dict[str, Any]]:
