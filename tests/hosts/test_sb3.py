@@ -352,6 +352,13 @@ def test_a_prior_that_takes_rows_beside_a_dict_is_told_from_one_that_takes_the_d
     residual(env=env, policy="MultiInputPolicy", prior=PPO("MultiInputPolicy", env, device="cpu"))
 
 
+def test_beside_a_model_that_scales_its_actions_a_prior_of_ours_is_refused() -> None:
+    how: dict[str, Any] = {"use_sde": True, "policy_kwargs": {"squash_output": True}}
+    with pytest.raises(UsageError, match="the model scales its actions itself, and the prior scores them as the env"):
+        residual(prior=small_policy(), copy_prior=False, **how)
+    residual(prior=trained(**how), **how)
+
+
 def test_a_prior_of_other_sizes_is_refused_with_both() -> None:
     with pytest.raises(UsageError, match="acts with choices of 3, but the environment takes 2 numbers"):
         residual(prior=small_policy(family="categorical"), copy_prior=False)

@@ -36,7 +36,7 @@ from repolicy.loading import check_version
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.prepare.defaults import ROLLOUT, of_shape
-from repolicy.priors import OpenedPolicy
+from repolicy.priors import MeanPrior, OpenedPolicy
 from repolicy.text import printable
 
 from stable_baselines3 import PPO  # isort: skip  # after ours, which say what to install where it is missing
@@ -311,6 +311,9 @@ class ResidualPPO(PPO):
             if isinstance(prior.agent, Policy) and not isinstance(self.observation_space, spaces.Box):
                 kind, remedy = type(self.observation_space).__name__, "give a model of its own: prior=PPO.load(FILE)"
                 raise UsageError(f"observations are of kind {kind}, and the prior takes rows of numbers; {remedy}")
+            if self.policy.squash_output and isinstance(prior.agent, Policy | MeanPrior):
+                what = "the model scales its actions itself, and the prior scores them as the environment gets them"
+                raise UsageError(f"{what}: leave squash_output out, or give a model of its own: prior=PPO.load(FILE)")
             count = int(np.prod(self.observation_space.shape or 0))
             prior = Given(prior, count, action_space(self.action_space, "of the model"))
         return prior.to(self.device) if isinstance(prior, nn.Module) else prior
