@@ -201,6 +201,24 @@ def test_a_person_acts_within_the_bounds(tmp_path: Path) -> None:
     assert Record.read(tmp_path / "r.jsonl").action.tolist() == [[2.0]]
 
 
+def test_what_the_policy_does_is_not_cut_beside_a_person() -> None:
+    """Without one it is not, so that the person would be taken for one who wants smaller actions."""
+
+    class Two(gymnasium.Env[Any, Any]):
+        observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,)), gymnasium.spaces.Box(-1, 1, (2,))
+
+        def reset(self, **_: Any) -> Any:
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            return np.zeros(1, np.float32), 0.0, False, False, {"took": action.tolist()}
+
+    env = Takeover(Two(), person(wants, lambda o, a: np.array([7.0, a[1]])))
+    env.reset()
+    assert env.step(np.array([3.0, 2.0]))[-1]["took"] == [3.0, 2.0]  # the person lets it pass
+    assert env.step(np.array([-3.0, 2.0]))[-1]["took"] == [1.0, 2.0]  # and here they leave a number to it
+
+
 def test_who_fails_at_once_may_try_again(policy: Path, tmp_path: Path) -> None:
     """No header without a step stays, which would ask for --resume."""
     for act, fails in ((lambda o, a: np.ones(3), True), (push, False)):

@@ -78,8 +78,9 @@ class Takeover(gymnasium.Wrapper[Any, Any, Any, Any]):
         action = self._of_person(np.asarray(proposed)) if self.acts else proposed
         space = self.env.action_space
         action = np.asarray(action, space.dtype).reshape(space.shape)
-        if isinstance(space, gymnasium.spaces.Box):
-            action = np.clip(action, space.low, space.high)  # as the policy's are
+        if isinstance(space, gymnasium.spaces.Box):  # the policy's numbers are as they would be without a person
+            own = action != np.asarray(proposed, space.dtype).reshape(space.shape)
+            action = np.where(own, np.clip(action, space.low, space.high), action)
         observation, reward, terminated, truncated, info = self.env.step(action)
         after = np.ravel(observation)
         if self.record:
