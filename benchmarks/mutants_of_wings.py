@@ -76,6 +76,7 @@ WINGS = [
     Mutant("wishes/record.py", "counts.all() or (counts[0] and record.person[first])", "counts.all()", INFERENCE, "a take-over shorter than a window counts for nothing"),
     Mutant("wishes/learning_loop.py", "own and begun < FEWEST", "own and begun < 0", TAKEOVER, "a wish of one window"),
     Mutant("wishes/takeover.py", "np.where(own, np.clip(action, space.low, space.high), action)", "np.clip(action, space.low, space.high)", TAKEOVER, "the policy's actions are cut beside a person"),
+    Mutant("wishes/preferences.py", "parts[0].data[:, same] = 0.0", "pass", INFERENCE, "networks guess what no clip showed"),
     Mutant("wishes/takeover.py", 'pressed.count("space") % 2', '"space" in pressed', TAKEOVER, "two strokes of Space are one"),
     Mutant("wishes/learning_loop.py", "alpha, theta, chances)", "alpha, None, chances)", TAKEOVER, "a round forgets the wish before it"),
     Mutant("wishes/learning_loop.py", "records[best]], policies[best]", "records[best]], policies[-1]", TAKEOVER, "the loop goes on from a round that was worse"),

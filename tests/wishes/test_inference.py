@@ -264,6 +264,17 @@ def test_networks_learn_what_no_linear_wish_says() -> None:
     assert np.corrcoef(*ranks)[0, 1] > 0.8
 
 
+def test_networks_ignore_what_was_the_same_in_all_clips() -> None:
+    """Answers tell nothing of it, so that the first change of it must not drown all that they told."""
+    random = np.random.default_rng(0)
+    clips = random.normal(size=(2, 20, 5, 2))
+    clips[..., 1] = 100.3
+    made = fitted_networks(*clips, (random.random(20) < 0.5).astype(float))
+    seen = torch.from_numpy(clips[0, :, 0]).float()
+    moved = seen + torch.tensor([0.0, 0.1])
+    assert torch.equal(made(moved), made(seen))
+
+
 @pytest.mark.parametrize(
     ("rows", "answers", "why"),
     [

@@ -106,7 +106,8 @@ def fitted_networks(left: np.ndarray, right: np.ndarray, answers: np.ndarray) ->
     both = torch.from_numpy(np.stack([left, right])).float()  # [2, P, T, I]
     size = both.shape[-1]
     flat = both.reshape(-1, size)
-    shift, scale = flat.mean(0), flat.std(0).clamp_min(1e-6)
+    same = (flat == flat[0]).all(0)  # no answer tells of these inputs: they count for nothing, and not by chance
+    shift, scale = torch.where(same, flat[0], flat.mean(0)), torch.where(same, 1.0, flat.std(0).clamp_min(1e-6))
     random = torch.Generator().manual_seed(0)
     counts = torch.stack([
         torch.bincount(torch.randint(len(answers), (len(answers),), generator=random), minlength=len(answers))
@@ -117,6 +118,7 @@ def fitted_networks(left: np.ndarray, right: np.ndarray, answers: np.ndarray) ->
         nn.Parameter(torch.zeros(MEMBERS, HIDDEN)),
         nn.Parameter(torch.randn(MEMBERS, HIDDEN, generator=random) / (HIDDEN * left.shape[1]) ** 0.5),
     ]
+    parts[0].data[:, same] = 0.0
     made, wanted = Networks(shift, scale, *parts), torch.from_numpy(answers).float().expand(MEMBERS, -1)
     optimizer = torch.optim.AdamW(parts, lr=RATE, weight_decay=DECAY)
     for _ in range(FITS):
