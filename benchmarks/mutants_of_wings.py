@@ -67,6 +67,7 @@ WINGS = [
     Mutant("planning/tree.py", "(self.score.omega - self.alpha)", "self.score.omega", TREE, "a leaf's steps without the entropy's price"),
     Mutant("planning/tree.py", "value - self._soft(self.score.omega * log_prior)", "value", TREE, "an action not tried yet is worth too much"),
     Mutant("planning/tree.py", "self._chance |= bool(known)", "pass", TREE, "one draw stands for all chance"),
+    Mutant("planning/planner.py", "np.concatenate([first, draws[:, 1:]], axis=1)", "draws", SAMPLING, "the prior's own plan weighs by chance"),
     Mutant("planning/tree.py", "worst = min(reward, 0.0) -", "worst = 0.0 *", TREE, "an end as a way out of a tree"),
     Mutant("planning/tree.py", "tree.known = [root.outcomes", "_ = [root.outcomes", TREE, "the chosen subtree is thrown away"),
     Mutant("planning/keeping.py", 'student.log_std.data.copy_(prior.state_dict()["log_std"])', "pass", "tests/planning/test_choosing.py", "what is kept has a std of its own"),

@@ -103,6 +103,13 @@ def test_a_hot_plan_is_the_mean_of_its_candidates():
     assert effective(found.weights) == pytest.approx(30)
 
 
+def test_the_prior_s_own_plan_weighs_what_its_own_draw_would():
+    plans = np.array([[[0.5], [-0.3], [0.2]]])
+    found = looked(planner(temperature=1e12, samples=30, base="uniform"), plans=plans)
+    drawn = np.exp(0.5 * np.square(found.candidates - plans[:, None]).sum((2, 3)))
+    assert found.weights == pytest.approx(drawn / drawn.sum())
+
+
 def test_a_large_omega_leaves_the_prior_as_it_is():
     made = planner(samples=50)
     assert looked(replace(made, score=replace(made.score, omega=1e9))).plans == pytest.approx(0.0, abs=1e-6)

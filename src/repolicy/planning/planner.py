@@ -164,11 +164,12 @@ class Planner:
         search = self.search
         lines = search.noise * between(draws.shape[2], search.horizon)
         noise = np.einsum("th,nkha->nkta", lines, draws)
-        noise[:, 0] = -plans  # what the prior itself would do always competes
+        noise[:, 0] = -plans  # what the prior itself would do always competes, and counts by the draw it would be
+        first = np.einsum("ht,nta->nha", np.linalg.pinv(lines), noise[:, 0])[:, None]
         candidates = plans[:, None] + noise
         spread = spread_of(self.prior, observations)
         scores = simulated(self.model, self.prior, observations, candidates, spread, self.score, search.closed)
-        corrected = correction(draws, search.base)
+        corrected = correction(np.concatenate([first, draws[:, 1:]], axis=1), search.base)
         heat: float | np.ndarray
         if search.temperature is None:
             heat = temperature(scores, corrected, search.share * search.samples)
