@@ -15,7 +15,7 @@ from trl import RLOOConfig, RLOOTrainer
 from experiments.llm.toy import Toy, measure, optimum, policy_log_probs
 from repolicy.errors import UsageError
 from repolicy.llm import PriorBudget, rloo_settings
-from repolicy.llm.budget import move_omega, moved, own_log_prior
+from repolicy.llm.budget import move_omega, own_log_prior
 from repolicy.llm.mixing import Beside
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, residual
@@ -45,46 +45,65 @@ def rloo(prior: Path, settings: dict[str, Any]) -> Callable[..., Any]:
     return made
 
 
-def test_of_exact_policies_the_steps_find_the_multiplier(toy: Toy) -> None:
+@pytest.mark.parametrize(("prompts", "responses", "steps"), [(4, 16, 300), (1, 2, 2000)])
+def test_of_exact_policies_the_steps_find_the_multiplier(toy: Toy, prompts: int, responses: int, steps: int) -> None:
     """Samples of the optimum at each omega, on to the next: to the omega whose optimum meets the budget."""
     log_prior = toy.response_log_probs(toy.human)
     wanted = measure(toy, residual(0.25, 0.2), optimum(residual(0.25, 0.2), log_prior, toy.rewards), log_prior)
-    generator, omega, seen = torch.Generator().manual_seed(0), 0.1, []
-    for step in range(300):
-        chances = optimum(residual(omega, 0.2), log_prior, toy.rewards).exp()
-        rows = torch.multinomial(chances, 64, replacement=True, generator=generator)
-        omega = moved(omega, 0.2, log_prior[rows].view(4, 16), wanted.log_prior, 0.1 * (1 - step / 300))
-        seen.append(omega)
-    assert omega == pytest.approx(0.25, abs=0.01)
+    generator, values = torch.Generator().manual_seed(0), {"omega": 0.1, "own": wanted.log_prior + 1.0}
+    for step in range(steps):
+        chances = optimum(residual(values["omega"], 0.2), log_prior, toy.rewards).exp()
+        rows = torch.multinomial(chances, prompts * responses, replacement=True, generator=generator)
+        now = SimpleNamespace(global_step=step, max_steps=steps)
+        move_omega(values, 0.2, log_prior[rows].view(prompts, responses), 1.0, 0.1, now)
+    assert values["omega"] == pytest.approx(0.25, abs=0.01)
+
+
+def moved(values: dict[str, float], responses: list[list[float]], rate: float = 0.5) -> dict[str, float]:
+    """Return the values after the first of two steps, with a budget of 1."""
+    after = dict(values)
+    move_omega(after, 0.2, torch.tensor(responses), 1.0, rate, SimpleNamespace(global_step=0, max_steps=2))
+    return after
+
+
+# A variance of 2 that earlier steps told, and log prior whose mean should be -5.
+KNOWN = {"omega": 0.3, "own": -4.0, "squares": 40.0, "degrees": 20.0}
 
 
 def test_more_omega_where_responses_are_too_unlikely() -> None:
-    responses = torch.tensor([[-4.0, -6.0]])
-    assert moved(0.3, 0.2, responses, -4.0, 0.5) == pytest.approx(0.3 + 0.5 * 0.2 * 1 / 2)
-    assert moved(0.3, 0.2, responses, -6.0, 0.5) < 0.3
-    assert moved(0.01, 0.2, responses, -60.0, 1.0) == 0
-    assert moved(0.3, 0.2, torch.full((2, 4), -5.0), -4.0, 1.0) == pytest.approx(0.3 + 0.2 / 0.1)
+    assert moved(KNOWN, [[-5.0, -7.0]])["omega"] == pytest.approx(0.3 + 0.5 * 0.2 * 1 / 2)
+    assert moved(KNOWN, [[-3.0, -5.0]])["omega"] == pytest.approx(0.3 - 0.5 * 0.2 * 1 / 2)
+    assert moved(KNOWN, [[0.0, -1.0]], rate=1.0)["omega"] == 0
+    assert moved(KNOWN | {"squares": 0.0}, [[-6.0, -6.0]])["omega"] == pytest.approx(0.3 + 0.5 * 0.2 / 0.1)
 
 
-def test_how_far_apart_prompts_are_makes_no_step_shorter() -> None:
-    """Of each prompt's responses by themselves the variance is 2; of all four together it would be thousands."""
-    assert moved(0.3, 0.2, torch.tensor([[-4.0, -6.0], [-104.0, -106.0]]), -54.0, 0.5) == pytest.approx(0.35)
+def test_the_variance_is_of_earlier_steps() -> None:
+    """These two responses, 20 nats apart, change the next step and not this one."""
+    after = moved(KNOWN, [[4.0, -16.0]])
+    assert after["omega"] == pytest.approx(0.3 + 0.5 * 0.2 * 1 / 2)
+    assert (after["squares"], after["degrees"]) == (pytest.approx(0.95 * 40 + 200), pytest.approx(0.95 * 20 + 1))
+    few = {"omega": 0.3, "own": -4.0}
+    assert moved(few, [[-5.0, -7.0]]) == few | {"squares": 2.0, "degrees": 1.0}
+
+
+def test_how_far_apart_prompts_are_is_no_variance() -> None:
+    """Of each prompt's responses by themselves the squares are 2; of all four together they would be thousands."""
+    assert moved({"omega": 0.3, "own": -4.0}, [[-4.0, -6.0], [-104.0, -106.0]])["squares"] == 4.0
 
 
 def test_a_response_that_nobody_judged_moves_nothing() -> None:
-    """Of two prompts' responses, six nats apart in each, three are known: as if the others were not there."""
-    known = torch.tensor([[-4.0, -10.0, torch.nan], [-7.0, torch.nan, torch.nan]])
-    assert moved(0.3, 0.2, known, -6.0, 0.5) == pytest.approx(0.3 + 0.5 * 0.2 * 1 / 18)
-    assert moved(0.3, 0.2, torch.tensor([[-7.0]]), -6.0, 0.5) == pytest.approx(0.3 + 0.5 * 0.2 / 0.1)
+    """Of two prompts' responses three are known: as if the others were not there."""
+    after = moved(KNOWN, [[-4.0, -8.0, torch.nan], [-6.0, torch.nan, torch.nan]])
+    assert after["omega"] == pytest.approx(0.3 + 0.5 * 0.2 * 1 / 2)
+    assert (after["squares"], after["degrees"]) == (pytest.approx(0.95 * 40 + 8), pytest.approx(0.95 * 20 + 1))
 
 
-@pytest.mark.parametrize(("step", "omega"), [(0, 0.55), (1, 0.525), (2, 0.5)])
+@pytest.mark.parametrize(("step", "omega"), [(0, 0.35), (1, 0.325), (2, 0.3)])
 def test_a_budget_of_nats_is_below_the_priors_own_and_steps_shorten_to_nothing(step: int, omega: float) -> None:
     """Of a mean of -6 where -4 - 1 is wanted, with variance 2: a whole step is 0.2 · 1 / 2."""
-    values, state = {"omega": 0.5, "own": -4.0}, SimpleNamespace(global_step=step, max_steps=2)
-    spent = move_omega(values, 0.2, torch.tensor([[-5.0, -7.0]]), 1.0, 0.5, state)
-    assert spent == 2.0
-    assert values == {"omega": pytest.approx(omega), "own": -4.0}
+    values, state = dict(KNOWN), SimpleNamespace(global_step=step, max_steps=2)
+    assert move_omega(values, 0.2, torch.tensor([[-5.0, -7.0]]), 1.0, 0.5, state) == 2.0
+    assert values["omega"] == pytest.approx(omega)
 
 
 def test_the_priors_own(toy: Toy, prior: Path) -> None:
@@ -106,7 +125,7 @@ def test_the_priors_own_is_of_all_prompts_where_samples_are_fewer(prior: Path, m
     assert found == pytest.approx((plain + longer) / 2, abs=1e-5)
 
 
-SHORT = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "logging_strategy": "steps", "logging_steps": 1}
+SHORT = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "logging_strategy": "steps", "logging_steps": 1}
 
 
 def test_a_resumed_run_ends_in_the_same_numbers(grpo: Callable[..., Any]) -> None:
@@ -181,7 +200,8 @@ def test_what_ranks_exchange_lies_on_their_device() -> None:
 
     budget = PriorBudget(None, None, residual(0.2, 0.2), 1.0, rate=0.5)
     budget.log_prior = lambda **_: [-5.0]
-    budget.group, budget.memory.values["own"] = 2, -4.0
+    budget.group = 2
+    budget.memory.values |= KNOWN | {"omega": 0.2}
     told = {"log_extra": Trainer().log, "log_metric": Trainer().log}
     budget(["."], [[1, 0]], trainer_state=SimpleNamespace(global_step=0, max_steps=1), **told)
     assert devices == ["meta"]

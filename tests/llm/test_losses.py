@@ -122,7 +122,7 @@ class TestTokenReward:
         rewards = torch.tensor([[1.0, 2.0, 4.0]])
         assert losses.returns_to_go(rewards, 0.5).tolist() == [[3.0, 4.0, 4.0]]
         assert losses.returns_to_go(rewards).tolist() == [[7.0, 6.0, 4.0]]
-        assert losses.whole_returns(rewards).tolist() == [[7.0, 7.0, 7.0]]
+        assert losses.whole_returns(rewards).tolist() == [[7.0]]
         assert rewards.tolist() == [[1.0, 2.0, 4.0]]
 
     def test_leave_one_out_by_hand(self) -> None:
@@ -163,7 +163,8 @@ class TestExactGradient:
         (exact,) = torch.autograd.grad(self.exact(objective, reward, policy, prior), table)
         assert torch.allclose(exact, estimated, atol=1e-12)
 
-    def test_baseline_leaves_the_gradient_unbiased(self) -> None:
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_baseline_leaves_the_gradient_unbiased(self, whole: bool) -> None:
         """Every pair of responses, weighted by its chance: the mean of the group's update is the exact gradient."""
         objective, (rows, table, prior_table) = residual(0.3, 0.2), self.enumerated()
         reward = torch.tensor([float(row.count(2)) for row in rows], dtype=torch.float64)
@@ -174,7 +175,11 @@ class TestExactGradient:
         first, second = (x.flatten() for x in torch.meshgrid(*[torch.arange(len(rows))] * 2, indexing="ij"))
         pairs = torch.stack([first, second], 1).flatten()
         rewards = losses.token_rewards(objective, reward[pairs], old[pairs], prior[pairs], mask[pairs])
-        advantage = losses.leave_one_out(losses.returns_to_go(rewards), mask[pairs], group=2)
+        advantage = (
+            losses.leave_one_out(losses.whole_returns(rewards), torch.ones(len(pairs), 1), group=2) * mask[pairs]
+            if whole
+            else losses.leave_one_out(losses.returns_to_go(rewards), mask[pairs], group=2)
+        )
         weight = (chance[first] * chance[second]).repeat_interleave(2) / 2
         estimate = (weight.unsqueeze(1) * advantage * policy[pairs]).sum()
         (estimated,) = torch.autograd.grad(estimate, table, retain_graph=True)

@@ -4,7 +4,7 @@
 
 Omega is the multiplier of this constraint at a fixed alpha, and more omega means a likelier response, always. (KL from
 the prior has its least value at some omega in between, so that it names two.) At the optimum the expectation changes
-with omega by the variance of log prior over alpha, so a share of a Newton step is known from the responses at hand.
+with omega by the variance of log prior over alpha, so a share of a Newton step is known from the responses.
 """
 
 import math
@@ -22,28 +22,29 @@ from repolicy.llm.rloo import prior_reward, prompt_ids, response_log_probs, rloo
 from repolicy.objective import Objective
 
 LEAST_VARIANCE = 0.1  # nats², in place of a smaller variance of log prior: a policy that says one thing has none
+KEPT = 0.95  # of what earlier steps told of the variance, at each step
+KNOWN = 10  # degrees of freedom with which a variance is known well enough to divide by
 AT_ONCE = 256  # responses that the prior writes at once
-
-
-def moved(omega: float, alpha: float, log_prior: Tensor, wanted: float, rate: float) -> float:
-    """Return the next omega, from log prior of responses `[prompts, responses]` and the mean that is wanted of it.
-
-    What is not a number does not count.
-    """
-    means = log_prior.double().nanmean(1, keepdim=True)
-    degrees = (~log_prior.isnan()).sum(1).sub(1).clamp(min=0).sum().clamp(min=1)
-    variance = ((log_prior - means).square().nansum() / degrees).item()
-    newton = alpha * (wanted - means.nanmean().item()) / max(variance, LEAST_VARIANCE)
-    return max(0.0, omega + rate * newton)
 
 
 def move_omega(
     values: dict[str, float], alpha: float, log_prior: Tensor, budget: float, rate: float, state: Any
 ) -> float:
-    """Move `values["omega"]` by a share of a Newton step, which falls to 0 in a line; return what is spent."""
-    share = rate * (1 - state.global_step / max(state.max_steps, 1))
-    values["omega"] = moved(values["omega"], alpha, log_prior, values["own"] - budget, share)
-    return values["own"] - log_prior.nanmean(1).nanmean().item()
+    """Move `values["omega"]` by a share of a Newton step, which falls to 0 in a line; return what is spent.
+
+    `log_prior` is of responses `[prompts, responses]`; what is not a number does not count. The variance is that of
+    earlier steps: among the same responses a low mean comes with a large variance, so omega would rise by too little.
+    """
+    means = log_prior.double().nanmean(1, keepdim=True)
+    spent = values["own"] - means.nanmean().item()
+    squares, degrees = values.get("squares", 0.0), values.get("degrees", 0.0)
+    if degrees >= KNOWN:
+        share = rate * (1 - state.global_step / max(state.max_steps, 1))
+        newton = alpha * (spent - budget) / max(squares / degrees, LEAST_VARIANCE)
+        values["omega"] = max(0.0, values["omega"] + share * newton)
+    values["squares"] = KEPT * squares + (log_prior - means).square().nansum().item()
+    values["degrees"] = KEPT * degrees + (~log_prior.isnan()).sum(1).sub(1).clamp(min=0).sum().item()
+    return spent
 
 
 def check_budget(budget: float, rate: float, objective: Objective) -> None:

@@ -292,16 +292,19 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         own = slice(first, first + len(mask))
         mask = mask * self._judged[own].unsqueeze(1)
         parts = token_rewards(self.present_objective, rewards[own], log_policy, log_prior, mask)
-        returns = whole_returns(parts) if self.args.returns == "whole" else returns_to_go(parts, self.args.gamma)
         self._record(rewards, log_policy, log_prior, mask)
         if self.model.training and self.args.budget is not None:
             assert log_prior is not None
             self._move_omega(self.accelerator.gather((log_prior * mask).sum(1)))
         if self._group < 2:  # evaluation with a single response: nothing to compare it with
-            return torch.zeros_like(returns)
-        returns, everyone = (self.accelerator.pad_across_processes(x, dim=1) for x in (returns, mask))
-        compared = leave_one_out(self.accelerator.gather(returns), self.accelerator.gather(everyone), self._group)
-        return compared[own, : mask.shape[1]]
+            return torch.zeros_like(parts)
+        if self.args.returns == "whole":
+            returns, alive = whole_returns(parts), mask.amax(1, keepdim=True)
+        else:
+            returns, alive = returns_to_go(parts, self.args.gamma), mask
+        returns, alive = (self.accelerator.pad_across_processes(each, dim=1) for each in (returns, alive))
+        compared = leave_one_out(self.accelerator.gather(returns), self.accelerator.gather(alive), self._group)
+        return compared[own, : mask.shape[1]] * mask
 
     def _log_policy(self, output: dict[str, Any]) -> Tensor:
         """Return log policy(token) `[B, T]` as sampled; TRL leaves it out where it equals the loss's own, detached."""

@@ -101,8 +101,9 @@ def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
 def leave_one_out(returns: Tensor, mask: Tensor, group: int) -> Tensor:
     """Subtract from returns `[B, T]` what the *other* responses to the same prompt return from the same token on.
 
-    Rows come in groups of `group`. Only responses that are still being written at a token are compared there; where
-    none is left, nothing is subtracted. A row's baseline does not depend on the row, so the gradient stays unbiased.
+    Rows come in groups of `group`. Only responses that are still being written at a token (`mask`) are compared there;
+    where none is left, nothing is subtracted. A row's baseline does not depend on the row, so the gradient stays
+    unbiased. Returns of the whole are `[B, 1]`, and all responses are compared.
     """
     rows, length = returns.shape
     alive = (mask > 0).to(returns.dtype).view(-1, group, length)
@@ -113,12 +114,12 @@ def leave_one_out(returns: Tensor, mask: Tensor, group: int) -> Tensor:
 
 
 def whole_returns(rewards: Tensor) -> Tensor:
-    """Return the undiscounted sum of a response's rewards, the same at each of its tokens. `[B, T]` to `[B, T]`.
+    """Return the undiscounted sum of a response's rewards, which counts at each of its tokens. `[B, T]` to `[B, 1]`.
 
     What came before a token does not depend on it, so in expectation the gradient is that of `returns_to_go`. At the
     optimum this sum is alpha · log Z for *every* response, so there, compared with other responses, it has no noise.
     """
-    return rewards.sum(1, keepdim=True).expand_as(rewards)
+    return rewards.sum(1, keepdim=True)
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:
