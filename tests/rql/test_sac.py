@@ -151,6 +151,17 @@ def test_a_squashed_prior_of_other_bounds_acts_as_itself(mode: float) -> None:
     assert model.as_policy().predict(seen)[0].clip(-1.0, 3.0) == pytest.approx(sent, abs=1e-6)
 
 
+def test_a_policy_without_tanh_acts_as_it_learned_to(tmp_path: Path) -> None:
+    """With actions that are cut to the environment's bounds, −2 and 6, also from its file; the prior cuts nothing."""
+    prior = constant(9.0, 0.5, "state_gaussian", ActionSpace("continuous", (1,), (-10.0,), (10.0,)))
+    model = ResidualSAC(Bounded(), kl(0.4), prior)
+    model.save(tmp_path / "policy.safetensors")
+    saved, seen = read_policy(tmp_path / "policy.safetensors").policy, np.zeros(1, np.float32)
+    for policy, sent in ((prior, 9.0), (model, 6.0), (model.as_policy(), 6.0), (saved, 6.0)):
+        assert policy.predict(seen, deterministic=True)[0] == pytest.approx(sent, abs=1e-6)
+    assert saved(torch.zeros(1, 1)).mode().item() == pytest.approx(9.0)  # it is scored as sampled
+
+
 def test_far_out_nothing_blows_up() -> None:
     """Where tanh is ±1 to the bit, policy and prior still agree on what was done."""
     model = ResidualSAC(Bounded(), kl(0.4), constant(12.0, 0.5))

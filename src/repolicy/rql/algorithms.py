@@ -319,7 +319,11 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
     def _first_policy(self, begins: Prior | None, env_spaces: Spaces) -> Policy:
         if isinstance(begins, Policy):
             check_fit(begins, env_spaces, "the policy to begin as")
-            return copied(begins)
+            policy = copied(begins)
+            if not policy.family.squashes:  # it learns with actions that are cut, and so it acts later, too
+                policy.actions = env_spaces.actions
+                policy.spec = replace(policy.spec, actions=policy.actions, clips=True)
+            return policy
         if begins is not None:
             raise UsageError(f"the actor cannot begin as a {type(begins).__name__}: give a policy to begin as, actor=")
         size, hidden = env_spaces.observation_size, self.settings.hidden
