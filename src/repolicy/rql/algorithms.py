@@ -148,7 +148,7 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size)
             q = self.q_net(batch.observations).gather(1, batch.actions.long())
-            loss = nn.functional.mse_loss(q, self.targets(batch))  # the mean: a rare, large penalty counts in full
+            loss = nn.functional.mse_loss(q, self.targets(batch))  # the mean; where gradients stay within the limit
             check_loss("Q_R", loss)
             self.policy.optimizer.zero_grad()
             loss.backward()
