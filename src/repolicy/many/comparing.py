@@ -170,11 +170,12 @@ def in_words(sentences: list[str], tables: list[Table]) -> str:
     return "\n".join([*sentences, *(f"\n{laid_out(*table)}" for table in tables)])
 
 
-def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: float) -> Compared:
+def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: float, among: int = 1) -> Compared:
     """Return one quantity's verdict from its values `[E]` in both policies' episodes, in pairs and in order.
 
     The mean of new − old + margin is shown to be above 0, or below. A share of the old mean is taken of each old
     value, so that the mean itself need not be known. What an episode could lose is told by those seen so far.
+    Any *worse* decides, so those of quantities that decide divide the error `among` them; what all must show does not.
     """
     old, new = old.astype(float), new.astype(float)
     losses = losses_seen(old, new)
@@ -186,7 +187,7 @@ def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: f
         allowed = margin.value * math.copysign(1.0, old.mean()) * old
     gain = sign * (new - old)
     verdict: Verdict = "cannot tell"
-    if shown(-gain - allowed, losses + abs(allowed), error)[-1]:
+    if shown(-gain - allowed, losses + abs(allowed), error / among)[-1]:
         verdict = "worse"
     elif shown(gain, losses, error)[-1]:
         verdict = "better"
@@ -291,12 +292,13 @@ def open_sides(
 def _judged(rounds: list[list[Quantities]], margin: Margin, error: float) -> list[Compared]:
     """Return each quantity's verdict. A margin that is a number is one of rewards; the others have the usual."""
     usual = margin if margin.is_share else Margin.of(USUAL)
-    found = []
+    known = []
     for name in rounds[0][0]:
         old, new = (np.concatenate([each[name] for each in side]) for side in zip(*rounds, strict=True))
         if np.isfinite([old, new]).all():  # not every environment tells its reward
-            found.append(judged(name, old, new, usual if name in SHOWN else margin, error))
-    return found
+            known.append((name, old, new))
+    among = sum(name not in SHOWN for name, _, _ in known)
+    return [judged(*each, usual, error) if each[0] in SHOWN else judged(*each, margin, error, among) for each in known]
 
 
 def _quantities(evaluation: Evaluation) -> Quantities:
