@@ -76,7 +76,7 @@ WAYS = {
     "ppo, frozen std": Way(frozen_std=True),
     "KL in the reward (tied weights)": Way(omega="tied"),
     "residual": Way(omega="own", warmup=True),
-    "residual, KL budget": Way(omega="own", warmup=True, budget=True),
+    "residual, KL budget": Way(omega="tied", warmup=True, budget=True),
 }
 
 

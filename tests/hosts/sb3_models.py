@@ -24,6 +24,7 @@ class Drift(gymnasium.Env[Any, Any]):
         self.action_space = {
             "numbers": spaces.Box(-1.0, 1.0, (2,), np.float32),
             "choice": spaces.Discrete(3),
+            "from 1": spaces.Discrete(3, start=1),
             "choices": spaces.MultiDiscrete([2, 3]),
             "switches": spaces.MultiBinary(2),
         }[acts]

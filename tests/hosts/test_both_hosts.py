@@ -36,6 +36,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"kl_budget": 1.0, "omega": 0.0}, "a budget adapts omega, so omega must start above 0"),
     ({"prior": 3}, "this int cannot be a prior: it has no log_prob"),
     ({"prior": "nowhere.pt"}, "there is no file nowhere.pt"),
+    ({"kl_budget": 1.0}, "a KL budget moves omega and alpha together, from one value above 0 on: name one number"),
+    ({"objective": Objective("addon", 0.3, 0.2), "kl_budget": 1.0} | UNNAMED, "a KL budget moves omega and alpha"),
+    ({"log_prior_budget": 1.0, "alpha": 0.0}, "a log-prior budget moves omega .* at a fixed alpha above 0"),
     ({"kl_budget": 2.0, "alpha": None}, "^kl_budget goes with omega auto and no other objective than residual"),
     ({"objective": {"wish": 1}} | UNNAMED, "it must be a mapping with some of task, omega, alpha, states and bonus"),
     ({"objective": "kl"} | UNNAMED, "the objective is 'kl'; it must be a mapping"),
@@ -90,17 +93,17 @@ def test_beside_a_weight_the_logarithm_of_a_std_learns_as_fast_as_in_the_engine(
 
 @hosts
 def test_a_budget_turns_both_weights_by_a_mean_over_the_rollouts_steps(host: Any) -> None:
-    started = host(copy_prior=False, kl_budget=0.1)
+    started = host(copy_prior=False, alpha=0.3, kl_budget=0.1)
     started.learn(1)
     spent, steps = started.method.spent
-    expected = steered(Objective("addon", 0.3, 0.2), -FARTHEST, off_budget(spent["prior_kl"], 0.1, -FARTHEST, steps))
+    expected = steered(Objective("addon", 0.3, 0.3), -FARTHEST, off_budget(spent["prior_kl"], 0.1, -FARTHEST, steps))
     assert started.method.curves["omega"] == [0.3]
     assert started.method.steering.objective == expected
 
 
 @hosts
 def test_what_is_saved_keeps_the_prior_and_the_place(host: Any, tmp_path: Path) -> None:
-    options = {"kl_budget": 0.5, "critic_warmup": 1}
+    options = {"alpha": 0.3, "kl_budget": 0.5, "critic_warmup": 1}
     first = host(**options)
     first.learn(3)
     first.save(tmp_path)
@@ -160,6 +163,13 @@ def test_a_budget_that_is_named_otherwise_stays(host: Any, tmp_path: Path) -> No
     again = host.resumed(tmp_path, PRIOR, omega=None, alpha=None, kl_budget=3.0)
     again.learn(1)
     assert again.method.steering.kl_budget == 3.0
+
+
+@hosts
+def test_a_budget_does_not_go_on_from_two_weights(host: Any, tmp_path: Path) -> None:
+    host(omega=0.3, alpha=0.1).save(tmp_path)
+    with pytest.raises(UsageError, match="a KL budget moves omega and alpha together, from one value above 0 on"):
+        host.resumed(tmp_path, PRIOR, omega=0.3, alpha=0.3, kl_budget=3.0).learn(1)
 
 
 @hosts

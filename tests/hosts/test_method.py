@@ -90,12 +90,12 @@ def test_a_budget_of_log_prior_moves_omega_alone() -> None:
 
 def test_a_weight_that_is_named_anew_goes_before_a_budget_that_was_found() -> None:
     """That budget came of weights which nobody named, and would move what is named now."""
-    state = Steering(residual(0.5, 0.25), kl_budget=2.0).state()
-    on, anew, named = (Steering(each) for each in (residual(), residual(0.1, 0.25), residual(0.5, 0.25)))
+    state = Steering(residual(0.5, 0.5), kl_budget=2.0).state()
+    on, anew, named = (Steering(each) for each in (residual(), residual(0.1, 0.5), residual(0.5, 0.5)))
     for steering in (on, anew, named):
         steering.resume(state, steering.objective)
-    assert (on.kl_budget, on.objective.omega, on.objective.alpha) == (2.0, 0.5, 0.25)
-    assert (anew.kl_budget, anew.objective.omega, anew.objective.alpha) == (None, 0.1, 0.25)
+    assert (on.kl_budget, on.objective.omega, on.objective.alpha) == (2.0, 0.5, 0.5)
+    assert (anew.kl_budget, anew.objective.omega, anew.objective.alpha) == (None, 0.1, 0.5)
     assert (named.kl_budget, named.objective.omega) == (2.0, 0.5)  # nothing is named otherwise
 
 

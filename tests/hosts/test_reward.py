@@ -95,11 +95,13 @@ def test_the_parts_of_the_last_rollout_are_told() -> None:
 def test_a_budget_moves_both_weights_after_a_rollout() -> None:
     prior, parts = policy(), list(rollout())
     parts[3] = prior.log_prob(*parts[:2]) + 9.0  # far beyond
-    reward = prior_reward(prior, 0.3, 0.2, kl_budget=0.5)
+    reward = prior_reward(prior, 0.3, 0.3, kl_budget=0.5)
     total = reward(*parts)
-    torch.testing.assert_close(total, reformulated(residual(0.3, 0.2), parts[2], parts[3] - 9.0, parts[3]).total)
+    torch.testing.assert_close(total, reformulated(residual(0.3, 0.3), parts[2], parts[3] - 9.0, parts[3]).total)
     assert reward.objective.omega > 0.3
-    assert reward.objective.omega / 0.3 == pytest.approx(reward.objective.alpha / 0.2)
+    assert reward.objective.omega == reward.objective.alpha
+    with pytest.raises(UsageError, match="a KL budget moves omega and alpha together"):
+        prior_reward(prior, 0.3, 0.2, kl_budget=0.5)
 
 
 def test_what_a_nat_is_worth_stands_in_the_priors_file() -> None:

@@ -177,7 +177,7 @@ def assert_same_values(one: Any, other: Any) -> None:
 
 def test_rsl_rls_own_ppo_reads_a_checkpoint_of_ours_and_ours_one_of_its(tmp_path: Path) -> None:
     """A critic of ours learns in the unit of its returns; in files it predicts rewards, as any other."""
-    how = residual(str(checkpoint(tmp_path)), kl_budget=0.5)
+    how = residual(str(checkpoint(tmp_path)), alpha=0.3, kl_budget=0.5)
     ours, plain = runner(algorithm=how), runner(seed=7)
     ours.learn(3)
     own = [tensor.clone() for tensor in tensors(ours.alg)]

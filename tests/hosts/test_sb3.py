@@ -20,9 +20,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from repolicy import save_policy
 from repolicy.errors import UsageError
-from repolicy.hosts.sb3 import ResidualPPO, like
+from repolicy.hosts.sb3 import ResidualPPO, like, to_repolicy
 from repolicy.objective import reformulated
 from repolicy.objective import residual as ours
+from repolicy.policies import ActionSpace
 from repolicy.policies.modulated import Conditioned
 from repolicy.ranges import Dial, Range
 
@@ -176,7 +177,7 @@ def test_a_model_goes_on_after_a_verdict_between_two_rollouts() -> None:
 
 def test_what_is_named_beside_a_model_s_file_is_taken_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.zip"
-    residual(prior=trained(), kl_budget=1.0).save(path)
+    residual(prior=trained(), alpha=0.3, kl_budget=1.0).save(path)
     with pytest.raises(UsageError, match="ResidualPPO has no option omgea; did you mean omega"):
         ResidualPPO.load(path, envs(), omgea=9.0)
     with pytest.raises(UsageError, match="the model's budget moves its weights: with another weight, name kl_budget"):
@@ -320,6 +321,17 @@ def test_rewards_on_a_moving_scale_are_refused() -> None:
     model(env=VecNormalize(DummyVecEnv([Drift])), omega=0.0, alpha=0.0)  # their own PPO does not mind
     with pytest.raises(UsageError, match=r"VecNormalize\(norm_reward=True\) or .*, and the scale of what"):
         residual(prior=small_policy()).set_env(VecNormalize(envs()))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_choices_that_do_not_begin_at_0_are_refused(own: bool) -> None:
+    """Stable-Baselines3's PPO sends 0 to 2 where the environment takes 1 to 3."""
+    env = DummyVecEnv([lambda: Drift(acts="from 1")] * 4)
+    prior = small_policy(actions=ActionSpace("discrete", (3,), (1.0,)), family="categorical") if own else trained(env)
+    with pytest.raises(UsageError, match="choices begin at 1, and Stable-Baselines3 sends them counted from 0"):
+        residual(env=env, prior=prior)
+    with pytest.raises(UsageError, match="choices begin at 1"):
+        to_repolicy(trained(env))
 
 
 def test_statistics_that_begin_to_move_are_noticed() -> None:

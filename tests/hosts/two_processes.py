@@ -21,7 +21,7 @@ def main(rank: int, meeting: str) -> str:
     torch.set_num_threads(1)
     place = {"init_method": f"file://{meeting}", "timeout": timedelta(minutes=2)}
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2, **place)
-    config = settings(algorithm={"class_name": OURS, "omega": 0.2, "alpha": 0.1, "kl_budget": 0.5, "prior": Push()})
+    config = settings(algorithm={"class_name": OURS, "omega": 0.2, "alpha": 0.2, "kl_budget": 0.5, "prior": Push()})
     config["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": 2}
     env = Drift(seed=rank)
     torch.manual_seed(rank)

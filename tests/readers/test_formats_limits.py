@@ -15,6 +15,7 @@ from made_graphs import script, stacked
 from torch import nn
 
 from repolicy.errors import FileError
+from repolicy.policies import ActionSpace
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.given_by_user import statistics_in
 from repolicy.readers.operations import OPERATIONS, Moving
@@ -163,6 +164,14 @@ def test_a_dict_within_a_dict_is_refused() -> None:
     assert observations_of(inner) == (("a", 3),)
     with pytest.raises(CannotCopyError, match="its observations are a Dict"):
         observations_of(space("Dict", spaces={"a": inner, "b": inner}))
+
+
+def test_choices_that_do_not_begin_at_0_are_refused() -> None:
+    for space_of in (space("Discrete", n=3, start=np.int64(0)), space("MultiDiscrete", nvec=np.array([3]))):
+        assert actions_of(space_of) == ActionSpace("discrete", (3,))
+    for name, told in (("Discrete", {"n": 3, "start": np.int64(1)}), ("MultiDiscrete", {"start": np.array([0, 1])})):
+        with pytest.raises(FileError, match="choices begin at .*1.* may have sent them counted from 0"):
+            actions_of(space(name, **told))
 
 
 def test_switches_are_counted_before_they_are_made() -> None:

@@ -41,7 +41,7 @@ def prior_reward(
         alpha: what a nat of entropy is worth; by default as the prior's file tells it, else a third of omega.
         states: what a nat of the next states' familiarity to the prior is worth.
         visited: for `states`, observations `[M, O]` that the prior visits, in the order of time.
-        kl_budget: after each rollout omega and alpha move so that the policy stays so many nats a step from the prior.
+        kl_budget: after each rollout omega = alpha moves so that the policy stays so many nats a step from the prior.
     """
     source = open_in_host(prior)
     steering = Steering(residual(omega, alpha, states), kl_budget)

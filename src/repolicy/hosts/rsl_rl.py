@@ -48,7 +48,7 @@ class ResidualPPO(PPO):
         or `my.py:quiet`, a function as of `repolicy customize`. Without it, the environment's own reward is the task's,
         whatever the objective calls it.
     critic_warmup: iterations at the start that fit the critic alone; by default 5, or more for a critic that lags.
-    kl_budget: adapt omega and alpha so that the policy stays this far from its prior, in nats a step.
+    kl_budget: adapt omega and alpha, one number, so that the policy stays this far from its prior, in nats a step.
     log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
     limits: such as `["power<=0.07"]`, each on the mean of an entry `[N]` of `extras`; beside an `addon`, the
         environment's own reward is `basic_reward`.

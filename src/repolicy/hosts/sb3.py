@@ -22,13 +22,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from repolicy.envs import action_space
 from repolicy.errors import UsageError
 from repolicy.hosts import kept_prior
 from repolicy.hosts.kept_prior import Given
 from repolicy.hosts.measuring import compared, decide_in
 from repolicy.hosts.method import TARGET_KL, Method, Seen, entry, quicken
-from repolicy.hosts.sb3_policies import HeadPolicy, from_repolicy, like, to_repolicy
+from repolicy.hosts.sb3_policies import HeadPolicy, from_repolicy, like, space_of, to_repolicy
 from repolicy.hosts.sb3_priors import CRITICS, SameKind, Weights, kept_in, read, stored, tensors_of
 from repolicy.hosts.sb3_vec_envs import ModelEnvs, Squashed, Unclipped, check_env, check_seen_alike, clips
 from repolicy.hosts.steering import Steering, check_options, say_of_bonus, usual_warmup, weighs, weights_named
@@ -60,7 +59,7 @@ class ResidualPPO(PPO):
         model sees what the actor sees, the others raw observations.
     copy_prior: whether the actor begins as the prior. Without `policy_kwargs` it is built like it, too.
     critic_warmup: iterations at the start that fit the critic alone; by default 5, or more for a critic that lags.
-    kl_budget: adapt omega and alpha so that the policy stays this far from its prior, in nats a step.
+    kl_budget: adapt omega and alpha, one number, so that the policy stays this far from its prior, in nats a step.
     log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
     limits: such as `["power<=0.07"]`, each on the mean of an entry of `info`.
     keep: adapt omega so that such a share as 0.97 is kept of what the prior's mean action earns of `basic_reward`.
@@ -202,10 +201,10 @@ class ResidualPPO(PPO):
                 kept_prior.check_same_prior(tensors_of(options["prior"]), kept.tensors, name, kept.name)
         if isinstance(options.get("objective"), Objective):
             options["objective"] = options["objective"].as_dict()
-        loaded: ResidualPPO = super().load(path, env, device, **options)
-        budget, named = loaded.kl_budget or loaded.log_prior_budget, options.keys()
-        if budget and named & {"omega", "alpha", "objective"} and not named & {"kl_budget", "log_prior_budget"}:
+        named = options.keys()
+        if kept.budget and named & {"omega", "alpha", "objective"} and not named & {"kl_budget", "log_prior_budget"}:
             raise UsageError("the model's budget moves its weights: with another weight, name kl_budget, too, or None")
+        loaded: ResidualPPO = super().load(path, env, device, **options)
         loaded.method.resume_critic(loaded.position)
         loaded.method.density = kept.density
         return loaded
@@ -315,7 +314,7 @@ class ResidualPPO(PPO):
                 what = "the model scales its actions itself, and the prior scores them as the environment gets them"
                 raise UsageError(f"{what}: leave squash_output out, or give a model of its own: prior=PPO.load(FILE)")
             count = int(np.prod(self.observation_space.shape or 0))
-            prior = Given(prior, count, action_space(self.action_space, "of the model"))
+            prior = Given(prior, count, space_of(self.action_space))
         return prior.to(self.device) if isinstance(prior, nn.Module) else prior
 
 

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from repolicy.envs import action_space
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import as_squashed, behind, check_same_network, paired, set_statistics, squashes
-from repolicy.policies import BOUND, FAMILIES, MODULES, Normalizer, Policy, PolicySpec
+from repolicy.policies import BOUND, FAMILIES, MODULES, ActionSpace, Normalizer, Policy, PolicySpec
 
 try:
     from stable_baselines3 import PPO
@@ -50,7 +51,7 @@ class HeadPolicy(ActorCriticPolicy):
         super().__init__(*given, **named)
 
     def _build(self, lr_schedule: Any) -> None:
-        space = action_space(self.action_space, "of the model")
+        space = space_of(self.action_space)
         self.spec = PolicySpec(1, space, "state_gaussian", clips=False, **self.head)
         super()._build(lr_schedule)
         del self.log_std
@@ -63,6 +64,19 @@ class HeadPolicy(ActorCriticPolicy):
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return super()._get_constructor_parameters() | {"head": self.head}
+
+
+def check_choices(space: spaces.Space[Any]) -> None:
+    """Raise where Stable-Baselines3 would send other choices than are meant."""
+    if np.any(first := getattr(space, "start", 0)):
+        what = f"the environment's choices begin at {first}, and Stable-Baselines3 sends them counted from 0"
+        raise UsageError(f"{what}: let the environment count from 0, too")
+
+
+def space_of(space: spaces.Space[Any]) -> ActionSpace:
+    """Return a model's actions laid out flat."""
+    check_choices(space)
+    return action_space(space, "of the model")
 
 
 HEAD = ("std", "min_std", "std_bounds", "initial_std", "mean_clip")  # what a `PolicySpec` says of it
@@ -137,7 +151,7 @@ def _spec_of(model: PPO) -> PolicySpec:
     if not activation or not isinstance(extractor, Standardized | FlattenExtractor):
         parts = f"{type(extractor).__name__} and {policy.activation_fn.__name__}"
         raise UsageError(f"the model has {parts}; a policy of Repolicy has flat observations and {', '.join(MODULES)}")
-    space = action_space(model.action_space, "of the model")
+    space = space_of(model.action_space)
     head = policy.head if isinstance(policy, HeadPolicy) else {"min_std": 0.0}
     gaussian = "state_gaussian" if isinstance(policy, HeadPolicy) else "gaussian"
     family: Any = gaussian if space.kind == "continuous" else "categorical"

@@ -150,12 +150,13 @@ def tensors_of(prior: Any) -> Mapping[str, Tensor]:
 
 
 class Kept(NamedTuple):
-    """What a saved model holds of its prior; nothing, where this is no zip, or one of Stable-Baselines3's own."""
+    """What a saved model holds of its prior, and its budget; nothing of no zip, or of Stable-Baselines3's own."""
 
     prior: Policy | Weights | None = None
     name: object = None
     density: Density | None = None
     tensors: Mapping[str, Tensor] = {}
+    budget: float | None = None
 
 
 def kept_in(path: Any) -> Kept:
@@ -171,7 +172,9 @@ def kept_in(path: Any) -> Kept:
             states = safetensors.torch.load(archive.read(STATES)) if STATES in names else None
             density = None if states is None else Density.from_tensors(states)
             tensors = safetensors.torch.load(archive.read(MARKS)) if MARKS in names else tensors_of(prior)
-            return Kept(prior, json.loads(archive.read("data")).get("prior_name"), density, tensors)
+            data = json.loads(archive.read("data"))
+            budget = data.get("kl_budget") or data.get("log_prior_budget")
+            return Kept(prior, data.get("prior_name"), density, tensors, budget)
     except zipfile.BadZipFile:
         return Kept()
     finally:

@@ -10,10 +10,10 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import unwrap_vec_normalize
 from torch import Tensor
 
-from repolicy.envs import action_space
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import check_squashed, of_each
 from repolicy.hosts.measuring import Paid, Sizes
+from repolicy.hosts.sb3_policies import check_choices, space_of
 from repolicy.hosts.steering import weighs
 from repolicy.objective import Objective
 from repolicy.prepare.states import MOST_NUMBERS
@@ -35,7 +35,7 @@ class ModelEnvs:
         space, numbers = self.env.observation_space, MOST_NUMBERS + 1
         if isinstance(space, spaces.Box):
             numbers = int(self.model.rows(space.sample()[None, None]).shape[-1])
-        return Sizes(numbers, action_space(self.model.action_space, "of the model"))
+        return Sizes(numbers, space_of(self.model.action_space))
 
     @property
     def wish_weight(self) -> float:
@@ -95,6 +95,7 @@ def check_env(objective: Objective, env: Any, prior: Any) -> None:
     """Raise where rewards or observations reach the model on a scale that moves, or actions not as the prior's."""
     if env is None or not weighs(objective):
         return
+    check_choices(env.action_space)
     normalized = unwrap_vec_normalize(env)
     through_tanh = getattr(env.unwrapped, "squashes", False) or all(env.env_is_wrapped(Squashed))
     check_squashed(prior, through_tanh, "wrap it in repolicy.hosts.sb3.Squashed")

@@ -12,6 +12,7 @@ from repolicy.learning.multipliers import FARTHEST, HeldLimit, Limits, off_budge
 from repolicy.learning.worker import CRITIC_LOST, MOST_WARMUPS
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import given_objective, plain
+from repolicy.prepare.checks import check_budget
 from repolicy.runs import Budget, Settings
 from repolicy.text import nearest
 
@@ -52,6 +53,11 @@ class Steering:
             raise UsageError("a budget adapts omega, so omega must start above 0")
         if self.objective.dials and (self.settings.budget is not None or self.held):
             raise UsageError("a range trains for many weights at once, and a budget or a limit moves one: leave it out")
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        if self.objective.is_set and not self.objective.dials:
+            check_budget(self.objective, self.settings)
 
     @property
     def settings(self) -> Settings:
@@ -140,6 +146,7 @@ class Steering:
             self.kl_budget = state.get("kl_budget")
         if self.settings.budget is not None or unchanged:
             self.objective = replace(self.objective, **weights)
+        self._check_budget()
 
 
 def weights_named(objective: Any, omega: Any, alpha: Any, states: Any) -> Objective:

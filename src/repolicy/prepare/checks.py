@@ -7,6 +7,7 @@ import numpy as np
 from repolicy.envs import addons, probed
 from repolicy.envs import limits as limits_of
 from repolicy.errors import UsageError
+from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
 from repolicy.prepare.decision import Decision, decide
 from repolicy.prepare.states import check_learnable
@@ -81,20 +82,29 @@ def check(request: Request) -> None:
     check_wish(request.addons, request.env)
     spec_for(probed(request.env, request.settings.backend, critic=True), request.settings)
     settings, objective = request.settings, request.objective
-    if settings.kl_budget is not None and not 0 < objective.omega == objective.alpha:
-        what = "a KL budget moves omega and alpha together, from one value on: it goes with customize --omega auto"
-        raise UsageError(f"{what}, or in Python with kl(alpha)")
-    if settings.log_prior_budget is not None and not (objective.omega > 0 and objective.alpha > 0):
-        raise UsageError(
-            "a log-prior budget moves omega from a value above 0 on, at a fixed alpha above 0: it goes with customize "
-            "--omega auto, or in Python with residual(omega, alpha)"
-        )
+    check_budget(objective, settings)
     if settings.keep is not None and not (request.prior and objective.omega > 0):
         raise UsageError("keep moves omega, from a value above 0 on: it goes with customize, and not with greedy")
     if request.prior:
         check_steps(settings)
     if request.prior and settings.family != "auto":
         raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")
+
+
+def check_budget(objective: Objective, settings: Settings) -> None:
+    """Refuse a budget that weights, all of them numbers, could not hold.
+
+    Weights that grow while omega / alpha stays at c lead to prior^c, whose KL is ½ (1/c − 1 + ln c) a number
+    where that is a Gaussian: with a budget below it they would grow for ever.
+    """
+    if settings.kl_budget is not None and not 0 < objective.omega == objective.alpha:
+        raise UsageError(
+            "a KL budget moves omega and alpha together, from one value above 0 on: name one number for both, or none"
+        )
+    if settings.log_prior_budget is not None and not (objective.omega > 0 and objective.alpha > 0):
+        raise UsageError(
+            "a log-prior budget moves omega from a value above 0 on, at a fixed alpha above 0: name such, or none"
+        )
 
 
 def check_wish(wishes: tuple[str, ...], env: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from repolicy.errors import FileError
 from repolicy.policies import ActionSpace
 from repolicy.readers.described import CannotCopyError
 
@@ -33,9 +34,13 @@ def has_switches(space: Any) -> bool:
 
 
 def actions_of(space: Any) -> ActionSpace:
+    """Return a space of actions laid out flat; choices count from 0, as policies have them."""
     if space.last == "Box":
         low, high = (tuple(float(x) for x in space.state[name].reshape(-1)) for name in ("low", "high"))
         return ActionSpace("continuous", (len(low),), low, high)
+    if space.last in ("Discrete", "MultiDiscrete") and np.any(first := space.state.get("start", 0)):
+        what = f"the policy's choices begin at {first}, and what trained it may have sent them counted from 0"
+        raise FileError(f"{what}: train it where they begin at 0")
     if space.last == "Discrete":
         return ActionSpace("discrete", (int(space.state["n"]),))
     if space.last == "MultiDiscrete":
