@@ -146,7 +146,7 @@ ROOMS = [
     Mutant("many/bets.py", "np.maximum(seen, np.maximum(abs(old), abs(new)))", "np.maximum(abs(old), abs(new))", "tests/many/test_comparing.py", "from won to lost no more is lost than was won"),
     Mutant("many/comparing.py", "sign, losses = -1.0", "sign, losses = 1.0", "tests/many/test_comparing.py", "more early ends are better"),
     Mutant("many/comparing.py", "shown(gain + allowed, losses", "shown(gain, losses", "tests/many/test_comparing.py", "not worse without a margin"),
-    Mutant("many/comparing.py", "abs(allowed), error / among)", "abs(allowed), error)", "tests/many/test_comparing.py", "each of several that decide is called worse with the error of all"),
+    Mutant("many/comparing.py", "abs(allowed), error / among)", "abs(allowed), error)", "tests/many/test_bets.py", "each of several that decide is called worse with the error of all"),
     Mutant("many/comparing.py", "return min((row.verdict", "return max((row.verdict", "tests/many/test_comparing.py", "the best verdict of several decides"),
     Mutant("many/comparing.py", "seed + done, backend", "seed, backend", "tests/many/test_comparing.py", "every round from the same starts"),
     Mutant("many/varying.py", "error / STEPS ** len(axes)", "error", "tests/many/test_comparing.py", "each place with the error of all"),

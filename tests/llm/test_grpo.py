@@ -82,21 +82,26 @@ def token_log_probs(model: Any, ids: list[int], width: int) -> list[float]:
     return [after - before for before, after in pairwise(sums)] + [0.0] * (width - len(ids))
 
 
+def kept_scores(ours: Any) -> list[torch.Tensor]:
+    """Return a list that will hold the log-probabilities of each scoring, with their gradients."""
+    kept: list[torch.Tensor] = []
+    original = ours._get_per_token_logps_and_entropies
+
+    def keep(*arguments: Any, **named: Any) -> Any:
+        kept.append((scored := original(*arguments, **named))[0])
+        return scored
+
+    ours._get_per_token_logps_and_entropies = keep
+    return kept
+
+
 def test_advantages_reach_the_loss_token_by_token(build: Callable[..., Any]) -> None:
     """TRL takes `[B, T]`: the loss's gradient in the log-probabilities is the advantages, over B · max length."""
     ours = build("grpo")
     ours.model.train()
     ours.current_gradient_accumulation_steps = 1
     output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
-    kept: list[torch.Tensor] = []
-    original = ours._get_per_token_logps_and_entropies
-
-    def keep(*arguments: Any, **named: Any) -> Any:
-        log_probs, entropies, auxiliary = original(*arguments, **named)
-        kept.append(log_probs)
-        return log_probs, entropies, auxiliary
-
-    ours._get_per_token_logps_and_entropies = keep
+    kept = kept_scores(ours)
     loss = ours.compute_loss(ours.model, output)
     (slope,) = torch.autograd.grad(loss, kept[0])
     mask = output["completion_mask"]
@@ -109,14 +114,7 @@ def test_every_micro_batch_divides_a_token_by_the_same_number(build: Callable[..
     ours.model.train()
     ours.current_gradient_accumulation_steps = 4
     output = ours._generate_and_score_completions([{"prompt": "."}] * 8)
-    kept: list[torch.Tensor] = []
-    original = ours._get_per_token_logps_and_entropies
-
-    def keep(*arguments: Any, **named: Any) -> Any:
-        kept.append((scored := original(*arguments, **named))[0])
-        return scored
-
-    ours._get_per_token_logps_and_entropies = keep
+    kept = kept_scores(ours)
     output["completion_mask"][:2, 1:] = 0  # else all could happen to be of one length
     divisors = []
     for batch in split_tensor_dict(output, 4):

@@ -51,20 +51,6 @@ def test_a_policy_at_the_margin_is_seldom_called_not_worse(kind: str) -> None:
     assert found["worse"] <= 0.05
 
 
-def test_of_several_at_the_margin_any_is_seldom_called_worse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What must be shown of all keeps its own error: as of one quantity, 92 equal episodes are enough."""
-    monkeypatch.setattr(comparing, "lower", lambda *_: 0.0)  # for the time's sake
-    names = ("basic_reward", "addon_reward_a", "addon_reward_b", "addon_reward_c", "length")
-    old, new = simulated.at_margin("lognormal", 400 * len(names), np.random.default_rng(1))
-    false = 0
-    for first in range(0, len(old), len(names)):
-        sides = [dict(zip(names, values[first:], strict=False)) for values in (old, new)]
-        false += "worse" in [row.verdict for row in comparing._judged([sides], FIVE, 0.05) if row.decides]
-    assert 0 < false <= 0.05 * 400
-    ones = dict.fromkeys(names, np.ones(92))
-    assert {row.verdict for row in comparing._judged([[ones, ones]], FIVE, 0.05)} == {"not worse"}
-
-
 # Verdicts -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("new", "verdict"),

@@ -170,7 +170,7 @@ def test_choices_that_do_not_begin_at_0_are_refused() -> None:
     for space_of in (space("Discrete", n=3, start=np.int64(0)), space("MultiDiscrete", nvec=np.array([3]))):
         assert actions_of(space_of) == ActionSpace("discrete", (3,))
     for name, told in (("Discrete", {"n": 3, "start": np.int64(1)}), ("MultiDiscrete", {"start": np.array([0, 1])})):
-        with pytest.raises(FileError, match="choices begin at .*1.* may have sent them counted from 0"):
+        with pytest.raises(CannotCopyError, match="choices begin at .*1.* may have sent them counted from 0"):
             actions_of(space(name, **told))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from tiny_envs import Endless
 from typed_commands import failed
 from typed_keys import Typed
 
@@ -202,21 +203,17 @@ def test_a_person_acts_within_the_bounds(tmp_path: Path) -> None:
 
 
 def test_what_the_policy_does_is_not_cut_beside_a_person() -> None:
-    """Without one it is not, so that the person would be taken for one who wants smaller actions."""
+    """Nor is a number that a person leaves to it: they would be taken for one who wants smaller actions."""
 
-    class Two(gymnasium.Env[Any, Any]):
-        observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,)), gymnasium.spaces.Box(-1, 1, (2,))
-
-        def reset(self, **_: Any) -> Any:
-            return np.zeros(1, np.float32), {}
+    class Two(Endless):
+        action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
 
         def step(self, action: Any) -> Any:
-            return np.zeros(1, np.float32), 0.0, False, False, {"took": action.tolist()}
+            return *super().step(action)[:4], {"took": action.tolist()}
 
     env = Takeover(Two(), person(wants, lambda o, a: np.array([7.0, a[1]])))
     env.reset()
-    assert env.step(np.array([3.0, 2.0]))[-1]["took"] == [3.0, 2.0]  # the person lets it pass
-    assert env.step(np.array([-3.0, 2.0]))[-1]["took"] == [1.0, 2.0]  # and here they leave a number to it
+    assert [env.step(np.array([first, 2.0]))[-1]["took"] for first in (3.0, -3.0)] == [[3.0, 2.0], [1.0, 2.0]]
 
 
 def test_who_fails_at_once_may_try_again(policy: Path, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def check_budget(budget: float, rate: float, objective: Objective) -> None:
 def own_log_prior(
     prior: Beside, tokenizer: Any, prompts: list[Any], samples: int, tokens: int, template: dict[str, Any] | None = None
 ) -> float:
-    """Return E_prior[log prior] of a response, from the prior's own, spread over the prompts. Random streams stay.
+    """Return E_prior[log prior] over responses that the prior writes to prompts of all the data. Random streams stay.
 
     `template` is the trainer's chat_template_kwargs.
     """

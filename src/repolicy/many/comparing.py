@@ -175,7 +175,8 @@ def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: f
 
     The mean of new − old + margin is shown to be above 0, or below. A share of the old mean is taken of each old
     value, so that the mean itself need not be known. What an episode could lose is told by those seen so far.
-    Any *worse* decides, so those of quantities that decide divide the error `among` them; what all must show does not.
+    `among` is how many quantities decide. A *worse* of any is enough, so each has this share of the error for it; *not
+    worse* must be shown of all, and has the whole.
     """
     old, new = old.astype(float), new.astype(float)
     losses = losses_seen(old, new)

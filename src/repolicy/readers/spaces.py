@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.errors import FileError
 from repolicy.policies import ActionSpace
 from repolicy.readers.described import CannotCopyError
 
@@ -40,7 +39,7 @@ def actions_of(space: Any) -> ActionSpace:
         return ActionSpace("continuous", (len(low),), low, high)
     if space.last in ("Discrete", "MultiDiscrete") and np.any(first := space.state.get("start", 0)):
         what = f"the policy's choices begin at {first}, and what trained it may have sent them counted from 0"
-        raise FileError(f"{what}: train it where they begin at 0")
+        raise CannotCopyError(f"{what}: train it where they begin at 0")
     if space.last == "Discrete":
         return ActionSpace("discrete", (int(space.state["n"]),))
     if space.last == "MultiDiscrete":

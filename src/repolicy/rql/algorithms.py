@@ -144,11 +144,14 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
         return self.objective.alpha * logits.logsumexp(-1, keepdim=True)
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """Train as Stable-Baselines3 does, with other targets, which follow softly, and squared errors."""
+        """Train as Stable-Baselines3 does, with other targets, which follow softly, and squared errors.
+
+        Squared, a rare, large penalty counts by its mean, unless its gradient is beyond the limit.
+        """
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size)
             q = self.q_net(batch.observations).gather(1, batch.actions.long())
-            loss = nn.functional.mse_loss(q, self.targets(batch))  # the mean; where gradients stay within the limit
+            loss = nn.functional.mse_loss(q, self.targets(batch))
             check_loss("Q_R", loss)
             self.policy.optimizer.zero_grad()
             loss.backward()
