@@ -57,6 +57,7 @@ WINGS = [
     Mutant("planning/scoring.py", "total[failed] = -np.inf", "pass", PLANNER, "what broke down counts"),
     Mutant("planning/planner.py", "noise[:, 0] = -plans", "noise[:, 0] = 0.0", SAMPLING, "the prior's own plan does not compete"),
     Mutant("planning/planner.py", "[plans[:, 1:], np.zeros_like(plans[:, :1])]", "[plans[:, :-1], np.zeros_like(plans[:, :1])]", PLANNER, "a warm plan not moved on"),
+    Mutant("planning/planner.py", "SquashedGaussian if prior.family.squashes else Gaussian", "Gaussian", PLANNER, "a squashed plan scored before tanh"),
     Mutant("planning/asking.py", "np.argmax(payments)", "np.argmin(payments)", CHOOSING, "the worst paid weights are taken"),
     Mutant("planning/value.py", "if of_ends and not terminated.any()", "if of_ends and terminated.any()", CHOOSING, "a value where no episode ends"),
     Mutant("planning/value.py", "rollout.actions) - prior.log_prob(observations, modes)", "modes) - prior.log_prob(observations, modes)", CHOOSING, "the judge asks nothing for strange actions"),

@@ -24,6 +24,7 @@ from repolicy.planning.planner import Search
 from repolicy.planning.scoring import Score
 from repolicy.planning.simulators import CannotBatchError, MujocoModel
 from repolicy.planning.value import AHEAD, fitted_value, rollouts_in, to_come
+from repolicy.policies.policy import Policy
 
 ROBOTS = Path(__file__).with_name("changed_robots.py")
 SMALL = Search(samples=4, horizon=3)
@@ -123,6 +124,19 @@ def test_it_is_scored_as_it_acts():
     mean = torch.from_numpy(made.actor(1, 2)(observations))
     normal = torch.distributions.Normal(mean, float(PRIOR.covariance) ** 0.5)
     assert torch.allclose(acting.log_probs(taken[None])[0], normal.log_prob(taken)[:, 0], atol=1e-5)
+
+
+def test_a_squashed_prior_s_plan_has_a_density_of_squashed_actions():
+    """So the KL from a prior is 0 where the plan is the prior's."""
+    plain = planner(samples=2)
+    prior = Policy(replace(plain.prior.spec, family="squashed"))
+    prior.load_state_dict(plain.prior.state_dict())
+    made = replace(plain, prior=prior, search=replace(plain.search, noise=1e-6))
+    observations = np.array([[0.5], [-1.0]], np.float32)
+    acting = made.actor(1, 2, torch.Generator().manual_seed(0))
+    taken = torch.from_numpy(acting(observations))
+    own = prior.log_prob(torch.from_numpy(observations), taken)
+    assert torch.allclose(acting.log_probs(taken[None])[0], own, atol=1e-3)
 
 
 def test_an_episode_begins_with_a_fresh_plan_and_others_go_on():

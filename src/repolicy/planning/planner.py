@@ -15,7 +15,7 @@ from repolicy.planning.sampling import BASES, Base, between, correction, effecti
 from repolicy.planning.scoring import Score, simulated
 from repolicy.planning.simulators import Model
 from repolicy.planning.tree import Choosing
-from repolicy.policies import ActionSpace, Gaussian, Policy
+from repolicy.policies import ActionSpace, Gaussian, Policy, SquashedGaussian
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,8 @@ class Planning:
         mode = prior.actor(1, len(observations))(observations)
         spread = spread_of(prior, observations)
         mean = torch.from_numpy((mode + spread * self._decided(observations)).astype(np.float32))
-        distribution = Gaussian(mean, torch.from_numpy(spread).log())
+        kind = SquashedGaussian if prior.family.squashes else Gaussian
+        distribution = kind(mean, torch.from_numpy(spread).log())
         self._planned.append(distribution)
         actions = mean if self._generator is None else distribution.sample(self._generator)
         return actions.numpy()
