@@ -102,7 +102,7 @@ WINGS = [
     Mutant("llm/losses.py", "position == last", "position <= last", LLM["losses"], "add-on paid at more than the last token"),
     Mutant("llm/losses.py", "+= gamma * returns[:, t + 1]", "+= returns[:, t + 1]", LLM["losses"], "discount of the return dropped"),
     Mutant("llm/losses.py", "(own.sum(1, keepdim=True) - own) / others", "own.sum(1, keepdim=True) / others", LLM["losses"], "a response in its own baseline"),
-    Mutant("llm/grpo.py", "whole_returns(parts), mask.amax(1, keepdim=True)", "whole_returns(parts).expand_as(mask), mask", LLM["grpo"], "whole returns compared with those that go on, alone"),
+    Mutant("llm/losses.py", "of_others(own, alive.amax(2, keepdim=True))", "0.0", LLM["losses"], "the longest of whole returns is compared with nothing"),
     Mutant("llm/dpo.py", "return ratio * chosen, ratio * rejected", "return chosen, rejected", LLM["dpo"], "omega has no effect"),
     Mutant("llm/dpo.py", "self.args.offset_rate * slope", "-self.args.offset_rate * slope", LLM["cross_entropy"], "the offset moves the wrong way"),
     Mutant("llm/grpo.py", "self.beta = 0.0  # ... and", "self.beta = 1.0  # ... and", LLM["grpo"], "TRL's KL in the loss as well"),

@@ -131,6 +131,12 @@ class TestTokenReward:
         expected = [[1 - 4.0, 5 - 3.0], [2 - 3.5, 0.0], [6 - 1.5, 3 - 5.0]]
         assert losses.leave_one_out(returns, mask, 3).tolist() == expected
 
+    def test_the_longest_is_compared_with_all_others(self) -> None:
+        mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]])  # the last is not judged
+        whole = torch.tensor([[1.0], [2.0], [6.0], [100.0]])
+        expected = [[1 - 4.0, 1 - 2.0, 1 - 4.0], [2 - 3.5, 2 - 1.0, 0.0], [6 - 1.5, 0.0, 0.0], [0.0] * 3]
+        assert losses.leave_one_out(whole, mask, 4).tolist() == expected
+
 
 class TestExactGradient:
     """Three letters and an end token, three steps, every response enumerated in double precision."""
@@ -175,11 +181,8 @@ class TestExactGradient:
         first, second = (x.flatten() for x in torch.meshgrid(*[torch.arange(len(rows))] * 2, indexing="ij"))
         pairs = torch.stack([first, second], 1).flatten()
         rewards = losses.token_rewards(objective, reward[pairs], old[pairs], prior[pairs], mask[pairs])
-        advantage = (
-            losses.leave_one_out(losses.whole_returns(rewards), torch.ones(len(pairs), 1), group=2) * mask[pairs]
-            if whole
-            else losses.leave_one_out(losses.returns_to_go(rewards), mask[pairs], group=2)
-        )
+        returns = losses.whole_returns(rewards) if whole else losses.returns_to_go(rewards)
+        advantage = losses.leave_one_out(returns, mask[pairs], group=2)
         weight = (chance[first] * chance[second]).repeat_interleave(2) / 2
         estimate = (weight.unsqueeze(1) * advantage * policy[pairs]).sum()
         (estimated,) = torch.autograd.grad(estimate, table, retain_graph=True)

@@ -298,13 +298,11 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
             self._move_omega(self.accelerator.gather((log_prior * mask).sum(1)))
         if self._group < 2:  # evaluation with a single response: nothing to compare it with
             return torch.zeros_like(parts)
-        if self.args.returns == "whole":
-            returns, alive = whole_returns(parts), mask.amax(1, keepdim=True)
-        else:
-            returns, alive = returns_to_go(parts, self.args.gamma), mask
-        returns, alive = (self.accelerator.pad_across_processes(each, dim=1) for each in (returns, alive))
+        whole = self.args.returns == "whole"
+        returns = whole_returns(parts) if whole else returns_to_go(parts, self.args.gamma)
+        returns, alive = (self.accelerator.pad_across_processes(each, dim=1) for each in (returns, mask))
         compared = leave_one_out(self.accelerator.gather(returns), self.accelerator.gather(alive), self._group)
-        return compared[own, : mask.shape[1]] * mask
+        return compared[own, : mask.shape[1]]
 
     def _log_policy(self, output: dict[str, Any]) -> Tensor:
         """Return log policy(token) `[B, T]` as sampled; TRL leaves it out where it equals the loss's own, detached."""

@@ -99,18 +99,23 @@ def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
 
 
 def leave_one_out(returns: Tensor, mask: Tensor, group: int) -> Tensor:
-    """Subtract from returns `[B, T]` what the *other* responses to the same prompt return from the same token on.
+    """Subtract from returns what the *other* responses to the same prompt return, on average. `[B, T]`.
 
-    Rows come in groups of `group`. Only responses that are still being written at a token (`mask`) are compared there;
-    where none is left, nothing is subtracted. A row's baseline does not depend on the row, so the gradient stays
-    unbiased. Returns of the whole are `[B, 1]`, and all responses are compared.
+    Rows come in groups of `group`. A response is compared at each token with those that are still being written there
+    (`mask`), and where none is left, with all that are judged. Returns are `[B, T]`, from a token on (0 after the end),
+    or `[B, 1]`, of the whole. A row's baseline does not depend on the row, so the gradient stays unbiased.
     """
-    rows, length = returns.shape
-    alive = (mask > 0).to(returns.dtype).view(-1, group, length)
-    own = returns.view(-1, group, length) * alive
-    others = alive.sum(1, keepdim=True) - alive
-    baseline = (own.sum(1, keepdim=True) - own) / others.clamp(min=1)
-    return ((own - baseline) * alive).view(rows, length)
+
+    def of_others(values: Tensor, taken: Tensor) -> Tensor:
+        values = values * taken
+        others = taken.sum(1, keepdim=True) - taken
+        return (values.sum(1, keepdim=True) - values) / others.clamp(min=1)
+
+    alive = (mask > 0).to(returns.dtype).view(-1, group, mask.shape[1])
+    own = returns.view(-1, group, returns.shape[1])
+    left = alive.sum(1, keepdim=True) > alive
+    baseline = torch.where(left, of_others(own, alive), of_others(own, alive.amax(2, keepdim=True)))
+    return ((own - baseline) * alive).view(mask.shape)
 
 
 def whole_returns(rewards: Tensor) -> Tensor:
