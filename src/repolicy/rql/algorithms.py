@@ -146,7 +146,7 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """Train as Stable-Baselines3 does, with other targets, which follow softly, and squared errors.
 
-        Squared, a rare, large penalty counts by its mean, unless its gradient is beyond the limit.
+        Errors that are squared, and gradients without a limit, make a rare, large penalty count by its mean.
         """
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size)
@@ -155,7 +155,6 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
             check_loss("Q_R", loss)
             self.policy.optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(self.q_net.parameters(), self.max_grad_norm)
             self.policy.optimizer.step()
             polyak_update(self.q_net.parameters(), self.q_net_target.parameters(), self.tau)
         self._n_updates += gradient_steps
