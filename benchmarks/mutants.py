@@ -272,6 +272,8 @@ ROOMS = [
     Mutant("prepare/generative.py", "initial_std=1.0 - LEAST", "initial_std=1.0", GENERATIVE, "the prior is not N(0, I)"),
     Mutant("prepare/weights.py", "return \"omega\", \"since N(0, I) is what entropy is measured from, too\"", "return super().alpha_beside(omega)", GENERATIVE, "the noise is narrowed for nothing"),
     Mutant("prepare/weights.py", "math.sqrt(2.0 * BUDGET_OF_NOISE)", "math.sqrt(0.5 * BUDGET_OF_NOISE)", GENERATIVE, "a budget of noise buys half of what it costs"),
+    Mutant("prepare/weights.py", "len(lengths) < 2 * ENVS", "not lengths", "tests/prepare/test_weights.py", "one early end tells how long episodes are"),
+    Mutant("prepare/weights.py", "rewards = task_reward(objective, rewards, wished)", "rewards = rewards + wished", "tests/prepare/test_weights.py", "alpha by a reward that is not learned from"),
     Mutant("prepare/weights.py", "running[ended] = 0.0", "running[ended] *= 1.0", GENERATIVE, "what an episode varies by grows with those before it"),
     Mutant("priors/decoders.py", "+ self.std * noise", "+ noise", "tests/prepare/test_flows.py", "the noise of an exported policy has no std"),
     Mutant("envs/evaluation.py", "- math.log(2.0 * math.pi)", "- 0.0", GENERATIVE, "the square of noise with a constant in it"),

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from noise_worlds import HERE as WORLDS
 from tiny_envs import LinearQuadratic, tiny
 from worth_known import ALPHA, CALM, LONG, RARELY, optimum
 
 from repolicy.cli.main import main
+from repolicy.envs.rollout import Episodes
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import full, greedy, kl, no_entropy, residual, soft
 from repolicy.policies.distributions import ActionSpace
@@ -18,7 +20,8 @@ from repolicy.policies.file import SavedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import weights
 from repolicy.prepare.decision import decide
-from repolicy.prepare.weights import ALPHAS, BUDGET, SHARE, UNSEEN
+from repolicy.prepare.generative import noise_prior
+from repolicy.prepare.weights import ALPHAS, BUDGET, SHARE, UNSEEN, ThroughNoise
 from repolicy.ranges import Range
 from repolicy.runs.settings import Settings
 
@@ -72,6 +75,9 @@ def test_alpha_is_scaled_from_the_reward() -> None:
     both = decide(full(), None, "CartPole-v1", (f"{HERE}either_way=3",), FEW).objective
     assert both.alpha == pytest.approx(SHARE * np.sqrt(10), rel=0.05)
     assert both == full(both.alpha)
+    for env in ("CartPole-v1", tiny("WithoutReward")):  # who learns from a wish alone reads no other reward
+        alone = decide(greedy(), None, env, (f"{HERE}either_way=3",), FEW).objective
+        assert alone.alpha == pytest.approx(3 * SHARE)
 
 
 def test_the_reward_is_shared_out_over_the_numbers_of_an_action() -> None:
@@ -207,6 +213,17 @@ def test_beside_a_dial_no_budget_finds_what_cannot_be_told() -> None:
     still = SavedPolicy(optimum(), None, {})
     with pytest.raises(UsageError, match="cannot be told, and beside a dial no budget can find it"):
         decide(residual(), still, f"{HERE}Indifferent", (f"{HERE}nowhere=0..1",), FEW)
+
+
+@pytest.mark.parametrize("ended", [[], [10, 12]])
+def test_where_few_episodes_of_noise_end_the_limit_tells_how_long_they_are(ended: list[int]) -> None:
+    policy, env = noise_prior(f"{WORLDS}:same", 6, 1, "HalfCheetah-v4", FEW)
+    task = ThroughNoise({}, policy, FEW, lambda _: None, env, ("hind_leg",))
+    assert task.tried.episodes.lengths == []
+    task.tried = replace(task.tried, episodes=Episodes([0.0] * len(ended), ended))
+    task.tried.terminated[ended, range(len(ended))] = True
+    assert task.usual_budget() == 5.0 / 1000
+    assert task.spread() == pytest.approx(float(np.std(task.paid().sum(0))))
 
 
 def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from repolicy.envs import Collector, Rollout, addons, check_fit, make_envs, probed
 from repolicy.errors import NumericError
-from repolicy.objective import Objective, Weight
+from repolicy.objective import Objective, Weight, task_reward
 from repolicy.policies import ActionSpace, Agent, Policy, seeded
 from repolicy.prepare.states import MOST_NUMBERS, SKIPPED
 from repolicy.prepare.worth import COUNTED_STEPS, WORTH_EPISODES, Worth, Worths, sought
@@ -175,8 +175,12 @@ class ThroughNoise(InEnvs):
 
     def usual_budget(self) -> float:
         """Return the nats a decision at which an episode has spent those that a generative policy may drift."""
-        lengths = self.tried.episodes.lengths
-        return two_digits(BUDGET_OF_NOISE / (float(np.mean(lengths)) if lengths else STEPS))
+        lengths, limit = self.tried.episodes.lengths, probed(self.env, self.settings.backend).limit or math.inf
+        if len(lengths) < 2 * ENVS:  # those that ended so soon are the short ones
+            length = min(limit, self.tried.ages.size / max(1, len(lengths)))
+        else:
+            length = float(np.mean(lengths))
+        return two_digits(BUDGET_OF_NOISE / length)
 
     def alpha_beside(self, omega: float | Range) -> tuple[Weight, str]:
         return "omega", "since N(0, I) is what entropy is measured from, too"
@@ -190,7 +194,7 @@ class ThroughNoise(InEnvs):
         return alpha, f"at which {BUDGET_OF_NOISE:g} nats buy what the wish varies by in an episode ({spread:.3g})"
 
     def spread(self) -> float:
-        """Return the std of what the wish pays in an episode of the prior, or in `STEPS` steps where none ends.
+        """Return the std of what the wish pays in an episode of the prior, or in `STEPS` steps where few end.
 
         To weigh episodes by exp(R / α) costs Var(R) / (2·α²) nats, as long as these are few.
         """
@@ -200,7 +204,7 @@ class ThroughNoise(InEnvs):
             running += rewards
             sums += running[ended].tolist()
             running[ended] = 0.0
-        return float(np.std(sums if len(sums) > 1 else running))
+        return float(np.std(sums if len(sums) >= ENVS else paid.sum(0)))
 
 
 # From trial steps -----------------------------------------------------------------------------------------------------
@@ -213,9 +217,10 @@ def alpha_of_training(objective: Objective, env: str, wishes: tuple[str, ...], s
         return ALPHAS[row], f"the usual one for {row}"
     policy = seeded(spec_for(probed(env, settings.backend), settings), settings.seed)
     steps = trial(policy, env, settings)
-    rewards = np.asarray(steps.basic)
+    rewards = steps.basic
     if objective.reads_addon and wishes:
-        rewards = rewards + addons.combined(wishes).reward(steps.transitions)
+        wished = steps.of_decisions(addons.combined(wishes).reward(steps.transitions))
+        rewards = task_reward(objective, rewards, wished)
     return _scaled(rewards, policy.actions.width, "reward in trial steps")
 
 
