@@ -28,7 +28,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import read
 from repolicy.prepare import cloning
-from repolicy.prepare.cloning import fitted, score_loss
+from repolicy.prepare.cloning import compared, fitted, score_loss
 from repolicy.priors.fitting import Samples
 from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scoring, State, prior_of
 from repolicy.priors.opening import read_policy
@@ -88,6 +88,12 @@ def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, t
     assert saved.card["clone_of"]["kl"] == pytest.approx(0.0, abs=0.05)
     assert repeat(folder, request) == ""  # the prior of a command would be the clone
     assert read_policy(folder.last_policy).card["prior_is"] == saved.card["clone_of"]
+
+
+def test_prior_and_clone_are_compared_from_the_same_starts() -> None:
+    policy = Policy(PolicySpec(3, ActionSpace("continuous", (1,)), hidden=(4,)))
+    found = compared(policy, policy, "Pendulum-v1", FEW)
+    assert found.clone == found.prior
 
 
 def test_it_is_the_exact_prior_that_scores_and_not_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,11 +206,11 @@ def compared(prior: Scoring, policy: Policy, env: str, settings: Settings) -> Cl
     episodes, seed = settings.evaluation_episodes or EPISODES, settings.seed
 
     def run(agent: Any) -> Evaluation:
-        return run_episodes(agent, envs, episodes, prior=prior, deterministic=False, seed=seed, longest=LONGEST)
+        with closing(make_envs(env, episodes, seed, settings.backend)) as envs:  # the same starts for both
+            return run_episodes(agent, envs, episodes, prior=prior, deterministic=False, seed=seed, longest=LONGEST)
 
-    with closing(make_envs(env, episodes, seed, settings.backend)) as envs:
-        ours = run(policy)
-        theirs = None if isinstance(prior, ScoredPrior) else run(prior)  # which cannot act
+    ours = run(policy)
+    theirs = None if isinstance(prior, ScoredPrior) else run(prior)  # which cannot act
     assert ours.log_prior is not None
     kl = float((ours.log_policy - ours.log_prior).sum() / ours.lengths.sum())
     return CloneCompared(kl, _return(ours), None if theirs is None else _return(theirs), episodes)
