@@ -84,6 +84,16 @@ def test_a_damaged_sweep_is_refused(tmp_path: Path) -> None:
         points_of(tmp_path, "Hopper-v4", ["height=2"])
 
 
+def test_points_through_noise_are_those_of_sampled_noise_as_the_drawing(tmp_path: Path) -> None:
+    env = "Hopper-v4?decoder=flow.onnx&noise=2&chunk=1"
+    mean, sampled = ({"summary": {"addon_reward": {"mean": mean}}} for mean in (1.0, 2.0))
+    points = [{"omega": 0.3, "kl": 0.5, "mean_action": mean, "sampled_action": sampled}]
+    for name, addon in (("Hopper-v4", 1.0), (env, 2.0)):
+        sweep = {"request": {"env": name, "addons": ["height"]}, "points": points}
+        (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+        assert points_of(tmp_path, name, ["height"]) == ((0.3, None, 0.5, addon),)
+
+
 # Several dials --------------------------------------------------------------------------------------------------------
 OMEGA, QUIETLY = Dial("omega", 0.03, 3.0), Dial("quiet", 0.0, 2.0, "linear")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from noise_worlds import HERE, RIGHT, WALK
 from tiny_envs import tiny
 from typed_commands import typed
 
@@ -20,6 +21,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
+from repolicy.prepare.generative import noise_prior
 from repolicy.priors import hub
 from repolicy.report import publish
 from repolicy.report.publish import push
@@ -118,6 +120,15 @@ def test_a_card_of_residual_q_learning_repeats_its_command(files: dict[str, dict
     Path("q/run.json").write_text(json.dumps({"request": request}))
     push("q", "hf://somebody/q", episodes=1, trust=True)
     assert command in files["somebody/q"]["README.md"].decode().partition("## Make it again")[2]
+
+
+def test_a_generative_policy_is_judged_by_sampled_noise(files: dict[str, dict[str, bytes]]) -> None:
+    policy, env = noise_prior(f"{HERE}:same", 2, 1, WALK)
+    save_policy("noise.safetensors", policy, {"request": {"env": env, "addons": [RIGHT]}}, prior=policy)
+    push("noise.safetensors", "hf://somebody/noise", episodes=2, trust=True)
+    text = files["somebody/noise"]["README.md"].decode()
+    assert "over 2 episodes with sampled actions." in text
+    assert "2 episodes each with sampled actions, from the same starts" in text
 
 
 @pytest.mark.parametrize("name", ["hf://alone", "hf://a/b/c", "hf://a/b@", "hf://../b@x y"])

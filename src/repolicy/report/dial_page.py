@@ -193,7 +193,8 @@ def points_of(sweep: Path, env: str, wishes: Sequence[str]) -> tuple[Beside, ...
     """Return the points of a sweep of the same task, from its folder; those whose wish is known."""
     path = sweep / "sweep.json"
     content = read_json(path)
-    point = {"omega": float, "kl": float, "mean_action": {"summary": {str: {}}}}
+    acted = "mean_action" if decoder(env) is None else "sampled_action"  # as `Point.judged`
+    point = {"omega": float, "kl": float, acted: {"summary": {str: {}}}}
     check_shape(content, {"request": {"env": str, "addons": [str]}, "points": [point]}, str(path))
     swept = content["request"]
     if (swept["env"], swept["addons"]) != (env, list(wishes)):
@@ -203,7 +204,7 @@ def points_of(sweep: Path, env: str, wishes: Sequence[str]) -> tuple[Beside, ...
         )
     found = []
     for point in content["points"]:
-        means = {name: each.get("mean") for name, each in point["mean_action"]["summary"].items()}
+        means = {name: each.get("mean") for name, each in point[acted]["summary"].items()}
         known = {name: float(value) for name, value in means.items() if isinstance(value, int | float)}
         if "addon_reward" in known:
             found.append(Beside(point["omega"], known.get("basic_reward"), point["kl"], known["addon_reward"]))

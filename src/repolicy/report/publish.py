@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import Evaluation, addons_of, env_of, wished
+from repolicy.envs import Evaluation, addons_of, decoder, env_of, wished
 from repolicy.policies import SavedPolicy
 from repolicy.prepare.defaults import train_defaults, usual_for
 from repolicy.priors import find_policy, own_bytes, read_policy
 from repolicy.priors.hub import FILE, Repository, in_sentences, library, repository_of
 from repolicy.readers.reading import Options
 from repolicy.report.run_page import evaluations, repeat, rewards
-from repolicy.report.verdict import basis, name_of_prior, verdict
+from repolicy.report.verdict import action, basis, name_of_prior, verdict
 from repolicy.runs import Request, RunFolder, one_thread, options, words
 from repolicy.text import capitalized, counted, printable
 
@@ -48,7 +48,7 @@ def push(
         api.create_repo(at.repository, exist_ok=True, private=private)
     say(f"evaluating: {counted(episodes, 'episode')}")
     with one_thread():
-        found = evaluations(saved, env, addon, episodes)
+        found = evaluations(saved, env, addon, episodes, deterministic=decoder(env) is None)  # as `judged_by`
     films = (path.with_suffix(suffix) for suffix in FILMS)
     film = next((file for file in films if file.is_file()), None)
     page = card(saved, path, at, found, film, license, hashlib.sha256(content).hexdigest())
@@ -91,7 +91,8 @@ def card(
         lines += [tag, ""]
     headings, rows = rewards(by)
     lines += [_row(headings), _row(["---"] * len(headings)), *map(_row, rows), ""]
-    lines += [f"Mean ± std over {counted(episodes, 'episode')} with the mean action.", "", "## Use it", ""]
+    how = action(next(iter(by.values())))
+    lines += [f"Mean ± std over {counted(episodes, 'episode')} with {how}.", "", "## Use it", ""]
     lines += _code(
         "pip install 'repolicy[hub]'",
         f"repolicy evaluate {at}{_env(env, request)}",
