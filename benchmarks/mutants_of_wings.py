@@ -61,6 +61,7 @@ WINGS = [
     Mutant("planning/asking.py", "np.argmax(payments)", "np.argmin(payments)", CHOOSING, "the worst paid weights are taken"),
     Mutant("planning/value.py", "if of_ends and not terminated.any()", "if of_ends and terminated.any()", CHOOSING, "a value where no episode ends"),
     Mutant("planning/value.py", "rollout.actions) - prior.log_prob(observations, modes)", "modes) - prior.log_prob(observations, modes)", CHOOSING, "the judge asks nothing for strange actions"),
+    Mutant("planning/value.py", "return sums, ahead >= AHEAD", "return sums, (ahead >= AHEAD) | terminated", PLANNER, "rows of a value chosen by their outcome"),
     Mutant("planning/keeping.py", "if student is None else student", "if True else student", "tests/planning/test_choosing.py", "the student's own states are not labelled"),
     Mutant("planning/live.py", "in own and (not origin or origin in own)", "in own", "tests/planning/test_plan_command.py", "other pages may call the live page"),
     Mutant("planning/live.py", "max(value, self._sliders[name][0])", "max(0 * value, self._sliders[name][0])", "tests/planning/test_plan_command.py", "a slider that does nothing"),

@@ -173,16 +173,36 @@ def test_an_end_is_no_way_out_and_what_breaks_is_left_out():
     assert not broken.weights[0, ~stays].any()
 
 
-def test_what_is_to_come_is_known_far_enough_ahead_or_to_an_end():
-    rewards, none = np.ones((AHEAD + 2, 2)), np.zeros((AHEAD + 2, 2), bool)
-    terminated = none.copy()
-    terminated[3, 1] = True
-    sums, known = to_come(rewards, terminated, terminated, 0.5)
+def test_what_is_to_come_is_known_as_far_from_a_cut_as_may_be():
+    rewards, none = np.ones((AHEAD + 4, 2)), np.zeros((AHEAD + 4, 2), bool)
+    ages = np.arange(AHEAD + 4)[:, None] + [1, 1]
+    terminated, truncated = none.copy(), none.copy()
+    terminated[3, 1], ages[4:, 1] = True, ages[:-4, 1]
+    sums, known = to_come(rewards, terminated, none, ages, 0.5)
     assert sums[:5, 1] == pytest.approx([1.875, 1.75, 1.5, 1.0, 2.0])
-    assert known[:, 0].sum() == 3
-    assert list(np.flatnonzero(known[:, 1])) == [0, 1, 2, 3]
-    _, cut = to_come(rewards, none, terminated, 0.5)
-    assert not cut[:, 1].any()
+    assert known[:5].all()  # of both, by the end of the steps
+    assert not known[5:].any()
+    truncated[AHEAD + 1, 0] = True
+    _, known = to_come(rewards, terminated, truncated, ages, 0.5)
+    assert np.argwhere(known).tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1], [4, 1]]
+
+
+@pytest.mark.parametrize("limit", [150, 200, 1000, 10**9])
+def test_falls_are_as_frequent_in_what_is_to_come_as_they_are(limit):
+    """Each step falls with the same probability, which costs 60, however long an episode may be."""
+    often, discount, random = 0.005, 0.97, np.random.default_rng(0)
+    fell, ages = random.random((1600, 640)) < often, np.ones((1600, 640), np.int64)
+    for t in range(1, 1600):
+        ages[t] = np.where(fell[t - 1] | (ages[t - 1] == limit), 1, ages[t - 1] + 1)
+    sums, known = to_come(np.where(fell, -60.0, 0.0), fell, ~fell & (ages == limit), ages, discount)
+    assert sums[known].mean() == pytest.approx(-60.0 * often / (1.0 - discount * (1.0 - often)), rel=0.05)
+
+
+def test_a_value_of_episodes_that_are_cut_too_soon_is_refused(monkeypatch):
+    monkeypatch.setattr("repolicy.planning.value.BLOCKS", 2)
+    prior, score = as_policy(PRIOR), Score(Addon(("wish",), (wish,), (1.0,)), OMEGA, 0.0, 0.9, None, None)
+    with pytest.raises(UsageError, match="cut before 100 steps"):  # after 8
+        fitted_value(prior, rollouts_in(prior, tiny("LinearQuadratic"), 0), score)
 
 
 @pytest.mark.parametrize(

@@ -58,17 +58,18 @@ def fitted_value(
 ) -> Value:
     """Return V by regression on the discounted sums of what a planner scores, along the prior's sampled actions.
 
-    Raises where the prior's episodes are too short, or with `of_ends` where none of them ends early.
+    Raises where an episode of the prior is cut too soon, or with `of_ends` where none of them ends early.
     """
     rewards = np.concatenate([rewards_of(prior, rollout, score) for rollout in rollouts])
-    terminated = np.concatenate([rollout.terminated for rollout in rollouts])
+    terminated, truncated, ages = (
+        np.concatenate([getattr(rollout, name) for rollout in rollouts]) for name in ("terminated", "truncated", "ages")
+    )
     if of_ends and not terminated.any():
         raise UsageError("no episode of the prior ends early, so a value has no end to tell of")
-    ended = terminated | np.concatenate([rollout.truncated for rollout in rollouts])
-    sums, known = to_come(rewards, terminated, ended, score.discount)
+    sums, known = to_come(rewards, terminated, truncated, ages, score.discount)
     observations = np.concatenate([rollout.observations[:-1] for rollout in rollouts])[known]
     if not len(observations):
-        raise UsageError(f"the prior's episodes are shorter than {AHEAD} steps: plan without a value")
+        raise UsageError(f"an episode of the prior is cut before {AHEAD} steps: plan without a value")
     inputs = prior.normalizer(torch.from_numpy(observations))
     targets, normalize = sums[known][:, None], prior.normalizer.snapshot()
     fitted = [regression(inputs, targets, HIDDEN, EPOCHS, NETWORKS * seed + number) for number in range(NETWORKS)]
@@ -89,13 +90,16 @@ def rewards_of(prior: Policy, rollout: Rollout, score: Score) -> np.ndarray:
 
 
 def to_come(
-    rewards: np.ndarray, terminated: np.ndarray, ended: np.ndarray, discount: float
+    rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, ages: np.ndarray, discount: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return Σ γ^k·r of each step `[T, N]`, and of which ones enough is known: a cut hides what would have followed."""
-    sums, ahead = np.zeros_like(rewards), np.zeros_like(rewards)
-    following, steps = np.zeros(rewards.shape[1]), np.zeros(rewards.shape[1])
+    """Return Σ γ^k·r of each step `[T, N]`, and which ones have AHEAD steps before a cut that came or would have come.
+
+    An episode that ends by itself is no exception: to keep its last steps, and not those of one that is cut, would make
+    ends too frequent. The time limit is the least age at which an episode was cut.
+    """
+    sums, following, ended = np.zeros_like(rewards), np.zeros(rewards.shape[1]), terminated | truncated
     for t in reversed(range(len(rewards))):
-        following = rewards[t] + discount * np.where(ended[t], 0.0, following)
-        steps = np.where(terminated[t], np.inf, np.where(ended[t], 0.0, steps) + 1.0)
-        sums[t], ahead[t] = following, steps
+        following = sums[t] = rewards[t] + discount * np.where(ended[t], 0.0, following)
+    limit = ages[truncated].min() if truncated.any() else np.inf
+    ahead = np.minimum(len(rewards) - np.arange(len(rewards))[:, None], limit - ages + 1)
     return sums, ahead >= AHEAD
