@@ -17,7 +17,16 @@ from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 from repolicy.envs.addons import limits
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import UsageError
-from repolicy.learning.multipliers import Multipliers, broken, earned, off_budget, off_limit, share_kept, steered
+from repolicy.learning.multipliers import (
+    Limits,
+    Multipliers,
+    broken,
+    earned,
+    off_budget,
+    off_limit,
+    share_kept,
+    steered,
+)
 from repolicy.learning.training import customize
 from repolicy.learning.worker import Worker
 from repolicy.objective import greedy, residual
@@ -52,16 +61,24 @@ def test_a_limit_is_met_as_the_closed_form_says(prior: Path, tmp_path: Path) -> 
     wanted = float(of_both(omega, alpha, control=multiplier).gain)
     bound, log = mean_effort(wanted), Log()
     found = customize(
-        prior, WISH, residual(omega * ALPHA, alpha), tmp_path / "run", SETTINGS,
+        prior, WISH, residual(omega * ALPHA, alpha), tmp_path / "run", replace(SETTINGS, steps=250_000),
         env=tiny("LinearQuadratic"), callbacks=[log], limits=(f"{EFFORT}<={bound}", "distance<=9"),
     )  # fmt: skip
     name = f"effort<={bound:g}"
-    met, weights = (np.array([each[what + name] for each in log.metrics[-80:]]) for what in ("limit_", "multiplier_"))
+    met, weights = (np.array([each[what + name] for each in log.metrics[-120:]]) for what in ("limit_", "multiplier_"))
     assert met.mean() == pytest.approx(bound, rel=0.03)
     assert np.exp(np.log(weights).mean()) == pytest.approx(multiplier, rel=0.1)
     assert gain_and_std(found.policy)[0] == pytest.approx(wanted, rel=0.08)
     assert log.metrics[-1]["multiplier_distance<=9"] < 0.01 * log.metrics[0]["multiplier_distance<=9"]  # far from it
     assert not any("broken" in sentence for sentence in log.said)
+
+
+def test_a_step_at_the_bound_costs_nothing_so_an_early_end_saves_nothing() -> None:
+    held = Limits(limits(["effort<=0.3", "speed>=2"]))
+    for each in held.values():
+        each.weight = 5.0
+    costs = held.price([np.array([0.3, 0.5, 0.1, 0.3]), np.array([2.0, 2.0, 2.0, 1.0])])
+    assert costs.tolist() == pytest.approx([0.0, 1.0, -1.0, 5.0])
 
 
 @pytest.mark.long

@@ -6,8 +6,9 @@ proportional and an integral part (PI) of how far off it is, of its logarithm:
     log weight ← log weight + STEERING · off + DAMPING · (off − off before)
 
 A budget moves the weights of the prior in the objective, and so does a share of the old return. Each limit has a weight
-of its own, with which its quantity is in the reward. The engine measures shares and limits with the mean action, as
-that is what becomes of a policy, in environments beside those that train; hosts by the steps that train.
+of its own, with which the reward has what its quantity is beyond the bound. (With the whole quantity, a fall would pay
+where it is bounded from above.) The engine measures shares and limits with the mean action, as that is what becomes of
+a policy, in environments beside those that train; hosts by the steps that train.
 """
 
 import math
@@ -133,8 +134,8 @@ class Limits(dict[str, HeldLimit]):
         self.measured: dict[str, Measured] = {}
 
     def price(self, values: Iterable[Any]) -> Any:
-        """Return what all of them take from the reward, from the quantity of each, of whatever shape."""
-        return sum(held.limit.sign * held.weight * one for held, one in zip(self.values(), values, strict=True))
+        """Return what all of them take from the reward, by the quantity of each, of any shape: nothing at a bound."""
+        return sum(held.weight * held.limit.broken_by(one) for held, one in zip(self.values(), values, strict=True))
 
     def told(self, measured: dict[str, Measured], sizes: dict[str, float], objective: Objective) -> dict[str, float]:
         """Return what the log says of the quantities' means; and begin the weights, where they have not.
