@@ -50,6 +50,7 @@ WINGS = [
     Mutant("wishes/preferences.py", "rewards[:, 0] - rewards[:, 1]", "rewards[:, 1] - rewards[:, 0]", PREFERENCES, "networks that prefer the worse"),
     Mutant("rql/wrapping.py", "self._began = False", "pass", GAITS, "every step is an episode's first"),
     Mutant("planning/sampling.py", "return 0.5 * np.square(draws)", "return 1.0 * np.square(draws)", SAMPLING, "uniform base weighed twice"),
+    Mutant("planning/sampling.py", ".sum((2, 3)) + slopes", ".sum((2, 3))", SAMPLING, "a uniform base of actions before tanh"),
     Mutant("planning/scoring.py", "discount**steps * ahead", "discount ** (steps - 1) * ahead", SAMPLING, "a plan's end discounted one step too little"),
     Mutant("planning/scoring.py", "(around if closed else around[:, :1])", "around", SAMPLING, "an open loop that is closed"),
     Mutant("planning/scoring.py", "+ score.omega * beside", "- score.omega * beside", SAMPLING, "sign of log prior in a plan"),

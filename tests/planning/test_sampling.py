@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from known_optimum import as_policy
-from linear_world import PRIOR, augmented, first_action, looked, planner
+from linear_world import PRIOR, augmented, first_action, looked, nothing, planner
 from tiny_envs import CONTROL, DYNAMICS, LinearQuadratic
 
+from repolicy.envs.addons import Addon
 from repolicy.envs.names import env_name
 from repolicy.errors import UsageError
 from repolicy.planning import learned_model
@@ -17,7 +18,8 @@ from repolicy.planning.keeping import keep
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Search
 from repolicy.planning.sampling import BASES, between, effective, normalized, temperature
-from repolicy.planning.scoring import simulated
+from repolicy.planning.scoring import Score, simulated
+from repolicy.policies import Policy
 from repolicy.priors.opening import acting
 from repolicy.readers.reading import Options
 
@@ -41,14 +43,31 @@ def test_so_it_does_without_a_discount_of_the_plan_and_with_knots():
     assert variance == pytest.approx(float(optimum.covariance), rel=0.03)
 
 
+@pytest.mark.parametrize("family", ["gaussian", "squashed"])
+@pytest.mark.parametrize("horizon", [1, 3])
+def test_without_a_wish_the_maximum_entropy_plan_is_the_prior_itself(family, horizon):
+    made = planner(horizon=horizon, samples=100_000, base="uniform", noise=1.3, temperature=1.0)
+    prior = Policy(replace(made.prior.spec, family=family))
+    torch.nn.init.zeros_(prior.network.weights[-1])  # the same in each state
+    prior.network.biases[-1].data.fill_(0.5)
+    prior.log_std.data.fill_(-0.5)
+    score = Score(Addon(("nothing",), (nothing,), (1.0,)), 1.0, 0.0, 1.0, None, None)
+    found = looked(replace(made, prior=prior, score=score))
+    for step in found.candidates[0, :, :, 0].T:
+        mean = found.weights[0] @ step
+        assert mean == pytest.approx(0.0, abs=0.02)
+        assert found.weights[0] @ np.square(step - mean) == pytest.approx(1.0, rel=0.03)
+
+
 def quadratic(made, horizon):
     """Gradient and curvature of the score in the deviations, by the score itself, which is a quadratic form."""
     one = np.eye(horizon)
     points = [0.0 * one[0], *one, *-one, *(one[i] + one[j] for i in range(horizon) for j in range(horizon))]
     candidates = np.array(points)[None, :, :, None]
-    scores = simulated(
+    scores, _ = simulated(
         made.model, made.prior, np.ones((1, 1), np.float32), candidates, np.full((1, 1), STD), made.score
-    )[0]
+    )
+    scores = scores[0]
     up, down, both = scores[1 : 1 + horizon], scores[1 + horizon : 1 + 2 * horizon], scores[1 + 2 * horizon :]
     curvature = both.reshape(horizon, horizon) - up[:, None] - up[None] + scores[0]
     return 0.5 * (up - down), curvature
@@ -93,8 +112,8 @@ def test_an_open_loop_repeats_the_controls_of_the_prior_s_own_plan():
     back = float(PRIOR.gain) * CONTROL
     opened = np.array([[0.0, 0.0], [1.5, 0.0]])[None, :, :, None]
     closed = np.array([[0.0, 0.0], [1.5, 1.5 * back]])[None, :, :, None]
-    scores = simulated(made.model, made.prior, x, opened, spread, made.score, closed=False)
-    assert scores == pytest.approx(simulated(made.model, made.prior, x, closed, spread, made.score), abs=1e-5)
+    scores, _ = simulated(made.model, made.prior, x, opened, spread, made.score, closed=False)
+    assert scores == pytest.approx(simulated(made.model, made.prior, x, closed, spread, made.score)[0], abs=1e-5)
 
 
 def test_a_hot_plan_is_the_mean_of_its_candidates():

@@ -168,8 +168,8 @@ class Planner:
         first = np.einsum("ht,nta->nha", np.linalg.pinv(lines), noise[:, 0])[:, None]
         candidates = plans[:, None] + noise
         spread = spread_of(self.prior, observations)
-        scores = simulated(self.model, self.prior, observations, candidates, spread, self.score, search.closed)
-        corrected = correction(np.concatenate([first, draws[:, 1:]], axis=1), search.base)
+        scores, slopes = simulated(self.model, self.prior, observations, candidates, spread, self.score, search.closed)
+        corrected = correction(np.concatenate([first, draws[:, 1:]], axis=1), slopes, search.base)
         heat: float | np.ndarray
         if search.temperature is None:
             heat = temperature(scores, corrected, search.share * search.samples)

@@ -8,7 +8,7 @@ A plan is N times T deviations from what the prior would do, in units of its std
 so what is planned depends on the base, the density that candidates would have were all scores equal:
 
     nominal   N(û, B·Bᵀ): near the plan; the weight is S/λ
-    uniform   1: the maximum-entropy plan itself; S/λ + ½·|z|²
+    uniform   1: the maximum-entropy plan itself; S/λ + ½·|z|² + Σ log tanh′(u), the last where actions are tanh(u)
 """
 
 from typing import Literal
@@ -32,9 +32,12 @@ def between(knots: int, horizon: int) -> np.ndarray:
     return lines / np.linalg.norm(lines, axis=1, keepdims=True)
 
 
-def correction(draws: np.ndarray, base: Base) -> np.ndarray | float:
-    """Return log(base/proposal) `[N, K]`, but for a constant, of draws z `[N, K, H, A]` around a plan."""
-    return 0.5 * np.square(draws).sum((2, 3)) if base == "uniform" else 0.0
+def correction(draws: np.ndarray, slopes: np.ndarray, base: Base) -> np.ndarray | float:
+    """Return log(base/proposal) `[N, K]`, but for a constant, of draws z `[N, K, H, A]` around a plan.
+
+    slopes: Σ log tanh′ `[N, K]` of the actions, 0 where there is no tanh.
+    """
+    return 0.5 * np.square(draws).sum((2, 3)) + slopes if base == "uniform" else 0.0
 
 
 def normalized(log_weights: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch
 from repolicy.envs import Addon, Info, Transitions, own_numbers, stacked
 from repolicy.errors import UsageError
 from repolicy.planning.simulators import Model
-from repolicy.policies import Density, Policy
+from repolicy.policies import Density, Policy, log_tanh_slope
 from repolicy.policies.density import MOST
 
 Value = Callable[[np.ndarray], np.ndarray]  # from observations [B, O] to what is still to come [B]
@@ -17,9 +17,9 @@ Value = Callable[[np.ndarray], np.ndarray]  # from observations [B, O] to what i
 
 @dataclass(frozen=True)
 class Score:
-    """S = Σ γ^t·(r_R + ω′·(log π(a|s) − log π(m|s)) + states·h(s′)) + γ^T·V(s_T), where m is the mode in s.
+    """S = Σ γ^t·(r_R + ω′·(log π(a|s) − log π(m|s)) + states·h(s′)) + γ^T·V(s_T), where m is π without noise.
 
-    Beside the mode an action costs nothing, so what a candidate pays does not depend on how wide the prior is.
+    That costs nothing, however wide the prior is.
     """
 
     addon: Addon
@@ -39,12 +39,12 @@ def simulated(
     spread: np.ndarray,
     score: Score,
     closed: bool = True,
-) -> np.ndarray:
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the scores `[N, K]` of candidates `[N, K, T, A]`, which are how many stds to deviate from the prior.
 
-    A score is −∞ where the simulation broke down. A closed loop deviates from what the prior does in the *simulated*
-    state; an open one from what it would do in the states that the first candidate comes to. observations: `[N, O]`;
-    spread: `[N, A]`, the stds.
+    With them comes Σ log tanh′ `[N, K]` of their actions, 0 where there is no tanh. A score is −∞ where the simulation
+    broke down. A closed loop deviates from what the prior does in the *simulated* state; an open one from what it would
+    do in the states that the first candidate comes to. observations: `[N, O]`; spread: `[N, A]`, the stds.
     """
     count, samples, steps, width = plans.shape
     batch = count * samples
@@ -80,7 +80,11 @@ def simulated(
         ahead[over[-1]] = min(0.0, float(ahead.min()))
         total += score.discount**steps * ahead
     total[failed] = -np.inf
-    return total.reshape(count, samples)
+    slopes = np.zeros(batch)
+    if prior.family.squashes:
+        slopes = log_tanh_slope(torch.from_numpy(np.stack(chosen))).sum((0, 2)).double().numpy()
+        slopes[failed] = 0.0
+    return total.reshape(count, samples), slopes.reshape(count, samples)
 
 
 def step_rewards(
