@@ -136,11 +136,6 @@ class Segments:
         """Whether each segment has weights of its own."""
         return self.worker.settings.budget is not None or bool(self.worker.multipliers.limits)
 
-    @property
-    def compared(self) -> str:
-        """What an episode of two segments compares by."""
-        return "evaluation_task" if self.moves else "evaluation_objective"
-
     def end(self) -> dict[str, float]:
         """Return a short evaluation, shared out over the ranks, and the policy that is handed out."""
         self.worker.close()
@@ -196,16 +191,16 @@ class Segments:
             save_policy(path, which.policy, card, worker.prior, worker.density, held(decoder(worker.request.env)))
 
     def standing(self, metrics: dict[str, float]) -> Measured:
-        return Measured(metrics[self.compared], metrics["evaluation_error"])
+        return Measured(metrics["evaluation_objective"], metrics["evaluation_error"])
 
     def evaluated(self) -> dict[str, float]:
         """Return the run's own objective and its parts over a few sampled episodes, the same in all segments."""
         totals = self.played(self.worker.shown[0], 1, 1000)
-        after = totals[self.compared]
+        after = totals["evaluation_objective"]
         sums = [float(len(after)), float(np.square(after).sum()), *(float(each.sum()) for each in totals.values())]
         count, squares, *summed = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
         found = dict(zip(totals, summed, strict=True))
-        error = Measured.of(found[self.compared], squares, count).error
+        error = Measured.of(found["evaluation_objective"], squares, count).error
         means = {name: total if name == ENDED_EARLY else total / count for name, total in found.items()}
         return means | {"evaluation_error": error}
 
