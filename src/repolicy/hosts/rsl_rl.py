@@ -52,7 +52,7 @@ class ResidualPPO(PPO):
     log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
     limits: such as `["power<=0.07"]`, each on the mean of an entry `[N]` of `extras`; beside an `addon`, the
         environment's own reward is `basic_reward`.
-    keep: adapt omega so that such a share as 0.97 is kept of what the prior's mean action earns of `basic_reward`.
+    keep: adapt omega so that a share like 0.97 is kept of what the prior's mean action earns of `basic_reward` a step.
     host: everything that rsl_rl's PPO takes; beside a prior the engine's settings where none is named.
     """
 

@@ -62,7 +62,7 @@ class ResidualPPO(PPO):
     kl_budget: adapt omega and alpha, one number, so that the policy stays this far from its prior, in nats a step.
     log_prior_budget: adapt omega alone so that actions are to the prior this many nats less likely than its own.
     limits: such as `["power<=0.07"]`, each on the mean of an entry of `info`.
-    keep: adapt omega so that such a share as 0.97 is kept of what the prior's mean action earns of `basic_reward`.
+    keep: adapt omega so that a share like 0.97 is kept of what the prior's mean action earns of `basic_reward` a step.
     host: everything that Stable-Baselines3's PPO takes; beside a prior the engine's settings where none is named.
     """
 
