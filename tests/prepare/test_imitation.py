@@ -192,19 +192,41 @@ def test_the_std_of_a_file_without_one_is_fitted_too(tmp_path: Path) -> None:
         load_policy(own, std="fit", demonstrations=str(path))
 
 
+def scripted(module: torch.nn.Module, path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(module), str(path))
+
+
 def test_a_std_before_tanh_is_fitted_before_tanh(tmp_path: Path) -> None:
     """A TorchScript perceptron that ends in tanh and a scale: recorded actions are taken back through both."""
     module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
     states = torch.randn(3_000, 3)
     with torch.no_grad():
         before = module[0](states) + torch.tensor([0.1, 0.4]) * torch.randn(3_000, 2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.script(module), str(tmp_path / "policy.pt"))
+    scripted(module, tmp_path / "policy.pt")
     np.savez(tmp_path / "d.npz", observations=states, actions=torch.tanh(before))
     policy = load_policy(tmp_path / "policy.pt", std="fit", demonstrations=str(tmp_path / "d.npz"))
     assert policy.spec.family == "squashed"
     assert policy.std.tolist() == pytest.approx([0.1, 0.4], rel=0.06)
+    np.savez(tmp_path / "d.npz", observations=states, actions=2.0 * torch.tanh(before))
+    with pytest.raises(UsageError, match="d.npz has actions beyond the policy's bounds"):
+        load_policy(tmp_path / "policy.pt", std="fit", demonstrations=str(tmp_path / "d.npz"))
+
+
+def test_a_std_before_tanh_is_fitted_where_tanh_is_not_flat(tmp_path: Path) -> None:
+    """A mean of 12 or of 50 is the same action: how far it is from where atanh is cut must not count as noise."""
+    module, states = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Tanh()), 20.0 * torch.randn(3_000, 1)
+    with torch.no_grad():
+        module[0].weight.fill_(1.0), module[0].bias.zero_()
+        before = module[0](states) + 0.3 * torch.randn(3_000, 1)
+    scripted(module, tmp_path / "policy.pt")
+    np.savez(tmp_path / "d.npz", observations=states, actions=torch.tanh(before))
+    policy = load_policy(tmp_path / "policy.pt", std="fit", demonstrations=str(tmp_path / "d.npz"))
+    assert policy.std.tolist() == pytest.approx([0.3], rel=0.1)
+    np.savez(tmp_path / "d.npz", observations=states[:200] + 200.0, actions=torch.ones(200, 1))
+    with pytest.raises(UsageError, match="means are at the bounds of its actions, where recorded ones tell no std"):
+        load_policy(tmp_path / "policy.pt", std="fit", demonstrations=str(tmp_path / "d.npz"))
 
 
 class Adds:

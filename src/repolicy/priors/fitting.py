@@ -120,7 +120,9 @@ def _copy(policy: Policy) -> dict[str, Tensor]:
 # `--std fit`: the std of a policy that has none, from recorded actions of its own, by maximum likelihood --------------
 
 
-EDGE = 1.0 - 1e-4  # actions are clipped to ± this before atanh
+EDGE = 1.0 - 1e-4  # actions are clipped to ± this before atanh, and means beyond it do not count
+BEYOND = 1.0 + 1e-3  # actions are not, but for rounding
+FEWEST = 30  # numbers of an action that count
 
 
 def wants_fit(options: Options) -> bool:
@@ -139,25 +141,35 @@ def fitted_to(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]
     if data.discrete:
         raise UsageError(f"{data.name} holds choices, and choices have no std")
     errors = _errors_of_policy(prior, data) if isinstance(prior, Policy) else _errors_of_mean(prior, data)
-    std = errors.double().square().mean(0).sqrt().float()
+    if bool(((~errors.isnan()).sum(0) < FEWEST).any()):
+        why = "the policy's means are at the bounds of its actions, where recorded ones tell no std"
+        raise UsageError(f"{data.name}: {why}: give one, such as --std 0.2")
+    std = errors.double().square().nanmean(0).sqrt().float()
     if not bool((std > LEAST_STD).all()):
         raise UsageError(f"{data.name} has the policy's own means, which tell no std: give one, such as --std 0.2")
     return std, _sentence(std, data)
 
 
 def _errors_of_policy(policy: Policy, data: Demonstrations) -> Tensor:
-    """Return how far the recorded actions are from the policy's means `[M, A]`, before tanh where it has one."""
+    """Return how far the recorded actions are from the policy's means `[M, A]`, before tanh where it has one.
+
+    NaN where tanh is flat at the mean: the recorded action is then the bound, however far behind it the mean is.
+    """
     own = (policy.observation_size, policy.actions.width)
     recorded = (data.observations.shape[1], data.actions.shape[1])
     if own != recorded:
         takes = "observations of {} numbers and actions of {}".format
         raise UsageError(f"{data.name} has {takes(*recorded)}, and the policy {takes(*own)}")
-    actions = data.actions
-    if policy.family.squashes:
-        low, high = torch.tensor(policy.actions.low), torch.tensor(policy.actions.high)
-        actions = torch.atanh((2.0 * (actions - low) / (high - low) - 1.0).clamp(-EDGE, EDGE))
     with torch.no_grad():
-        return actions - policy(data.observations).mode()
+        means = policy(data.observations).mode()
+    if not policy.family.squashes:
+        return data.actions - means
+    low, high = torch.tensor(policy.actions.low), torch.tensor(policy.actions.high)
+    actions = 2.0 * (data.actions - low) / (high - low) - 1.0
+    if bool((actions.abs() > BEYOND).any()):
+        why = "has actions beyond the policy's bounds: save them as the policy gives them, before they are scaled"
+        raise UsageError(f"{data.name} {why}")
+    return torch.where(means.tanh().abs() < EDGE, torch.atanh(actions.clamp(-EDGE, EDGE)) - means, torch.nan)
 
 
 def _errors_of_mean(prior: MeanPrior, data: Demonstrations) -> Tensor:
