@@ -146,6 +146,20 @@ def test_skrls_other_functions_are_refused(more: str, sentence: str, tmp_path: P
         describe(path)
 
 
+def test_skrls_clips_and_its_multivariate_gaussian(tmp_path: Path) -> None:
+    """Which has its variances where torch takes stds: scale_tril=covariance, so exp(2 log_std) is its std."""
+    path, usual = skrls(tmp_path / "agent_1.pt"), SKRL.format("true", "tanh") + "    output: ACTIONS\n"
+    settings(tmp_path, "    class: MultivariateGaussianMixin\n    clip_actions: true\n" + usual)
+    described = describe(path)
+    assert any("skrl clips actions to the environment's bounds" in note for note in described.notes)
+    std = policy_from(described).std
+    assert std is not None
+    torch.testing.assert_close(std, torch.tensor([-4.0, 0.0, 2.0]).exp())
+    settings(tmp_path, "    class: GaussianMixin\n    clip_mean_actions: true\n" + usual)
+    with pytest.raises(CannotCopyError, match="its means are clipped to the environment's bounds"):
+        describe(path)
+
+
 @pytest.mark.parametrize("low", ["little", "[-2, -1]"])
 def test_settings_that_are_no_numbers_are_blamed_themselves(low: str, tmp_path: Path) -> None:
     path = skrls(tmp_path / "agent_1.pt")

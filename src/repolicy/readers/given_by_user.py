@@ -182,7 +182,7 @@ def agent_settings(path: Path) -> dict[str, str]:
     for folder in Path(os.path.abspath(path)).parents[:2]:
         if text := _text_in(folder / "params" / "agent.yaml"):
             lines = [(name, value.strip("'\"")) for name, value in re.findall(LINE, re.sub(LIST, _on_one_line, text))]
-            names = " ".join(value for name, value in lines if name == "class_name")
+            names = " ".join(value for name, value in lines if name in ("class_name", "class"))
             settings = {name: value for name, value in reversed(lines) if value not in ("null", "None")}
             return settings | {"class_names": names}
     return {}

@@ -23,6 +23,7 @@ UNSAID = (
     "log-std is kept within other bounds than -20 and 2: neither is assumed (params/agent.yaml would say it; export a "
     "policy with such a function to ONNX or TorchScript)"
 )
+UNCLIPPED = "skrl clips actions to the environment's bounds, which are not in the file: this copy does not"
 OTHERS = ("value", "optimizer", "policy_optimizer", "target_policy")  # one of these is beside the policy
 
 
@@ -47,9 +48,15 @@ def read(checkpoint: dict[str, Any], given: Given) -> Described:
     if deterministic:
         std = given.std(width)
     else:
-        raw = numbers(tensors[LOG_STD].reshape(-1), LOG_STD)
-        std = Std("vector", raw, "exp", *_limits(agent))
+        raw, (low, high) = numbers(tensors[LOG_STD].reshape(-1), LOG_STD), _limits(agent)
+        # a MultivariateGaussian of skrl's has its variances where torch takes stds
+        power = 2.0 if "MultivariateGaussian" in agent.get("class_names", "") else 1.0
+        std = Std("vector", power * raw, "exp", power * low, power * high)
     statistics = given.statistics(actor.width, _normalizer(checkpoint))
+    if agent.get("clip_mean_actions", "").lower() == "true":
+        raise CannotCopyError("its means are clipped to the environment's bounds, which are not in the file")
+    if agent.get("clip_actions", "").lower() == "true":
+        given.notes.append(UNCLIPPED)
     if "output" not in agent:
         given.notes.append(UNSAID)
     elif agent["output"] != "ACTIONS":
