@@ -25,8 +25,8 @@ def bradley_terry(
     """Return θ by differences `[P, K]` of features, left − right, and answers `[P]`: 1 left, 0 right, ½ alike.
 
     θ is the likeliest one, by a Gaussian of this spread around 0 and the answers, with the covariance of Laplace's
-    approximation. The spread counts in units of the differences' own; by default it makes the answers likeliest.
-    `names` are the features'.
+    approximation. The spread counts in units of the differences' own; by default it is one of SPREADS, nobody knows
+    which, and each counts as the answers make it likely. `names` are the features'.
     """
     check(differences, answers)
     scale = np.sqrt(np.square(differences).mean(0))
@@ -36,9 +36,15 @@ def bradley_terry(
             f"{which} is the same in both clips of all pairs, so nothing can be learnt of it: leave it out"
         )
     rows = differences / scale
-    fits = [_fit(rows, answers, each) for each in (SPREADS if spread is None else (spread,))]
-    best, _ = max(fits, key=lambda fit: fit[1])
-    return Theta(best.value / scale, best.covariance / np.outer(scale, scale))
+    fits, evidence = zip(
+        *[_fit(rows, answers, each) for each in (SPREADS if spread is None else (spread,))], strict=True
+    )
+    chances = np.exp(np.array(evidence) - np.logaddexp.reduce(evidence))
+    values = np.stack([fit.value for fit in fits])
+    value = chances @ values
+    covariance = np.einsum("s,skl->kl", chances, np.stack([fit.covariance for fit in fits]))
+    covariance += (chances[:, None] * (values - value)).T @ (values - value)
+    return Theta(value / scale, covariance / np.outer(scale, scale))
 
 
 def _fit(rows: np.ndarray, answers: np.ndarray, spread: float) -> tuple[Theta, float]:
