@@ -64,6 +64,7 @@ def test_rl_games(kind: str, tmp_path: Path) -> None:
     assert_scored(described, obs, dist)
     assert (described.library, described.normalizer.count) == ("rl_games", 77.0)
     assert any("elu, is assumed" in note for note in described.notes)
+    assert any("taken as exp(sigma)" in note for note in described.notes) == (kind != "choice")
 
 
 def test_a_memory_of_rl_games_is_refused(tmp_path: Path) -> None:

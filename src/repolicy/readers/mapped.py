@@ -29,6 +29,7 @@ ASSUMED = (
     "the file does not say whether the mean goes through a function after its last layer, such as tanh, and not by how "
     "much the environment scales actions: neither is assumed"
 )
+EXP_SIGMA = "the std is taken as exp(sigma), which only continuous_a2c_logstd without a min_sigma has"
 ALONE = (
     "without its critics a policy of SAC, TD3 or DDPG looks like this one: if it is such, save the algorithm's "
     "state_dict(), or say squashed=yes by --layout"
@@ -39,8 +40,8 @@ UNSEEN = (
     "to 10): without them (--vecnormalize FILE.npz with mean and var) the policy acts badly"
 )
 TANH_NORMAL = (
-    "the file does not say the distribution: TanhNormal between -1 and 1 is assumed, with the scale of "
-    "NormalParamExtractor where the last layer gives one; --layout says otherwise"
+    "the file does not say the distribution: TanhNormal between -1 and 1 is assumed, without tanh_loc and with the "
+    "scale of NormalParamExtractor where the last layer gives one; --layout says otherwise"
 )
 LOGITS = "the file holds no std, so its outputs are taken as the logits of one choice"
 
@@ -101,7 +102,7 @@ TORCHRL = Layout(
 SCALES = replace(TORCHRL, log_std="", halves=True, link="softplus", shift=math.log(math.expm1(0.99)), floor=0.01)
 GAMES = Layout(
     "a2c_network.actor_mlp+a2c_network.mu", "a2c_network.sigma", normalizer="running_mean_std", activation="elu",
-    epsilon=1e-5, clip=5.0, library="rl_games", kind="PPO", notes=(ASSUMED,),
+    epsilon=1e-5, clip=5.0, library="rl_games", kind="PPO", notes=(ASSUMED, EXP_SIGMA),
 )  # fmt: skip
 TIANSHOU = Layout(
     "actor.preprocess.model.model+actor.mu.model", "actor.sigma_param", normalizer="obs_rms", activation="tanh",
