@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
-from tiny_language import PAIRS, first, load
+from tiny_language import PAIRS, first, load, weights
 from torch.nn.functional import logsigmoid
 
 from repolicy.errors import UsageError
@@ -51,6 +51,22 @@ def test_without_chi_the_loss_is_decomposed_dpo(trainer: Callable[..., Any]) -> 
     margins = torch.stack([rewards["chosen", i] - rewards["rejected", i] for i in range(2)])
     expected = -logsigmoid(margins).mean().item()
     assert ours.compute_loss(ours.model, batch).item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_step_is_the_same_however_it_is_cut(trainer: Callable[..., Any]) -> None:
+    """Also where pairs differ in length: a token's square counts the same in every micro-batch."""
+
+    def step(rows: int, times: int) -> torch.Tensor:
+        plain = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 1e9}
+        cut = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": times}
+        torch.manual_seed(1)
+        ours = trainer(chi=1.0, max_steps=1, train_dataset=[PAIRS[2], PAIRS[4]] * 2, **cut, **plain)
+        before = weights(ours)
+        ours.train()
+        return weights(ours) - before
+
+    whole = step(4, 1)
+    assert torch.linalg.vector_norm(step(1, 4) - whole) < 1e-3 * torch.linalg.vector_norm(whole)
 
 
 def test_a_fresh_adapter_is_the_prior_sharpened(trainer: Callable[..., Any]) -> None:

@@ -40,18 +40,25 @@ def q_adapter_log_probs(objective: Objective, residual: Tensor, log_prior: Tenso
 
 
 def q_adapter_loss(
-    chosen: Tensor, rejected: Tensor, chosen_mask: Tensor, rejected_mask: Tensor, chi: float = 0.0
+    chosen: Tensor,
+    rejected: Tensor,
+    chosen_mask: Tensor,
+    rejected_mask: Tensor,
+    chi: float = 0.0,
+    tokens: Tensor | float | None = None,
 ) -> Tensor:
     """Return Q-Adapter's loss `[B]` of token rewards `[B, T]`: a preference of sums, and chi · mean of the squares.
 
     The rewards are `implicit_reward` of `q_adapter_log_probs` at the tokens: Q_R(s, a) − V(s), which at discount 1
     sums to Q_R(s, a) − V(s′) but for V(prompt), and that cancels in the pair. With chi = 0 this is Decomposed-DPO.
+    `tokens` is what the squares are divided by: of these pairs, unless they are a part of a larger batch.
     """
     chosen, rejected = _masked(chosen, chosen_mask), _masked(rejected, rejected_mask)
     preference = -functional.logsigmoid(chosen.sum(-1) - rejected.sum(-1))
     if not chi:
         return preference
-    tokens = (chosen_mask.sum() + rejected_mask.sum()).clamp(min=1)
+    if tokens is None:
+        tokens = (chosen_mask.sum() + rejected_mask.sum()).clamp(min=1)
     return preference + chi * (chosen.square().sum() + rejected.square().sum()) / tokens
 
 

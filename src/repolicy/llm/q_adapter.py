@@ -65,6 +65,12 @@ class QAdapterTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
             raise UsageError(f"chi is {args.chi}; it must be 0 or greater, and finite")
         return args
 
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """Return the micro-batches of a step, and the tokens of all: divided by its own, each would weigh another."""
+        taken, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        tokens = torch.tensor(sum(int(batch["completion_mask"][:, 1:].sum()) for batch in taken), device=device)
+        return taken, self.accelerator.gather(tokens).sum().clamp(min=1)
+
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
@@ -78,7 +84,10 @@ class QAdapterTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
         log_policy, log_prior = (x.gather(-1, taken).squeeze(-1) for x in (log_policy, log_prior[:, :-1]))
         chosen, rejected = implicit_reward(self.objective, log_policy, log_prior).chunk(2)
         chosen_mask, rejected_mask = inputs["completion_mask"][:, 1:].chunk(2)
-        loss = q_adapter_loss(chosen, rejected, chosen_mask, rejected_mask, self.args.chi).mean()
+        tokens = None
+        if num_items_in_batch is not None:
+            tokens = num_items_in_batch / self.current_gradient_accumulation_steps / self.accelerator.num_processes
+        loss = q_adapter_loss(chosen, rejected, chosen_mask, rejected_mask, self.args.chi, tokens).mean()
         self._record((chosen.detach() * chosen_mask).sum(1), (rejected.detach() * rejected_mask).sum(1))
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
