@@ -247,6 +247,22 @@ def test_a_beta_policy_is_no_gaussian(kind: str, tmp_path: Path, monkeypatch: py
             assert said not in described.notes
 
 
+@pytest.mark.parametrize("told", ["", "  distribution_cfg:\n    class_name: OwnDistribution\n", "v3"])
+def test_a_student_without_a_std_has_no_second_half(told: str, tmp_path: Path) -> None:
+    """Of six actions three were taken as stds."""
+    network = stirred(mlp((5, 8, 6), nn.ELU))
+    path = saved(tmp_path / "model_1.pt", {"student_state_dict": named("mlp", network)})
+    told = "  state_dependent_std: true\n" if told == "v3" else told
+    settings(tmp_path, f"student:\n  class_name: MLPModel\n  activation: elu\n{told}")
+    if "Own" in told:
+        with pytest.raises(CannotCopyError, match="its distribution is no Gaussian"):
+            describe(path)
+    else:
+        described = describe(path, None if told else Options(std=0.2))
+        assert described.actions.width == (3 if told else 6)
+        assert described.std.source == ("head" if told else "vector")
+
+
 # Brax -----------------------------------------------------------------------------------------------------------------
 class Statistics:
     """As Brax keeps them, whether they were used or not."""

@@ -83,14 +83,18 @@ def _layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
 
 def _std(
     tensors: dict[str, Array], layout: Layout, actor: Perceptron, agent: dict[str, str], given: Given
-) -> tuple[Std, Perceptron]:
-    """Return one for all states, or the second half of the last layer."""
+) -> tuple[Std | None, Perceptron]:
+    """Return one for all states, or the second half of the last layer; of a student without one, the user's."""
     if layout.version.startswith("4") and not agent:
         given.notes.append(ASSUMED)
     for name, link in layout.stds.items():
         if name in tensors:
             return Std("vector", numbers(tensors[name].reshape(-1), name), link, *_limits(link, agent)), actor
-    if "Beta" in agent.get("class_names", "") or len(actor.output.bias) % 2:
+    classes = agent.get("class_names", "")
+    headless = classes and "Heteroscedastic" not in classes and agent.get("state_dependent_std", "").lower() != "true"
+    if headless and "Distribution" not in classes:
+        return given.std(len(actor.output.bias)), actor
+    if headless or len(actor.output.bias) % 2:
         raise CannotCopyError("its distribution is no Gaussian, or it has no std")
     means, raw = actor.halved()
     std_type = agent.get("std_type", agent.get("noise_std_type"))
