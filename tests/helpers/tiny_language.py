@@ -46,7 +46,8 @@ KINDS: dict[str, Any] = {
     "stock dpo": (DPOTrainer, DPOConfig, PAIRS, OFFLINE),
 }
 USUAL = residual(0.3, 0.2)
-OF_TRAINERS = ("model", "ref_model", "peft_config", "train_dataset", "eval_dataset", "args", "reward_funcs")
+OF_TRAINERS = ("model", "ref_model", "peft_config", "train_dataset", "eval_dataset", "args", "reward_funcs", "tools",
+               "rollout_func")  # fmt: skip
 
 
 def addon(completions: list[str], **_: Any) -> list[float]:

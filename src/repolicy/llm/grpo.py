@@ -116,8 +116,9 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     ) -> None:
         args = self.settled(objective, args)
         self._rewards = torch.empty(0)
+        self._last_omega: float | None = None  # of the rewards that training saw last
         self._waiting: dict[str, Any] | None = None
-        check_grpo(self.objective, args)
+        check_grpo(self.objective, args, others)
         if args.budget is not None:
             check_budget(args.budget, args.budget_rate, self.objective)
             check_counts(budget_samples=args.budget_samples)
@@ -159,7 +160,8 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
     @property
     def trained_omega(self) -> float:
         """Return the omega of the last step that was taken, or where a budget has moved it."""
-        return self.memory.values.get("omega", self._scheduled(max(self.state.global_step - 1, 0)))
+        last = self._scheduled(max(self.state.global_step - 1, 0)) if self._last_omega is None else self._last_omega
+        return self.memory.values.get("omega", last)
 
     def look_before_the_first_step(self) -> None:
         """Find out, for a budget, what the prior thinks of its own responses."""
@@ -293,6 +295,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
         mask = mask * self._judged[own].unsqueeze(1)
         parts = token_rewards(self.present_objective, rewards[own], log_policy, log_prior, mask)
         self._record(rewards, log_policy, log_prior, mask)
+        self._last_omega = self.present_objective.omega if self.model.training else self._last_omega
         if self.model.training and self.args.budget is not None:
             assert log_prior is not None
             self._move_omega(self.accelerator.gather((log_prior * mask).sum(1)))
@@ -365,7 +368,7 @@ def check_sampling(trainer: Any) -> None:
             raise UsageError(f"{name} is {value!r} {where}; it must be {neutral!r}, because {AS_SAMPLED}")
 
 
-def check_grpo(objective: Objective, args: ResidualGRPOConfig) -> None:
+def check_grpo(objective: Objective, args: ResidualGRPOConfig, others: dict[str, Any]) -> None:
     """Raise where the update would not be the gradient of the objective, or a mend for sharp targets no mend."""
     require_settings(args, NEEDED)
     if args.loss_type not in COMMON_DIVISOR_LOSSES:
@@ -384,11 +387,13 @@ def check_grpo(objective: Objective, args: ResidualGRPOConfig) -> None:
             raise UsageError(f"{name} is {getattr(args, name)}; it is a share, 0 or greater and below 1")
         if getattr(args, name) and not objective.reads_prior:
             raise UsageError(f"{name} needs a prior, and omega is 0")
+    if (args.prior_share or args.budget is not None) and (others.get("tools") or others.get("environment_factory")):
+        raise UsageError("with tools or environments the prior writes in turns; leave out prior_share and budget")
     if not args.prior_share:
         return
     if args.returns != "whole":
         raise UsageError("prior_share needs returns='whole': those onward would be another objective")
-    if args.use_vllm or args.use_transformers_continuous_batching:
-        raise UsageError("prior_share needs generation by transformers itself: no use_vllm, no continuous batching")
+    if args.use_vllm or args.use_transformers_continuous_batching or others.get("rollout_func"):
+        raise UsageError("prior_share needs transformers' generation: no use_vllm, continuous batching, rollout_func")
     if not 1 <= round(args.prior_share * args.num_generations) < args.num_generations:
         raise UsageError(f"prior_share is {args.prior_share}: neither none nor all of a group must be the prior's")
