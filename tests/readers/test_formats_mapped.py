@@ -194,6 +194,9 @@ def test_a_normalizer_of_a_users_layout(tmp_path: Path) -> None:
         dist = torch.distributions.Normal(actor(normalized(obs, 1e-8, 3.0)), STD)
     layout = f"{BOOSTER}, normalizer=obs_rms, epsilon=1e-8, clip=3"
     assert_scored(describe(path, Options(layout=layout)), obs, dist)
+    path, _ = booster(tmp_path, obs_rms={"mean": MEAN, "std": STD.new_ones(5)})
+    with pytest.raises(UsageError, match="obs_rms has a std and no variance, so that epsilon has no place"):
+        describe(path, Options(layout=layout))
 
 
 @pytest.mark.parametrize("whole", [False, True])

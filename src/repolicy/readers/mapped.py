@@ -298,6 +298,8 @@ def _normalizer(tensors: Tensors, layout: Layout, root: str) -> Normalizer | Non
     mean, variance, deviation, count = (_first(inside, names) for names in (MEANS, VARIANCES, DEVIATIONS, COUNTS))
     if variance is not None:
         deviation = np.sqrt(variance.astype(np.float64) + layout.epsilon)
+    elif layout.epsilon and deviation is not None:
+        raise UsageError(f"{layout.normalizer} has a std and no variance, so that epsilon has no place: leave it out")
     if mean is None or deviation is None:
         raise ValueError(f"it has no mean and var, or std, in {layout.normalizer}: it holds {some(inside)}")
     clip = None if math.isinf(layout.clip) else layout.clip
