@@ -218,7 +218,7 @@ ALTERNATIVES = {
     "ppo, KL to the prior in the loss": ("KL to the prior in the loss", "your library has it and the wish is light"),
     "KL in the reward (tied weights)": ("KL in the reward (`--objective kl`)", "one number must do"),
     "residual": ("**residual** (ω′ and α̂ apart)", "the old behavior counts, and its reward is unknown"),
-    "residual, KL budget": ("a KL budget (here out of reach)", "you know the distance, not the weight"),
+    "residual, KL budget": ("a KL budget of 2 nats (Hopper: 1)", "you know the distance, not the weight"),
 }
 
 
