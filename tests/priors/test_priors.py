@@ -156,7 +156,7 @@ def test_a_std_that_was_given_is_the_same_in_another_process(
     options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    np.savez("recorded.npz", observations=np.random.randn(200, 3), actions=np.random.randn(200, 2))
+    np.savez("recorded.npz", observations=np.random.randn(200, 3), actions=np.tanh(np.random.randn(200, 2)))
     layers = {"fc1": nn.Linear(3, 8), "fc2": nn.Linear(8, 8), "fc_mu": nn.Linear(8, 2)}
     state = {f"{name}.{part}": each for name, layer in layers.items() for part, each in layer.state_dict().items()}
     torch.save(state | {"action_scale": torch.ones(2), "action_bias": torch.zeros(2)}, "td3.pth")
