@@ -159,7 +159,7 @@ class ResidualGRPOTrainer(WithObjective, GRPOTrainer):  # type: ignore[misc]
 
     @property
     def trained_omega(self) -> float:
-        """Return the omega of the last step that was taken, or where a budget has moved it."""
+        """Return the omega of the responses that were trained on last, or where a budget has moved it."""
         last = self._scheduled(max(self.state.global_step - 1, 0)) if self._last_omega is None else self._last_omega
         return self.memory.values.get("omega", last)
 
