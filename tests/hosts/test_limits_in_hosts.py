@@ -205,6 +205,25 @@ def test_what_the_mean_action_keeps_is_told_by_sampled_steps(std: float) -> None
     assert method.measured()["limit_basic_reward>=-1"] == pytest.approx(-2 * 0.4**2, abs=0.01)
 
 
+@pytest.mark.parametrize("falls", [0.0, 0.05])
+def test_what_is_kept_counts_early_ends_as_the_return_does(falls: float) -> None:
+    """A step earns 2, and the prior's episodes last 40 steps; these end earlier by chance, and rollouts cut them."""
+    torch.manual_seed(0)
+    ended, age = torch.zeros(4000, 64, dtype=torch.bool), torch.zeros(64)
+    for row in ended:
+        row |= (torch.rand(64) < falls) | (age == 39)
+        age = torch.where(row, 0, age + 1)
+    method = Method(Steering(weights(0.3, 0.2), keep=0.9), Unlikely())
+    method.steering.hold("basic_reward>=1.8", earns=[2.0] * 40 + [0.0])
+    means = []
+    for steps in ended.split(25):
+        earned = torch.full((1, *steps.shape), 2.0)
+        method.reward(seen(earned)._replace(ended=steps))
+        means.append(float(method.rewarded.of_limits[0, 0]) / 64)
+    length = ended.numel() / float(ended.sum())
+    assert np.mean(means) == pytest.approx(2.0 - (80.0 - 2.0 * length) / length, abs=0.05)
+
+
 class TellingRunner(RunnerDrift):
     """Its reward is the add-on, and its extras tell the old one."""
 
@@ -220,11 +239,11 @@ def test_a_runner_may_tell_the_old_reward_in_its_extras() -> None:
 
 
 class Wished(Drift):
-    """Its info tells an add-on."""
+    """Its info tells an add-on, and no episode ends early."""
 
     def step(self, action: Any) -> Any:
-        observation, _, terminated, truncated, info = super().step(action)
-        return observation, 2.0, terminated, truncated, info | {"addon_reward": -float(np.square(action).sum())}
+        observation, *_, info = super().step(action)
+        return observation, 2.0, False, self.time >= 9, info | {"addon_reward": -float(np.square(action).sum())}
 
 
 def test_the_wrapper_that_pays_the_add_on_tells_the_old_reward() -> None:

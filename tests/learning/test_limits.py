@@ -21,7 +21,7 @@ from repolicy.learning.multipliers import (
     Limits,
     Multipliers,
     broken,
-    earned,
+    expected,
     off_budget,
     off_limit,
     share_kept,
@@ -153,10 +153,9 @@ def test_a_whole_episode_is_expected_to_earn_what_the_prior_earns() -> None:
     """However long it is: what an early end leaves out is lost."""
     earns = torch.tensor([1.0, 3.0, 0.5, 0.25, 0.0], dtype=torch.float64)
     for length, ends in ((2, True), (4, False), (4, True), (9, False)):
-        ages = np.arange(1, length + 1)[:, None]
-        last = ages == length
-        rollout: Any = SimpleNamespace(ages=ages, terminated=last & ends)
-        assert length * earned(earns, rollout) == pytest.approx(4.75)
+        ages = torch.arange(length)[:, None]
+        last = ages == length - 1
+        assert float(expected(earns, ages, last & ends).sum()) == pytest.approx(4.75)
 
 
 @pytest.mark.parametrize(

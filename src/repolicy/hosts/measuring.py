@@ -176,17 +176,23 @@ class Look:
         squares, lengths = (_joined(self.sampled, name).sum() for name in ("squares", "lengths"))
         return np.sqrt(np.array([squares / lengths]))
 
-    def earned(self) -> list[tuple[float, float]]:
-        """Return what a step of the mean action and a sampled one earn of the environment's own reward, with errors."""
+    def earned(self) -> tuple[list[float], list[tuple[float, float]]]:
+        """Return what the prior earns of the environment's own reward: at each age, and a step with its error.
+
+        A step of the mean action, and a sampled one, whose early ends leave out what the mean action earns later.
+        """
         self.by_mean = _episodes(self.envs, self.prior, False, self.by_mean)
         self.sampled = _episodes(self.envs, self.prior, True, self.sampled)
-        found = []
+        usual, lasted = (_joined(self.by_mean, name) for name in ("basic", "lengths"))
+        a_step, longest, found = usual.sum() / lasted.sum(), int(lasted.max()), list[tuple[float, float]]()
         for each in (self.by_mean, self.sampled):
             paid, steps = (_joined(each, name) for name in ("basic", "lengths"))
-            mean, count = paid.sum() / steps.sum(), len(paid)
-            off = np.square(paid - mean * steps).sum() * count / max(count - 1, 1)
-            found.append((float(mean), float(np.sqrt(off) / steps.sum())))
-        return found
+            more, count = paid - usual.mean(), len(paid)  # so much more than an episode of the mean action
+            mean = more.sum() / steps.sum()
+            off = np.square(more - mean * steps).sum() * count / max(count - 1, 1)
+            found.append((float(a_step + mean), float(np.sqrt(off) / steps.sum())))
+        alive = (lasted > np.arange(longest + (longest < COUNTED_STEPS))[:, None]).mean(1)
+        return (a_step * alive).tolist(), found
 
     def density(self) -> Density:
         """Return the density of the prior's states. Raises where these are too few, or too wide."""
@@ -328,12 +334,12 @@ def decide_in(method: Method, envs: Envs) -> None:
 
     method.steering = weighed(method.steering, method.prior.card, envs.sizes, look, say)
     if (keep := method.steering.keep) and not method.steering.kept:
-        (earned, error), (sampled, beside) = look.earned()
+        by_age, ((earned, error), (sampled, beside)) = look.earned()
         if not math.isfinite(earned):
             raise UsageError("keep goes by basic_reward, and the environment tells one that is no finite number")
         size = abs(earned)
         bound = f"basic_reward>={earned - (1.0 - keep) * size:.6g}"
-        method.steering.hold(bound, max(1.0 - keep, FINEST_SHARE) * size, earned - sampled)
+        method.steering.hold(bound, max(1.0 - keep, FINEST_SHARE) * size, earned - sampled, by_age)
         coarse = "; errors are larger than what may be lost: take more environments"
         say(
             f"keep is {keep:g} of {earned:.3g} ± {error:.1g}, what the prior's mean action earns a step: "

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.kept_prior import squashes
 from repolicy.hosts.steering import Steering, weighs
+from repolicy.learning.multipliers import expected
 from repolicy.learning.ppo import ReturnScale, adapted, std_speed
 from repolicy.learning.worker import LEAST_RATE_ALONE
 from repolicy.objective import DIALED, Reward, reformulated
@@ -211,12 +212,17 @@ class Method:
             both = torch.stack([log_prior, torch.zeros_like(log_prior) if entropy is None else -entropy - log_prior])
             width = math.inf if entropy is None else seen.actions.shape[-1]
             log_prior, below = both.to(task.device)  # a host may keep rollouts elsewhere than its networks: one copy
-        familiar = self._familiarity(seen)
+        ages = self._ages(seen.ended)
+        familiar = self._familiarity(seen, ages[1:])
         reward = reformulated(self.steering.objective, task, log_prior, log_policy, familiar, **weights)
 
         away = below if log_prior is None else log_policy - log_prior
         summed = [*(getattr(reward, name) for name in PARTS), away, below, below.square(), torch.ones_like(task)]
         held = seen.held.double()
+        if self.steering.kept:  # the last of them; an early end leaves out what the prior would have earned
+            earns = torch.tensor(self.steering.earns, dtype=held.dtype, device=held.device)
+            steps = (part.to(held.device) for part in (ages[:-1], seen.ended))
+            held[-1] += earns[0] - expected(earns, *steps)
         means = held.mean(1)  # of each environment, [L, N]
         of_limits = torch.stack([means.sum(-1), means.square().sum(-1), held.square().sum((1, 2))])
         added = self.add_up(torch.stack([part.double().sum() for part in summed]))
@@ -307,13 +313,17 @@ class Method:
         for name in {**self.curves, **new}:
             self.curves.setdefault(name, [None] * count).append(new.get(name))
 
-    def _familiarity(self, seen: Seen) -> Tensor | None:
+    def _ages(self, ended: Tensor) -> Tensor:
+        """Return how many steps into its episode each state of a rollout is, `[T + 1, N]`."""
+        started = torch.zeros_like(ended[0], dtype=torch.long) if self.ages is None else self.ages
+        ages = torch.cat([started.unsqueeze(0), ages_of(ended, started)])
+        self.ages = ages[-1]
+        return ages
+
+    def _familiarity(self, seen: Seen, ages: Tensor) -> Tensor | None:
         """Return how familiar the states are that the steps led to, `[T, N]`; how an episode begins does not count."""
         if self.density is None or not self.steering.objective.states:
             return None
-        started = torch.zeros_like(seen.ended[0], dtype=torch.long) if self.ages is None else self.ages
-        ages = ages_of(seen.ended, started)
-        self.ages = ages[-1]
         return familiarity(self.density, self.density.normalized, seen.states(), ages).to(seen.task.dtype)
 
     def state(self) -> dict[str, Any]:

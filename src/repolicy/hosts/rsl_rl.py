@@ -256,6 +256,7 @@ class ResidualPPO(PPO):
         """Begin to learn, as rsl_rl's runner calls it: what is not known by now is measured."""
         super().train_mode()
         self.begin()
+        self.method.ages = self.envs.ages  # at random, where the runner was told to
 
     def verdict(self) -> str:
         """Run the prior and the actor as it is now; return their rewards, and whether the actor is better."""

@@ -39,17 +39,23 @@ class RunnerEnvs:
 
     def begin(self) -> tuple[Any, bool]:
         """Return observations; not every runner's environments can be reset, and then some episodes are under way."""
-        self.stepped |= self._under_way()  # some begin at random ages
+        self.stepped |= self.under_way  # some begin at random ages
         if self.stepped and hasattr(self.env, "reset"):
             self.env.reset()
-            self.stepped = self._under_way()  # not every reset begins episodes anew
+            self.stepped = self.under_way  # not every reset begins episodes anew
         observations = self.env.get_observations().to(self.algorithm.device)
         self.seen = self.states(observations)
         return observations, not self.stepped
 
-    def _under_way(self) -> bool:
+    @property
+    def ages(self) -> Tensor | None:
+        """Steps into the episodes under way, `[N]`, where the environment counts them."""
         ages = getattr(self.env, "episode_length_buf", None)
-        return ages is not None and bool(ages.any())
+        return None if ages is None else ages.to(self.algorithm.device, torch.long, copy=True)
+
+    @property
+    def under_way(self) -> bool:
+        return self.ages is not None and bool(self.ages.any())
 
     def step(self, actions: Tensor) -> Paid:
         """Return what followed; the environment's own reward is beside an add-on, or an entry of its extras."""

@@ -35,6 +35,7 @@ class Steering:
     keep: float | None = None  # share of what the prior's mean action earns of the old reward a step
     kept: str = ""  # the limit that this is, once it is known what the prior earns; its weight is omega
     gap: float = 0.0  # how much less the prior's sampled steps earn
+    earns: Sequence[float] = (0.0,)  # by the prior's mean action, at each age of an episode: 0 once all ended
     ranges: bool = False  # whether the host knows a weight that is a range
     iterations: int = 0
     off_budget: float = -FARTHEST
@@ -79,9 +80,9 @@ class Steering:
         unknown = [("basic_reward", "keep needs")] if self.keep and not self.kept else []
         return [(held.limit.name, f"{text} limits") for text, held in self.limited.items()] + unknown
 
-    def hold(self, kept: str, unit: float = 0.0, gap: float = 0.0) -> None:
+    def hold(self, kept: str, unit: float = 0.0, gap: float = 0.0, earns: Sequence[float] = (0.0,)) -> None:
         """Hold the share that is to be kept, by this limit; `unit` is what must be lacking until it is off by 1."""
-        self.gap = gap
+        self.gap, self.earns = gap, [*earns]
         *_, limit = limits([*self.limits, kept])
         self.kept = str(limit)
         self.share = Limits([limit])
@@ -114,7 +115,7 @@ class Steering:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold to go on from here; plain numbers and words."""
-        names = ("iterations", "off_budget", "kl_budget", "kept", "gap")
+        names = ("iterations", "off_budget", "kl_budget", "kept", "gap", "earns")
         told = {"objective": self.objective.as_dict(), "limits": self.held.state() | self.share.state()}
         return told | {name: getattr(self, name) for name in names}
 
@@ -139,7 +140,7 @@ class Steering:
         unchanged = all(isinstance(weight, str | None) or weight == weights[name] for name, weight in today.items())
         self.iterations, self.off_budget = int(state["iterations"]), float(state["off_budget"])
         if self.keep and state.get("kept"):
-            self.hold(state["kept"], gap=state.get("gap", 0.0))
+            self.hold(state["kept"], gap=state.get("gap", 0.0), earns=state.get("earns", (0.0,)))
         for each in (self.held, self.share):
             each.restore(state.get("limits", {}))
         if budget is None and unchanged:

@@ -199,13 +199,14 @@ class Multipliers:
         if probed is None:
             return torch.empty(0, dtype=torch.float64)
         means = [held.limit.values(probed, self.size).mean(0) for held in self.limits.values()]  # each [N]
-        expected = np.zeros(1)
+        usual = np.zeros(1)
         if self.prior_earns is not None:
-            expected = earned(self.prior_earns, probed)
-            means.append(probed.basic.mean(0) - expected)
+            steps = torch.from_numpy(probed.ages) - 1, torch.from_numpy(probed.terminated)
+            usual = expected(self.prior_earns, *steps).mean(0).numpy()
+            means.append(probed.basic.mean(0) - usual)
         sizes = [np.square(held.limit.values(rollout, self.size)).sum() for held in self.limits.values()]
         sums, squares = [mean.sum() for mean in means], [np.square(mean).sum() for mean in means]
-        numbers = [*sums, *squares, *sizes, expected.sum(), probed.basic.shape[1]]
+        numbers = [*sums, *squares, *sizes, usual.sum(), probed.basic.shape[1]]
         return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
 
     def told(self, totals: Tensor, objective: Objective) -> dict[str, float]:
@@ -213,17 +214,17 @@ class Multipliers:
         if not len(totals):
             return {}
         limits, quantities = len(self.limits), len(self.limits) + (self.keep is not None)
-        sums, squares, sizes, (expected, count) = map(Tensor.tolist, totals.split([quantities, quantities, limits, 2]))
+        sums, squares, sizes, (usual, count) = map(Tensor.tolist, totals.split([quantities, quantities, limits, 2]))
         measured = [Measured.of(total, square, count) for total, square in zip(sums, squares, strict=True)]
         found = dict[str, float]()
         if self.keep:
-            a_step = max(abs(expected / count), 1e-12)
+            a_step = max(abs(usual / count), 1e-12)
             more, noise = measured.pop()
             self.kept = Measured(1.0 + more / a_step, noise / a_step)
             found["kept"] = self.kept.mean
-        usual = [math.sqrt(size / self.settings.iteration_steps) for size in sizes]
+        typical = [math.sqrt(size / self.settings.iteration_steps) for size in sizes]
         by_name = dict(zip(self.limits, measured, strict=True))
-        return found | self.limits.told(by_name, dict(zip(self.limits, usual, strict=True)), objective)
+        return found | self.limits.told(by_name, dict(zip(self.limits, typical, strict=True)), objective)
 
     def steer(self, metrics: dict[str, float], objective: Objective) -> Objective:
         """Move every weight by what was measured; return the objective with those that a budget moves."""
@@ -252,15 +253,14 @@ class Multipliers:
         self.limits.restore(state.get("limits", {}))
 
 
-def earned(prior_earns: Tensor, rollout: Rollout) -> np.ndarray:
-    """Return what the prior earns a step `[N]` at the ages of these steps, and in what an early end leaves out.
+def expected(prior_earns: Tensor, ages: Tensor, ended: Tensor) -> Tensor:
+    """Return what the prior earns at the ages `[T, N]` of these steps, and in what an early end leaves out.
 
-    So the sum over an episode is the prior's return, however long it is.
+    So the sum over an episode is the prior's return, however long it is. Beyond the last age, that one's goes on.
     """
-    curve = np.append(prior_earns.numpy(), 0.0)
-    rest, last = np.cumsum(curve[::-1])[::-1], len(curve) - 1
-    at, lacking = (curve[np.minimum(rollout.ages - 1, last)], rest[np.minimum(rollout.ages, last)])
-    return (at + np.where(rollout.terminated, lacking, 0.0)).mean(0)
+    rest = prior_earns.flip(0).cumsum(0).flip(0) - prior_earns
+    at = ages.clamp(max=len(prior_earns) - 1)
+    return prior_earns[at] + torch.where(ended, rest[at], 0.0)
 
 
 def mean_episodes(policy: Policy, request: Request) -> Evaluation:
@@ -271,7 +271,7 @@ def mean_episodes(policy: Policy, request: Request) -> Evaluation:
 
 
 def earned_by_age(prior: Policy, request: Request, team: Ranks) -> Tensor:
-    """Return what the prior earns with the mean action at each age of an episode `[L]`, 0 where all have ended.
+    """Return what the prior earns with the mean action at each age of an episode `[L]`; the last is 0: all have ended.
 
     Found by the first rank, and the same bits on every rank.
     """
@@ -283,7 +283,8 @@ def earned_by_age(prior: Policy, request: Request, team: Ranks) -> Tensor:
         lasts = np.arange(len(rewards))[:, None] < found.lengths
         earned[: len(rewards)] = torch.from_numpy(np.where(lasts, rewards, 0.0).mean(1))[:EPISODE_CAP]
     team.sum(earned)
-    return earned[: int(earned.nonzero().max()) + 1 if earned.any() else 1].clone()
+    last = int(earned.nonzero().max()) if earned.any() else 0
+    return torch.cat([earned[: last + 1], earned.new_zeros(1)])
 
 
 LATER = "the weights follow slowly, and more --steps give them time"
