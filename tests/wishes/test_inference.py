@@ -104,7 +104,7 @@ def test_what_follows_a_take_over_tells_what_it_was_worth() -> None:
     )
     steps = [(int(n), int(s), int(a)) for (n, t), s in np.ndenumerate(states) for a in [actions[n, t]]]
     beside = Record.of((Step(n, 0.0, s, a, a, FEATURES[s, a], bool(person[s])) for n, s, a in steps), "X-v0")
-    sums, _, firsts = windows(beside, Features.of("next"), 4, Labels().weights(beside))
+    sums, _, firsts, _ = windows(beside, Features.of("next"), 4, Labels().weights(beside))
     begun = beside.person[firsts]
     which = firsts[begun] // 4  # all trajectories that they begin, however soon they hand back
     assert len(which) == sum(bool(person[s]) for s in states[:, 0])
@@ -158,6 +158,34 @@ def test_a_person_who_lets_all_pass_leaves_theta_within_its_error() -> None:
     random = np.random.default_rng(2)
     found = inferred(random.normal(size=(200, 3)), random.normal(size=(400, 3)), ALPHA)
     assert (np.abs(found.value) < 3 * found.error).all()
+
+
+def test_what_is_always_together_counts_once_in_the_error() -> None:
+    random = np.random.default_rng(2)
+    person, policy = random.normal(size=(20, 2)), random.normal(size=(50, 2))
+    once = inferred(person, policy, ALPHA)
+    groups = np.repeat(np.arange(20), 4), np.repeat(np.arange(50), 4)
+    found = inferred(np.repeat(person, 4, 0), np.repeat(policy, 4, 0), ALPHA, groups=groups)
+    assert found.value == pytest.approx(once.value)
+    assert found.covariance == pytest.approx(once.covariance)
+
+
+def test_intervals_of_features_that_drift_hold_theta_as_often_as_they_promise() -> None:
+    """Those of 95 % of a person who lets all pass: they hold 98 %, and with independent windows 42 %."""
+    random, held = np.random.default_rng(0), list[bool]()
+
+    def drifting(count: int) -> Record:
+        levels = np.repeat(random.normal(size=count), 120)
+        numbers = (levels + 0.5 * random.normal(size=120 * count))[:, None]
+        episode, nobody = np.repeat(np.arange(count), 120), np.zeros(120 * count, bool)
+        return Record("", "", episode, nobody, numbers, numbers, numbers, numbers, nobody)
+
+    for _ in range(200):
+        both = drifting(16), drifting(64)
+        one, other = (windows(each, Features.of("next"), 10, np.ones(len(each.episode))) for each in both)
+        found = inferred(one.sums, other.sums, ALPHA, groups=(one.groups, other.groups))
+        held += (np.abs(found.value) < 1.96 * found.error).tolist()
+    assert 0.9 < np.mean(held) < 0.99
 
 
 def test_a_person_far_away_is_approached_as_far_as_the_trajectories_reach() -> None:

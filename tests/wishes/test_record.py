@@ -29,7 +29,7 @@ def test_the_rule_labels_steps() -> None:
 
 def test_windows_lie_in_one_episode_and_have_no_bad_step() -> None:
     taken = made([0, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 1, 1])
-    sums, means, firsts = windows(taken, Features.of("next"), 2, np.array([1, 1, 1, 1, 0, 1, 1, 0.5]))
+    sums, means, firsts, _ = windows(taken, Features.of("next"), 2, np.array([1, 1, 1, 1, 0, 1, 1, 0.5]))
     assert sums.ravel().tolist() == [1 + 2, 32 + 64]
     assert means.tolist() == [1, 1]
     assert firsts.tolist() == [0, 5]
@@ -39,11 +39,20 @@ def test_a_window_that_a_person_begins_goes_on_to_its_end() -> None:
     """Their take-overs are shorter than the window, and the policy's steps between them led to the next one."""
     taken = made([0, 0, 1, 0, 1, 0, 0, 0, 1, 1, 0, 0, 0], [0] * 8 + [1] * 5)
     weights = Labels(before=2, passed=0.5).weights(taken)
-    sums, found, firsts = windows(taken, Features.of("next"), 3, weights)
+    sums, found, firsts, _ = windows(taken, Features.of("next"), 3, weights)
     assert firsts.tolist() == [2, 5, 8]
     assert found.tolist() == [1, 0.5, 1]  # what the first step weighs
     assert sums.ravel().tolist() == [4 + 8 + 16, 32 + 64 + 128, 256 + 512 + 1024]
     assert windows(taken, Features.of("next"), 4, weights)[2].tolist() == [2, 8]  # not into another episode
+
+
+def test_neighbors_of_one_episode_are_a_group_and_there_are_eight() -> None:
+    of_two = made([0] * 48, [0] * 20 + [1] * 28)
+    assert windows(of_two, Features.of("next"), 2, np.ones(48)).groups.tolist() == [
+        *np.repeat([1, 2, 3, 4], [3, 3, 3, 1]), *np.repeat([5, 6, 7, 8, 9], [3, 3, 3, 3, 2]),
+    ]  # fmt: skip
+    long = Record.joined([made([0] * 100)] * 2)
+    assert windows(long, Features.of("next"), 1, np.ones(200)).groups.tolist()[:17] == [1] * 16 + [2]
 
 
 def test_other_files_are_read_as_well(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def inferred(
     alpha: float,
     theta: np.ndarray | None = None,
     chances: tuple[np.ndarray, np.ndarray] | None = None,
+    groups: tuple[np.ndarray, np.ndarray] | None = None,
     least: float = 0.1,
 ) -> Theta:
     """Return the θ under which a person's trajectories are likeliest.
@@ -60,6 +61,8 @@ def inferred(
         alpha: the temperature α̂ of that policy.
         theta: the wish that it has now, `[K]`; by default none, and the policy is the prior.
         chances: how likely each trajectory is, `[M]` and `[N]`; by default all are alike.
+        groups: which group each is of, by its number, `[M]` and `[N]`: what came in a row is alike, so groups and not
+            trajectories are independent in the standard errors. By default each is one by itself.
         least: stop where less than this share of the policy's trajectories counts, and go on from a policy for the θ
             that was reached.
     """
@@ -67,6 +70,7 @@ def inferred(
     if chances is None:
         chances = (np.full(len(person), 1 / len(person)), np.full(len(policy), 1 / len(policy)))
     person_chances, policy_chances = chances
+    person_groups, policy_groups = groups or (np.arange(len(person)), np.arange(len(policy)))
     person, policy = person / scale, policy / scale
     goal, step = person_chances @ person, np.zeros(len(scale))
     for _ in range(ROUNDS):
@@ -84,7 +88,7 @@ def inferred(
         step = step + move
     weighed = weights(policy, step, alpha, policy_chances)
     _, curvature = moments(policy, weighed)
-    noise = _noise(person, person_chances) + _noise(policy, weighed)
+    noise = _noise(person, person_chances, person_groups) + _noise(policy, weighed, policy_groups)
     inverse = np.linalg.pinv(curvature, rcond=1e-8, hermitian=True) * alpha
     covariance = inverse @ noise @ inverse
     before = np.zeros(len(scale)) if theta is None else theta
@@ -132,10 +136,12 @@ def moments(features: np.ndarray, chances: np.ndarray) -> tuple[np.ndarray, np.n
     return mean, (apart * chances[:, None]).T @ apart
 
 
-def _noise(features: np.ndarray, chances: np.ndarray) -> np.ndarray:
-    """Return the covariance `[K, K]` of a weighted mean."""
+def _noise(features: np.ndarray, chances: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return the covariance `[K, K]` of a weighted mean, by what each group adds to it."""
     apart = (features - chances @ features) * chances[:, None]
-    return apart.T @ apart
+    known, each = np.unique(groups, return_inverse=True)
+    sums = np.stack([np.bincount(each, column) for column in apart.T], 1)
+    return np.asarray(sums.T @ sums) * len(known) / max(len(known) - 1, 1)
 
 
 def share(weighed: np.ndarray, before: np.ndarray) -> float:

@@ -166,7 +166,7 @@ def infer(
     person, policy = beyond_start(
         (beside.sums, joined.observation[beside.firsts]), (without.sums, usual.observation[without.firsts])
     )
-    wish = inferred(person, policy, alpha, theta, chances)
+    wish = inferred(person, policy, alpha, theta, chances, (beside.groups, without.groups))
     return LearntWish(joined.env, mine, source, sizes, described, names, wish.value, wish.covariance)
 
 

@@ -14,6 +14,7 @@ from repolicy.loading import read_bytes
 from repolicy.policies.storage import check_shape, write_bytes
 from repolicy.readers.demonstrations import read_npz
 
+MOST_TOGETHER, FEWEST_GROUPS = 16, 8  # windows of a group, at most; and groups, at least
 FORMAT = 1
 HEADER = {"record": int, "env": str, "policy": str, "sizes": [int]}
 LINE = {
@@ -240,6 +241,7 @@ class Windows(NamedTuple):
     sums: np.ndarray  # [M, K] of the features of their steps
     weights: np.ndarray  # [M]
     firsts: np.ndarray  # [M] the first step of each, by its place in the record
+    groups: np.ndarray  # [M] numbers, the same for some in a row of one episode
 
 
 def windows(record: Record, features: Features, length: int, weights: np.ndarray) -> Windows:
@@ -250,16 +252,19 @@ def windows(record: Record, features: Features, length: int, weights: np.ndarray
     over the windows that a person began, less what the policy has from there, is the slope of their steps' likelihood.
     """
     values = features(record.observation, record.action, record.next, {})
-    starts = list[int]()
+    starts, places = list[int](), list[int]()  # of each its first step, and its place in its episode
     breaks = np.flatnonzero(record.episode[1:] != record.episode[:-1]) + 1
     for episode in np.split(np.arange(len(weights)), breaks):
-        first = int(episode[0])
+        first, before = int(episode[0]), len(starts)
         while first + length <= episode[-1] + 1:
             counts = weights[first : first + length] > 0
             if counts.all() or (counts[0] and record.person[first]):
+                places.append(len(starts) - before)
                 starts.append(first)
                 first += length
             else:
                 first += 1
     firsts = np.array(starts, int)
-    return Windows(values[firsts[:, None] + np.arange(length)].sum(1), weights[firsts], firsts)
+    together = max(1, min(MOST_TOGETHER, len(starts) // FEWEST_GROUPS))
+    groups = np.cumsum(np.array(places, int) % together == 0)
+    return Windows(values[firsts[:, None] + np.arange(length)].sum(1), weights[firsts], firsts, groups)
