@@ -115,7 +115,7 @@ ROOMS = [
     Mutant("learning/multipliers.py", "sum(held.weight * held.limit.broken_by(one)", "sum(-held.weight * held.limit.broken_by(one)", LIMITS, "a limit that is rewarded for being broken"),
     Mutant("learning/multipliers.py", "sum(held.weight * held.limit.broken_by(one)", "sum(held.limit.sign * held.weight * one", LIMITS, "an early end that spares what a limit takes"),
     Mutant("learning/multipliers.py", "torch.where(ended, rest[at], 0.0)", "0.0", LIMITS, "an early end that keeps its return"),
-    Mutant("learning/multipliers.py", "probed.basic.mean(0) - usual", "probed.basic.mean(0) + usual", LIMITS, "a share of the old return without the old return"),
+    Mutant("learning/multipliers.py", "values.append(basic - usual)", "values.append(basic + usual)", LIMITS, "a share of the old return without the old return"),
     Mutant("learning/worker.py", 'self.multipliers.restore(numbers, tensors.get("prior_earns"))', "pass", LIMITS, "multipliers that a resumed run forgets"),
     Mutant("envs/addons.py", "one.broken_by(other.bound) > 0", "False", LIMITS, "limits that exclude each other"),
     Mutant("learning/multipliers.py", "lost = (before - after) / max(abs(float(before.mean())), 1e-12)", "lost = 1.0 - after / before", LIMITS, "a share of a cost grows with the cost"),

@@ -22,6 +22,7 @@ from repolicy.learning.multipliers import (
     Multipliers,
     broken,
     expected,
+    means_of,
     off_budget,
     off_limit,
     share_kept,
@@ -156,6 +157,13 @@ def test_a_whole_episode_is_expected_to_earn_what_the_prior_earns() -> None:
         ages = torch.arange(length)[:, None]
         last = ages == length - 1
         assert float(expected(earns, ages, last & ends).sum()) == pytest.approx(4.75)
+
+
+def test_few_environments_tell_their_noise_by_parts_of_their_steps() -> None:
+    steps = torch.arange(32.0)
+    assert means_of(steps.reshape(16, 2)).tolist() == [3, 4, 11, 12, 19, 20, 27, 28]
+    assert means_of(steps[:6, None]).tolist() == [1, 4], "parts are as long as each other"
+    assert means_of(steps.reshape(2, 2, 8)).tolist() == [[4 + n for n in range(8)], [20 + n for n in range(8)]]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.kept_prior import squashes
 from repolicy.hosts.steering import Steering, weighs
-from repolicy.learning.multipliers import expected
+from repolicy.learning.multipliers import expected, means_of
 from repolicy.learning.ppo import ReturnScale, adapted, std_speed
 from repolicy.learning.worker import LEAST_RATE_ALONE
 from repolicy.objective import DIALED, Reward, reformulated
@@ -64,7 +64,7 @@ class Rewarded(NamedTuple):
     reward: Reward
     sums: Tensor  # of each of `SUMMED`
     of_limits: Tensor  # of what limits are on, sums of means, of squared means, and of squares, `[3, L]`
-    steps: int  # of one environment
+    steps: int  # of one mean
     width: float  # how many numbers an action has, where the prior's entropy is known
 
 
@@ -223,10 +223,10 @@ class Method:
             earns = torch.tensor(self.steering.earns, dtype=held.dtype, device=held.device)
             steps = (part.to(held.device) for part in (ages[:-1], seen.ended))
             held[-1] += earns[0] - expected(earns, *steps)
-        means = held.mean(1)  # of each environment, [L, N]
+        means = means_of(held)
         of_limits = torch.stack([means.sum(-1), means.square().sum(-1), held.square().sum((1, 2))])
         added = self.add_up(torch.stack([part.double().sum() for part in summed]))
-        self.rewarded = Rewarded(reward, added, self.add_up(of_limits), len(task), width)
+        self.rewarded = Rewarded(reward, added, self.add_up(of_limits), task.numel() // means.shape[-1], width)
 
         total: Tensor = reward.total
         limits = self.steering.held
@@ -275,9 +275,9 @@ class Method:
     def _limits_told(self, limits: Mapping[str, list[float]], steps: float, wider: float) -> dict[str, float]:
         """Take in what limits are on, and return what is told of them. `wider`: the policy's entropy above the prior's.
 
-        limits: of each the sums over environments of its mean and of its square, and over steps of its square.
+        limits: of each the sums of its means and of their squares, and over steps of its square.
         """
-        steering, count = self.steering, steps / self.rewarded.steps  # of environments
+        steering, count = self.steering, steps / self.rewarded.steps  # of means
         measured = {name: Measured.of(total, square, count) for name, (total, square, _) in limits.items()}
         if kept := measured.get(steering.kept):
             # The mean action loses nothing by noise. What noise costs grows with its variance, which entropies tell.

@@ -37,6 +37,7 @@ BEYOND = 1.25  # spent/budget from which the end of a run is said to be beyond i
 LIMIT_UNIT = 0.1  # of a limit's bound: broken by so much, it is off by 1
 WIDEST = 1e3  # times as much, or as little, as at first a limit may weigh later
 LAST_ITERATIONS = 20  # iterations, by which a limit is judged at the end
+FEWEST_MEANS = 8  # by which the noise of a measurement is told
 FINEST_SHARE = 0.01  # share of the old return, to which one can be held
 
 
@@ -192,21 +193,23 @@ class Multipliers:
     def sums(self, probed: Rollout | None, rollout: Rollout) -> Tensor:
         """Return what is to be summed over the ranks, `[P]`: nothing where nothing is measured with the mean action.
 
-        Of each quantity, the sum over environments of its mean over the mean action's steps; the sums of those squared;
-        of each limit's, how large it is: the sum of its squares over the steps that train; what the prior is expected
-        to have earned; and the environments. The last quantity is what was earned beyond that, where it is kept.
+        Of each quantity, the sum of its means over the mean action's steps; the sums of those squared; of each limit's,
+        how large it is: the sum of its squares over the steps that train; what the prior is expected to have earned;
+        and how many means there are. The last quantity is what was earned beyond that, where it is kept.
         """
         if probed is None:
             return torch.empty(0, dtype=torch.float64)
-        means = [held.limit.values(probed, self.size).mean(0) for held in self.limits.values()]  # each [N]
-        usual = np.zeros(1)
+        values = [torch.from_numpy(held.limit.values(probed, self.size)) for held in self.limits.values()]
+        basic = torch.from_numpy(probed.basic)
+        usual = torch.zeros_like(basic)
         if self.prior_earns is not None:
-            steps = torch.from_numpy(probed.ages) - 1, torch.from_numpy(probed.terminated)
-            usual = expected(self.prior_earns, *steps).mean(0).numpy()
-            means.append(probed.basic.mean(0) - usual)
+            usual = expected(self.prior_earns, torch.from_numpy(probed.ages) - 1, torch.from_numpy(probed.terminated))
+            values.append(basic - usual)
         sizes = [np.square(held.limit.values(rollout, self.size)).sum() for held in self.limits.values()]
-        sums, squares = [mean.sum() for mean in means], [np.square(mean).sum() for mean in means]
-        numbers = [*sums, *squares, *sizes, usual.sum(), probed.basic.shape[1]]
+        means = [means_of(each) for each in values]
+        sums, squares = [mean.sum() for mean in means], [mean.square().sum() for mean in means]
+        usual = means_of(usual)
+        numbers = [*sums, *squares, *sizes, usual.sum(), len(usual)]
         return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
 
     def told(self, totals: Tensor, objective: Objective) -> dict[str, float]:
@@ -251,6 +254,13 @@ class Multipliers:
     def restore(self, state: dict[str, Any], prior_earns: Tensor | None) -> None:
         self.off_budget, self.prior_earns = state.get("off_budget"), prior_earns
         self.limits.restore(state.get("limits", {}))
+
+
+def means_of(values: Tensor) -> Tensor:
+    """Return means `[..., M]` of what environments gave `[..., T, N]`: one of each, or of parts of the steps of few."""
+    *lead, steps, count = values.shape
+    parts = math.gcd(steps, max(1, FEWEST_MEANS // count))
+    return values.reshape(*lead, parts, steps // parts, count).mean(-2).flatten(-2)
 
 
 def expected(prior_earns: Tensor, ages: Tensor, ended: Tensor) -> Tensor:
