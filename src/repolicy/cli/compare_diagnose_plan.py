@@ -260,6 +260,10 @@ class Plan(Acts):
             raise UsageError(f"--hz is {self.hz:g}; it must be above 0")
         if self.hz is not None and self.samples is not None:
             raise UsageError("--hz finds the number of samples: leave out --samples, or --hz")
+        passed = [name for name in ("episodes", "steps") if self.live and getattr(self, name) != getattr(Plan, name)]
+        passed += ["port"] if self.port != Plan.port and not self.live else []
+        if passed:
+            raise UsageError(f"--{passed[0]} goes {'without' if self.live else 'with'} --live")
         counts = {f"--{name}": getattr(self, name) for name in ("steps", "episodes", "samples", "horizon")}
         check_counts(**{name: count for name, count in counts.items() if count is not None})
         if self.distil is not None and self.live:

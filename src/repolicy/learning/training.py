@@ -22,7 +22,7 @@ from repolicy.objective import Objective, residual, soft
 from repolicy.policies import Policy, Prior
 from repolicy.prepare import session
 from repolicy.prepare.beginning import INITS, Start
-from repolicy.prepare.checks import NO_ADDON, check, check_steps, check_wish, try_addon, unused, weighed
+from repolicy.prepare.checks import NO_ADDON, check, check_settings, check_wish, try_addon, unused, weighed
 from repolicy.prepare.decision import decide
 from repolicy.prepare.defaults import train_defaults
 from repolicy.prepare.generative import free, start_of
@@ -174,7 +174,7 @@ def customize(
     settings = start.settings(session.settings_of(settings, usual))
     settings, notes = session.ranks_for(settings, [env, *asked.addons])
     objective, settings = session.continued(asked.objective or residual(), settings.resolved(), before, folder.path)
-    check_steps(settings)
+    check_settings(settings)
     with watchdog(env_timeout):
         env = start.with_roles(env, settings.backend)
         check_wish(asked.addons, env)  # before what takes a while

@@ -65,8 +65,10 @@ def weighed(request: Request, prior: SavedPolicy, say: Say) -> tuple[Request, De
     return request, decision
 
 
-def check_steps(settings: Settings) -> None:
-    """Refuse a customization that would end before its first update."""
+def check_settings(settings: Settings) -> None:
+    """Refuse another family than the prior's, and a customization that would end before its first update."""
+    if settings.family != "auto":
+        raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")
     if settings.steps < settings.iteration_steps:
         few = f"steps is {settings.steps:,}, and one update takes {settings.iteration_steps:,}"
         raise UsageError(f"{few}: name that many at least, or fewer --envs or --n-steps")
@@ -86,9 +88,7 @@ def check(request: Request) -> None:
     if settings.keep is not None and not (request.prior and objective.omega > 0):
         raise UsageError("keep moves omega, from a value above 0 on: it goes with customize, and not with greedy")
     if request.prior:
-        check_steps(settings)
-    if request.prior and settings.family != "auto":
-        raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")
+        check_settings(settings)
 
 
 def check_budget(objective: Objective, settings: Settings) -> None:

@@ -67,6 +67,8 @@ def start_of(
         noise = getattr(thing, "noise_size", 0)
         chunk = getattr(thing, "chunk", chunk) if noise else chunk
     if not noise:
+        if chunk != 1:
+            raise UsageError(f"chunk is {chunk}, which goes with noise, of a generative policy: leave --chunk out")
         return open_prior(given, reading, init, trust, kept), env
     check_unread(called(given), reading)
     if not env:

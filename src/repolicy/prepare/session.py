@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -152,11 +152,24 @@ def into(folder: RunFolder, resume: bool, before: Request | None) -> str:
     return f"{folder.path}, where no run is yet: a new one begins" if resume and before is None else str(folder.path)
 
 
+# With which other setting one is read at all: in words, and whether that is so.
+READ: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "desired_kl": ("schedule adaptive", lambda made: made.schedule == "adaptive"),
+    "clip": ("surrogate clipped", lambda made: made.surrogate == "clipped"),
+    "critic_explains": ("a critic_warmup above 0", lambda made: made.critic_warmup > 0.0),
+}
+
+
 def settings_of(given: S | Mapping[str, Any] | None, usual: S) -> S:
     """Return whole settings as they are given; of a mapping, the usual ones with its values in place of theirs."""
     if isinstance(given, AnySettings):
         return given  # type: ignore[return-value]
-    return replace(usual, **validated(dict(given or {}), "settings", type(usual)))
+    named = validated(dict(given or {}), "settings", type(usual))
+    made = replace(usual, **named)
+    for name, (where, is_read) in READ.items():
+        if named.get(name) is not None and named[name] != getattr(usual, name) and not is_read(made):
+            raise UsageError(f"{name} is read with {where} alone: name that too, or leave {name} out")
+    return made
 
 
 def continued(
