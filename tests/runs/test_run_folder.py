@@ -252,3 +252,24 @@ def test_the_time_left_of_a_resumed_run_is_by_what_it_did_itself(monkeypatch: py
     now[0] += 10.0
     display._latest = {"iteration": 15.0}
     assert display._progress() == (0.6, 20.0)
+
+
+def test_the_time_left_leaves_out_what_comes_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is slow at first is in the first of 11 iterations, which takes 60 seconds; the others take 2."""
+    now, left = [100.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    display = Display()
+    display.begin(asked(ranks=1), 0, 11)
+    for iteration, seconds in ((1, 60.0), (2, 2.0), (6, 8.0)):
+        now[0] += seconds
+        display.write(METRICS | {"iteration": iteration})
+        left.append(display._progress()[1])
+    assert left == [600.0, 18.0, 10.0]
+
+
+def test_the_parts_of_a_reward_that_are_shown_add_up_to_its_sum() -> None:
+    """Of a run with limits and a price on states, as it was logged."""
+    folder = RunFolder(Path(__file__).parents[1] / "golden" / "v1" / "held")
+    logged, shown = folder.logged(), {name for name, *_ in ROWS["a step"]}
+    parts = [name for name in logged if name.startswith("reward_") and name in shown - {"reward_total"}]
+    assert sum(logged[name][-1] for name in parts) == pytest.approx(logged["reward_total"][-1], rel=1e-12)

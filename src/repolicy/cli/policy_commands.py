@@ -16,7 +16,7 @@ from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import read_json
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal
-from repolicy.text import as_file_name, counted
+from repolicy.text import as_file_name, counted, number
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Evaluate(Acts):
             )  # fmt: skip
         action = "sampled" if self.stochastic else "mean"
         numbers = ((column.title, column.mean, column.std) for column in evaluation.columns.values())
-        rows = [[title, *(f"{value:z,.2f}".replace("-", "−") for value in both)] for title, *both in numbers]
+        rows = [[title, *(_decimals(value, both[0]) for value in both)] for title, *both in numbers]
         title = f"{path} in {env} ({evaluation.backend}), {episodes}, {action} action"
         terminal.numbers(title, ["", "mean", "std"], rows)  # before the file, which may turn out not to be writable
         elsewhere = "" if self.env is None else f"{as_file_name(env)}-"
@@ -207,6 +207,11 @@ class Inspect(Command):
         from repolicy.cli.inspection import inspect
 
         return inspect(self.file, self.reading)
+
+
+def _decimals(value: float, mean: float) -> str:
+    """Return two decimals; beside a mean that is smaller than 0.1, as many as tell something of it."""
+    return number(value, mean) if abs(mean) < 0.1 else f"{value:z,.2f}".replace("-", "−")
 
 
 def _episodes_of(path: Path, folder: Path, ending: str) -> Path:

@@ -253,7 +253,10 @@ CURVES = [
     Curve("explained_variance", "Share of the returns that the critic explains", 0.5),
     Curve("kl", "KL of an update, nats", 0.01),
 ]
-NOTE = "All with sampled actions, over environment steps. The number is the last one drawn, or that under the pointer."
+NOTE = (
+    "With sampled actions where no other are named, over environment steps. The number is the last one drawn, or that "
+    "under the pointer."
+)
 OF_AN_EPISODE = "“Of an episode” is from short evaluations or from the episodes that ended in training."
 
 

@@ -5,6 +5,7 @@ then elsewhere, all of it on stderr.
 """
 
 import contextlib
+import math
 import secrets
 import sys
 import threading
@@ -45,6 +46,7 @@ ROWS = {
         ("reward_prior", "ω′ · log prior", "+.4f", ""),
         ("reward_entropy", "−α · log policy", "+.4f", ""),
         ("reward_states", "states unlike the prior's", "+.4f", ""),
+        ("reward_limits", "limits", "+.4f", ""),
         ("reward_total", "sum", "+.4f", ""),
         ("log_prior", "log prior", ".3f", "nats"),
         ("log_prior_low", "… its lowest tenth", ".3f", "nats"),
@@ -103,10 +105,12 @@ class Display:
         self.terminal = Terminal()
         self._live = Live(console=self.terminal, auto_refresh=False) if self.terminal.is_terminal else None
         self._latest: dict[str, float] = {}
+        self._first = math.inf, 0.0  # the first iteration that was seen, and when
 
     def begin(self, request: Request, start: int, total: int) -> None:
         self._request, self._start, self._total = request, start, total
         self._began = self._shown = time.monotonic()
+        self._first = math.inf, 0.0
         self.say(recipe(request))
         if start >= total:
             self.say("the run is done")
@@ -118,6 +122,7 @@ class Display:
     def write(self, metrics: dict[str, float]) -> None:
         self._latest |= metrics
         now = time.monotonic()
+        self._first = min(self._first, (metrics["iteration"], now))
         finished = metrics["iteration"] == self._total
         if now - self._shown < (SECONDS_BETWEEN_FRAMES if self._live else SECONDS_BETWEEN_LINES) and not finished:
             return
@@ -135,9 +140,10 @@ class Display:
             self._live.stop()
 
     def _progress(self) -> tuple[float, float]:
-        """Return (share done, seconds left)."""
-        done, elapsed = self._latest["iteration"], time.monotonic() - self._began
-        return done / self._total, elapsed * (self._total - done) / max(done - self._start, 1)
+        """Return (share done, seconds left); what comes before the first iteration ends, comes only once."""
+        done = self._latest["iteration"]
+        start, began = self._first if done > self._first[0] else (self._start, self._began)
+        return done / self._total, (time.monotonic() - began) * (self._total - done) / max(done - start, 1)
 
     def _line(self) -> str:
         (share, left), latest, budget = self._progress(), self._latest, self._budget()
