@@ -14,7 +14,7 @@ from repolicy.runs.result import Result
 from repolicy.runs.settings import Settings
 
 SMALL = Settings(
-    steps=4_096, ranks=1, envs=8, n_steps=16, minibatch=64, checkpoint_every=4, hidden=(16,), evaluation_episodes=2,
+    steps=3_072, ranks=1, envs=8, n_steps=16, minibatch=64, checkpoint_every=4, hidden=(16,), evaluation_episodes=2,
     gamma=0.9,
 )  # fmt: skip
 

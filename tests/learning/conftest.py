@@ -15,7 +15,7 @@ def prior(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prior_file(tmp_path_factory.mktemp("prior"))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linear–quadratic environments are stepped all at once, to the same bits."""
     monkeypatch.setattr(making, "GymnasiumEnvs", at_once.batch)

@@ -25,7 +25,6 @@ from repolicy.runs.request import Request, words
 from repolicy.runs.settings import Settings
 
 
-@pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize(
     ("objective", "wanted"),
     [
@@ -79,7 +78,6 @@ def test_the_basic_reward_is_never_read(prior: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_at_once")
 def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -> None:
     """The budget is what the exact optimum at a known omega spends; from a third of it, that omega is found."""
     omega, alpha = 0.2, 0.8
@@ -100,7 +98,6 @@ def test_omega_alone_holds_a_budget_of_likelihood(prior: Path, tmp_path: Path) -
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_at_once")
 def test_a_budget_of_drift_is_held_and_the_policy_is_the_optimum_at_the_weight_that_holds_it(
     prior: Path, tmp_path: Path
 ) -> None:
@@ -120,7 +117,6 @@ def test_a_budget_of_drift_is_held_and_the_policy_is_the_optimum_at_the_weight_t
     [
         ({"env": tiny("Counter")}, "observations of 1 numbers, .* gives 2"),
         ({"addon": tiny("constant")}, "the same reward, 0, in all of 2,048 trial steps; if it is meant"),
-        ({"settings": {"steps": 255}}, "steps is 255, and one update takes 256: name that many at least"),
         ({"addon": tiny("stay_near") + "=0"}, "the same reward, 0, in all of 2,048 trial steps; its weight is 0"),
         ({"addon": tiny("badly_told")}, r"metric 'mean <lambda>' returned one number for"),
         ({"objective": Objective("basic", alpha=0.1)}, "task is the add-on"),
@@ -140,23 +136,6 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_too_few_steps_are_refused_before_anything_is_measured(
-    prior: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(UsageError, match="steps is 255, and one update takes 256"):
-        customize(prior, WISH, None, tmp_path / "run", {"steps": 255}, env=tiny("WithoutReward"), progress=True)
-    assert "measuring" not in capsys.readouterr().err
-
-
-def test_a_wrong_add_on_is_refused_before_anything_is_measured(
-    prior: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for addon, env in (("nothing_of_the_kind", tiny("WithoutReward")), ("hind_leg", "Hopper-v4")):
-        with pytest.raises(UsageError, match="add-on"):
-            customize(prior, addon, out=tmp_path / "run", env=env, progress=True)
-        assert "measuring" not in capsys.readouterr().err
-
-
 class Unweighed(WithoutReward):
     """Tells of an energy that it weighs with 0, as some robots of Playground do."""
 
@@ -164,14 +143,24 @@ class Unweighed(WithoutReward):
         return *super().step(action)[:4], {"reward_energy": 0.0}
 
 
+UNWEIGHED = f"{Path(__file__)}:Unweighed"
+
+
 @pytest.mark.parametrize(
-    ("addon", "sentence"), [(tiny("constant"), "add --sparse"), ("energy", r":Unweighed\?energy_scale=-0\.001$")]
+    ("asked", "sentence"),
+    [
+        ({"settings": {"steps": 255}}, "steps is 255, and one update takes 256: name that many at least"),
+        ({"addon": "nothing_of_the_kind"}, "add-on"),
+        ({"addon": "hind_leg", "env": "Hopper-v4"}, "add-on"),
+        ({"addon": tiny("constant"), "env": UNWEIGHED}, "add --sparse"),
+        ({"addon": "energy", "env": UNWEIGHED}, r":Unweighed\?energy_scale=-0\.001$"),
+    ],
 )
-def test_a_reward_of_0_is_refused_before_anything_is_measured(
-    prior: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], addon: str, sentence: str
+def test_some_mistakes_are_refused_before_anything_is_measured(
+    prior: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
-        customize(prior, addon, out=tmp_path / "run", env=f"{Path(__file__)}:Unweighed", progress=True)
+        customize(prior, out=tmp_path / "run", progress=True, **{"addon": WISH, "env": tiny("WithoutReward")} | asked)
     assert "measuring" not in capsys.readouterr().err
 
 

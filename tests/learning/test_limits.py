@@ -55,7 +55,6 @@ def mean_cost(gain: float) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_at_once")
 def test_a_limit_is_met_as_the_closed_form_says(prior: Path, tmp_path: Path) -> None:
     """The bound is what the exact optimum has at a known weight of the limit. So that is the weight to find."""
     omega, alpha, multiplier = 1.0, ALPHA, 2.0
@@ -83,7 +82,6 @@ def test_a_step_at_the_bound_costs_nothing_so_an_early_end_saves_nothing() -> No
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_at_once")
 def test_a_share_of_the_old_return_is_kept(prior: Path, tmp_path: Path) -> None:
     """The share is what the exact optimum at a known omega keeps, and that omega is found from another one."""
     omega, alpha = 0.5, ALPHA

@@ -320,7 +320,6 @@ def test_the_wish_and_the_prior_see_what_the_environment_shows(prior: Path, tmp_
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_at_once")
 def test_one_run_finds_the_optimum_for_omegas_that_it_was_not_told_of(prior: Path, tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=100_000, learning_rate=8e-3)
     found = customized(prior, WISH, residual(Range(0.25 * ALPHA, 8.0 * ALPHA), 0.15, 0.0), tmp_path / "run", settings)
@@ -330,7 +329,6 @@ def test_one_run_finds_the_optimum_for_omegas_that_it_was_not_told_of(prior: Pat
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_at_once")
 def test_one_run_finds_the_optimum_for_weights_of_the_wish_that_it_was_not_told_of(prior: Path, tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=100_000, learning_rate=8e-3)
     found = customized(prior, f"{WISH}=0..4", residual(ALPHA, 0.15, 0.0), tmp_path / "run", settings)

@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import at_once
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from typed_commands import answered, typed
 
 from repolicy.cli.main import main as command_line
+from repolicy.envs import making
 from repolicy.errors import UsageError
 from repolicy.learning.training import customize
 from repolicy.objective import residual
@@ -49,8 +51,9 @@ class Steering:
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it does not matter how near the fit is."""
+    """Where it does not matter how near the fit is; linear–quadratic environments are stepped all at once."""
     monkeypatch.setattr(cloning, "FIT_EPOCHS", 1)
+    monkeypatch.setattr(making, "GymnasiumEnvs", at_once.batch)
 
 
 @pytest.fixture
