@@ -14,8 +14,10 @@ from experiments import campaign
 from experiments.ledger import Ledger
 from experiments.pages import fill
 from experiments.paper import __main__ as paper
+from experiments.paper import report
 from experiments.paper.report import page_tables, results_of
 from experiments.paper.runs import EVERY, OWN, TASKS, planned
+from experiments.statistics import interval
 from experiments.tables import TABLES
 from repolicy import load_policy
 from repolicy.loading import file_sum
@@ -87,6 +89,8 @@ def test_the_commands_of_the_paper_page_run(
     page.write_text(text := (DOCS / "results-paper.md").read_text())
     places = ["--ledger", str(ledger.path), "--page", str(page)]
     places += ["--runs", str(tmp_path / "runs"), "--priors", str(ledger.path.parent)]
+    monkeypatch.setitem(interval.__kwdefaults__, "resamples", 20)  # what it finds has tests of its own
+    monkeypatch.setattr(report, "RESAMPLES", 20)
     monkeypatch.setattr(campaign, "work", lambda *jobs, **options: pytest.fail("there is nothing to train"))
     before = len(ledger.rows())
     monkeypatch.setattr(sys, "argv", ["paper", *line.split()[3:], *places])

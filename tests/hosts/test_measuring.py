@@ -187,6 +187,7 @@ def test_stable_baselines3_measures_learns_states_and_saves_both(
     shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 60 if shown else 160)  # states take longer episodes
+    monkeypatch.setattr("repolicy.hosts.measuring.WANTED", 8_000)  # after two rounds of them
     env = DummyVecEnv([lambda: Unclipped(Resting())] * 40)
     model = sb3(env=env, prior=resting((8, 8)), omega=None, alpha=None, n_steps=8, **({} if shown else {"states": 0.3}))
     model.learn(1)

@@ -233,8 +233,8 @@ def test_films(policy: str, tmp_path: Path) -> None:
     steps = len(one.rewards)
     assert steps > 13
     shown = [shot, replace(shot, seconds=0.8, around=steps), replace(shot, actions=[[3.0]] * 5)]
-    noise, lengths = through_noise(tmp_path)
-    found = films([small, replace(small, format="gif"), only_envpool_has_it, *shown, *noise])
+    noise, length = through_noise(tmp_path)
+    found = films([small, replace(small, format="gif"), only_envpool_has_it, *shown, noise])
     assert found[0][4:8] == b"ftyp"
     assert found[1][:4] == b"GIF8"
     for content, name in zip(found, ("film.mp4", "film.gif", "other.mp4"), strict=False):
@@ -242,15 +242,14 @@ def test_films(policy: str, tmp_path: Path) -> None:
         assert len(seen) >= 9
         assert seen[0].std() > 10
         assert np.abs(seen[0] - seen[1:]).max() > 30
-    whole, end, pushed, *chunks = (Image.open(io.BytesIO(content)) for content in found[3:])
-    assert [film.n_frames for film in (whole, end, pushed)] == [steps, 10, 5]
-    assert [film.n_frames for film in chunks] == lengths
+    whole, end, pushed, chunks = (Image.open(io.BytesIO(content)) for content in found[3:])
+    assert [film.n_frames for film in (whole, end, pushed, chunks)] == [steps, 10, 5, length]
     whole.seek(4), pushed.seek(4)
     assert ImageChops.difference(whole.convert("RGB"), pushed.convert("RGB")).getbbox()  # the policy does otherwise
 
 
-def through_noise(folder: Path) -> tuple[list[Shot], list[int]]:
-    """Three episodes of a policy whose decisions are chunks of three steps, and how long they are."""
+def through_noise(folder: Path) -> tuple[Shot, int]:
+    """An episode of a policy whose decisions are chunks of three steps and which ends inside one, and its length."""
     (folder / "flow.py").write_text("def decode(observations, noise):\n    return noise.repeat(3, 1)\n")
     env, path = f"InvertedPendulum-v4?decoder={folder}/flow.py:decode&noise=1&chunk=3", folder / "p.safetensors"
     policy = Policy(PolicySpec(4, ActionSpace("continuous", (1,))))
@@ -258,10 +257,10 @@ def through_noise(folder: Path) -> tuple[list[Shot], list[int]]:
     save_policy(path, policy, {})
     found = evaluate(policy, env, 3, seed=EVALUATION_SEED, backend="gymnasium")
     lengths = [int(paid) for paid in found.basic]  # each step is paid 1
-    assert any(length % 3 for length in lengths)
-    ones = [episode(found, place) for place in range(3)]
-    shots = [Shot(str(path), env, seed=one.seed, format="gif", actions=one.sent.tolist()) for one in ones]
-    return [replace(shot, width=96, height=64) for shot in shots], lengths
+    [place, *_] = [place for place, length in enumerate(lengths) if length % 3]
+    one = episode(found, place)
+    shot = Shot(str(path), env, seed=one.seed, format="gif", actions=one.sent.tolist(), width=96, height=64)
+    return shot, lengths[place]
 
 
 def test_choices_that_are_done_again_are_counted_as_policies_count_them() -> None:

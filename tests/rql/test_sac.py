@@ -268,8 +268,8 @@ def test_the_prior_and_its_normalizer_do_not_move() -> None:
     prior = constant(MEAN, STD)
     prior.normalizer.update(sums(np.random.default_rng(0).normal(0.5, 0.4, (100, 1)).astype(np.float32)))
     before = frozen(prior).state_dict()
-    model = ResidualSAC(Bounded(), residual(0.5, 0.3), prior, Settings(steps=200, warmup=50, minibatch=32))
-    model.learn(200)
+    model = ResidualSAC(Bounded(), residual(0.5, 0.3), prior, Settings(steps=60, warmup=20, minibatch=32))
+    model.learn(60)
     for policy in (prior, model.prior):
         assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
     assert all(parameter.grad is None and not parameter.requires_grad for parameter in model.prior.parameters())
@@ -299,7 +299,7 @@ def test_a_saved_policy_is_the_one_that_acted_and_needs_no_other_file(tmp_path: 
     save_policy(tmp_path / "prior.safetensors", constant(MEAN, STD), {})
     prior = read_policy(tmp_path / "prior.safetensors").policy
     model = ResidualSAC(Bounded(), residual(0.5, 0.3), prior, Settings(warmup=20, minibatch=32, noise=0.3))
-    model.learn(100)
+    model.learn(40)
     model.save(tmp_path / "policy.safetensors")
     (tmp_path / "prior.safetensors").unlink()
     saved = read_policy(tmp_path / "policy.safetensors")

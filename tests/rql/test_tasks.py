@@ -70,7 +70,7 @@ def test_the_faster_parking_is_highway_envs_own_to_the_bit() -> None:
     ends = 0
     for seed in (0, 4):
         assert (theirs.reset(seed=seed)[0] == ours.reset(seed=seed)[0]).all()
-        actions = np.random.default_rng(seed).uniform(-1.0, 1.0, (100, 2))
+        actions = np.random.default_rng(seed).uniform(-1.0, 1.0, (40, 2))
         for action in actions:
             (seen, *rest, info), (our_seen, *our_rest, our_info) = theirs.step(action), ours.step(action)
             assert (seen == our_seen).all()
