@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -20,7 +19,6 @@ import repolicy
 from repolicy.envs import evaluation
 from repolicy.prepare import cloning, diagnosis, generative, imitation, weights, worth
 from repolicy.priors import fitting
-from repolicy.report import movie
 
 DOCS = Path(__file__).parents[1] / "docs"
 pytestmark = pytest.mark.usefixtures("_elsewhere")
@@ -55,7 +53,6 @@ def commands(text: str) -> list[list[str]]:
             del words[at : at + 2]
         if words[0] == "customize":
             words += [*SMALL, "--evaluation-episodes", "1", "--no-report"]
-        words += ["--seconds", "0.1", "--width", "64"] if words[0] == "render" else []
         found.append(words)
     return found
 
@@ -63,6 +60,7 @@ def commands(text: str) -> list[list[str]]:
 def run_all(capsys: pytest.CaptureFixture[str], text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for module, name, few in ((cloning, "FIT_EPOCHS", 1), (cloning, "BLOCK", 8), (fitting, "STEPS", 4)):
         monkeypatch.setattr(module, name, few)
+    monkeypatch.setattr(imitation, "EPISODES", 2)
     for module, name in ((cloning, "LONGEST"), (evaluation, "EPISODE_CAP"), (worth, "COUNTED_STEPS")):
         monkeypatch.setattr(module, name, 20)
     monkeypatch.setattr(weights.trial, "__defaults__", (32,))  # steps of each environment
@@ -141,12 +139,3 @@ def test_demonstrations(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     said = run_all(capsys, section("your-policy.md", "A prior from demonstrations"), monkeypatch)
     assert len(said) == 2
     assert "that was held out" in said[0]
-
-
-def test_two_minutes_from_file_to_film(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    sb3 = pytest.importorskip("stable_baselines3")
-    sb3.PPO("MlpPolicy", gymnasium.make("HalfCheetah-v5"), seed=3).save("theirs.zip")
-    monkeypatch.setattr(movie, "films", lambda shots, say: [b"a film"] * len(shots))  # films have tests of their own
-    said = run_all(capsys, section("your-policy.md", "Two minutes from file to film"), monkeypatch)
-    assert len(said) == 4
-    assert Path("theirs.mp4").stat().st_size > 0

@@ -197,7 +197,6 @@ def test_a_reward_judges_each_response() -> None:
     ("words", "sentence"),
     [
         ("generate {low} --omega 0.1 --prompt . --prior {missing}", "cannot be read as a language model"),
-        ("generate {low} --omega 0.1 --prompt . --prior {prior} --trained-at 0.1", "not of the form omega,alpha"),
         (
             "generate {prior} --omega 0.1 --prompt . --prior {prior}",
             "is no folder with a repolicy.json; say --trained-at",

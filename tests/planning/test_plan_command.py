@@ -1,9 +1,11 @@
 """`repolicy plan`: its folder in the hands of the other commands, and the page on which a planner acts."""
 
 import http.client
+import io
 import json
 import socket
 import threading
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 
 import mujoco
@@ -30,20 +32,25 @@ FEW = ["--omega", "0.1", "--states", "0", "--samples", "4", "--horizon", "3", "-
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("plans") / "spare"
-    main(["plan", "halfcheetah", "--addon", "hind_leg=10", *FEW, "--out", str(out), "--json"])
-    return out
+def planned(tmp_path_factory):
+    """What the command says on stdout and on stderr, and its folder."""
+    out, told, said = tmp_path_factory.mktemp("plans") / "spare", io.StringIO(), io.StringIO()
+    with redirect_stdout(told), redirect_stderr(said):
+        main(["plan", "halfcheetah", "--addon", "hind_leg=10", *FEW, "--out", str(out), "--json"])
+    return told.getvalue(), said.getvalue(), out
 
 
-def test_it_says_what_it_did(tmp_path, capsys):
-    main(["plan", "halfcheetah", "--addon", "hind_leg=10", *FEW, "--out", str(tmp_path / "plan"), "--json"])
-    captured = capsys.readouterr()
-    told = json.loads(captured.out)
+@pytest.fixture
+def folder(planned):
+    return planned[2]
+
+
+def test_it_says_what_it_did(planned):
+    told, said = json.loads(planned[0]), planned[1]
     assert told["planner"]["addon_reward"]["mean"] > told["prior"]["addon_reward"]["mean"]
     assert told["real_time"] == pytest.approx(0.05 * told["decisions_a_second"])
     assert 0.0 < told["effective_samples"] < 4.0
-    assert "times real time" in captured.err
+    assert "times real time" in said
 
 
 def test_its_folder_is_the_same_planner_again(folder):
@@ -261,16 +268,17 @@ def test_a_port_that_is_taken_is_one_sentence(stage):
         server(stage, 65536)
 
 
-def test_a_port_that_is_taken_is_found_before_the_trials(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--port", "65536"], "choose another --port"),
+        (["--port", "0", "--env", "Pendulum-v1"], "plan without --live"),  # no page draws it
+    ],
+)
+def test_what_cannot_be_live_is_found_before_the_trials(words, why, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("repolicy.planning.asking.plan", lambda *_, **__: pytest.fail("it has begun"))
-    words = ["plan", "hopper", "--addon", "height", "--live", "--port", "65536", "--out", tmp_path / "plan"]
-    assert "choose another --port" in failed(capsys, *words)
-
-
-def test_what_no_page_draws_is_found_before_the_trials(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("repolicy.planning.asking.plan", lambda *_, **__: pytest.fail("it has begun"))
-    words = ["plan", "hopper", "--addon", "height", "--live", "--port", "0", "--out", tmp_path / "plan"]
-    assert "plan without --live" in failed(capsys, *words, "--env", "Pendulum-v1")
+    live = ["plan", "hopper", "--addon", "height", "--live", "--out", tmp_path / "plan"]
+    assert why in failed(capsys, *live, *words)
 
 
 @pytest.mark.parametrize("weight", [{"omega": "auto"}, {"omega": (0.1, 0.3)}, {"states": "auto"}])
