@@ -222,11 +222,11 @@ def undamaged(whole: Path, folder: Path) -> list[str]:
 
 
 def afresh(whole: Path, folder: Path) -> None:
+    LAID.clear()  # before files are opened, each of which would be compared with these
+    OPENED.clear()
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(whole, folder)
     os.chdir(folder)
-    LAID.clear()
-    OPENED.clear()
 
 
 KINDS = ("bytes", "bytes", "forged", "forged", "forged", "odd", "named", "named", "named")

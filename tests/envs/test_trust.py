@@ -83,9 +83,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture
-def _signals() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def _noted() -> None:
+    """Once: whoever listens to all that Python does cannot be sent away again."""
     sys.addaudithook(fuzz.note_opened)
+
+
+@pytest.fixture
+def _signals(_noted: None) -> Iterator[None]:
     with mock.patch("signal.alarm"):
         yield
     fuzz.LAID.clear()

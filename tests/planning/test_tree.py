@@ -13,6 +13,7 @@ from typed_commands import failed
 
 import repolicy
 from repolicy.cli.main import main
+from repolicy.envs import evaluation
 from repolicy.envs.addons import Addon
 from repolicy.envs.batches import GymnasiumEnvs, twin
 from repolicy.envs.evaluation import EVALUATION_SEED, run_episodes
@@ -33,6 +34,12 @@ SURE = [[[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], 
 CHANCE = [[[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]], [[0.6, 0.4, 0.0], [0.0, 0.7, 0.3]], [[0.5, 0.0, 0.5], [0.1, 0.0, 0.9]]]
 ADDON = torch.tensor([[0.0, -0.3], [1.0, -1.0], [0.5, -0.3]], dtype=torch.float64)
 LOGITS = torch.tensor([[0.5, -1.0], [1.5, 0.0], [0.0, 0.7]], dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _short_blocks(monkeypatch):
+    """Steps are planned for long, and episodes are cut after a few."""
+    monkeypatch.setattr(evaluation, "BLOCK", 5)
 
 
 class Process(gymnasium.Env[Any, Any]):
@@ -198,16 +205,17 @@ def test_the_command_plans_choices(tmp_path, capsys, monkeypatch):
     save_policy(tmp_path / "prior.safetensors", prior(), {})
     mine, out = f"{tmp_path / 'mine.py'}", tmp_path / "plan"
     words = ["plan", str(tmp_path / "prior.safetensors"), "--env", f"{mine}:Process", "--addon", f"{mine}:wish"]
-    words += ["--omega", "0.5", "--states", "0", "--samples", "20", "--horizon", "4", "--episodes", "1", "--steps", "9"]
-    main([*words, "--out", str(out), "--json"])
+    words += ["--omega", "0.5", "--states", "0", "--samples", "20", "--horizon", "4", "--out", str(out)]
+    short = ["--episodes", "1", "--steps", "9"]
+    main([*words, *short, "--json"])
     captured = capsys.readouterr()
     assert "it chose what the prior would" in captured.err
     found = repolicy.evaluate(out, episodes=1, longest=9, seed=EVALUATION_SEED, trust=True)
     assert found.backend == "gymnasium"
     assert json.loads(captured.out)["planner"]["addon_reward"]["mean"] == pytest.approx(float(found.addon[0]))
-    assert "no use for --value" in failed(capsys, *words, "--value", "--out", str(out))
+    assert "no use for --value" in failed(capsys, *words, *short, "--value")
     monkeypatch.setattr("repolicy.planning.asking.plan", lambda *_, **__: pytest.fail("it has begun"))
-    assert "goes without --hz" in failed(capsys, *words, "--live", "--out", str(out))
+    assert "goes without --hz" in failed(capsys, *words, "--live")
 
 
 SEARCH = Search(samples=6, horizon=4)
