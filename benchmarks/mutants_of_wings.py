@@ -157,7 +157,7 @@ WINGS = [
     Mutant("rql/algorithms.py", "if actions.requires_grad and not found.requires_grad:", "if False:", SAC, "a prior without a gradient"),
     Mutant("hosts/steering.py", "before, samples, variance)", "before)", "tests/hosts/test_both_hosts.py", "a budget without its noise"),
     Mutant("hosts/method.py", "total - limits.price", "total + limits.price", HELD, "a limit in a host that is rewarded for being broken"),
-    Mutant("hosts/method.py", "held[-1] += earns[0] - expected", "held[-1] -= earns[0] - expected", HELD, "an early end in a host that pays"),
+    Mutant("hosts/method.py", "min(0.0, steering.later)", "0.0", HELD, "an early end in a host that costs nothing"),
     Mutant("hosts/method.py", "square, count) for name", "square, steps) for name", HELD, "a measurement in a host with the noise of another"),
     Mutant("hosts/steering.py", "omega=held.weight", "omega=self.objective.omega", HELD, "a share that moves nothing"),
     Mutant("hosts/method.py", "2.0 * wider", "-2.0 * wider", HELD, "a narrow policy that loses as much by its noise as a wide one"),

@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import NumericError, UsageError
-from repolicy.hosts.method import Method, Seen
+from repolicy.hosts.method import SUMMED, Method, Seen
 from repolicy.hosts.sb3 import ResidualPPO, Unclipped
 from repolicy.hosts.steering import Steering
 from repolicy.learning.multipliers import Multipliers
@@ -205,23 +205,26 @@ def test_what_the_mean_action_keeps_is_told_by_sampled_steps(std: float) -> None
     assert method.measured()["limit_basic_reward>=-1"] == pytest.approx(-2 * 0.4**2, abs=0.01)
 
 
-@pytest.mark.parametrize("falls", [0.0, 0.05])
-def test_what_is_kept_counts_early_ends_as_the_return_does(falls: float) -> None:
-    """A step earns 2, and the prior's episodes last 40 steps; these end earlier by chance, and rollouts cut them."""
+@pytest.mark.parametrize("falls", [0.002, 0.05])
+def test_ends_earlier_than_the_sampled_priors_cost_what_it_earned_later(falls: float) -> None:
+    """A step earns 2. Of a hundred steps of the prior one is a fall, and no episode lasts longer than 40."""
     torch.manual_seed(0)
     ended, age = torch.zeros(4000, 64, dtype=torch.bool), torch.zeros(64)
     for row in ended:
         row |= (torch.rand(64) < falls) | (age == 39)
         age = torch.where(row, 0, age + 1)
     method = Method(Steering(weights(0.3, 0.2), keep=0.9), Unlikely())
-    method.steering.hold("basic_reward>=1.8", earns=[2.0] * 40 + [0.0])
-    means = []
+    method.scaled(nn.Linear(1, 1), nn.Linear(1, 1))
+    method.steering.hold("basic_reward>=1.8", earns=[*(2.0 * 0.99 ** torch.arange(40)).tolist(), 0.0])
+    later, kept = [], []
     for steps in ended.split(25):
-        earned = torch.full((1, *steps.shape), 2.0)
-        method.reward(seen(earned)._replace(ended=steps))
-        means.append(float(method.rewarded.of_limits[0, 0]) / 64)
-    length = ended.numel() / float(ended.sum())
-    assert np.mean(means) == pytest.approx(2.0 - (80.0 - 2.0 * length) / length, abs=0.05)
+        method.reward(seen(torch.full((1, *steps.shape), 2.0))._replace(ended=steps))
+        method.credit(torch.zeros(steps.shape), torch.zeros(steps.shape))
+        kept.append(method.measured()["limit_basic_reward>=1.8"])
+        later.append(float(method.rewarded.sums[SUMMED.index("later")]) / steps.numel())
+    length, usual = ended.numel() / float(ended.sum()), (1 - 0.99**40) / 0.01
+    assert np.mean(later) == pytest.approx(2.0 * (length - usual) / length, abs=0.03)
+    assert np.mean(kept[80:]) == pytest.approx(2.0 + min(0.0, np.mean(later)), abs=0.05)
 
 
 class TellingRunner(RunnerDrift):

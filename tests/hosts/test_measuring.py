@@ -342,19 +342,18 @@ def test_what_a_step_earns_is_told_by_as_many_episodes_of_each_kind() -> None:
     assert [sum(len(each.nats) for each in kind) for kind in (look.by_mean, look.sampled)] == [WORTH_EPISODES] * 2
 
 
-def test_what_a_step_earns_counts_what_early_ends_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An episode of the mean action earns 5; the sampled ones lose 2 each, in 3 steps together."""
+def test_what_a_step_earns_has_the_error_of_a_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.hosts.measuring.WORTH_EPISODES", 2)
     look, no = Look(None, None), torch.empty(0)
     paid, steps = torch.tensor([2.0, 4.0, 9.0]), torch.tensor([1.0, 2.0, 3.0])
     look.by_mean = [Episodes(paid, no, no, steps, steps, no, no)]
     look.sampled = [Episodes(torch.tensor([3.0, 3.0]), no, no, steps[:2], steps[:2], no, no)]
     by_age, (by_mean, sampled) = look.earned()
-    assert by_age == pytest.approx([2.5, 2.5 * 2 / 3, 2.5 / 3, 0.0])
-    assert by_mean == pytest.approx((2.5, math.sqrt((3.0**2 + 1.0**2 + 4.0**2) * 3 / 2) / 6))
-    assert sampled == pytest.approx((2.5 - 4 / 3, math.sqrt(((2 / 3) ** 2 + (2 / 3) ** 2) * 2) / 3))
-    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 3)
-    assert look.earned()[0] == pytest.approx(by_age[:-1]), "some still went on when nobody counted any more"
+    assert by_mean == pytest.approx((2.5, math.sqrt((0.5**2 + 1.0**2 + 1.5**2) * 3 / 2) / 6))
+    assert sampled == pytest.approx((2.0, math.sqrt((1.0**2 + 1.0**2) * 2) / 3))
+    assert by_age == [2.0, 1.0, 0.0]
+    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 2)
+    assert look.earned()[0] == [2.0, 1.0], "some still went on when nobody counted any more"
 
 
 class Ending(Drift):

@@ -177,22 +177,21 @@ class Look:
         return np.sqrt(np.array([squares / lengths]))
 
     def earned(self) -> tuple[list[float], list[tuple[float, float]]]:
-        """Return what the prior earns of the environment's own reward: at each age, and a step with its error.
+        """Return what the prior earns of the environment's own reward: a step of the mean action, a sampled one.
 
-        A step of the mean action, and a sampled one, whose early ends leave out what the mean action earns later.
+        Each with its error; and before them, what sampled actions earn at each age, as if all steps earned alike.
         """
         self.by_mean = _episodes(self.envs, self.prior, False, self.by_mean)
         self.sampled = _episodes(self.envs, self.prior, True, self.sampled)
-        usual, lasted = (_joined(self.by_mean, name) for name in ("basic", "lengths"))
-        a_step, longest, found = usual.sum() / lasted.sum(), int(lasted.max()), list[tuple[float, float]]()
+        found, by_age = list[tuple[float, float]](), list[float]()
         for each in (self.by_mean, self.sampled):
             paid, steps = (_joined(each, name) for name in ("basic", "lengths"))
-            more, count = paid - usual.mean(), len(paid)  # so much more than an episode of the mean action
-            mean = more.sum() / steps.sum()
-            off = np.square(more - mean * steps).sum() * count / max(count - 1, 1)
-            found.append((float(a_step + mean), float(np.sqrt(off) / steps.sum())))
-        alive = (lasted > np.arange(longest + (longest < COUNTED_STEPS))[:, None]).mean(1)
-        return (a_step * alive).tolist(), found
+            mean, count, longest = paid.sum() / steps.sum(), len(paid), int(steps.max())
+            off = np.square(paid - mean * steps).sum() * count / max(count - 1, 1)
+            found.append((float(mean), float(np.sqrt(off) / steps.sum())))
+            goes_on = steps > np.arange(longest + (longest < COUNTED_STEPS))[:, None]
+            by_age = (mean * goes_on.mean(1)).tolist()
+        return by_age, found
 
     def density(self) -> Density:
         """Return the density of the prior's states. Raises where these are too few, or too wide."""

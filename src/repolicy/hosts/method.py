@@ -29,7 +29,8 @@ TARGET_KL = 3.0 * DESIRED_KL  # at which an update ends early, as the engine's
 LITTLE = 1e-6  # of returns known: the first ones set the unit, and what a critic predicts stays
 PARTS = ("task", "prior", "entropy", "states")
 SPENT = ("prior_kl", "below_prior", "below_prior_squares")  # nats a step; KL(policy ‖ prior) comes from samples
-SUMMED = (*PARTS, *SPENT, "steps")  # over a rollout
+SUMMED = (*PARTS, *SPENT, "later", "steps")  # over a rollout; later: what is earned by later ends than the prior's
+AVERAGED = 0.05  # share of the newest rollout in what ends tell
 
 
 def quicken(optimizer: torch.optim.Optimizer, log_std: Tensor, samples: int) -> None:
@@ -217,12 +218,12 @@ class Method:
         reward = reformulated(self.steering.objective, task, log_prior, log_policy, familiar, **weights)
 
         away = below if log_prior is None else log_policy - log_prior
-        summed = [*(getattr(reward, name) for name in PARTS), away, below, below.square(), torch.ones_like(task)]
+        later = torch.zeros_like(task)
+        if self.steering.kept:
+            earns = torch.tensor(self.steering.earns, dtype=torch.double, device=seen.ended.device)
+            later = (earns[0] - expected(earns, ages[:-1], seen.ended)).to(task.device)
+        summed = [*(getattr(reward, name) for name in PARTS), away, below, below.square(), later, torch.ones_like(task)]
         held = seen.held.double()
-        if self.steering.kept:  # the last of them; an early end leaves out what the prior would have earned
-            earns = torch.tensor(self.steering.earns, dtype=held.dtype, device=held.device)
-            steps = (part.to(held.device) for part in (ages[:-1], seen.ended))
-            held[-1] += earns[0] - expected(earns, *steps)
         means = means_of(held)
         of_limits = torch.stack([means.sum(-1), means.square().sum(-1), held.square().sum((1, 2))])
         added = self.add_up(torch.stack([part.double().sum() for part in summed]))
@@ -268,6 +269,7 @@ class Method:
         if self.prior is not None:
             shown["prior_kl"] = means["prior_kl"]
         shown |= {"explained_variance": steering.explained, "return_scale": unit_of_returns}
+        steering.later += AVERAGED * (means["later"] - steering.later)
         shown |= self._limits_told(limits, steps, wider=means["below_prior"] - means["prior_kl"])
         self._keep(shown, int(steps))
         return shown
@@ -282,7 +284,8 @@ class Method:
         if kept := measured.get(steering.kept):
             # The mean action loses nothing by noise. What noise costs grows with its variance, which entropies tell.
             lost = steering.gap * min(1.0, math.exp(2.0 * wider / self.rewarded.width))
-            measured[steering.kept] = kept._replace(mean=kept.mean + lost)
+            # Earlier ends than the prior's cost what it earned later. Later ones may be those that only noise had.
+            measured[steering.kept] = kept._replace(mean=kept.mean + lost + min(0.0, steering.later))
         sizes = {name: math.sqrt(square / steps) for name, (*_, square) in limits.items()}
         told = steering.held.told(measured, sizes, steering.objective)
         return told | steering.share.told(measured, dict.fromkeys(sizes, 1.0), steering.objective)

@@ -35,7 +35,8 @@ class Steering:
     keep: float | None = None  # share of what the prior's mean action earns of the old reward a step
     kept: str = ""  # the limit that this is, once it is known what the prior earns; its weight is omega
     gap: float = 0.0  # how much less the prior's sampled steps earn
-    earns: Sequence[float] = (0.0,)  # by the prior's mean action, at each age of an episode: 0 once all ended
+    earns: Sequence[float] = (0.0,)  # by the prior's sampled actions at each age of an episode: 0 once all ended
+    later: float = 0.0  # what a step has earned lately because episodes ended later than theirs
     ranges: bool = False  # whether the host knows a weight that is a range
     iterations: int = 0
     off_budget: float = -FARTHEST
@@ -115,7 +116,7 @@ class Steering:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold to go on from here; plain numbers and words."""
-        names = ("iterations", "off_budget", "kl_budget", "kept", "gap", "earns")
+        names = ("iterations", "off_budget", "kl_budget", "kept", "gap", "earns", "later")
         told = {"objective": self.objective.as_dict(), "limits": self.held.state() | self.share.state()}
         return told | {name: getattr(self, name) for name in names}
 
@@ -141,6 +142,7 @@ class Steering:
         self.iterations, self.off_budget = int(state["iterations"]), float(state["off_budget"])
         if self.keep and state.get("kept"):
             self.hold(state["kept"], gap=state.get("gap", 0.0), earns=state.get("earns", (0.0,)))
+            self.later = state.get("later", 0.0)
         for each in (self.held, self.share):
             each.restore(state.get("limits", {}))
         if budget is None and unchanged:
