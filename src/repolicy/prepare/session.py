@@ -167,7 +167,8 @@ def settings_of(given: S | Mapping[str, Any] | None, usual: S) -> S:
     named = validated(dict(given or {}), "settings", type(usual))
     made = replace(usual, **named)
     for name, (where, is_read) in READ.items():
-        if named.get(name) is not None and named[name] != getattr(usual, name) and not is_read(made):
+        known = {None, *(getattr(some, name, None) for some in (usual, Settings))}
+        if named.get(name) not in known and not is_read(made):
             raise UsageError(f"{name} is read with {where} alone: name that too, or leave {name} out")
     return made
 
