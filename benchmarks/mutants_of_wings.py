@@ -152,6 +152,8 @@ WINGS = [
     Mutant("rql/algorithms.py", "* max(0.0, 1.0 - steps / last)", "", SAC, "an actor whose steps stay large"),
     Mutant("rql/wrapping.py", "reward += self.objective.states *", "reward -= self.objective.states *", SAC, "states that the prior does not know are paid for"),
     Mutant("rql/wrapping.py", "        self._age.zero_()\n", "", SAC, "episodes that begin at an age"),
+    Mutant("rql/wrapping.py", "observation = np.array(observation)", "pass", SAC, "an episode's last observation becomes the next one's first"),
+    Mutant("rql/wrapping.py", "and is_image_space(seen)", "and False", DQN, "images that are turned and divided"),
     Mutant("rql/algorithms.py", "- 1.0).clamp(-1.0, 1.0)", "- 1.0)", SAC, "critics see actions beyond the bounds"),
     Mutant("rql/algorithms.py", "(2.0 * (actions - self.low)", "(1.0 * (actions - self.low)", SAC, "actions within half of the bounds"),
     Mutant("rql/algorithms.py", "if actions.requires_grad and not found.requires_grad:", "if False:", SAC, "a prior without a gradient"),

@@ -249,6 +249,8 @@ def test_what_is_told_of_whatever_kind_and_by_whomever_is_numbers() -> None:
     told |= together([{"won": np.bool_(True), "on": False}, {"won": False, "on": True}, {"on": np.array(True)}])
     numbers = {key: each.tolist() for key, each in told.items()}
     assert numbers == {"hit": [1.0, 2.5, 0.0], "far": [0.0, 3.0, 0.0], "won": [1.0, 0.0, 0.0], "on": [0.0, 1.0, 1.0]}
+    told = together([{"cost": None, "far": np.ones(3)}, {"cost": 2, "far": 0.5}, {"cost": "none"}])
+    assert {key: each.tolist() for key, each in told.items()} == {"cost": [0.0, 2.0, 0.0], "far": [0.0, 0.5, 0.0]}
     assert numeric({"won": np.array([True, False])}, 2)["won"].tolist() == [1.0, 0.0]
     assert {each.dtype for each in told.values()} == {np.dtype(float)}
 

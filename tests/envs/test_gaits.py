@@ -169,6 +169,10 @@ def test_an_evaluation_reports_it() -> None:
 def test_choices_have_no_rate_and_a_planner_no_past() -> None:
     with pytest.raises(UsageError, match="compares actions that are numbers"):
         evaluate(Policy(PolicySpec(4, ActionSpace("discrete", (2,)), "categorical")), "CartPole-v1", 1, addon="jerk")
+    choosing = WithAddon(gymnasium.make("CartPole-v1"), "jerk")
+    choosing.reset(seed=0)
+    with pytest.raises(UsageError, match="compares actions that are numbers"):
+        choosing.step(1)
     with pytest.raises(UsageError, match="add-on 'jerk' has a past, and a planner's"):
         plan("halfcheetah", ("hind_leg", "jerk"))
     with pytest.raises(UsageError, match="needs the steps in their order"):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,9 +19,9 @@ from random_problems import (
     temperatures,
 )
 
-from repolicy.exact import enumerate_trajectories, evaluate, exact_gradient, soft_optimal
+from repolicy.exact import MDP, enumerate_trajectories, evaluate, exact_gradient, soft_optimal, solve_augmented
 from repolicy.exact.solve import expected_return
-from repolicy.objective import no_entropy, soft
+from repolicy.objective import no_entropy, residual, soft
 
 TIGHT = 1e-10
 
@@ -54,6 +55,18 @@ def test_at_the_optimum_the_values_are_the_solution_s(mdp, alpha):
     q, v = evaluate(mdp, soft(alpha), best.log_policy)
     assert largest(q - best.q) < TIGHT
     assert largest(v - best.v) < TIGHT
+
+
+@pytest.mark.parametrize("horizon", [None, 3])
+def test_what_is_never_done_pays_nothing(horizon):
+    """Nor does it cost without end, where the prior never does it either."""
+    mdp = MDP(torch.full((2, 2, 2), 0.5), [[1.0, 0.0], [0.2, 0.4]], [0.5, 0.5], 0.9, horizon, [[0.0, 9.0], [0.3, 0.1]])
+    prior = torch.tensor([[1.0, 0.0], [0.5, 0.5]]).log()
+    best = solve_augmented(mdp, residual(0.4, 0.3), prior)
+    q, v = evaluate(mdp, residual(0.4, 0.3), best.log_policy, prior)
+    assert largest(v - best.v) < TIGHT
+    assert largest((q - best.q)[best.policy > 0]) < TIGHT
+    assert bool((q[best.policy == 0] == -torch.inf).all())
 
 
 @settings(examples, max_examples=10)

@@ -48,7 +48,7 @@ class Walk(gymnasium.Env[Any, Any]):
 
 def add_on(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
     """The add-on of `Walk`, as a function of batches instead of what the environment tells."""
-    at = observations.argmax(-1), actions[..., 0].astype(int)
+    at = observations.argmax(-1), actions[..., 0]  # whole numbers
     assert (next_observations.argmax(-1) == Walk.goes[at]).all()
     assert info["addon_reward"].shape == observations.shape[:-1]
     return Walk.addon[at]
@@ -90,6 +90,17 @@ class Double(gymnasium.ObservationWrapper[Any, Any, Any]):
 
     def observation(self, observation: Any) -> Any:
         return observation.astype(np.float64)[:, None]
+
+
+class Picture(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """The same as an image, whose lighter corner tells the state."""
+
+    observation_space: Any = spaces.Box(0, 255, (3, 4, 2), np.uint8)
+
+    def observation(self, observation: Any) -> Any:
+        image = np.zeros((3, 4, 2), np.uint8)
+        image[:, 1, 0] = 200 * observation
+        return image
 
 
 class Table:

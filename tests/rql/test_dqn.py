@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from known_problems import Double, Table, Walk, WithoutReward, wild_prior
+from known_problems import Double, Picture, Table, Walk, WithoutReward, wild_prior
 from torch import Tensor, nn
 
 from repolicy.errors import NumericError, RepolicyError, UsageError
@@ -166,6 +166,19 @@ def test_observations_of_any_shape_and_precision() -> None:
     model = ResidualDQN(Double(Walk()), RESIDUAL, wild_prior(), Settings(warmup=20, hidden=(8, 8)))
     model.learn(40)
     assert model.as_policy().spec.observation_size == 3
+
+
+def test_an_image_is_seen_as_any_other_observation() -> None:
+    """Stable-Baselines3 would move its axes and divide it by 255, and prior and policy take it as it is."""
+    env = Picture(Walk())
+    model = moved(ResidualDQN(env, soft(0.5), None, Settings(hidden=(8, 8), warmup=100)))
+    model.learn(20)
+    images = np.stack([env.observation(state) for state in np.eye(3)])
+    remembered = model.replay_buffer.observations[:20, 0]
+    assert all((images == image).all((1, 2, 3)).any() for image in remembered)
+    seen, _ = model.policy.obs_to_tensor(images)
+    saved = model.as_policy()(torch.from_numpy(images).flatten(1).float())
+    torch.testing.assert_close(model.policy.distribution(seen).log_probs, saved.log_probs)
 
 
 @pytest.mark.parametrize(

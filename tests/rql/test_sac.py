@@ -332,12 +332,15 @@ def test_an_environment_may_change_its_observation_in_place() -> None:
 
         def step(self, action: Any) -> Any:
             self.seen += 0.25
-            return self.seen, 0.0, False, False, {}
+            return self.seen, 0.0, False, self.seen[0] >= 1.0, {}
 
     for addon in (f"{Path(__file__)}:gained", gained):
         env = WithAddon(OneBuffer(), addon)
         env.reset()
         assert [env.step(np.zeros(1))[-1]["addon_reward"] for _ in range(3)] == [0.25] * 3
+    model = ResidualSAC(OneBuffer(), soft(0.1), None, SETTINGS)
+    model.learn(8)
+    assert model.replay_buffer.next_observations[:8].ravel().tolist() == [0.25, 0.5, 0.75, 1.0] * 2
 
 
 def test_an_add_on_beside_a_dict_is_one_sentence() -> None:

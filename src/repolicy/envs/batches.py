@@ -18,6 +18,7 @@ from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 from repolicy.text import nearest
 
 OWN = ("num_envs", "num_threads", "seed", "env_type", "batch_size", "max_num_players")  # options that a run sets itself
+TOLD = (*NUMBERS, np.bool_)
 
 
 class EnvPoolEnvs(Batch):
@@ -209,10 +210,14 @@ def together(infos: list[dict[str, Any]]) -> dict[str, np.ndarray]:
         told |= info
     found = {}
     for key, first in told.items():
-        if isinstance(first, (*NUMBERS, np.bool_, np.ndarray)) and np.ndim(first) == 0:
-            values = np.array([info.get(key, 0) for info in infos])
+        if _is_number(first) or any(_is_number(info.get(key)) for info in infos):
+            values = np.array([value if _is_number(value := info.get(key, 0)) else 0 for info in infos])
             found[key] = values.astype(np.float64) if values.dtype.kind in "iub" else values
     return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, TOLD) or (isinstance(value, np.ndarray) and value.ndim == 0)
 
 
 def _kind(answer: Any) -> str:

@@ -167,18 +167,19 @@ def evaluate(mdp: MDP, objective: Objective, log_policy: Tensor, log_prior: Tens
     reward = reformulated(
         objective, mdp.task(objective), mdp.prior(objective, log_prior), log_policy, mdp.states_reward(objective)
     )
-    total = mdp.per_step("reward", reward.total)
+    before = mdp.per_step("reward", reward.task + reward.prior + reward.states)  # the entropy of the own step
     policy = log_policy.exp()
+    total = torch.where(policy > 0, mdp.per_step("reward", reward.total), 0.0)  # what is never done pays nothing
     if mdp.horizon is None:
         moves = torch.einsum("sa,sap->sp", policy, mdp.transitions)
         identity = torch.eye(mdp.states, dtype=torch.float64)
         v = torch.linalg.solve(identity - mdp.discount * moves, (policy * total).sum(-1))
-        return Value(total - reward.entropy + mdp.discount * mdp.transitions @ v, v)
+        return Value(before + mdp.discount * mdp.transitions @ v, v)
     later = [torch.zeros(mdp.states, dtype=torch.float64)]  # V after t, from the end backwards
     for t in reversed(range(mdp.horizon)):
         later.append((policy[t] * (total[t] + mdp.discount * mdp.transitions @ later[-1])).sum(-1))
     v = torch.stack(later[::-1])
-    return Value(total - reward.entropy + mdp.discount * torch.einsum("sap,tp->tsa", mdp.transitions, v[1:]), v[:-1])
+    return Value(before + mdp.discount * torch.einsum("sap,tp->tsa", mdp.transitions, v[1:]), v[:-1])
 
 
 def expected_return(mdp: MDP, objective: Objective, log_policy: Tensor, log_prior: Tensor | None = None) -> Tensor:

@@ -31,6 +31,7 @@ from repolicy.prepare.states import familiarity
 from repolicy.rql.hyperparameters import Settings
 
 try:
+    from stable_baselines3.common.preprocessing import is_image_space
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 except ImportError:
     raise UsageError("this needs Stable-Baselines3, which is not installed: pip install 'repolicy[sb3]'") from None
@@ -73,6 +74,9 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], objective: Objective, density: Density | None = None) -> None:
         super().__init__(env)
         self.objective, self.density = objective, density
+        seen = env.observation_space
+        if isinstance(seen, spaces.Box) and is_image_space(seen):  # else its axes are moved, and it is divided by 255
+            self.observation_space = spaces.Box(seen.low, seen.high, seen.shape, np.float32)
         self._name = type(env.unwrapped).__name__
         self._age = torch.zeros(1)  # steps since the episode began
 
@@ -98,6 +102,7 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
             seen = torch.from_numpy(_row(observation))
             reward += self.objective.states * float(familiarity(self.density, self.density.normalized, seen, self._age))
         self._check("a reward", np.array(reward))
+        observation = np.array(observation)  # a copy: the last one is kept while an environment may begin anew in it
         return observation, reward, terminated, truncated, info | {"basic_reward": float(basic)}
 
     def _check(self, what: str, value: Any) -> None:
@@ -126,7 +131,9 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._began = False
         observation, basic, terminated, truncated, info = self.env.step(action)
         self._seen = _row(observation)
-        steps = Transitions(before, _row(action), self._seen, together([info]), past)
+        acted = np.array(action).reshape(1, -1)
+        acted = acted.astype(np.float32) if acted.dtype.kind == "f" else acted
+        steps = Transitions(before, acted, self._seen, together([info]), past)
         info["addon_reward"] = float(self.addon.reward(steps)[0])
         return observation, basic, terminated, truncated, info
 
