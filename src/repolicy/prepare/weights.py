@@ -191,7 +191,7 @@ class ThroughNoise(InEnvs):
         if not spread > 0.0:
             return super().alpha_alone(most)
         alpha = two_digits(spread / math.sqrt(2.0 * BUDGET_OF_NOISE))
-        return alpha, f"at which {BUDGET_OF_NOISE:g} nats buy what the wish varies by in an episode ({spread:.3g})"
+        return alpha, f"at which {BUDGET_OF_NOISE:g} nats buy what the wish varies by in a trial episode ({spread:.3g})"
 
     def spread(self) -> float:
         """Return the std of what the wish pays in an episode of the prior, or in `STEPS` steps where few end.
