@@ -179,6 +179,7 @@ def test_an_image_is_seen_as_any_other_observation() -> None:
     seen, _ = model.policy.obs_to_tensor(images)
     saved = model.as_policy()(torch.from_numpy(images).flatten(1).float())
     torch.testing.assert_close(model.policy.distribution(seen).log_probs, saved.log_probs)
+    assert TaskReward(env, soft(0.5)).observation_space == env.observation_space, "hosts have policies for images"
 
 
 @pytest.mark.parametrize(

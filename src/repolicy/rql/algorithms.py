@@ -43,6 +43,7 @@ from repolicy.policies import (
 from repolicy.prepare.session import settings_of
 from repolicy.rql.hyperparameters import Settings
 from repolicy.rql.wrapping import (
+    PlainObservations,
     TaskReward,
     check_loss,
     flat,
@@ -73,7 +74,7 @@ class ResidualQ:
     def set_env(self, env: gymnasium.Env[Any, Any], force_reset: bool = True) -> None:
         """Take another environment of the same spaces, which pays what the objective's task pays, too."""
         spaces_of(env)
-        super().set_env(TaskReward(env, self.objective, self.density), force_reset)  # type: ignore[misc]
+        super().set_env(PlainObservations(TaskReward(env, self.objective, self.density)), force_reset)  # type: ignore[misc]
 
     def targets(self, batch: Any) -> Tensor:
         """Return what Q_R should be at a batch of transitions, `[B, 1]`."""
@@ -128,7 +129,7 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
         )
         super().__init__(
             SoftQPolicy,
-            TaskReward(env, objective),
+            PlainObservations(TaskReward(env, objective)),
             **replay_options(settings),
             exploration_initial_eps=0.0,
             exploration_final_eps=0.0,
@@ -244,7 +245,7 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
         self._normalizer = normalizer_for(env.observation_space, self.prior)
         super().__init__(
             "MlpPolicy",
-            TaskReward(env, objective, density),
+            PlainObservations(TaskReward(env, objective, density)),
             **replay_options(settings),
             action_noise=_noise(settings.noise, actions.width) if settings.noise else None,
             ent_coef=objective.alpha,

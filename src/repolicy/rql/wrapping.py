@@ -74,9 +74,6 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], objective: Objective, density: Density | None = None) -> None:
         super().__init__(env)
         self.objective, self.density = objective, density
-        seen = env.observation_space
-        if isinstance(seen, spaces.Box) and is_image_space(seen):  # else its axes are moved, and it is divided by 255
-            self.observation_space = spaces.Box(seen.low, seen.high, seen.shape, np.float32)
         self._name = type(env.unwrapped).__name__
         self._age = torch.zeros(1)  # steps since the episode began
 
@@ -102,13 +99,28 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
             seen = torch.from_numpy(_row(observation))
             reward += self.objective.states * float(familiarity(self.density, self.density.normalized, seen, self._age))
         self._check("a reward", np.array(reward))
-        observation = np.array(observation)  # a copy: the last one is kept while an environment may begin anew in it
         return observation, reward, terminated, truncated, info | {"basic_reward": float(basic)}
 
     def _check(self, what: str, value: Any) -> None:
         """Raise where an array has what is no number: it would stay in the replay buffer."""
         if isinstance(value, np.ndarray) and not np.isfinite(value).all():
             raise NumericError(f"environment {self._name} returned {what} that is not finite")
+
+
+class PlainObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """The environment with observations as the prior and the policy take them, whatever their shape.
+
+    Of an image, Stable-Baselines3 would move the axes, and divide it by 255.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        seen: Any = env.observation_space
+        if is_image_space(seen):
+            self.observation_space = spaces.Box(seen.low, seen.high, seen.shape, np.float32)
+
+    def observation(self, observation: Any) -> Any:
+        return np.array(observation)  # a copy: the last one is kept while an environment may begin anew in it
 
 
 class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
