@@ -206,6 +206,7 @@ ROOMS = [
     Mutant("policies/normalizer.py", "* self.scale).clamp_", "/ self.scale).clamp_", "tests/policies/test_policy.py", "normalizer multiplies"),
     Mutant("policies/normalizer.py", "delta.square() * count * new_count / total", "delta.square() * 0.0", "tests/policies/test_policy.py", "variance between batches dropped"),
     Mutant("many/tradeoff.py", "-np.maximum(least, costs)", "-costs", "tests/many/test_sweep.py", "a point that lost everything flattens the others"),
+    Mutant("envs/rollout.py", "counts.sum(1).mean() if", "counts.sum(1) if", "tests/envs/test_evaluation.py", "a fall in a short chunk counts more than others"),
     Mutant("envs/evaluation.py", "ended & (self._quota > 0)", "ended", "tests/envs/test_evaluation.py", "short episodes counted more often"),
     Mutant("envs/evaluation.py", "self.basic + self.addon", "self.addon", "tests/envs/test_evaluation.py", "total without the basic reward"),
     Mutant("prepare/session.py", "for name in unset}", "for name in unset if name != 'alpha'}", "tests/prepare/test_session.py", "a budget begins elsewhere when resumed"),

@@ -7,16 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from noise_worlds import named
 from tiny_envs import Counter, LinearQuadratic, tiny
 
 from repolicy.envs import evaluation
 from repolicy.envs.addons import combined
+from repolicy.envs.addons import limits as limits_of
 from repolicy.envs.evaluation import Column, evaluate, run_episodes
 from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Rollout
+from repolicy.envs.rollout import Collector, Rollout
 from repolicy.errors import NumericError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
+from repolicy.prepare.generative import standard_normal
 from repolicy.priors.opening import load_policy
 
 ONE_NUMBER = ActionSpace("continuous", (1,), (-1.0,), (1.0,))
@@ -104,6 +107,18 @@ def test_what_is_a_step_has_the_weight_of_its_episodes_length() -> None:
     plain = Column("speed", values)
     assert (plain.mean, plain.std) == pytest.approx((values.mean(), values.std()))
     assert plain.error == pytest.approx(values.std(ddof=1) / 3**0.5)
+
+
+def test_a_limits_mean_is_that_of_all_steps() -> None:
+    """A fall in every fourth step, which is the only one of its decision."""
+    env, limits = named("three", chunk=3).replace("Walk", "Falling"), ["fell<=0.3"]
+    prior, (limit,) = standard_normal(2, 2), limits_of(limits)
+    rollout = Collector(make_envs(env, 4, 0), 6, torch.Generator(), keep_transitions=True).collect(prior)
+    assert limit.values(rollout).mean() == pytest.approx(0.25)
+    found = evaluate(prior, env, 2, limits=limits)
+    assert found.columns["limit_fell<=0.3"].mean == pytest.approx(0.25)
+    assert found.inner is not None
+    assert (found.lengths.tolist(), found.inner.tolist()) == ([2, 2], [4, 4])
 
 
 def test_several_add_ons_are_told_apart_and_one_that_is_named_twice_counts_with_both_weights() -> None:

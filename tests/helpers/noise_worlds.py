@@ -66,6 +66,19 @@ def named(decoder: str, noise: int = 2, chunk: int = 1) -> str:
     return f"{WALK}?decoder={HERE}:{decoder}&noise={noise}&chunk={chunk}"
 
 
+class Falling(Walk):
+    """Episodes of four steps, the last of which is a fall."""
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        fell = self.steps == 4
+        return np.zeros(2, np.float32), 0.0, fell, False, {"fell": float(fell)}
+
+
 class Spot(Walk):
     """Nothing is seen, and every step is an episode."""
 

@@ -327,10 +327,13 @@ class Limit:
     def _told(self, observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:
         return told(info, self.name, f"a limit is on {self.name!r}, no FILE.py:NAME and no add-on, so it must stand")
 
-    def values(self, rollout: Rollout, size: int | None = None) -> np.ndarray:
-        """Return the quantity in each step `[T, N]`, of the first `size` numbers of each observation, or of all."""
+    def values(self, rollout: Rollout, size: int | None = None, mean: bool = True) -> np.ndarray:
+        """Return the quantity in each step `[T, N]`, of the first `size` numbers of each observation, or of all.
+
+        A decision has its sum or, where `mean`, what a mean over decisions is taken of.
+        """
         measure = self.quantity.metric if self.quantity.reported else self.quantity.reward
-        return rollout.of_decisions(measure(rollout.transitions.of_first(size)), mean=True)
+        return rollout.of_decisions(measure(rollout.transitions.of_first(size)), mean)
 
     def broken_by(self, value: Any) -> Any:
         """Return by how much a mean, or each of several, is beyond the bound; below 0 where it is within."""

@@ -59,6 +59,7 @@ class Evaluation:
     terminated: np.ndarray | None = None  # whether the environment ended it, and no time limit
     wishes: dict[str, np.ndarray] = field(default_factory=dict)  # what each of several add-ons paid
     limits: dict[str, np.ndarray] = field(default_factory=dict)  # of each limit's quantity, the mean over each episode
+    inner: np.ndarray | None = None  # the environment's own steps: more than `lengths`, where a decision is several
     entropy: np.ndarray | None = None  # of a policy whose actions were sampled
     steps: Steps | None = None  # by which the first episode of each environment can be shown again
 
@@ -79,7 +80,8 @@ class Evaluation:
             "length": ("length", self.lengths),
         }
         known = {name: Column(title, values) for name, (title, values) in wide.items() if values is not None}
-        known |= {f"limit_{name}": Column(name, values, self.lengths) for name, values in self.limits.items()}
+        steps = self.lengths if self.inner is None else self.inner
+        known |= {f"limit_{name}": Column(name, values, steps) for name, values in self.limits.items()}
         through = decoder(self.env)  # then a step is a decision, and the prior is N(0, I)
         step = "step" if through is None else "decision"
         if self.log_prior is not None:
@@ -269,6 +271,7 @@ def run_episodes(
             sent.append(rollout.sent)
         sums.add(found, rollout, progress)
     each = sums.each()
+    inner = each.get("inner", each["length"])
     return Evaluation(
         env=envs.name,
         backend=envs.backend,
@@ -276,7 +279,7 @@ def run_episodes(
         seed=seed,
         basic=each["basic"],
         addon=each.get("addon"),
-        metric=each["metric"] / each["length"] if "metric" in each else None,
+        metric=each["metric"] / inner if "metric" in each else None,
         metric_name="" if addon is None else addon.metric_name,
         lengths=each["length"],
         log_policy=each["log_policy"],
@@ -285,7 +288,8 @@ def run_episodes(
         familiarity=each.get("familiarity"),
         terminated=each["terminated"].astype(bool),
         wishes={name.removeprefix(OF): values for name, values in each.items() if name.startswith(OF)},
-        limits={str(limit): each[f"limit {limit}"] / each["length"] for limit in limits},
+        limits={str(limit): each[f"limit {limit}"] / inner for limit in limits},
+        inner=inner,
         steps=Steps(np.concatenate(rewards), np.concatenate(sent)),
     )
 
@@ -311,10 +315,12 @@ def quantities(
         rewards = [rollout.of_decisions(reward) for reward in addon.apart(rollout.transitions)]
         found["addon"] = sum(rewards, np.zeros_like(rollout.basic))
         if addon.reported:
-            found["metric"] = rollout.of_decisions(addon.metric(rollout.transitions), mean=True)
+            found["metric"] = rollout.of_decisions(addon.metric(rollout.transitions))
         for title, reward in zip(addon.titles, rewards, strict=True) if len(rewards) > 1 else ():
             found[OF + title] = found.get(OF + title, 0.0) + reward
-    found |= {f"limit {limit}": limit.values(rollout) for limit in limits}
+    found |= {f"limit {limit}": limit.values(rollout, mean=False) for limit in limits}
+    if rollout.chunks:
+        found["inner"] = np.stack([chunk.counts.sum(0) for chunk in rollout.chunks])
     if familiarity is not None:
         found["familiarity"] = np.asarray(familiarity(rollout.next_observations, rollout.ages))
     return found

@@ -137,12 +137,15 @@ class Rollout:
         return Transitions(self.observations[:-1], self.sent, self.next_observations, self.info, self.past)
 
     def of_decisions(self, values: np.ndarray, mean: bool = False) -> np.ndarray:
-        """Return `[T, N]` of values of the transitions: as they are, or the sum (or mean) of a decision's steps."""
+        """Return `[T, N]` of values of the transitions: as they are, or the sum of a decision's steps.
+
+        The sum over the usual number of steps, where `mean`: so the mean of all decisions is that of all steps.
+        """
         if not self.chunks:
             return values
         counts = np.stack([chunk.counts for chunk in self.chunks])
         total = np.where(counts, values, 0.0).sum(1)
-        return total / counts.sum(1) if mean else total
+        return total / counts.sum(1).mean() if mean else total
 
     @cached_property
     def info(self) -> Info:
