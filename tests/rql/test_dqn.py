@@ -18,6 +18,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.policy import frozen
 from repolicy.priors.opening import read_policy
 from repolicy.rql import ResidualDQN, Settings
+from repolicy.rql.wrapping import TaskReward
 
 STATES = torch.eye(3)
 QUICK = Settings(
