@@ -272,7 +272,7 @@ ROOMS = [
     Mutant("envs/wrapped.py", "self.observation_size], noise.astype(np.float32))", "self.observation_size], 0.95 * noise.astype(np.float32))", GENERATIVE, "noise that is a little smaller than what was chosen"),
     Mutant("envs/wrapped.py", "counts.append(~ended)", "counts.append(~ended | True)", GENERATIVE, "steps behind an end are paid"),
     Mutant("envs/wrapped.py", "= self.envs.renew(early, self._current)", "= self._current", GENERATIVE, "an episode begins in the middle"),
-    Mutant("envs/rollout.py", "return total / counts.sum(1) if mean", "return total / counts.shape[1] if mean", GENERATIVE, "a mean over steps that were not done"),
+    Mutant("envs/rollout.py", "return total / counts.sum(1).mean() if mean", "return total / counts.shape[1] if mean", GENERATIVE, "a mean over steps that were not done"),
     Mutant("prepare/generative.py", "initial_std=1.0 - LEAST", "initial_std=1.0", GENERATIVE, "the prior is not N(0, I)"),
     Mutant("prepare/weights.py", "return \"omega\", \"since N(0, I) is what entropy is measured from, too\"", "return super().alpha_beside(omega)", GENERATIVE, "the noise is narrowed for nothing"),
     Mutant("prepare/weights.py", "math.sqrt(2.0 * BUDGET_OF_NOISE)", "math.sqrt(0.5 * BUDGET_OF_NOISE)", GENERATIVE, "a budget of noise buys half of what it costs"),
