@@ -273,9 +273,12 @@ def test_of_stacked_frames_the_newest_is_the_state() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 12, 13), (12, 13, 2)])
-def test_of_stacked_images_the_newest_is_the_state_wherever_their_channels_are(shape: tuple[int, ...]) -> None:
+def test_an_image_is_as_the_environment_shows_it_and_the_newest_of_a_stack(shape: tuple[int, ...]) -> None:
+    """Stable-Baselines3 moves the channels to the front, for its own networks."""
+    pixels = np.arange(math.prod(shape)) % 250
+
     class Counting(gymnasium.Env[Any, Any]):
-        """Shows in each pixel which step it is."""
+        """Shows which step it is, in pixels that differ."""
 
         observation_space = spaces.Box(0, 255, shape, np.uint8)
         action_space = spaces.Box(-1.0, 1.0, (2,))
@@ -285,12 +288,16 @@ def test_of_stacked_images_the_newest_is_the_state_wherever_their_channels_are(s
 
         def step(self, action: Any) -> Any:
             self.steps = getattr(self, "steps", 0) + 1
-            return np.full(shape, self.steps, np.uint8), 0.0, False, False, {}
+            return (pixels + self.steps).reshape(shape).astype(np.uint8), 0.0, False, False, {}
 
-    model = sb3(env=VecFrameStack(DummyVecEnv([Counting] * 4), 3), omega=0.0, alpha=0.0)
-    model.env.reset()
-    seen, *_ = model.env.step(np.zeros((4, 2)))
-    assert model.rows(seen[None]).flatten().tolist() == [2.0] * 4 * math.prod(shape)
+    for env in (DummyVecEnv([Counting] * 4), VecFrameStack(DummyVecEnv([Counting] * 4), 3)):
+        model = sb3(env=env, omega=0.0, alpha=0.0)
+        model.env.reset()
+        seen, *_ = model.env.step(np.zeros((4, 2)))
+        assert model.rows(seen[None])[0].tolist() == [(pixels + 2.0).tolist()] * 4
+        found = model.observed(seen[None])
+        newest = found[..., -2:] if shape[-1] == 2 else found[:, :, -2:]
+        assert newest.flatten(2)[0].tolist() == [(pixels + 2.0).tolist()] * 4, "what any prior but its own kind sees"
 
 
 def test_unfamiliar_states_cost_once_an_episode_is_under_way() -> None:

@@ -270,23 +270,28 @@ class ResidualPPO(PPO):
             place = name.replace("_", "/", 1) if name.startswith(("limit_", "multiplier_")) else f"residual/{name}"
             self.logger.record(place.replace("/reward_", "/"), value)
 
+    def raw(self, observations: Any) -> Any:
+        """Return observations `[T, N, ...]` as the environment shows them: their axes and scale."""
+        moved, normalized = unwrap_vec_wrapper(self.env, VecTransposeImage), self.get_vec_normalize_env()  # type: ignore[arg-type]
+        if moved is not None and isinstance(observations, dict):
+            images = {key: np.moveaxis(observations[key], 2, -1) for key in moved.image_space_keys}
+            observations = observations | images
+        elif moved is not None:
+            observations = np.moveaxis(observations, 2, -1)
+        scaled = normalized is not None and normalized.norm_obs
+        return normalized.unnormalize_obs(observations) if scaled else observations  # type: ignore[union-attr]
+
     def rows(self, observations: Any) -> Tensor:
         """Return raw observations `[T, N, ...]` in rows of numbers; of frames in a stack, the newest."""
-        normalized, stack = self.get_vec_normalize_env(), unwrap_vec_wrapper(self.env, VecFrameStack)  # type: ignore[arg-type]
-        if normalized is not None and normalized.norm_obs:
-            observations = normalized.unnormalize_obs(observations)
-        rows = torch.from_numpy(observations).float()
+        rows, stack = torch.from_numpy(self.raw(observations)).float(), unwrap_vec_wrapper(self.env, VecFrameStack)  # type: ignore[arg-type]
         if stack is not None:
-            first = stack.stacked_obs.stack_dimension == 1 or unwrap_vec_wrapper(self.env, VecTransposeImage)  # type: ignore[arg-type]
-            rows = rows.chunk(stack.stacked_obs.n_stack, 2 if first else -1)[-1]
+            rows = rows.chunk(stack.stacked_obs.n_stack, 2 if stack.stacked_obs.stack_dimension == 1 else -1)[-1]
         return rows.flatten(2)
 
     def observed(self, observations: Any) -> Any:
         """Return observations `[T, N, ...]` as the prior takes them."""
-        normalized = self.get_vec_normalize_env()
-        if normalized is not None and normalized.norm_obs and not isinstance(self.prior, SameKind):
-            observations = normalized.unnormalize_obs(observations)
-        found = kept_prior.of_each(observations, self.tensor)
+        seen = observations if isinstance(self.prior, SameKind) else self.raw(observations)
+        found = kept_prior.of_each(seen, self.tensor)
         return found.flatten(2) if isinstance(self.prior, Given) and not isinstance(found, dict) else found
 
     def tensor(self, part: np.ndarray) -> Tensor:
