@@ -183,7 +183,7 @@ WINGS = [
     Mutant("hosts/rsl_rl_dial.py", "self._pay_wish(obs)", "pass", "tests/hosts/test_rsl_rl.py", "a wish of a file that a dial does not pay"),
     Mutant("hosts/rsl_rl_envs.py", "torch.where(ended.unsqueeze(-1), before, after)", "after", "tests/hosts/test_rsl_rl.py", "a wish paid for how the next episode begins"),
     Mutant("hosts/rsl_rl_envs.py", "actions = actions.tanh()", "pass", "tests/hosts/test_rsl_rl.py", "a wish of a file that sees actions before tanh"),
-    Mutant("hosts/method.py", "steps - last, before + steps)", "steps - last, steps)", "tests/hosts/test_method.py", "the age of an episode that began in the rollout before"),
+    Mutant("hosts/method.py", "steps - last, first + steps)", "steps - last, steps)", "tests/hosts/test_method.py", "the age of an episode that began in the rollout before"),
     Mutant("rql/algorithms.py", "policy = copied(begins)", "return begins.requires_grad_(True)", SAC, "the actor is the prior itself"),
     Mutant("report/publish.py", 'if "method" in asked:', "if False:", "tests/report/test_hub.py", "a card of Residual Q-Learning without its command"),
     Mutant("report/publish.py", '(cell.replace("|", "\\\\|") for cell in cells)', "cells", "tests/report/test_hub.py", "a name that breaks its table"),

@@ -26,7 +26,7 @@ def seen(task: torch.Tensor) -> Seen:
 
 
 def test_the_age_of_a_state_is_its_steps_into_the_episode() -> None:
-    assert ages_of(ENDED, torch.tensor([7, 0])).tolist() == [[8, 1], [0, 2], [1, 3], [2, 0], [3, 1]]
+    assert ages_of(ENDED, torch.tensor([7, 0])).tolist() == [[7, 0], [8, 1], [0, 2], [1, 3], [2, 0], [3, 1]]
 
 
 def test_a_rollout_pays_its_parts_and_tells_their_means() -> None:

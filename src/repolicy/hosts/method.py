@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.kept_prior import squashes
 from repolicy.hosts.steering import Steering, weighs
-from repolicy.learning.multipliers import expected, means_of
+from repolicy.learning.multipliers import means_of
 from repolicy.learning.ppo import ReturnScale, adapted, std_speed
 from repolicy.learning.worker import LEAST_RATE_ALONE
 from repolicy.objective import DIALED, Reward, reformulated
@@ -213,15 +213,13 @@ class Method:
             both = torch.stack([log_prior, torch.zeros_like(log_prior) if entropy is None else -entropy - log_prior])
             width = math.inf if entropy is None else seen.actions.shape[-1]
             log_prior, below = both.to(task.device)  # a host may keep rollouts elsewhere than its networks: one copy
-        ages = self._ages(seen.ended)
+        ages = ages_of(seen.ended, self.ages)
+        self.ages = ages[-1]
         familiar = self._familiarity(seen, ages[1:])
         reward = reformulated(self.steering.objective, task, log_prior, log_policy, familiar, **weights)
 
         away = below if log_prior is None else log_policy - log_prior
-        later = torch.zeros_like(task)
-        if self.steering.kept:
-            earns = torch.tensor(self.steering.earns, dtype=torch.double, device=seen.ended.device)
-            later = (earns[0] - expected(earns, ages[:-1], seen.ended)).to(task.device)
+        later = self.steering.earned_later(ages[:-1], seen.ended).to(task) if self.steering.kept else 0.0 * task
         summed = [*(getattr(reward, name) for name in PARTS), away, below, below.square(), later, torch.ones_like(task)]
         held = seen.held.double()
         means = means_of(held)
@@ -316,13 +314,6 @@ class Method:
         for name in {**self.curves, **new}:
             self.curves.setdefault(name, [None] * count).append(new.get(name))
 
-    def _ages(self, ended: Tensor) -> Tensor:
-        """Return how many steps into its episode each state of a rollout is, `[T + 1, N]`."""
-        started = torch.zeros_like(ended[0], dtype=torch.long) if self.ages is None else self.ages
-        ages = torch.cat([started.unsqueeze(0), ages_of(ended, started)])
-        self.ages = ages[-1]
-        return ages
-
     def _familiarity(self, seen: Seen, ages: Tensor) -> Tensor | None:
         """Return how familiar the states are that the steps led to, `[T, N]`; how an episode begins does not count."""
         if self.density is None or not self.steering.objective.states:
@@ -380,14 +371,15 @@ def numbers_of(*tensors: Tensor) -> list[list[float]]:
     return [list(islice(told, tensor.numel())) for tensor in tensors]
 
 
-def ages_of(ended: Tensor, before: Tensor) -> Tensor:
-    """Return how many steps into its episode each next observation is, `[T, N]`; 0 where an episode begins with it.
+def ages_of(ended: Tensor, before: Tensor | None) -> Tensor:
+    """Return how many steps into its episode each state of a rollout is, `[T + 1, N]`; 0 where one begins with it.
 
-    before: `[N]`, the same of the observations that the rollout began with.
+    before: `[N]`, that of the first state; None where episodes begin there.
     """
+    first = torch.zeros_like(ended[0], dtype=torch.long) if before is None else before
     steps = torch.arange(1, len(ended) + 1, device=ended.device).unsqueeze(-1)
     last = torch.where(ended, steps, 0).cummax(0).values
-    return torch.where(last > 0, steps - last, before + steps)
+    return torch.cat([first.unsqueeze(0), torch.where(last > 0, steps - last, first + steps)])
 
 
 def _explained(moments: np.ndarray) -> float:

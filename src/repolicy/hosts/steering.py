@@ -6,9 +6,12 @@ from inspect import signature
 from numbers import Real
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from repolicy.envs import limits
 from repolicy.errors import UsageError
-from repolicy.learning.multipliers import FARTHEST, HeldLimit, Limits, off_budget, steered
+from repolicy.learning.multipliers import FARTHEST, HeldLimit, Limits, expected, off_budget, steered
 from repolicy.learning.worker import CRITIC_LOST, MOST_WARMUPS
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import given_objective, plain
@@ -88,6 +91,11 @@ class Steering:
         self.kept = str(limit)
         self.share = Limits([limit])
         self.share[self.kept] = HeldLimit(limit, unit=unit)
+
+    def earned_later(self, ages: Tensor, ended: Tensor) -> Tensor:
+        """Return what steps at these ages `[T, N]` earn by later ends than the sampled prior's; below 0 by earlier."""
+        earns = torch.tensor(self.earns, dtype=torch.double, device=ended.device)
+        return earns[0] - expected(earns, ages, ended)
 
     @property
     def fits_actor(self) -> bool:

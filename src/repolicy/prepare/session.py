@@ -152,7 +152,7 @@ def into(folder: RunFolder, resume: bool, before: Request | None) -> str:
     return f"{folder.path}, where no run is yet: a new one begins" if resume and before is None else str(folder.path)
 
 
-# With which other setting one is read at all: in words, and whether that is so.
+# Settings that only one choice of another setting reads: that choice, and whether it was made.
 READ: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "desired_kl": ("schedule adaptive", lambda made: made.schedule == "adaptive"),
     "clip": ("surrogate clipped", lambda made: made.surrogate == "clipped"),
