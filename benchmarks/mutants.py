@@ -104,7 +104,7 @@ ROOMS = [
     Mutant("learning/worker.py", "self.scorer(self.bare(observations), actions", "self.scorer(2 * self.bare(observations), actions", WORKER, "prior sees other observations"),
     Mutant("learning/terms.py", "*both, terminated, ended, gamma", "*both, ended, ended, gamma", WORKER, "masks of the loop swapped"),
     Mutant("learning/terms.py", "gains.unsqueeze(-1) + values", "gains.unsqueeze(-1).expand_as(values)", WORKER, "critic's targets without values"),
-    Mutant("learning/ppo.py", "count.clamp(max=MEMORY * added[0])", "count", WORKER, "returns of long ago never fade"),
+    Mutant("learning/ppo.py", "count.clamp(max=HISTORY_WEIGHT * return_sums[0])", "count", WORKER, "returns of long ago never fade"),
     Mutant("learning/ppo.py", "(mean - self.mean)", "(self.mean - mean)", WORKER, "the critic leaps when its unit moves"),
     Mutant("policies/modulated.py", ".sub_(self.film[:, scale]", ".add_(self.film[:, scale]", WORKER, "the dial's critic leaps when its unit moves"),
     Mutant("learning/worker.py", "return self.prior is None and", "return", WORKER, "the prior's normalizer not frozen"),

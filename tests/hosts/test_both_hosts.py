@@ -80,7 +80,7 @@ def pushed(optimizer: torch.optim.Optimizer, log_std: torch.nn.Parameter) -> flo
 def test_beside_a_weight_the_logarithm_of_a_std_learns_as_fast_as_in_the_engine(
     monkeypatch: pytest.MonkeyPatch, omega: float, least: int, speed: float
 ) -> None:
-    monkeypatch.setattr(ppo, "STD_SAMPLES", least)
+    monkeypatch.setattr(ppo, "STD_SPEED_MIN_SAMPLES", least)
     weights = {"omega": omega, "alpha": omega, "states": 0.0}
     model = InSb3(**weights).started
     assert pushed(model.policy.optimizer, model.policy.log_std) == pytest.approx(speed, rel=1e-3)

@@ -6,7 +6,7 @@ from torch import nn
 
 from repolicy.hosts.method import Method, Seen, ages_of, quicken
 from repolicy.hosts.steering import EXPLAINS, WARMUP, Steering
-from repolicy.learning.ppo import STD_SAMPLES, STD_SPEED
+from repolicy.learning.ppo import STD_SPEED, STD_SPEED_MIN_SAMPLES
 from repolicy.learning.worker import MOST_WARMUPS
 from repolicy.objective import Objective, residual
 
@@ -123,7 +123,7 @@ def test_a_quickened_std_moves_as_in_a_group_of_its_own() -> None:
     others = torch.nn.Parameter(torch.zeros(3))
     together = torch.optim.Adam([quick, others], lr=1e-2)
     apart = torch.optim.Adam([{"params": [alone], "lr": 1e-2 * STD_SPEED}, {"params": [rest]}], lr=1e-2)
-    quicken(together, quick, STD_SAMPLES)
+    quicken(together, quick, STD_SPEED_MIN_SAMPLES)
     for _ in range(5):
         for first, second in ((quick, alone), (others, rest)):
             first.grad = torch.randn(3, generator=generator)

@@ -17,7 +17,7 @@ from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
 from repolicy.exact import LinearGaussian
 from repolicy.learning import ppo
-from repolicy.learning.ppo import STD_SAMPLES, STD_SPEED
+from repolicy.learning.ppo import STD_SPEED, STD_SPEED_MIN_SAMPLES
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, greedy, kl, residual
 from repolicy.priors.opening import read_policy
@@ -54,12 +54,12 @@ def test_environments_that_are_stepped_at_once_answer_as_one_after_the_other(nam
     np.testing.assert_array_equal(one.info["distance"], other.info["distance"])
 
 
-@pytest.mark.parametrize(("least", "speed"), [(1, STD_SPEED), (STD_SAMPLES, 1.0)])
+@pytest.mark.parametrize(("least", "speed"), [(1, STD_SPEED), (STD_SPEED_MIN_SAMPLES, 1.0)])
 def test_from_some_samples_on_the_logarithm_of_the_std_takes_longer_steps(
     prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, speed: float
 ) -> None:
     """Adam's first step is as long as the learning rate, whatever the gradient is."""
-    monkeypatch.setattr(ppo, "STD_SAMPLES", least)
+    monkeypatch.setattr(ppo, "STD_SPEED_MIN_SAMPLES", least)
     whole = SETTINGS.iteration_steps
     one = replace(SETTINGS, steps=whole, minibatch=whole, epochs=1, critic_warmup=0.0)
     settings = replace(one, learning_rate=1e-3, schedule="constant")

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from repolicy.errors import NumericError, UsageError
-from repolicy.learning.ppo import Batch, Learner, Losses, Means, adapted, advantages, losses, update
+from repolicy.learning.ppo import (
+    Batch,
+    Learner,
+    Losses,
+    StepMetrics,
+    adaptive_learning_rate,
+    advantages,
+    losses,
+    update,
+)
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import Mlp
 from repolicy.policies.policy import Policy, PolicySpec
@@ -68,7 +77,7 @@ class Alike:
 ALONE = Alike()
 
 
-def stepped(made: Learner, batch: Batch, limit: float, team: Ranks = ALONE, bonus: float = 0.0) -> Means:
+def stepped(made: Learner, batch: Batch, limit: float, team: Ranks = ALONE, bonus: float = 0.0) -> StepMetrics:
     made.differentiate(batch, SETTINGS, bonus)
     return made.step(limit, team, fit_actor=True)
 
@@ -222,10 +231,10 @@ def test_a_minibatch_is_shared_by_the_ranks(ranks: int, steps: int) -> None:
 
 
 def test_the_adaptive_learning_rate() -> None:
-    found = [adapted(3e-4, kl, desired=0.01) for kl in (0.03, 0.01, 0.001, 0.0)]
+    found = [adaptive_learning_rate(3e-4, kl, desired=0.01) for kl in (0.03, 0.01, 0.001, 0.0)]
     assert found == pytest.approx([2e-4, 3e-4, 4.5e-4, 3e-4])
-    assert adapted(1e-5, 1.0, desired=0.01) == 1e-5
-    assert adapted(9e-3, 0.001, desired=0.01) == 1e-2
+    assert adaptive_learning_rate(1e-5, 1.0, desired=0.01) == 1e-5
+    assert adaptive_learning_rate(9e-3, 0.001, desired=0.01) == 1e-2
 
 
 def test_the_adaptive_schedule_is_used() -> None:

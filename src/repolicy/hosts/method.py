@@ -17,7 +17,7 @@ from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.kept_prior import squashes
 from repolicy.hosts.steering import Steering, weighs
 from repolicy.learning.multipliers import means_of
-from repolicy.learning.ppo import ReturnScale, adapted, std_speed
+from repolicy.learning.ppo import ReturnScale, adaptive_learning_rate, std_speed
 from repolicy.learning.worker import LEAST_RATE_ALONE
 from repolicy.objective import DIALED, Reward, reformulated
 from repolicy.policies import Density, Mlp, log_tanh_slope, sums
@@ -298,7 +298,7 @@ class Method:
         """
         alone = not self.steering.fits_actor
         if rate is not None:
-            rate = adapted(rate, self.update_kl, DESIRED_KL)
+            rate = adaptive_learning_rate(rate, self.update_kl, DESIRED_KL)
             take(max(rate, LEAST_RATE_ALONE) if alone else rate)
         with without_gradient(actor if alone else ()):
             yield alone
