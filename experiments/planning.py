@@ -22,7 +22,7 @@ from experiments.statistics import spearman
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.learning.training import customize
 from repolicy.planning import asking
-from repolicy.planning.keeping import keep_as_policy
+from repolicy.planning.keeping import save_distilled
 from repolicy.planning.planner import Planner, Search
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
@@ -122,7 +122,7 @@ def kept(plan: Plan, labels: int, file: Path) -> Row:
         plan.prior, plan.addon, omega=plan.omega, states=plan.states, value=plan.value, search=Search(seed=plan.seed)
     )
     began, said = time.process_time(), list[str]()
-    policy = keep_as_policy(made, labels, file, said.append)
+    policy = save_distilled(made, labels, file, said.append)
     took, score = time.process_time() - began, made.score
     row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "env": made.env, "seed": plan.seed}
     row |= {"omega": score.omega, "states": score.states, "value": score.value is not None, "labels": labels}

@@ -64,14 +64,14 @@ def looked(made: Planner, x: float = 1.0, seed: int = 0, plans: np.ndarray | Non
     knots = min(search.knots or search.horizon, search.horizon)
     draws = np.random.default_rng(seed).standard_normal((1, search.samples, knots, 1))
     plans = np.zeros((1, search.horizon, 1)) if plans is None else plans
-    return made.look(np.array([[x]], np.float32), plans, draws)
+    return made.candidates(np.array([[x]], np.float32), plans, draws)
 
 
 def first_action(made: Planner, x: float = 1.0, seed: int = 0, plans: np.ndarray | None = None) -> tuple[float, float]:
     """Mean and variance of the first action."""
     found = looked(made, x, seed, plans)
     std = float(PRIOR.covariance) ** 0.5
-    actions = -float(PRIOR.gain) * x + std * found.candidates[0, :, 0, 0]
+    actions = -float(PRIOR.gain) * x + std * found.deviations[0, :, 0, 0]
     mean = float(found.weights[0] @ actions)
     return mean, float(found.weights[0] @ (actions - mean) ** 2)
 

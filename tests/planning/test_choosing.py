@@ -17,8 +17,8 @@ from repolicy.envs.addons import combined
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
 from repolicy.planning import asking, keeping
-from repolicy.planning.asking import CANDIDATES, SEED, candidates, chosen, paid, plan
-from repolicy.planning.keeping import Lesson, distilled
+from repolicy.planning.asking import CANDIDATES, SEED, best_of_trials, candidates, mean_reward, plan
+from repolicy.planning.keeping import Labeler, distill
 from repolicy.planning.planner import Search
 from repolicy.planning.scoring import Score
 from repolicy.planning.value import rollouts_in
@@ -42,7 +42,7 @@ def test_the_judge_pays_the_wish_less_the_nats_of_strange_actions(prior, monkeyp
     stray = frozen(prior)
     stray.network.biases[-1].data[:6] += prior.std
     wish = evaluate(stray, CHEETAH, 4, addon="hind_leg=10", longest=10, seed=SEED).addon.mean() / 10
-    assert paid(stray, prior, CHEETAH, JUDGE) == pytest.approx(wish - 0.5 * 6 * 0.5, rel=1e-4)
+    assert mean_reward(stray, prior, CHEETAH, JUDGE) == pytest.approx(wish - 0.5 * 6 * 0.5, rel=1e-4)
 
 
 @pytest.mark.parametrize("best", range(len(CANDIDATES)))
@@ -56,9 +56,9 @@ def test_the_best_paid_candidate_is_taken(best, prior, monkeypatch):
         assert planner.search.horizon == (4 if planner.score.value else 8)
         return float(len(seen) == best + 1)
 
-    monkeypatch.setattr(asking, "paid", payment)
+    monkeypatch.setattr(asking, "mean_reward", payment)
     monkeypatch.setattr(asking, "fitted_value", lambda *_, of_ends: lambda observations: observations[:, 0])
-    score, told = chosen(prior, CHEETAH, None, replace(JUDGE, states=0.2), Search(samples=64), [])
+    score, told = best_of_trials(prior, CHEETAH, None, replace(JUDGE, states=0.2), Search(samples=64), [])
     assert (score.omega, score.states) == pytest.approx((0.5 * wanted.omega, 0.2 * wanted.states))
     assert (score.value is not None) == wanted.value
     assert f"omega is {score.omega:.3g}" in told
@@ -76,7 +76,7 @@ def test_a_value_is_tried_where_episodes_of_the_prior_end_early(prior, monkeypat
 
 @pytest.mark.parametrize("named", [{"omega": 0.2}, {"states": 0.2}, {"value": True}])
 def test_nothing_is_tried_where_a_weight_is_named(named, monkeypatch):
-    monkeypatch.setattr("repolicy.planning.asking.chosen", lambda *_: pytest.fail("it was tried"))
+    monkeypatch.setattr("repolicy.planning.asking.best_of_trials", lambda *_: pytest.fail("it was tried"))
     with_few_states(monkeypatch)
     monkeypatch.setattr("repolicy.planning.asking.fitted_value", lambda *_: len)
     asked = {"omega": None, "states": None, "value": False} | named
@@ -91,10 +91,10 @@ FEW = ["--omega", "0.1", "--states", "0", "--samples", "4", "--horizon", "2", "-
 
 def test_the_residual_optimum_is_kept(monkeypatch):
     """The planner's action is the optimum's on average, and the policy is fitted to it in states of its own."""
-    monkeypatch.setattr(keeping, "MOST_EPOCHS", 5)
+    monkeypatch.setattr(keeping, "MAX_EPOCHS", 5)
     made = planner(samples=400, horizon=1, base="uniform")
     before = [parameter.clone() for parameter in made.prior.state_dict().values()]
-    kept = distilled(made, tiny("LinearQuadratic"), 1000)
+    kept = distill(made, tiny("LinearQuadratic"), 1000)
     assert gain_and_std(kept)[0] == pytest.approx(float(augmented(0.1).policy.gain), rel=0.03)
     assert kept.std == pytest.approx(made.prior.std)
     assert all(torch.equal(*pair) for pair in zip(before, made.prior.state_dict().values(), strict=True))
@@ -103,10 +103,10 @@ def test_the_residual_optimum_is_kept(monkeypatch):
 def test_who_acts_leads_the_way_and_the_planner_labels_it():
     made, student = planner(samples=50), as_policy(optimum(5.0, 0.1, 0.2))
     with closing(make_envs(tiny("LinearQuadratic"), 2, 0)) as envs:
-        lesson = Lesson(made, envs)
+        labeler = Labeler(made, envs)
         ways = {}
         for who in (student, None):
-            labels = lesson.labels(4, who)
+            labels = labeler.labels(4, who)
             seen, wanted = (each.reshape(4, 2).numpy() for each in (labels.observations, labels.actions))
             did = wanted if who is None else student(labels.observations).mode().detach().numpy().reshape(4, 2)
             assert seen[1:] == pytest.approx(DYNAMICS * seen[:-1] + CONTROL * did[:-1], abs=1e-5)

@@ -20,8 +20,8 @@ from repolicy.envs.batches import GymnasiumEnvs
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import read_bytes
 from repolicy.planning.asking import plan
-from repolicy.planning.keeping import keep
-from repolicy.planning.live import HERE, Stage, parts, server, show
+from repolicy.planning.keeping import save_planner
+from repolicy.planning.live import LOCALHOST, LiveSession, parts, server, show
 from repolicy.planning.planner import Search
 from repolicy.priors.opening import acting
 from repolicy.readers import recognize
@@ -115,7 +115,7 @@ def test_a_wish_of_this_session_alone_is_not_kept(tmp_path):
 
     made = plan("halfcheetah", wish, omega=0.1, states=0.0, search=Search(samples=4, horizon=3))
     with pytest.raises(RepolicyError, match="lives in this Python session alone"):
-        keep(made, tmp_path / "plan")
+        save_planner(made, tmp_path / "plan")
 
 
 @pytest.mark.parametrize(
@@ -174,29 +174,29 @@ def test_inspect_shows_what_it_was_made_with(folder, capsys):
 
 
 @pytest.fixture
-def stage(tmp_path):
-    return Stage(
+def session(tmp_path):
+    return LiveSession(
         plan("halfcheetah", "hind_leg=10", omega=0.1, states=0.0, search=Search(samples=4, horizon=2)), tmp_path
     )
 
 
 @pytest.fixture
-def port(stage):
-    with server(stage, 0) as serving:
+def port(session):
+    with server(session, 0) as serving:
         serving.daemon_threads = True
         threading.Thread(target=serving.serve_forever, args=(0.02,), daemon=True).start()
         yield serving.server_address[1]
         serving.shutdown()
-        stage.lock.acquire()  # as `show` does
+        session.lock.acquire()  # as `show` does
 
 
 def asked(port, method, path, body=None, **headers):
-    connection = http.client.HTTPConnection(HERE, port, timeout=60)
+    connection = http.client.HTTPConnection(LOCALHOST, port, timeout=60)
     connection.request(method, path, body, headers)
     return connection.getresponse()
 
 
-def test_a_slider_acts_on_the_next_step_and_what_is_kept_is_the_planner_with_it(stage, port):
+def test_a_slider_acts_on_the_next_step_and_what_is_kept_is_the_planner_with_it(session, port):
     steps = asked(port, "GET", "/steps")
     first = json.loads(steps.readline())
     assert (first["omega"], first["samples"]) == (0.1, 4)
@@ -207,13 +207,13 @@ def test_a_slider_acts_on_the_next_step_and_what_is_kept_is_the_planner_with_it(
     planner = acting(asked(port, "POST", "/keep").read().decode(), Options(), trust=False).agent
     assert (planner.score.omega, planner.search.samples, planner.score.addon.weights) == (0.5, 6, (20.0,))
     assert asked(port, "POST", "/set", '{"weight of hind_leg": 1000}').status == 200
-    assert stage.settings["weight of hind_leg"] == 50.0
+    assert session.settings["weight of hind_leg"] == 50.0
     seen = [json.loads(steps.readline()) for _ in range(3)]
     assert seen[-1]["ends"]["weight of hind_leg"] == [0.0, 50.0]  # also for who opens the page now
 
 
-def test_the_robot_s_limbs_are_where_its_bodies_are(stage):
-    env = stage._env.unwrapped
+def test_the_robot_s_limbs_are_where_its_bodies_are(session):
+    env = session._env.unwrapped
     shown = parts(env)
     assert len(shown) == 8  # HalfCheetah's torso, head, and two legs of three
     for limb, geom in zip(shown, np.flatnonzero(env.model.geom_bodyid), strict=True):
@@ -223,17 +223,17 @@ def test_the_robot_s_limbs_are_where_its_bodies_are(stage):
         assert length == pytest.approx(2.0 * env.model.geom_size[geom, 1], abs=1e-3)
 
 
-def test_the_first_path_is_where_the_prior_would_go(stage):
-    env, prior = stage._env.unwrapped, stage.planner.prior
+def test_the_first_path_is_where_the_prior_would_go(session):
+    env, prior = session._env.unwrapped, session.planner.prior
     began = env.data.qpos.copy(), env.data.qvel.copy()
-    seen, at = stage._seen, env.data.xpos[1].copy()
+    seen, at = session._observation, env.data.xpos[1].copy()
     gone = []
     for _ in range(2):
         seen = env.step(prior.predict(seen)[0])[0]
         mujoco.mj_kinematics(env.model, env.data)
         gone.append(env.data.xpos[1] - at)
     env.set_state(*began)
-    shown = stage.step()
+    shown = session.step()
     assert np.shape(shown["paths"]) == (4, 2, 3)
     assert shown["paths"][0] == pytest.approx(np.array(gone), abs=2e-3)
     assert np.ptp(shown["paths"], axis=0).max() > 0.01
@@ -241,31 +241,31 @@ def test_the_first_path_is_where_the_prior_would_go(stage):
     assert shown["effective"] == pytest.approx(1 / np.square(shown["weights"]).sum(), rel=1e-2)
 
 
-def test_others_are_refused(port, stage):
+def test_others_are_refused(port, session):
     assert asked(port, "GET", "/", Host="evil.example").status == 403
     assert asked(port, "POST", "/keep", Origin="http://evil.example").status == 403
     assert asked(port, "GET", "/../secret").status == 404
     for body in ('{"port": 1}', '{"omega": "much"}', "[]", "no JSON"):
         assert asked(port, "POST", "/set", body).status == 400
-    assert stage.settings["omega"] == 0.1
+    assert session.settings["omega"] == 0.1
     for wanted in ({"omega": float("nan")}, {"states": 1.0}):  # which has no price here
         with pytest.raises(UsageError, match="no slider"):
-            stage.set(wanted)
+            session.set(wanted)
 
 
-def test_an_environment_without_a_robot_is_one_sentence(stage, tmp_path):
+def test_an_environment_without_a_robot_is_one_sentence(session, tmp_path):
     with pytest.raises(UsageError, match="plan without --live"):
-        Stage(replace(stage.planner, env="Pendulum-v1"), tmp_path)
+        LiveSession(replace(session.planner, env="Pendulum-v1"), tmp_path)
 
 
-def test_a_port_that_is_taken_is_one_sentence(stage):
+def test_a_port_that_is_taken_is_one_sentence(session):
     with socket.socket() as taken:
-        taken.bind((HERE, 0))
+        taken.bind((LOCALHOST, 0))
         taken.listen()
         with pytest.raises(RepolicyError, match="choose another --port"):
-            server(stage, taken.getsockname()[1])
+            server(session, taken.getsockname()[1])
     with pytest.raises(RepolicyError, match="0 to 65535"):
-        server(stage, 65536)
+        server(session, 65536)
 
 
 @pytest.mark.parametrize(
@@ -287,33 +287,33 @@ def test_a_weight_that_is_no_number_is_one_sentence(weight):
         plan("halfcheetah", "hind_leg=10", **{"omega": 0.1, "states": 0.0} | weight)
 
 
-def test_no_thread_is_in_a_step_when_python_ends(stage, monkeypatch, tmp_path):
+def test_no_thread_is_in_a_step_when_python_ends(session, monkeypatch, tmp_path):
     def stopped(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("repolicy.planning.live.Stage", lambda *_: stage)
-    show(stage.planner, tmp_path, 0, stopped)
-    assert stage.lock.locked()
+    monkeypatch.setattr("repolicy.planning.live.LiveSession", lambda *_: session)
+    show(session.planner, tmp_path, 0, stopped)
+    assert session.lock.locked()
 
 
-def test_in_a_browser_the_robot_moves_a_slider_acts_and_the_button_keeps(port, stage, browser, tmp_path):
+def test_in_a_browser_the_robot_moves_a_slider_acts_and_the_button_keeps(port, session, browser, tmp_path):
     from selenium.webdriver.support.wait import WebDriverWait
 
     def wait(condition):
         WebDriverWait(browser, 60, 0.05).until(lambda _: condition())
 
-    browser.get(f"http://{HERE}:{port}/")
+    browser.get(f"http://{LOCALHOST}:{port}/")
     told = browser.find_element("id", "told")
     wait(lambda: "decisions a second" in told.text)
     browser.execute_script(
         "const slider = document.getElementById('omega'); slider.value = 0.5; slider.dispatchEvent(new Event('input'))"
     )
-    wait(lambda: stage.settings["omega"] == pytest.approx(10**0.5))
+    wait(lambda: session.settings["omega"] == pytest.approx(10**0.5))
     browser.execute_script(
         "const slider = document.getElementById('weight of hind_leg');"
         "slider.value = 25; slider.dispatchEvent(new Event('input'))"
     )
-    wait(lambda: stage.settings["weight of hind_leg"] == 25.0)
+    wait(lambda: session.settings["weight of hind_leg"] == 25.0)
     browser.refresh()
     wait(lambda: browser.find_elements("id", "weight of hind_leg"))
     assert browser.find_element("id", "weight of hind_leg").get_attribute("max") == "50"

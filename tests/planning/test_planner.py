@@ -19,11 +19,11 @@ from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.planning import asking
-from repolicy.planning.asking import MOST, within
+from repolicy.planning.asking import MOST, fit_to_time
 from repolicy.planning.planner import Search
 from repolicy.planning.scoring import Score
 from repolicy.planning.simulators import CannotBatchError, MujocoModel
-from repolicy.planning.value import AHEAD, fitted_value, rollouts_in, to_come
+from repolicy.planning.value import AHEAD, discounted_sums, fitted_value, rollouts_in
 from repolicy.policies.policy import Policy
 
 ROBOTS = Path(__file__).with_name("changed_robots.py")
@@ -48,7 +48,7 @@ def test_the_model_goes_where_its_environment_goes(env):
         inside = np.abs(observation) < 9.9  # what is cut to ±10 cannot be known
         assert found.observations[0][inside] == pytest.approx(observation[inside], abs=0.02)
         assert bool(found.ended[0]) == terminated
-        for key in model.told:
+        for key in model.info_keys:
             assert found.info[key][0] == pytest.approx(info[key], abs=0.1)
         if terminated or not inside.all():
             break
@@ -155,7 +155,7 @@ def test_the_plan_goes_on_where_it_was():
     acting = made.actor(1, 1)
     acting(np.ones((1, 1), np.float32))
     draws = np.random.default_rng(made.search.seed).standard_normal((1, 20, 3, 1))
-    plans = made.look(np.ones((1, 1), np.float32), np.zeros((1, 3, 1)), draws).plans
+    plans = made.candidates(np.ones((1, 1), np.float32), np.zeros((1, 3, 1)), draws).plans
     assert acting.memory.plans == pytest.approx(np.concatenate([plans[:, 1:], np.zeros((1, 1, 1))], 1))
 
 
@@ -163,12 +163,12 @@ def test_an_end_is_no_way_out_and_what_breaks_is_left_out():
     """Every candidate that leaves the world scores less than every one that stays."""
     draws = np.random.default_rng(0).standard_normal((1, 200, 3, 1))
     x, plans = np.array([[1.0]], np.float32), np.zeros((1, 3, 1))
-    free = planner(samples=200).look(x, plans, draws)
-    edge = planner(samples=200, model=LinearModel(edge=0.45)).look(x, plans, draws)
+    free = planner(samples=200).candidates(x, plans, draws)
+    edge = planner(samples=200, model=LinearModel(edge=0.45)).candidates(x, plans, draws)
     stays = np.isclose(free.scores, edge.scores)[0]
     assert 0 < stays.sum() < 200
     assert edge.scores[0, ~stays].max() < edge.scores[0, stays].min()
-    broken = planner(samples=200, model=LinearModel(edge=0.45, broken=0.45)).look(x, plans, draws)
+    broken = planner(samples=200, model=LinearModel(edge=0.45, broken=0.45)).candidates(x, plans, draws)
     assert np.array_equal(np.isneginf(broken.scores[0]), ~stays)
     assert not broken.weights[0, ~stays].any()
 
@@ -178,12 +178,12 @@ def test_what_is_to_come_is_known_as_far_from_a_cut_as_may_be():
     ages = np.arange(AHEAD + 4)[:, None] + [1, 1]
     terminated, truncated = none.copy(), none.copy()
     terminated[3, 1], ages[4:, 1] = True, ages[:-4, 1]
-    sums, known = to_come(rewards, terminated, none, ages, 0.5)
+    sums, known = discounted_sums(rewards, terminated, none, ages, 0.5)
     assert sums[:5, 1] == pytest.approx([1.875, 1.75, 1.5, 1.0, 2.0])
     assert known[:5].all()  # of both, by the end of the steps
     assert not known[5:].any()
     truncated[AHEAD + 1, 0] = True
-    _, known = to_come(rewards, terminated, truncated, ages, 0.5)
+    _, known = discounted_sums(rewards, terminated, truncated, ages, 0.5)
     assert np.argwhere(known).tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1], [4, 1]]
 
 
@@ -194,7 +194,7 @@ def test_falls_are_as_frequent_in_what_is_to_come_as_they_are(limit):
     fell, ages = random.random((1600, 640)) < often, np.ones((1600, 640), np.int64)
     for t in range(1, 1600):
         ages[t] = np.where(fell[t - 1] | (ages[t - 1] == limit), 1, ages[t - 1] + 1)
-    sums, known = to_come(np.where(fell, -60.0, 0.0), fell, ~fell & (ages == limit), ages, discount)
+    sums, known = discounted_sums(np.where(fell, -60.0, 0.0), fell, ~fell & (ages == limit), ages, discount)
     assert sums[known].mean() == pytest.approx(-60.0 * often / (1.0 - discount * (1.0 - often)), rel=0.05)
 
 
@@ -263,7 +263,7 @@ class SlowModel(LinearModel):
 def test_what_fits_is_taken_and_the_horizon_is_halved_where_nothing_does(steps, samples, horizon, monkeypatch):
     model = SlowModel()
     monkeypatch.setattr(asking, "perf_counter", lambda: model.now)
-    found = within(planner(horizon=8, model=model), np.ones((1, 1), np.float32), (steps + 0.5) * STEP)
+    found = fit_to_time(planner(horizon=8, model=model), np.ones((1, 1), np.float32), (steps + 0.5) * STEP)
     assert (found.search.samples, found.search.horizon) == (samples, horizon)
     assert found.tally.decisions == 0  # those that only were timed are none of its own
 
@@ -272,6 +272,6 @@ def test_a_pace_that_cannot_be_is_one_sentence(tmp_path, capsys, monkeypatch):
     model = SlowModel()
     monkeypatch.setattr(asking, "perf_counter", lambda: model.now)
     with pytest.raises(UsageError, match="8 samples of one step"):
-        within(planner(horizon=8, model=model), np.ones((1, 1), np.float32), 7.5 * STEP)
+        fit_to_time(planner(horizon=8, model=model), np.ones((1, 1), np.float32), 7.5 * STEP)
     words = ["plan", "halfcheetah", "--addon", "hind_leg=10", "--omega", "0.1", "--states", "0", "--out", str(tmp_path)]
     assert "it must be above 0" in failed(capsys, *words, "--hz", "-1")

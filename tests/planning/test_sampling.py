@@ -14,10 +14,10 @@ from repolicy.envs.names import env_name
 from repolicy.errors import UsageError
 from repolicy.planning import learned_model
 from repolicy.planning.asking import plan
-from repolicy.planning.keeping import keep
+from repolicy.planning.keeping import save_planner
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Search
-from repolicy.planning.sampling import BASES, between, effective, normalized, temperature
+from repolicy.planning.sampling import BASES, effective, interpolate, normalized, temperature
 from repolicy.planning.scoring import Score, simulated
 from repolicy.policies import Policy
 from repolicy.priors.opening import acting
@@ -53,7 +53,7 @@ def test_without_a_wish_the_maximum_entropy_plan_is_the_prior_itself(family, hor
     prior.log_std.data.fill_(-0.5)
     score = Score(Addon(("nothing",), (nothing,), (1.0,)), 1.0, 0.0, 1.0, None, None)
     found = looked(replace(made, prior=prior, score=score))
-    for step in found.candidates[0, :, :, 0].T:
+    for step in found.deviations[0, :, :, 0].T:
         mean = found.weights[0] @ step
         assert mean == pytest.approx(0.0, abs=0.02)
         assert found.weights[0] @ np.square(step - mean) == pytest.approx(1.0, rel=0.03)
@@ -79,7 +79,7 @@ def test_each_base_converges_to_its_own_closed_form(base, knots):
     """exp(S/λ) times a Gaussian is a Gaussian."""
     plans = np.array([[[0.5], [-0.3], [0.2]]])
     made = planner(base=base, samples=100_000, knots=knots, noise=0.8)
-    lines = 0.8 * between(knots or 3, 3)
+    lines = 0.8 * interpolate(knots or 3, 3)
     gradient, curvature = quadratic(made, 3)
     own = {"nominal": 1.0, "uniform": 0.0}[base]
     center = plans[0, :, 0]
@@ -100,10 +100,10 @@ def test_the_error_falls_as_the_root_of_the_samples():
 
 def test_the_prior_s_own_plan_competes_with_a_warm_one_and_a_cold_plan_is_the_best_candidate():
     found = looked(planner(temperature=1e-9, samples=30), plans=np.ones((1, 3, 1)))
-    assert not found.candidates[0, 0].any()
+    assert not found.deviations[0, 0].any()
     best = found.scores[0].argmax()
     assert found.scores[0, best] >= found.scores[0, 0]
-    assert found.plans[0] == pytest.approx(found.candidates[0, best])
+    assert found.plans[0] == pytest.approx(found.deviations[0, best])
 
 
 def test_an_open_loop_repeats_the_controls_of_the_prior_s_own_plan():
@@ -118,14 +118,14 @@ def test_an_open_loop_repeats_the_controls_of_the_prior_s_own_plan():
 
 def test_a_hot_plan_is_the_mean_of_its_candidates():
     found = looked(planner(temperature=1e12, samples=30), plans=np.ones((1, 3, 1)))
-    assert found.plans[0] == pytest.approx(found.candidates[0].mean(0))
+    assert found.plans[0] == pytest.approx(found.deviations[0].mean(0))
     assert effective(found.weights) == pytest.approx(30)
 
 
 def test_the_prior_s_own_plan_weighs_what_its_own_draw_would():
     plans = np.array([[[0.5], [-0.3], [0.2]]])
     found = looked(planner(temperature=1e12, samples=30, base="uniform"), plans=plans)
-    drawn = np.exp(0.5 * np.square(found.candidates - plans[:, None]).sum((2, 3)))
+    drawn = np.exp(0.5 * np.square(found.deviations - plans[:, None]).sum((2, 3)))
     assert found.weights == pytest.approx(drawn / drawn.sum())
 
 
@@ -136,10 +136,10 @@ def test_a_large_omega_leaves_the_prior_as_it_is():
 
 def test_lines_have_variance_one_and_pass_through_their_knots():
     for knots in (1, 2, 4, 8, 20):
-        lines = between(knots, 8)
+        lines = interpolate(knots, 8)
         assert lines.shape == (8, min(knots, 8))
         assert np.square(lines).sum(1) == pytest.approx(1.0)
-    assert between(8, 8) == pytest.approx(np.eye(8))
+    assert interpolate(8, 8) == pytest.approx(np.eye(8))
 
 
 @pytest.mark.parametrize("wanted", [1.5, 4.8, 20.0])
@@ -195,14 +195,14 @@ def test_its_error_is_that_of_other_episodes(model):
 
 
 def test_info_is_rebuilt_where_a_state_tells_it(model):
-    states = np.linspace(-2.0, 2.0, 50)[:, None] * model._width
+    states = np.linspace(-2.0, 2.0, 50)[:, None] * model._std
     found = model.step(states, np.zeros((50, 1)))
     assert found.info.keys() == {"distance"}
-    assert found.info["distance"] == pytest.approx(np.abs(found.states[:, 0]), abs=0.1 * float(model._width[0]))
+    assert found.info["distance"] == pytest.approx(np.abs(found.states[:, 0]), abs=0.1 * float(model._std[0]))
 
 
 def test_where_nothing_was_seen_the_simulation_breaks_down(model):
-    far = np.array([[0.0], [2.0 * learned_model.FAR]]) * model._width
+    far = np.array([[0.0], [2.0 * learned_model.MAX_DEVIATION]]) * model._std
     assert model.step(far, np.zeros((2, 1))).failed.tolist() == [False, True]
 
 
@@ -211,7 +211,7 @@ def test_a_planner_keeps_that_its_model_is_learnt(tmp_path, monkeypatch):
     monkeypatch.setattr(learned_model, "EPOCHS", 1)
     search = Search(samples=4, horizon=2)
     made = plan("halfcheetah", "hind_leg=10", omega=0.1, states=0.0, search=search, learned=True)
-    keep(made, tmp_path / "plan")
+    save_planner(made, tmp_path / "plan")
     again = acting(tmp_path / "plan", Options(), trust=False)
     seen = np.random.default_rng(0).normal(0, 0.1, (2, 17)).astype(np.float32)
     assert np.array_equal(again.agent.act(seen), made.act(seen))

@@ -140,16 +140,16 @@ def test_it_plans_beside_the_environment_and_keeps_what_it_knows():
     acting = made.actor(1, 2)
     for _ in range(5):
         actions = acting(seen)
-        kept = [sum(outcome.count for outcome in known.values()) for known in acting.memory.known]
+        kept = [sum(outcome.count for outcome in known.values()) for known in acting.memory.last_outcomes]
         seen, apart = watched.step(actions).observations, other.step(actions).observations
         assert np.array_equal(seen, apart)
         assert min(kept) > 1
-    node = acting.memory.known[0][seen[0].tobytes() + bytes([False])].node
+    node = acting.memory.last_outcomes[0][seen[0].tobytes() + bytes([False])].node
     before = node.visits.sum()
     acting(seen)
     assert node.visits.sum() == before + 40 > 40
     acting.begin_anew(np.array([True, False]))
-    assert not acting.memory.known[0]
+    assert not acting.memory.last_outcomes[0]
 
 
 def test_the_same_seed_makes_the_same_episodes():
@@ -254,7 +254,7 @@ def test_copies_plan_what_mujocos_batches_plan(prior, wish):
     before = [env.unwrapped.data.qpos.copy() for env in envs.each]
     draws = np.random.default_rng(0).standard_normal((2, 6, 4, made.actions.width))
     plans = np.zeros((2, 4, made.actions.width))
-    batch, copied = (each.look(seen, plans, draws) for each in (made, copying))
+    batch, copied = (each.candidates(seen, plans, draws) for each in (made, copying))
     assert copied.scores == pytest.approx(batch.scores, abs=1e-9)
     assert copied.plans == pytest.approx(batch.plans, abs=1e-9)
     assert all(

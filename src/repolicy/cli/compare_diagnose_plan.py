@@ -216,7 +216,7 @@ class Plan(Acts):
 
     def run(self) -> dict[str, Any]:
         from repolicy.planning.asking import paced, plan
-        from repolicy.planning.keeping import keep, keep_as_policy
+        from repolicy.planning.keeping import save_distilled, save_planner
         from repolicy.planning.live import show
         from repolicy.planning.planner import Search
         from repolicy.prepare.beginning import open_prior
@@ -241,9 +241,9 @@ class Plan(Acts):
             return {"folder": str(out), "env": made.env}
         agents: dict[str, Any] = {"prior": made.prior, "planner": made}
         if self.distil:
-            agents["kept"] = keep_as_policy(made, self.distil, out, terminal.say)
+            agents["kept"] = save_distilled(made, self.distil, out, terminal.say)
         else:
-            keep(made, out)
+            save_planner(made, out)
         results = self._evaluated(terminal, made, agents)
         told = _told(made)
         terminal.say(*_in_words(made, told))

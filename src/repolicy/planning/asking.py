@@ -1,4 +1,4 @@
-"""`repolicy.plan`: from a prior and a wish to a planner, with as many samples as this machine has time for."""
+"""`repolicy.plan`: make a planner from a prior and a wish, and choose its weights and its number of samples."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Planned(Planner):
-    """A planner that knows its prior's file, its task, and why its weights are what they are."""
+    """A planner with its prior's file, its task, and notes that explain its weights."""
 
     saved: SavedPolicy
     env: str
@@ -55,26 +55,26 @@ def plan(
     trust: bool = False,
     say: Say = lambda sentence: None,
 ) -> Planned:
-    """Return an agent that meets a wish without training, by simulating what it might do before each of its actions.
+    """Return an agent that fulfills a wish without training: it simulates candidate plans before each action.
 
     Args:
-        prior: a policy, its file, its run's folder, or the name of one that ships; or what `open_prior` made of it.
+        prior: a policy, its file, its run's folder, the name of a shipped one, or a result of `open_prior`.
         addon: the wish: a name, a function, or a list of them.
-        env: an id, or a function that makes one environment; by default the one that the prior's file names.
-        omega: the weight of the prior; where neither this nor `states` nor `value` is given, what does best in short
-            trials, else what a nat of its log-probability is worth.
-        states: the price on states that the prior does not visit; the same holds.
-        value: count what is still to come after a plan's end, by a value that is fitted to the prior's episodes.
-        search: how plans are looked for: samples, horizon and so on.
-        learned: simulate with a model that is learnt from the prior's own steps, in place of the environment's.
-        options: how the prior's file is read, where that is another library's.
+        env: an id, or a function that makes one environment; by default the one named in the prior's file.
+        omega: the weight of the prior. If neither `omega` nor `states` nor `value` is given, short trials choose the
+            weights. Otherwise the default is what a nat of the prior's log-probability is worth.
+        states: the weight of the price on states that the prior does not visit. The default is chosen like `omega`.
+        value: add a value at a plan's end, which is fitted to the prior's episodes.
+        search: the settings of the search: samples, horizon and so on.
+        learned: simulate with a model learned from the prior's own steps instead of the environment's simulator.
+        options: how to read the prior's file, if it is another library's.
         trust: run code that the prior's file names.
-        say: hears of what takes a while.
+        say: is called with a message before each long stage.
     """
     for what, weight in (("omega", omega), ("states", states)):
         if not isinstance(weight, Real | None):
             raise UsageError(f"{what} is {weight!r}; a planner takes a number, or finds one where it is None")
-    residual(omega, states=states)  # which refuses weights that cannot be
+    residual(omega, states=states)  # raises for weights out of range
     start = open_prior(prior, options, trust=trust)
     if start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, and a planner asks its prior in every simulated step")
@@ -92,29 +92,30 @@ def plan(
     search = search or Search()
     check_fit(policy, probed(place), "the prior")
 
-    # The weights, unless they are named: by what a nat is worth, or from there by trial.
-    tries = omega is None and states is None and not value and not choices
+    # Weights that are not named come from what a nat is worth, and from trials around it.
+    runs_trials = omega is None and states is None and not value and not choices
     notes = list[str]()
     if omega is None or states is None:
         task = InEnvs(start.saved.card, policy, Settings(), say, place, wishes)
         weights, _, reward = task.weights("--omega and --states")
         if weights is None:
             raise UsageError("what a nat of the prior is worth cannot be told: name --omega and --states")
-        found = [f"omega is {weights.omega:.3g}"] if omega is None else []
-        found += [f"states {'' if found else 'is '}{weights.states:.3g}"] if states is None else []
+        chosen_weights = [f"omega is {weights.omega:.3g}"] if omega is None else []
+        if states is None:
+            chosen_weights.append(f"states {'' if chosen_weights else 'is '}{weights.states:.3g}")
         omega = weights.omega if omega is None else omega
         states = weights.states if states is None else states
-        notes = [f"{' and '.join(found)}, by what a nat of the prior is worth of {reward}"]
+        notes = [f"{' and '.join(chosen_weights)}, by what a nat of the prior is worth of {reward}"]
     model, note = model_of(policy, place, learned, search.seed, say)
     with one_thread():
         if states:
             check_learnable(policy)
-        rollouts = rollouts_in(policy, place, search.seed) if states or tries or value else []
+        rollouts = rollouts_in(policy, place, search.seed) if states or runs_trials or value else []
         density = density_in(rollouts, policy, wanted(Settings().steps)) if states else None
         score = Score(wish, omega, states, search.discount, density, None)
-        if tries:
+        if runs_trials:
             say("trying weights of the prior in a plan, which takes a minute or two (--omega goes without)")
-            score, sentence = chosen(policy, place, model, score, search, rollouts)
+            score, sentence = best_of_trials(policy, place, model, score, search, rollouts)
             notes = [sentence]
         elif value:
             score = replace(score, value=fitted_value(policy, rollouts, score, search.seed))
@@ -125,7 +126,7 @@ def plan(
 
 
 def _wish_in(env: str, wishes: tuple[str, ...]) -> Addon:
-    """Return what the wishes pay; refused where none is named or a simulation cannot tell it."""
+    """Return the add-on of the wishes. Raise UsageError if there is none or a simulation cannot compute it."""
     if not wishes:
         raise UsageError("a planner needs a wish: name an add-on")
     check_env(wishes, env)
@@ -139,9 +140,9 @@ def _wish_in(env: str, wishes: tuple[str, ...]) -> Addon:
 
 
 def model_of(prior: Policy, env: str, learned: bool, seed: int, say: Say) -> tuple[Model, str]:
-    """Return what simulates an environment, and what there is to say of it.
+    """Return the simulator of an environment, and a note about it, or "".
 
-    It is a learned model where that is asked for, else MuJoCo in batches, else copies.
+    It is a learned model if `learned`, otherwise MuJoCo in batches if that works, otherwise copies.
     """
     if learned:
         say("learning a model from the prior's steps, which takes up to a minute")
@@ -155,20 +156,20 @@ def model_of(prior: Policy, env: str, learned: bool, seed: int, say: Say) -> tup
         return CopyModel(env, seed), f"{error}: copies of it are simulated, which is slow"
 
 
-# What the prior weighs in a plan -------------------------------------------------------------------------------------
+# Trials that choose the weights ---------------------------------------------------------------------------------------
 
-# It is found by trial, since no one weight serves every robot. A judge watches some hundred steps of each candidate. It
-# pays the wish, less the nats by which actions and states are less likely than the prior's own, at half of what a nat
-# is worth: at the whole it is too cautious to tell the candidates for HalfCheetah apart. The best paid one is taken.
-# The old reward is not asked.
+# No single weight suits every robot, so a few candidates act for some hundred steps each. The reward of a trial is the
+# wish plus the log-ratio of actions and the familiarity of states, both with PRICE times what a nat is worth.
+# With the full weight this reward was too cautious to separate the candidates for HalfCheetah. The candidate with the
+# highest mean reward is taken. The old reward is not used.
 
 ENVS, STEPS, SEED = 4, 150, 30_000  # of a trial, with a seed far from those of evaluations
 SAMPLES = 32  # at most, in a trial
-PRICE = 0.5  # of a nat to the judge, as a share of its worth
+PRICE = 0.5  # the weights in the trial's reward, as a share of what a nat is worth
 
 
 class Candidate(NamedTuple):
-    """Shares of what a nat is worth, and whether there is a value at a plan's end."""
+    """Weights as shares of what a nat is worth, and whether there is a value at a plan's end."""
 
     omega: float
     states: float
@@ -178,26 +179,28 @@ class Candidate(NamedTuple):
 CANDIDATES = (Candidate(1.0, 1.0, False), Candidate(1 / 3, 1.0, False), Candidate(1 / 3, 1 / 3, True))
 
 
-def chosen(
+def best_of_trials(
     prior: Policy, env: str, model: Model, worth: Score, search: Search, rollouts: Sequence[Rollout]
 ) -> tuple[Score, str]:
-    """Return the candidate that is paid best, and a sentence about it. The weights of `worth` are that of a nat."""
+    """Try all candidates; return the best one and a sentence about it. `worth` has the weights that a nat is worth."""
     judge = replace(worth, omega=PRICE * worth.omega, states=PRICE * worth.states)
     brief = replace(search, samples=min(SAMPLES, search.samples or SAMPLES))
     scores = list(candidates(prior, rollouts, worth, search.seed))
-    payments = []
+    rewards = []
     for score in scores:
         planner = Planner(prior, model, score, brief.filled(False, score.value is not None))
-        payments.append(paid(planner, prior, env, judge))
-    best = scores[int(np.argmax(payments))]
-    trials = "; ".join(f"{words(score)}: {payment:.3g}" for score, payment in zip(scores, payments, strict=True))
+        rewards.append(mean_reward(planner, prior, env, judge))
+    best = scores[int(np.argmax(rewards))]
+    trials = "; ".join(
+        f"{weights_in_words(score)}: {reward:.3g}" for score, reward in zip(scores, rewards, strict=True)
+    )
     return best, f"omega is {best.omega:.3g} and states {best.states:.3g}, by what trials were paid a step ({trials})"
 
 
 def candidates(prior: Policy, rollouts: Sequence[Rollout], worth: Score, seed: int) -> Iterator[Score]:
-    """Yield the scores to try. Those with a value are tried where episodes of the prior end early, and late enough.
+    """Yield the scores to try. One with a value is tried only if the prior's episodes end early, but not too early.
 
-    Where none ends, a value tells of no fall, and its error made plans worse that the judge found better.
+    If no episode ends, the value knows of no fall, and its errors made plans worse although the trials preferred them.
     """
     for omega, states, value in CANDIDATES:
         score = replace(worth, omega=omega * worth.omega, states=states * worth.states)
@@ -208,51 +211,51 @@ def candidates(prior: Policy, rollouts: Sequence[Rollout], worth: Score, seed: i
             yield replace(score, value=fitted_value(prior, rollouts, score, seed, of_ends=True))
 
 
-def words(score: Score) -> str:
+def weights_in_words(score: Score) -> str:
     weights = f"{score.omega:.3g} and {score.states:.3g}"
     return weights if score.value is None else f"{weights} with a value"
 
 
-def paid(agent: Agent, prior: Policy, env: str, judge: Score) -> float:
-    """Return what a judge pays an agent a step, in a few episodes. How these begin is not the agent's doing."""
+def mean_reward(agent: Agent, prior: Policy, env: str, judge: Score) -> float:
+    """Return the mean reward per step in a few episodes, without their first steps, which no agent controls."""
     with closing(make_envs(env, ENVS, SEED, getattr(agent, "backend", "auto"))) as envs:
         rollout = Collector(envs, STEPS, torch.Generator(), keep_transitions=True).collect(agent, deterministic=True)
     return float(rewards_of(prior, rollout, judge)[(rollout.ages > SKIPPED) | rollout.terminated].mean())
 
 
-FEW, MORE, MOST = 8, 32, 1024  # samples: the least that is taken and is measured, what is measured too, the most
-DECISIONS = 5  # of each; their median counts
-SHARE = 0.8  # of the time, that planning may take
+FEW, MORE, MOST = 8, 32, 1024  # samples: FEW and MORE are timed; the result is FEW to MOST
+DECISIONS = 5  # timed decisions, of which the median counts
+SHARE = 0.8  # of a time step that planning may take
 
 
 def paced(made: Planned, hz: float) -> Planned:
-    """Return the planner with what fits so many decisions a second."""
+    """Return the planner with the number of samples that allows `hz` decisions per second."""
     with one_thread(), closing(make_envs(made.env, 1, made.search.seed, made.backend)) as envs:
         made.watch(envs)
-        return replace(made, search=within(made, envs.reset(), SHARE / hz).search)
+        return replace(made, search=fit_to_time(made, envs.reset(), SHARE / hz).search)
 
 
-def within(planner: Planner, observations: np.ndarray, seconds: float) -> Planner:
-    """Return the planner with the most samples that a decision of so many seconds has time for.
+def fit_to_time(planner: Planner, observations: np.ndarray, seconds: float) -> Planner:
+    """Return the planner with the most samples whose decision takes at most `seconds`.
 
-    The time grows with the samples in a straight line. Where the least do not fit, the horizon is halved.
+    The time grows linearly with the number of samples. If FEW samples take too long, the horizon is halved.
     """
-    few, more = (took(planner, observations, samples) for samples in (FEW, MORE))
+    few, more = (decision_seconds(planner, observations, samples) for samples in (FEW, MORE))
     fits = FEW + math.floor((seconds - few) * (MORE - FEW) / max(more - few, 1e-9))
     if fits >= FEW:
         return replace(planner, search=replace(planner.search, samples=min(fits, MOST)))
     if planner.search.horizon == 1:
         raise UsageError(f"a decision takes {few:.2g} s with {FEW} samples of one step, and has {seconds:.2g} s")
     shorter = replace(planner.search, horizon=planner.search.horizon // 2)
-    return within(replace(planner, search=shorter), observations, seconds)
+    return fit_to_time(replace(planner, search=shorter), observations, seconds)
 
 
-def took(planner: Planner, observations: np.ndarray, samples: int) -> float:
-    """Return how many seconds a decision with so many samples takes."""
+def decision_seconds(planner: Planner, observations: np.ndarray, samples: int) -> float:
+    """Return the median time of a decision with so many samples."""
     trial = replace(planner, search=replace(planner.search, samples=samples), tally=Tally())
     times = list[float]()
     for _ in range(DECISIONS):
-        began = perf_counter()
+        start = perf_counter()
         trial.actor(1, 1)(observations)
-        times.append(perf_counter() - began)
+        times.append(perf_counter() - start)
     return median(times)

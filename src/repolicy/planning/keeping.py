@@ -1,10 +1,10 @@
-"""Keep a planner: as a folder, or as a policy.
+"""Save a planner, as a folder or as a policy.
 
-A folder holds its settings as JSON, and its prior's file; the planner is made again from these, to the same numbers.
+A folder holds the planner's settings as JSON and its prior's file. A planner made from them gives the same numbers.
 
-A policy is a student, who begins as the prior and is fitted to what the planner would do. At first the planner acts,
-and then the student does, so that it learns what to do where its own mistakes lead (DAgger). The planner goes on from
-its plan of the step before all the while, whoever acts.
+A policy is a student that begins as the prior and is fitted to the planner's actions. In the first round the planner
+acts. In later rounds the student acts and the planner labels its states, so that the student learns to correct its own
+mistakes (DAgger). The planner continues from its previous plan in either case.
 """
 
 from collections.abc import Callable
@@ -38,18 +38,18 @@ SHAPE = {
 
 
 def check_free(folder: Path) -> None:
-    """Raise where a planner's folder cannot be written, or would go over another's files."""
+    """Raise UsageError if the folder cannot be written, or holds something other than a planner."""
     check_place(folder / PLAN)
     others = [name for name in (PRIOR, "run.json") if (folder / name).exists()]
     if others and not is_plan(folder):
         raise UsageError(f"{folder / others[0]} is there already, and of no planner: choose another --out")
 
 
-def keep(made: Planned, folder: Path) -> None:
+def save_planner(made: Planned, folder: Path) -> None:
     """Write a planner's folder."""
-    if alone := only_here([made.env, *made.addons]):
-        raise UsageError(f"{alone} lives in this Python session alone: write it into a file")
-    kept = {
+    if unsaved := only_here([made.env, *made.addons]):
+        raise UsageError(f"{unsaved} lives in this Python session alone: write it into a file")
+    values = {
         "format": FORMAT,
         "request": {"env": made.env, "addons": list(made.addons)},
         "omega": made.score.omega,
@@ -59,18 +59,18 @@ def keep(made: Planned, folder: Path) -> None:
         "search": {name: value for name, value in asdict(made.search).items() if value is not None},
     }
     write_bytes(folder / PRIOR, own_bytes(made.saved))
-    write_json(folder / PLAN, kept)
+    write_json(folder / PLAN, values)
 
 
 def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
-    """Return the planner in a folder, ready to act. Names of code in it are refused, unless the user trusts it."""
+    """Return the planner in a folder. Raise if the folder names code that the user does not trust."""
     path = folder / PLAN
     values = read_json(path)
     check_shape(values, SHAPE, str(path))
     if values["format"] > FORMAT:
         raise FileError(f"{path} has format {values['format']}; this version reads up to {FORMAT}: upgrade repolicy")
     addons = values["request"]["addons"]
-    # There is no other way to name them.
+    # A user cannot name the environment and the add-ons in another way here, so the remedy is to trust the folder.
     confirm(path, trust, env=values["request"]["env"], addons=addons, remedy=TRUST_IT)
     search = Search(**{name.removesuffix("?"): values["search"].get(name.removesuffix("?")) for name in SEARCH})
     env = env_of(values, path, trust=True)
@@ -81,79 +81,80 @@ def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
     return OpenedPolicy(str(folder), made, folder, made.saved.policy, values, made.notes)
 
 
-ENVS, ROUNDS, MOST_EPOCHS = 16, 4, 100
-KEPT = "planned"  # what the card of its file says that it is
+ENVS, ROUNDS, MAX_EPOCHS = 16, 4, 100
+WHICH = "planned"  # the entry `which` in the card of a distilled policy
 
 Say = Callable[[str], None]
 
 
-class Lesson:
-    """Environments in which a planner says what to do, and does it or has a student do what it thinks that is."""
+class Labeler:
+    """Environments in which the planner labels each state with its action, while it or a student acts."""
 
     def __init__(self, planner: Planner, envs: Envs) -> None:
-        self.planner, self.falls = planner, 0
+        self.planner, self.falls = planner, 0  # episodes that terminated
         planner.watch(envs)
-        self._envs, self._seen, self._planning = envs, envs.reset(), planner.actor(1, envs.count)
+        self._envs, self._observations, self._actor = envs, envs.reset(), planner.actor(1, envs.count)
 
     @torch.no_grad()
     def labels(self, steps: int, student: Policy | None) -> Samples:
-        """Return what the planner would have done in so many steps. Without a student it does that."""
-        seen, wanted = list[np.ndarray](), list[np.ndarray]()
+        """Return the planner's actions in so many steps. The student acts or, without one, the planner itself."""
+        visited, labels = list[np.ndarray](), list[np.ndarray]()
         for _ in range(steps):
-            seen.append(self._seen)
-            wanted.append(self._planning(self._seen))
-            done = wanted[-1] if student is None else student.actor(1, len(self._seen))(self._seen)
-            step = self._envs.step(self.planner.to_environment(done))
-            self._planning.begin_anew(step.terminated | step.truncated)
+            observations = self._observations
+            visited.append(observations)
+            labels.append(self._actor(observations))
+            actions = labels[-1] if student is None else student.actor(1, len(observations))(observations)
+            step = self._envs.step(self.planner.to_environment(actions))
+            self._actor.begin_anew(step.terminated | step.truncated)
             self.falls += int(step.terminated.sum())
-            self._seen = step.observations
-        observations, actions = np.concatenate(seen), np.concatenate(wanted)
-        spread = np.ascontiguousarray(spread_of(self.planner.prior, observations))
-        return Samples(torch.from_numpy(observations), torch.from_numpy(actions), torch.from_numpy(spread))
+            self._observations = step.observations
+        observations = np.concatenate(visited)
+        std = np.ascontiguousarray(spread_of(self.planner.prior, observations))
+        return Samples(torch.from_numpy(observations), torch.from_numpy(np.concatenate(labels)), torch.from_numpy(std))
 
 
-def whole(labels: int) -> int:
-    """Return as many labels, or the next number that fills all rounds in all environments."""
+def rounded_up(labels: int) -> int:
+    """Return the number of labels, rounded up to whole steps of all environments in all rounds."""
     return -(-labels // (ROUNDS * ENVS)) * ROUNDS * ENVS
 
 
 def check_room(labels: int, out: Path) -> None:
-    """Raise where so many labels make no policy, or its file would go over something else."""
+    """Raise UsageError if the labels are too few, or if `out` cannot be written or holds something else."""
     if labels < ROUNDS * ENVS:
         raise UsageError(f"{labels} decisions are too few to learn from; take {ROUNDS * ENVS} or more")
     if out.suffix != ".safetensors":
         raise UsageError(f"--out {out} does not end in .safetensors, as a policy's file does")
     check_place(out)
-    if out.exists() and (out.is_dir() or read_card(out).get("which") != KEPT):
+    if out.exists() and (out.is_dir() or read_card(out).get("which") != WHICH):
         raise UsageError(f"{out} is there already, and no policy that was kept of a planner: choose another --out")
 
 
-def distilled(planner: Planner, env: str, labels: int, seed: int = 0, say: Say = lambda sentence: None) -> Policy:
-    """Return a policy that is fitted to so many decisions of a planner, or a few more.
+def distill(planner: Planner, env: str, labels: int, seed: int = 0, say: Say = lambda sentence: None) -> Policy:
+    """Return a policy fitted to at least so many decisions of a planner.
 
-    A std of all states stays the prior's.
+    A std that does not depend on the state stays the prior's.
     """
-    prior, steps = planner.prior, whole(labels) // (ROUNDS * ENVS)
+    prior, steps = planner.prior, rounded_up(labels) // (ROUNDS * ENVS)
     student = copied(prior)
     generator = torch.Generator().manual_seed(seed)
     with one_thread(), closing(make_envs(env, ENVS, seed, planner.backend)) as envs:
-        lesson = Lesson(planner, envs)
-        samples = lesson.labels(steps, None)
+        labeler = Labeler(planner, envs)
+        samples = labeler.labels(steps, None)
         for round_ in range(ROUNDS):
             if round_:
-                samples = samples + lesson.labels(steps, student)
-            fitted = fit(student, samples, generator, most_epochs=MOST_EPOCHS)
-            say(f"fitted to {fitted.rows:,} decisions; episodes that ended by themselves until now: {lesson.falls}")
+                samples = samples + labeler.labels(steps, student)
+            fitted = fit(student, samples, generator, most_epochs=MAX_EPOCHS)
+            say(f"fitted to {fitted.rows:,} decisions; episodes that ended by themselves until now: {labeler.falls}")
     if student.log_std is not None:
         student.log_std.data.copy_(prior.state_dict()["log_std"])
     return frozen(student)
 
 
-def keep_as_policy(made: Planned, labels: int, out: Path, say: Say) -> Policy:
-    """Write the file of a policy that does what a planner does, and return it."""
-    policy = distilled(made, made.env, labels, made.search.seed, say)
+def save_distilled(made: Planned, labels: int, out: Path, say: Say) -> Policy:
+    """Distill a planner into a policy, write its file, and return it."""
+    policy = distill(made, made.env, labels, made.search.seed, say)
     weights = {"omega": made.score.omega, "states": made.score.states}
     request = {"env": made.env, "addons": list(made.addons), "objective": {"task": "addon"} | weights}
-    card = {"which": KEPT, "request": request, "labels": whole(labels), "versions": versions()}
+    card = {"which": WHICH, "request": request, "labels": rounded_up(labels), "versions": versions()}
     save_policy(out, policy, card, made.saved.policy, made.score.density)
     return policy

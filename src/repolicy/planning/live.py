@@ -1,6 +1,6 @@
-"""A page on this machine where a planner acts and its weights are sliders, by the standard library alone.
+"""A local web page that shows a planner acting, with sliders for its weights. It needs only the standard library.
 
-The browser draws the robot from its capsules and spheres, so nothing is rendered here and no display is needed.
+The browser draws the robot from its capsules and spheres, so Python renders nothing and needs no display.
 """
 
 import contextlib
@@ -19,76 +19,77 @@ import numpy as np
 from repolicy.envs import Transitions, action_space, native, one_env, together
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import Planned
-from repolicy.planning.keeping import keep
+from repolicy.planning.keeping import save_planner
 from repolicy.planning.sampling import effective
 from repolicy.planning.simulators import Model, Simulated
 from repolicy.runs import one_thread
 
-HERE = "127.0.0.1"  # and nowhere else
-SMOOTH = 0.98  # of the rewards that are shown
-CAPSULE = 3  # mjGEOM_CAPSULE; whatever else there is, is drawn as a ball
-WISH = "weight of "  # before a wish, in the name of its slider, which goes to so many times its weight
-FURTHEST = 5.0
-MOST_PATHS = 16  # of candidates, that are drawn
+LOCALHOST = "127.0.0.1"
+SMOOTHING = 0.98  # of the running means of rewards
+CAPSULE = 3  # mjGEOM_CAPSULE; other shapes are drawn as balls
+WISH = "weight of "  # prefix of the names of the wishes' sliders
+MAX_FACTOR = 5.0  # a wish's slider goes up to so many times its weight
+MAX_PATHS = 16  # candidates whose paths are drawn
 SLIDERS = {"omega": (0.001, 10.0), "states": (0.0, 10.0), "samples": (2, 512), "horizon": (1, 32)}
 
 
-class Traced:
-    """A planner's model, which notes where the trunk goes in the first candidates."""
+class TracedModel:
+    """A planner's model that records the trunk's path in the first candidates."""
 
     def __init__(self, model: Model) -> None:
-        self._model, self._began, self._went = model, np.zeros(3), list[np.ndarray]()
+        self._model, self._start, self._offsets = model, np.zeros(3), list[np.ndarray]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def states(self, observations: np.ndarray) -> np.ndarray:
         states = self._model.states(observations)
-        self._began, self._went = self._model.trunks(states), []
+        self._start, self._offsets = self._model.trunks(states), []
         return states
 
     def step(self, states: np.ndarray, actions: np.ndarray) -> Simulated:
         after = self._model.step(states, actions)
-        self._went.append(self._model.trunks(after.states[:MOST_PATHS]) - self._began)
+        self._offsets.append(self._model.trunks(after.states[:MAX_PATHS]) - self._start)
         return after
 
     @property
     def paths(self) -> list[list[list[float]]]:
-        """How far each of these candidates has gone after each of its steps."""
-        return np.stack(self._went, axis=1).round(3).tolist()
+        """The trunk's offsets `[candidates, steps, 3]` from where the plan begins."""
+        return np.stack(self._offsets, axis=1).round(3).tolist()
 
 
 def with_robot(name: str) -> Any:
-    """Return one such environment, or raise where a page could not draw it."""
+    """Make an environment. Raise UsageError if it has no MuJoCo robot that the page can draw."""
     env = one_env(name)
     if not hasattr(env.unwrapped, "model"):
         raise UsageError(f"{name} has no MuJoCo robot, which is what the page draws: plan without --live")
     return env
 
 
-class Stage:
-    """The environment in which a planner acts, what a page shows of it, and what a page may set."""
+class LiveSession:
+    """A planner at work in one environment, with the values that the page shows and the settings that it may change."""
 
     def __init__(self, planner: Planned, out: Path) -> None:
         self.planner, self.out, self.lock = planner, out, threading.Lock()
         self._env: Any = with_robot(planner.env)
         self._space = action_space(self._env.action_space, planner.env)
-        self._seen, _ = self._env.reset(seed=planner.search.seed)
+        self._observation, _ = self._env.reset(seed=planner.search.seed)
         self.each = [self._env]
         planner.watch(self)
         self._begin()
         self._means = dict[str, float]()
-        self._asked = addon = planner.score.addon  # whose weights stay, so that what is shown can be compared
+        # The wish is shown with its first weights, so that values before and after a change can be compared.
+        self._shown_addon = addon = planner.score.addon
         self._wishes = [f"{WISH}{title}" for title in addon.titles]
-        ends = (FURTHEST * (weight or 1.0) for weight in addon.weights)
+        ends = (MAX_FACTOR * (weight or 1.0) for weight in addon.weights)
         self._sliders = SLIDERS | {
             wish: (min(0.0, end), max(0.0, end)) for wish, end in zip(self._wishes, ends, strict=True)
         }
 
     def _begin(self) -> None:
-        """Plan with the settings as they are."""
-        self._model: Any = Traced(self.planner.model)
-        self._planning: Any = replace(self.planner, model=self._model).actor(1, 1)
+        """Begin to plan with the present settings."""
+        self._model: Any = TracedModel(self.planner.model)
+        self._actor: Any = replace(self.planner, model=self._model).actor(1, 1)
 
     @property
     def settings(self) -> dict[str, float]:
@@ -99,73 +100,73 @@ class Stage:
         weights |= dict(zip(self._wishes, planner.score.addon.weights, strict=True))
         return weights | {"samples": planner.search.samples, "horizon": planner.search.horizon}
 
-    def set(self, wanted: dict[str, Any]) -> None:
-        """Plan on with other settings; each stays within its slider."""
+    def set(self, changes: dict[str, Any]) -> None:
+        """Change settings. Each value is clipped to the range of its slider."""
         with self.lock:
-            given, planner = self.settings, self.planner
-            for name, value in wanted.items():
-                if name not in given or not isinstance(value, int | float) or not np.isfinite(value):
+            settings, planner = self.settings, self.planner
+            for name, value in changes.items():
+                if name not in settings or not isinstance(value, int | float) or not np.isfinite(value):
                     raise UsageError(f"{name!r} is no slider, or {value!r} no number")
-                given[name] = min(max(value, self._sliders[name][0]), self._sliders[name][1])
-            addon = replace(planner.score.addon, weights=tuple(given[wish] for wish in self._wishes))
-            score = replace(planner.score, omega=given["omega"], states=given.get("states", 0.0), addon=addon)
-            search = replace(planner.search, samples=int(given["samples"]), horizon=int(given["horizon"]))
-            asked = (f"{name}={weight!r}" for name, weight in zip(addon.names, addon.weights, strict=True))
-            self.planner = replace(planner, score=score, search=search, addons=tuple(asked))
+                settings[name] = min(max(value, self._sliders[name][0]), self._sliders[name][1])
+            addon = replace(planner.score.addon, weights=tuple(settings[wish] for wish in self._wishes))
+            score = replace(planner.score, omega=settings["omega"], states=settings.get("states", 0.0), addon=addon)
+            search = replace(planner.search, samples=int(settings["samples"]), horizon=int(settings["horizon"]))
+            addons = (f"{name}={weight!r}" for name, weight in zip(addon.names, addon.weights, strict=True))
+            self.planner = replace(planner, score=score, search=search, addons=tuple(addons))
             self._begin()
             self._means = {}
 
     def keep(self) -> str:
-        """Write the planner's folder with the settings as they are."""
-        keep(self.planner, self.out)
+        """Write the planner's folder with the present settings, and return its path."""
+        save_planner(self.planner, self.out)
         return str(self.out)
 
     def step(self) -> dict[str, Any]:
-        """Act once, and return what there is to see."""
+        """Act once, and return the values that the page shows."""
         with self.lock:
-            began = time.perf_counter()
-            before = np.asarray(self._seen, np.float32).ravel()[None]
-            sent = self.planner.to_environment(self._planning(before))
-            own = native(sent, self._space, self._env.action_space)[0]
-            took = time.perf_counter() - began
-            weights = self._planning.found.weights
-            seen = {
+            start = time.perf_counter()
+            before = np.asarray(self._observation, np.float32).ravel()[None]
+            sent = self.planner.to_environment(self._actor(before))
+            action = native(sent, self._space, self._env.action_space)[0]
+            took = time.perf_counter() - start
+            weights = self._actor.candidates.weights
+            shown = {
                 "paths": self._model.paths,
-                "weights": weights[0, :MOST_PATHS].round(3).tolist(),
+                "weights": weights[0, :MAX_PATHS].round(3).tolist(),
                 "took": took,
                 "effective": float(effective(weights)[0]),
                 "parts": parts(self._env.unwrapped),
             }
-            self._seen, reward, terminated, truncated, told = self._env.step(own)
-            after = np.asarray(self._seen, np.float32).ravel()[None]
-            wish = float(self._asked.reward(Transitions(before, sent, after, together([told])))[0])
+            self._observation, reward, terminated, truncated, info = self._env.step(action)
+            after = np.asarray(self._observation, np.float32).ravel()[None]
+            wish = float(self._shown_addon.reward(Transitions(before, sent, after, together([info])))[0])
             for name, value in (("old", float(reward)), ("wish", wish)):
                 mean = self._means.get(name, value)
-                self._means[name] = mean + (1.0 - SMOOTH) * (value - mean)
+                self._means[name] = mean + (1.0 - SMOOTHING) * (value - mean)
             if terminated or truncated:
-                self._seen, _ = self._env.reset()
-                self._planning.begin_anew(np.array([True]))
-            return seen | self._means | self.settings | {"ends": self._sliders}
+                self._observation, _ = self._env.reset()
+                self._actor.begin_anew(np.array([True]))
+            return shown | self._means | self.settings | {"ends": self._sliders}
 
 
 def parts(env: Any) -> list[list[float]]:
-    """Return the two ends and the radius of each of a robot's limbs, beside its trunk: what a page draws."""
+    """Return the two end points and the radius of each of a robot's geoms, for the page to draw."""
     model, data = env.model, env.data
-    shown = []
+    rows = []
     for geom in range(model.ngeom):
         if model.geom_bodyid[geom] == 0:
             continue  # the ground
         size, long = model.geom_size[geom], model.geom_type[geom] == CAPSULE
         along = data.geom_xmat[geom].reshape(3, 3)[:, 2] * (size[1] if long else 0.0)
         ends = [data.geom_xpos[geom] + sign * along for sign in (-1.0, 1.0)]
-        shown.append([*(float(f"{number:.4g}") for end in ends for number in end), float(f"{size[0]:.3g}")])
-    return shown
+        rows.append([*(float(f"{number:.4g}") for end in ends for number in end), float(f"{size[0]:.3g}")])
+    return rows
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers the page, and nobody who calls this machine by another name."""
+    """Serves the page. It answers only requests that address this machine as localhost."""
 
-    stage: Stage
+    session: LiveSession
 
     def do_GET(self) -> None:
         if self.path == "/":
@@ -177,20 +178,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         try:
-            said = self.rfile.read(min(int(self.headers.get("Content-Length", 0)), 10_000))
+            body = self.rfile.read(min(int(self.headers.get("Content-Length", 0)), 10_000))
             if self.path == "/set":
-                self.stage.set(json.loads(said))
-            told = self.stage.keep() if self.path == "/keep" else ""
+                self.session.set(json.loads(body))
+            answer = self.session.keep() if self.path == "/keep" else ""
         except (RepolicyError, ValueError, AttributeError) as error:
             self._answer(400, str(error).encode())
         else:
-            self._answer(200, told.encode())
+            self._answer(200, answer.encode())
 
     def parse_request(self) -> bool:
-        """Refuse a page of others, which a browser would let call here by a name that leads to this machine."""
+        """Refuse requests of other websites: a foreign host name may resolve to this machine (DNS rebinding)."""
         if not super().parse_request():
             return False
-        own = {f"{host}:{self.connection.getsockname()[1]}" for host in (HERE, "localhost")}
+        own = {f"{host}:{self.connection.getsockname()[1]}" for host in (LOCALHOST, "localhost")}
         origin = self.headers.get("Origin", "").removeprefix("http://")
         if self.headers.get("Host") in own and (not origin or origin in own):
             return True
@@ -198,14 +199,14 @@ class Handler(BaseHTTPRequestHandler):
         return False
 
     def _steps(self) -> None:
-        """Act for as long as the page is open, in real time where that is possible: a line of JSON a step."""
+        """Act while the page is open, at most in real time, and send one line of JSON per step."""
         self.send_response(200)
         self.send_header("Content-Type", "application/x-ndjson")
         self.end_headers()
         try:
             while True:
-                due = time.perf_counter() + self.stage.planner.model.seconds
-                self.wfile.write(json.dumps(self.stage.step()).encode() + b"\n")
+                due = time.perf_counter() + self.session.planner.model.seconds
+                self.wfile.write(json.dumps(self.session.step()).encode() + b"\n")
                 time.sleep(max(0.0, due - time.perf_counter()))
         except OSError:
             return  # the page was closed
@@ -220,13 +221,13 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing of each request."""
+        """Do not log requests."""
 
 
-def server(stage: Stage | None, port: int) -> ThreadingHTTPServer:
-    """Return what serves the page, on this machine alone. Port 0 is any that is free."""
+def server(session: LiveSession | None, port: int) -> ThreadingHTTPServer:
+    """Return the server of the page, bound to localhost. Port 0 stands for any free port."""
     try:
-        return ThreadingHTTPServer((HERE, port), type("Handler", (Handler,), {"stage": stage}))
+        return ThreadingHTTPServer((LOCALHOST, port), type("Handler", (Handler,), {"session": session}))
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", "it must be 0 to 65535")
         raise RepolicyError(f"port {port} cannot be used ({why}): choose another --port") from None
@@ -234,9 +235,10 @@ def server(stage: Stage | None, port: int) -> ThreadingHTTPServer:
 
 def show(planner: Planned, out: Path, port: int, say: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C."""
-    stage = Stage(planner, out)
-    with one_thread(), server(stage, port) as serving, contextlib.suppress(KeyboardInterrupt):
+    session = LiveSession(planner, out)
+    with one_thread(), server(session, port) as serving, contextlib.suppress(KeyboardInterrupt):
         serving.daemon_threads = True
-        say(f"open http://{HERE}:{serving.server_address[1]} in a browser on this machine; Ctrl-C ends it")
+        say(f"open http://{LOCALHOST}:{serving.server_address[1]} in a browser on this machine; Ctrl-C ends it")
         serving.serve_forever()
-    stage.lock.acquire()  # for good: Python can crash if it ends while a thread is in a step
+    # Never released: Python can crash if it exits while a thread is inside an environment's step.
+    session.lock.acquire()

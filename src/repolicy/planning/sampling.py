@@ -1,11 +1,12 @@
 """The mathematics of planning by samples: noise, weights, and the temperature.
 
-A plan is N times T deviations from what the prior would do, in units of its std. K candidates are the plan û plus noise
-ε = B·z, with z ~ N(0, I) at some knots in time and B what lies between them. A candidate of the score S has the weight
+A plan holds T deviations from the prior's actions, in units of the prior's std. Each of K candidates is the plan û plus
+noise ε = B·z. Here z ~ N(0, I) is drawn at some knots in time, and B interpolates between them. A candidate with the
+score S has the weight
 
     base(û + ε) / N(û + ε; û, B·Bᵀ) · exp(S / λ)
 
-so what is planned depends on the base, the density that candidates would have were all scores equal:
+The base is the density that candidates would have if all scores were equal:
 
     nominal   N(û, B·Bᵀ): near the plan; the weight is S/λ
     uniform   1: the maximum-entropy plan itself; S/λ + ½·|z|² + Σ log tanh′(u), the last where actions are tanh(u)
@@ -17,47 +18,47 @@ import numpy as np
 
 Base = Literal["nominal", "uniform"]
 BASES: tuple[Base, ...] = ("nominal", "uniform")
-HALVINGS = 50  # of the temperature's logarithm
+HALVINGS = 50  # steps of the bisection, on the logarithm of the temperature
 
 
-def between(knots: int, horizon: int) -> np.ndarray:
-    """Return B `[T, H]`: noise at H knots, evenly spread over T steps, goes in straight lines from one to the next.
+def interpolate(knots: int, horizon: int) -> np.ndarray:
+    """Return B `[T, H]`, which interpolates linearly between H knots, evenly spread over T steps.
 
-    Each step's variance is 1, as if it had noise of its own.
+    Its rows are scaled so that the noise of each step has variance 1.
     """
     if knots == 1:
         return np.ones((horizon, 1))
-    places = np.linspace(0.0, horizon - 1.0, min(knots, horizon))
-    lines = np.stack([np.interp(np.arange(horizon), places, one) for one in np.eye(len(places))], axis=1)
-    return lines / np.linalg.norm(lines, axis=1, keepdims=True)
+    times = np.linspace(0.0, horizon - 1.0, min(knots, horizon))
+    weights = np.stack([np.interp(np.arange(horizon), times, knot) for knot in np.eye(len(times))], axis=1)
+    return weights / np.linalg.norm(weights, axis=1, keepdims=True)
 
 
 def correction(draws: np.ndarray, slopes: np.ndarray, base: Base) -> np.ndarray | float:
-    """Return log(base/proposal) `[N, K]`, but for a constant, of draws z `[N, K, H, A]` around a plan.
+    """Return log(base/proposal) `[N, K]`, up to a constant, for draws z `[N, K, H, A]` around a plan.
 
-    slopes: Σ log tanh′ `[N, K]` of the actions, 0 where there is no tanh.
+    slopes: Σ log tanh′ of the actions, `[N, K]`; 0 for actions without tanh.
     """
     return 0.5 * np.square(draws).sum((2, 3)) + slopes if base == "uniform" else 0.0
 
 
 def normalized(log_weights: np.ndarray) -> np.ndarray:
-    """Return weights `[N, K]` that sum to 1 over the candidates. Of −∞ everywhere, all go to the first one."""
-    most = log_weights.max(1, keepdims=True)
-    known = np.isfinite(most)
-    weights = np.exp(log_weights - np.where(known, most, 0.0))
-    weights[~known[:, 0], 0] = 1.0
+    """Return weights `[N, K]` that sum to 1 over K. If all candidates have −∞, the first one gets the whole weight."""
+    largest = log_weights.max(1, keepdims=True)
+    finite = np.isfinite(largest)
+    weights = np.exp(log_weights - np.where(finite, largest, 0.0))
+    weights[~finite[:, 0], 0] = 1.0
     return weights / weights.sum(1, keepdims=True)
 
 
 def effective(weights: np.ndarray) -> np.ndarray:
-    """Return the effective sample size 1/Σw² `[N]` of weights `[N, K]`: 1 for the best of K, K for all alike."""
+    """Return the effective sample size 1/Σw² `[N]` of weights `[N, K]`: 1 if one has all, K if all are equal."""
     return 1.0 / np.square(weights).sum(1)
 
 
-def temperature(scores: np.ndarray, corrected: np.ndarray | float, wanted: float) -> np.ndarray:
-    """Return λ `[N, 1]` at which the effective sample size of scores `[N, K]` is the wanted one, by bisection.
+def temperature(scores: np.ndarray, corrected: np.ndarray | float, target: float) -> np.ndarray:
+    """Find by bisection λ `[N, 1]` with which scores `[N, K]` have the effective sample size `target`.
 
-    It grows with λ where the base is nominal. With another base no λ may have it, and the nearest end is returned.
+    With the nominal base the size grows with λ. With another base it may not be reached; then λ is an end of the range.
     """
     finite = np.isfinite(scores)
     highest = scores.max(1, keepdims=True, initial=-np.inf, where=finite)
@@ -67,6 +68,6 @@ def temperature(scores: np.ndarray, corrected: np.ndarray | float, wanted: float
     low, high = spread * 1e-6, spread * 1e6
     for _ in range(HALVINGS):
         middle = np.sqrt(low * high)
-        enough = effective(normalized(scores / middle + corrected))[:, None] >= wanted
+        enough = effective(normalized(scores / middle + corrected))[:, None] >= target
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return np.sqrt(low * high)

@@ -1,4 +1,4 @@
-"""What a candidate is worth: the add-on, log prior and the prior's states along its simulated steps."""
+"""Scores of candidate plans: the add-on, log prior and the price on states, summed along simulated steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from repolicy.planning.simulators import Model
 from repolicy.policies import Density, Policy, log_tanh_slope
 from repolicy.policies.density import MOST
 
-Value = Callable[[np.ndarray], np.ndarray]  # from observations [B, O] to what is still to come [B]
+Value = Callable[[np.ndarray], np.ndarray]  # from observations [B, O] to the expected discounted reward from there, [B]
 
 
 @dataclass(frozen=True)
 class Score:
     """S = Σ γ^t·(r_R + ω′·(log π(a|s) − log π(m|s)) + states·h(s′)) + γ^T·V(s_T), where m is π without noise.
 
-    That costs nothing, however wide the prior is.
+    With log π(m|s) subtracted, the prior's own plan costs nothing, however wide the prior is.
     """
 
     addon: Addon
@@ -40,45 +40,46 @@ def simulated(
     score: Score,
     closed: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scores `[N, K]` of candidates `[N, K, T, A]`, which are how many stds to deviate from the prior.
+    """Simulate candidates `[N, K, T, A]`, given as deviations from the prior in stds, and return their scores `[N, K]`.
 
-    With them comes Σ log tanh′ `[N, K]` of their actions, 0 where there is no tanh. A score is −∞ where the simulation
-    broke down. A closed loop deviates from what the prior does in the *simulated* state; an open one from what it would
-    do in the states that the first candidate comes to. observations: `[N, O]`; spread: `[N, A]`, the stds.
+    Also returns Σ log tanh′ of their actions `[N, K]`, which is 0 without tanh. A score is −∞ where the simulation
+    broke down. observations: `[N, O]`; spread: the prior's stds, `[N, A]`. With `closed`, a candidate deviates from the
+    prior's action in its own simulated state; otherwise from that in the state of the first candidate.
     """
     count, samples, steps, width = plans.shape
     batch = count * samples
     act = prior.actor(steps, batch)
     states = np.repeat(model.states(observations), samples, 0)
-    stray = plans * spread[:, None, None]
-    seen = [np.repeat(observations, samples, 0)]
+    deviations = plans * spread[:, None, None]
+    visited = [np.repeat(observations, samples, 0)]
     modes, chosen, sent = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     infos: list[Info] = []
-    over = np.zeros((steps + 1, batch), bool)
+    has_ended = np.zeros((steps + 1, batch), bool)
     failed = np.zeros(batch, bool)
     for t in range(steps):
-        modes.append(act(seen[t]))
-        around = modes[t].reshape(count, samples, width)
-        actions = (around if closed else around[:, :1]) + stray[:, :, t]
+        modes.append(act(visited[t]))
+        centers = modes[t].reshape(count, samples, width)
+        actions = (centers if closed else centers[:, :1]) + deviations[:, :, t]
         chosen.append(actions.reshape(batch, width).astype(np.float32))
         sent.append(prior.to_environment(chosen[t]))
         step = model.step(states, sent[t])
         states = step.states
-        seen.append(step.observations)
+        visited.append(step.observations)
         infos.append(step.info)
         failed |= step.failed
-        over[t + 1] = over[t] | step.ended | step.failed
+        has_ended[t + 1] = has_ended[t] | step.ended | step.failed
     transitions = Transitions(
-        np.stack(seen[:-1]), own_numbers(np.stack(sent), prior.actions), np.stack(seen[1:]), stacked(infos)
+        np.stack(visited[:-1]), own_numbers(np.stack(sent), prior.actions), np.stack(visited[1:]), stacked(infos)
     )
     log_chosen = act.log_probs(torch.from_numpy(np.stack(chosen)))
     log_modes = act.log_probs(torch.from_numpy(np.stack(modes)))
-    beside = (log_chosen - log_modes).numpy()
-    total = (score.discount ** np.arange(steps)) @ step_rewards(score, prior, transitions, beside, over[1:])
+    log_ratio = (log_chosen - log_modes).numpy()
+    total = (score.discount ** np.arange(steps)) @ step_rewards(score, prior, transitions, log_ratio, has_ended[1:])
     if score.value is not None:
-        ahead = score.value(seen[-1])
-        ahead[over[-1]] = min(0.0, float(ahead.min()))
-        total += score.discount**steps * ahead
+        # An end must not be worth more than going on: it gets the lowest value.
+        values = score.value(visited[-1])
+        values[has_ended[-1]] = min(0.0, float(values.min()))
+        total += score.discount**steps * values
     total[failed] = -np.inf
     slopes = np.zeros(batch)
     if prior.family.squashes:
@@ -88,14 +89,14 @@ def simulated(
 
 
 def step_rewards(
-    score: Score, prior: Policy, transitions: Transitions, beside: np.ndarray, gone: np.ndarray
+    score: Score, prior: Policy, transitions: Transitions, log_ratio: np.ndarray, has_ended: np.ndarray
 ) -> np.ndarray:
-    """Return what steps `[T, B]` pay: beside is log π(a|s) − log π(m|s), and gone is where the episode has ended.
+    """Return the rewards of steps `[T, B]`. log_ratio: log π(a|s) − log π(m|s). has_ended: whether the episode is over.
 
-    An end pays nothing more, and must not be a way out: it costs more than the worst of all other steps.
+    A plan must not gain by ending the episode, so each step after the end costs more than the worst of the others.
     """
     try:
-        rewards = score.addon.reward(transitions) + score.omega * beside
+        rewards = score.addon.reward(transitions) + score.omega * log_ratio
     except UsageError as error:
         if not isinstance(error.__cause__, KeyError):
             raise
@@ -103,6 +104,6 @@ def step_rewards(
     if score.density is not None and score.states:
         inputs = prior.normalizer(torch.from_numpy(transitions.next_observations))
         rewards += score.states * score.density.familiarity(inputs).numpy()
-    if gone.any():
-        rewards[gone] = rewards.min() - MOST * max(score.omega, score.states)
+    if has_ended.any():
+        rewards[has_ended] = rewards.min() - MOST * max(score.omega, score.states)
     return rewards

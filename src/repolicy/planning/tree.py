@@ -2,9 +2,10 @@
 
     Q(s, a) = E[r_R + states·h(s′) + γ·V(s′)]        V(s) = α̂·log Σ_a exp((Q(s, a) + ω′·log π(a|s)) / α̂)
 
-A new leaf is worth one rollout of the prior, whose steps pay r_R + (ω′ − α̂)·log π(a|s): what the prior itself is worth
-by that objective. An action that was not tried yet has the Q with which V stays the leaf's. With the share λ an action
-is drawn from the prior, and else from exp((Q + ω′·log π − V) / α̂), by which the root decides, too.
+A new leaf gets its value from one rollout of the prior, whose steps are rewarded with r_R + (ω′ − α̂)·log π(a|s): the
+value of the prior itself under that objective. An action that was not tried yet has the Q that leaves the leaf's V as
+it is. With probability λ the search draws an action from the prior, and otherwise from exp((Q + ω′·log π − V) / α̂).
+The root chooses its action by the latter, too.
 """
 
 import math
@@ -25,15 +26,17 @@ from repolicy.policies.density import MOST
 if TYPE_CHECKING:
     from repolicy.planning.planner import Planner
 
-EXPLORED = 0.2  # of λ = EXPLORED·A / log(2 + N), where N is how often a node was visited
-ALIKE = 2  # draws of an action that all must lead to the same, for an environment to count as one without chance
+EXPLORATION = 0.2  # λ = EXPLORATION·A / log(2 + N) after N visits of a node
+DETERMINISTIC_AFTER = 2  # draws of one action with equal outcomes, after which an environment counts as deterministic
 
-Row = tuple[np.ndarray, np.ndarray, np.ndarray, Info]  # a step as an add-on is asked about it, [1, ...] each
+Row = tuple[
+    np.ndarray, np.ndarray, np.ndarray, Info
+]  # observation, action, next observation and info of a step, [1, ...] each
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Where an action led, what that paid, and in how many of its draws it did."""
+    """One outcome of an action: the next node, the reward, and the number of draws that led there."""
 
     node: "Node | None"  # None: the episode ended
     reward: float
@@ -43,7 +46,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Node:
-    """A state in the tree; arrays `[A]` are over actions."""
+    """A state in the tree. Arrays `[A]` have one number per action."""
 
     state: Any  # an environment, of which copies are stepped
     observation: np.ndarray  # [1, O]
@@ -54,7 +57,7 @@ class Node:
 
 
 class Tree:
-    """A search from one root after another in each of N environments."""
+    """A search tree for each of N environments. The subtree of the chosen action is reused in the next step."""
 
     def __init__(self, planner: "Planner", count: int) -> None:
         assert isinstance(planner.model, CopyModel)
@@ -62,34 +65,40 @@ class Tree:
         self.alpha = self.score.omega if self.search.temperature is None else self.search.temperature
         if not self.alpha > 0.0:
             raise UsageError(f"a tree's temperature is {self.alpha:g}: name an omega or a temperature above 0")
-        self.known: list[dict[bytes, Outcome]] = [{} for _ in range(count)]  # where the last action may have led
-        self._random, self._chance = np.random.default_rng(self.search.seed), False
+        # The outcomes of the last action in each environment.
+        self.last_outcomes: list[dict[bytes, Outcome]] = [{} for _ in range(count)]
+        self._random, self._is_stochastic = np.random.default_rng(self.search.seed), False
         self._normalize, self._network = self.prior.normalizer.snapshot(), self.prior.network.snapshot()
-        self._paid = replace(self.score, omega=0.0)  # for a step, beside log prior
+        self._score_without_prior = replace(self.score, omega=0.0)
 
     def root(self, n: int, state: Any, observation: np.ndarray) -> Node:
-        """Return where the n-th environment stands, seen as `[1, O]`, after so many simulations from there."""
-        before = self.known[n].get(_key(observation, False))
-        node = before.node if before is not None and before.node else self.leaf(state, observation, self.search.horizon)
+        """Return the node of the n-th environment's state, observed as `[1, O]`, after `samples` simulations."""
+        outcome = self.last_outcomes[n].get(_key(observation, False))
+        if outcome is not None and outcome.node is not None:
+            node = outcome.node
+        else:
+            node = self.leaf(state, observation, self.search.horizon)
         node.state = state
         for _ in range(self.search.samples):
             self.simulate(node, self.search.horizon)
         return node
 
     def log_policy(self, node: Node) -> np.ndarray:
-        """Return the log-probabilities `[A]` to which a node's values lead."""
+        """Return the soft-optimal log-probabilities `[A]` given a node's values."""
         return (node.q + self.score.omega * node.log_prior - self.value(node)) / self.alpha
 
     def value(self, node: Node) -> float:
         return self._soft(node.q + self.score.omega * node.log_prior)
 
     def simulate(self, node: Node, left: int) -> None:
-        """Go from a node to a new leaf, with so many steps left, and take its worth into all values above it."""
-        explored = min(1.0, EXPLORED * len(node.q) / math.log(2.0 + node.visits.sum()))
-        action = self._drawn((1.0 - explored) * np.exp(self.log_policy(node)) + explored * np.exp(node.log_prior))
-        outcome, fresh = self._led_to(node, action, left - 1)
+        """Descend from a node to a new leaf, at most `left` steps deep, and update the values on the way."""
+        exploration = min(1.0, EXPLORATION * len(node.q) / math.log(2.0 + node.visits.sum()))
+        action = self._sample(
+            (1.0 - exploration) * np.exp(self.log_policy(node)) + exploration * np.exp(node.log_prior)
+        )
+        outcome, is_new = self._expand(node, action, left - 1)
         if outcome.node is not None:
-            if not fresh and left > 1:
+            if not is_new and left > 1:
                 self.simulate(outcome.node, left - 1)
             outcome.value = self.value(outcome.node)
         node.visits[action] += 1
@@ -97,46 +106,47 @@ class Tree:
         total = sum(each.count * (each.reward + self.score.discount * each.value) for each in outcomes)
         node.q[action] = total / sum(each.count for each in outcomes)
 
-    def _led_to(self, node: Node, action: int, left: int) -> tuple[Outcome, bool]:
-        """Return where an action leads this time, and whether that is new.
+    def _expand(self, node: Node, action: int, left: int) -> tuple[Outcome, bool]:
+        """Return an outcome of an action, and whether it is new.
 
-        Where there is chance it is tried each time, but for what is left of K² visits once there are K outcomes.
+        In a stochastic environment the action is simulated anew while its visits exceed K², for K known outcomes.
+        Otherwise a known outcome is drawn.
         """
         known, tries = node.outcomes[action], node.visits[action]
-        if known and (len(known) ** 2 > tries or (tries >= ALIKE and not self._chance)):
+        if known and (len(known) ** 2 > tries or (tries >= DETERMINISTIC_AFTER and not self._is_stochastic)):
             outcomes = list(known.values())
-            return outcomes[self._drawn(np.array([outcome.count for outcome in outcomes], float))], False
+            return outcomes[self._sample(np.array([outcome.count for outcome in outcomes], float))], False
         after, row = self._stepped(self.model.copied(node.state), node.observation, action)
         key = _key(after.observations, bool(after.ended[0]))
         if key in known:
             known[key].count += 1
             return known[key], False
-        self._chance |= bool(known)
+        self._is_stochastic |= bool(known)
         reward = float(self._rewards([row])[0])
         if after.ended[0]:
-            known[key] = Outcome(None, reward, self._end(reward, left))
+            known[key] = Outcome(None, reward, self._end_value(reward, left))
         else:
             known[key] = Outcome(self.leaf(after.states, after.observations, left), reward, 0.0)
         return known[key], True
 
     def leaf(self, state: Any, observation: np.ndarray, left: int) -> Node:
-        """Return a new node, with so many steps left."""
+        """Return a new node, at most `left` steps before the horizon."""
         log_prior = self._log_prior(observation)
         if self.score.value is None:
-            value = self._rolled_out(state, observation, log_prior, left)
+            value = self._rollout_value(state, observation, log_prior, left)
         else:
             value = float(self.score.value(observation)[0])
         q = np.full(len(log_prior), value - self._soft(self.score.omega * log_prior))
         return Node(state, observation, log_prior, q, np.zeros(len(q)), [{} for _ in q])
 
-    def _rolled_out(self, state: Any, observation: np.ndarray, log_prior: np.ndarray, left: int) -> float:
-        """Return what the prior's own steps pay from here."""
+    def _rollout_value(self, state: Any, observation: np.ndarray, log_prior: np.ndarray, left: int) -> float:
+        """Return the discounted reward of one rollout of the prior from here."""
         if not left:
             return 0.0
         state, ended = self.model.copied(state), False
         rows, log_priors = list[Row](), list[float]()
         while len(rows) < left and not ended:
-            action = self._drawn(np.exp(log_prior))
+            action = self._sample(np.exp(log_prior))
             after, row = self._stepped(state, observation, action)
             rows.append(row)
             log_priors.append(float(log_prior[action]))
@@ -146,11 +156,11 @@ class Tree:
         discounts = self.score.discount ** np.arange(len(rows) + 1)
         value = float(discounts[:-1] @ (rewards + (self.score.omega - self.alpha) * np.array(log_priors)))
         if ended:
-            value += float(discounts[-1]) * self._end(float(rewards[-1]), left - len(rows))
+            value += float(discounts[-1]) * self._end_value(float(rewards[-1]), left - len(rows))
         return value
 
-    def _end(self, reward: float, left: int) -> float:
-        """Return what an end costs, so that it is no way out: for each step that is left, more than any would."""
+    def _end_value(self, reward: float, left: int) -> float:
+        """Return the value of an end: lower than that of any `left` steps, so that a plan gains nothing by ending."""
         worst = min(reward, 0.0) - MOST * max(self.score.omega, self.score.states)
         return worst * float(np.sum(self.score.discount ** np.arange(left)))
 
@@ -161,11 +171,13 @@ class Tree:
         return after, (observation, own_numbers(sent, self.prior.actions), after.observations, after.info)
 
     def _rewards(self, rows: list[Row]) -> np.ndarray:
-        """Return what steps pay `[T]`, without log prior."""
-        before, did, after, infos = zip(*rows, strict=True)
+        """Return the rewards of steps `[T]`, without log prior."""
+        observations, actions, next_observations, infos = zip(*rows, strict=True)
         shape = (len(rows), 1)
-        steps = Transitions(np.stack(before), np.stack(did), np.stack(after), stacked(list(infos)))
-        return step_rewards(self._paid, self.prior, steps, np.zeros(shape), np.zeros(shape, bool))[:, 0]
+        steps = Transitions(
+            np.stack(observations), np.stack(actions), np.stack(next_observations), stacked(list(infos))
+        )
+        return step_rewards(self._score_without_prior, self.prior, steps, np.zeros(shape), np.zeros(shape, bool))[:, 0]
 
     def _log_prior(self, observation: np.ndarray) -> np.ndarray:
         logits = self._network(self._normalize(observation))[0].astype(np.float64)
@@ -174,9 +186,9 @@ class Tree:
     def _soft(self, scores: np.ndarray) -> float:
         return self.alpha * float(np.logaddexp.reduce(scores / self.alpha))
 
-    def _drawn(self, shares: np.ndarray) -> int:
-        """Return one of several, with chances in proportion to shares."""
-        sums = shares.cumsum()
+    def _sample(self, weights: np.ndarray) -> int:
+        """Draw an index with probabilities in proportion to `weights`."""
+        sums = weights.cumsum()
         return min(int(np.searchsorted(sums, self._random.random() * sums[-1], side="right")), len(sums) - 1)
 
 
@@ -185,33 +197,33 @@ def _key(observation: np.ndarray, ended: bool) -> bytes:
 
 
 class Choosing:
-    """A planner at work where actions are choices. Its memory is the tree."""
+    """The actor of a planner with discrete actions. Its memory is the tree."""
 
     def __init__(self, planner: "Planner", count: int, generator: torch.Generator | None) -> None:
         self.memory, self._planner, self._generator = Tree(planner, count), planner, generator
-        self._planned: list[np.ndarray] = []
+        self._log_policies: list[np.ndarray] = []
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        began, tree = time.perf_counter(), self.memory
-        seen = np.ascontiguousarray(observations)
-        roots = [tree.root(n, state, seen[n : n + 1]) for n, state in enumerate(tree.model.states(observations))]
+        start, tree = time.perf_counter(), self.memory
+        rows = np.ascontiguousarray(observations)
+        roots = [tree.root(n, state, rows[n : n + 1]) for n, state in enumerate(tree.model.states(observations))]
         log_policy = np.stack([tree.log_policy(root) for root in roots])
-        self._planned.append(log_policy)
+        self._log_policies.append(log_policy)
         if self._generator is None:
             actions = log_policy.argmax(1)
         else:
             actions = torch.multinomial(torch.from_numpy(log_policy).exp(), 1, generator=self._generator)[:, 0].numpy()
-        tree.known = [root.outcomes[action] for root, action in zip(roots, actions, strict=True)]
-        usual = [root.log_prior.argmax() for root in roots]
+        tree.last_outcomes = [root.outcomes[action] for root, action in zip(roots, actions, strict=True)]
+        of_prior = [root.log_prior.argmax() for root in roots]
         tally = self._planner.tally
         tally.decisions += len(roots)
-        tally.seconds += time.perf_counter() - began
-        tally.kept += int(np.sum(usual == actions))
+        tally.seconds += time.perf_counter() - start
+        tally.kept += int(np.sum(of_prior == actions))
         return actions[:, None]
 
     def begin_anew(self, ended: np.ndarray) -> None:
         for n in np.flatnonzero(ended):
-            self.memory.known[n] = {}
+            self.memory.last_outcomes[n] = {}
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        return torch.from_numpy(np.stack(self._planned)).gather(-1, actions.long())[..., 0]
+        return torch.from_numpy(np.stack(self._log_policies)).gather(-1, actions.long())[..., 0]

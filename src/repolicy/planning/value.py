@@ -1,4 +1,4 @@
-"""What is still to come after a plan's end, fitted to episodes of the prior within seconds, by least squares."""
+"""The value at a plan's end, fitted within seconds to episodes of the prior by least squares."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,15 +16,15 @@ from repolicy.policies import Adam, Mlp, Policy
 from repolicy.prepare.states import rollouts_of
 from repolicy.runs import Request, Settings
 
-MINIBATCH, LEARNING_RATE = 512, 1e-2  # at first; it falls to 0
+MINIBATCH, LEARNING_RATE = 512, 1e-2  # the initial rate, which falls linearly to 0
 
 
 def regression(
     inputs: Tensor, targets: np.ndarray, hidden: tuple[int, ...], epochs: int, seed: int
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a network's fit of targets `[M, D]` at inputs `[M, I]`: from inputs `[B, I]` to `[B, D]`."""
-    middle, width = targets.mean(0), np.maximum(targets.std(0), 1e-12)
-    wanted = torch.from_numpy((targets - middle) / width).float()
+    """Fit a network to targets `[M, D]` at inputs `[M, I]`, and return it as a function of inputs `[B, I]`."""
+    mean, std = targets.mean(0), np.maximum(targets.std(0), 1e-12)
+    normalized = torch.from_numpy((targets - mean) / std).float()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = Mlp(inputs.shape[1], hidden, targets.shape[1])
@@ -32,23 +32,23 @@ def regression(
         order = [rows for _ in range(epochs) for rows in torch.randperm(len(inputs)).split(MINIBATCH)]
         for index, rows in enumerate(order):
             adam.rate = LEARNING_RATE * (1.0 - index / len(order))
-            adam.descend((network(inputs[rows]) - wanted[rows]).square().mean())
+            adam.descend((network(inputs[rows]) - normalized[rows]).square().mean())
     run = network.snapshot()
 
     def fitted(rows: np.ndarray) -> np.ndarray:
-        return middle + width * run(rows).astype(np.float64)
+        return mean + std * run(rows).astype(np.float64)
 
     return fitted
 
 
-BLOCKS = 32  # of the prior's rollouts, of 64 environments and 50 steps each: with fewer, few of its falls are seen
-AHEAD = 100  # steps that must be known behind one whose value is learned
+BLOCKS = 32  # rollouts of the prior, of 64 environments and 50 steps each; fewer contain too few of its falls
+AHEAD = 100  # a step is used for the fit if at least so many steps follow it
 HIDDEN, EPOCHS = (64, 64), 8
-NETWORKS = 4  # whose mean is the value, because a planner goes where a single one is too high
+NETWORKS = 4  # the value is their mean, because a planner exploits the errors of a single network
 
 
 def rollouts_in(prior: Policy, env: str, seed: int) -> list[Rollout]:
-    """Return what the prior's sampled actions do in some thousand steps."""
+    """Collect rollouts of the prior's sampled actions."""
     with closing(rollouts_of(prior, Request(env, residual(), Settings(seed=seed)))) as rollouts:
         return [*islice(rollouts, BLOCKS)]
 
@@ -56,9 +56,9 @@ def rollouts_in(prior: Policy, env: str, seed: int) -> list[Rollout]:
 def fitted_value(
     prior: Policy, rollouts: Sequence[Rollout], score: Score, seed: int = 0, of_ends: bool = False
 ) -> Value:
-    """Return V by regression on the discounted sums of what a planner scores, along the prior's sampled actions.
+    """Fit V to the discounted sums of the score's rewards along the prior's rollouts.
 
-    Raises where an episode of the prior is cut too soon, or with `of_ends` where none of them ends early.
+    Raises UsageError if episodes of the prior are cut too soon or, with `of_ends`, if none of them ends early.
     """
     rewards = np.concatenate([rewards_of(prior, rollout, score) for rollout in rollouts])
     terminated, truncated, ages = (
@@ -66,40 +66,40 @@ def fitted_value(
     )
     if of_ends and not terminated.any():
         raise UsageError("no episode of the prior ends early, so a value has no end to tell of")
-    sums, known = to_come(rewards, terminated, truncated, ages, score.discount)
-    observations = np.concatenate([rollout.observations[:-1] for rollout in rollouts])[known]
+    sums, is_usable = discounted_sums(rewards, terminated, truncated, ages, score.discount)
+    observations = np.concatenate([rollout.observations[:-1] for rollout in rollouts])[is_usable]
     if not len(observations):
         raise UsageError(f"an episode of the prior is cut before {AHEAD} steps: plan without a value")
     inputs = prior.normalizer(torch.from_numpy(observations))
-    targets, normalize = sums[known][:, None], prior.normalizer.snapshot()
-    fitted = [regression(inputs, targets, HIDDEN, EPOCHS, NETWORKS * seed + number) for number in range(NETWORKS)]
+    targets, normalize = sums[is_usable][:, None], prior.normalizer.snapshot()
+    networks = [regression(inputs, targets, HIDDEN, EPOCHS, NETWORKS * seed + number) for number in range(NETWORKS)]
 
-    def value(seen: np.ndarray) -> np.ndarray:
-        rows = normalize(seen)
-        return np.mean([each(rows)[:, 0] for each in fitted], axis=0)
+    def value(observations: np.ndarray) -> np.ndarray:
+        rows = normalize(observations)
+        return np.mean([network(rows)[:, 0] for network in networks], axis=0)
 
     return value
 
 
 def rewards_of(prior: Policy, rollout: Rollout, score: Score) -> np.ndarray:
-    """Return what a score pays for each step `[T, N]`, whoever acted."""
+    """Return the score's reward of each step of a rollout, `[T, N]`."""
     observations = torch.from_numpy(rollout.observations[:-1])
     modes = prior(observations).mode()
     log_ratio = (prior.log_prob(observations, rollout.actions) - prior.log_prob(observations, modes)).numpy()
     return step_rewards(score, prior, rollout.transitions, log_ratio, rollout.terminated)
 
 
-def to_come(
+def discounted_sums(
     rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, ages: np.ndarray, discount: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return Σ γ^k·r of each step `[T, N]`, and which ones have AHEAD steps before a cut that came or would have come.
+    """Return Σ γ^k·r of each step `[T, N]`, and whether AHEAD steps fit between it and the next cut.
 
-    An episode that ends by itself is no exception: to keep its last steps, and not those of one that is cut, would make
-    ends too frequent. The time limit is the least age at which an episode was cut.
+    A cut is the end of the rollout or the time limit, the least age at which an episode was truncated. The rule holds
+    for episodes that terminate, too: if their last steps were always used, ends would be too frequent in the data.
     """
-    sums, following, ended = np.zeros_like(rewards), np.zeros(rewards.shape[1]), terminated | truncated
+    sums, following, done = np.zeros_like(rewards), np.zeros(rewards.shape[1]), terminated | truncated
     for t in reversed(range(len(rewards))):
-        following = sums[t] = rewards[t] + discount * np.where(ended[t], 0.0, following)
+        following = sums[t] = rewards[t] + discount * np.where(done[t], 0.0, following)
     limit = ages[truncated].min() if truncated.any() else np.inf
     ahead = np.minimum(len(rewards) - np.arange(len(rewards))[:, None], limit - ages + 1)
     return sums, ahead >= AHEAD
