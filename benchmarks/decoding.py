@@ -22,7 +22,7 @@ from experiments.ledger import write
 from repolicy.envs.making import make_envs
 from repolicy.envs.names import with_decoder
 from repolicy.policies.export import onnx_graph
-from repolicy.priors.decoders import sum_of
+from repolicy.priors.decoders import decoder_digest
 from repolicy.runs.ranks import one_thread
 
 ENVS, COUNT, CHUNK, SECONDS = ("MetaWorld/Push-v3?partially_observable=false", "HalfCheetah-v4"), 64, 8, 2.0
@@ -48,7 +48,7 @@ def measure(env: str, rounds: int, file: Path) -> dict[str, object]:
     torch.manual_seed(0)
     example = torch.zeros(2, alone.observation_size), torch.zeros(2, noise)
     file.write_bytes(onnx_graph(Layers(alone.observation_size, noise).eval().requires_grad_(False), example))
-    through = make_envs(with_decoder(env, str(file), noise, CHUNK, sum_of(str(file))), COUNT, 0)
+    through = make_envs(with_decoder(env, str(file), noise, CHUNK, decoder_digest(str(file))), COUNT, 0)
     random, speeds = np.random.default_rng(0), {"through": list[float](), "alone": list[float]()}
     alone.reset(), through.reset()
     for _ in range(rounds + 1):

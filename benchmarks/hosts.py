@@ -24,7 +24,7 @@ from experiments import campaign
 from experiments.batches import runner_config
 from experiments.ledger import Ledger
 from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.policy import PolicySpec, seeded
+from repolicy.policies.policy import PolicySpec, make_policy
 
 SIZE, ACTIONS, HIDDEN, LIMIT = 48, 12, (512, 256, 128), 1000  # as a walking robot has them
 
@@ -66,7 +66,7 @@ def runner(count: int, steps: int, device: str, algorithm: dict[str, Any]) -> An
 def residual() -> dict[str, Any]:
     bounds = (-1.0,) * ACTIONS, (1.0,) * ACTIONS
     spec = PolicySpec(SIZE, ActionSpace("continuous", (ACTIONS,), *bounds), hidden=HIDDEN, activation="elu")
-    named = {"omega": 0.2, "alpha": 0.1, "critic_warmup": 0, "prior": seeded(spec, 0)}
+    named = {"omega": 0.2, "alpha": 0.1, "critic_warmup": 0, "prior": make_policy(spec, 0)}
     return {"class_name": "repolicy.hosts.rsl_rl:ResidualPPO"} | named
 
 

@@ -22,7 +22,7 @@ STATES = "tests/prepare/test_states.py"
 WORTH = "tests/prepare/test_worth.py"
 DIAL = "tests/policies/test_dialed_policy.py tests/envs/test_envs.py tests/learning/test_several_run.py"
 GAITS = "tests/envs/test_gaits.py"
-CARRYING = "tests/policies/test_carrying.py"
+CARRYING = "tests/policies/test_metadata.py"
 POOL = "tests/many/test_pool.py"
 GENERATIVE = "tests/prepare/test_generative.py"
 BEGINNING = "tests/learning/test_beginning.py"
@@ -42,7 +42,7 @@ ROOMS = [
     Mutant("envs/rollout.py", "Past(self.ages == 1,", "Past(self.ages == 0,", GAITS, "episodes that never begin"),
     Mutant("envs/rollout.py", "pasts=self._pasts", "pasts={}", GAITS, "each rollout begins without a past"),
     Mutant("envs/batches.py", "{} if stream is None else {id(stream): np.random.default_rng(random.integers(2**63))}", "{}", TREE, "copies that foresee luck"),
-    Mutant("learning/worker.py", "copied(first or prior)", "copied(prior)", BEGINNING, "the actor begins as its prior, whatever --init names"),
+    Mutant("learning/worker.py", "trainable_copy(first or prior)", "trainable_copy(prior)", BEGINNING, "the actor begins as its prior, whatever --init names"),
     Mutant("learning/segments.py", "None if saved is None else saved.policy, team, scoring_prior, first", "first or saved.policy, team, scoring_prior, first", BEGINNING, "what the actor begins as scores it"),
     Mutant("envs/wish_file.py", "chosen if power is None else np.abs(chosen) ** power", "np.abs(chosen) ** (power or 1)", WISH_FILE, "every feature is an absolute value"),
     Mutant("envs/wish_file.py", "if not (features or needs_no_code(theirs)):", "if False:", WISH_FILE, "code that a wish's file names"),
@@ -110,7 +110,7 @@ ROOMS = [
     Mutant("learning/worker.py", "return self.prior is None and", "return", WORKER, "the prior's normalizer not frozen"),
     Mutant("learning/worker.py", "raw[..., policy.observation_size :]", "raw[..., : self.critic_size]", PRIVILEGED, "the critic is shown the policy's part"),
     Mutant("learning/worker.py", "self.critic_normalizer} if self.critic_size else {}", "self.critic_normalizer} if False else {}", PRIVILEGED, "the critic's statistics not in the checkpoint"),
-    Mutant("learning/worker.py", "self.critic_normalizer.update(self.team.sum(sums(rollout.observations[:-1, :, size:])))", "self.critic_normalizer.update(sums(rollout.observations[:-1, :, size:]))", PRIVILEGED, "the critic's statistics of each rank's own"),
+    Mutant("learning/worker.py", "self.critic_normalizer.update(self.team.sum(moment_sums(rollout.observations[:-1, :, size:])))", "self.critic_normalizer.update(moment_sums(rollout.observations[:-1, :, size:]))", PRIVILEGED, "the critic's statistics of each rank's own"),
     Mutant("learning/multipliers.py", "exp(STEERING * off", "exp(-STEERING * off", WORKER, "KL budget steered the wrong way"),
     Mutant("learning/multipliers.py", "sum(held.weight * held.limit.broken_by(one)", "sum(-held.weight * held.limit.broken_by(one)", LIMITS, "a limit that is rewarded for being broken"),
     Mutant("learning/multipliers.py", "sum(held.weight * held.limit.broken_by(one)", "sum(held.limit.sign * held.weight * one", LIMITS, "an early end that spares what a limit takes"),
@@ -222,7 +222,7 @@ ROOMS = [
     Mutant("prepare/diagnosis.py", "run(DRIVEN_ENVS * times) if times > 1", "run(DRIVEN_ENVS) if times > 1", "tests/prepare/test_diagnosis.py", "short episodes are hardly driven"),
     Mutant("prepare/cloning.py", "= samples.actions.mean(0)", "= 0.0", "tests/prepare/test_imitation.py", "a fit begins far from the actions"),
     Mutant("priors/finding.py", "if out.is_file() and path.is_file() and out.samefile(path):", "if False:", DOORS, "what is made of a policy written over it"),
-    Mutant("priors/finding.py", " and path.parent != PRIORS and path not in DOWNLOADED", "", DOORS, "what is made of a shipped policy put into the package"),
+    Mutant("priors/finding.py", " and path.parent != SHIPPED_FOLDER and path not in DOWNLOADED", "", DOORS, "what is made of a shipped policy put into the package"),
     Mutant("priors/kinds.py", "        if not bool(torch.isfinite(log_probs).all()):", "        if False:", "tests/priors/test_priors.py", "a log_prob that is not finite"),
     Mutant("many/pool.py", "            at_work.kill()", "            pass", POOL, "a job that does not stop is not killed"),
     Mutant("runs/machine.py", "in ending_signals() if here", "in ending_signals()[1:] if here", f"tests/runs/test_machine.py {POOL}", "SIGINT stays ignored while a run starts"),
@@ -234,7 +234,7 @@ ROOMS = [
     Mutant("runs/folder.py", "write_bytes(self.metrics, b", "self.metrics.write_bytes(b", "tests/policies/test_checkpoint.py", "metrics written in their place"),
     Mutant("policies/export.py", ".clamp(dial.low, dial.high)", "", CARRYING, "dials of an exported graph off their range"),
     Mutant("policies/export.py", "torch.where(torch.isnan(values), dial.if_nan, values)", "values", CARRYING, "NaN as an exported dial"),
-    Mutant("policies/carrying.py", 'told["graph"] == graph', "True", CARRYING, "a changed graph taken for the exported one"),
+    Mutant("policies/metadata.py", 'told["graph"] == graph', "True", CARRYING, "a changed graph taken for the exported one"),
     Mutant("cli/inspection.py", "model.joint(model.actuator_trnid[index, 0])", "model.joint(index)", CARRYING, "motors named in the order of joints"),
     Mutant("policies/export.py", "names, batch = list(inspect.signature(module.forward).parameters)", "names, batch = list(inspect.signature(module.forward).parameters)[::-1]", CARRYING, "an exported dial's inputs swap names"),
     Mutant("policies/export.py", "zip(self.dials, dials.unbind(-1), strict=True)]\n        inputs", "zip(self.dials, dials.flip(-1).unbind(-1), strict=True)]\n        inputs", CARRYING, "an exported policy's dials swap places"),
@@ -284,6 +284,6 @@ ROOMS = [
     Mutant("prepare/generative.py", "paid.argmax(1)", "paid.argmin(1)", GENERATIVE, "the worst of some draws is taken"),
     Mutant("prepare/generative.py", "taken += (BEST + 1) * _taken(of_copies)", "taken += _taken(of_copies)", GENERATIVE, "steps of copies are not counted"),
     Mutant("priors/decoders.py", "if not np.allclose(decoded, self._run", "if False and not np.allclose(decoded, self._run", GENERATIVE, "a decoder draws numbers of its own"),
-    Mutant("priors/decoders.py", "and sum_of(reference) == sha256)", "and True)", GENERATIVE, "another decoder of the same name is taken"),
-    Mutant("learning/segments.py", "held(decoder(worker.request.env))", 'b""', GENERATIVE, "a policy's file without its decoder"),
+    Mutant("priors/decoders.py", "and decoder_digest(reference) == sha256)", "and True)", GENERATIVE, "another decoder of the same name is taken"),
+    Mutant("learning/segments.py", "decoder_bytes(decoder(worker.request.env))", 'b""', GENERATIVE, "a policy's file without its decoder"),
 ]  # fmt: skip

@@ -34,9 +34,9 @@ from repolicy.envs.wrapped import positions_of
 from repolicy.learning.terms import DialedTerms
 from repolicy.objective import Objective, reformulated
 from repolicy.policies.density import Density
-from repolicy.policies.modulated import Conditioned
+from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy
-from repolicy.priors.dials import turned
+from repolicy.priors.dials import interpolate_policies
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
@@ -92,7 +92,7 @@ def free_dial(name: str, how: str, swept: Path) -> Row:
     assert end.prior is not None
     row: Row = {"task": name, "how": how, "episodes": EPISODES, "positions": []}
     for t in np.linspace(0.0, 1.0, len(task.omegas)):
-        policy = turned(end.prior, end.policy, float(t), "mixture" if how == "mixture" else "weights")
+        policy = interpolate_policies(end.prior, end.policy, float(t), "mixture" if how == "mixture" else "weights")
         row["positions"].append({"at": float(f"{t:.4g}")} | position(name, policy, end.prior, end.density))
     return row
 
@@ -106,7 +106,7 @@ def trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
         story = trained(Training(key, asked, task.env, task.addon), folder)
     saved = read_policy(find_policy(folder))
     policy = saved.policy
-    assert isinstance(policy, Conditioned)
+    assert isinstance(policy, ConditionedPolicy)
     (dial,) = policy.dials
     row: Row = {"task": name, "how": how, "seed": seed}
     row |= {part: story[part] for part in ("command", "request", "steps", "seconds", "steps_per_cpu_second", "curve")}

@@ -14,7 +14,7 @@ from experiments.ledger import Ledger, Row, grouped, seedless
 from experiments.one import Run
 from experiments.pages import each_and_mean, markdown
 from repolicy.policies.file import save_policy
-from repolicy.priors.finding import PRIORS
+from repolicy.priors.finding import SHIPPED_FOLDER
 from repolicy.priors.opening import read_policy
 
 VARIED = "HalfCheetah-v4?reset_noise_scale=0.3"  # from varied starts, for a prior that knows how to get up
@@ -72,7 +72,7 @@ def ship(found: dict[str, Row], runs: Path) -> None:
         scores |= {"sampled": best["sampled"]["basic_reward"]}
         request = saved.card["request"] | {"env": env.partition("?")[0]}  # what it is for, wherever it learned
         card = saved.card | {"name": name, "request": request, "command": row["command"], "scores": scores}
-        save_policy(PRIORS / f"{name}.safetensors", saved.policy, card)
+        save_policy(SHIPPED_FOLDER / f"{name}.safetensors", saved.policy, card)
 
 
 @campaign.program("ledger", "runs", "jobs", "ray", seeds=3, only=[*RUNS], ship=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from repolicy.errors import FileError
-from repolicy.policies.storage import finite
+from repolicy.policies.storage import replace_nonfinite
 
 Row = dict[str, Any]
 
@@ -59,7 +59,7 @@ class Ledger:
     def add(self, row: Row) -> None:
         """One more line, with the command and the commit of the code that made it, on the disk when this returns."""
         made_by = {"command": row.get("command") or command(), "commit": row.get("commit") or commit()}
-        row = finite(row | made_by)
+        row = replace_nonfinite(row | made_by)
         line = json.dumps(row | {"sha256": checksum(row)}) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

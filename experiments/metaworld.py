@@ -30,7 +30,7 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.step import Info
 from repolicy.policies.policy import Policy
 from repolicy.prepare.generative import narrowed, noise_prior
-from repolicy.priors.decoders import decoder_of
+from repolicy.priors.decoders import load_decoder
 from repolicy.runs.ranks import one_thread
 
 LENGTH, CHUNK, NOISE, EPISODES = 150, 8, 32, 100
@@ -169,7 +169,7 @@ def best_of(task: str, runs: Path, wish: str, count: int) -> Row:
 
     For `left` the hand is taken to go where it is told, a hundredth of a metre a step for each 1 of an action.
     """
-    decoder, generator = decoder_of(str(flow_of(task, runs)), NOISE, CHUNK), np.random.default_rng(EVALUATION_SEED)
+    decoder, generator = load_decoder(str(flow_of(task, runs)), NOISE, CHUNK), np.random.default_rng(EVALUATION_SEED)
     with closing(make_envs(env_of(task), EPISODES, EVALUATION_SEED)) as envs:
         seen, rows = envs.reset(), np.arange(EPISODES)
         sums = np.zeros((3, EPISODES))
@@ -209,7 +209,7 @@ def by_residual(task: str, runs: Path, wish: str, seed: int, scale: float) -> Ro
     """Return what adding to the flow's actions ends in, after the steps of as many decisions."""
     from experiments.steered import SIDE_BY_SIDE, Corrected, corrections, residual
 
-    decoder, began = decoder_of(str(flow_of(task, runs)), NOISE, CHUNK), time.process_time()
+    decoder, began = load_decoder(str(flow_of(task, runs)), NOISE, CHUNK), time.process_time()
     envs = Corrected(make_envs(env_of(task), SIDE_BY_SIDE, seed), decoder, seed)
     model = residual(envs, combined([WISHES[wish]]), seed, STEPS * CHUNK, scale)
     took, acts = time.process_time() - began, [partial(corrections, model, by_mean) for by_mean in (False, True)]

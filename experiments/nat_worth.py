@@ -15,7 +15,7 @@ from experiments.ledger import Ledger, Row
 from repolicy.envs.trust import env_of
 from repolicy.policies.file import add_to_card
 from repolicy.prepare.worth import measured
-from repolicy.priors.finding import find_policy, shipped
+from repolicy.priors.finding import find_policy, shipped_names
 from repolicy.priors.opening import read_policy
 
 
@@ -32,7 +32,7 @@ def measure(name: str, episodes: int, std: float) -> Row:
     return {"env": env, "alpha": saved.card["request"]["objective"]["alpha"], "std": std, **asdict(found)}
 
 
-@campaign.program("ledger", episodes=256, priors=tuple(shipped()), std=1.0)
+@campaign.program("ledger", episodes=256, priors=tuple(shipped_names()), std=1.0)
 def main(options: campaign.Options) -> None:
     narrower = "" if options.std == 1.0 else f" --std {options.std:g}"
     keys = {name + narrower: name for name in options.priors}

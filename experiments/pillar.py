@@ -23,7 +23,7 @@ from experiments.pages import markdown
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Info
-from repolicy.priors.decoders import decoder_of
+from repolicy.priors.decoders import load_decoder
 from repolicy.runs.ranks import one_thread
 
 START, GOAL, RADIUS, NEAR = np.array([-1.0, 0.0]), np.array([1.0, 0.0]), 0.3, 0.15
@@ -93,7 +93,7 @@ def customized(told: str, flow: Path, folder: Path) -> Row:
 
 def best_of(count: int, flow: Path) -> Row:
     """Return what comes of drawing so many chunks and taking the one that the wish pays most."""
-    decoder, generator = decoder_of(str(flow), NOISE, CHUNK), np.random.default_rng(EVALUATION_SEED)
+    decoder, generator = load_decoder(str(flow), NOISE, CHUNK), np.random.default_rng(EVALUATION_SEED)
     envs = make_envs(ENV, EPISODES, EVALUATION_SEED)
     places, running = envs.reset(), np.ones(EPISODES, bool)
     basic, wish = np.zeros(EPISODES), np.zeros(EPISODES)

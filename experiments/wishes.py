@@ -30,7 +30,7 @@ from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
-from repolicy.priors.opening import OpenedPolicy, acting
+from repolicy.priors.opening import OpenedPolicy, open_agent
 from repolicy.readers.reading import Options
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
@@ -106,7 +106,7 @@ ARMS |= {"cloning": (1.0, True), "true-wish": (1.0, True)}
 
 
 def who(reference: str | Path) -> OpenedPolicy:
-    return acting(str(reference), Options(), False)
+    return open_agent(str(reference), Options(), False)
 
 
 def hidden(pairs: Pairs) -> np.ndarray:
@@ -217,7 +217,7 @@ def cloned(records: list[Record], path: Path, seed: int, task: Task) -> Path:
     """Go on from the prior by the likelihood of the person's actions, and write that policy."""
     prior = who(task.prior).agent
     assert isinstance(prior, Policy)
-    policy = prior.alike()
+    policy = prior.reinitialized()
     policy.load_state_dict(prior.state_dict())
     policy.requires_grad_(True)
     joined = Record.joined([*records])

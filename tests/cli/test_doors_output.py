@@ -29,7 +29,7 @@ from repolicy.policies.policy import PolicySpec
 from repolicy.prepare import imitation
 from repolicy.prepare.weights import weights_of
 from repolicy.prepare.worth import Worth
-from repolicy.priors.finding import beside, find_policy
+from repolicy.priors.finding import find_policy, output_folder
 from repolicy.runs.callbacks import TensorBoard
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
@@ -140,8 +140,8 @@ def test_what_is_made_of_a_policy_is_not_written_over_a_policy(capsys: pytest.Ca
         code, _, said = typed(capsys, *words.split())
         assert (code, told in said) == (2, True), said
         assert before == {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
-    places = [beside(path) for path in (Path("ours.safetensors").absolute(), Path("theirs.pt").absolute())]
-    assert [*places, beside(find_policy("hopper"))] == [Path.cwd(), Path(), Path()]
+    places = [output_folder(path) for path in (Path("ours.safetensors").absolute(), Path("theirs.pt").absolute())]
+    assert [*places, output_folder(find_policy("hopper"))] == [Path.cwd(), Path(), Path()]
 
 
 def test_a_run_that_was_stopped_is_told_from_one_that_is_done(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from repolicy.envs.addons import combined
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, staggered
 from repolicy.errors import NumericError
-from repolicy.policies.normalizer import sums
+from repolicy.policies.normalizer import moment_sums
 from repolicy.policies.policy import Policy
 from repolicy.runs.request import spec_for
 from repolicy.runs.settings import Settings
@@ -79,7 +79,7 @@ def test_infos_are_numbers_in_every_step_and_no_environment_decides_their_kind()
 
 def test_actions_are_the_policys_at_normalized_observations() -> None:
     collect, policy = collector("LinearQuadratic", n_steps=50, count=8)
-    policy.normalizer.update(sums(np.random.default_rng(0).normal(1.0, 3.0, (100, 1)).astype(np.float32)))
+    policy.normalizer.update(moment_sums(np.random.default_rng(0).normal(1.0, 3.0, (100, 1)).astype(np.float32)))
     rollout = collect.collect(policy)
     expected = policy.log_prob(torch.from_numpy(rollout.observations[:-1]), rollout.actions)
     torch.testing.assert_close(rollout.log_probs, expected)

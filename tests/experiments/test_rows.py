@@ -14,7 +14,7 @@ from experiments.episodes import played
 from experiments.ledger import Ledger
 from repolicy.envs.addons import combined
 from repolicy.objective import kl, residual
-from repolicy.policies.density import MOST, fitted
+from repolicy.policies.density import MOST, fit_density
 from repolicy.policies.normalizer import Normalizer
 from repolicy.prepare import states
 
@@ -33,7 +33,7 @@ def test_new_states_are_priced_from_the_step_on_that_counts(monkeypatch: pytest.
     """Episodes have 8 steps."""
     monkeypatch.setattr(states, "SKIPPED", 3)
     noise = torch.randn(10_000, 1, generator=torch.Generator().manual_seed(0))
-    elsewhere = fitted(5.0 + 3e-5 * noise, Normalizer(1))
+    elsewhere = fit_density(5.0 + 3e-5 * noise, Normalizer(1))
     seen = played(optimum(), tiny("LinearQuadratic"), 4, sampled=True, prior=optimum(), density=elsewhere)
     assert seen.familiarity.tolist() == [-MOST * 5.0] * 4
 

@@ -22,8 +22,8 @@ from repolicy.objective import soft
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.families import FAMILIES
-from repolicy.policies.modulated import Conditioned
-from repolicy.policies.normalizer import sums
+from repolicy.policies.modulated import ConditionedPolicy
+from repolicy.policies.normalizer import moment_sums
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Dial
@@ -57,7 +57,7 @@ def policy(spec: PolicySpec) -> Policy:
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     seen = np.random.default_rng(0).normal(1.0, 3.0, (100, spec.observation_size))
-    made.normalizer.update(sums(seen.astype(np.float32)))
+    made.normalizer.update(moment_sums(seen.astype(np.float32)))
     return made
 
 
@@ -66,7 +66,7 @@ def make(folder: Path) -> None:
     for family in FAMILIES:
         spec = PolicySpec(3, CHOICES if family == "categorical" else BOX, family, hidden=(8,))
         repolicy.save_policy(folder / f"{family}.safetensors", policy(spec), {"request": {"env": "Pendulum-v1"}})
-    dialed = Conditioned.begun(policy(PolicySpec(3, BOX, hidden=(8,))), (Dial("omega", 0.03, 3.0),))
+    dialed = ConditionedPolicy.from_prior(policy(PolicySpec(3, BOX, hidden=(8,))), (Dial("omega", 0.03, 3.0),))
     repolicy.save_policy(folder / "dial.safetensors", dialed, {})
     prior = folder / "prior.safetensors"
     repolicy.save_policy(prior, policy(CHEETAH), {"request": {"env": ENV, "objective": {"alpha": 0.1}}})

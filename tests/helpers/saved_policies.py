@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.normalizer import sums
+from repolicy.policies.normalizer import moment_sums
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.runs.settings import Settings
 
@@ -25,7 +25,7 @@ def trained(family: str = "gaussian", seed: int = 0) -> Policy:
         for parameter in policy.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
     seen = np.random.default_rng(seed).normal(5.0, 3.0, (100, 3))
-    policy.normalizer.update(sums(seen.astype(np.float32)))
+    policy.normalizer.update(moment_sums(seen.astype(np.float32)))
     return policy
 
 

@@ -12,7 +12,7 @@ from repolicy.learning.segments import Segments
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective
 from repolicy.policies.file import save_policy
-from repolicy.policies.normalizer import sums
+from repolicy.policies.normalizer import moment_sums
 from repolicy.policies.policy import Policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.ranks import Alone
@@ -50,4 +50,4 @@ def segments(
 
 
 def seen(size: int) -> Tensor:
-    return sums(np.random.default_rng(0).normal(1.0, 3.0, (100, size)).astype(np.float32))
+    return moment_sums(np.random.default_rng(0).normal(1.0, 3.0, (100, size)).astype(np.float32))

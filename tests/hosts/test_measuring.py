@@ -74,7 +74,7 @@ class Ages:
 class Telling:
     """Acts by the time, and tells 7 nats a step."""
 
-    remembers = False
+    has_memory = False
 
     def act(self, observations: torch.Tensor, sample: bool) -> tuple[torch.Tensor, torch.Tensor]:
         return observations + float(sample), torch.full((len(observations),), 7.0)
@@ -109,7 +109,7 @@ def test_many_environments_are_shared_by_who_acts() -> None:
     assert {*sampled.addon.tolist()} == {1 + 2 + 3 + 4 + 5.0}
     assert {*by_mean.nats.tolist()} == {21.0}
     assert len(by_mean.nats) == len(sampled.nats) == SHARED // 2
-    who[0][0].remembers = True
+    who[0][0].has_memory = True
     assert side_by_side(envs, who) is None
     assert side_by_side(Ages(fresh=True), who[1:]) is None
 

@@ -21,7 +21,7 @@ from repolicy.hosts.reward_terms import term
 from repolicy.loading import load_object
 from repolicy.objective import reformulated, residual
 from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.modulated import Conditioned
+from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import PolicySpec
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
@@ -204,7 +204,7 @@ def test_shapes_that_almost_fit_are_refused(change: dict[int, torch.Tensor], sen
 
 @pytest.mark.parametrize("named", [True, False])
 def test_a_policy_with_a_dial_is_no_prior(tmp_path: Path, named: bool) -> None:
-    prior = Conditioned(policy().spec, [Dial("omega", 0.1, 1.0)])
+    prior = ConditionedPolicy(policy().spec, [Dial("omega", 0.1, 1.0)])
     save_policy(tmp_path / "dialed.safetensors", prior, {})
     with pytest.raises(UsageError, match="the prior is one for every omega from 0.1 to 1, so it must be told which"):
         prior_reward(str(tmp_path / "dialed.safetensors") if named else prior, 0.3, 0.2)

@@ -17,8 +17,8 @@ from repolicy.errors import UsageError
 from repolicy.hosts.prior_reward import prior_reward
 from repolicy.hosts.rsl_rl import to_repolicy
 from repolicy.hosts.rsl_rl_dial import DialedPPO
-from repolicy.policies.carrying import fingerprint
-from repolicy.policies.modulated import Conditioned
+from repolicy.policies.metadata import fingerprint
+from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.ranges import Range
 
 RANGE = Range(0.1, 3.0)
@@ -118,7 +118,7 @@ def test_it_begins_as_the_prior_everywhere_and_learns_to_differ() -> None:
     started, start = runner(steps=24), prior()
     observations, actions = torch.randn(50, 3), torch.randn(50, 2)
     begun = to_repolicy(started.alg.get_policy())
-    assert isinstance(begun, Conditioned)
+    assert isinstance(begun, ConditionedPolicy)
     for omega in RANGE:
         torch.testing.assert_close(
             begun.at(omega).log_prob(observations, actions), start.log_prob(observations, actions)
@@ -126,7 +126,7 @@ def test_it_begins_as_the_prior_everywhere_and_learns_to_differ() -> None:
     started.learn(40)
     actor: Any = started.alg.get_policy()
     made = to_repolicy(actor)
-    assert isinstance(made, Conditioned)
+    assert isinstance(made, ConditionedPolicy)
     with torch.no_grad():  # where nothing else is paid, the optimum is the prior to the power of omega / alpha
         widths = [float(made.at(omega)(observations).log_std.mean()) for omega in (0.1, 0.5, 3.0)]
     assert widths[0] - 0.1 > widths[1] > widths[2] + 0.05
@@ -142,7 +142,7 @@ def test_a_checkpoint_goes_on_to_the_bit(tmp_path: Path, omega: Any) -> None:
     whole.save(str(tmp_path / "model.pt"))
     saved, made = load_policy(tmp_path / "model.pt"), to_repolicy(whole.alg.get_policy())
     assert fingerprint(saved) == fingerprint(made)
-    assert isinstance(saved, Conditioned) is (omega is RANGE)
+    assert isinstance(saved, ConditionedPolicy) is (omega is RANGE)
     parted = runner(omega, seed=5)
     parted.load(str(tmp_path / "model.pt"))
     for each in (whole, parted):

@@ -24,7 +24,7 @@ from repolicy.hosts.sb3 import ResidualPPO, like, to_repolicy
 from repolicy.objective import reformulated
 from repolicy.objective import residual as ours
 from repolicy.policies import ActionSpace
-from repolicy.policies.modulated import Conditioned
+from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.ranges import Dial, Range
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
@@ -382,6 +382,6 @@ def test_a_prior_of_other_sizes_is_refused_with_both() -> None:
 
 @pytest.mark.parametrize("copied", [True, False])
 def test_a_prior_with_a_dial_must_be_told_where_it_stands(copied: bool) -> None:
-    dialed = Conditioned.begun(small_policy(), [Dial("omega", 0.1, 1.0)])
+    dialed = ConditionedPolicy.from_prior(small_policy(), [Dial("omega", 0.1, 1.0)])
     with pytest.raises(UsageError, match="the prior is one for every omega from 0.1 to 1, so it must be told which"):
         residual(prior=dialed, copy_prior=copied)

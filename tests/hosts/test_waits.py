@@ -20,7 +20,7 @@ from sb3_models import residual as sb3
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from repolicy.hosts.method import Seen
-from repolicy.policies.density import fitted
+from repolicy.policies.density import fit_density
 from repolicy.policies.normalizer import Normalizer
 from repolicy.priors.kinds import MeanPrior
 
@@ -85,7 +85,7 @@ def test_a_step_of_rsl_rl_waits_for_nothing_and_an_iteration_once(kind: str, tmp
     ours = runner(network, {"class_name": OURS, "prior": prior, "critic_warmup": 0} | weights)
     if prior is not None:
         states = torch.randn(500, 3)
-        ours.alg.method.density = fitted(states, Normalizer(3))
+        ours.alg.method.density = fit_density(states, Normalizer(3))
         ours.alg.method.steering.objective = ours.alg.steering.objective.__class__("addon", 0.3, 0.2, states=0.1)
     found = {}
     for name, each in {"theirs": runner(network, {"schedule": "fixed"}), "ours": ours}.items():
@@ -126,7 +126,7 @@ def test_a_rollout_stays_on_its_device_up_to_the_one_wait(kind: str, actor: str,
     env = Drift()
     started = OnPolicyRunner(env, config, None, "meta").alg
     if prior is not None:
-        started.method.density = fitted(torch.randn(500, 3), Normalizer(3)).to("meta")
+        started.method.density = fit_density(torch.randn(500, 3), Normalizer(3)).to("meta")
         started.method.steering.objective = started.steering.objective.__class__("addon", 0.3, 0.2, states=0.1)
     with torch.inference_mode():
         seen = env.get_observations().to("meta")

@@ -107,7 +107,7 @@ def test_the_prior_keeps_all_of_its_return_and_one_that_keeps_too_little_is_told
     request = Request(tiny("LinearQuadratic"), residual(0.2, ALPHA), Settings(keep=0.9), prior="a checksum")
     policy = read_policy(prior).policy
     assert share_kept(policy, policy, request).startswith("it keeps 100.0% ± 0.0% of the old return")
-    still = policy.alike()
+    still = policy.reinitialized()
     torch.nn.init.zeros_(still.network.weights[-1])
     torch.nn.init.zeros_(still.network.biases[-1])
     [share] = re.findall("it keeps (.*)% ±.*was to keep 0.9; the weights follow", share_kept(policy, still, request))

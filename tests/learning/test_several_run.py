@@ -25,7 +25,7 @@ from repolicy.learning.terms import Task, collapsed
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, kl, residual, soft
 from repolicy.policies.distributions import ActionSpace, Gaussian
-from repolicy.policies.modulated import Conditioned, exponents
+from repolicy.policies.modulated import ConditionedPolicy, exponents
 from repolicy.priors.opening import load_policy, read_policy
 from repolicy.ranges import Dial, Range
 from repolicy.runs.folder import RunFolder
@@ -143,7 +143,7 @@ def test_before_its_first_step_it_is_the_prior_at_all_positions(prior: Path, tmp
     customized(prior, *TWO, tmp_path / "run", replace(FEW, critic_warmup=1.0))
     start = read_policy(prior).policy.state_dict()
     found = load_policy(tmp_path / "run")
-    assert isinstance(found, Conditioned)
+    assert isinstance(found, ConditionedPolicy)
     for omega, quiet in ((0.05, 0.0), (0.3, 1.1), (1.6, 2.0)):
         at = found.at(omega=omega, quiet=quiet).state_dict()
         assert all(torch.equal(at[name], value) for name, value in start.items())
@@ -301,14 +301,16 @@ def test_how_far_apart_the_ends_are_is_the_smaller_of_both_ways(
     """From a std to one e times as large it is 1 nat and (e⁻² - 1) / 2, and the other way it is more."""
     made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0))
     by_place = staticmethod(lambda inputs: Gaussian(torch.zeros(len(inputs), 1), inputs[:, -1:] / 2))
-    monkeypatch.setattr(Conditioned, "distribution", by_place)
+    monkeypatch.setattr(ConditionedPolicy, "distribution", by_place)
     assert made.width(torch.zeros(3, 2))["dial_kl"] == pytest.approx(1.0 + 0.5 * (math.exp(-2.0) - 1.0))
 
 
 def test_the_wish_and_the_prior_see_what_the_environment_shows(prior: Path, tmp_path: Path) -> None:
     """Not the position behind it: at the start the policy is the prior, so no step brings it nearer or farther."""
     made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0))
-    made.learner.policy.load_state_dict(Conditioned.begun(read_policy(prior).policy, made.terms.dials).state_dict())
+    made.learner.policy.load_state_dict(
+        ConditionedPolicy.from_prior(read_policy(prior).policy, made.terms.dials).state_dict()
+    )
     rollout = made.collector.collect(made.learner.policy)
     log_prior, *_ = made.score(rollout, made.learner.policy.normalizer(torch.from_numpy(rollout.observations)))
     assert log_prior is not None

@@ -23,7 +23,7 @@ from repolicy.planning.asking import plan
 from repolicy.planning.keeping import save_planner
 from repolicy.planning.live import LOCALHOST, LiveSession, parts, server, show
 from repolicy.planning.planner import Search
-from repolicy.priors.opening import acting
+from repolicy.priors.opening import open_agent
 from repolicy.readers import recognize
 from repolicy.readers.reading import Options
 from repolicy.report import movie
@@ -55,7 +55,7 @@ def test_it_says_what_it_did(planned):
 
 def test_its_folder_is_the_same_planner_again(folder):
     made = repolicy.plan("halfcheetah", "hind_leg=10", omega=0.1, states=0.0, search=Search(samples=4, horizon=3))
-    again = acting(folder, Options(), trust=False)
+    again = open_agent(folder, Options(), trust=False)
     observations = np.random.default_rng(0).normal(0, 0.1, (2, 17)).astype(np.float32)
     assert np.array_equal(again.agent.act(observations), made.act(observations))
 
@@ -63,7 +63,7 @@ def test_its_folder_is_the_same_planner_again(folder):
 def test_its_prior_is_opened_once(folder, monkeypatch):
     opened = list[object]()
     monkeypatch.setattr(recognize, "read_bytes", lambda path: opened.append(path) or read_bytes(path))
-    assert acting(folder, Options(), trust=False).prior is not None
+    assert open_agent(folder, Options(), trust=False).prior is not None
     assert opened == [folder / "prior.safetensors"]
 
 
@@ -80,7 +80,7 @@ def test_a_film_shows_the_planner(folder, monkeypatch):
     monkeypatch.setattr(movie, "follow", lambda _: False)
     monkeypatch.setattr(movie, "_picture", lambda env, _: env.unwrapped.data.qpos.copy())
     pictures, _ = movie.frames(movie.Shot(str(folder), "HalfCheetah-v4", seconds=0.2))
-    agent, envs = acting(folder, Options(), trust=False).agent, GymnasiumEnvs("HalfCheetah-v4", 1, 0)
+    agent, envs = open_agent(folder, Options(), trust=False).agent, GymnasiumEnvs("HalfCheetah-v4", 1, 0)
     seen, act = envs.reset(), agent.actor(1, 1)
     for picture in pictures:
         assert np.array_equal(picture, envs.each[0].unwrapped.data.qpos)
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_is_one_sentence(folder, tmp_path, change, why):
     (other / "plan.json").write_text(json.dumps(json.loads((folder / "plan.json").read_text()) | change))
     (other / "prior.safetensors").write_bytes((folder / "prior.safetensors").read_bytes())
     with pytest.raises(RepolicyError, match=why):
-        acting(other, Options(), trust=False)
+        open_agent(other, Options(), trust=False)
 
 
 def test_a_wish_of_this_session_alone_is_not_kept(tmp_path):
@@ -204,7 +204,7 @@ def test_a_slider_acts_on_the_next_step_and_what_is_kept_is_the_planner_with_it(
     seen = [json.loads(steps.readline()) for _ in range(3)]
     assert seen[-1]["omega"] == 0.5
     assert np.ptp([step["parts"][0][0] for step in [first, *seen]]) > 0.0
-    planner = acting(asked(port, "POST", "/keep").read().decode(), Options(), trust=False).agent
+    planner = open_agent(asked(port, "POST", "/keep").read().decode(), Options(), trust=False).agent
     assert (planner.score.omega, planner.search.samples, planner.score.addon.weights) == (0.5, 6, (20.0,))
     assert asked(port, "POST", "/set", '{"weight of hind_leg": 1000}').status == 200
     assert session.settings["weight of hind_leg"] == 50.0

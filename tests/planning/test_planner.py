@@ -143,7 +143,7 @@ def test_an_episode_begins_with_a_fresh_plan_and_others_go_on():
     acting = planner(samples=20).actor(1, 2)
     acting(np.ones((2, 1), np.float32))
     kept = acting.memory.plans[1].copy()
-    acting.begin_anew(np.array([True, False]))
+    acting.reset_memory(np.array([True, False]))
     assert not acting.memory.plans[0].any()
     assert np.array_equal(acting.memory.plans[1], kept)
     assert kept.any()

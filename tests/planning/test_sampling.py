@@ -20,7 +20,7 @@ from repolicy.planning.planner import Search
 from repolicy.planning.sampling import BASES, effective, interpolate, normalized, temperature
 from repolicy.planning.scoring import Score, simulated
 from repolicy.policies import Policy
-from repolicy.priors.opening import acting
+from repolicy.priors.opening import open_agent
 from repolicy.readers.reading import Options
 
 STD = float(PRIOR.covariance) ** 0.5
@@ -212,7 +212,7 @@ def test_a_planner_keeps_that_its_model_is_learnt(tmp_path, monkeypatch):
     search = Search(samples=4, horizon=2)
     made = plan("halfcheetah", "hind_leg=10", omega=0.1, states=0.0, search=search, learned=True)
     save_planner(made, tmp_path / "plan")
-    again = acting(tmp_path / "plan", Options(), trust=False)
+    again = open_agent(tmp_path / "plan", Options(), trust=False)
     seen = np.random.default_rng(0).normal(0, 0.1, (2, 17)).astype(np.float32)
     assert np.array_equal(again.agent.act(seen), made.act(seen))
 

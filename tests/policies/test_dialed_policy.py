@@ -23,9 +23,9 @@ from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
-from repolicy.policies.modulated import DEGREE, Conditioned, FilmMlp, exponents, polynomials
+from repolicy.policies.modulated import DEGREE, ConditionedPolicy, FilmMlp, exponents, polynomials
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.policies.storage import packed, read
+from repolicy.policies.storage import read, serialize
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Dial, Range
 
@@ -79,7 +79,7 @@ def seen(its: tuple[Dial, ...], place: float | None = None) -> torch.Tensor:
 @every
 def test_at_the_start_it_is_the_prior_at_every_position_to_the_bit(kind: str, its: tuple[Dial, ...]) -> None:
     start, observations = prior(kind), seen(its)
-    made = Conditioned.begun(start, its)
+    made = ConditionedPolicy.from_prior(start, its)
     outputs = made.network(made.normalizer(observations))
     wanted = start.network(start.normalizer(observations[:, :4]))
     assert torch.equal(outputs[:, : wanted.shape[1]], wanted)
@@ -96,7 +96,7 @@ def test_at_the_start_it_is_the_prior_at_every_position_to_the_bit(kind: str, it
 @torch.no_grad()
 @every
 def test_a_position_is_an_ordinary_policy_that_acts_alike(kind: str, its: tuple[Dial, ...]) -> None:
-    made = Conditioned.begun(prior(kind), its)
+    made = ConditionedPolicy.from_prior(prior(kind), its)
     shaken(made, 3)
     for place in (-1.0, 0.2, 1.0):
         observations, values = seen(its, place), {dial.name: dial.value(place) for dial in its}
@@ -113,7 +113,7 @@ def test_a_position_is_an_ordinary_policy_that_acts_alike(kind: str, its: tuple[
 @every
 def test_acting_scores_what_it_did(kind: str, its: tuple[Dial, ...]) -> None:
     """The snapshot in NumPy, whose scales are kept until a position changes."""
-    made = Conditioned.begun(prior(kind), its)
+    made = ConditionedPolicy.from_prior(prior(kind), its)
     shaken(made, 3)
     actor = made.actor(3, 50, torch.Generator().manual_seed(5))
     observations = [seen(its, 0.3), seen(its, 0.3), seen(its)]
@@ -140,7 +140,7 @@ def test_the_polynomials_are_chebyshevs_and_stay_at_the_ends() -> None:
 
 
 def test_outside_of_the_range_it_warns_and_acts_as_at_the_end() -> None:
-    made = Conditioned.begun(prior("tanh"), (OMEGA,))
+    made = ConditionedPolicy.from_prior(prior("tanh"), (OMEGA,))
     shaken(made, 3)
     with pytest.warns(UserWarning, match="omega is 30, and this policy was trained from 0.03 to 3: it acts as at 3"):
         found = made.at(30.0)
@@ -155,7 +155,7 @@ LEG = Dial("hind_leg(joint=foot)", 0.0, 2.0, "linear")
 
 @pytest.mark.parametrize("its", [(OMEGA,), THREE, (OMEGA, LEG)])
 def test_what_a_refusal_advises_in_python_works(its: tuple[Dial, ...]) -> None:
-    policy = Conditioned.begun(prior("tanh"), its)
+    policy = ConditionedPolicy.from_prior(prior("tanh"), its)
     with pytest.raises(UsageError) as refusal:
         evaluate(policy, "Hopper-v4")
     with pytest.raises(UsageError, match=re.escape(str(refusal.value))):
@@ -193,7 +193,7 @@ def test_a_dial_counts_weights_or_their_ratios(dial: Dial, values: list[float], 
 
 
 def test_each_dial_must_be_named_once_and_warns_outside_of_its_range() -> None:
-    made = Conditioned.begun(prior("tanh"), THREE)
+    made = ConditionedPolicy.from_prior(prior("tanh"), THREE)
     shaken(made, 3)
     asked: list[tuple[tuple[float, ...], dict[str, float]]] = [
         ((0.3,), {}), ((), {}), ((), {"omega": 0.3}), ((0.3,), {"quiet": 1.0}),
@@ -209,7 +209,7 @@ def test_each_dial_must_be_named_once_and_warns_outside_of_its_range() -> None:
     with pytest.warns(UserWarning, match="quiet is 5, and this policy was trained from 0 to 2: it acts as at 2"):
         found = made.at(omega=0.3, quiet=5, fast=1.0)
     assert torch.equal(found.network.weights[0], made.at(omega=0.3, quiet=2, fast=1.0).network.weights[0])
-    one = Conditioned.begun(prior("tanh"), [QUIETLY])
+    one = ConditionedPolicy.from_prior(prior("tanh"), [QUIETLY])
     assert torch.equal(one.at(0.0).network.weights[0], one.at(quiet=0.0).network.weights[0])
 
 
@@ -237,7 +237,7 @@ def test_an_objective_tells_its_dials_and_is_itself_at_a_value() -> None:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     start = read_policy(prior_file(tmp_path)).policy
-    made = Conditioned.begun(start, (OMEGA, QUIETLY))
+    made = ConditionedPolicy.from_prior(start, (OMEGA, QUIETLY))
     made.network.film.data.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(0))
     request = {"env": tiny("LinearQuadratic"), "addons": [f"{FAST}=0.5", f"{QUIET}=0..2"]}
     request["objective"] = residual(Range(0.03, 3.0), ALPHA, 0.0).as_dict()
@@ -321,14 +321,14 @@ OTHERS: list[Any] = [
 def test_a_file_with_other_dials_is_refused(file: Path, dials: Any) -> None:
     tensors, header = read(file, "policy")
     assert header["dials"] == DIALS
-    file.write_bytes(packed("policy", tensors, header | {"dials": dials}))
+    file.write_bytes(serialize("policy", tensors, header | {"dials": dials}))
     with pytest.raises(FileError):
         read_policy(file)
 
 
 def test_a_file_whose_tensors_are_not_its_networks_is_refused(file: Path) -> None:
     tensors, header = read(file, "policy")
-    file.write_bytes(packed("policy", tensors | {"policy.network.film": torch.zeros(4, 3)}, header))
+    file.write_bytes(serialize("policy", tensors | {"policy.network.film": torch.zeros(4, 3)}, header))
     with pytest.raises(FileError, match=r"network\.film is \[4, 3\]"):
         read_policy(file)
 

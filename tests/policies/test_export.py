@@ -17,9 +17,9 @@ from repolicy.policies import export as module
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.file import save_policy
-from repolicy.policies.modulated import Conditioned
-from repolicy.policies.normalizer import sums
-from repolicy.policies.policy import Policy, PolicySpec, seeded
+from repolicy.policies.modulated import ConditionedPolicy
+from repolicy.policies.normalizer import moment_sums
+from repolicy.policies.policy import Policy, PolicySpec, make_policy
 from repolicy.ranges import Dial
 
 BOX = ActionSpace("continuous", (2,), (-1.0, -3.0), (1.0, 2.0))
@@ -40,7 +40,7 @@ def experienced(name: str) -> Policy:
     policy = Policy(SPECS[name])
     with torch.no_grad():
         policy.network.weights[-1].mul_(100.0)
-    policy.normalizer.update(sums(np.random.default_rng(0).normal(7.0, 3.0, (1000, 5))))
+    policy.normalizer.update(moment_sums(np.random.default_rng(0).normal(7.0, 3.0, (1000, 5))))
     return policy
 
 
@@ -75,7 +75,7 @@ def test_choices_are_counted_from_where_the_environment_counts_them(tmp_path: Pa
 
 
 def test_what_rounding_does_to_large_actions_is_no_difference(tmp_path: Path) -> None:
-    policy = seeded(PolicySpec(48, ActionSpace("continuous", (12,)), hidden=(512, 256, 128)), 0)
+    policy = make_policy(PolicySpec(48, ActionSpace("continuous", (12,)), hidden=(512, 256, 128)), 0)
     with torch.no_grad():
         policy.network.weights[-1].mul_(1000.0)
     assert 0.0 < export(policy, tmp_path / "policy.pt", "torchscript") < 1e-5
@@ -84,7 +84,7 @@ def test_what_rounding_does_to_large_actions_is_no_difference(tmp_path: Path) ->
 def strong() -> Policy:
     """Weights as long training leaves them: large numbers cancel, and single precision is off by 5e-5 by itself."""
     box = ActionSpace("continuous", (6,), (-1.0,) * 6, (1.0,) * 6)
-    policy = seeded(PolicySpec(17, box, "state_squashed", (256, 256), "relu"), 0)
+    policy = make_policy(PolicySpec(17, box, "state_squashed", (256, 256), "relu"), 0)
     with torch.no_grad():
         for weight, factor in zip(policy.network.weights, (4.0, 4.0, 400.0), strict=True):
             weight.mul_(factor)
@@ -97,13 +97,13 @@ def test_a_strong_policy_is_compared_with_what_it_is_in_double_precision(tmp_pat
 
 
 def test_a_strong_policy_that_differs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = module.Acting.forward
-    monkeypatch.setattr(module.Acting, "forward", lambda self, seen: forward(self, seen) + 4e-4)
+    forward = module.MeanActionModule.forward
+    monkeypatch.setattr(module.MeanActionModule, "forward", lambda self, seen: forward(self, seen) + 4e-4)
     with pytest.raises(RepolicyError, match="differs from the original"):
         export(strong(), tmp_path / "policy.pt", "torchscript")
 
 
-@pytest.mark.parametrize("make", [Policy, lambda spec: Conditioned(spec, [Dial("omega", 0.1, 1.0, "log")])])
+@pytest.mark.parametrize("make", [Policy, lambda spec: ConditionedPolicy(spec, [Dial("omega", 0.1, 1.0, "log")])])
 def test_a_policy_goes_on_learning_after_its_export(make: Callable[[PolicySpec], Policy], tmp_path: Path) -> None:
     policy = make(PolicySpec(5, BOX, hidden=(8,)))
     export(policy, tmp_path / "policy.pt", "torchscript")
@@ -114,7 +114,9 @@ def test_a_policy_goes_on_learning_after_its_export(make: Callable[[PolicySpec],
 def test_a_policy_that_differs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "policy.pt"
     path.write_bytes(b"before")
-    monkeypatch.setattr(module.Acting, "forward", lambda self, seen: self.network(seen))  # forgets the normalizer
+    monkeypatch.setattr(
+        module.MeanActionModule, "forward", lambda self, seen: self.network(seen)
+    )  # forgets the normalizer
     with pytest.raises(RepolicyError, match="differs from the original"):
         export(experienced("gaussian"), path, "torchscript")
     assert path.read_bytes() == b"before"

@@ -11,9 +11,9 @@ import torch
 
 from repolicy.errors import UsageError
 from repolicy.policies.distributions import ActionSpace, Categorical, Gaussian, SquashedGaussian
-from repolicy.policies.normalizer import Normalizer, sums
+from repolicy.policies.normalizer import Normalizer, moment_sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.priors.dials import turned
+from repolicy.priors.dials import interpolate_policies
 
 BOX = ActionSpace("continuous", (2,), (-1.0, 0.0), (1.0, 10.0))
 CHOICES = ActionSpace("discrete", (2, 3))
@@ -41,7 +41,7 @@ def wild(spec: PolicySpec) -> Policy:
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
-    policy.normalizer.update(sums(np.random.default_rng(0).normal(3.0, 2.0, (100, 3)).astype(np.float32)))
+    policy.normalizer.update(moment_sums(np.random.default_rng(0).normal(3.0, 2.0, (100, 3)).astype(np.float32)))
     return policy
 
 
@@ -120,7 +120,7 @@ def test_the_normalizer_has_seen_all_batches_as_one() -> None:
     batches = [generator.normal(generator.normal(size=3) * 50, 1 + index, (7 + index, 4, 3)) for index in range(5)]
     normalizer = Normalizer(3)
     for batch in batches:
-        normalizer.update(sums(batch))
+        normalizer.update(moment_sums(batch))
     everything = np.concatenate([batch.reshape(-1, 3) for batch in batches])
     np.testing.assert_allclose(normalizer.mean, everything.mean(0), rtol=1e-12)
     np.testing.assert_allclose(normalizer.var, everything.var(0), rtol=1e-10)
@@ -181,7 +181,7 @@ def test_a_frozen_copy_is_the_same_and_stays_so(family: str) -> None:
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(1.0)
-    policy.normalizer.update(sums(np.full((10, 3), 100.0, np.float32)))
+    policy.normalizer.update(moment_sums(np.full((10, 3), 100.0, np.float32)))
     assert torch.equal(prior.log_prob(observations, actions), before)
     assert not torch.equal(policy.log_prob(observations, actions), before)
 
@@ -219,7 +219,9 @@ def test_a_mixtures_std_is_its_own_and_not_bounded_as_the_priors_is() -> None:
         prior.log_std.fill_(0.1)
         other.log_std.fill_(-0.1)
     observations, actions = torch.randn(1, 3).expand(50, 3), torch.randn(50, 2)
-    one, two, mixed = (each.log_prob(observations, actions) for each in (prior, other, turned(prior, other, 1.5)))
+    one, two, mixed = (
+        each.log_prob(observations, actions) for each in (prior, other, interpolate_policies(prior, other, 1.5))
+    )
     spread = mixed + 0.5 * one - 1.5 * two  # the logarithm of what the product is divided by, the same for all actions
     assert float(spread.max() - spread.min()) < 1e-4
 
@@ -233,7 +235,7 @@ def test_a_mixtures_std_is_its_own_and_not_bounded_as_the_priors_is() -> None:
 )
 def test_networks_that_act_differently_have_no_mixture(one: Any, other: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        turned(*(Policy(replace(SPECS["gaussian"], **changes)) for changes in (one, other)), 0.5)
+        interpolate_policies(*(Policy(replace(SPECS["gaussian"], **changes)) for changes in (one, other)), 0.5)
 
 
 # What cannot be -------------------------------------------------------------------------------------------------------

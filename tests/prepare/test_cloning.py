@@ -32,7 +32,7 @@ from repolicy.policies.storage import read
 from repolicy.prepare import cloning
 from repolicy.prepare.cloning import compared, fitted, score_loss
 from repolicy.priors.fitting import Samples
-from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scoring, State, prior_of
+from repolicy.priors.kinds import MeanPrior, ScoredPrior, ScoringPrior, State, wrap_prior
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Range
 from repolicy.report.run_page import repeat
@@ -153,7 +153,7 @@ def test_dials_go_with_a_prior_that_is_fitted(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_near")
 def test_a_clone_without_a_memory_says_what_that_costs(tmp_path: Path) -> None:
-    result, said = customized(prior_of(Remembering(), 0.1), tmp_path / "run", replace(FEW, critic_warmup=1.0))
+    result, said = customized(wrap_prior(Remembering(), 0.1), tmp_path / "run", replace(FEW, critic_warmup=1.0))
     [sentence] = [sentence for sentence in said.said if "nats a step from Remembering" in sentence]
     assert "that much of the prior is lost where customizing begins" in sentence
     kl = read_policy(RunFolder(result.folder).prior).card["clone_of"]["kl"]
@@ -181,7 +181,7 @@ def test_a_memory_goes_on_from_one_round_of_fitting_to_the_next(monkeypatch: pyt
     seen: list[Samples] = []
     monkeypatch.setattr(cloning, "fit", lambda policy, samples, *_, **__: seen.append(samples))
     monkeypatch.setattr(cloning, "BLOCK", 5)  # shorter than an episode
-    fitted(MeanPrior(Counting(), 0.5).placed(2, ONE), tiny("Counter"), replace(FEW, steps=3 * 5 * cloning.ENVS))
+    fitted(MeanPrior(Counting(), 0.5).for_spaces(2, ONE), tiny("Counter"), replace(FEW, steps=3 * 5 * cloning.ENVS))
     assert len(seen) > 1
     torch.testing.assert_close(seen[-1].actions, 0.1 * (seen[-1].observations[:, 1:] + 1.0))
 
@@ -193,7 +193,7 @@ def test_fitting_begins_at_the_mean_of_what_the_prior_does(monkeypatch: pytest.M
         begun.append((policy(samples.observations).mode().mean().item(), samples.actions.mean().item()))
 
     monkeypatch.setattr(cloning, "fit", noted)
-    prior = MeanPrior(lambda observations: 3.0 - GAIN * observations, 0.05).placed(1, ONE)
+    prior = MeanPrior(lambda observations: 3.0 - GAIN * observations, 0.05).for_spaces(1, ONE)
     fitted(prior, tiny("LinearQuadratic"), replace(FEW, steps=2_048))
     actor, wanted = begun[0]
     assert wanted > 0.5
@@ -208,7 +208,7 @@ def test_choices_are_fitted_by_their_log_probabilities(monkeypatch: pytest.Monke
             logits = torch.stack([observations[:, 0], 0.0 * observations[:, 0], -observations[:, 0]], 1)
             return logits.log_softmax(1).gather(1, actions.long())[:, 0]
 
-    prior: Scoring = ScoredPrior(Choosing())
+    prior: ScoringPrior = ScoredPrior(Choosing())
     policy, steps = fitted(prior, tiny("Told") + "?actions=choice", replace(FEW, steps=2_048))
     assert steps == 4 * 2_048
     states = torch.linspace(-1.5, 1.5, 31).unsqueeze(1)

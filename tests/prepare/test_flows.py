@@ -10,12 +10,12 @@ from quick_graphs import quick_graph
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.policies.export import onnx_reader
+from repolicy.policies.export import onnx_runner
 from repolicy.prepare import imitation
 from repolicy.prepare.generative import standard_normal
 from repolicy.prepare.imitation import Flow, Flowed, fit_flow, imitate_flow, in_chunks
 from repolicy.priors import decoders
-from repolicy.priors.decoders import decoder_of, export_composed
+from repolicy.priors.decoders import export_composed, load_decoder
 from repolicy.readers.demonstrations import Demonstrations
 
 
@@ -85,7 +85,7 @@ def test_its_graph_is_a_decoder_and_equals_the_module(made: tuple[Flowed, Flow])
     flowed, flow = made
     assert (flowed.noise, flowed.chunk, flowed.chunks) == (6, 3, 200)
     observations, noise = torch.randn(5, 1) * 100.0, torch.randn(5, 6)
-    decoded = decoder_of(str(flowed.file), 6, 3)(observations.numpy(), noise.numpy())
+    decoded = load_decoder(str(flowed.file), 6, 3)(observations.numpy(), noise.numpy())
     np.testing.assert_allclose(decoded, flow(observations, noise).detach(), atol=1e-5)
     with pytest.raises(UsageError, match="is there already"):
         imitate_flow(demonstrations(ACTIONS, [99]), flowed.file)
@@ -120,8 +120,8 @@ def test_a_policy_and_its_decoder_are_one_graph(
     with torch.no_grad():
         found = policy(observations)
     chosen = found.mean + found.log_std.exp() * noise
-    decoded = decoder_of(made[0].file, 6, 3)(observations.numpy(), chosen.numpy())
-    whole = onnx_reader((tmp_path / "whole.onnx").read_bytes())
+    decoded = load_decoder(made[0].file, 6, 3)(observations.numpy(), chosen.numpy())
+    whole = onnx_runner((tmp_path / "whole.onnx").read_bytes())
     graph = onnx.load(tmp_path / "whole.onnx").graph
     assert [each.name for each in (*graph.input, *graph.output)] == ["observations", "noise", "actions"]
     np.testing.assert_allclose(whole(observations.numpy(), noise.numpy()), decoded, atol=1e-5)

@@ -25,7 +25,7 @@ from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.learning.training import customize
 from repolicy.many.comparing import compare
 from repolicy.objective import residual
-from repolicy.policies.export import onnx_reader
+from repolicy.policies.export import onnx_runner
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.prepare import generative
 from repolicy.prepare.decision import decide
@@ -39,7 +39,7 @@ from repolicy.prepare.generative import (
     start_of,
 )
 from repolicy.priors import decoders
-from repolicy.priors.decoders import decoder_of, noise_input
+from repolicy.priors.decoders import load_decoder, noise_input
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs.settings import Settings
@@ -155,17 +155,17 @@ def test_a_graph_and_torchscript_decode_as_the_module_does(tmp_path: Path) -> No
     with warnings.catch_warnings(action="ignore"):
         torch.jit.trace(flow, (seen, noise.flatten(1))).save(str(tmp_path / "flow.pt"))
     for file in ("flow.onnx", "flow.pt"):
-        found = decoder_of(tmp_path / file, 6, 1)(seen.numpy(), noise.flatten(1).numpy())
+        found = load_decoder(tmp_path / file, 6, 1)(seen.numpy(), noise.flatten(1).numpy())
         np.testing.assert_allclose(found, flow(seen, noise).numpy(), atol=1e-6)
     double = nn.Bilinear(4, 6, 3).double()
     with warnings.catch_warnings(action="ignore"):
         torch.jit.trace(double, (seen.double(), noise.flatten(1).double())).save(str(tmp_path / "double.pt"))
-    found = decoder_of(tmp_path / "double.pt", 6, 1)(seen.numpy(), noise.flatten(1).numpy())
+    found = load_decoder(tmp_path / "double.pt", 6, 1)(seen.numpy(), noise.flatten(1).numpy())
     np.testing.assert_allclose(found, double(seen.double(), noise.flatten(1).double()).detach(), atol=1e-6)
     with pytest.raises(UsageError, match="--trust"):
-        decoder_of(tmp_path / "flow.pt", 6, 1, trust=False)
+        load_decoder(tmp_path / "flow.pt", 6, 1, trust=False)
     with pytest.raises(UsageError, match=r"5 numbers of noise \(seen \[4\], noise \[2, 3\]\)"):
-        decoder_of(tmp_path / "flow.onnx", 5, 1)
+        load_decoder(tmp_path / "flow.onnx", 5, 1)
 
 
 class Shifted(nn.Module):
@@ -203,7 +203,7 @@ def test_a_policys_file_needs_no_other_to_decode(tmp_path: Path, monkeypatch: py
     with torch.no_grad():
         found = result.policy(torch.from_numpy(seen))
         chosen = found.mode() + found.log_std.exp() * torch.from_numpy(noise)
-    decoded = onnx_reader((tmp_path / "whole.onnx").read_bytes())(seen, noise)
+    decoded = onnx_runner((tmp_path / "whole.onnx").read_bytes())(seen, noise)
     np.testing.assert_allclose(decoded, chosen.numpy() - 0.1 * seen, atol=1e-5)
 
 
@@ -307,7 +307,7 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
     with pytest.raises(UsageError, match=r"write it into a file and name file\.py:decode"):
         referred(SimpleNamespace(decode=same))
     with pytest.raises(UsageError, match="--noise is 0"):
-        decoder_of(f"{HERE}:same", 0, 1)
+        load_decoder(f"{HERE}:same", 0, 1)
     with pytest.raises(UsageError, match="--trust"):
         confirm("card", False, env="HalfCheetah-v4?decoder=flow.onnx&noise=2&chunk=1")
 

@@ -23,13 +23,13 @@ from typed_commands import SMALL, answered, refused
 
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.export import Acting
+from repolicy.policies.export import MeanActionModule
 from repolicy.policies.file import save_policy
 from repolicy.prepare import imitation
 from repolicy.prepare.imitation import imitate
 from repolicy.priors.fitting import fit
 from repolicy.priors.kinds import MeanPrior
-from repolicy.priors.opening import load_policy, opened, read_policy
+from repolicy.priors.opening import load_policy, open_policy, read_policy
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.readers.reading import Options
 
@@ -159,7 +159,7 @@ def test_a_minari_dataset_tells_what_its_choices_count_from(tmp_path: Path, monk
 def test_the_std_of_a_mean_is_fitted_to_its_recorded_actions(tmp_path: Path) -> None:
     path = recorded(tmp_path / "d.npz")
     data = read_demonstrations(path)
-    prior = opened(steer, Options(std="fit", demonstrations=str(path))).agent
+    prior = open_policy(steer, Options(std="fit", demonstrations=str(path))).agent
     assert isinstance(prior, MeanPrior)
     assert float(prior.std) == pytest.approx(STD, rel=0.05)
     [note] = prior.notes
@@ -173,7 +173,7 @@ def test_the_std_of_a_mean_is_fitted_to_its_recorded_actions(tmp_path: Path) -> 
 def test_the_std_of_a_file_without_one_is_fitted_too(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     policy = as_policy(EXACT)
-    (tmp_path / "mean.onnx").write_bytes(quick_graph(Acting(policy).eval(), (torch.zeros(2, 1),)))
+    (tmp_path / "mean.onnx").write_bytes(quick_graph(MeanActionModule(policy).eval(), (torch.zeros(2, 1),)))
     path = recorded(tmp_path / "d.npz")
     copied = load_policy(tmp_path / "mean.onnx", std="fit", demonstrations=str(path))
     assert float(copied.std) == pytest.approx(STD, rel=0.05)
@@ -246,12 +246,12 @@ def test_the_std_of_a_mean_with_a_memory_needs_to_know_where_episodes_ended(tmp_
     actions = states.cumsum(1) + STD * noise
     data = {"observations": states.reshape(-1, 1), "actions": actions.reshape(-1, 1)}
     np.savez(tmp_path / "d.npz", **data, ended=np.arange(3_000) % 30 == 29)
-    prior = opened(Adds(), Options(std="fit", demonstrations=str(tmp_path / "d.npz"))).agent
+    prior = open_policy(Adds(), Options(std="fit", demonstrations=str(tmp_path / "d.npz"))).agent
     assert isinstance(prior, MeanPrior)
     assert float(prior.std) == pytest.approx(STD, rel=0.05)
     np.savez(tmp_path / "d.npz", **data)
     with pytest.raises(UsageError, match="does not say where an episode ended, and Adds has a memory.*array 'ended'"):
-        opened(Adds(), Options(std="fit", demonstrations=str(tmp_path / "d.npz")))
+        open_policy(Adds(), Options(std="fit", demonstrations=str(tmp_path / "d.npz")))
 
 
 # Bad data -------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, residual
 from repolicy.policies import density
-from repolicy.policies.density import MOST, QUANTILE, Density, fitted
+from repolicy.policies.density import MOST, QUANTILE, Density, fit_density
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import Normalizer
@@ -46,7 +46,7 @@ def test_the_missing_nats_are_those_of_students_t(monkeypatch: pytest.MonkeyPatc
     """Against torch's own Gaussian with the moments of the sample, over widths that are Gamma's."""
     monkeypatch.setattr(density, "KEPT", 1.0)
     inputs = observations(4_000)
-    found = fitted(inputs, Normalizer(2))
+    found = fit_density(inputs, Normalizer(2))
     covariance = torch.cov(inputs.T, correction=0) + density.RIDGE * inputs.var(0, correction=0).diag()
     half = torch.tensor(0.5 * density.FREEDOM).double()
     logs = torch.linspace(-12.0, 4.0, 801).double()  # of the factor on the precision; its Jacobian is the factor
@@ -70,8 +70,8 @@ def test_stretches_in_which_the_prior_tumbles_change_no_price() -> None:
     inputs = observations(10_000)
     tumbles = inputs[:1_000] + torch.tensor([20.0, 20.0])
     between = torch.tensor([[11.0, 9.0], [8.0, -6.0], [1.0, 3.0]]).double()
-    with_them = fitted(torch.cat([inputs[:5_000], tumbles, inputs[5_000:]]), Normalizer(2)).familiarity(between)
-    without = fitted(inputs, Normalizer(2)).familiarity(between)
+    with_them = fit_density(torch.cat([inputs[:5_000], tumbles, inputs[5_000:]]), Normalizer(2)).familiarity(between)
+    without = fit_density(inputs, Normalizer(2)).familiarity(between)
     assert without.max() < -3
     torch.testing.assert_close(with_them, without, rtol=0.1, atol=0.0)
 
@@ -80,17 +80,17 @@ def test_an_observation_that_seldom_changes_is_no_tumble() -> None:
     """Where the likeliest stretches all have the same number, every stretch tells how wide that number is."""
     flag = (torch.arange(10_000) < 1_000).double().unsqueeze(1)
     inputs = torch.cat([observations(10_000), flag], -1)
-    assert float(fitted(inputs, Normalizer(3)).familiarity(inputs[:1_000]).mean()) > -5
+    assert float(fit_density(inputs, Normalizer(3)).familiarity(inputs[:1_000]).mean()) > -5
 
 
 def test_what_never_changes_does_not_count() -> None:
     inputs = torch.cat([observations(2_000), torch.full((2_000, 1), 3.0)], -1)
-    found, without = fitted(inputs, Normalizer(3)), fitted(inputs[:, :2], Normalizer(2))
+    found, without = fit_density(inputs, Normalizer(3)), fit_density(inputs[:, :2], Normalizer(2))
     assert found.left_out == [2]
     some = torch.tensor([[9.0, 3.0, -100.0]]).double()
     torch.testing.assert_close(found.familiarity(some), without.familiarity(some[:, :2]))
     with pytest.raises(UsageError, match="no observation changes under the prior"):
-        fitted(torch.ones(100, 2), Normalizer(2))
+        fit_density(torch.ones(100, 2), Normalizer(2))
 
 
 def prior_in(path: Path, size: int = 1) -> Path:
@@ -177,7 +177,7 @@ def test_states_need_a_prior(tmp_path: Path) -> None:
 def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
     policy = read_policy(prior_in(tmp_path / "prior.safetensors")).policy
     inputs = torch.from_numpy(np.random.default_rng(0).normal(size=(100, 1)))
-    mine = fitted(inputs, policy.normalizer)
+    mine = fit_density(inputs, policy.normalizer)
     save_policy(tmp_path / "right.safetensors", policy, {}, policy, mine)
     assert torch.equal(read_policy(tmp_path / "right.safetensors").density.whitening, mine.whitening)
     save_policy(tmp_path / "wrong.safetensors", policy, {}, policy, replace(mine, shift=mine.shift + 1.0))

@@ -19,11 +19,11 @@ from repolicy.learning.training import train
 from repolicy.objective import greedy, soft
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import add_to_card, read_card, save_policy
-from repolicy.policies.policy import PolicySpec, seeded
+from repolicy.policies.policy import PolicySpec, make_policy
 from repolicy.prepare.states import MOST_NUMBERS
 from repolicy.prepare.weights import weights_found, weights_of
 from repolicy.prepare.worth import WORTH_EPISODES, Sums, Worth, Worths, measured, sought, worth_of
-from repolicy.priors.finding import find_policy, shipped
+from repolicy.priors.finding import find_policy, shipped_names
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
@@ -72,7 +72,7 @@ def test_the_error_is_that_of_the_ratio() -> None:
 def test_a_nat_of_what_is_soft_optimal_is_worth_its_temperature(family: str) -> None:
     """One step, of the reward α · log π: then π is the optimum at α, whatever its form."""
     actions = ActionSpace("discrete", (3,)) if family == "categorical" else ActionSpace("continuous", (2,), LOW, HIGH)
-    policy = seeded(PolicySpec(4, actions, family, (8,), initial_std=0.6), 0)
+    policy = make_policy(PolicySpec(4, actions, family, (8,), initial_std=0.6), 0)
     state = torch.randn(1, 4, generator=torch.Generator().manual_seed(1)).expand(200_000, 4)
     with torch.no_grad():
         distribution = policy(state)
@@ -120,7 +120,7 @@ def test_a_card_says_more_and_the_tensors_stay(tmp_path: Path) -> None:
 
 def test_the_priors_that_ship_tell_what_was_measured() -> None:
     rows = Ledger(Path(__file__).parents[2] / "results" / "nat_worth.jsonl").by_key()
-    for name in shipped():
+    for name in shipped_names():
         card = read_card(find_policy(name))
         assert card["nat_worth"] == {key: rows[name][key] for key in ("value", "error", "episodes")}
         assert weights_of(card, 4) == (rows[name]["value"], rows[name]["value"])

@@ -19,7 +19,7 @@ from repolicy.policies.export import export
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.policies.network import load_layers
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.priors.dials import HOWS, dial, turned
+from repolicy.priors.dials import HOWS, dial, interpolate_policies
 from repolicy.priors.opening import read_policy
 from repolicy.report import run_page as report
 from repolicy.runs.result import Result
@@ -71,7 +71,7 @@ def test_without_a_future_the_mixture_is_the_optimum_of_another_weight(t: float)
         return lq.linear_quadratic_optimal(lq.linear_quadratic_augmented(system, prior, weight), weight).policy
 
     ends, wanted = (as_policy(prior), as_policy(optimum(0.3))), optimum(0.3 / t)
-    found, states = turned(*ends, t), torch.randn(50, 2)
+    found, states = interpolate_policies(*ends, t), torch.randn(50, 2)
     means = found(states).mode().double()
     assert torch.allclose(means, -states.double() @ wanted.gain.T, rtol=1e-6, atol=1e-6)
     assert torch.allclose(found.std.double() ** 2, wanted.covariance.diagonal(), rtol=1e-6, atol=1e-6)
@@ -84,7 +84,7 @@ def test_its_ends_are_the_two_policies(family: str, how: Any) -> None:
     observations = torch.randn(64, 4)
     for t, end in ((0.0, prior), (1.0, customized)):
         actions = end(observations).sample()
-        found = turned(prior, customized, t, how)
+        found = interpolate_policies(prior, customized, t, how)
         assert torch.allclose(found.log_prob(observations, actions), end.log_prob(observations, actions), atol=1e-5)
         assert torch.allclose(found(observations).mode(), end(observations).mode(), atol=1e-6)
 
@@ -93,7 +93,7 @@ def test_its_ends_are_the_two_policies(family: str, how: Any) -> None:
 @pytest.mark.parametrize("family", ["gaussian", "squashed", "categorical"])
 def test_the_mixture_is_the_product_of_the_densities_and_sums_up_to_one(family: str, t: float) -> None:
     prior, customized = pair(family)
-    found, observations = turned(prior, customized, t), torch.randn(5, 4)
+    found, observations = interpolate_policies(prior, customized, t), torch.randn(5, 4)
     if family == "categorical":
         actions = torch.cartesian_prod(torch.arange(3.0), torch.arange(2.0))[:, None].expand(-1, 5, 2)
         volumes = torch.ones(6, 1)
@@ -116,30 +116,33 @@ def test_the_mixture_is_the_product_of_the_densities_and_sums_up_to_one(family: 
 def test_half_of_half_is_a_quarter() -> None:
     prior, customized = pair("gaussian")
     observations = torch.randn(20, 4)
-    twice, once = turned(prior, turned(prior, customized, 0.5), 0.5), turned(prior, customized, 0.25)
+    twice, once = (
+        interpolate_policies(prior, interpolate_policies(prior, customized, 0.5), 0.5),
+        interpolate_policies(prior, customized, 0.25),
+    )
     assert torch.allclose(twice(observations).mode(), once(observations).mode(), atol=1e-6)
 
 
 def test_what_has_nothing_between_is_refused_in_a_sentence() -> None:
     prior, customized = pair("gaussian")
     with pytest.raises(UsageError, match="different families, gaussian and squashed"):
-        turned(prior, pair("squashed")[0], 0.5)
+        interpolate_policies(prior, pair("squashed")[0], 0.5)
     with pytest.raises(UsageError, match="different numbers in an observation, 4 and 5"):
-        turned(prior, Policy(replace(prior.spec, observation_size=5)), 0.5)
+        interpolate_policies(prior, Policy(replace(prior.spec, observation_size=5)), 0.5)
     with pytest.raises(UsageError, match="differ in hidden"):
-        turned(prior, Policy(replace(prior.spec, hidden=(9, 9))), 0.5, "weights")
+        interpolate_policies(prior, Policy(replace(prior.spec, hidden=(9, 9))), 0.5, "weights")
     with pytest.raises(UsageError, match="2 hidden layers of tanh, .* 1 hidden layers of tanh"):
-        turned(prior, Policy(replace(prior.spec, hidden=(9,))), 0.5)
+        interpolate_policies(prior, Policy(replace(prior.spec, hidden=(9,))), 0.5)
     with pytest.raises(UsageError, match="depends on the state"):
-        turned(*pair("state_gaussian"), 0.5)
+        interpolate_policies(*pair("state_gaussian"), 0.5)
     for wrong in (float("nan"), "0.5"):
         with pytest.raises(UsageError, match=f"t is {wrong!r}; it must be a number"):
-            turned(prior, customized, wrong)
+            interpolate_policies(prior, customized, wrong)
     with pytest.raises(UsageError, match="holds no prior"):
         dial(SavedPolicy(prior, None, {}), 0.5)
     customized.normalizer.update(torch.ones(3, 4))
     with pytest.raises(UsageError, match="normalize observations differently"):
-        turned(prior, customized, 0.5)
+        interpolate_policies(prior, customized, 0.5)
 
 
 def test_beyond_the_ends_it_warns_and_stops_where_there_is_no_distribution() -> None:
@@ -149,7 +152,7 @@ def test_beyond_the_ends_it_warns_and_stops_where_there_is_no_distribution() -> 
     with pytest.warns(UserWarning, match="beyond the customized policy"):
         dial(SavedPolicy(customized, prior, {}), 1.2)
     with pytest.raises(UsageError, match=r"between -inf and 1\.58"):
-        turned(prior, customized, 1.6)
+        interpolate_policies(prior, customized, 1.6)
 
 
 def pushing(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:

@@ -20,8 +20,8 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare.beginning import open_prior
 from repolicy.priors.finding import find_policy
-from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scorer, State, prior_of
-from repolicy.priors.opening import from_source, is_code, load_policy, opened, read_policy, source_of
+from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scorer, State, wrap_prior
+from repolicy.priors.opening import is_code, load_policy, open_policy, prior_from_source, prior_source, read_policy
 from repolicy.readers.reading import Options
 
 TWO = ActionSpace("continuous", (2,))
@@ -34,7 +34,7 @@ def twice(observations: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("std", [0.3, [0.1, 2.0]])
 def test_a_mean_with_a_std_scores_as_torchs_normal(std: Any) -> None:
-    prior = MeanPrior(twice, std).placed(3, TWO)
+    prior = MeanPrior(twice, std).for_spaces(3, TWO)
     observations, actions = torch.randn(4, 7, 3), torch.randn(4, 7, 2)
     mean = torch.from_numpy(twice(observations.reshape(-1, 3).numpy())).reshape(4, 7, 2)
     wanted = torch.distributions.Normal(mean, torch.tensor(std)).log_prob(actions).sum(-1)
@@ -44,20 +44,22 @@ def test_a_mean_with_a_std_scores_as_torchs_normal(std: Any) -> None:
 def test_a_torch_module_is_a_mean() -> None:
     module = nn.Linear(3, 2)
     observations = torch.randn(5, 3)
-    prior = MeanPrior(module, 0.5).placed(3, TWO)
+    prior = MeanPrior(module, 0.5).for_spaces(3, TWO)
     torch.testing.assert_close(prior.distribution(observations).mode(), module(observations).detach())
 
 
 def test_a_torch_module_drops_nothing_and_learns_no_statistics() -> None:
     module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.Dropout(0.5))
-    prior, observations = MeanPrior(module, 0.5).placed(3, TWO), 3.0 + torch.randn(5, 3)
+    prior, observations = MeanPrior(module, 0.5).for_spaces(3, TWO), 3.0 + torch.randn(5, 3)
     torch.testing.assert_close(prior.means(observations, {})[0], module[1](module[0].eval()(observations)).detach())
     assert int(module[0].num_batches_tracked) == 0
 
 
 def test_a_function_that_draws_its_actions_tells_no_mean() -> None:
     generator = np.random.default_rng(0)
-    prior = MeanPrior(lambda observations: generator.normal(size=(len(observations), 2)), 0.5, "mine").placed(3, TWO)
+    prior = MeanPrior(lambda observations: generator.normal(size=(len(observations), 2)), 0.5, "mine").for_spaces(
+        3, TWO
+    )
     with pytest.raises(UsageError, match="mine gives different actions for the same observations: it draws them"):
         prior.log_prob(torch.randn(4, 3), torch.randn(4, 2))
 
@@ -73,7 +75,7 @@ class Leaning:
 def test_an_object_with_log_prob_is_asked_in_rows() -> None:
     observations, actions = torch.randn(4, 7, 3), torch.randn(4, 7, 2)
     wanted = -(actions - observations[..., :1]).abs().sum(-1)
-    torch.testing.assert_close(prior_of(Leaning).log_prob(observations, actions), wanted)
+    torch.testing.assert_close(wrap_prior(Leaning).log_prob(observations, actions), wanted)
 
 
 def test_what_a_prior_does_to_its_arguments_stays_with_it() -> None:
@@ -121,7 +123,7 @@ class CountingInAModule(Counting, nn.Module):
 
 @pytest.fixture(params=[Counting, CountingInNumPy, CountingInAModule])
 def counting(request: pytest.FixtureRequest) -> MeanPrior:
-    return MeanPrior(request.param(), 0.5).placed(2, ONE)
+    return MeanPrior(request.param(), 0.5).for_spaces(2, ONE)
 
 
 def test_a_memory_runs_along_with_the_episode_and_over_the_ends_of_rollouts(counting: MeanPrior) -> None:
@@ -143,9 +145,9 @@ def test_what_could_be_copied_is_the_same_in_another_process() -> None:
     """A prior that is fitted though it could be copied: other ranks read its file themselves."""
     saved = read_policy(find_policy("hopper"))
     for given in ("hopper", Path("hopper")):
-        source = source_of(given, saved.policy, None, False)
+        source = prior_source(given, saved.policy, None, False)
         assert source is not None
-        again = from_source(source)
+        again = prior_from_source(source)
         assert isinstance(again, Policy)
         observations = torch.randn(5, saved.policy.observation_size)
         assert torch.equal(again(observations).mode(), saved.policy(observations).mode())
@@ -161,7 +163,7 @@ def test_a_std_that_was_given_is_the_same_in_another_process(
     state = {f"{name}.{part}": each for name, layer in layers.items() for part, each in layer.state_dict().items()}
     torch.save(state | {"action_scale": torch.ones(2), "action_bias": torch.zeros(2)}, "td3.pth")
     start = open_prior("td3.pth", options, "clone", False, Path("kept"))
-    again = from_source(json.loads(json.dumps(start.source)))
+    again = prior_from_source(json.loads(json.dumps(start.source)))
     observations, actions = torch.randn(5, 3), torch.randn(5, 2)
     assert isinstance(start.scoring_prior, Policy)
     assert float(start.scoring_prior.std.max()) != 1.0
@@ -176,7 +178,7 @@ def test_a_linked_file_keeps_what_lies_beside_its_link(tmp_path: Path) -> None:
     file.write_bytes(find_policy("hopper").read_bytes())
     (tmp_path / "link.safetensors").symlink_to(file)
     saved = read_policy(file)
-    source = source_of(tmp_path / "link.safetensors", saved.policy, None, False)
+    source = prior_source(tmp_path / "link.safetensors", saved.policy, None, False)
     assert source["prior"] == str(tmp_path / "link.safetensors")
 
 
@@ -195,8 +197,8 @@ def test_code_that_leads_to_a_policy_of_ours_is_copied(tmp_path: Path) -> None:
 def test_a_prior_that_knows_its_std_takes_no_other() -> None:
     for known in (MeanPrior(twice, 0.5), ScoredPrior(load_policy("hopper"), "scored")):
         with pytest.raises(UsageError, match="knows its own std"):
-            opened(known, Options(std=0.2))
-        assert opened(known).agent is known
+            open_policy(known, Options(std=0.2))
+        assert open_policy(known).agent is known
 
 
 def test_what_remembers_acts_by_its_memory(counting: MeanPrior) -> None:
@@ -254,21 +256,24 @@ class Needy(Wide):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: prior_of(lambda observations, noise: noise, name="flow"), "flow takes noise.*--noise.*--chunk"),
-        (lambda: prior_of(SimpleNamespace(decode=twice), name="flow"), "flow takes noise.*--noise.*--chunk"),
-        (lambda: prior_of(twice), r"twice gives a mean and no std.*--std \(in Python, std=\)"),
-        (lambda: prior_of(twice, 0.0), "the std of twice is 0.0; it must be above 0"),
-        (lambda: prior_of(twice, [0.1, float("nan")]), "must be above 0"),
-        (lambda: prior_of(Leaning(), 0.1), "knows its own std"),
-        (lambda: prior_of(Needy), "Needy cannot be made without arguments: TypeError: .* missing 1 required"),
-        (lambda: prior_of(3), "the prior is of type int; it must be a policy, an object with log_prob"),
-        (lambda: MeanPrior(twice, [0.1, 0.2, 0.3]).placed(3, TWO), "has 3 stds, and an action has 2 numbers"),
-        (lambda: MeanPrior(twice, 0.1).placed(3, ActionSpace("discrete", (4,))), "choices of 4, which have no mean"),
-        (lambda: scored(MeanPrior(flat, 0.1).placed(3, TWO)), r"means of shape \[5\].*must give \[5, 2\]"),
-        (lambda: scored(MeanPrior(broken, 0.1).placed(3, TWO)), "broken failed: KeyError"),
-        (lambda: MeanPrior(Forgetful(), 0.1).fresh(0), "begin of Forgetful failed: IndexError"),
+        (lambda: wrap_prior(lambda observations, noise: noise, name="flow"), "flow takes noise.*--noise.*--chunk"),
+        (lambda: wrap_prior(SimpleNamespace(decode=twice), name="flow"), "flow takes noise.*--noise.*--chunk"),
+        (lambda: wrap_prior(twice), r"twice gives a mean and no std.*--std \(in Python, std=\)"),
+        (lambda: wrap_prior(twice, 0.0), "the std of twice is 0.0; it must be above 0"),
+        (lambda: wrap_prior(twice, [0.1, float("nan")]), "must be above 0"),
+        (lambda: wrap_prior(Leaning(), 0.1), "knows its own std"),
+        (lambda: wrap_prior(Needy), "Needy cannot be made without arguments: TypeError: .* missing 1 required"),
+        (lambda: wrap_prior(3), "the prior is of type int; it must be a policy, an object with log_prob"),
+        (lambda: MeanPrior(twice, [0.1, 0.2, 0.3]).for_spaces(3, TWO), "has 3 stds, and an action has 2 numbers"),
         (
-            lambda: MeanPrior(Forgetful(), 0.1).forgotten({"steps": torch.zeros(2, 1)}, torch.ones(2).bool()),
+            lambda: MeanPrior(twice, 0.1).for_spaces(3, ActionSpace("discrete", (4,))),
+            "choices of 4, which have no mean",
+        ),
+        (lambda: scored(MeanPrior(flat, 0.1).for_spaces(3, TWO)), r"means of shape \[5\].*must give \[5, 2\]"),
+        (lambda: scored(MeanPrior(broken, 0.1).for_spaces(3, TWO)), "broken failed: KeyError"),
+        (lambda: MeanPrior(Forgetful(), 0.1).initial_state(0), "begin of Forgetful failed: IndexError"),
+        (
+            lambda: MeanPrior(Forgetful(), 0.1).reset_state({"steps": torch.zeros(2, 1)}, torch.ones(2).bool()),
             "the memory of Forgetful cannot begin anew: KeyError: 'steps'",
         ),
         (lambda: scored(ScoredPrior(Wide())), r"gave shape \[5, 2\]; of 5 actions"),
@@ -294,7 +299,7 @@ def test_a_log_prob_that_is_not_finite_is_said() -> None:
 
 def test_a_mean_that_is_not_finite_is_said() -> None:
     with pytest.raises(NumericError, match="infinite gave a mean that is not finite"):
-        scored(MeanPrior(infinite, 0.1).placed(3, TWO))
+        scored(MeanPrior(infinite, 0.1).for_spaces(3, TWO))
 
 
 def test_code_is_named_by_the_user_and_found_again_elsewhere(tmp_path: Path) -> None:
@@ -303,26 +308,26 @@ def test_code_is_named_by_the_user_and_found_again_elsewhere(tmp_path: Path) -> 
     reference, options = f"{file}:act", Options(std=0.3)
     assert is_code(reference)
     assert not is_code(str(file))
-    found = opened(reference, options).agent
-    again = from_source(source_of(reference, found, options, False))
+    found = open_policy(reference, options).agent
+    again = prior_from_source(prior_source(reference, found, options, False))
     for prior in (found, again):
         assert isinstance(prior, MeanPrior)
         assert float(prior.log_prob(torch.ones(1, 2), torch.ones(1, 1))) == pytest.approx(-np.log(0.3) - 0.9189, 1e-3)
         assert (prior.name, float(prior.std)) == (reference, pytest.approx(0.3))
     with pytest.raises(UsageError, match="has no 'acts'; did you mean act"):
-        opened(f"{file}:acts", options)
+        open_policy(f"{file}:acts", options)
     with pytest.raises(UsageError, match="--vecnormalize.*do not belong to it"):
-        opened(reference, Options(std=0.3, vecnormalize="v.pkl"))
+        open_policy(reference, Options(std=0.3, vecnormalize="v.pkl"))
 
 
 def test_only_what_a_module_holds_can_be_imported_elsewhere() -> None:
     def local(observations: np.ndarray) -> np.ndarray:
         return observations
 
-    assert source_of(local, prior_of(local, 0.1), None, False) is None
-    source = source_of(MeanPrior(twice, [0.1, 0.2]), MeanPrior(twice, [0.1, 0.2]), None, False)
+    assert prior_source(local, wrap_prior(local, 0.1), None, False) is None
+    source = prior_source(MeanPrior(twice, [0.1, 0.2]), MeanPrior(twice, [0.1, 0.2]), None, False)
     assert source["prior"] == f"{twice.__module__}:twice"
-    again = from_source(source)
+    again = prior_from_source(source)
     assert isinstance(again, MeanPrior)
     assert again.mean is twice
     assert again.std.tolist() == pytest.approx([0.1, 0.2])

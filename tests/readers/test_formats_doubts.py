@@ -18,7 +18,7 @@ from torch import nn
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, RepolicyError
 from repolicy.policies.distributions import ActionSpace
-from repolicy.priors.opening import opened
+from repolicy.priors.opening import open_policy
 from repolicy.readers import brax
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.given_by_user import statistics_beside, statistics_in
@@ -60,7 +60,7 @@ def test_a_zip_whose_code_or_images_change_the_numbers(settings: dict[str, Any],
     _, path = made(sb3.PPO, tmp_path, n_steps=8, batch_size=8, **settings)
     with pytest.raises(CannotCopyError, match=f"{reason}.*; export it to ONNX or TorchScript") as caught:
         describe(path)
-    for asked in (lambda: inspect(path), lambda: opened(path)):  # it is no TorchScript, and cannot run as it is
+    for asked in (lambda: inspect(path), lambda: open_policy(path)):  # it is no TorchScript, and cannot run as it is
         with pytest.raises(CannotCopyError) as again:
             asked()
         assert str(again.value) == str(caught.value)
@@ -121,11 +121,11 @@ def test_a_value_is_no_action_wherever_it_stands(value: str, tmp_path: Path) -> 
 def test_a_graph_that_runs_gives_its_action_and_not_its_std(tmp_path: Path) -> None:
     heads = [node("Softsign", "b", "s"), node("Gemm", "s v", "moves"), node("Softplus", "moves", "the_std")]
     path = two_outputs(tmp_path / "policy.onnx", [*BODY, *heads], ["the_std", "moves"])
-    prior, obs = opened(path, Options(std=0.2)).agent, observations(5)
+    prior, obs = open_policy(path, Options(std=0.2)).agent, observations(5)
     assert prior.notes[-1] == "of the graph's outputs moves is taken, and not the_std"
     session = pytest.importorskip("onnxruntime").InferenceSession(path)
     [wanted] = session.run(["moves"], {"obs": obs.numpy()})
-    assert_equal(prior.placed(5, ActionSpace("continuous", (3,))).distribution(obs).mode(), wanted)
+    assert_equal(prior.for_spaces(5, ActionSpace("continuous", (3,))).distribution(obs).mode(), wanted)
 
 
 def test_a_clip_with_an_upper_bound_alone_has_no_lower_one(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.kinds import MeanPrior
-from repolicy.priors.opening import from_source, opened, source_of
+from repolicy.priors.opening import open_policy, prior_from_source, prior_source
 from repolicy.priors.running import Graph, Script
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import PolicyFile
@@ -31,9 +31,9 @@ STD = Options(std=0.2)
 
 
 def placed(path: Path, size: int, width: int, trust: bool = False) -> MeanPrior:
-    found = opened(path, STD, trust).agent
+    found = open_policy(path, STD, trust).agent
     assert isinstance(found, MeanPrior)
-    return found.placed(size, ActionSpace("continuous", (width,)))
+    return found.for_spaces(size, ActionSpace("continuous", (width,)))
 
 
 # Graphs ---------------------------------------------------------------------------------------------------------------
@@ -55,11 +55,11 @@ def residual(tmp_path: Path, batch: Any = "batch") -> Path:
 def test_a_graph_runs_in_onnxruntime_as_a_mean(batch: Any, tmp_path: Path) -> None:
     path, obs = residual(tmp_path, batch), observations(5)
     prior = placed(path, 5, 3)
-    assert not prior.remembers
+    assert not prior.has_memory
     assert any("it holds Add" in note and "it runs as it is" in note for note in prior.notes)
     assert_equal(prior.distribution(obs).mode(), run(path, obs))
-    again = from_source(source_of(str(path), prior, STD, False))
-    assert_equal(again.placed(5, prior.actions).distribution(obs).mode(), run(path, obs))
+    again = prior_from_source(prior_source(str(path), prior, STD, False))
+    assert_equal(again.for_spaces(5, prior.actions).distribution(obs).mode(), run(path, obs))
 
 
 @pytest.mark.parametrize("mixing", ["mean", "shape"])
@@ -112,7 +112,7 @@ def test_a_graph_of_two_inputs_does_not_run_as_it_is_and_inspect_says_so(tmp_pat
     with pytest.raises(
         FileError, match=r"takes 2 inputs \(obs, time\), and a prior takes observations alone: .*file.py:act"
     ):
-        opened(path, STD)
+        open_policy(path, STD)
     facts = inspect(path)
     assert facts["runs as it is"].startswith("no: it takes 2 inputs (obs, time), and a prior takes observations alone")
     assert facts["missing"].startswith("a function that runs it (file.py:act)")
@@ -150,7 +150,7 @@ def test_a_graph_that_gives_nothing_but_its_memory_is_refused(tmp_path: Path) ->
     model.graph.node[0].output[0] = model.graph.output[0].name = "h_out"
     onnx.save(model, path)
     with pytest.raises(FileError, match=r"gives nothing but its memory \(h_out\), and no action"):
-        opened(path, STD)
+        open_policy(path, STD)
 
 
 @pytest.mark.parametrize("names", [("in", "out"), ("x_in", "x_out")])
@@ -182,7 +182,7 @@ def drawing(path: Path, names: tuple[str, ...]) -> Path:
 def test_of_a_draw_and_its_mean_the_mean_is_taken(tmp_path: Path) -> None:
     """As Unity ML-Agents names them."""
     path = drawing(tmp_path / "policy.onnx", ("continuous_actions", "deterministic_continuous_actions"))
-    assert opened(path, STD).saved is not None  # the mean is a perceptron's, which is copied
+    assert open_policy(path, STD).saved is not None  # the mean is a perceptron's, which is copied
     program, obs = Graph(PolicyFile(path)), observations(5)
     program.prepare(5)
     assert_equal(program.step(obs.numpy(), {})[0], run(path, obs, 1))
@@ -211,22 +211,22 @@ def looping(path: Path, count: int, kept: Any = None) -> Path:
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_loop_that_has_no_end(ending: signal.Signals, tmp_path: Path) -> None:
     path = looping(tmp_path / "policy.onnx", 10_000_000)
-    prior = opened(path, STD).agent
+    prior = open_policy(path, STD).agent
     assert isinstance(prior, MeanPrior)
     with terminated_as_interrupted():
         threading.Timer(0.3, os.kill, (os.getpid(), ending)).start()
         began = time.perf_counter()
         with pytest.raises(KeyboardInterrupt):
-            prior.placed(5, ActionSpace("continuous", (3,)))
+            prior.for_spaces(5, ActionSpace("continuous", (3,)))
     assert time.perf_counter() - began < 3.0
 
 
 def test_a_loop_that_has_no_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.priors.running.PATIENCE", 0.3)
-    prior = opened(looping(tmp_path / "policy.onnx", 10_000_000), STD).agent
+    prior = open_policy(looping(tmp_path / "policy.onnx", 10_000_000), STD).agent
     assert isinstance(prior, MeanPrior)
     with pytest.raises(UsageError, match="for a step"):
-        prior.placed(5, ActionSpace("continuous", (3,)))
+        prior.for_spaces(5, ActionSpace("continuous", (3,)))
 
 
 def test_a_loop_that_ends_runs(tmp_path: Path) -> None:
@@ -301,9 +301,9 @@ def test_torchscript_runs_where_it_is_trusted(tmp_path: Path) -> None:
     module, obs = stirred(Around()), observations(5)
     path = script(tmp_path / "policy.pt", module, 5)
     with pytest.raises(UsageError, match=r"a program, which .*add --trust \(in Python, trust=True\)"):
-        opened(path, STD)
+        open_policy(path, STD)
     prior = placed(path, 5, 3, trust=True)
-    assert not prior.remembers
+    assert not prior.has_memory
     with torch.no_grad():
         assert_equal(prior.distribution(obs).mode(), module(obs))
 
@@ -323,7 +323,7 @@ def test_an_lstm_remembers_each_episode_of_its_own(layers: int, tmp_path: Path) 
     module(torch.randn(1, 5))  # it was saved in the middle of an episode
     path = script(tmp_path / "policy.pt", module, 5)
     prior = placed(path, 5, 3, trust=True)
-    assert prior.remembers
+    assert prior.has_memory
     steps, ended = torch.randn(9, 4, 5), torch.zeros(9, 4, dtype=torch.bool)
     ended[3, 0] = ended[0, 2] = ended[6, 2] = True
     first, state = prior.follow(steps[:5], ended[:5], None)
@@ -335,7 +335,7 @@ def test_an_lstm_remembers_each_episode_of_its_own(layers: int, tmp_path: Path) 
             with torch.no_grad():
                 wanted = module.last(module.memory(steps[start:end, n : n + 1])[0])[:, 0]
             torch.testing.assert_close(found[start:end, n], wanted, atol=1e-5, rtol=1e-4)
-    again, _ = prior.placed(5, prior.actions).follow(steps[:5], ended[:5], None)
+    again, _ = prior.for_spaces(5, prior.actions).follow(steps[:5], ended[:5], None)
     assert torch.equal(again.mode(), first.mode())
     fast, slow = Script(PolicyFile(path)), Script(PolicyFile(path))
     assert fast.prepare(5)
@@ -356,7 +356,7 @@ def test_a_memory_without_rows_runs_row_by_row(tmp_path: Path) -> None:
     prior = placed(script(tmp_path / "policy.pt", module, 5), 5, 3, trust=True)
     steps = torch.randn(4, 3, 5)
     for _ in range(2):  # a run begins with it several times
-        prior = prior.placed(5, prior.actions)
+        prior = prior.for_spaces(5, prior.actions)
         found = prior.follow(steps, torch.zeros(4, 3, dtype=torch.bool), None)[0].mode()
         with torch.no_grad():
             torch.testing.assert_close(found, module.last(steps.cumsum(0)), atol=1e-5, rtol=1e-5)
@@ -381,7 +381,7 @@ def test_unitrees_policy_with_a_memory(real: Callable[[str], Path]) -> None:
     """47 observations, 12 joints, an LSTM of 64: as PyTorch runs the file itself, one robot at a time."""
     path = real("unitree_rl_gym/g1_motion.pt")
     prior = placed(path, 47, 12, trust=True)
-    assert prior.remembers
+    assert prior.has_memory
     steps, ended = torch.randn(20, 3, 47), torch.zeros(20, 3, dtype=torch.bool)
     ended[9, 1] = True
     found = prior.follow(steps, ended, None)[0].mode()

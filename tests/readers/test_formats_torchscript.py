@@ -15,7 +15,7 @@ from torch import nn
 from repolicy.errors import FileError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.kinds import MeanPrior
-from repolicy.priors.opening import opened
+from repolicy.priors.opening import open_policy
 from repolicy.readers.chain import Step, recognize
 from repolicy.readers.described import CannotCopyError
 from repolicy.readers.reading import Options
@@ -177,10 +177,10 @@ def test_layer_norms_of_two_epsilons_run_as_they_are(tmp_path: Path) -> None:
     path, obs = script(tmp_path / "policy.pt", module, 5), observations(5)
     with pytest.raises(CannotCopyError, match="its LayerNorms have different epsilons"):
         describe(path)
-    prior = opened(path, Options(std=0.2), trust=True).agent
+    prior = open_policy(path, Options(std=0.2), trust=True).agent
     assert isinstance(prior, MeanPrior)
     with torch.no_grad():
-        assert_equal(prior.placed(5, ActionSpace("continuous", (2,))).distribution(obs).mode(), module(obs))
+        assert_equal(prior.for_spaces(5, ActionSpace("continuous", (2,))).distribution(obs).mode(), module(obs))
 
 
 def test_biases_that_do_not_fit_their_layer_are_refused() -> None:

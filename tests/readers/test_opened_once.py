@@ -12,7 +12,7 @@ from made_checkpoints import Around
 from made_graphs import graph, node, script
 from made_sb3 import made, sb3
 
-from repolicy.priors.opening import acting
+from repolicy.priors.opening import open_agent
 from repolicy.readers.reading import Options
 
 OPENED: dict[str, int] = {}
@@ -42,5 +42,5 @@ def test_a_file_is_opened_once(kind: str, tmp_path: Path) -> None:
     make, std = FILES[kind]
     path = make(tmp_path)
     OPENED[str(path)] = 0
-    acting(path, Options(std=std), trust=True)
+    open_agent(path, Options(std=std), trust=True)
     assert OPENED.pop(str(path)) == 1

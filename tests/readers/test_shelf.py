@@ -16,7 +16,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import read_card, save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors import finding as shelf
-from repolicy.priors.finding import SHELF, Published, fetched, find_policy, place_in_cache
+from repolicy.priors.finding import SHELF, Published, cached_policy, fetch_published, find_policy
 from repolicy.priors.opening import is_code, read_policy
 
 
@@ -52,11 +52,11 @@ def test_a_file_is_fetched_once_from_its_commit_and_checked(mine: tuple[str, dic
         assert address.startswith("https://")
         return contents[address.split("/me/policies/abc123/")[1]]
 
-    path = fetched(name, download)
+    path = fetch_published(name, download)
     assert path.read_bytes() == contents["a/policy.zip"]
     assert path.with_name("policy.vecnormalize.pkl").read_bytes() == b"numbers"
     assert len(asked) == 2
-    assert fetched(name, download) == find_policy(name) == path
+    assert fetch_published(name, download) == find_policy(name) == path
     assert len(asked) == 2
     assert env_of(read_card(path), path) == env_of({}, Path(name)) == tiny("LinearQuadratic")
 
@@ -71,36 +71,36 @@ def test_without_a_network_the_file_and_its_place_are_named(
     with pytest.raises(
         FileError, match=r"cannot be fetched.*put a/policy.zip of me/policies at commit abc123 at .*mine"
     ):
-        fetched(mine[0], download)
-    assert not place_in_cache(mine[0]).exists()
+        fetch_published(mine[0], download)
+    assert not cached_policy(mine[0]).exists()
 
 
 def test_another_file_is_refused_on_its_way_and_in_the_cache(mine: tuple[str, dict[str, bytes]]) -> None:
     name, _ = mine
     with pytest.raises(FileError, match="not the file that was published"):
-        fetched(name, lambda address: b"something else")
-    assert not place_in_cache(name).exists()
-    place_in_cache(name).parent.mkdir(parents=True)
-    place_in_cache(name).write_bytes(b"something else")
+        fetch_published(name, lambda address: b"something else")
+    assert not cached_policy(name).exists()
+    cached_policy(name).parent.mkdir(parents=True)
+    cached_policy(name).write_bytes(b"something else")
     with pytest.raises(FileError, match="its sha256 differs; remove it"):
         find_policy(name)
 
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(mine: tuple[str, dict[str, bytes]]) -> None:
     name, contents = mine
-    shelf.cache().parent.mkdir(parents=True)
-    shelf.cache().write_bytes(b"a file where the folder would be")
+    shelf.cache_folder().parent.mkdir(parents=True)
+    shelf.cache_folder().write_bytes(b"a file where the folder would be")
     with pytest.raises(FileError, match="policy.zip cannot be written"):
-        fetched(name, lambda address: contents["a/policy.zip"])
+        fetch_published(name, lambda address: contents["a/policy.zip"])
 
 
 def test_a_file_that_was_put_in_its_place_by_hand_will_do(mine: tuple[str, dict[str, bytes]]) -> None:
     name, contents = mine
-    place_in_cache(name).parent.mkdir(parents=True)
-    place_in_cache(name).write_bytes(contents["a/policy.zip"])
+    cached_policy(name).parent.mkdir(parents=True)
+    cached_policy(name).write_bytes(contents["a/policy.zip"])
     with pytest.raises(FileError, match=r"put a/statistics.pkl .* at .*policy.vecnormalize.pkl"):
         find_policy(name)
-    place_in_cache(name).with_name("policy.vecnormalize.pkl").write_bytes(b"numbers")
+    cached_policy(name).with_name("policy.vecnormalize.pkl").write_bytes(b"numbers")
     assert read_policy(find_policy(name)).policy.observation_size == 1
 
 
@@ -123,7 +123,7 @@ FILES = {
 def test_what_is_on_the_shelf_is_what_it_says(name: str, real: Callable[[str], Path]) -> None:
     """With the published files themselves, where they lie beside this clone."""
     left = [real(file) for file in FILES[name]]
-    path = fetched(name, lambda address: left.pop(0).read_bytes())
+    path = fetch_published(name, lambda address: left.pop(0).read_bytes())
     assert read_policy(path).policy.observation_size > 0
 
 

@@ -14,7 +14,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import SavedPolicy, read_card, save_policy
-from repolicy.policies.modulated import Conditioned
+from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.ranges import Dial, Range
 from repolicy.report import dial_page as pages
@@ -28,7 +28,7 @@ def pushing(observations: Any, actions: Any, next_observations: Any, info: Any) 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
-    made = Conditioned.begun(prior, [Dial("omega", 0.01, 1.0)])
+    made = ConditionedPolicy.from_prior(prior, [Dial("omega", 0.01, 1.0)])
     made.network.film.data.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(0))
     request = {"env": "InvertedPendulum-v4", "addons": [f"{__file__}:pushing"]}
     request["objective"] = {"task": "addon", "omega": [0.01, 1.0], "alpha": 0.1}
@@ -103,7 +103,7 @@ def reported(
 ) -> tuple[dict[str, Any], str]:
     """What the command prints as JSON, and its page."""
     prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
-    made = Conditioned.begun(prior, dials)
+    made = ConditionedPolicy.from_prior(prior, dials)
     made.network.film.data.normal_(0.0, 0.5)
     save_policy(folder / "policy.safetensors", made, {"request": {"env": "InvertedPendulum-v4"} | request}, prior)
     patch.setattr(pages, "filmed", lambda shots, say: ([b"a film"] * len(shots), ""))
@@ -153,7 +153,7 @@ def test_the_command_on_the_page_keeps_that_position(two: tuple[dict[str, Any], 
 @pytest.mark.parametrize("others", [[], [QUIETLY]])
 def test_positions_that_lie_close_together_have_commands_and_files_of_their_own(others: list[Dial]) -> None:
     prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
-    made = Conditioned.begun(prior, [Dial("fast", 1e6, 1e6 + 10, "linear"), *others])
+    made = ConditionedPolicy.from_prior(prior, [Dial("fast", 1e6, 1e6 + 10, "linear"), *others])
     turning = pages.Turning(Path("policy.safetensors"), SavedPolicy(made, prior, {}))
     for each in (turning.command, lambda position: turning.file(position, "at")):
         assert len({each(position) for position in turning.positions}) == len(turning.positions)

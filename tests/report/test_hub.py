@@ -159,7 +159,7 @@ def test_what_can_go_wrong_is_a_sentence(
     code, _, said = typed(capsys, *push)
     assert (code, "if it is private, log in: hf auth login" in said or "needs a login" in said) == (1, True), said
     for name, value in endpoint("http://127.0.0.1:9").items():  # nobody listens there
-        monkeypatch.setattr(hub.library().constants, name, value)
+        monkeypatch.setattr(hub.import_hub().constants, name, value)
     for words in (push, ["evaluate", "hf://somebody/mine"]):
         code, _, said = typed(capsys, *words)
         assert (code, "hf://somebody/mine cannot be reached: no network, or no hub" in said) == (1, True), said
@@ -208,7 +208,7 @@ def test_the_librarys_log_is_silent_also_when_it_is_first_used(monkeypatch: pyte
     log, name = logging.getLogger("huggingface_hub"), "huggingface_hub.utils.logging"
     monkeypatch.setattr(log, "handlers", [])
     monkeypatch.delitem(sys.modules, name, raising=False)
-    with hub.in_sentences(hub.Repository("somebody/mine", None)):
+    with hub.translate_hub_errors(hub.Repository("somebody/mine", None)):
         importlib.import_module(name)
         assert log.level == logging.CRITICAL
 
@@ -216,7 +216,7 @@ def test_the_librarys_log_is_silent_also_when_it_is_first_used(monkeypatch: pyte
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UsageError, match=r"pip install 'repolicy\[hub\]'"):
-        hub.downloaded("hf://somebody/mine")
+        hub.download_policy("hf://somebody/mine")
 
 
 def test_a_stranger_is_told_apart_from_a_file() -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("stable_baselines3")
 
 from repolicy.exact import MDP
 from repolicy.policies.distributions import ActionSpace
-from repolicy.policies.normalizer import sums
+from repolicy.policies.normalizer import moment_sums
 from repolicy.policies.policy import Policy, PolicySpec
 
 
@@ -120,7 +120,7 @@ def wild_prior(**changes: Any) -> Policy:
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.5)
-    policy.normalizer.update(sums(np.random.default_rng(0).normal(0.5, 0.4, (100, 3)).astype(np.float32)))
+    policy.normalizer.update(moment_sums(np.random.default_rng(0).normal(0.5, 0.4, (100, 3)).astype(np.float32)))
     return policy
 
 

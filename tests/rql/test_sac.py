@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.objective import Objective, greedy, kl, residual, soft
-from repolicy.policies.density import fitted
+from repolicy.policies.density import fit_density
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
-from repolicy.policies.normalizer import sums
+from repolicy.policies.normalizer import moment_sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.prepare.states import SKIPPED
 from repolicy.priors.opening import read_policy
@@ -216,7 +216,7 @@ def test_the_actor_waits_for_its_critics_and_its_steps_fall_to_nothing() -> None
 def test_states_that_the_prior_does_not_know_have_their_price_unless_an_episode_begins_there() -> None:
     """The prior's lie within some hundredths of 0; what `Bounded` shows lies between −1 and 1."""
     normalizer = Policy(PolicySpec(1, ACTIONS)).normalizer
-    density, objective = fitted(0.01 * torch.randn(5000, 1), normalizer), residual(0.5, 0.3, states=2.0)
+    density, objective = fit_density(0.01 * torch.randn(5000, 1), normalizer), residual(0.5, 0.3, states=2.0)
     envs = TaskReward(Bounded(), replace(objective, states=0.0)), TaskReward(Bounded(), objective, density)
     for env in envs:
         env.reset(seed=0)
@@ -266,7 +266,7 @@ def test_without_a_prior_it_is_sac() -> None:
 
 def test_the_prior_and_its_normalizer_do_not_move() -> None:
     prior = constant(MEAN, STD)
-    prior.normalizer.update(sums(np.random.default_rng(0).normal(0.5, 0.4, (100, 1)).astype(np.float32)))
+    prior.normalizer.update(moment_sums(np.random.default_rng(0).normal(0.5, 0.4, (100, 1)).astype(np.float32)))
     before = frozen(prior).state_dict()
     model = ResidualSAC(Bounded(), residual(0.5, 0.3), prior, Settings(steps=60, warmup=20, minibatch=32))
     model.learn(60)

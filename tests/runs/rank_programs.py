@@ -17,7 +17,7 @@ from repolicy.learning.worker import Worker
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import Mlp
-from repolicy.policies.normalizer import sums
+from repolicy.policies.normalizer import moment_sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.prepare import states
 from repolicy.priors.kinds import Scorer
@@ -92,7 +92,7 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
     )
     learner.differentiate(batch, settings, bonus=0.05)
     report = learner.step(settings.max_gradient_norm, team, fit_actor=True)
-    seen = team.sum(sums(np.ascontiguousarray(observations[:, mine].numpy())))
+    seen = team.sum(moment_sums(np.ascontiguousarray(observations[:, mine].numpy())))
     return {
         "gradient": learner.gradient[: len(learner.parameters)].clone(),
         "parameters": learner.parameters.detach().clone(),

@@ -16,7 +16,7 @@ from repolicy.envs.addons import combined
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.wish_file import open_wish
 from repolicy.policies.policy import Policy
-from repolicy.priors.opening import acting
+from repolicy.priors.opening import open_agent
 from repolicy.readers.reading import Options
 from repolicy.report.movie import Shot, encoded
 from repolicy.wishes import ask_page
@@ -26,7 +26,7 @@ PENDULUM = "Pendulum-v1"
 
 
 def pool(policy: Path, count: int = 40, seed: int = 0) -> Pairs:
-    return candidates(acting(policy, Options(), False).agent, "p", PENDULUM, count, 6, 2.0, 4, seed)
+    return candidates(open_agent(policy, Options(), False).agent, "p", PENDULUM, count, 6, 2.0, 4, seed)
 
 
 def test_both_clips_begin_in_the_same_state_and_part(policy: Path) -> None:
@@ -42,7 +42,7 @@ def test_both_clips_begin_in_the_same_state_and_part(policy: Path) -> None:
 
 
 def test_a_clip_keeps_its_distance_from_the_mean_action(policy: Path) -> None:
-    pairs, agent = pool(policy, 8), acting(policy, Options(), False).agent
+    pairs, agent = pool(policy, 8), open_agent(policy, Options(), False).agent
     observations, actions, _ = pairs.steps
     away = (actions - agent.actor(1, len(observations))(observations)).reshape(8, 2, 6)
     assert np.ptp(away, axis=-1) == pytest.approx(0, abs=1e-5)
@@ -50,7 +50,7 @@ def test_a_clip_keeps_its_distance_from_the_mean_action(policy: Path) -> None:
 
 
 def test_short_episodes_take_several_draws(policy: Path) -> None:
-    short, agent = f"{PENDULUM}?max_episode_steps=10", acting(policy, Options(), False).agent
+    short, agent = f"{PENDULUM}?max_episode_steps=10", open_agent(policy, Options(), False).agent
     pairs = candidates(agent, "p", short, 8, 6, 2.0, 30, 0)
     assert len(pairs.seeds) == len({*pairs.seeds}) == 8
     assert pairs.starts.max() <= 4
@@ -174,7 +174,7 @@ def page(policy: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Pairs:
     """Four pairs, with films of two pictures."""
     pictures = [np.full((32, 48, 3), shade, np.uint8) for shade in (60, 200)]
     monkeypatch.setattr(ask_page, "films", lambda shots, say: [encoded(pictures, 10, "mp4")] * len(shots))
-    return ask_page.ask(acting(policy, Options(), False), PENDULUM, out, 4, 0.2)
+    return ask_page.ask(open_agent(policy, Options(), False), PENDULUM, out, 4, 0.2)
 
 
 def test_a_person_answers_by_keys_on_a_phone_and_saves(
@@ -266,11 +266,11 @@ def test_another_librarys_mean_is_filmed_as_it_acts(tmp_path: Path, monkeypatch:
     file.write_bytes(quick_graph(torch.nn.Linear(3, 1), (torch.zeros(2, 3),)))
 
     def filmed(shots: list[Shot], say: object) -> list[bytes]:
-        read.extend(acting(shot.policy, Options(), False).agent for shot in shots)
+        read.extend(open_agent(shot.policy, Options(), False).agent for shot in shots)
         return [b""] * len(shots)
 
     monkeypatch.setattr(ask_page, "films", filmed)
-    ask_page.ask(acting(file, Options(std=0.3), False), PENDULUM, tmp_path / "asked", 1, 0.2)
+    ask_page.ask(open_agent(file, Options(std=0.3), False), PENDULUM, tmp_path / "asked", 1, 0.2)
     assert [policy.std.item() for policy in read] == [pytest.approx(0.3)] * 2
 
 

@@ -55,12 +55,12 @@ class Compare(Acts):
 
     def run(self) -> dict[str, Any]:
         from repolicy.many.varying import compare_around
-        from repolicy.policies.storage import check_place
+        from repolicy.policies.storage import check_writable
         from repolicy.report.compare_page import write_compare_report
         from repolicy.runs import one_thread
 
         if self.out is not None:
-            check_place(self.out / "report.html")  # before the work, which would be lost
+            check_writable(self.out / "report.html")  # before the work, which would be lost
             if (self.out / "report.html").exists():
                 raise UsageError(f"{self.out} has a report already: name another --out")
         terminal, names = Terminal(), f"{self.old} and {self.new}"
@@ -106,7 +106,7 @@ class Diagnose(OfPolicy):
     def run(self) -> dict[str, Any]:
         from repolicy.envs import check_env, combined, env_of, with_roles
         from repolicy.envs.addons import at_one, at_one_in_words
-        from repolicy.policies import notes_of
+        from repolicy.policies import origin_notes
         from repolicy.prepare.diagnosis import DRIVEN_ENVS, DRIVEN_STEPS, check_addon, diagnose
         from repolicy.prepare.weights import worth_in
         from repolicy.priors import find_policy, read_policy
@@ -126,7 +126,7 @@ class Diagnose(OfPolicy):
         command = ["repolicy", "customize", self.prior, "--env", env]
         command += [word for name in self.addon for word in ("--addon", name)] + diagnosis.first
         command += self._reading()
-        _show(terminal, diagnosis, notes_of(saved.card), shlex.join(command), at_one_in_words(self.addon))
+        _show(terminal, diagnosis, origin_notes(saved.card), shlex.join(command), at_one_in_words(self.addon))
         return diagnosis.as_dict() | {"prior": str(path), "addons": list(self.addon), "command": shlex.join(command)}
 
     def _reading(self) -> list[str]:

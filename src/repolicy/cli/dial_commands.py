@@ -46,13 +46,13 @@ class Dial(Command):
     """Run code that the policy's file names as its environment or add-on."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.priors import find_policy, prior_in, read_policy
+        from repolicy.priors import find_policy, read_policy, require_prior
         from repolicy.report.dial_page import Turning
 
         path = find_policy(self.policy)
         saved = read_policy(path)
         warn_of_unfinished(self.policy)
-        prior_in(saved, path)
+        require_prior(saved, path)
         turning = Turning(path, saved, self.how or "mixture")
         if turning.trained and self.how is not None:
             raise UsageError(f"{path} was trained at all positions, so there is nothing to mix: leave out --how")
@@ -78,8 +78,8 @@ class Dial(Command):
 
     def _all(self, turning: "Turning") -> dict[str, Any]:
         from repolicy.envs import addons_of, check_env, env_of
-        from repolicy.policies.storage import check_place
-        from repolicy.priors import beside as where
+        from repolicy.policies.storage import check_writable
+        from repolicy.priors import output_folder
         from repolicy.report.dial_page import as_dict, measured, points_of, write_dial_report
 
         path, saved = turning.path, turning.saved
@@ -89,9 +89,9 @@ class Dial(Command):
             raise UsageError(f"{path} does not say which add-on it was customized to; name one with --addon")
         check_env(addons, env)
         beside = points_of(self.beside, env, addons) if self.beside else ()
-        out = self.out or where(path) / f"{path.stem}-dial"
+        out = self.out or output_folder(path) / f"{path.stem}-dial"
         turning = replace(turning, env=env, addons=addons, out=out, beside=beside)
-        check_place(turning.out / "report.html")  # before the work, which would be lost
+        check_writable(turning.out / "report.html")  # before the work, which would be lost
         if (out / "report.html").exists() and not (out / "dial.json").exists():
             raise UsageError(f"{out / 'report.html'} is there already, and of no dial: choose another --out")
         terminal = Terminal()

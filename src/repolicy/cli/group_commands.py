@@ -98,12 +98,12 @@ class Evaluate(Command):
 
     def run(self) -> dict[str, Any]:
         from repolicy.llm import require_trl
-        from repolicy.policies.storage import check_place, write_bytes
+        from repolicy.policies.storage import check_writable, write_bytes
 
         require_trl()
         from repolicy.llm.models import MEASURES, evaluate
 
-        check_place(self.out)
+        check_writable(self.out)
         size = {"responses": self.responses, "tokens": self.tokens, "seed": self.seed}
         with _warnings_said():
             models, page = evaluate(self.models, self.prior, self.prompts, self.reward, **size)

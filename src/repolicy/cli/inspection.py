@@ -17,13 +17,13 @@ import numpy as np
 from repolicy.envs import decoder, envpool_names, group_sizes, in_gymnasium, maker, parsed, shown
 from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.loading import read_json
-from repolicy.policies import PROBES, Conditioned, Gaussian, Policy, SquashedGaussian, fingerprint
-from repolicy.policies.storage import is_own, read
+from repolicy.policies import PROBE_COUNT, ConditionedPolicy, Gaussian, Policy, SquashedGaussian, fingerprint
+from repolicy.policies.storage import is_repolicy_file, read
 from repolicy.priors import (
-    PLAN,
-    check_own,
+    PLAN_FILE,
+    check_own_file_options,
     check_reachable,
-    described_with,
+    describe_file,
     find_policy,
     is_plan,
     read_file,
@@ -126,10 +126,10 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         check_reachable(path)
     more: dict[str, Any] = {}
     if is_plan(path):
-        check_own(path, options)
-        facts = {"folder": str(path), "kind": "planner"} | read_json(path / PLAN)
+        check_own_file_options(path, options)
+        facts = {"folder": str(path), "kind": "planner"} | read_json(path / PLAN_FILE)
     elif (path / "run.json").exists():
-        check_own(path, options)
+        check_own_file_options(path, options)
         facts, more = _of_run(path)
     else:
         facts, more = _of_file(PolicyFile(find_policy(path)), options or Options())
@@ -140,13 +140,13 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
 
 
 def _of_file(file: PolicyFile, options: Options) -> Story:
-    if not is_own(file.path, file.content):
-        carries = {"carries": file.carried.about} if file.carried and file.carried.about else {}
+    if not is_repolicy_file(file.path, file.content):
+        carries = {"carries": file.carried.deployment_info} if file.carried and file.carried.deployment_info else {}
         if file.own is None:
             return _of_foreign(file, options), carries
         facts, more = _of_policy(file, options, f", in a file of {file.format}")
         return facts, more | carries
-    check_own(file.path, options)
+    check_own_file_options(file.path, options)
     tensors, header = read(file.path, content=file.content)
     if header["kind"] == "policy":
         return _of_policy(file, options)
@@ -175,11 +175,11 @@ def _of_policy(file: PolicyFile, options: Options, exported: str = "") -> Story:
         "steps": f"{card.get('steps', 0):,}",
         "normalizer": f"{float(saved.policy.normalizer.count):,.0f} observations seen",
         "made with": ", ".join(f"{name} {value}" for name, value in card.get("versions", {}).items()),
-        "probes": f"{PROBES} log-probabilities reproduced",
+        "probes": f"{PROBE_COUNT} log-probabilities reproduced",
         "fingerprint": fingerprint(saved.policy),
     }
     facts |= _facts_of(card)
-    if isinstance(saved.policy, Conditioned):
+    if isinstance(saved.policy, ConditionedPolicy):
         inputs = " and ".join(f"{each.name} as an input, from {each.ends}" for each in saved.policy.dials)
         facts["dial"] = f"takes {inputs}"
     return facts, {"card": card}
@@ -258,9 +258,9 @@ def _of_foreign(file: PolicyFile, options: Options) -> dict[str, Any]:
 
     missing = ["the environment (--env)"]
     try:
-        foreign = described_with(file, options)
+        foreign = describe_file(file, options)
     except NoTemperatureError:
-        foreign = described_with(file, replace(options, temperature=1.0))
+        foreign = describe_file(file, replace(options, temperature=1.0))
         missing.append("a temperature (--temperature)")
     except CannotCopyError as error:
         return _of_uncopied(file, error)
@@ -297,7 +297,7 @@ def _of_foreign(file: PolicyFile, options: Options) -> dict[str, Any]:
 
 def _of_uncopied(file: PolicyFile, why: FileError) -> dict[str, Any]:
     """Return another library's policy that can only run as it is; the reason again, where it cannot even do that."""
-    from repolicy.priors.running import signature
+    from repolicy.priors.running import graph_signature
 
     if file.format not in RUNNABLE:
         raise why
@@ -306,7 +306,7 @@ def _of_uncopied(file: PolicyFile, why: FileError) -> dict[str, Any]:
     if file.format == "onnx":
         kind, runs = "an ONNX graph", "in onnxruntime"
         try:
-            signature(file.opened.graph, file.path)
+            graph_signature(file.opened.graph, file.path)
         except FileError as error:
             runs = f"no: it {str(error).removeprefix(f'{file.path} ')}"
             missing = f"a function that runs it (file.py:act), {missing}"
@@ -338,7 +338,7 @@ def _of_run(path: Path) -> Story:
         "policy": str(folder.policy) if folder.policy.exists() else "none yet",
         "last policy": str(folder.last_policy) if folder.last_policy.exists() else "none yet",
     }
-    if folder.policy.exists() and not isinstance(made := read_policy(folder.policy).policy, Conditioned):
+    if folder.policy.exists() and not isinstance(made := read_policy(folder.policy).policy, ConditionedPolicy):
         facts["std"] = _std(made)
     return facts, {"request": request.as_dict()}
 

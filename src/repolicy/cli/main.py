@@ -100,9 +100,9 @@ def _run(arguments: list[str]) -> None:
     command = _in_group(*arguments) if arguments[0] in GROUPS else _parsed(arguments[0], arguments[1:])
     values = _done(command)
     if command.json and speaks():
-        from repolicy.policies.storage import finite
+        from repolicy.policies.storage import replace_nonfinite
 
-        print(json.dumps(finite(values)))
+        print(json.dumps(replace_nonfinite(values)))
     elif hasattr(command, "text"):  # what was asked for is a text
         print(command.text(values))
     if values.get("finished") is False:

@@ -43,14 +43,14 @@ class Evaluate(Acts):
     def run(self) -> dict[str, Any]:
         from repolicy.envs import addons_of, evaluate, wished
         from repolicy.policies.storage import write_json
-        from repolicy.priors import beside, check_writes_over_none
+        from repolicy.priors import check_not_overwriting, output_folder
         from repolicy.runs import one_thread
 
         found, env = self.acting(self.policy)
         path, card = found.path, found.card
         warn_of_unfinished(self.policy)
         if self.out is not None:
-            check_writes_over_none(self.out, path, ".json")
+            check_not_overwriting(self.out, path, ".json")
         terminal, episodes = Terminal(), counted(self.episodes, "episode")
         terminal.say(*found.notes)
         try:
@@ -72,7 +72,7 @@ class Evaluate(Acts):
         title = f"{path} in {env} ({evaluation.backend}), {episodes}, {action} action"
         terminal.numbers(title, ["", "mean", "std"], rows)  # before the file, which may turn out not to be writable
         elsewhere = "" if self.env is None else f"{as_file_name(env)}-"
-        out = self.out or _episodes_of(path, beside(path), f"{elsewhere}{action}-{evaluation.backend}.json")
+        out = self.out or _episodes_of(path, output_folder(path), f"{elsewhere}{action}-{evaluation.backend}.json")
         values = {"policy": str(path), "which": card.get("which", "")} | evaluation.as_dict()
         try:
             write_json(out, values)
@@ -104,13 +104,13 @@ class Render(Acts):
     def run(self) -> dict[str, Any]:
         from repolicy.envs import env_of
         from repolicy.policies import read_card
-        from repolicy.policies.storage import is_own, write_bytes
-        from repolicy.priors import PLAN, check_own, is_plan, own_bytes, read_policy
+        from repolicy.policies.storage import is_repolicy_file, write_bytes
+        from repolicy.priors import PLAN_FILE, check_own_file_options, is_plan, read_policy, saved_policy_bytes
         from repolicy.report.movie import FORMATS, Shot, file_of, films
 
         warn_of_unfinished(self.policy)
         planned, path = is_plan(self.policy), file_of(self.policy)
-        card = read_json(path / PLAN) if planned else read_card(path)
+        card = read_json(path / PLAN_FILE) if planned else read_card(path)
         env = self.env or env_of(card, path, self.trust)
         suffix = ".mp4" if self.out is None else self.out.suffix.lower()
         if (format := suffix.removeprefix(".")) not in FORMATS:
@@ -121,11 +121,11 @@ class Render(Acts):
             height=round(self.width * 2 / 3), format=format, fine=True, trust=self.trust,
         )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="repolicy-render-") as folder:
-            if planned or is_own(path):
-                check_own(path, self.reading)
+            if planned or is_repolicy_file(path):
+                check_own_file_options(path, self.reading)
             else:  # the process that renders reads only files of ours
                 own = Path(folder, "policy.safetensors")
-                write_bytes(own, own_bytes(read_policy(path, self.reading)))
+                write_bytes(own, saved_policy_bytes(read_policy(path, self.reading)))
                 shot = replace(shot, policy=str(own))
             [content] = films([shot], Terminal().say)
         write_bytes(out, content)
@@ -158,13 +158,13 @@ class Export(OfPolicy):
     def run(self) -> dict[str, Any]:
         from repolicy.cli.inspection import contract
         from repolicy.envs import decoder, env_of, observing
-        from repolicy.policies import BY_SUFFIX, SUFFIXES, Conditioned
+        from repolicy.policies import FORMAT_BY_SUFFIX, SUFFIXES, ConditionedPolicy
         from repolicy.policies.export import export
-        from repolicy.priors import export_composed, find_policy, found_file, read_policy
+        from repolicy.priors import export_composed, find_decoder_file, find_policy, read_policy
 
         warn_of_unfinished(self.policy)
         say, suffix = Terminal().say, "" if self.out is None else self.out.suffix.lower()
-        path, ending = find_policy(self.policy), BY_SUFFIX.get(suffix)
+        path, ending = find_policy(self.policy), FORMAT_BY_SUFFIX.get(suffix)
         format = self.format or ending or "onnx"
         if suffix and not (ending or self.format):
             raise UsageError(f"--out {self.out} does not end in .onnx or .pt; to write it all the same, add --format")
@@ -176,9 +176,9 @@ class Export(OfPolicy):
         if format == "onnx" and through is not None and str(through.decoder).endswith(".onnx"):
             if self.env is None:
                 env_of(saved.card, path, self.trust)  # which refuses a path that nobody typed or trusts
-            if isinstance(saved.policy, Conditioned):
-                raise UsageError(saved.policy.untold())
-            file = found_file(through.decoder, through.sha256).path
+            if isinstance(saved.policy, ConditionedPolicy):
+                raise UsageError(saved.policy.missing_dials_message())
+            file = find_decoder_file(through.decoder, through.sha256).path
             difference = export_composed(saved.policy, file, through.noise, through.chunk, out)
             say(f"exported: {out}, onnx, observations and noise to actions, equal within {difference:.1g}")
             return {"file": str(out), "format": format, "difference": difference}
@@ -237,12 +237,12 @@ def warn_of_unfinished(reference: str | Path) -> None:
 
 def _out(named: Path | None, path: Path, suffix: str) -> Path:
     """Return the name that was given, or the policy's own with another suffix beside it or in this folder."""
-    from repolicy.policies.storage import check_place
-    from repolicy.priors import beside, check_writes_over_none
+    from repolicy.policies.storage import check_writable
+    from repolicy.priors import check_not_overwriting, output_folder
 
-    out = named or beside(path) / f"{path.stem}{suffix}"
-    check_writes_over_none(out, path)
-    check_place(out)  # before the work, which would be lost
+    out = named or output_folder(path) / f"{path.stem}{suffix}"
+    check_not_overwriting(out, path)
+    check_writable(out)  # before the work, which would be lost
     return out
 
 

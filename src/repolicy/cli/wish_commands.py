@@ -42,7 +42,7 @@ class Ask(Acts):
     """Folder of the page and of its pairs; by default runs/POLICY-ask-SEED."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.policies.storage import check_place
+        from repolicy.policies.storage import check_writable
         from repolicy.priors import check_no_plan
         from repolicy.runs import one_thread
         from repolicy.wishes.ask_page import ask
@@ -51,7 +51,7 @@ class Ask(Acts):
         check_no_plan(self.policy)
         found, env = self.acting(self.policy)
         out = self.out or usual_out(self.policy, f"ask-{self.seed}")
-        check_place(out / "ask.html")
+        check_writable(out / "ask.html")
         if (out / "ask.html").exists():
             raise UsageError(f"{out} has a page already, which its answers need: name another --out")
         with one_thread():
@@ -109,12 +109,12 @@ class Infer(Beside, Acts):
     """The wish's file."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.policies.storage import check_place
+        from repolicy.policies.storage import check_writable
         from repolicy.runs import one_thread
 
         if self.out.suffix != ".safetensors":
             raise UsageError(f"--out {self.out} does not end in .safetensors, and a wish is known by that")
-        check_place(self.out)  # before the work, which would be lost
+        check_writable(self.out)  # before the work, which would be lost
         if self.out.exists():
             raise UsageError(f"{self.out} is there already, and runs may have it as their add-on: name another --out")
         terminal = Terminal()
@@ -158,7 +158,7 @@ class Infer(Beside, Acts):
 
     def _of_records(self) -> tuple[Any, dict[str, Any]]:
         from repolicy.envs import open_wish
-        from repolicy.priors import acting
+        from repolicy.priors import open_agent
         from repolicy.wishes.learning_loop import infer
         from repolicy.wishes.record import Labels, Record
 
@@ -170,7 +170,7 @@ class Infer(Beside, Acts):
                 raise UsageError(f"a wish is inferred from a record beside its policy: name --{name}")
         if not any(record.person.any() for record in records):
             raise UsageError("in the record nobody took over: the policy is as wanted, or record more")
-        found = acting(self.policy, self.reading, self.trust)
+        found = open_agent(self.policy, self.reading, self.trust)
         earlier = open_wish(self.wish) if self.wish else None
         labels = Labels(self.before, self.settle, self.passed)
         assert self.alpha is not None
@@ -274,13 +274,13 @@ class LearnWish(Beside, Command):
     def run(self) -> dict[str, Any]:
         from repolicy.envs import env_of
         from repolicy.objective import residual
-        from repolicy.priors import acting, check_no_plan
+        from repolicy.priors import check_no_plan, open_agent
         from repolicy.runs import Settings
         from repolicy.wishes.learning_loop import Teaching, learn_wish
         from repolicy.wishes.record import Labels
 
         check_no_plan(self.prior)
-        found = acting(self.prior, Options(), self.trust)
+        found = open_agent(self.prior, Options(), self.trust)
         env = self.env or env_of(found.card, found.path, self.trust)
         out = self.out or usual_out(self.prior, f"wish-{self.seed}")
         settings: dict[str, Any] = {"steps": self.customize_steps, "seed": self.seed}

@@ -19,7 +19,7 @@ from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.trust import addons_of, env_of
 from repolicy.errors import UsageError, check_counts
-from repolicy.policies import Agent, Conditioned, Policy, Prior, Watching, check_scores
+from repolicy.policies import Agent, ConditionedPolicy, EnvAwareAgent, Policy, Prior, check_has_log_prob
 from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
 from repolicy.text import counted
@@ -186,10 +186,10 @@ def evaluate(
     if not hasattr(agent, "observation_size"):
         remedy = "a function or a module is one beside a std: MeanPrior(it, 0.2) of repolicy.priors.kinds"
         raise UsageError(f"the first argument is a {type(agent).__name__}, and no policy; {remedy}")
-    if isinstance(agent, Conditioned):
-        raise UsageError(agent.untold())
+    if isinstance(agent, ConditionedPolicy):
+        raise UsageError(agent.missing_dials_message())
     if prior is not None:
-        check_scores(prior)
+        check_has_log_prob(prior)
     if env is None:
         raise UsageError("a policy alone does not say which environment it is for; name one: evaluate(policy, ENV)")
     if isinstance(agent, MeanPrior):
@@ -210,14 +210,14 @@ def evaluate(
 
 def backend_of(backend: Backend, *agents: Agent) -> Backend:
     """Return whose environments are meant; where nobody says, those that a planner among the agents copies."""
-    planners = (agent.backend for agent in agents if isinstance(agent, Watching))
+    planners = (agent.backend for agent in agents if isinstance(agent, EnvAwareAgent))
     return next(planners, backend) if backend == "auto" else backend
 
 
 def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
     """Raise unless the agent's observations and actions are the environment's, with both sizes named."""
-    if isinstance(agent, Conditioned) and agent.observation_size == envs.observation_size + len(agent.dials):
-        raise UsageError(agent.untold(what))
+    if isinstance(agent, ConditionedPolicy) and agent.observation_size == envs.observation_size + len(agent.dials):
+        raise UsageError(agent.missing_dials_message(what))
     if not agent.observation_size:  # a `MeanPrior` that was not placed
         raise UsageError(f"{what} runs as it is, and this needs one that can be copied: customize it, and name the run")
     if agent.observation_size != envs.observation_size:

@@ -19,7 +19,15 @@ from repolicy.envs.step import Backend, Envs, HasSpaces
 from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
-from repolicy.priors import MeanPrior, OpenedPolicy, Through, acting, check_unread, decoder_of, sum_of
+from repolicy.priors import (
+    DecoderSpec,
+    MeanPrior,
+    OpenedPolicy,
+    check_generative_options,
+    decoder_digest,
+    load_decoder,
+    open_agent,
+)
 from repolicy.readers.reading import Options
 from repolicy.text import nearest
 
@@ -56,7 +64,7 @@ def _in_envpool(name: str, backend: Backend) -> bool:
 def through_noise(envs: Envs, name: str, seen: Callable[[bool], None] | None = None) -> Envs:
     """Return environments of this name as they are or, where it has a decoder, acted in through its noise."""
     through = names.decoder(name)
-    return envs if through is None else NoiseEnvs(envs, decoder_of(*through), name, seen)
+    return envs if through is None else NoiseEnvs(envs, load_decoder(*through), name, seen)
 
 
 def probed(name: str, backend: Backend = "auto", *, critic: bool = False) -> "Spaces":
@@ -89,26 +97,26 @@ def placed(prior: MeanPrior, name: str, backend: Backend = "auto") -> tuple[Mean
     size = getattr(prior.mean, "observation_size", 0)
     name = observing(name, size, backend) if size else name
     probe = probed(name, backend)
-    return prior.placed(probe.observation_size, probe.actions), name
+    return prior.for_spaces(probe.observation_size, probe.actions), name
 
 
 def acting_in(env: str | None, reference: str | Path, options: Options, trust: bool) -> OpenedPolicy:
     """Return a policy to run; of the decoder of the environment where it is to act, N(0, I) over the noise."""
     through = names.decoder(env or "")
     if through is None or not _names(str(reference), through):
-        return acting(reference, options, trust)
-    check_unread(str(reference), options)
+        return open_agent(reference, options, trust)
+    check_generative_options(str(reference), options)
     normal = MeanPrior(lambda observations: np.zeros((len(observations), through.noise)), 1.0, str(reference))
     return OpenedPolicy(str(reference), normal, Path(reference))
 
 
-def _names(reference: str, through: Through) -> bool:
+def _names(reference: str, through: DecoderSpec) -> bool:
     """Return whether a policy's name leads to an environment's decoder: it is the same, or that of the same file."""
     file = through.decoder
     if reference == file or not Path(reference).is_file():
         return bool(reference == file)
-    known = through.sha256 or (sum_of(file) if Path(file).is_file() else None)
-    return sum_of(reference) == known
+    known = through.sha256 or (decoder_digest(file) if Path(file).is_file() else None)
+    return decoder_digest(reference) == known
 
 
 def observing(name: str, size: int, backend: Backend = "auto") -> str:

@@ -11,7 +11,7 @@ import gymnasium
 
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.loading import SESSION, load_object, reference_to
-from repolicy.priors import Through
+from repolicy.priors import DecoderSpec
 from repolicy.text import nearest
 
 OBSERVE = ("observe", "observe_critic")  # options of any environment, which name parts of an observation
@@ -53,7 +53,7 @@ def only_here(references: Iterable[str]) -> str:
 def parsed(name: str) -> tuple[str, dict[str, Any]]:
     """Return the name alone of `HalfCheetah-v4?reset_noise_scale=0.2`, and the options with which it is made."""
     plain, options = _read(name)
-    ours = (*OBSERVE, *Through._fields) if "decoder" in options else OBSERVE
+    ours = (*OBSERVE, *DecoderSpec._fields) if "decoder" in options else OBSERVE
     return plain, {key: value for key, value in options.items() if key not in ours and not key.startswith(RESET)}
 
 
@@ -62,10 +62,10 @@ def of_reset(name: str) -> dict[str, Any]:
     return {key.removeprefix(RESET): value for key, value in _read(name)[1].items() if key.startswith(RESET)}
 
 
-def decoder(name: str) -> Through | None:
+def decoder(name: str) -> DecoderSpec | None:
     """Return the options of `NAME?decoder=FILE&noise=8&chunk=4`; None where the environment takes plain actions."""
     _, options = _read(name)
-    return Through(*map(options.get, Through._fields)) if "decoder" in options else None
+    return DecoderSpec(*map(options.get, DecoderSpec._fields)) if "decoder" in options else None
 
 
 def check_plain(name: str, what: str) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from repolicy.envs.step import Chunk, Envs, Info, Step, own_numbers, stacked
 from repolicy.errors import NumericError
-from repolicy.policies import Agent, Recalling, Watching
+from repolicy.policies import Agent, EnvAwareAgent, RecurrentActor
 
 
 class Transitions(NamedTuple):
@@ -187,10 +187,10 @@ class Collector:
     @torch.no_grad()
     def collect(self, agent: Agent, deterministic: bool = False) -> Rollout:
         """Take T steps with sampled actions, or with the mode of each distribution."""
-        if isinstance(agent, Watching):
+        if isinstance(agent, EnvAwareAgent):
             agent.watch(self.envs)
         act = agent.actor(self.n_steps, self.envs.count, None if deterministic else self.generator)
-        recalling = act if isinstance(act, Recalling) else None
+        recalling = act if isinstance(act, RecurrentActor) else None
         if recalling is not None and self._memory is not None:
             recalling.memory = self._memory
         own, seen, episodes = self.envs.observation_size, [self._current], Episodes()
@@ -214,7 +214,7 @@ class Collector:
             if ended.any():
                 self._returns[ended], self._lengths[ended] = 0.0, 0
                 if recalling is not None:
-                    recalling.begin_anew(ended)
+                    recalling.reset_memory(ended)
             steps.append(step)
             seen.append(step.observations)
         self._check(seen[-1], self.n_steps)

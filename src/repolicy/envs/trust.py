@@ -13,7 +13,7 @@ from typing import Any
 from repolicy.envs import addons as wishes
 from repolicy.envs import names
 from repolicy.errors import UsageError
-from repolicy.priors import on_shelf, take_out
+from repolicy.priors import restore_decoder, shelf_entry
 from repolicy.text import printable
 
 # The package's own environments and add-on, which policies of Residual Q-learning name in their files.
@@ -49,11 +49,11 @@ def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
     """Return the environment of the policy in a file. Raises where it is code, unless the file is trusted."""
     env = card.get("request", {}).get("env")
     if env is None:
-        if (published := on_shelf(path)) is not None:
+        if (published := shelf_entry(path)) is not None:
             return published.env
         raise UsageError(f"{path} does not say which environment it is for; name one with --env")
     confirm(path, trust, env=env)
-    take_out(path, names.decoder(env))
+    restore_decoder(path, names.decoder(env))
     return str(env)
 
 

@@ -13,8 +13,17 @@ from torch import Tensor, nn
 
 from repolicy.errors import UsageError
 from repolicy.objective import Objective
-from repolicy.policies import ActionSpace, Conditioned, Normalizer, Policy, PolicySpec, Prior, check_scores, frozen
-from repolicy.priors import MeanPrior, OpenedPolicy, opened
+from repolicy.policies import (
+    ActionSpace,
+    ConditionedPolicy,
+    Normalizer,
+    Policy,
+    PolicySpec,
+    Prior,
+    check_has_log_prob,
+    frozen,
+)
+from repolicy.priors import MeanPrior, OpenedPolicy, open_policy
 from repolicy.readers.reading import Options, as_in_python, told_in_python
 from repolicy.text import printable
 
@@ -44,15 +53,15 @@ def open_in_host(given: Any) -> OpenedPolicy:
         if "activation" in reading:
             reading["file_activation"] = reading.pop("activation")
         with told_in_python("" if reading else BESIDE):  # who gave some knows where
-            found = opened(path, Options(**reading), trust)
+            found = open_policy(path, Options(**reading), trust)
     else:
-        check_scores(path)
+        check_has_log_prob(path)
         found = OpenedPolicy(called(path), frozen(path) if isinstance(path, Policy) else path)
     for note in found.notes:
         said = as_in_python(note)
         warnings.warn(said if said == note else said + BESIDE, stacklevel=3)
-    if isinstance(found.agent, Conditioned):
-        raise UsageError(found.agent.untold("the prior"))
+    if isinstance(found.agent, ConditionedPolicy):
+        raise UsageError(found.agent.missing_dials_message("the prior"))
     return found
 
 
@@ -100,7 +109,7 @@ Scores = tuple[Tensor, Tensor | None]
 class ByDistribution(nn.Module):
     """A prior as hosts ask it, by its distribution of actions: `log_prob`, `entropy`, `mode` and `sample`."""
 
-    remembers = False  # whether it has a memory, which runs along with episodes
+    has_memory = False  # whether it has a memory, which runs along with episodes
 
     def __init__(self, card: dict[str, Any] | None = None) -> None:
         """Keep the card, what its file tells of its training; a host's own files tell nothing."""
@@ -121,7 +130,7 @@ class ByDistribution(nn.Module):
         ended `[T, N]`: after which steps an episode ended. A memory goes on where the last rollout stopped.
         """
         lead, found = actions.shape[:2], list[Scores]()
-        if self.remembers:
+        if self.has_memory:
             for seen, acted, last in zip(observations, actions, ended, strict=True):
                 found.append(self.score_rows(seen, acted))
                 self.forget(last)
@@ -160,8 +169,8 @@ class Given(ByDistribution):
     ) -> None:
         super().__init__(given.card)
         self.name, prior = given.name, given.agent
-        self.prior: Any = prior.placed(observations, actions) if isinstance(prior, MeanPrior) else prior
-        self.remembers = isinstance(self.prior, MeanPrior) and self.prior.remembers
+        self.prior: Any = prior.for_spaces(observations, actions) if isinstance(prior, MeanPrior) else prior
+        self.has_memory = isinstance(self.prior, MeanPrior) and self.prior.has_memory
         if isinstance(prior, Policy):
             check_sizes(prior, observations, actions)
         self.rows = rows
@@ -174,17 +183,17 @@ class Given(ByDistribution):
         if not isinstance(prior, MeanPrior):
             unmeasured = "so nothing can be measured: name omega and alpha, and leave states out"
             raise UsageError(f"{self.name} scores actions and chooses none, {unmeasured}")
-        if not self.remembers:
+        if not self.has_memory:
             return prior.distribution(rows)
-        mean, self.memory = prior.means(rows, prior.fresh(len(rows)) if self.memory is None else self.memory)
-        return prior.around(mean)
+        mean, self.memory = prior.means(rows, prior.initial_state(len(rows)) if self.memory is None else self.memory)
+        return prior.gaussian(mean)
 
     def forget(self, ended: Tensor | None = None) -> None:
-        self.memory = self.prior.forgotten(self.memory, ended) if self.memory and ended is not None else None
+        self.memory = self.prior.reset_state(self.memory, ended) if self.memory and ended is not None else None
 
     @torch.no_grad()
     def score(self, observations: Any, actions: Tensor, ended: Tensor) -> Scores:
-        if not self.remembers:
+        if not self.has_memory:
             return super().score(observations, actions, ended)
         distribution, self.memory = self.prior.follow(self.rows(observations), ended, self.memory)  # one wait for all
         return distribution.log_prob(actions), distribution.entropy()
@@ -268,7 +277,7 @@ def as_squashed(policy: Policy, actions: ActionSpace) -> Policy:
     """Return a Gaussian that has acted through tanh as the policy that it is, within the bounds of these actions."""
     family = policy.spec.family.replace("gaussian", "squashed")
     spec = replace(policy.spec, family=family, actions=actions, clips=False)
-    found = Conditioned(spec, policy.dials) if isinstance(policy, Conditioned) else Policy(spec)
+    found = ConditionedPolicy(spec, policy.dials) if isinstance(policy, ConditionedPolicy) else Policy(spec)
     found.load_state_dict(policy.state_dict())
     return found.requires_grad_(False).eval()
 

@@ -14,8 +14,8 @@ from repolicy.errors import UsageError
 from repolicy.hosts.method import Method
 from repolicy.hosts.steering import Steering
 from repolicy.learning.multipliers import FINEST_SHARE
-from repolicy.policies import ActionSpace, Density, Normalizer, sums
-from repolicy.policies.density import fitted
+from repolicy.policies import ActionSpace, Density, Normalizer, moment_sums
+from repolicy.policies.density import fit_density
 from repolicy.prepare.decision import decided
 from repolicy.prepare.states import FEWEST, MOST_NUMBERS, PATIENCE, SKIPPED, WANTED, check_enough
 from repolicy.prepare.weights import Shape, Weighing
@@ -137,7 +137,7 @@ def side_by_side(envs: Envs, who: Sequence[tuple[Any, bool]]) -> list[list[Episo
 
     A step of many takes a GPU hardly longer than one of few. None where they are few, or somebody has a memory.
     """
-    if envs.count < SHARED or any(acting.remembers for acting, _ in who):
+    if envs.count < SHARED or any(acting.has_memory for acting, _ in who):
         return None
     each, kinds, together = len(who), [sampled for _, sampled in who], Together(who, envs.count)
     first = kinds.index(True)
@@ -225,8 +225,8 @@ class Look:
 def density_of_states(states: Tensor) -> Density:
     """Return the density of raw observations `[M, O]` that a prior has visited, in the order of time."""
     normalizer = Normalizer(states.shape[-1]).to(states.device)
-    normalizer.update(sums(states))
-    return fitted(normalizer(states), normalizer)
+    normalizer.update(moment_sums(states))
+    return fit_density(normalizer(states), normalizer)
 
 
 def compared(method: Method, envs: Envs, policy: Any) -> str:

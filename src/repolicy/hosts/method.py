@@ -20,7 +20,7 @@ from repolicy.learning.multipliers import means_of
 from repolicy.learning.ppo import ReturnScale, adaptive_learning_rate, std_speed
 from repolicy.learning.worker import LEAST_RATE_ALONE
 from repolicy.objective import DIALED, Reward, reformulated
-from repolicy.policies import Density, Mlp, log_tanh_slope, sums
+from repolicy.policies import Density, Mlp, log_tanh_slope, moment_sums
 from repolicy.prepare.states import familiarity
 from repolicy.runs import Measured, Settings
 
@@ -233,12 +233,12 @@ class Method:
 
     def credit(self, returns: Tensor, values: Tensor, explained: float | None = None) -> None:
         """Take in a rollout's returns, and turn both into the critic's unit, in place: `[T, N]`, or `[T, N, H]`."""
-        moments = self.add_up(sums(torch.stack([returns - values, returns], -1)))
+        moments = self.add_up(moment_sums(torch.stack([returns - values, returns], -1)))
         self.credited = Credited(moments, explained)
         if not self.changes_rewards:
             return
         outputs = self.scale.apply(values)
-        self.scale.update(moments[:, 1:] if returns.dim() == 2 else self.add_up(sums(returns)), self.critic)
+        self.scale.update(moments[:, 1:] if returns.dim() == 2 else self.add_up(moment_sums(returns)), self.critic)
         factor, offset = self.critic.moved
         returns.copy_(self.scale.apply(returns))
         values.copy_(outputs * factor.to(outputs.dtype) + offset.to(outputs.dtype))

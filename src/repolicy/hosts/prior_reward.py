@@ -129,7 +129,7 @@ class PriorReward:
 
 def _scored_by(prior: Policy | MeanPrior) -> Callable[[Any, Any], Any]:
     """Return the prior's log_prob for tensors of any device and for arrays."""
-    placed = None if isinstance(prior, Policy) else functools.cache(prior.placed)
+    placed = None if isinstance(prior, Policy) else functools.cache(prior.for_spaces)
 
     def score(observations: Any, actions: Any) -> Any:
         own: Any = prior

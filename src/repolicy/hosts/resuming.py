@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from repolicy.errors import FileError, UsageError, in_one_sentence
-from repolicy.policies import SavedPolicy, notes_of
+from repolicy.policies import SavedPolicy, origin_notes
 from repolicy.readers.demonstrations import read_npz
 from repolicy.readers.pickles import load
 from repolicy.readers.recognize import PolicyFile
@@ -144,7 +144,7 @@ def first_ratios(saved: SavedPolicy, batch: Path) -> list[str]:
         "the log-probabilities of the batch are not the checkpoint's: nine in ten ratios, 1 before an update, are "
         f"{low:.2g} to {high:.2g}, so what acted had other weights, statistics or std; load all of it before it acts"
     )
-    notes = "; ".join(notes_of(saved.card))
+    notes = "; ".join(origin_notes(saved.card))
     return [f"{found}. First see whether the checkpoint is read as it was trained: {notes}" if notes else found]
 
 

@@ -27,7 +27,7 @@ from repolicy.hosts.rsl_rl_networks import PolicyActor, dialed, from_repolicy, l
 from repolicy.hosts.rsl_rl_priors import RunnersPrior, prior_for
 from repolicy.hosts.steering import Steering, check_options, say_of_bonus, usual_warmup, weighs, weights_named
 from repolicy.objective import Objective, task_reward
-from repolicy.policies import Density, Mlp, Policy, carrying, frozen, policy_bytes
+from repolicy.policies import Density, Mlp, Policy, frozen, metadata, policy_bytes
 from repolicy.prepare.defaults import of_shape
 
 from rsl_rl.algorithms import PPO  # isort: skip  # after ours, which say what to install where it is missing
@@ -204,7 +204,9 @@ class ResidualPPO(PPO):
         if isinstance(actor := self.get_policy(), PolicyActor):  # whatever reads policies then reads the checkpoint
             own = behind(self.prior)
             prior = frozen(own).cpu() if isinstance(own, Policy) else None
-            saved |= carrying.for_checkpoint(saved["actor_state_dict"], policy_bytes(actor.to_repolicy(), {}, prior))
+            saved |= metadata.checkpoint_entries(
+                saved["actor_state_dict"], policy_bytes(actor.to_repolicy(), {}, prior)
+            )
         if self.prior is None:
             return saved
         return saved | {"prior_state_dict": self.prior.state_dict(), "prior_name": self._prior_name}

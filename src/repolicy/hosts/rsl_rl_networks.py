@@ -16,7 +16,7 @@ from repolicy.hosts import kept_prior
 from repolicy.learning.terms import TERMS
 from repolicy.loading import check_version
 from repolicy.objective import Objective
-from repolicy.policies import FAMILIES, MODULES, Conditioned, FilmMlp, Policy, PolicySpec, frozen
+from repolicy.policies import ACTIVATION_MODULES, FAMILIES, ConditionedPolicy, FilmMlp, Policy, PolicySpec, frozen
 
 check_version("rsl-rl-lib", (5, 0), (6, 0), "rsl-rl")  # first: others lack what is imported here
 
@@ -48,7 +48,7 @@ class PolicyActor(MLPModel):
         kept_prior.check_sizes(given, self.obs_dim, kept_prior.unbounded(output_dim))
         own = kept_prior.as_gaussian(given)
         self.squashed = given.actions if given.family.squashes else None  # what tanh takes actions to
-        own = (Conditioned.begun(own, dials) if dials else copy.deepcopy(own)).requires_grad_(True)
+        own = (ConditionedPolicy.from_prior(own, dials) if dials else copy.deepcopy(own)).requires_grad_(True)
         self.spec, self.dials = own.spec, dials
         self.mlp, self.obs_normalizer, self.obs_normalization = own.network, own.normalizer, False
         self.distribution = OfFamily(own.spec, own.log_std)
@@ -79,7 +79,7 @@ class PolicyActor(MLPModel):
 
     def to_repolicy(self) -> Policy:
         """Return it as the policy that it is now, through tanh where the one that it was made of is."""
-        found = Conditioned(self.spec, self.dials) if self.dials else Policy(self.spec)
+        found = ConditionedPolicy(self.spec, self.dials) if self.dials else Policy(self.spec)
         found.network.load_state_dict(self.mlp.state_dict())
         found.normalizer.load_state_dict(self.obs_normalizer.state_dict())
         if (log_std := self.distribution.log_std) is not None:
@@ -221,9 +221,9 @@ def _spec_of(actor: Any) -> PolicySpec:
     layers = layers_of(actor)
     sizes = [layers[0].in_features, *(layer.out_features for layer in layers)]
     classes = {type(module) for module in actor.mlp if not isinstance(module, nn.Linear)}
-    activation = [name for name, module in MODULES.items() if classes == {module}]
+    activation = [name for name, module in ACTIVATION_MODULES.items() if classes == {module}]
     if not activation or not all(a.out_features == b.in_features for a, b in pairwise(layers)):
         names = ", ".join(sorted(each.__name__ for each in classes))
-        raise UsageError(f"the actor's network has {names}; Repolicy's have {', '.join(MODULES)}")
+        raise UsageError(f"the actor's network has {names}; Repolicy's have {', '.join(ACTIVATION_MODULES)}")
     space, hidden = kept_prior.unbounded(sizes[-1]), tuple(sizes[1:-1])
     return PolicySpec(sizes[0], space, "gaussian", hidden, activation[0], min_std=0.0, observation_bound=None)

@@ -16,7 +16,7 @@ from repolicy.hosts.kept_prior import ByDistribution, Given
 from repolicy.hosts.rsl_rl_networks import PolicyActor, from_repolicy
 from repolicy.loading import read_bytes
 from repolicy.policies import Policy
-from repolicy.policies.carrying import POLICY
+from repolicy.policies.metadata import POLICY
 from repolicy.readers.given_by_user import agent_settings, listed, numbers_in
 from repolicy.readers.pickles import load, shortened
 from repolicy.readers.rsl_rl_checkpoint import STD_RANGE
@@ -34,7 +34,7 @@ class RunnersPrior(ByDistribution):
         super().__init__()
         last = vars(actor.distribution).values()  # after an update it hangs on a graph, which has no copy
         graph = {id(x): None for x in last if isinstance(x, Distribution) or getattr(x, "grad_fn", None)}
-        self.model, self.remembers = copy.deepcopy(actor, graph), actor.is_recurrent
+        self.model, self.has_memory = copy.deepcopy(actor, graph), actor.is_recurrent
         self.env_steps = env_steps
         self.model.reset()
         kept_prior.fill(self.model, weights, f"the prior {path}")
@@ -48,7 +48,7 @@ class RunnersPrior(ByDistribution):
 
     def forget(self, ended: Tensor | None = None) -> None:
         """Begin anew where an episode ended. (rsl_rl's own reset of some rows waits for the device.)"""
-        if ended is None or not self.remembers:
+        if ended is None or not self.has_memory:
             self.model.reset()
             return
         state, keep = self.model.get_hidden_state(), ~ended.unsqueeze(-1)

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from repolicy.envs import action_space
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import as_squashed, behind, check_same_network, paired, set_statistics, squashes
-from repolicy.policies import BOUND, FAMILIES, MODULES, ActionSpace, Normalizer, Policy, PolicySpec
+from repolicy.policies import (
+    ACTIVATION_MODULES,
+    FAMILIES,
+    OBSERVATION_BOUND,
+    ActionSpace,
+    Normalizer,
+    Policy,
+    PolicySpec,
+)
 
 try:
     from stable_baselines3 import PPO
@@ -30,7 +38,7 @@ class Standardized(BaseFeaturesExtractor):
         mean: list[float],
         var: list[float],
         count: float,
-        bound: float | None = BOUND,
+        bound: float | None = OBSERVATION_BOUND,
     ) -> None:
         super().__init__(observation_space, features_dim=len(mean))
         self.normalizer = Normalizer(len(mean), bound)
@@ -90,12 +98,12 @@ def like(policy: Policy, critic: tuple[int, ...] = (64, 64)) -> dict[str, Any]:
     spec, normalizer = policy.spec, policy.normalizer
     if spec.family not in ("gaussian", "state_gaussian", "categorical"):
         raise UsageError(f"the policy is {spec.family}, and Stable-Baselines3's PPO has normal numbers or choices")
-    if spec.activation not in MODULES:
-        raise UsageError(f"the policy's activation is {spec.activation}, none of {', '.join(MODULES)}")
+    if spec.activation not in ACTIVATION_MODULES:
+        raise UsageError(f"the policy's activation is {spec.activation}, none of {', '.join(ACTIVATION_MODULES)}")
     numbers = {name: getattr(normalizer, name).tolist() for name in ("mean", "var", "count")}
     return {
         "net_arch": {"pi": list(spec.hidden), "vf": list(critic)},
-        "activation_fn": MODULES[spec.activation],
+        "activation_fn": ACTIVATION_MODULES[spec.activation],
         "features_extractor_class": Standardized,
         "features_extractor_kwargs": numbers | {"bound": spec.observation_bound},
     } | ({"head": {name: getattr(spec, name) for name in HEAD}} if spec.family == "state_gaussian" else {})
@@ -147,10 +155,12 @@ def _spec_of(model: PPO) -> PolicySpec:
     if model.use_sde:
         raise UsageError("the model has gSDE: its prior is prior=PPO.load(FILE), and `load_policy` reads what it saves")
     extractor = policy.features_extractor
-    activation = [name for name, module in MODULES.items() if policy.activation_fn is module]
+    activation = [name for name, module in ACTIVATION_MODULES.items() if policy.activation_fn is module]
     if not activation or not isinstance(extractor, Standardized | FlattenExtractor):
         parts = f"{type(extractor).__name__} and {policy.activation_fn.__name__}"
-        raise UsageError(f"the model has {parts}; a policy of Repolicy has flat observations and {', '.join(MODULES)}")
+        raise UsageError(
+            f"the model has {parts}; a policy of Repolicy has flat observations and {', '.join(ACTIVATION_MODULES)}"
+        )
     space = space_of(model.action_space)
     head = policy.head if isinstance(policy, HeadPolicy) else {"min_std": 0.0}
     gaussian = "state_gaussian" if isinstance(policy, HeadPolicy) else "gaussian"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import ByDistribution, Given, behind, open_in_host
-from repolicy.policies import Density, Policy, policy_bytes, read_own
+from repolicy.policies import Density, Policy, policy_bytes, read_saved_policy
 from repolicy.priors import OpenedPolicy
 
 OURS, THEIRS = "prior.safetensors", "prior_of_sb3.safetensors"  # names in a saved model's zip
@@ -168,7 +168,7 @@ def kept_in(path: Any) -> Kept:
             if THEIRS in names:
                 prior = Weights(of_actor(safetensors.torch.load(archive.read(THEIRS))))
             elif OURS in names:
-                prior = read_own(Path(OURS), archive.read(OURS)).policy
+                prior = read_saved_policy(Path(OURS), archive.read(OURS)).policy
             states = safetensors.torch.load(archive.read(STATES)) if STATES in names else None
             density = None if states is None else Density.from_tensors(states)
             tensors = safetensors.torch.load(archive.read(MARKS)) if MARKS in names else tensors_of(prior)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import NumericError
-from repolicy.policies import Mlp, Policy, adam_step, flatten, merged
+from repolicy.policies import Mlp, Policy, adam_step, flatten, merge_moments
 from repolicy.runs import Ranks, Settings
 
 
@@ -27,7 +27,7 @@ class ReturnScale:
     """Running mean and std `[H]` of the returns that each head of a critic predicts; it learns them normalized."""
 
     def __init__(self, heads: int = 1) -> None:
-        # Count, mean and variance `[3, H]`, as `policies.merged` takes them.
+        # Count, mean and variance `[3, H]`, as `policies.merge_moments` takes them.
         self.statistics = torch.tensor([[0.0], [0.0], [1.0]], dtype=torch.float64).repeat(1, heads)
 
     @property
@@ -47,7 +47,7 @@ class ReturnScale:
         count, mean, var = self.statistics.to(return_sums.device)
         is_known, std = count > 0, (var + 1e-8).sqrt()
         history = torch.stack([count.clamp(max=HISTORY_WEIGHT * return_sums[0]), mean, var])
-        self.statistics = merged(history, return_sums)
+        self.statistics = merge_moments(history, return_sums)
         factor = torch.where(is_known, std / self.std, 1.0)
         offset = torch.where(is_known, (mean - self.mean) / self.std, 0.0)
         critic.rescale(factor, offset)

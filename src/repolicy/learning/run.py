@@ -20,7 +20,7 @@ from repolicy.policies import add_to_card
 from repolicy.prepare.beginning import Start
 from repolicy.prepare.session import begun
 from repolicy.prepare.worth import measured
-from repolicy.priors import Scoring, from_source, read_policy
+from repolicy.priors import ScoringPrior, prior_from_source, read_policy
 from repolicy.runs import Request, Result, RunFolder, polite_interrupt, ranks, torchrun_place
 
 
@@ -76,7 +76,7 @@ def follow() -> None:
     request = folder.asked()
     try:
         with Watchdog(team.index, message["env_timeout"]):
-            scoring_prior = None if message["source"] is None else from_source(message["source"])
+            scoring_prior = None if message["source"] is None else prior_from_source(message["source"])
             work(request, folder, team, (), threading.Event(), scoring_prior)
     except RepolicyError as error:
         sys.exit(str(error))
@@ -94,7 +94,7 @@ def work(
     team: ranks.Ranks,
     callbacks: Sequence[Callback],
     interrupted: threading.Event,
-    scoring_prior: Scoring | None = None,
+    scoring_prior: ScoringPrior | None = None,
 ) -> Result:
     """Run all segments that are still to do. Every rank does this; the first one writes."""
     segments = Segments(request, folder, team, scoring_prior)

@@ -24,7 +24,7 @@ from repolicy.policies import Policy, frozen, save_policy
 from repolicy.policies.storage import write
 from repolicy.prepare.spending import probes_beside
 from repolicy.prepare.states import density_of
-from repolicy.priors import MeanPrior, Scoring, held, read_policy
+from repolicy.priors import MeanPrior, ScoringPrior, decoder_bytes, read_policy
 from repolicy.runs import Measured, Request, RunFolder, derived_seed, keep_freed_memory, ranks, versions
 
 ENDED_EARLY = "evaluation_ended_early"
@@ -53,14 +53,14 @@ class Segments:
     """One rank's way through the segments of a run."""
 
     def __init__(
-        self, request: Request, folder: RunFolder, team: ranks.Ranks, scoring_prior: Scoring | None = None
+        self, request: Request, folder: RunFolder, team: ranks.Ranks, scoring_prior: ScoringPrior | None = None
     ) -> None:
         keep_freed_memory()
         self.folder, self.team = folder, team
         saved = read_policy(folder.prior) if request.prior else None
         self.clone_of = None if saved is None else saved.card.get("clone_of")
         if saved is not None and isinstance(scoring_prior, MeanPrior):
-            scoring_prior = scoring_prior.placed(saved.policy.observation_size, saved.policy.actions)
+            scoring_prior = scoring_prior.for_spaces(saved.policy.observation_size, saved.policy.actions)
         first = read_policy(folder.init).policy if request.init else None
         self.worker = Worker(request, None if saved is None else saved.policy, team, scoring_prior, first)
         self.segment = 0
@@ -188,7 +188,9 @@ class Segments:
             card |= {"versions": versions(), "which": called}
             if self.clone_of:
                 card["prior_is"] = self.clone_of
-            save_policy(path, which.policy, card, worker.prior, worker.density, held(decoder(worker.request.env)))
+            save_policy(
+                path, which.policy, card, worker.prior, worker.density, decoder_bytes(decoder(worker.request.env))
+            )
 
     def standing(self, metrics: dict[str, float]) -> Measured:
         return Measured(metrics["evaluation_objective"], metrics["evaluation_error"])

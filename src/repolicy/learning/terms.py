@@ -15,7 +15,7 @@ from torch import Tensor
 from repolicy.envs import Addon, Rollout, addons
 from repolicy.learning import ppo
 from repolicy.objective import Objective, Reward, task_reward
-from repolicy.policies import Conditioned, Distribution, FilmMlp, Mlp, Policy, sums
+from repolicy.policies import ConditionedPolicy, Distribution, FilmMlp, Mlp, Policy, moment_sums
 from repolicy.prepare.weights import Shape, usual_budget
 from repolicy.ranges import Dial
 from repolicy.runs import Ranks, Request, Settings
@@ -84,7 +84,7 @@ def normalized(gains: Tensor, targets: Tensor, team: Ranks, shifts: bool = True)
 
     `targets` `[T, N, 1]` is what the critic's one head is to predict.
     """
-    both = team.sum(sums(torch.cat([gains.unsqueeze(-1), targets], -1)))
+    both = team.sum(moment_sums(torch.cat([gains.unsqueeze(-1), targets], -1)))
     count, total, squares = both
     means = total / count
     gain, target = (squares / count - means.square()).clamp_min(0.0).tolist()  # variances
@@ -166,8 +166,8 @@ class Parts:
         cells = side ** torch.arange(len(self.dials), device=places.device)
         stratum = (((places + 1.0) * (side / 2)).long().clamp(0, side - 1) * cells).sum(-1)
         both = torch.stack([gains.double(), (targets * self.weights(places)).sum(-1)], -1)
-        of_stratum = torch.stack([sums(both[stratum == index]) for index in range(side ** len(self.dials))], 1)
-        packed = team.sum(torch.cat([of_stratum.reshape(3, -1), sums(targets)], 1))
+        of_stratum = torch.stack([moment_sums(both[stratum == index]) for index in range(side ** len(self.dials))], 1)
+        packed = team.sum(torch.cat([of_stratum.reshape(3, -1), moment_sums(targets)], 1))
         parts, returned = packed.tensor_split([of_stratum[0].numel()], 1)
         count, total, squares = parts.reshape(of_stratum.shape)
         means = total / count.clamp_min(1.0)
@@ -199,7 +199,7 @@ class DialedTerms(Parts):
     def networks(self, policy: Policy, critic_size: int) -> tuple[Policy, FilmMlp]:
         """Return policy and critic as they begin: at every position the policy is the prior."""
         size, settings = critic_size or policy.observation_size, self.settings
-        dialed = Conditioned.begun(policy, self.dials).requires_grad_(True)
+        dialed = ConditionedPolicy.from_prior(policy, self.dials).requires_grad_(True)
         return dialed, FilmMlp(size, settings.hidden, self.heads, settings.activation, dials=len(self.dials))
 
     def task(self, objective: Objective, rollout: Rollout, size: int) -> Task:
@@ -228,16 +228,16 @@ class DialedTerms(Parts):
 
 def in_the_middle(policy: Policy, objective: Objective) -> tuple[Policy, Objective]:
     """Return both in the middle of the policy's dials, where it has some."""
-    if not isinstance(policy, Conditioned):
+    if not isinstance(policy, ConditionedPolicy):
         return policy, objective
     middle = {dial.name: dial.value(0.0) for dial in policy.dials}
-    return policy.placed([0.0] * len(middle)), objective.at(middle)
+    return policy.at_positions([0.0] * len(middle)), objective.at(middle)
 
 
 @torch.no_grad()
 def ends_apart(policy: Policy, inputs: Tensor) -> dict[str, float]:
     """Return how far apart the ends of each dial are at some inputs: in nats, the smaller of the two KLs."""
-    if not isinstance(policy, Conditioned):
+    if not isinstance(policy, ConditionedPolicy):
         return {}
     apart = {}
     for index, dial in enumerate(policy.dials):
@@ -247,7 +247,7 @@ def ends_apart(policy: Policy, inputs: Tensor) -> dict[str, float]:
     return {"dial_kl": min(apart.values())} | each
 
 
-def _at_end(policy: Conditioned, inputs: Tensor, index: int, place: float) -> Distribution:
+def _at_end(policy: ConditionedPolicy, inputs: Tensor, index: int, place: float) -> Distribution:
     """Return the policy with one dial at this end and the others in the middle."""
     inputs = inputs.clone()
     inputs[:, -len(policy.dials) :] = 0.0

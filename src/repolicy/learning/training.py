@@ -28,7 +28,7 @@ from repolicy.prepare.defaults import train_defaults
 from repolicy.prepare.generative import free, start_of
 from repolicy.prepare.session import Asked
 from repolicy.prepare.spending import spending
-from repolicy.priors import Function
+from repolicy.priors import MeanFunction
 from repolicy.readers.reading import Options
 from repolicy.runs import Request, Result, RunFolder, Settings, torchrun_place
 
@@ -97,7 +97,7 @@ def train(
 
 
 def customize(
-    prior: str | Path | Policy | Result | Prior | Function,
+    prior: str | Path | Policy | Result | Prior | MeanFunction,
     addon: addons.Wish = (),
     objective: Objective | None = None,
     out: str | Path | None = None,

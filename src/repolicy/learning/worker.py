@@ -13,9 +13,9 @@ from repolicy.learning import ppo
 from repolicy.learning.multipliers import Multipliers
 from repolicy.learning.terms import DialedTerms, FixedTerms, Task, ends_apart, in_the_middle
 from repolicy.objective import DIALED, Objective, Reward, reformulated
-from repolicy.policies import BOUND, Density, Normalizer, Policy, copied, sums
+from repolicy.policies import OBSERVATION_BOUND, Density, Normalizer, Policy, moment_sums, trainable_copy
 from repolicy.prepare.states import familiarity
-from repolicy.priors import Scorer, Scoring
+from repolicy.priors import Scorer, ScoringPrior
 from repolicy.runs import Request, ranks, spec_for
 
 CRITIC_LOST = -0.5  # explained variance below which a budget's weights stay: the critic cannot follow
@@ -33,7 +33,7 @@ class Worker:
         request: Request,
         prior: Policy | None,
         team: ranks.Ranks,
-        scoring_prior: Scoring | None = None,
+        scoring_prior: ScoringPrior | None = None,
         first: Policy | None = None,
     ) -> None:
         """`prior` was fitted to `scoring_prior`, where it is no copy; then that scores. The actor starts as `first`."""
@@ -47,12 +47,14 @@ class Worker:
         self.probed: Rollout | None = None  # the last steps with the mean action, where something is measured in them
         self.evidence: dict[str, Tensor] = {}  # what the last iteration saw, in case it fails
         self.critic_size = critic_size(request.env, self.settings.backend)  # 0: the critic sees what the policy sees
-        self.critic_normalizer = Normalizer(self.critic_size, BOUND if self.settings.normalize_observations else None)
+        self.critic_normalizer = Normalizer(
+            self.critic_size, OBSERVATION_BOUND if self.settings.normalize_observations else None
+        )
         torch.manual_seed(self.settings.seed)  # initial weights: the same on every rank
         if prior is None:
             policy = Policy(spec_for(probed(request.env, self.settings.backend), self.settings))
         else:
-            policy = copied(first or prior)
+            policy = trainable_copy(first or prior)
         self.multipliers = Multipliers(request, policy.observation_size)
         speed = 1.0 if prior is None else ppo.std_speed(self.settings.iteration_steps)
         self.learner = ppo.Learner(*self.terms.networks(policy, self.critic_size), self.settings.learning_rate, speed)
@@ -126,7 +128,7 @@ class Worker:
         size = learner.policy.observation_size
         fresh = self.fits_critic_normalizer and self.prior is not None and self.iteration == 1
         if fresh:
-            self.critic_normalizer.update(self.team.sum(sums(rollout.observations[:-1, :, size:])))
+            self.critic_normalizer.update(self.team.sum(moment_sums(rollout.observations[:-1, :, size:])))
         # Score, reward, advantages: what happened becomes what the update learns from.
         batch, metrics, observed = self.prepared(rollout, stop)
         explained = metrics["explained_variance"]
@@ -295,7 +297,7 @@ class Worker:
         }
         numbers = torch.tensor([float(value) for value in totals.values()], dtype=torch.float64)
         fits = self.fits_normalizer or self.fits_critic_normalizer
-        observed = sums(rollout.observations[:-1]) if fits else numbers.new_empty(3, 0)
+        observed = moment_sums(rollout.observations[:-1]) if fits else numbers.new_empty(3, 0)
         probed = self.multipliers.sums(self.probed, rollout)
         self.team.sum(packed := torch.cat([numbers, observed.flatten(), probed]))
         numbers, observed, probed = packed.split([len(numbers), observed.numel(), len(probed)])

@@ -39,7 +39,7 @@ from repolicy.envs.addons import Addon, Wish, wished
 from repolicy.errors import UsageError, check_counts
 from repolicy.many.bets import ORDER, Verdict, losses_seen, lower, shown
 from repolicy.policies import Agent
-from repolicy.priors import MeanPrior, OpenedPolicy, on_shelf
+from repolicy.priors import MeanPrior, OpenedPolicy, shelf_entry
 from repolicy.readers.reading import Options
 from repolicy.runs import laid_out
 from repolicy.text import as_number, counted, number
@@ -333,7 +333,7 @@ def _side(
 
 def _env(sides: tuple[OpenedPolicy, OpenedPolicy], trust: bool) -> str:
     """Return the environment that the files name; refused where they name two, or none."""
-    known = [side for side in sides if side.card.get("request", {}).get("env") or on_shelf(side.path) is not None]
+    known = [side for side in sides if side.card.get("request", {}).get("env") or shelf_entry(side.path) is not None]
     if not known and sides[0].path == sides[1].path == Path():
         raise UsageError("two policies alone do not say for which environment; name one: compare(old, new, ENV)")
     named = [env_of(side.card, side.path, trust) for side in known or sides[:1]]

@@ -20,7 +20,7 @@ from repolicy.many import pool
 from repolicy.many.pool import Here, Job, Start, work
 from repolicy.many.tradeoff import Found, Point, as_dict, episodes_of, point_words
 from repolicy.objective import Objective, Weight
-from repolicy.policies import OBJECTIVE, Policy
+from repolicy.policies import OBJECTIVE_SHAPE, Policy
 from repolicy.policies.storage import FORMAT, check_shape, write_bytes, write_json
 from repolicy.prepare.checks import try_addon, weighed
 from repolicy.prepare.generative import start_of
@@ -34,7 +34,7 @@ from repolicy.text import counted, usual_out
 # What a sweep that is resumed relies on in its sweep.json.
 SWEEP = {
     "request": {
-        "env": str, "addons": [str], "alpha": OBJECTIVE["alpha"], "states": float, "settings": {}, "sparse": bool
+        "env": str, "addons": [str], "alpha": OBJECTIVE_SHAPE["alpha"], "states": float, "settings": {}, "sparse": bool
     },
     "omegas": [float],
 }  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 from repolicy.envs import EVALUATION_SEED, Addon, Backend, Column, Evaluation, decoder, evaluate
 from repolicy.objective import residual
 from repolicy.policies import Policy
-from repolicy.policies.storage import finite
+from repolicy.policies.storage import replace_nonfinite
 from repolicy.runs import Request, RunFolder, Settings, laid_out, words
 from repolicy.text import number
 
@@ -275,4 +275,4 @@ def as_dict(swept: Found) -> dict[str, Any]:
         "failed": [{"omega": omega, "error": error} for omega, error in swept.failed.items()],
         "knee": None if swept.knee is None else swept.points[swept.knee].omega,
     }
-    return dict(finite(content))
+    return dict(replace_nonfinite(content))

@@ -21,9 +21,9 @@ from repolicy.loading import read_json
 from repolicy.planning.asking import Planned, plan
 from repolicy.planning.learned_model import LearnedModel
 from repolicy.planning.planner import Planner, Search, spread_of
-from repolicy.policies import Policy, copied, frozen, read_card, save_policy
-from repolicy.policies.storage import check_place, check_shape, write_bytes, write_json
-from repolicy.priors import PLAN, OpenedPolicy, Samples, fit, is_plan, own_bytes
+from repolicy.policies import Policy, frozen, read_card, save_policy, trainable_copy
+from repolicy.policies.storage import check_shape, check_writable, write_bytes, write_json
+from repolicy.priors import PLAN_FILE, OpenedPolicy, Samples, fit, is_plan, saved_policy_bytes
 from repolicy.runs import one_thread, versions
 
 FORMAT, PRIOR = 1, "prior.safetensors"
@@ -39,7 +39,7 @@ SHAPE = {
 
 def check_free(folder: Path) -> None:
     """Raise UsageError if the folder cannot be written, or holds something other than a planner."""
-    check_place(folder / PLAN)
+    check_writable(folder / PLAN_FILE)
     others = [name for name in (PRIOR, "run.json") if (folder / name).exists()]
     if others and not is_plan(folder):
         raise UsageError(f"{folder / others[0]} is there already, and of no planner: choose another --out")
@@ -58,13 +58,13 @@ def save_planner(made: Planned, folder: Path) -> None:
         "learned": isinstance(made.model, LearnedModel),
         "search": {name: value for name, value in asdict(made.search).items() if value is not None},
     }
-    write_bytes(folder / PRIOR, own_bytes(made.saved))
-    write_json(folder / PLAN, values)
+    write_bytes(folder / PRIOR, saved_policy_bytes(made.saved))
+    write_json(folder / PLAN_FILE, values)
 
 
 def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
     """Return the planner in a folder. Raise if the folder names code that the user does not trust."""
-    path = folder / PLAN
+    path = folder / PLAN_FILE
     values = read_json(path)
     check_shape(values, SHAPE, str(path))
     if values["format"] > FORMAT:
@@ -124,7 +124,7 @@ def check_room(labels: int, out: Path) -> None:
         raise UsageError(f"{labels} decisions are too few to learn from; take {ROUNDS * ENVS} or more")
     if out.suffix != ".safetensors":
         raise UsageError(f"--out {out} does not end in .safetensors, as a policy's file does")
-    check_place(out)
+    check_writable(out)
     if out.exists() and (out.is_dir() or read_card(out).get("which") != WHICH):
         raise UsageError(f"{out} is there already, and no policy that was kept of a planner: choose another --out")
 
@@ -135,7 +135,7 @@ def distill(planner: Planner, env: str, labels: int, seed: int = 0, say: Say = l
     A std that does not depend on the state stays the prior's.
     """
     prior, steps = planner.prior, rounded_up(labels) // (ROUNDS * ENVS)
-    student = copied(prior)
+    student = trainable_copy(prior)
     generator = torch.Generator().manual_seed(seed)
     with one_thread(), closing(make_envs(env, ENVS, seed, planner.backend)) as envs:
         labeler = Labeler(planner, envs)

@@ -223,7 +223,7 @@ class Planning:
         planner.tally.add(self.candidates, time.perf_counter() - start)
         return plans[:, 0]
 
-    def begin_anew(self, ended: np.ndarray) -> None:
+    def reset_memory(self, ended: np.ndarray) -> None:
         self.memory.plans[ended] = 0.0
 
     def log_probs(self, actions: Tensor) -> Tensor:

@@ -221,7 +221,7 @@ class Choosing:
         tally.kept += int(np.sum(of_prior == actions))
         return actions[:, None]
 
-    def begin_anew(self, ended: np.ndarray) -> None:
+    def reset_memory(self, ended: np.ndarray) -> None:
         for n in np.flatnonzero(ended):
             self.memory.last_outcomes[n] = {}
 

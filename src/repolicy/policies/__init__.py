@@ -2,7 +2,6 @@
 
 # The door: other rooms import these names, and the files in `__all__`.
 from repolicy.policies.adam import Adam, adam_step
-from repolicy.policies.carrying import fingerprint
 from repolicy.policies.density import Density
 from repolicy.policies.distributions import (
     ActionSpace,
@@ -12,34 +11,44 @@ from repolicy.policies.distributions import (
     SquashedGaussian,
     log_tanh_slope,
 )
-from repolicy.policies.export import BY_SUFFIX, SUFFIXES, TOLERANCE
-from repolicy.policies.families import FAMILIES, STDS, bounded
+from repolicy.policies.export import FORMAT_BY_SUFFIX, SUFFIXES, TOLERANCE
+from repolicy.policies.families import FAMILIES, STDS, bound_raw_std
 from repolicy.policies.file import (
-    OBJECTIVE,
-    PROBES,
+    OBJECTIVE_SHAPE,
+    PROBE_COUNT,
     SavedPolicy,
     add_to_card,
-    decoder_in,
-    notes_of,
+    origin_notes,
     policy_bytes,
     read_card,
-    read_own,
+    read_decoder,
+    read_saved_policy,
     save_policy,
 )
-from repolicy.policies.modulated import Conditioned, FilmMlp
-from repolicy.policies.network import ACTIVATIONS, MODULES, Mlp, flatten, layers_of, load_layers, scaled, side_by_side
-from repolicy.policies.normalizer import BOUND, Normalizer, merged, sums
+from repolicy.policies.metadata import fingerprint
+from repolicy.policies.modulated import ConditionedPolicy, FilmMlp
+from repolicy.policies.network import (
+    ACTIVATION_MODULES,
+    ACTIVATIONS,
+    Mlp,
+    add_networks,
+    flatten,
+    layers_of,
+    load_layers,
+    scale_outputs,
+)
+from repolicy.policies.normalizer import OBSERVATION_BOUND, Normalizer, merge_moments, moment_sums
 from repolicy.policies.policy import (
     Agent,
+    EnvAwareAgent,
     Policy,
     PolicySpec,
     Prior,
-    Recalling,
-    Watching,
-    check_scores,
-    copied,
+    RecurrentActor,
+    check_has_log_prob,
     frozen,
-    seeded,
+    make_policy,
+    trainable_copy,
 )
 
-__all__ = ["carrying", "density", "export", "storage"]
+__all__ = ["density", "export", "metadata", "storage"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.policies.normalizer import BOUND, Normalizer
+from repolicy.policies.normalizer import OBSERVATION_BOUND, Normalizer
 
 QUANTILE = 0.25  # the least likely quarter of the prior's own states costs something
 MOST = 60.0  # nats, the most that one state can cost
@@ -46,7 +46,7 @@ class Density:
 
     def normalized(self, observations: Tensor) -> Tensor:
         """Return raw observations `[..., O]` as the normalizer gives them that it was fitted behind."""
-        return ((observations - self.shift.float()) * self.scale.float()).clamp_(-BOUND, BOUND)
+        return ((observations - self.shift.float()) * self.scale.float()).clamp_(-OBSERVATION_BOUND, OBSERVATION_BOUND)
 
     def to(self, device: torch.device | str) -> "Density":
         return Density(*(getattr(self, name).to(device) for name in PARTS))
@@ -80,7 +80,7 @@ class Density:
 PARTS = ("mean", "whitening", "edge", "shift", "scale")
 
 
-def fitted(inputs: Tensor, normalizer: Normalizer) -> Density:
+def fit_density(inputs: Tensor, normalizer: Normalizer) -> Density:
     """Return the density of normalized observations `[M, O]` of the prior's own, in the order of time."""
     inputs = inputs.double()
     variances = inputs.var(0, correction=0)
@@ -88,12 +88,12 @@ def fitted(inputs: Tensor, normalizer: Normalizer) -> Density:
     if not len(some):
         raise UsageError("no observation changes under the prior, so it has no states to learn: --states 0 goes on")
     mean, whitening = inputs.mean(0), inputs.new_zeros(len(variances), len(variances))
-    mean[some], whitening[some[:, None], some] = of_likeliest(inputs[:, some])
+    mean[some], whitening[some[:, None], some] = fit_likeliest_stretches(inputs[:, some])
     edge = torch.quantile(distances(inputs, mean, whitening)[:: max(1, len(inputs) // 100_000)], 1.0 - QUANTILE)
     return Density(mean, whitening, edge, normalizer.shift.double(), normalizer.scale.double())
 
 
-def of_likeliest(inputs: Tensor) -> tuple[Tensor, Tensor]:
+def fit_likeliest_stretches(inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean `[O]` and the whitening `[O, O]` of the likeliest stretches of states `[M, O]`.
 
     By turns: which are they under a Gaussian, and which Gaussian have those. All count where an observation hardly

@@ -3,7 +3,7 @@
 What the environment takes comes out: the normalizer is inside, squashed actions are squashed and scaled, and of
 discrete actions the most probable is chosen. A policy with dials has a second input, a value for each dial, which the
 graph keeps within its range. The file that was written is read back and must agree with the policy. It carries what a
-robot's program must know, and the policy itself (`carrying`).
+robot's program must know, and the policy itself (`metadata`).
 """
 
 import contextlib
@@ -22,21 +22,21 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.policies.carrying import about, for_torchscript, into_onnx
 from repolicy.policies.file import policy_bytes
-from repolicy.policies.modulated import Conditioned
+from repolicy.policies.metadata import deployment_info, embed_in_onnx, torchscript_files
+from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy, frozen
 from repolicy.policies.storage import write_bytes
 from repolicy.ranges import Dial
 
 Format = Literal["onnx", "torchscript"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torchscript": ".pt"}
-BY_SUFFIX = {suffix: format for format, suffix in SUFFIXES.items()}
+FORMAT_BY_SUFFIX = {suffix: format for format, suffix in SUFFIXES.items()}
 TOLERANCE = 1e-5
 AS_FAR = 4.0  # or that many times as far as the policy's own rounding takes it
 
 
-class Acting(nn.Module):
+class MeanActionModule(nn.Module):
     """Raw observations `[N, O]` to the mean action as the environment takes it: `[N, A]`, or `[N]` for one choice."""
 
     mean: Tensor
@@ -74,10 +74,10 @@ class Acting(nn.Module):
         return mode.squeeze(-1) if self.one_choice else mode
 
 
-class ActingAt(Acting):
+class DialedActionModule(MeanActionModule):
     """The same of a policy with dials: a value for each, `[N, dials]`, beside the observations."""
 
-    def __init__(self, policy: Conditioned) -> None:
+    def __init__(self, policy: ConditionedPolicy) -> None:
         super().__init__(policy)
         self.dials = policy.dials
 
@@ -110,16 +110,16 @@ def export(
     """
     if format not in SUFFIXES:
         raise UsageError(f"there is no format {format!r}; choose from {', '.join(SUFFIXES)}")
-    acting: Acting = Acting(policy)
+    acting: MeanActionModule = MeanActionModule(policy)
     example: tuple[Tensor, ...] = (torch.zeros(2, policy.spec.observation_size),)
-    if isinstance(policy, Conditioned):
-        acting, example = ActingAt(policy), (*example, torch.ones(2, len(policy.dials)))
+    if isinstance(policy, ConditionedPolicy):
+        acting, example = DialedActionModule(policy), (*example, torch.ones(2, len(policy.dials)))
     module = acting.eval().requires_grad_(False)
     card = card or {}
-    beside = about(policy, prior, card, told or {}), policy_bytes(policy, card)
+    beside = deployment_info(policy, prior, card, told or {}), policy_bytes(policy, card)
     if format == "onnx":
-        content = into_onnx(onnx_graph(module, example), *beside)
-        act = onnx_reader(content)
+        content = embed_in_onnx(onnx_graph(module, example), *beside)
+        act = onnx_runner(content)
     else:
         content = _torchscript(module, example, *beside)
         act = _torchscript_reader(content)
@@ -142,7 +142,7 @@ def differences(policy: Policy, act: Callable[..., np.ndarray]) -> tuple[float, 
     generator = torch.Generator().manual_seed(0)
     spread = torch.cat([torch.ones(256), torch.full((64,), 30.0)])[:, None]
     noise = spread * torch.randn(len(spread), policy.observation_size, generator=generator)
-    observations = policy.normalizer.undone(noise)
+    observations = policy.normalizer.denormalized_noise(noise)
     exact = frozen(policy).double()
     with torch.no_grad():
         own = policy.to_environment(policy(observations).mode().numpy())
@@ -151,7 +151,7 @@ def differences(policy: Policy, act: Callable[..., np.ndarray]) -> tuple[float, 
     rounded = float((np.abs(own - wanted) / least).max())
     if policy.actions.kind == "discrete" and policy.actions.low:
         wanted = wanted + np.array(policy.actions.low, wanted.dtype)  # an environment may count choices from there
-    if isinstance(policy, Conditioned):
+    if isinstance(policy, ConditionedPolicy):
         size = policy.spec.observation_size
         values = [dial.value(each) for dial, each in zip(policy.dials, observations[:, size:].unbind(-1), strict=True)]
         actions = act(observations[:, :size].contiguous().numpy(), torch.stack(values, -1).numpy())
@@ -178,7 +178,7 @@ def onnx_graph(module: nn.Module, example: tuple[Tensor, ...]) -> bytes:
     names, batch = list(inspect.signature(module.forward).parameters), torch.export.Dim("batch")
     named: dict[str, Any] = {"input_names": names, "output_names": ["actions"]}
     shapes = {name: {0: batch} for name in names}
-    with quiet():
+    with suppress_export_warnings():
         program: Any = torch.onnx.export(module, example, dynamic_shapes=shapes, dynamo=True, verbose=False, **named)
         return program.model_proto.SerializeToString()
 
@@ -193,7 +193,7 @@ def onnx_session(content: bytes) -> Any:
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
-def onnx_reader(content: bytes) -> Callable[..., np.ndarray]:
+def onnx_runner(content: bytes) -> Callable[..., np.ndarray]:
     """Return what runs a graph: its inputs in their order, to its first output."""
     session = onnx_session(content)
     names = [each.name for each in session.get_inputs()]
@@ -203,23 +203,23 @@ def onnx_reader(content: bytes) -> Callable[..., np.ndarray]:
 # TorchScript ----------------------------------------------------------------------------------------------------------
 
 
-def _torchscript(module: Acting, example: tuple[Tensor, ...], told: dict[str, Any], policy: bytes) -> bytes:
-    with quiet():
+def _torchscript(module: MeanActionModule, example: tuple[Tensor, ...], told: dict[str, Any], policy: bytes) -> bytes:
+    with suppress_export_warnings():
         frozen = torch.jit.freeze(torch.jit.trace(module, example))
         bare, buffer = io.BytesIO(), io.BytesIO()
         torch.jit.save(frozen, bare)
-        torch.jit.save(frozen, buffer, _extra_files=for_torchscript(zipfile.ZipFile(bare), told, policy))
+        torch.jit.save(frozen, buffer, _extra_files=torchscript_files(zipfile.ZipFile(bare), told, policy))
     return buffer.getvalue()
 
 
 def _torchscript_reader(content: bytes) -> Callable[..., np.ndarray]:
-    with quiet():
+    with suppress_export_warnings():
         loaded = torch.jit.load(io.BytesIO(content))
     return lambda *inputs: np.asarray(loaded(*map(torch.from_numpy, inputs)).numpy())
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def suppress_export_warnings() -> Iterator[None]:
     """Silence PyTorch's notices about itself, and that TorchScript is deprecated: people ask for it by name."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

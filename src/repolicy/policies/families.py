@@ -89,7 +89,7 @@ class Continuous:
 
         min_std = 0.0 if self.std == "features" else spec.min_std  # of features it is added to the whole variance
         log_min_std = raw.new_full((), math.log(max(min_std, 1e-30)))
-        log_std = form.log_std(bounded(raw, spec), log_min_std)
+        log_std = form.log_std(bound_raw_std(raw, spec), log_min_std)
         if self.std == "features":
             variance = rest.square() @ (2.0 * log_std).exp()
             log_std = 0.5 * torch.log(variance + spec.min_std**2)
@@ -109,7 +109,7 @@ class Continuous:
         noise: Iterator[np.ndarray] = iter(torch.randn(steps, count, width, generator=generator).numpy())
         if raw_std is not None:
             start = raw_std.detach().cpu().numpy()
-            fixed = form.std(bounded(start, spec), spec.min_std if self.std == "shared" else 0.0)
+            fixed = form.std(bound_raw_std(start, spec), spec.min_std if self.std == "shared" else 0.0)
         shift, clip = np.float32(form.inverse(spec.initial_std)), spec.mean_clip
 
         def draw(outputs: np.ndarray) -> np.ndarray:
@@ -117,9 +117,9 @@ class Continuous:
             if clip is not None:
                 mean = mean.clip(-clip, clip)
             if self.std == "shared":
-                std = form.std(bounded(start + rest, spec), spec.min_std) if rest.shape[1] else fixed
+                std = form.std(bound_raw_std(start + rest, spec), spec.min_std) if rest.shape[1] else fixed
             elif self.std == "head":
-                std = form.std(bounded(rest + shift, spec), spec.min_std)
+                std = form.std(bound_raw_std(rest + shift, spec), spec.min_std)
             else:
                 std = np.sqrt(np.square(rest) @ np.square(fixed) + np.float32(spec.min_std**2))
             return mean + std * next(noise)
@@ -134,7 +134,7 @@ class Continuous:
         return low + (tanh(actions) + 1.0) * 0.5 * (high - low)
 
 
-def bounded(raw: Any, spec: "PolicySpec") -> Any:
+def bound_raw_std(raw: Any, spec: "PolicySpec") -> Any:
     """Return the numbers that a std is made of, arrays or tensors alike, within the policy's bounds for them."""
     low, high = spec.std_bounds
     if STDS[spec.std].soft:

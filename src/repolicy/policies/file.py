@@ -12,17 +12,17 @@ from torch import Tensor
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.policies.density import Density
 from repolicy.policies.families import FAMILIES
-from repolicy.policies.modulated import Conditioned
+from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.policies.storage import Shape, check_shape, is_own, packed, read, write, write_bytes
+from repolicy.policies.storage import Shape, check_shape, is_repolicy_file, read, serialize, write, write_bytes
 from repolicy.ranges import MOST_DIALS, Dial
 from repolicy.text import printable
 
-PROBES = 64
+PROBE_COUNT = 64
 DECODER = "decoder"  # the name of the tensor that is the bytes of a decoder's file
 
 # An objective's JSON; in a policy's file any of it may be missing.
-OBJECTIVE: dict[str, Shape] = {
+OBJECTIVE_SHAPE: dict[str, Shape] = {
     "task": str,
     "omega": (float, [float]),
     "alpha": (float, [float], "omega"),
@@ -34,7 +34,7 @@ CARD = {
     "request?": {
         "env?": str,
         "addons?": [str],
-        "objective?": {f"{name.removesuffix('?')}?": shape for name, shape in OBJECTIVE.items()},
+        "objective?": {f"{name.removesuffix('?')}?": shape for name, shape in OBJECTIVE_SHAPE.items()},
         "settings?": {},
     },
     "which?": str,
@@ -113,14 +113,14 @@ def policy_bytes(
     """Return what `save_policy` writes; `extra` tensors are not read with the policy."""
     tensors = _policy_tensors(policy, "policy") | (extra or {})
     header: dict[str, Any] = {"policy": asdict(policy.spec), "card": card}
-    if isinstance(policy, Conditioned):
+    if isinstance(policy, ConditionedPolicy):
         header["dials"] = [dial._asdict() for dial in policy.dials]
     if prior is not None:
         tensors |= _policy_tensors(prior, "prior")
         header["prior"] = asdict(prior.spec)
     if density is not None:
         tensors |= density.tensors()
-    return packed("policy", tensors, header)
+    return serialize("policy", tensors, header)
 
 
 def add_to_card(path: Path, more: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def add_to_card(path: Path, more: dict[str, Any]) -> None:
     write(path, "policy", tensors, header | {"card": _card(path, header) | more})
 
 
-def read_own(path: Path, content: bytes) -> SavedPolicy:
+def read_saved_policy(path: Path, content: bytes) -> SavedPolicy:
     """Return what a file of ours holds; FileError unless the policy reproduces the log-probabilities stored with it."""
     tensors, header = read(path, "policy", content)
     prior = _rebuilt(path, tensors, header, "prior") if "prior" in header else None
@@ -137,27 +137,29 @@ def read_own(path: Path, content: bytes) -> SavedPolicy:
     return SavedPolicy(policy, prior, _card(path, header), _density(path, tensors, prior), content)
 
 
-def notes_of(card: dict[str, Any]) -> list[str]:
+def origin_notes(card: dict[str, Any]) -> list[str]:
     """Return what is to be known of a policy that another library trained, a sentence each."""
     return list(card.get("origin", {}).get("notes", ()))
 
 
 def read_card(path: Path) -> dict[str, Any]:
     """Return the card of a policy's file, and nothing else of it; another library's file has none."""
-    if not is_own(path):
+    if not is_repolicy_file(path):
         return {}
     return _card(path, read(path, "policy")[1])
 
 
-def decoder_in(path: Path) -> bytes:
+def read_decoder(path: Path) -> bytes:
     """Return the file of the decoder that a policy's file holds; nothing where it holds none."""
-    found = read(path, "policy")[0].get(DECODER) if is_own(path) else None
+    found = read(path, "policy")[0].get(DECODER) if is_repolicy_file(path) else None
     return b"" if found is None else found.numpy().tobytes()
 
 
 def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    observations = policy.normalizer.undone(torch.randn(PROBES, policy.observation_size, generator=generator))
+    observations = policy.normalizer.denormalized_noise(
+        torch.randn(PROBE_COUNT, policy.observation_size, generator=generator)
+    )
     with torch.no_grad():
         actions = policy(observations).sample(generator)
     probes = {"observations": observations, "actions": actions, "log_probs": policy.log_prob(observations, actions)}
@@ -201,7 +203,7 @@ def _maker(header: dict[str, Any]) -> Callable[[PolicySpec], Policy]:
     names = {dial.name for dial in dials if dial.scale in ("log", "linear")}
     if not 0 < len(dials) == len(names) <= MOST_DIALS:
         raise ValueError(f"it has {len(dials)} dials of {len(names)} names and known scales")
-    return lambda spec: Conditioned(spec, dials)
+    return lambda spec: ConditionedPolicy(spec, dials)
 
 
 def _density(path: str | Path, tensors: dict[str, Tensor], prior: Policy | None) -> Density | None:

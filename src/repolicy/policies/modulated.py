@@ -124,7 +124,7 @@ class FilmMlp(Mlp):
 # A policy for every weight of a range: the network takes the position on one or several dials as inputs more ----------
 
 
-class Conditioned(Policy):
+class ConditionedPolicy(Policy):
     """Observations and positions, `[..., O + dials]`, to a distribution over actions. `spec` is each position's."""
 
     network: FilmMlp
@@ -141,7 +141,7 @@ class Conditioned(Policy):
         )  # fmt: skip
 
     @classmethod
-    def begun(cls, prior: Policy, dials: Sequence[Dial]) -> "Conditioned":
+    def from_prior(cls, prior: Policy, dials: Sequence[Dial]) -> "ConditionedPolicy":
         """Return the prior at every position."""
         made = cls(prior.spec, dials)
         state = made.state_dict() | prior.state_dict()
@@ -151,7 +151,7 @@ class Conditioned(Policy):
         made.load_state_dict(state)
         return made
 
-    def alike(self) -> Self:
+    def reinitialized(self) -> Self:
         return type(self)(self.spec, self.dials)
 
     def at(self, value: float | None = None, /, **values: float) -> Policy:
@@ -159,32 +159,32 @@ class Conditioned(Policy):
 
         Outside of a range, with a warning, that of the nearer end.
         """
-        chosen = self.chosen(value, values)
+        chosen = self.dial_values(value, values)
         if warning := self.beyond(chosen):
             warnings.warn(warning, stacklevel=2)
-        return self.placed([dial.place(chosen[dial.name]) for dial in self.dials])
+        return self.at_positions([dial.place(chosen[dial.name]) for dial in self.dials])
 
-    def chosen(self, value: float | None, values: Mapping[str, float]) -> dict[str, float]:
+    def dial_values(self, value: float | None, values: Mapping[str, float]) -> dict[str, float]:
         """Return a value for each dial, from one number or from names; refused where it is not exactly that."""
         names = [dial.name for dial in self.dials]
         if value is not None and not values and len(names) == 1:
             return {names[0]: value}
         if value is not None or {*values} != {*names}:
             example = ", ".join(f"{dial.name} = {dial.value(0.0):.3g}" for dial in self.dials)
-            raise UsageError(f"this policy has {self.words}: name one value for each, such as {example}")
+            raise UsageError(f"this policy has {self.dials_description}: name one value for each, such as {example}")
         return dict(values)
 
     @property
-    def words(self) -> str:
+    def dials_description(self) -> str:
         """`the dial omega from 0.1 to 3`, or of several dials."""
         return f"the dial{'s' * (len(self.dials) > 1)} {' and '.join(map(str, self.dials))}"
 
     def predict(self, observation: Any, *given: Any, **options: Any) -> tuple[np.ndarray, None]:
         if np.shape(observation)[-1:] == (self.spec.observation_size,):
-            raise UsageError(self.untold())
+            raise UsageError(self.missing_dials_message())
         return super().predict(observation, *given, **options)
 
-    def untold(self, what: str = "the policy") -> str:
+    def missing_dials_message(self, what: str = "the policy") -> str:
         """Say that the positions on its dials are missing, and how to name them."""
         middle = {dial.name: float(f"{dial.value(0.0):.3g}") for dial in self.dials}
         if len(middle) == 1:
@@ -199,7 +199,7 @@ class Conditioned(Policy):
         )
 
     @torch.no_grad()
-    def placed(self, places: Sequence[float]) -> Policy:
+    def at_positions(self, places: Sequence[float]) -> Policy:
         """Return the ordinary policy at a position on each dial."""
         plain, state, own = Policy(self.spec), self.state_dict(), self.spec.observation_size
         state |= {f"normalizer.{name}": state[f"normalizer.{name}"][:own] for name in ("mean", "var")}

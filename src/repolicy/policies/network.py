@@ -168,7 +168,7 @@ def flatten(parameters: Iterable[nn.Parameter], extra: int = 0) -> tuple[Tensor,
 
 Layers = Sequence[tuple[Tensor, Tensor]]
 # Activations that other libraries' networks have as modules, too.
-MODULES: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "swish": nn.SiLU}
+ACTIVATION_MODULES: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "swish": nn.SiLU}
 
 
 def layers_of(network: Mlp) -> Layers:
@@ -187,14 +187,14 @@ def load_layers(network: Mlp, layers: Layers) -> None:
     )
 
 
-def scaled(layers: Layers, factor: float | Tensor) -> Layers:
+def scale_outputs(layers: Layers, factor: float | Tensor) -> Layers:
     """Return the layers of a network that gives `factor` times what this one gives; of its outputs, `[outputs]`."""
     *hidden, (weight, bias) = layers
     factor = torch.as_tensor(factor, dtype=weight.dtype)
     return [*hidden, (weight * factor.reshape(-1, 1), bias * factor)]
 
 
-def side_by_side(one: Layers, other: Layers) -> Layers:
+def add_networks(one: Layers, other: Layers) -> Layers:
     """Return the layers of a network that gives the sum of what two networks of equally many layers give."""
     (first, *_), (second, *_) = one, other
     layers = [(torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]]))]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-BOUND = 10.0  # of normalized observations, unless the policy says otherwise
+OBSERVATION_BOUND = 10.0  # of normalized observations, unless the policy says otherwise
 
 
 class Normalizer(nn.Module):
@@ -22,7 +22,7 @@ class Normalizer(nn.Module):
     shift: Tensor
     scale: Tensor
 
-    def __init__(self, size: int, bound: float | None = BOUND) -> None:
+    def __init__(self, size: int, bound: float | None = OBSERVATION_BOUND) -> None:
         super().__init__()
         self.bound = float("inf") if bound is None else bound
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
@@ -48,14 +48,14 @@ class Normalizer(nn.Module):
 
         return normalize
 
-    def undone(self, noise: Tensor) -> Tensor:
+    def denormalized_noise(self, noise: Tensor) -> Tensor:
         """Return observations like those that it has seen, of noise `[..., O]` with unit variance."""
         return (self.mean + self.var.clamp_min(0.0).sqrt() * noise).float()
 
     def update(self, added: Tensor) -> None:
         """Take in the `sums` of observations, `[3, O]`."""
         count = self.count.expand_as(self.mean)
-        statistics = merged(torch.stack([count, self.mean, self.var]), added.to(self.mean.device))
+        statistics = merge_moments(torch.stack([count, self.mean, self.var]), added.to(self.mean.device))
         self.count, self.mean, self.var = statistics[0, 0].clone(), statistics[1].clone(), statistics[2].clone()
         self._refresh()
 
@@ -67,14 +67,14 @@ class Normalizer(nn.Module):
 # Statistics of numbers that come in batches ---------------------------------------------------------------------------
 
 
-def sums(values: Tensor | np.ndarray) -> Tensor:
+def moment_sums(values: Tensor | np.ndarray) -> Tensor:
     """Return count, Σ x and Σ x² of values `[..., F]`, `[3, F]` in float64: what adds up across batches and ranks."""
     values = torch.as_tensor(values)
     flat = values.reshape(-1, values.shape[-1]).double()
     return torch.stack([flat.new_full(flat.shape[1:], float(len(flat))), flat.sum(0), flat.square().sum(0)])
 
 
-def merged(statistics: Tensor, added: Tensor) -> Tensor:
+def merge_moments(statistics: Tensor, added: Tensor) -> Tensor:
     """Return statistics `[3, F]` (count, mean, variance) that have taken in sums `[3, F]`."""
     count, mean, var = statistics
     new_count, new_mean = added[0], added[1] / added[0]

@@ -18,7 +18,7 @@ from repolicy.errors import UsageError
 from repolicy.policies.distributions import ActionSpace, Distribution
 from repolicy.policies.families import FAMILIES, STDS, Draw
 from repolicy.policies.network import ACTIVATIONS, Mlp
-from repolicy.policies.normalizer import BOUND, Normalizer
+from repolicy.policies.normalizer import OBSERVATION_BOUND, Normalizer
 
 
 class Prior(Protocol):
@@ -31,7 +31,7 @@ class Prior(Protocol):
         """
 
 
-def check_scores(prior: object) -> None:
+def check_has_log_prob(prior: object) -> None:
     """Raise where an object has no `log_prob`."""
     if not callable(getattr(prior, "log_prob", None)):
         need = "it has no log_prob(observations, actions); load_policy reads a policy from its file"
@@ -49,17 +49,17 @@ class Actor(Protocol):
 
 
 @runtime_checkable
-class Recalling(Protocol):
+class RecurrentActor(Protocol):
     """An actor with a memory, which outlives it where a rollout ends and not where an episode does."""
 
     memory: Any
 
-    def begin_anew(self, ended: np.ndarray) -> None:
+    def reset_memory(self, ended: np.ndarray) -> None:
         """Note that in these environments `[N]` the next observation begins an episode."""
 
 
 @runtime_checkable
-class Watching(Protocol):
+class EnvAwareAgent(Protocol):
     """An agent that looks into the environments in which it acts, as a planner that copies them.
 
     backend: whose environments those must be.
@@ -97,7 +97,7 @@ class PolicySpec:
     initial_std: float = 1.0
     min_std: float = 1e-3
     std: str = "exp"
-    observation_bound: float | None = BOUND
+    observation_bound: float | None = OBSERVATION_BOUND
     slope: float = 0.01  # of leaky_relu
     norms: tuple[str, ...] = ()  # where each hidden layer's LayerNorm is: "before" or "after" its activation, or ""
     epsilon: float = 1e-5  # of LayerNorm
@@ -255,12 +255,12 @@ class Policy(nn.Module):
             return actions.clip(low, high)
         return np.asarray(self.family.to_environment(actions, low, high))
 
-    def alike(self) -> Self:
+    def reinitialized(self) -> Self:
         """Return another policy of this shape."""
         return type(self)(self.spec)
 
 
-def seeded(spec: PolicySpec, seed: int) -> Policy:
+def make_policy(spec: PolicySpec, seed: int) -> Policy:
     """Return a new policy, whose first weights are drawn from this seed; the global random stream stays where it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -293,13 +293,13 @@ class NetworkActor:
 P = TypeVar("P", bound=Policy)
 
 
-def copied(policy: P) -> P:
+def trainable_copy(policy: P) -> P:
     """Return another policy with the same numbers, whose parameters take gradients."""
-    copy = policy.alike()
+    copy = policy.reinitialized()
     copy.load_state_dict(policy.state_dict())
     return copy
 
 
 def frozen(policy: P) -> P:
     """Return a copy of the policy that takes no gradient and changes no more: a prior."""
-    return copied(policy).requires_grad_(False).eval()
+    return trainable_copy(policy).requires_grad_(False).eval()

@@ -28,10 +28,10 @@ DEPTH = 50  # layers that a header may have; the deepest that is written has a h
 
 def write(path: Path, kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
     """Write tensors and a JSON header into one file, atomically."""
-    write_bytes(path, packed(kind, tensors, header))
+    write_bytes(path, serialize(kind, tensors, header))
 
 
-def packed(kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> bytes:
+def serialize(kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> bytes:
     """Return what `write` writes."""
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "kind": kind} | header
@@ -66,7 +66,7 @@ def read(path: Path, kind: str = "", content: bytes | None = None) -> tuple[dict
     return tensors, header
 
 
-def is_own(path: Path, content: bytes | None = None) -> bool:
+def is_repolicy_file(path: Path, content: bytes | None = None) -> bool:
     """Return whether a file is one of these, perhaps a damaged one: by its first bytes, or else by its name.
 
     Somebody else's safetensors have another header.
@@ -93,7 +93,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         os.replace(beside, path)
 
 
-def check_place(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Raise where `write_bytes` could not write, for whoever has long work to do first. No new folder stays."""
     new = [folder for folder in path.parents if not folder.exists()]
     with _beside(path) as beside:
@@ -119,7 +119,7 @@ def _beside(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, values: Any) -> None:
-    write_bytes(path, (json.dumps(finite(values), indent=2) + "\n").encode())
+    write_bytes(path, (json.dumps(replace_nonfinite(values), indent=2) + "\n").encode())
 
 
 Shape = Any  # a type; [shape] for a list; {name: shape} for an object, {str: shape} for one with any names
@@ -166,12 +166,12 @@ _WORDS = {
 }  # fmt: skip
 
 
-def finite(value: Any) -> Any:
+def replace_nonfinite(value: Any) -> Any:
     """Return the same with null for numbers that are not finite, which JSON does not know."""
     if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
+        return {key: replace_nonfinite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(entry) for entry in value]
+        return [replace_nonfinite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -8,19 +8,19 @@ from typing import Any
 
 from repolicy.envs import Backend, env_of, placed, probed, with_roles
 from repolicy.errors import UsageError
-from repolicy.policies import Conditioned, Policy, SavedPolicy, frozen, policy_bytes
+from repolicy.policies import ConditionedPolicy, Policy, SavedPolicy, frozen, policy_bytes
 from repolicy.prepare.cloning import clone, spec_of
 from repolicy.prepare.defaults import STEPS, customize_defaults
 from repolicy.priors import (
     MeanPrior,
+    PriorSource,
     ScoredPrior,
-    Scoring,
-    Source,
+    ScoringPrior,
     find_policy,
-    opened,
-    own_bytes,
+    open_policy,
+    prior_source,
     read_policy,
-    source_of,
+    saved_policy_bytes,
 )
 from repolicy.readers.reading import Options
 from repolicy.runs import Result, Settings, torchrun_place, validated
@@ -37,8 +37,8 @@ class Start:
     notes: tuple[str, ...]  # what is to be known of it
     saved: SavedPolicy | None  # the policy that the actor starts as
     content: bytes  # of its file
-    scoring_prior: Scoring | None = None  # where `saved` is no copy of it, but fitted to it
-    source: Source | None = None  # how other processes load that
+    scoring_prior: ScoringPrior | None = None  # where `saved` is no copy of it, but fitted to it
+    source: PriorSource | None = None  # how other processes load that
     init: bytes | None = None  # the file of what the actor starts as, where that is another policy than `saved`
     trials: int = 1  # how often some steps of it are looked at before the run
 
@@ -111,7 +111,7 @@ class Start:
                     f"the actor cannot begin as {file}: its {name.replace('_', ' ')} ({ours}) and the prior's "
                     f"({theirs}) are not the same; take a policy that was made of {self.name}"
                 )
-        return replace(self, init=own_bytes(first))
+        return replace(self, init=saved_policy_bytes(first))
 
     def check_not_fitted_to_another(self, kept: Path) -> None:
         """Raise where a run is resumed from its own copy of its prior, and that was only fitted to what scores."""
@@ -131,23 +131,25 @@ def open_prior(
     if isinstance(given, Start):
         return given
     reference = given.folder if isinstance(given, Result) else given
-    found = opened(reference, reading, trust)
+    found = open_policy(reference, reading, trust)
     name, notes, agent = found.name, found.notes, found.agent
     if isinstance(agent, MeanPrior | ScoredPrior):
         if init == "copy":
             raise UsageError(f"{name} cannot be copied; leave --init out, and the actor is fitted to it")
-        return Start(given, name, notes, None, b"", agent, source_of(reference, agent, reading, trust))
+        return Start(given, name, notes, None, b"", agent, prior_source(reference, agent, reading, trust))
     if found.saved is None:  # module:name may lead to one, too
         if reading not in (None, Options()):
             raise UsageError(
                 f"{name} is a policy of Repolicy's, which has all that it needs: leave std and reading out"
             )
         saved, content = SavedPolicy(frozen(agent), None, {}), policy_bytes(agent, {})
-    elif isinstance(agent, Conditioned):
-        raise UsageError(f"a policy with {agent.words} is no prior; keep a position of it with `repolicy dial`")
+    elif isinstance(agent, ConditionedPolicy):
+        raise UsageError(
+            f"a policy with {agent.dials_description} is no prior; keep a position of it with `repolicy dial`"
+        )
     else:
-        saved, content = found.saved, b"" if init == "clone" else own_bytes(found.saved, file)
+        saved, content = found.saved, b"" if init == "clone" else saved_policy_bytes(found.saved, file)
     start = Start(given, name, notes, saved, content)
     if init != "clone":
         return start
-    return replace(start, scoring_prior=saved.policy, source=source_of(reference, saved.policy, reading, trust))
+    return replace(start, scoring_prior=saved.policy, source=prior_source(reference, saved.policy, reading, trust))

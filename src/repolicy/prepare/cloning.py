@@ -18,9 +18,29 @@ from torch import Tensor
 
 from repolicy.envs import Collector, Evaluation, HasSpaces, Rollout, make_envs, run_episodes
 from repolicy.errors import UsageError
-from repolicy.policies import Adam, Gaussian, Policy, PolicySpec, SavedPolicy, frozen, policy_bytes, read_card, seeded
+from repolicy.policies import (
+    Adam,
+    Gaussian,
+    Policy,
+    PolicySpec,
+    SavedPolicy,
+    frozen,
+    make_policy,
+    policy_bytes,
+    read_card,
+)
 from repolicy.policies.storage import read
-from repolicy.priors import MeanPrior, Samples, ScoredPrior, Scorer, Scoring, State, fit, fit_normalizer, read_policy
+from repolicy.priors import (
+    MeanPrior,
+    Samples,
+    ScoredPrior,
+    Scorer,
+    ScoringPrior,
+    State,
+    fit,
+    fit_normalizer,
+    read_policy,
+)
 from repolicy.runs import Settings, derived_seed, ranks
 from repolicy.text import figures
 
@@ -41,7 +61,7 @@ PROBES = 8  # environments, and steps in each, by which a resumed run recognizes
 Say = Callable[[str], None]
 
 
-def clone(prior: Scoring, env: str, settings: Settings, file: Path, say: Say) -> tuple[SavedPolicy, bytes]:
+def clone(prior: ScoringPrior, env: str, settings: Settings, file: Path, say: Say) -> tuple[SavedPolicy, bytes]:
     """Return a policy that is fitted to the prior, and the file that a run keeps of it.
 
     There may be one of the same prior at `file` already; then it is taken again.
@@ -59,25 +79,25 @@ def clone(prior: Scoring, env: str, settings: Settings, file: Path, say: Say) ->
     return SavedPolicy(frozen(policy), None, card), policy_bytes(policy, card, extra=probes)
 
 
-def name_of(prior: Scoring) -> str:
+def name_of(prior: ScoringPrior) -> str:
     return "the prior" if isinstance(prior, Policy) else prior.name
 
 
 # Fitting --------------------------------------------------------------------------------------------------------------
 
 
-def fitted(prior: Scoring, env: str, settings: Settings) -> tuple[Policy, int]:
+def fitted(prior: ScoringPrior, env: str, settings: Settings) -> tuple[Policy, int]:
     """Return a clone of the prior, and how many steps its rollouts had. All from the run's seed."""
     seed = derived_seed(settings.seed, 0, 3000)
     blocks = max(1, round(min(STEPS, settings.steps) / (ENVS * BLOCK)))
     fit_to, rounds = (_to_scores, SCORED_ROUNDS) if isinstance(prior, ScoredPrior) else (_to_means, ROUNDS)
     with closing(make_envs(env, ENVS, seed, settings.backend)) as envs:
-        policy = seeded(spec_of(prior, envs), seed)
+        policy = make_policy(spec_of(prior, envs), seed)
         fit_to(prior, policy, Collector(envs, BLOCK, torch.Generator().manual_seed(seed)), blocks)
     return policy, rounds * blocks * ENVS * BLOCK
 
 
-def spec_of(prior: Scoring, spaces: HasSpaces) -> PolicySpec:
+def spec_of(prior: ScoringPrior, spaces: HasSpaces) -> PolicySpec:
     """Return a clone's shape."""
     width = min(256, max(64, 2 ** math.ceil(math.log2(8 * spaces.observation_size))))
     hidden = (width, width)
@@ -95,7 +115,7 @@ def spec_of(prior: Scoring, spaces: HasSpaces) -> PolicySpec:
     return PolicySpec(spaces.observation_size, actions, family, hidden, "elu", initial_std=std, min_std=0.0)
 
 
-def _to_means(prior: Scoring, policy: Policy, collector: Collector, blocks: int) -> None:
+def _to_means(prior: ScoringPrior, policy: Policy, collector: Collector, blocks: int) -> None:
     """Fit the policy to what the prior does where it comes to, and then where the clone comes to."""
     assert not isinstance(prior, ScoredPrior)
     if isinstance(prior, MeanPrior) and policy.log_std is not None:
@@ -137,7 +157,7 @@ def _labelled(
     return Samples(observations.flatten(0, 1), actions.flatten(0, 1), spread), memory
 
 
-def _to_scores(prior: Scoring, policy: Policy, collector: Collector, blocks: int) -> None:
+def _to_scores(prior: ScoringPrior, policy: Policy, collector: Collector, blocks: int) -> None:
     """Descend KL(clone ‖ prior) where the clone comes to, by the score function.
 
     Each draw is compared with the mean of the others in its state. Where both policies agree, all draws are worth the
@@ -156,7 +176,7 @@ def _to_scores(prior: Scoring, policy: Policy, collector: Collector, blocks: int
                 adam.descend(score_loss(prior, policy, states[rows], generator))
 
 
-def score_loss(prior: Scoring, policy: Policy, states: Tensor, generator: torch.Generator) -> Tensor:
+def score_loss(prior: ScoringPrior, policy: Policy, states: Tensor, generator: torch.Generator) -> Tensor:
     """Return a number whose gradient is, in expectation, that of KL(policy ‖ prior) at these states."""
     many = states.unsqueeze(0).expand(DRAWS, *states.shape)
     distribution = policy(many)
@@ -202,7 +222,7 @@ class CloneCompared:
         return text
 
 
-def compared(prior: Scoring, policy: Policy, env: str, settings: Settings) -> CloneCompared:
+def compared(prior: ScoringPrior, policy: Policy, env: str, settings: Settings) -> CloneCompared:
     episodes, seed = settings.evaluation_episodes or EPISODES, settings.seed
 
     def run(agent: Any) -> Evaluation:
@@ -228,7 +248,7 @@ def _return(evaluation: Evaluation) -> tuple[float, float] | None:
 PROBED = ("observations", "actions", "ended", "log_probs")
 
 
-def fingerprint(prior: Scoring, policy: Policy, env: str, settings: Settings) -> dict[str, Tensor]:
+def fingerprint(prior: ScoringPrior, policy: Policy, env: str, settings: Settings) -> dict[str, Tensor]:
     """Return some steps of the clone, and the prior's log-probabilities of them."""
     with closing(make_envs(env, PROBES, settings.seed, settings.backend)) as envs:
         rollout = Collector(envs, PROBES, torch.Generator().manual_seed(settings.seed)).collect(policy)
@@ -236,7 +256,7 @@ def fingerprint(prior: Scoring, policy: Policy, env: str, settings: Settings) ->
     return {f"exact.{name}": value for name, value in zip(PROBED, probes, strict=True)}
 
 
-def _kept(prior: Scoring, file: Path) -> tuple[SavedPolicy, bytes] | None:
+def _kept(prior: ScoringPrior, file: Path) -> tuple[SavedPolicy, bytes] | None:
     """Return the clone that a run has kept of this very prior."""
     if not file.is_file() or "clone_of" not in read_card(file):
         return None

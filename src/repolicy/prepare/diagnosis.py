@@ -24,7 +24,7 @@ from repolicy.envs import (
     run_episodes,
 )
 from repolicy.errors import UsageError
-from repolicy.policies import Policy, seeded
+from repolicy.policies import Policy, make_policy
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.weights import Weights, usual_budget, weights_found
 from repolicy.prepare.worth import Sums, Worth, Worths, nats_of, worth_of
@@ -122,7 +122,7 @@ def diagnose(
     spaces = probed(env, backend)
     check_fit(policy, spaces, "the prior")
     spec = spec_for(spaces, customize_defaults(policy))
-    ignorant = seeded(replace(spec, clips=policy.spec.clips or policy.family.squashes), EVALUATION_SEED)
+    ignorant = make_policy(replace(spec, clips=policy.spec.clips or policy.family.squashes), EVALUATION_SEED)
     sampled, by_mean, untrained = (
         drive(who, env, addon, deterministic, backend)
         for who, deterministic in ((policy, False), (policy, True), (ignorant, False))

@@ -30,11 +30,11 @@ from repolicy.envs import (
 )
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.loading import load_object, reference_to
-from repolicy.policies import ActionSpace, Policy, PolicySpec, frozen, seeded, sums
+from repolicy.policies import ActionSpace, Policy, PolicySpec, frozen, make_policy, moment_sums
 from repolicy.prepare.beginning import Start, open_prior
 from repolicy.prepare.session import called, settings_of
 from repolicy.prepare.weights import trial
-from repolicy.priors import check_unread, decoder_of, is_code, sum_of
+from repolicy.priors import check_generative_options, decoder_digest, is_code, load_decoder
 from repolicy.readers.reading import Options
 from repolicy.runs import Settings
 
@@ -70,7 +70,7 @@ def start_of(
         if chunk != 1:
             raise UsageError(f"chunk is {chunk}, which goes with noise, of a generative policy: leave --chunk out")
         return open_prior(given, reading, init, trust, kept), env
-    check_unread(called(given), reading)
+    check_generative_options(called(given), reading)
     if not env:
         raise UsageError(f"{called(given)} does not say which environment it is for; name one with --env")
     if not resumed:
@@ -78,8 +78,8 @@ def start_of(
         return replace(open_prior(policy), name=called(given), trials=2), name  # the first for its statistics
     reference, through = referred(given), decoder(env)
     if through is None:
-        return open_prior(kept), with_decoder(env, reference, noise, chunk, sum_of(reference))
-    if Path(reference).is_file() and through.sha256 not in (None, sum_of(reference)):
+        return open_prior(kept), with_decoder(env, reference, noise, chunk, decoder_digest(reference))
+    if Path(reference).is_file() and through.sha256 not in (None, decoder_digest(reference)):
         raise UsageError(f"{reference} is another file than when this run began: put that back, or name another --out")
     return open_prior(kept), env
 
@@ -92,11 +92,11 @@ def noise_prior(
     Its normalizer has the statistics of the observations in its own trial steps.
     """
     settings, reference = settings or Settings(), referred(given)
-    decoder_of(reference, noise, chunk, trust=trust)
-    name = with_decoder(env, reference, noise, chunk, sum_of(reference))
+    load_decoder(reference, noise, chunk, trust=trust)
+    name = with_decoder(env, reference, noise, chunk, decoder_digest(reference))
     policy = standard_normal(probed(name, settings.backend).observation_size, noise, settings.seed)
     rollout = trial(policy, name, settings)
-    policy.normalizer.update(sums(rollout.observations[..., : policy.observation_size]))
+    policy.normalizer.update(moment_sums(rollout.observations[..., : policy.observation_size]))
     return frozen(policy), name
 
 
@@ -111,7 +111,9 @@ def referred(given: Any) -> str:
 def standard_normal(observation_size: int, noise: int, seed: int = 0) -> Policy:
     """Return a policy of mean 0 and std 1 whatever it sees, which can learn another mean for each observation."""
     space = ActionSpace("continuous", (noise,))
-    policy = seeded(PolicySpec(observation_size, space, hidden=HIDDEN, initial_std=1.0 - LEAST, min_std=LEAST), seed)
+    policy = make_policy(
+        PolicySpec(observation_size, space, hidden=HIDDEN, initial_std=1.0 - LEAST, min_std=LEAST), seed
+    )
     with torch.no_grad():
         policy.network.weights[-1].zero_()
         policy.network.biases[-1].zero_()
@@ -216,7 +218,7 @@ def _moved(env: str, settings: Settings) -> str:
     """Tell how many directions of the noise change the actions, and how long decoding takes."""
     through = decoder(env)
     assert through is not None
-    decode = decoder_of(*through)
+    decode = load_decoder(*through)
     envs = make_envs(env, ROWS, settings.seed, settings.backend)
     observations = envs.reset()[:, : envs.observation_size]
     envs.close()

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from repolicy.envs import evaluate, observing, probed
 from repolicy.errors import UsageError, check_counts
-from repolicy.policies import ActionSpace, Adam, Policy, PolicySpec, read_card, save_policy, seeded
+from repolicy.policies import ActionSpace, Adam, Policy, PolicySpec, make_policy, read_card, save_policy
 from repolicy.policies.export import onnx_graph
-from repolicy.policies.storage import check_place, write_bytes
+from repolicy.policies.storage import check_writable, write_bytes
 from repolicy.prepare.cloning import begin_at
-from repolicy.priors import Fitted, Samples, fit
+from repolicy.priors import FitResult, Samples, fit
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.runs import versions
 from repolicy.text import figures
@@ -38,7 +38,7 @@ class Imitated:
 
     file: Path
     policy: Policy
-    fitted: Fitted
+    fitted: FitResult
     env: str
     returns: tuple[float, float] | None  # mean and std with the mean action, where there is an environment to try
 
@@ -65,10 +65,10 @@ def imitate(
     taken = stored(demonstrations, actions, env)
     if demonstrations.discrete and actions.low:
         say(f"choices are read as the environment counts them, from {', '.join(f'{low:g}' for low in actions.low)}")
-    check_place(Path(out))  # before the fit, which would be lost
+    check_writable(Path(out))  # before the fit, which would be lost
     if Path(out).exists() and read_card(Path(out)).get("which") != IMITATION:
         raise UsageError(f"{out} is there already, and no imitation: choose another --out")
-    policy = seeded(_spec(demonstrations, actions, hidden, state_std), seed)
+    policy = make_policy(_spec(demonstrations, actions, hidden, state_std), seed)
     samples = Samples(demonstrations.observations, taken)
     begin_at(policy, samples)
     if policy.log_std is not None:
@@ -223,7 +223,7 @@ def imitate_flow(
         raise UsageError(f"{demonstrations.name} has choices, and a flow gives actions that are numbers")
     if env is not None:
         space_of(demonstrations, observing(env, demonstrations.observations.shape[1]))
-    check_place(Path(out))  # before the fit, which would be lost
+    check_writable(Path(out))  # before the fit, which would be lost
     if Path(out).suffix != ".onnx":
         raise UsageError(f"--out {out} does not end in .onnx, and a flow is written as an ONNX graph")
     if Path(out).exists():

@@ -15,11 +15,11 @@ from repolicy.envs import EnvLike, Limit, Wish, addons, confirm, decoder, env_na
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import name_of
-from repolicy.policies import Policy, seeded
+from repolicy.policies import Policy, make_policy
 from repolicy.policies.storage import read, write
 from repolicy.prepare.beginning import Start
 from repolicy.prepare.weights import trial
-from repolicy.priors import qualname_of, read_policy, take_out
+from repolicy.priors import qualname_of, read_policy, restore_decoder
 from repolicy.runs import (
     BUDGETS,
     AnySettings,
@@ -143,7 +143,7 @@ def earlier(folder: RunFolder, resume: bool, trust: bool, asked: Asked, customiz
         whose = "customize" if before.prior else "train"
         raise UsageError(f"{folder.path} is a run of `{whose}`; go on with it by that command")
     asked.confirm(before, folder.path / "run.json", trust)
-    take_out(folder.policy, decoder(before.env))
+    restore_decoder(folder.policy, decoder(before.env))
     return before
 
 
@@ -231,7 +231,7 @@ def _tried(request: Request, folder: RunFolder) -> dict[str, Tensor]:
         if request.prior:
             agent = read_policy(folder.prior).policy
         else:
-            agent = seeded(spec_for(probed(request.env, settings.backend), settings), settings.seed)
+            agent = make_policy(spec_for(probed(request.env, settings.backend), settings), settings.seed)
         rollout = trial(agent, request.env, settings, KEPT)
         found[f"environment {request.env!r}"] = torch.from_numpy(rollout.observations)
         if request.objective.reads_basic:

@@ -10,7 +10,7 @@ from torch import Tensor
 from repolicy.envs import Collector, Rollout, make_envs
 from repolicy.errors import UsageError
 from repolicy.policies import Density, Policy
-from repolicy.policies.density import PARTS, STRETCH, fitted
+from repolicy.policies.density import PARTS, STRETCH, fit_density
 from repolicy.runs import Request, derived_seed, ranks
 
 SKIPPED = 50  # first steps of an episode, which depend on how the environment begins and not on the prior
@@ -64,7 +64,7 @@ def rollouts_of(prior: Policy, request: Request) -> Generator[Rollout]:
 
 def density_in(rollouts: Iterable[Rollout], prior: Policy, many: int) -> Density:
     """Return the density of the states in a prior's rollouts, of so many that there are enough."""
-    return fitted(prior.normalizer(visited(rollouts, many)), prior.normalizer)
+    return fit_density(prior.normalizer(visited(rollouts, many)), prior.normalizer)
 
 
 def visited(rollouts: Iterable[Rollout], many: int) -> Tensor:

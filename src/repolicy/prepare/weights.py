@@ -14,7 +14,7 @@ import torch
 from repolicy.envs import Collector, Rollout, addons, check_fit, make_envs, probed
 from repolicy.errors import NumericError
 from repolicy.objective import Objective, Weight, task_reward
-from repolicy.policies import ActionSpace, Agent, Policy, seeded
+from repolicy.policies import ActionSpace, Agent, Policy, make_policy
 from repolicy.prepare.states import MOST_NUMBERS, SKIPPED
 from repolicy.prepare.worth import COUNTED_STEPS, WORTH_EPISODES, Worth, Worths, sought
 from repolicy.ranges import Range
@@ -215,7 +215,7 @@ def alpha_of_training(objective: Objective, env: str, wishes: tuple[str, ...], s
     row = without_version(env)
     if row in ALPHAS:
         return ALPHAS[row], f"the usual one for {row}"
-    policy = seeded(spec_for(probed(env, settings.backend), settings), settings.seed)
+    policy = make_policy(spec_for(probed(env, settings.backend), settings), settings.seed)
     steps = trial(policy, env, settings)
     rewards = steps.basic
     if objective.reads_addon and wishes:

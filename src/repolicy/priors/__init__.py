@@ -1,36 +1,54 @@
 """Whatever a user names as a prior: a name, a file, a place on the hub, an object, a function."""
 
 # The door: other rooms import these names, and the files in `__all__`.
-from repolicy.priors.decoders import Decoder, Through, decoder_of, export_composed, found_file, held, sum_of, take_out
-from repolicy.priors.dials import How, beyond, dial, prior_in, turned
+from repolicy.priors.decoders import (
+    Decoder,
+    DecoderSpec,
+    decoder_bytes,
+    decoder_digest,
+    export_composed,
+    find_decoder_file,
+    load_decoder,
+    restore_decoder,
+)
+from repolicy.priors.dials import How, dial, extrapolation_warning, interpolate_policies, require_prior
 from repolicy.priors.finding import (
-    PLAN,
-    PRIORS,
-    beside,
+    PLAN_FILE,
+    SHIPPED_FOLDER,
     check_no_plan,
+    check_not_overwriting,
     check_reachable,
-    check_writes_over_none,
     find_policy,
     is_plan,
-    on_shelf,
-    shipped,
+    output_folder,
+    shelf_entry,
+    shipped_names,
 )
-from repolicy.priors.fitting import Fitted, Samples, fit, fit_normalizer
-from repolicy.priors.kinds import Function, MeanPrior, ScoredPrior, Scorer, Scoring, State, check_unread, qualname_of
+from repolicy.priors.fitting import FitResult, Samples, fit, fit_normalizer
+from repolicy.priors.kinds import (
+    MeanFunction,
+    MeanPrior,
+    ScoredPrior,
+    Scorer,
+    ScoringPrior,
+    State,
+    check_generative_options,
+    qualname_of,
+)
 from repolicy.priors.opening import (
     OpenedPolicy,
-    Source,
-    acting,
-    check_own,
-    described_with,
-    from_source,
+    PriorSource,
+    check_own_file_options,
+    describe_file,
     is_code,
     load_policy,
-    opened,
-    own_bytes,
+    open_agent,
+    open_policy,
+    prior_from_source,
+    prior_source,
     read_file,
     read_policy,
-    source_of,
+    saved_policy_bytes,
 )
 
 __all__ = ["hub", "running"]

@@ -12,21 +12,21 @@ from torch import Tensor
 
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError, described, in_one_sentence
 from repolicy.loading import load_object
-from repolicy.policies import TOLERANCE, Policy, decoder_in
-from repolicy.policies.export import Acting, onnx_graph, onnx_reader
+from repolicy.policies import TOLERANCE, Policy, read_decoder
+from repolicy.policies.export import MeanActionModule, onnx_graph, onnx_runner
 from repolicy.policies.storage import write_bytes
-from repolicy.priors.finding import cache
+from repolicy.priors.finding import cache_folder
 from repolicy.priors.opening import is_code
-from repolicy.priors.running import Session, check_trusted, scripted
+from repolicy.priors.running import Session, check_trusted, load_torchscript
 from repolicy.readers.onnx_graphs import inputs_of
 from repolicy.readers.recognize import PolicyFile
 
 LARGEST = 64 * 2**20  # bytes of a decoder that a policy's file holds
 KNOWN_BY = 16  # digits of a sum
-Function = Callable[[np.ndarray, np.ndarray], Any]  # observations [N, O] and noise [N, Z], to actions [N, C · A]
+DecodeFunction = Callable[[np.ndarray, np.ndarray], Any]  # observations [N, O] and noise [N, Z], to actions [N, C · A]
 
 
-class Through(NamedTuple):
+class DecoderSpec(NamedTuple):
     """What an environment's name says of the decoder that it is acted in through. A user may have written anything."""
 
     decoder: Any  # a file, or code
@@ -38,7 +38,7 @@ class Through(NamedTuple):
 class Decoder:
     """What turns noise `[N, Z]` into `chunk` actions in a row, `[N, C · A]`. It must give the same each time."""
 
-    def __init__(self, function: Function, name: str, noise: int, chunk: int) -> None:
+    def __init__(self, function: DecodeFunction, name: str, noise: int, chunk: int) -> None:
         self.function, self.name, self.noise, self.chunk = function, name, noise, chunk
         self._tried = False
 
@@ -62,7 +62,7 @@ class Decoder:
         return decoded
 
 
-def decoder_of(reference: Any, noise: Any, chunk: Any, sha256: Any = None, trust: bool = True) -> Decoder:
+def load_decoder(reference: Any, noise: Any, chunk: Any, sha256: Any = None, trust: bool = True) -> Decoder:
     """Return the decoder that a user named, for so many numbers of noise and actions a chunk.
 
     Where it is known how its file's sum begins, no other file is taken for it.
@@ -76,7 +76,7 @@ def decoder_of(reference: Any, noise: Any, chunk: Any, sha256: Any = None, trust
         thing = load_object(reference, "decoder")
         thing = thing() if isinstance(thing, type) else thing
         return Decoder(getattr(thing, "decode", thing), reference, noise, chunk)
-    file = found_file(str(reference), sha256)
+    file = find_decoder_file(str(reference), sha256)
     if file.format == "torchscript":
         check_trusted(file, trust)
         function = _of_script(file)
@@ -87,8 +87,8 @@ def decoder_of(reference: Any, noise: Any, chunk: Any, sha256: Any = None, trust
     return Decoder(function, str(file.path), noise, chunk)
 
 
-def _of_script(file: PolicyFile) -> Function:
-    module, precision = scripted(file)
+def _of_script(file: PolicyFile) -> DecodeFunction:
+    module, precision = load_torchscript(file)
 
     def run(observations: np.ndarray, noise: np.ndarray) -> Any:
         return module(torch.from_numpy(observations).to(precision), torch.from_numpy(noise).to(precision))
@@ -96,7 +96,7 @@ def _of_script(file: PolicyFile) -> Function:
     return run
 
 
-def _of_graph(file: PolicyFile, size: int) -> Function:
+def _of_graph(file: PolicyFile, size: int) -> DecodeFunction:
     session, inputs = Session(file), inputs_of(file.opened.graph)
     source, shape = noise_input(inputs, size, file.path)
     [other] = [name for name in inputs if name != source]
@@ -110,40 +110,40 @@ def _of_graph(file: PolicyFile, size: int) -> Function:
 # Its file -------------------------------------------------------------------------------------------------------------
 
 
-def sum_of(reference: str) -> str:
+def decoder_digest(reference: str) -> str:
     """Return how the sum of a decoder's file begins, by which it is known again; nothing for code."""
     return "" if is_code(reference) else PolicyFile(reference).sha256[:KNOWN_BY]
 
 
-def found_file(reference: str, sha256: str | None) -> PolicyFile:
+def find_decoder_file(reference: str, sha256: str | None) -> PolicyFile:
     """Return a decoder's file: where it is named, or else where `take_out` has put it."""
-    named, taken = Path(reference), cache("decoders") / str(sha256)
-    if sha256 is None or (named.is_file() and sum_of(reference) == sha256):
+    named, taken = Path(reference), cache_folder("decoders") / str(sha256)
+    if sha256 is None or (named.is_file() and decoder_digest(reference) == sha256):
         return PolicyFile(named)
-    if taken.is_file() and sum_of(str(taken)) == sha256:
+    if taken.is_file() and decoder_digest(str(taken)) == sha256:
         return PolicyFile(taken)
     what = "is another file now" if named.is_file() else "is not there"
     raise FileError(f"{reference} {what}, and the decoder that is meant has a sha256 of {sha256}...: put it back")
 
 
-def held(through: Through | None) -> bytes:
+def decoder_bytes(through: DecoderSpec | None) -> bytes:
     """Return the decoder's file as a policy's file holds it: nothing for code, and where it is too large."""
     if through is None or not through.sha256:
         return b""
-    content = found_file(through.decoder, through.sha256).content
+    content = find_decoder_file(through.decoder, through.sha256).content
     return content if len(content) <= LARGEST else b""
 
 
-def take_out(path: Path, through: Through | None) -> None:
+def restore_decoder(path: Path, through: DecoderSpec | None) -> None:
     """Put the decoder that a policy's file holds where `found_file` looks, unless it is there."""
     if through is None or not through.sha256:
         return
     try:
-        found_file(through.decoder, through.sha256)
+        find_decoder_file(through.decoder, through.sha256)
     except FileError:
-        content = decoder_in(path) if path.is_file() else b""
+        content = read_decoder(path) if path.is_file() else b""
         if hashlib.sha256(content).hexdigest()[:KNOWN_BY] == through.sha256:
-            write_bytes(cache("decoders") / through.sha256, content)
+            write_bytes(cache_folder("decoders") / through.sha256, content)
 
 
 # Its inputs -----------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ CHOSEN = "chosen"  # the noise that the policy gives, between the two
 ROWS = 64
 
 
-class ActingByNoise(Acting):
+class NoiseActionModule(MeanActionModule):
     """Raw observations `[N, O]` and noise `[N, Z]` to the noise that the decoder starts from, in its shape."""
 
     std: Tensor
@@ -204,7 +204,7 @@ def export_composed(policy: Policy, decoder: Path, noise: int, chunk: int, out: 
     """
     file = PolicyFile(decoder)
     source, shape = noise_input(inputs_of(file.opened.graph), noise, decoder)
-    module = ActingByNoise(policy, shape).eval().requires_grad_(False)
+    module = NoiseActionModule(policy, shape).eval().requires_grad_(False)
     size = policy.observation_size
     chooser = onnx_graph(module, (torch.zeros(2, size), torch.zeros(2, noise)))
     content = _joined(chooser, file, source)
@@ -215,8 +215,8 @@ def export_composed(policy: Policy, decoder: Path, noise: int, chunk: int, out: 
     drawn = generator.standard_normal((ROWS, noise), np.float32)
     with torch.no_grad():
         chosen = module(torch.from_numpy(seen), torch.from_numpy(drawn)).numpy()
-    wanted = decoder_of(decoder, noise, chunk)(seen, chosen.reshape(ROWS, -1))
-    found = onnx_reader(content)(seen, drawn).reshape(ROWS, -1)
+    wanted = load_decoder(decoder, noise, chunk)(seen, chosen.reshape(ROWS, -1))
+    found = onnx_runner(content)(seen, drawn).reshape(ROWS, -1)
     difference = float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
     if not difference <= TOLERANCE:
         raise RepolicyError(f"the graph differs from policy and decoder by {difference:.3g}; {out} was not written")

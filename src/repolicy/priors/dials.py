@@ -20,7 +20,16 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.policies import Conditioned, Policy, SavedPolicy, frozen, layers_of, load_layers, scaled, side_by_side
+from repolicy.policies import (
+    ConditionedPolicy,
+    Policy,
+    SavedPolicy,
+    add_networks,
+    frozen,
+    layers_of,
+    load_layers,
+    scale_outputs,
+)
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 
@@ -38,18 +47,18 @@ def dial(policy: str | Path | SavedPolicy, t: float | None = None, how: How = "m
         **values: of several trained dials, each weight by its name: `dial("runs/dial", omega=0.3, quiet=1.5)`.
     """
     saved = policy if isinstance(policy, SavedPolicy) else read_policy(find_policy(policy))
-    if isinstance(saved.policy, Conditioned):
+    if isinstance(saved.policy, ConditionedPolicy):
         return saved.policy.at(t, **values)
     name = "this policy" if isinstance(policy, SavedPolicy) else str(policy)
     if t is None or values:
         raise UsageError(f"{name} has no trained dial of a name: give t, where 0 is the prior, 1 the customized policy")
-    found = turned(prior_in(saved, name), saved.policy, t, how)
-    if warning := beyond(t):
+    found = interpolate_policies(require_prior(saved, name), saved.policy, t, how)
+    if warning := extrapolation_warning(t):
         warnings.warn(warning, stacklevel=2)
     return found
 
 
-def turned(prior: Policy, customized: Policy, t: float, how: How = "mixture") -> Policy:
+def interpolate_policies(prior: Policy, customized: Policy, t: float, how: How = "mixture") -> Policy:
     """Return the policy at `t` between two of one family."""
     if not (isinstance(t, Real) and math.isfinite(t)):
         raise UsageError(f"t is {t!r}; it must be a number: 0 is the prior, 1 the customized policy")
@@ -59,14 +68,14 @@ def turned(prior: Policy, customized: Policy, t: float, how: How = "mixture") ->
     return frozen(HOWS[how](prior, customized, float(t)))
 
 
-def prior_in(saved: SavedPolicy, name: str | Path) -> Policy:
+def require_prior(saved: SavedPolicy, name: str | Path) -> Policy:
     """Return the prior in a customized policy's file."""
     if saved.prior is None:
         raise UsageError(f"{name} holds no prior; a dial needs what `repolicy customize` made, which holds its prior")
     return saved.prior
 
 
-def beyond(t: float) -> str:
+def extrapolation_warning(t: float) -> str:
     """Return what a user must know of a `t` outside 0..1; empty for one inside."""
     if 0 <= t <= 1 or not math.isfinite(t):
         return ""
@@ -89,9 +98,9 @@ def _mixture(prior: Policy, customized: Policy, t: float) -> Policy:
     shares = _shares(prior, customized, t)
     hidden = tuple(a + b for a, b in zip(one.hidden, other.hidden, strict=True))
     mixed = Policy(replace(one, hidden=hidden, std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf)))
-    ours = scaled(layers_of(prior.network), shares.prior)
-    theirs = scaled(layers_of(customized.network), shares.customized)
-    load_layers(mixed.network, side_by_side(ours, theirs))
+    ours = scale_outputs(layers_of(prior.network), shares.prior)
+    theirs = scale_outputs(layers_of(customized.network), shares.customized)
+    load_layers(mixed.network, add_networks(ours, theirs))
     if mixed.log_std is not None and shares.std is not None:
         mixed.log_std.data = shares.std.log().float()
     mixed.normalizer.load_state_dict(prior.normalizer.state_dict())
@@ -120,13 +129,13 @@ def _shares(prior: Policy, customized: Policy, t: float) -> Shares:
     narrow, narrow_c = first.double() ** -2, second.double() ** -2
     precision = (1 - t) * narrow + t * narrow_c
     if not bool((precision > 0).all()):
-        low, high = proper(narrow, narrow_c)
+        low, high = valid_range(narrow, narrow_c)
         within = f"for these two policies t must lie between {low:.4g} and {high:.4g}"
         raise UsageError(f"at t = {t:g} the mixture is no distribution, by its variance; {within}")
     return Shares((1 - t) * narrow / precision, t * narrow_c / precision, precision**-0.5)
 
 
-def proper(narrow: Tensor, narrow_c: Tensor) -> tuple[float, float]:
+def valid_range(narrow: Tensor, narrow_c: Tensor) -> tuple[float, float]:
     """Return between which t's the mixture of Gaussians with these precisions `[A]` is a distribution."""
     slope = narrow_c - narrow
     ends = -narrow / slope  # ±∞ where both are alike

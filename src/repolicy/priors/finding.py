@@ -10,8 +10,8 @@ from pathlib import Path
 
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum
-from repolicy.policies.storage import is_own, write_bytes
-from repolicy.priors.hub import DOWNLOADED, downloaded, is_on_hub
+from repolicy.policies.storage import is_repolicy_file, write_bytes
+from repolicy.priors.hub import DOWNLOADED, download_policy, is_on_hub
 from repolicy.text import nearest
 
 LARGEST = 64 * 2**20  # bytes
@@ -68,23 +68,23 @@ SHELF = {
 }  # fmt: skip
 
 
-def cache(what: str = "shelf") -> Path:
+def cache_folder(what: str = "shelf") -> Path:
     """Return where this user's programs keep what can be had again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repolicy" / what
 
 
-def place_in_cache(name: str) -> Path:
-    return cache() / name.replace(":", "-") / next(iter(SHELF[name].files))
+def cached_policy(name: str) -> Path:
+    return cache_folder() / name.replace(":", "-") / next(iter(SHELF[name].files))
 
 
-def on_shelf(path: str | Path) -> Published | None:
+def shelf_entry(path: str | Path) -> Published | None:
     """Return the row that a name or a file in the cache is of."""
-    return next((row for name, row in SHELF.items() if str(path) in (name, str(place_in_cache(name)))), None)
+    return next((row for name, row in SHELF.items() if str(path) in (name, str(cached_policy(name)))), None)
 
 
-def fetched(name: str, download: Callable[[str], bytes] | None = None) -> Path:
+def fetch_published(name: str, download: Callable[[str], bytes] | None = None) -> Path:
     """Return the policy's file, checked; fetched first where it is not in the cache."""
-    row, folder = SHELF[name], place_in_cache(name).parent
+    row, folder = SHELF[name], cached_policy(name).parent
     for file, (path, sha256) in row.files.items():
         here = folder / file
         if here.exists():
@@ -101,7 +101,7 @@ def fetched(name: str, download: Callable[[str], bytes] | None = None) -> Path:
         if hashlib.sha256(content).hexdigest() != sha256:
             raise FileError(f"what came for {name} is not the file that was published: its sha256 differs; {remedy}")
         write_bytes(here, content)
-    return place_in_cache(name)
+    return cached_policy(name)
 
 
 def _download(address: str) -> bytes:
@@ -109,8 +109,8 @@ def _download(address: str) -> bytes:
         return bytes(answer.read(LARGEST))
 
 
-PRIORS = Path(__file__).parent / "shipped"
-PLAN = "plan.json"  # in a planner's folder
+SHIPPED_FOLDER = Path(__file__).parent / "shipped"
+PLAN_FILE = "plan.json"  # in a planner's folder
 RLLIB = Path("learner_group/learner/rl_module/default_policy/module_state.pkl")  # in the folder of an RLlib checkpoint
 
 
@@ -123,7 +123,7 @@ def find_policy(reference: str | Path) -> Path:
         kind = type(reference).__name__
         raise UsageError(f"a policy is named here by a file, a run's folder or a name, not by a {kind}: save it")
     if is_on_hub(reference):
-        return downloaded(reference)
+        return download_policy(reference)
     path = Path(reference)
     check_reachable(path)
     if path.is_dir() and (path / "run.json").exists():
@@ -132,11 +132,11 @@ def find_policy(reference: str | Path) -> Path:
         raise FileError(f"{path} has no policy yet: its first segment is not done")
     if path.is_file():
         return path
-    if str(reference) in shipped():
-        return PRIORS / f"{reference}.safetensors"
+    if str(reference) in shipped_names():
+        return SHIPPED_FOLDER / f"{reference}.safetensors"
     if ":" in str(reference):
         if str(reference) in SHELF:
-            return fetched(str(reference))
+            return fetch_published(str(reference))
         if str(reference).partition(":")[0] not in {name.partition(":")[0] for name in SHELF}:
             raise UsageError(f"{path} is code, and this needs a policy's file; customize and evaluate take code")
         raise FileError(f"there is no file {path}, and none on the shelf of that name{nearest(str(reference), SHELF)}")
@@ -145,12 +145,12 @@ def find_policy(reference: str | Path) -> Path:
         return path / RLLIB
     if path.is_dir():
         raise FileError(f"{path} is a folder without a run; name a policy's file in it")
-    known = f"({', '.join(shipped())} do){nearest(str(reference), shipped())}"
+    known = f"({', '.join(shipped_names())} do){nearest(str(reference), shipped_names())}"
     raise FileError(f"there is no file {path}, and no policy of that name ships with repolicy {known}")
 
 
 def is_plan(reference: object) -> bool:
-    return isinstance(reference, str | Path) and os.path.isfile(Path(reference, PLAN))  # False for a name too long
+    return isinstance(reference, str | Path) and os.path.isfile(Path(reference, PLAN_FILE))  # False for a name too long
 
 
 def check_no_plan(reference: object) -> None:
@@ -158,12 +158,14 @@ def check_no_plan(reference: object) -> None:
         raise FileError(f"{reference} is a planner's folder, which evaluate, compare and render take alone")
 
 
-def beside(path: Path) -> Path:
+def output_folder(path: Path) -> Path:
     """Return the folder for what is made of a policy: its own; this one, where that is the package's or others'."""
-    return path.parent if is_own(path) and path.parent != PRIORS and path not in DOWNLOADED else Path()
+    return (
+        path.parent if is_repolicy_file(path) and path.parent != SHIPPED_FOLDER and path not in DOWNLOADED else Path()
+    )
 
 
-def check_writes_over_none(out: Path, path: Path, suffix: str = "") -> None:
+def check_not_overwriting(out: Path, path: Path, suffix: str = "") -> None:
     """Raise where what is made of the policy at `path` would be written over it or over a run's own files.
 
     With a suffix the name must end in it: what ends in another is a file of another kind.
@@ -186,5 +188,5 @@ def check_reachable(path: Path) -> None:
         raise FileError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
-def shipped() -> list[str]:
-    return sorted(path.stem for path in PRIORS.glob("*.safetensors"))
+def shipped_names() -> list[str]:
+    return sorted(path.stem for path in SHIPPED_FOLDER.glob("*.safetensors"))

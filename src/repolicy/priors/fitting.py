@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import NumericError, UsageError
-from repolicy.policies import ActionSpace, Adam, Gaussian, Policy, sums
+from repolicy.policies import ActionSpace, Adam, Gaussian, Policy, moment_sums
 from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.readers.reading import LEAST_STD, Options
@@ -53,7 +53,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FitResult:
     """How well the best epoch did, in nats a row."""
 
     log_likelihood: float
@@ -65,7 +65,7 @@ class Fitted:
 def fit_normalizer(policy: Policy, observations: Tensor) -> None:
     """Fit the statistics to these observations alone."""
     policy.normalizer.count.zero_()
-    policy.normalizer.update(sums(observations))
+    policy.normalizer.update(moment_sums(observations))
 
 
 def fit(
@@ -74,7 +74,7 @@ def fit(
     generator: torch.Generator,
     say: Callable[[int, float], None] = lambda *_: None,
     most_epochs: int = MOST_EPOCHS,
-) -> Fitted:
+) -> FitResult:
     """Maximize the likelihood with Adam until held-out rows gain no more; the best epoch's numbers are kept."""
     block = torch.arange(len(samples.actions)) * BLOCKS // len(samples.actions)
     outside = torch.isin(block, torch.randperm(BLOCKS, generator=generator)[:HELD_OUT])
@@ -101,7 +101,7 @@ def fit(
             since, cuts = 0, cuts + 1
             adam.rate /= 3.0
     policy.load_state_dict(best)
-    return Fitted(mean_log_likelihood(policy, seen), highest, epoch, len(samples.actions))
+    return FitResult(mean_log_likelihood(policy, seen), highest, epoch, len(samples.actions))
 
 
 @torch.no_grad()
@@ -134,7 +134,7 @@ def wants_fit(options: Options) -> bool:
     return options.std == "fit"
 
 
-def fitted_to(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]:
+def fit_std(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]:
     """Return the std `[A]` under which the recorded actions are likeliest, and what it means."""
     assert options.demonstrations is not None
     data = read_demonstrations(options.demonstrations)
@@ -174,10 +174,10 @@ def _errors_of_policy(policy: Policy, data: Demonstrations) -> Tensor:
 
 def _errors_of_mean(prior: MeanPrior, data: Demonstrations) -> Tensor:
     """Return the same of a function, or of a program along the episodes."""
-    placed = prior.placed(data.observations.shape[1], ActionSpace("continuous", (data.actions.shape[1],)))
+    placed = prior.for_spaces(data.observations.shape[1], ActionSpace("continuous", (data.actions.shape[1],)))
     ended = data.ended
     if ended is None:
-        if placed.remembers:
+        if placed.has_memory:
             need = f"{placed.name} has a memory, which begins anew there: save an array 'ended' beside the actions"
             raise UsageError(f"{data.name} does not say where an episode ended, and {need}")
         ended = torch.zeros(len(data.actions), dtype=torch.bool)

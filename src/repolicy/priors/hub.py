@@ -40,11 +40,11 @@ def repository_of(reference: str | Path) -> Repository:
     return Repository(match[1], match[2])
 
 
-def downloaded(reference: str | Path) -> Path:
+def download_policy(reference: str | Path) -> Path:
     """Return the policy's file of a repository, in the hub's own cache on this machine; a damaged one is not kept."""
     at = repository_of(reference)
-    hub = library()
-    with in_sentences(at):
+    hub = import_hub()
+    with translate_hub_errors(at):
         path = Path(hub.hf_hub_download(at.repository, FILE, revision=at.revision, endpoint=hub.constants.ENDPOINT))
     kept = path.resolve()  # the path is a link, by a name that the hub chose
     if not (kept.is_file() and kept.is_relative_to(Path(hub.constants.HF_HUB_CACHE).resolve())):
@@ -60,7 +60,7 @@ def downloaded(reference: str | Path) -> Path:
     return path
 
 
-def library() -> Any:
+def import_hub() -> Any:
     try:
         import huggingface_hub.constants
         import huggingface_hub.errors
@@ -71,9 +71,9 @@ def library() -> Any:
 
 
 @contextlib.contextmanager
-def in_sentences(at: Repository) -> Iterator[None]:
+def translate_hub_errors(at: Repository) -> Iterator[None]:
     """Turn what a login, a name or a network can do wrong in calls of the hub's library into a sentence each."""
-    errors, log = library().errors, logging.getLogger("huggingface_hub")
+    errors, log = import_hub().errors, logging.getLogger("huggingface_hub")
     level = log.level
     log.setLevel(logging.CRITICAL)  # it tells of each retry
     try:

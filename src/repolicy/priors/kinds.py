@@ -21,7 +21,7 @@ from repolicy.readers.reading import LEAST_STD, Options
 
 State = dict[str, Tensor]  # what a program remembers: each tensor with a row an environment
 Std = float | Sequence[float] | Tensor
-Function = Callable[[Any], Any]
+MeanFunction = Callable[[Any], Any]
 
 
 @runtime_checkable
@@ -47,22 +47,22 @@ class MeanPrior(nn.Module):
     actions = ActionSpace("continuous", (0,))
     std: Tensor
 
-    def __init__(self, mean: Function | Program, std: Std, name: str = "") -> None:
+    def __init__(self, mean: MeanFunction | Program, std: Std, name: str = "") -> None:
         super().__init__()
         self.mean, self.name = mean, name or qualname_of(mean)
         self.notes: tuple[str, ...] = ()  # what is to be known of it, a sentence each
         if isinstance(mean, nn.Module):
             mean.eval()  # without dropout, and with the statistics of a batch norm as they are
         self.program = mean if isinstance(mean, Program) else None
-        self.remembers = self.program is not None
-        self._tried = self.remembers or isinstance(mean, nn.Module)  # for whose numbers a device would be waited for
+        self.has_memory = self.program is not None
+        self._tried = self.has_memory or isinstance(mean, nn.Module)  # for whose numbers a device would be waited for
         self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32))
         if file := getattr(mean, "sha256", ""):  # by which a checkpoint knows the prior that it was made beside
             self.register_buffer("sha256", torch.tensor([*bytes.fromhex(file)], dtype=torch.uint8))
         if self.std.dim() > 1 or not bool((torch.isfinite(self.std) & (self.std >= LEAST_STD * (1.0 - 1e-6))).all()):
             raise UsageError(f"the std of {self.name} is {std}; it must be above 0, {LEAST_STD:g} or more")
 
-    def placed(self, observation_size: int, actions: ActionSpace) -> Self:
+    def for_spaces(self, observation_size: int, actions: ActionSpace) -> Self:
         """Return the same prior for an environment with these spaces."""
         if actions.kind != "continuous":
             need = "which have no mean: give an object with log_prob(observations, actions)"
@@ -76,32 +76,32 @@ class MeanPrior(nn.Module):
         prior.observation_size, prior.actions = observation_size, actions
         if hasattr(self.mean, "prepare"):  # a file shows only when it runs whether it has a memory
             with in_one_sentence(f"{self.name} failed", UsageError):
-                prior.remembers = self.mean.prepare(observation_size)
+                prior.has_memory = self.mean.prepare(observation_size)
         return prior
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return log π(a|s) of observations `[..., O]`."""
-        if self.remembers:
+        if self.has_memory:
             raise UsageError(f"{self.name} has a memory: what it does depends on the steps before")
         return self.distribution(observations).log_prob(actions)
 
     def distribution(self, observations: Tensor) -> Distribution:
         flat = observations.reshape(-1, observations.shape[-1])
-        return self.around(self.means(flat, {})[0].reshape(*observations.shape[:-1], -1))
+        return self.gaussian(self.means(flat, {})[0].reshape(*observations.shape[:-1], -1))
 
     def follow(self, observations: Tensor, ended: Tensor, state: State | None) -> tuple[Distribution, State]:
         """Return the distributions along a rollout `[T, N]`, in the order of time, and what is remembered at its end.
 
         ended `[T, N]`: after which steps an episode ended, so that the next one begins with a fresh memory.
         """
-        if not self.remembers:
+        if not self.has_memory:
             return self.distribution(observations), {}
-        means, state = [], self.fresh(observations.shape[1]) if state is None else state
+        means, state = [], self.initial_state(observations.shape[1]) if state is None else state
         for step, last in zip(observations.cpu(), ended.cpu(), strict=True):  # where programs run
             mean, state = self.means(step, state)
             means.append(mean)
-            state = self.forgotten(state, last)
-        return self.around(torch.stack(means).to(observations.device)), state
+            state = self.reset_state(state, last)
+        return self.gaussian(torch.stack(means).to(observations.device)), state
 
     def means(self, observations: Tensor, state: State) -> tuple[Tensor, State]:
         """Call the function or the program once, on a copy that it may change, and check what it gave.
@@ -138,16 +138,16 @@ class MeanPrior(nn.Module):
         if not bool(torch.isfinite(mean).all()):
             raise NumericError(f"{self.name} gave a mean that is not finite")
 
-    def fresh(self, count: int) -> State:
+    def initial_state(self, count: int) -> State:
         with in_one_sentence(f"begin of {self.name} failed", UsageError):
             return self.program.begin(count) if self.program is not None else {}
 
-    def forgotten(self, state: State, ended: Tensor) -> State:
+    def reset_state(self, state: State, ended: Tensor) -> State:
         """Return the memory with the rows of ended episodes as at the start."""
         ended = ended.cpu()
         if not bool(ended.any()):
             return state
-        fresh = self.fresh(len(ended))
+        fresh = self.initial_state(len(ended))
         with in_one_sentence(f"the memory of {self.name} cannot begin anew", UsageError):
             return {key: _mixed(ended, fresh[key], value) for key, value in state.items()}
 
@@ -157,7 +157,7 @@ class MeanPrior(nn.Module):
     def to_environment(self, actions: np.ndarray) -> np.ndarray:
         return actions
 
-    def around(self, mean: Tensor) -> Gaussian:
+    def gaussian(self, mean: Tensor) -> Gaussian:
         return Gaussian(mean, self.std.log().expand(mean.shape[-1]))
 
 
@@ -171,7 +171,7 @@ class MeanActor:
     """A `MeanPrior` at work. Whoever drives it says which episodes ended, and hands its memory to the next one."""
 
     def __init__(self, prior: MeanPrior, steps: int, count: int, generator: torch.Generator | None) -> None:
-        self._prior, self.memory, self._means = prior, prior.fresh(count), list[Tensor]()
+        self._prior, self.memory, self._means = prior, prior.initial_state(count), list[Tensor]()
         shape = (steps, count, prior.actions.width)
         noise = torch.zeros(shape) if generator is None else torch.randn(shape, generator=generator)
         self._noise = iter((noise * prior.std).numpy())
@@ -182,11 +182,11 @@ class MeanActor:
         self._means.append(mean)
         return mean.numpy() + next(self._noise)
 
-    def begin_anew(self, ended: np.ndarray) -> None:
-        self.memory = self._prior.forgotten(self.memory, torch.from_numpy(ended))
+    def reset_memory(self, ended: np.ndarray) -> None:
+        self.memory = self._prior.reset_state(self.memory, torch.from_numpy(ended))
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        return self._prior.around(torch.stack(self._means)).log_prob(actions)
+        return self._prior.gaussian(torch.stack(self._means)).log_prob(actions)
 
 
 class ScoredPrior:
@@ -214,7 +214,7 @@ class ScoredPrior:
         return log_probs.reshape(lead)
 
 
-Scoring = MeanPrior | ScoredPrior | Policy  # a prior that scores the actions of an actor, as it is or fitted to it
+ScoringPrior = MeanPrior | ScoredPrior | Policy  # a prior that scores the actions of an actor, as it is or fitted to it
 
 
 class Scorer:
@@ -231,7 +231,7 @@ class Scorer:
     @torch.no_grad()
     def __call__(self, observations: Tensor, actions: Tensor, ended: Tensor) -> Tensor:
         """Return log-probabilities `[T, N]` of observations `[T, N, O]` and actions `[T, N, A]`; ended `[T, N]`."""
-        if not getattr(self.prior, "remembers", False):
+        if not getattr(self.prior, "has_memory", False):
             return self.prior.log_prob(observations, actions)
         distribution, self._state = self.prior.follow(observations, ended, self._state)  # type: ignore[attr-defined]
         return distribution.log_prob(actions)
@@ -243,13 +243,13 @@ GENERATIVE = (
 )
 
 
-def check_unread(name: str, options: Options | None) -> None:
+def check_generative_options(name: str, options: Options | None) -> None:
     """Refuse options of reading a file for a generative policy, which runs as it is."""
     if options not in (None, Options()):
         raise UsageError(f"{name} is a generative policy and runs as it is: leave out --std and what else reads a file")
 
 
-def prior_of(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | ScoredPrior:
+def wrap_prior(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | ScoredPrior:
     """Return the prior that an object or a function of the user's stands for."""
     name = name or qualname_of(thing)
     if isinstance(thing, type):

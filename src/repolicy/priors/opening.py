@@ -15,11 +15,11 @@ import torch
 
 from repolicy.errors import UsageError
 from repolicy.loading import load_object
-from repolicy.policies import Policy, SavedPolicy, frozen, notes_of, policy_bytes, read_card, read_own
+from repolicy.policies import Policy, SavedPolicy, frozen, origin_notes, policy_bytes, read_card, read_saved_policy
 from repolicy.priors.finding import SHELF, find_policy, is_plan
-from repolicy.priors.fitting import fitted_to, wants_fit
+from repolicy.priors.fitting import fit_std, wants_fit
 from repolicy.priors.hub import is_on_hub
-from repolicy.priors.kinds import MeanPrior, ScoredPrior, Scoring, prior_of, qualname_of
+from repolicy.priors.kinds import MeanPrior, ScoredPrior, ScoringPrior, qualname_of, wrap_prior
 from repolicy.priors.running import Graph, Script, check_trusted
 from repolicy.readers.copying import policy_from
 from repolicy.readers.described import CannotCopyError, Described, Std
@@ -39,11 +39,11 @@ def read_file(file: PolicyFile, options: Options) -> SavedPolicy:
     """Return the policy in a file that was opened already, ours or a copy."""
     if file.own is None:
         return _copied(file, options)
-    check_own(file.path, options)
-    return read_own(file.path, file.own)
+    check_own_file_options(file.path, options)
+    return read_saved_policy(file.path, file.own)
 
 
-def check_own(path: str | Path, options: Options | None) -> None:
+def check_own_file_options(path: str | Path, options: Options | None) -> None:
     """Refuse options of reading for a file of ours, or for a run's folder."""
     if options not in (None, Options()):
         others = "--std, --temperature, --vecnormalize, --file-activation and --layout"
@@ -76,7 +76,7 @@ def load_policy(
         return read_policy(find_policy(reference), options).policy
 
 
-def described_with(file: PolicyFile, options: Options) -> Described:
+def describe_file(file: PolicyFile, options: Options) -> Described:
     """Return the policy in another library's file, with a std that is fitted where the options ask for that."""
     described = file.described(options)
     if not wants_fit(options):
@@ -84,13 +84,13 @@ def described_with(file: PolicyFile, options: Options) -> Described:
     if described.std is not None or described.actions.kind == "discrete":
         raise UsageError(f"{file.path} needs no std: leave --std fit out")
     ones = Std("vector", np.ones(described.actions.width, np.float32), "identity")
-    std, note = fitted_to(policy_from(replace(described, std=ones)), options)
+    std, note = fit_std(policy_from(replace(described, std=ones)), options)
     return replace(described, std=replace(ones, raw=std.numpy()), notes=(*described.notes, note))
 
 
 def _copied(file: PolicyFile, options: Options) -> SavedPolicy:
     """Return a copy of the policy in another library's file, and on its card where it is from."""
-    described = described_with(file, options)
+    described = describe_file(file, options)
     origin = {
         "library": described.library,
         "version": described.version,
@@ -103,7 +103,7 @@ def _copied(file: PolicyFile, options: Options) -> SavedPolicy:
     return SavedPolicy(frozen(policy_from(described)), None, {"which": "copy", "origin": origin})
 
 
-def own_bytes(saved: SavedPolicy, earlier: Path | None = None) -> bytes:
+def saved_policy_bytes(saved: SavedPolicy, earlier: Path | None = None) -> bytes:
     """Return a policy that was read as a file of ours.
 
     `earlier` may be one that was made from the same file before. It is taken again, as another machine may round the
@@ -119,7 +119,7 @@ def own_bytes(saved: SavedPolicy, earlier: Path | None = None) -> bytes:
 # What runs as it is, beside what a file holds -------------------------------------------------------------------------
 
 
-Source = dict[str, Any]  # how another process gets the same prior
+PriorSource = dict[str, Any]  # how another process gets the same prior
 
 
 def is_code(reference: object) -> bool:
@@ -147,7 +147,7 @@ class OpenedPolicy:
     saved: SavedPolicy | None = None
 
 
-def opened(given: Any, options: Options | None = None, trust: bool = False) -> OpenedPolicy:
+def open_policy(given: Any, options: Options | None = None, trust: bool = False) -> OpenedPolicy:
     """Open what a user named as a policy or a prior: what a file holds, ours or a copy, or else what runs as it is.
 
     A file is opened once.
@@ -174,11 +174,11 @@ def opened(given: Any, options: Options | None = None, trust: bool = False) -> O
             program = Script(file)
         notes = f"{error}; it runs as it is", *program.notes
         return _as_it_is(given, _with_std(program, options, str(file.path), notes))
-    notes = tuple(notes_of(saved.card))
+    notes = tuple(origin_notes(saved.card))
     return OpenedPolicy(str(given), saved.policy, file.path, saved.prior, saved.card, notes, saved)
 
 
-def _as_it_is(given: Any, agent: Scoring) -> OpenedPolicy:
+def _as_it_is(given: Any, agent: ScoringPrior) -> OpenedPolicy:
     """Return what was given as `agent`, which no file's card tells of."""
     notes = getattr(agent, "notes", ())
     if isinstance(given, str | Path):
@@ -189,35 +189,35 @@ def _as_it_is(given: Any, agent: Scoring) -> OpenedPolicy:
 PLANNER = "repolicy.planning.keeping:open_planner"  # what opens one; its room comes after this one, and is named
 
 
-def acting(reference: str | Path, options: Options, trust: bool) -> OpenedPolicy:
+def open_agent(reference: str | Path, options: Options, trust: bool) -> OpenedPolicy:
     """Return a policy to run, of our own or as it is; of a planner's folder, the planner."""
     if is_plan(reference):
-        check_own(reference, options)
+        check_own_file_options(reference, options)
         return load_object(PLANNER, "planner")(Path(reference), trust)
-    found = opened(str(reference), options, trust)
+    found = open_policy(str(reference), options, trust)
     if isinstance(agent := found.agent, ScoredPrior):
         raise UsageError(f"{agent.name} scores actions and does not choose any: it is a prior, and no policy to run")
     return found
 
 
-def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ...] = ()) -> Scoring:
+def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ...] = ()) -> ScoringPrior:
     if replace(options, std=None, demonstrations=None) != Options():
         others = "--vecnormalize, --temperature, --file-activation and --layout"
         raise UsageError(f"{name or qualname_of(thing)} runs as it is: {others} do not belong to it")
     if not wants_fit(options):
         assert options.std != "fit"
-        prior = prior_of(thing, options.std, name)
+        prior = wrap_prior(thing, options.std, name)
     else:
-        unit = prior_of(thing, 1.0, name)
+        unit = wrap_prior(thing, 1.0, name)
         if not isinstance(unit, MeanPrior):
             raise UsageError(f"{unit.name} has log_prob, which knows its own std: leave --std out")
-        std, sentence = fitted_to(unit, options)
+        std, sentence = fit_std(unit, options)
         prior, notes = MeanPrior(unit.mean, std, unit.name), (*notes, sentence)
     prior.notes = (*prior.notes, *notes)
     return prior
 
 
-def source_of(given: Any, prior: Scoring, options: Options | None, trust: bool) -> Source | None:
+def prior_source(given: Any, prior: ScoringPrior, options: Options | None, trust: bool) -> PriorSource | None:
     """Return how other processes get this prior; None where they cannot."""
     options = options or Options()
     if isinstance(given, MeanPrior):
@@ -231,13 +231,13 @@ def source_of(given: Any, prior: Scoring, options: Options | None, trust: bool) 
     return {"prior": reference, "std": std, "trust": trust, "options": asdict(options)}
 
 
-def from_source(source: Source) -> Scoring:
+def prior_from_source(source: PriorSource) -> ScoringPrior:
     """Return what the user named in another process, with the std that it was given there."""
     std = None if source["std"] is None else torch.tensor(source["std"])
     options = Options(**source["options"])
     if options.std is not None and std is not None:
         options = replace(options, std=1.0, demonstrations=None)  # whatever it was, `std` has come of it
-    prior: Scoring = opened(source["prior"], options, source["trust"]).agent
+    prior: ScoringPrior = open_policy(source["prior"], options, source["trust"]).agent
     return MeanPrior(prior.mean, std, prior.name) if isinstance(prior, MeanPrior) and std is not None else prior
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError, described
-from repolicy.policies.export import onnx_session, quiet
+from repolicy.policies.export import onnx_session, suppress_export_warnings
 from repolicy.priors.kinds import GENERATIVE, State
 from repolicy.readers.onnx_graphs import inputs_of, left_out, unlike_an_action
 from repolicy.readers.recognize import PolicyFile
@@ -56,7 +56,7 @@ def _runs_on(observation_size: int, path: Path) -> Iterator[None]:
         raise UsageError(f"{path} does not run on observations of {observation_size} numbers: {why}") from None
 
 
-class Signature(NamedTuple):
+class GraphSignature(NamedTuple):
     """What a graph takes and gives."""
 
     source: str  # the input that is the observations
@@ -67,7 +67,7 @@ class Signature(NamedTuple):
     notes: tuple[str, ...]
 
 
-def signature(graph: Any, path: Path) -> Signature:
+def graph_signature(graph: Any, path: Path) -> GraphSignature:
     """Return what a graph takes and gives, from its file alone; FileError where it cannot be a prior as it is."""
     inputs = inputs_of(graph)
     outputs = [output.name for output in graph.output]
@@ -90,7 +90,7 @@ def signature(graph: Any, path: Path) -> Signature:
     if len(shape) != 2:
         raise FileError(f"{path} takes observations of shape {shape}, and no rows of numbers")
     action = min(left, key=unlike_an_action)
-    return Signature(sources[0], shape, memory, sizes, action, left_out(left, action))
+    return GraphSignature(sources[0], shape, memory, sizes, action, left_out(left, action))
 
 
 class Session:
@@ -130,12 +130,12 @@ class Graph:
     def __init__(self, file: PolicyFile) -> None:
         self._session = Session(file)
         self._path = file.path
-        self._signature = signature(file.opened.graph, file.path)
+        self._signature = graph_signature(file.opened.graph, file.path)
         self.sha256 = file.sha256
         self.notes = self._signature.notes
-        self.remembers = bool(self._signature.memory)
+        self.has_memory = bool(self._signature.memory)
         rows, size = self._signature.shape
-        self._one_by_one = self.remembers or rows == 1
+        self._one_by_one = self.has_memory or rows == 1
         if isinstance(size, int):
             self.observation_size = size
 
@@ -146,14 +146,14 @@ class Graph:
             first, again = (torch.from_numpy(self.step(rows[:1], self.begin(1))[0]).double() for _ in range(2))
         _check_same(first, again, self._path)
         if self._one_by_one:
-            return self.remembers
+            return self.has_memory
         apart = np.stack([self.step(rows[n : n + 1], {})[0].reshape(-1) for n in range(TRIED)])
         try:
             together = self.step(rows, {})[0]
             self._one_by_one = together.shape != apart.shape or not np.allclose(together, apart, atol=1e-5)
         except Exception:  # onnxruntime's own, of several classes
             self._one_by_one = True
-        return self.remembers
+        return self.has_memory
 
     def begin(self, count: int) -> State:
         return {name: torch.zeros(count, *size) for name, size in self._signature.sizes.items()}
@@ -177,10 +177,10 @@ class Graph:
         return mean, dict(zip(self._signature.memory, after, strict=True))
 
 
-def scripted(file: PolicyFile) -> tuple[Any, torch.dtype]:
+def load_torchscript(file: PolicyFile) -> tuple[Any, torch.dtype]:
     """Return the module in a TorchScript file, on the CPU and without gradients, and the precision that it takes."""
     try:
-        with quiet():
+        with suppress_export_warnings():
             module = torch.jit.load(io.BytesIO(file.content), map_location="cpu").eval()
             for tensor in (*module.parameters(), *module.buffers()):
                 tensor.requires_grad_(False)
@@ -195,12 +195,12 @@ class Script:
     notes = ()
 
     def __init__(self, file: PolicyFile) -> None:
-        self._module, self._precision = scripted(file)
+        self._module, self._precision = load_torchscript(file)
         self._path, self.sha256 = file.path, file.sha256
         self._names: list[str] = []  # of the buffers that are its memory
         self._start: dict[str, Tensor] = {}  # what they hold when an episode begins
         self._axes: dict[str, int | None] = {}  # where they have a row for each environment
-        self.remembers = self._together = False
+        self.has_memory = self._together = False
 
     def prepare(self, observation_size: int) -> bool:
         """Find its memory, and whether it can run several rows at a time."""
@@ -216,7 +216,7 @@ class Script:
         self._start = {name: before[name] for name in self._names}
         self._set(self._start)
         _check_same(first, self._row(noise[0, :1]), self._path)
-        self.remembers, self._together = bool(self._names), False
+        self.has_memory, self._together = bool(self._names), False
         self._axes = {name: {2: 0, 3: 1}.get(value.dim()) for name, value in self._start.items()}
         apart = self._tried(noise)
         self._together = True
@@ -226,7 +226,7 @@ class Script:
         except (RuntimeError, IndexError):
             self._together = False
         self._set(self._start)
-        return self.remembers
+        return self.has_memory
 
     def begin(self, count: int) -> State:
         return {name: value.expand(count, *value.shape).clone() for name, value in self._start.items()}

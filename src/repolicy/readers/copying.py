@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
-from repolicy.policies import STDS, ActionSpace, Policy, PolicySpec, bounded
+from repolicy.policies import STDS, ActionSpace, Policy, PolicySpec, bound_raw_std
 from repolicy.readers.described import Array, Described, Linear, Normalizer
 
 
@@ -20,7 +20,7 @@ def policy_from(described: Described) -> Policy:
     state = _state(described, spec, normalizer)
     if std is not None and std.source == "vector":  # its logarithm, whatever it was: a step cannot make it negative
         least = torch.tensor(math.log(max(spec.min_std, 1e-30)))
-        state["log_std"] = STDS[spec.std].log_std(bounded(_tensor(std.raw), spec), least)
+        state["log_std"] = STDS[spec.std].log_std(bound_raw_std(_tensor(std.raw), spec), least)
         spec = replace(spec, std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf))
     elif std is not None and std.source == "features":
         state["log_std"] = _tensor(std.raw)

@@ -12,8 +12,8 @@ import safetensors.torch
 
 from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import read_bytes
-from repolicy.policies import carrying
-from repolicy.policies.storage import SAFETENSORS, is_own
+from repolicy.policies import metadata
+from repolicy.policies.storage import SAFETENSORS, is_repolicy_file
 from repolicy.readers import brax, mapped, rllib, skrl, torchscript
 from repolicy.readers import onnx_graphs as onnx
 from repolicy.readers import rsl_rl_checkpoint as rsl_rl
@@ -37,10 +37,10 @@ READERS: dict[str, Any] = CHECKPOINTS | {"sb3": sb3, "onnx": onnx, "torchscript"
 OPENED: dict[str | None, Any] = {"sb3": sb3.opened, "onnx": onnx.load_model, "torchscript": open_zip}
 CHANGED = "the graph is no more the one that Repolicy exported: it is read, and not the policy that it carries"
 RUNNABLE = ("onnx", "torchscript")
-CARRYING: dict[str | None, Callable[[Any], carrying.Carried | None]] = {
-    "onnx": carrying.from_onnx,
-    "torchscript": carrying.from_torchscript,
-    "rsl_rl": carrying.from_checkpoint,
+CARRYING: dict[str | None, Callable[[Any], metadata.EmbeddedPolicy | None]] = {
+    "onnx": metadata.embedded_in_onnx,
+    "torchscript": metadata.embedded_in_torchscript,
+    "rsl_rl": metadata.embedded_in_checkpoint,
 }
 
 
@@ -102,12 +102,12 @@ class PolicyFile:
     @cached_property
     def own(self) -> bytes | None:
         """A policy's file of ours, in bytes: this file, or the one that an unchanged file carries; else None."""
-        if is_own(self.path, self.content):
+        if is_repolicy_file(self.path, self.content):
             return self.content
         return self.carried.policy if self.carried is not None and self.carried.is_as_exported else None
 
     @cached_property
-    def carried(self) -> carrying.Carried | None:
+    def carried(self) -> metadata.EmbeddedPolicy | None:
         """What a graph that Repolicy exported, or a checkpoint, carries beside it; None in any other file."""
         if self.format not in CARRYING:
             return None

@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 
 from repolicy.many.varying import Around, Place
-from repolicy.policies.storage import is_own
+from repolicy.policies.storage import is_repolicy_file
 from repolicy.priors import is_plan
 from repolicy.report import page
 from repolicy.report.movie import Shot, file_of
@@ -51,6 +51,6 @@ def _map(around: Around) -> str:
 
 def _films(place: Place, policies: tuple[str, ...], say: Callable[[str], None]) -> tuple[list[bytes], str]:
     files = [file_of(policy) for policy in policies if ":" not in policy]
-    if len(files) < 2 or not all(is_plan(file) or is_own(file) for file in files):
+    if len(files) < 2 or not all(is_plan(file) or is_repolicy_file(file) for file in files):
         return [b"", b""], "a policy that is no file of Repolicy's is filmed by repolicy render"
     return filmed([Shot(str(file), place.found.env, seed=place.found.seed) for file in files], say)

@@ -16,9 +16,16 @@ from repolicy.errors import UsageError
 from repolicy.loading import file_sum, read_json
 from repolicy.many.tradeoff import Found, Point, episodes_of
 from repolicy.objective import DIALED
-from repolicy.policies import Conditioned, Policy, SavedPolicy, read_card, save_policy
-from repolicy.policies.storage import FORMAT, check_shape, finite, is_own, write_json
-from repolicy.priors import How, beside, beyond, held, prior_in, turned
+from repolicy.policies import ConditionedPolicy, Policy, SavedPolicy, read_card, save_policy
+from repolicy.policies.storage import FORMAT, check_shape, is_repolicy_file, replace_nonfinite, write_json
+from repolicy.priors import (
+    How,
+    decoder_bytes,
+    extrapolation_warning,
+    interpolate_policies,
+    output_folder,
+    require_prior,
+)
 from repolicy.ranges import Dial
 from repolicy.report import page, sweep_page
 from repolicy.report.movie import Shot
@@ -77,7 +84,7 @@ class Turning:
     @property
     def trained(self) -> tuple[Dial, ...]:
         """The dials that the policy was trained with; none where the dial is between it and its prior."""
-        return self.saved.policy.dials if isinstance(self.saved.policy, Conditioned) else ()
+        return self.saved.policy.dials if isinstance(self.saved.policy, ConditionedPolicy) else ()
 
     @property
     def stops(self) -> list[list[float]]:
@@ -97,28 +104,28 @@ class Turning:
 
     def asked(self, number: float | None, values: dict[str, float]) -> tuple[tuple[float, ...], str]:
         """Return the position that a number or named values ask for, and a warning where it is beyond the ends."""
-        if isinstance(self.saved.policy, Conditioned):
-            values = self.saved.policy.chosen(number, values)
+        if isinstance(self.saved.policy, ConditionedPolicy):
+            values = self.saved.policy.dial_values(number, values)
             return tuple(dial.nearest(values[dial.name]) for dial in self.trained), self.saved.policy.beyond(values)
         if number is None:
             raise UsageError(f"{self.path} has no trained dial: --at takes one number, where 0 is the prior")
-        return (number,), beyond(number)
+        return (number,), extrapolation_warning(number)
 
     def at(self, position: Sequence[float]) -> Policy:
-        if isinstance(self.saved.policy, Conditioned):
+        if isinstance(self.saved.policy, ConditionedPolicy):
             dials = zip(self.trained, position, strict=True)
-            return self.saved.policy.placed([dial.place(value) for dial, value in dials])
+            return self.saved.policy.at_positions([dial.place(value) for dial, value in dials])
         (t,) = position
-        return turned(prior_in(self.saved, self.path), self.saved.policy, t, self.mixes)
+        return interpolate_policies(require_prior(self.saved, self.path), self.saved.policy, t, self.mixes)
 
     def save(self, position: Sequence[float], path: Path) -> None:
         """Write the policy at a position as a file for any command; a file that is no such position is left alone."""
         if path.suffix != ".safetensors":
             raise UsageError(f"--out is {path}; a policy's file is called NAME.safetensors")
-        if path.exists() and not (is_own(path) and "dial" in read_card(path)):
+        if path.exists() and not (is_repolicy_file(path) and "dial" in read_card(path)):
             raise UsageError(f"{path} is there already, and not a position of a dial: choose another --out")
         env = self.saved.card.get("request", {}).get("env", "")
-        save_policy(path, self.at(position), self.card(position), self.saved.prior, decoder=held(decoder(env)))
+        save_policy(path, self.at(position), self.card(position), self.saved.prior, decoder=decoder_bytes(decoder(env)))
 
     def card(self, position: Sequence[float]) -> dict[str, Any]:
         """Return the run's request at that position, and where it is on the dials; the scores were another's."""
@@ -137,7 +144,7 @@ class Turning:
     def file(self, position: Sequence[float], words: str) -> Path:
         """Return where a position is kept, beside the policy."""
         each = [f"{as_file_name(name)}-{value}" if name else value for name, value in self.written(position)]
-        return beside(self.path) / f"{'-'.join([self.path.stem, words, *each])}.safetensors"
+        return output_folder(self.path) / f"{'-'.join([self.path.stem, words, *each])}.safetensors"
 
     def command(self, position: Sequence[float]) -> str:
         """Return what exports a position."""
@@ -158,7 +165,7 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
     A dialed add-on counts once at every position, so that positions can be compared.
     """
     once = addons.at(dial.addons, {each.name: 1.0 for each in addons.dials(dial.addons)})
-    addon, prior = addons.combined(once), prior_in(dial.saved, dial.path)
+    addon, prior = addons.combined(once), require_prior(dial.saved, dial.path)
 
     def point(policy: Policy, value: float, label: str = "") -> Point:
         mean, sampled = episodes_of(policy, prior, dial.env, addon, episodes)
@@ -186,7 +193,7 @@ def as_dict(dial: Turning, swept: Found) -> dict[str, Any]:
     whose["prior"] = {"at": swept.prior.omega} | swept.prior.as_dict()
     places = [each[0] if len(each) == 1 else dial.named(each) for each in dial.positions]
     positions = [{"at": at} | point.as_dict() for point, at in zip(swept.points, places, strict=True)]
-    return dict(finite(whose | swept.request | {"positions": positions}))
+    return dict(replace_nonfinite(whose | swept.request | {"positions": positions}))
 
 
 def points_of(sweep: Path, env: str, wishes: Sequence[str]) -> tuple[Beside, ...]:

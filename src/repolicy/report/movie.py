@@ -38,8 +38,8 @@ from repolicy.envs import (
 )
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON
-from repolicy.policies import ActionSpace, Agent, Recalling, Watching
-from repolicy.priors import acting, find_policy, is_plan
+from repolicy.policies import ActionSpace, Agent, EnvAwareAgent, RecurrentActor
+from repolicy.priors import find_policy, is_plan, open_agent
 from repolicy.readers.reading import Options
 from repolicy.runs import SECONDS_BETWEEN_LINES, clock
 from repolicy.text import counted
@@ -193,7 +193,7 @@ class _NoRendererError(Exception):
 
 def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np.ndarray], float]:
     """Return the pictures `[H, W, 3]` of a policy that takes its mean action, and how many make a second."""
-    opened = acting(shot.policy, Options(), shot.trust)
+    opened = open_agent(shot.policy, Options(), shot.trust)
     policy = opened.prior if shot.which == "prior" else opened.agent
     assert policy is not None
     backend: Backend = "gymnasium" if in_gymnasium(shot.env) else "auto"  # EnvPool takes longer to import than a film
@@ -214,7 +214,7 @@ class Filming:
         check_fit(agent, self._batch)
         self._stride = max(1, round(self._steps_a_second / FRAMES_A_SECOND))
         self.rate = self._steps_a_second / self._stride
-        if isinstance(agent, Watching):
+        if isinstance(agent, EnvAwareAgent):
             agent.watch(self._batch)
         self._act, self._observations = agent.actor(1, 1), self._batch.reset()
         self._given = choices(shot, agent.actions)
@@ -240,8 +240,8 @@ class Filming:
         now, self._given = self._given[:1], self._given[1:]
         step = self._batch.step(now if len(now) else self._agent.to_environment(self._act(self._observations)))
         self._observations, ended = step.observations, step.terminated | step.truncated
-        if ended.any() and isinstance(self._act, Recalling):
-            self._act.begin_anew(ended)
+        if ended.any() and isinstance(self._act, RecurrentActor):
+            self._act.reset_memory(ended)
         if not self._has_decoder:
             self._look(bool(ended[0]))
 

@@ -9,8 +9,8 @@ from typing import Any
 from repolicy.envs import Evaluation, addons_of, decoder, env_of, wished
 from repolicy.policies import SavedPolicy
 from repolicy.prepare.defaults import train_defaults, usual_for
-from repolicy.priors import find_policy, own_bytes, read_policy
-from repolicy.priors.hub import FILE, Repository, in_sentences, library, repository_of
+from repolicy.priors import find_policy, read_policy, saved_policy_bytes
+from repolicy.priors.hub import FILE, Repository, import_hub, repository_of, translate_hub_errors
 from repolicy.readers.reading import Options
 from repolicy.report.run_page import evaluations, repeat, rewards
 from repolicy.report.verdict import action, basis, name_of_prior, verdict
@@ -39,11 +39,11 @@ def push(
     """
     at, path = repository_of(target), find_policy(policy)
     saved = read_policy(path, reading)
-    content = own_bytes(saved)
-    hub = library()
+    content = saved_policy_bytes(saved)
+    hub = import_hub()
     env = env or env_of(saved.card, path, trust)
     addon = wished(addons_of(saved.card, path, trust), env)
-    with in_sentences(at):  # before the evaluation, which takes a while
+    with translate_hub_errors(at):  # before the evaluation, which takes a while
         api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
         api.create_repo(at.repository, exist_ok=True, private=private)
     say(f"evaluating: {counted(episodes, 'episode')}")
@@ -55,7 +55,7 @@ def push(
     files = {FILE: content, "README.md": page.encode()}
     if film:
         files[film.name] = film.read_bytes()
-    with in_sentences(at):
+    with translate_hub_errors(at):
         added = [hub.CommitOperationAdd(*file) for file in files.items()]
         message = "A policy, by repolicy push"
         done = api.create_commit(at.repository, added, commit_message=message, revision=at.revision)
@@ -81,7 +81,7 @@ def card(
     title = f"a policy for {env}" + (f", customized to `{wishes}`" if saved.prior else "")
     task = "reinforcement-learning"
     kind = {"library_name": "repolicy", "pipeline_tag": task, "tags": [task, "repolicy"]}
-    header = library().ModelCardData(license=license or "unknown", **kind)
+    header = import_hub().ModelCardData(license=license or "unknown", **kind)
     lines = ["---", header.to_yaml(), "---", "", f"# {at.repository.partition('/')[2]}: {title}", ""]
     if saved.prior:
         sentence = verdict([(by["prior"], by["customized"])], name_of_prior(saved.card))

@@ -24,7 +24,7 @@ from repolicy.errors import FileError, RepolicyError
 from repolicy.loading import file_sum
 from repolicy.policies import SavedPolicy, read_card
 from repolicy.prepare.defaults import train_defaults, usual_for
-from repolicy.priors import PRIORS, read_policy, shipped, take_out
+from repolicy.priors import SHIPPED_FOLDER, read_policy, restore_decoder, shipped_names
 from repolicy.report import charts, page
 from repolicy.report.charts import learning
 from repolicy.report.movie import Shot, films
@@ -69,7 +69,7 @@ def write_report(
     confirm(folder.path, trust, env=request.env, addons=code, remedy=TRUST_IT)
     if not folder.policy.exists():
         raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
-    take_out(folder.policy, decoder(request.env))
+    restore_decoder(folder.policy, decoder(request.env))
     saved = read_policy(folder.policy)
     addon = combined(at(request.addons)) if request.addons else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
@@ -309,5 +309,5 @@ def repeat(folder: RunFolder, request: Request) -> str:
 
 def _prior_of(folder: RunFolder, request: Request) -> Path | str:
     """Return the shipped prior's name where it is one, else the copy in the folder."""
-    same = (name for name in shipped() if file_sum(PRIORS / f"{name}.safetensors") == request.prior)
+    same = (name for name in shipped_names() if file_sum(SHIPPED_FOLDER / f"{name}.safetensors") == request.prior)
     return next(same, folder.prior)

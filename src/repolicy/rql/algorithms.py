@@ -25,20 +25,20 @@ from repolicy.envs import Spaces, check_fit
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated
 from repolicy.policies import (
-    BOUND,
-    MODULES,
+    ACTIVATION_MODULES,
+    OBSERVATION_BOUND,
     Categorical,
     Density,
     Policy,
     PolicySpec,
     Prior,
-    copied,
+    add_networks,
     frozen,
     layers_of,
     load_layers,
     save_policy,
-    scaled,
-    side_by_side,
+    scale_outputs,
+    trainable_copy,
 )
 from repolicy.prepare.session import settings_of
 from repolicy.rql.hyperparameters import Settings
@@ -116,12 +116,12 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
             raise UsageError(f"ResidualDQN chooses among actions, and the environment takes {actions}: use ResidualSAC")
         normalizer = normalizer_for(env.observation_space, self.prior)
         activation: str = "relu"
-        bound: float | None = BOUND
+        bound: float | None = OBSERVATION_BOUND
         if isinstance(self.prior, Policy):  # Q_R gets the prior's depth, so that the sum of both is one network
             activation, bound = self.prior.network.activation, self.prior.spec.observation_bound
             depth = len(self.prior.spec.hidden)
-            if activation not in MODULES or self.prior.spec.norms:
-                raise UsageError(f"ResidualDQN takes a prior of {', '.join(MODULES)} and without LayerNorms")
+            if activation not in ACTIVATION_MODULES or self.prior.spec.norms:
+                raise UsageError(f"ResidualDQN takes a prior of {', '.join(ACTIVATION_MODULES)} and without LayerNorms")
             if len(settings.hidden) != depth:
                 raise UsageError(f"hidden is {settings.hidden}; the prior has {depth} hidden layers: name as many")
         self._spec = PolicySpec(
@@ -133,7 +133,7 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
             **replay_options(settings),
             exploration_initial_eps=0.0,
             exploration_final_eps=0.0,
-            policy_kwargs=network_options(settings, normalizer) | {"activation_fn": MODULES[activation]},
+            policy_kwargs=network_options(settings, normalizer) | {"activation_fn": ACTIVATION_MODULES[activation]},
         )
         self.policy.objective, self.policy.prior = objective, self.prior
         for network in (self.q_net, self.q_net_target):  # at Q_R = 0 the policy is the prior to the power ω / α
@@ -168,12 +168,12 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
         its log-probabilities: they differ by a number a state, which the softmax does not see.
         """
         omega, alpha = self.objective.omega, self.objective.alpha
-        layers = scaled([(layer.weight, layer.bias) for layer in self.q_net.q_net[::2]], 1 / alpha)
+        layers = scale_outputs([(layer.weight, layer.bias) for layer in self.q_net.q_net[::2]], 1 / alpha)
         hidden = self._spec.hidden
         if self.objective.reads_prior:
             prior = storable(self.prior)
             assert prior is not None
-            layers = side_by_side(layers, scaled(layers_of(prior.network), omega / alpha))
+            layers = add_networks(layers, scale_outputs(layers_of(prior.network), omega / alpha))
             hidden = tuple(a + b for a, b in zip(hidden, prior.spec.hidden, strict=True))
         policy = Policy(replace(self._spec, hidden=hidden))
         load_layers(policy.network, layers)
@@ -322,7 +322,7 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
     def _first_policy(self, begins: Prior | None, env_spaces: Spaces) -> Policy:
         if isinstance(begins, Policy):
             check_fit(begins, env_spaces, "the policy to begin as")
-            policy = copied(begins)
+            policy = trainable_copy(begins)
             if not policy.family.squashes:  # it learns with actions that are cut, and so it acts later, too
                 policy.actions = env_spaces.actions
                 policy.spec = replace(policy.spec, actions=policy.actions, clips=True)

@@ -30,7 +30,7 @@ from repolicy.prepare.session import Asked, earlier, settings_of
 from repolicy.prepare.spending import Spending
 from repolicy.prepare.states import check_learnable, density_of, steps_for
 from repolicy.prepare.weights import alpha_in
-from repolicy.priors import find_policy, own_bytes, read_policy
+from repolicy.priors import find_policy, read_policy, saved_policy_bytes
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import CUSTOMIZING, TASKS, Settings, customize_defaults, task_of, train_defaults
 from repolicy.runs import Alone, AnySettings, Result, RunFolder, one_thread, polite_interrupt, versions
@@ -171,7 +171,7 @@ def customize(
     usual = customize_defaults(env, choices) if before is None else cast(Settings, before.settings)
     settings = settings_of(settings, usual)
 
-    saved = saved._replace(content=own_bytes(saved, folder.prior))
+    saved = saved._replace(content=saved_policy_bytes(saved, folder.prior))
     decision = _weighed(objective, saved, path, env, asked.addons, settings, callbacks)
     notes = list(decision.notes)
     if before is None:

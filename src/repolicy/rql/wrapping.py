@@ -26,7 +26,7 @@ from repolicy.envs.addons import names
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, task_reward
 from repolicy.objective_names import plain
-from repolicy.policies import Density, Normalizer, Policy, Prior, check_scores
+from repolicy.policies import Density, Normalizer, Policy, Prior, check_has_log_prob
 from repolicy.prepare.states import familiarity
 from repolicy.rql.hyperparameters import Settings
 
@@ -218,7 +218,7 @@ def usable(
         raise UsageError(f"omega is {objective.omega}, which weighs a prior's log-probability, and there is no prior")
     if prior is None:
         return None
-    check_scores(prior)
+    check_has_log_prob(prior)
     if isinstance(prior, Policy):
         check_fit(prior, env_spaces, "the prior")
     prior = copy.deepcopy(prior)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum, read_bytes, read_json
-from repolicy.policies import OBJECTIVE, read_card
-from repolicy.policies.storage import FORMAT, check_shape, finite, read, write, write_bytes, write_json
+from repolicy.policies import OBJECTIVE_SHAPE, read_card
+from repolicy.policies.storage import FORMAT, check_shape, read, replace_nonfinite, write, write_bytes, write_json
 from repolicy.runs.request import Request
 
 
@@ -223,7 +223,7 @@ class RunFolder:
         self.check_there()
         try:
             with open(self.metrics, "a") as file:
-                file.write(json.dumps(finite(metrics)) + "\n")
+                file.write(json.dumps(replace_nonfinite(metrics)) + "\n")
         except OSError as error:
             raise FileError(f"{self.metrics} cannot be written: {error.strerror}") from None
 
@@ -263,12 +263,12 @@ class RunFolder:
 
 
 REQUEST = {
-    "env": str, "objective": OBJECTIVE, "settings": {}, "addons": [str], "prior": str, "sparse": bool,
+    "env": str, "objective": OBJECTIVE_SHAPE, "settings": {}, "addons": [str], "prior": str, "sparse": bool,
     "limits?": [str], "init?": str, "method?": str,
 }  # fmt: skip
 CHECKPOINT = {
     "segment": int, "iteration": int, "steps?": int, "candidate?": {"steps": int, "evaluation": {str: float}},
-    "off_budget?": float, "limits?": {str: [float]}, "objective?": OBJECTIVE, "request?": REQUEST,
+    "off_budget?": float, "limits?": {str: [float]}, "objective?": OBJECTIVE_SHAPE, "request?": REQUEST,
     "versions?": {str: str},
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from repolicy.envs import HasSpaces, addons
 from repolicy.errors import UsageError
 from repolicy.objective import DIALED, Objective
 from repolicy.objective_names import name_of
-from repolicy.policies import BOUND, ActionSpace, PolicySpec
+from repolicy.policies import OBSERVATION_BOUND, ActionSpace, PolicySpec
 from repolicy.ranges import MOST_DIALS, Dial, Range
 from repolicy.runs.settings import AnySettings, Settings, validated
 
@@ -76,7 +76,7 @@ def spec_for(spaces: HasSpaces, settings: Settings) -> PolicySpec:
         activation=settings.activation,
         initial_std=settings.initial_std,
         min_std=settings.min_std,
-        observation_bound=BOUND if settings.normalize_observations else None,
+        observation_bound=OBSERVATION_BOUND if settings.normalize_observations else None,
     )
 
 

@@ -26,7 +26,7 @@ from repolicy.learning.training import customize
 from repolicy.objective import residual
 from repolicy.policies import Agent
 from repolicy.policies.storage import read
-from repolicy.priors import OpenedPolicy, acting
+from repolicy.priors import OpenedPolicy, open_agent
 from repolicy.readers.reading import Options
 from repolicy.report.movie import follow
 from repolicy.text import counted
@@ -211,7 +211,7 @@ class Teaching:
     def taught(self, records: Sequence[Record], now: "Taught", folder: Path, say: Say) -> "Taught":
         """Return the policy after the updates, each of which lies in the folder."""
         for number in range(self.updates):
-            found = acting(now.policy, Options(), self.trust)
+            found = open_agent(now.policy, Options(), self.trust)
             usual = now.alone or alone(found, self.env, self.seed, self.alone_steps)
             if number > 0:  # the record was made beside another policy, and tells of this one, too
                 records = [*records[:-1], replace(records[-1], policy=fingerprint(found.path))]
@@ -231,7 +231,7 @@ class Teaching:
             if not made.finished:
                 raise KeyboardInterrupt
             step = wish.theta if now.wish is None else wish.theta - now.wish.theta
-            after = alone(acting(str(run), Options(), self.trust), self.env, self.seed, self.alone_steps)
+            after = alone(open_agent(str(run), Options(), self.trust), self.env, self.seed, self.alone_steps)
             followed = response(usual, after, step, Features.of(self.features), now.unit, self.length)
             say(f"{run}: the policy followed {followed:.0%} of what was foretold")
             now = Taught(str(run), wish, now.unit / float(np.clip(followed, LEAST, MOST)), after)
@@ -297,7 +297,7 @@ def learn_wish(
     records, policies = list[Record](), list[Taught]()  # of each round
     for number in range(rounds):
         folder, seed = out / f"round-{number}", teaching.seed + 1000 * number
-        acts = acting(now.policy, Options(), teaching.trust)
+        acts = open_agent(now.policy, Options(), teaching.trust)
         last = record(acts, teaching.env, folder / "record.jsonl", steps, person, keys, seed, resume=True)
         if len(last.person) < steps:
             say(f"round {number}: {len(last.person):,} of {steps:,} steps are recorded; the same command goes on")

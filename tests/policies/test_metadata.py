@@ -15,17 +15,17 @@ import torch
 from repolicy import load_policy
 from repolicy.cli import main as cli
 from repolicy.errors import FileError, UsageError
-from repolicy.policies.carrying import ABOUT, POLICY, about, fingerprint
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export, onnx_graph
 from repolicy.policies.file import save_policy
-from repolicy.policies.modulated import Conditioned
-from repolicy.policies.normalizer import sums
-from repolicy.policies.policy import Policy, PolicySpec, seeded
+from repolicy.policies.metadata import ABOUT, POLICY, deployment_info, fingerprint
+from repolicy.policies.modulated import ConditionedPolicy
+from repolicy.policies.normalizer import moment_sums
+from repolicy.policies.policy import Policy, PolicySpec, make_policy
 from repolicy.prepare import imitation
 from repolicy.prepare.generative import standard_normal
 from repolicy.prepare.imitation import Flow
-from repolicy.priors.decoders import decoder_of, export_composed
+from repolicy.priors.decoders import export_composed, load_decoder
 from repolicy.ranges import Dial
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import PolicyFile
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.load` is:DeprecationW
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the policy of `dialed()` and a plain one, exported once in each format."""
     folder = tmp_path_factory.mktemp("graphs")
-    card, prior = {"request": {"addons": ["hind_leg=10"]}}, seeded(PLAIN, 1)
+    card, prior = {"request": {"addons": ["hind_leg=10"]}}, make_policy(PLAIN, 1)
     save_policy(folder / "mine.safetensors", dialed(), card, prior)
     for format, name in FORMATS.items():
         cli.main(["export", str(folder / "mine.safetensors"), "--out", str(folder / name)])
@@ -52,14 +52,14 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plain() -> Policy:
     """Its normalizer has seen observations that are neither centred nor scaled."""
-    policy = seeded(HALVED, 5)
-    policy.normalizer.update(sums(np.random.default_rng(0).normal(7.0, 3.0, (1000, 5))))
+    policy = make_policy(HALVED, 5)
+    policy.normalizer.update(moment_sums(np.random.default_rng(0).normal(7.0, 3.0, (1000, 5))))
     return policy
 
 
-def dialed() -> Conditioned:
+def dialed() -> ConditionedPolicy:
     torch.manual_seed(3)
-    policy = Conditioned.begun(seeded(PLAIN, 1), DIALS)
+    policy = ConditionedPolicy.from_prior(make_policy(PLAIN, 1), DIALS)
     with torch.no_grad():
         policy.network.film.normal_(0.0, 0.3)
     return policy
@@ -75,14 +75,14 @@ def test_an_exported_graph_is_read_back_to_the_bit(format: Any, graphs: Path) ->
     seen = torch.from_numpy(observations(20))
     actions = policy(seen).sample(torch.Generator().manual_seed(0))
     assert torch.equal(again.log_prob(seen, actions), policy.log_prob(seen, actions))
-    assert fingerprint(again) == fingerprint(policy) != fingerprint(seeded(HALVED, 6))
+    assert fingerprint(again) == fingerprint(policy) != fingerprint(make_policy(HALVED, 6))
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_dials_travel(format: Any, graphs: Path) -> None:
     policy, path = dialed(), graphs / FORMATS[format]
     again = load_policy(path)
-    assert isinstance(again, Conditioned)
+    assert isinstance(again, ConditionedPolicy)
     assert again.dials == policy.dials
     assert fingerprint(again) == fingerprint(policy)
 
@@ -124,7 +124,7 @@ def test_a_flow_and_a_policy_that_chooses_its_noise_are_graphs(tmp_path: Path, m
     seen, noise, file = torch.randn(50, 1), torch.randn(50, 6), tmp_path / "flow.onnx"
     flow = Flow(seen, torch.randn(50, 6), (8,)).eval().requires_grad_(False)
     file.write_bytes(onnx_graph(flow, (seen[:2], noise[:2])))
-    np.testing.assert_allclose(decoder_of(file, 6, 3)(seen.numpy(), noise.numpy()), flow(seen, noise), atol=1e-5)
+    np.testing.assert_allclose(load_decoder(file, 6, 3)(seen.numpy(), noise.numpy()), flow(seen, noise), atol=1e-5)
     assert export_composed(standard_normal(1, 6), file, 6, 3, tmp_path / "whole.onnx") < 1e-5
 
 
@@ -141,7 +141,7 @@ def carried(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_robots_program_reads_the_contract(format: Any, graphs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    policy, prior, path = dialed(), seeded(PLAIN, 1), graphs / FORMATS[format]
+    policy, prior, path = dialed(), make_policy(PLAIN, 1), graphs / FORMATS[format]
     found = carried(path)
     assert found["dials"] == [
         {"name": "omega", "low": 0.1, "high": 10.0, "scale": "log", "if_nan": 10.0},
@@ -160,7 +160,7 @@ def test_a_robots_program_reads_the_contract(format: Any, graphs: Path, capsys: 
 )
 def test_choices_have_a_first_and_a_last(sizes: Any, first: Any, low: list[int], high: list[int]) -> None:
     policy = Policy(PolicySpec(5, ActionSpace("discrete", sizes, first), "categorical", hidden=(4,)))
-    found = about(policy, None, {}, {})["actions"]
+    found = deployment_info(policy, None, {}, {})["actions"]
     assert (list(found["low"]), list(found["high"])) == (low, high)
 
 
@@ -192,9 +192,9 @@ def test_names_units_and_the_control_period_of_a_robot(tmp_path: Path) -> None:
 
 
 def test_names_of_another_environment_are_refused() -> None:
-    policy = seeded(PLAIN, 0)
+    policy = make_policy(PLAIN, 0)
     with pytest.raises(UsageError, match="Hopper-v4 has 11 observations, and the policy 5: name its own with --env"):
-        about(policy, None, {}, {"env": "Hopper-v4", "observations": {"names": ["z"] * 11}})
+        deployment_info(policy, None, {}, {"env": "Hopper-v4", "observations": {"names": ["z"] * 11}})
 
 
 def test_a_graph_that_was_changed_is_read_as_it_is_now(graphs: Path, tmp_path: Path) -> None:

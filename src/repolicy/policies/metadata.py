@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
-from repolicy.policies.modulated import Conditioned
+from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy
 from repolicy.policies.storage import check_shape, checksum
 
@@ -47,22 +47,22 @@ SHAPE = {
 
 
 @dataclass(frozen=True)
-class Carried:
+class EmbeddedPolicy:
     """What was found in an exported graph, or in a checkpoint."""
 
-    about: dict[str, Any]  # empty in a checkpoint
+    deployment_info: dict[str, Any]  # empty in a checkpoint
     policy: bytes  # a file of ours
     is_as_exported: bool  # the graph, or the actor, is still the one that belongs to this policy
 
 
 def fingerprint(policy: Policy) -> str:
     """Return a sum over all that a policy is: two are equal where it is."""
-    dials = [dial._asdict() for dial in policy.dials] if isinstance(policy, Conditioned) else []
+    dials = [dial._asdict() for dial in policy.dials] if isinstance(policy, ConditionedPolicy) else []
     what = {"family": policy.spec.family, "activation": policy.spec.activation, "dials": dials}
     return checksum(policy.state_dict(), what)
 
 
-def about(policy: Policy, prior: Policy | None, card: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+def deployment_info(policy: Policy, prior: Policy | None, card: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
     """Return what a robot's program must know; `told` is what the environment tells of itself, as far as it does."""
     spec, request = policy.spec, card.get("request", {})
     for what, size in (("observations", spec.observation_size), ("actions", spec.actions.width)):
@@ -75,7 +75,7 @@ def about(policy: Policy, prior: Policy | None, card: dict[str, Any], told: dict
     if spec.actions.kind == "discrete":
         low = spec.actions.low or (0.0,) * spec.actions.width
         bounds = {"low": low, "high": [first + size - 1.0 for first, size in zip(low, spec.actions.sizes, strict=True)]}
-    dials = policy.dials if isinstance(policy, Conditioned) else ()
+    dials = policy.dials if isinstance(policy, ConditionedPolicy) else ()
     return {
         "format": FORMAT,
         "env": told.get("env", ""),
@@ -90,19 +90,19 @@ def about(policy: Policy, prior: Policy | None, card: dict[str, Any], told: dict
     }
 
 
-def into_onnx(content: bytes, told: dict[str, Any], policy: bytes) -> bytes:
+def embed_in_onnx(content: bytes, told: dict[str, Any], policy: bytes) -> bytes:
     """Return a graph with what it is to carry, and without its exporter's notes on each node."""
     import onnx
 
     model = onnx.load_model_from_string(content)
     for part in (model.graph, *model.graph.node, *model.graph.value_info):
         part.ClearField("metadata_props")
-    entries = {ABOUT: _text(told | {"graph": onnx_sum(model)}), POLICY: base64.b64encode(policy).decode()}
+    entries = {ABOUT: _text(told | {"graph": onnx_digest(model)}), POLICY: base64.b64encode(policy).decode()}
     onnx.helper.set_model_props(model, entries)
     return model.SerializeToString(deterministic=True)
 
 
-def from_onnx(model: Any) -> Carried | None:
+def embedded_in_onnx(model: Any) -> EmbeddedPolicy | None:
     """Return what a graph carries; None where it is not Repolicy's."""
     entries = {entry.key: entry.value for entry in model.metadata_props}
     if not {ABOUT, POLICY} <= entries.keys():
@@ -111,28 +111,28 @@ def from_onnx(model: Any) -> Carried | None:
         policy = base64.b64decode(entries[POLICY], validate=True)
     except (binascii.Error, ValueError):
         raise FileError(f"its {POLICY} is damaged") from None
-    return _carried(entries[ABOUT], policy, onnx_sum(model))
+    return _carried(entries[ABOUT], policy, onnx_digest(model))
 
 
-def onnx_sum(model: Any) -> str:
+def onnx_digest(model: Any) -> str:
     """Return a sum over a graph, its constants included."""
     return hashlib.sha256(model.graph.SerializeToString(deterministic=True)).hexdigest()
 
 
-def for_torchscript(archive: zipfile.ZipFile, told: dict[str, Any], policy: bytes) -> dict[str, Any]:
+def torchscript_files(archive: zipfile.ZipFile, told: dict[str, Any], policy: bytes) -> dict[str, Any]:
     """Return what TorchScript is to carry; `archive` is the same without it."""
-    return {ABOUT: _text(told | {"graph": torchscript_sum(archive)}), POLICY: policy}
+    return {ABOUT: _text(told | {"graph": torchscript_digest(archive)}), POLICY: policy}
 
 
-def from_torchscript(archive: zipfile.ZipFile) -> Carried | None:
+def embedded_in_torchscript(archive: zipfile.ZipFile) -> EmbeddedPolicy | None:
     """Return what TorchScript carries; None where it is not Repolicy's."""
     found = {name.partition("/extra/")[2]: name for name in archive.namelist() if "/extra/" in name}
     if not {ABOUT, POLICY} <= found.keys():
         return None
-    return _carried(archive.read(found[ABOUT]), archive.read(found[POLICY]), torchscript_sum(archive))
+    return _carried(archive.read(found[ABOUT]), archive.read(found[POLICY]), torchscript_digest(archive))
 
 
-def torchscript_sum(archive: zipfile.ZipFile) -> str:
+def torchscript_digest(archive: zipfile.ZipFile) -> str:
     """Return a sum over code and constants. (Each file has a number of its own and notes on where its code is from.)"""
     digest = hashlib.sha256()
     for name in sorted(archive.namelist()):
@@ -142,21 +142,21 @@ def torchscript_sum(archive: zipfile.ZipFile) -> str:
     return digest.hexdigest()
 
 
-def for_checkpoint(actor: dict[str, Tensor], policy: bytes) -> dict[str, Any]:
+def checkpoint_entries(actor: dict[str, Tensor], policy: bytes) -> dict[str, Any]:
     """Return what a checkpoint with the weights of this actor is to carry."""
-    return {POLICY: torch.frombuffer(bytearray(policy), dtype=torch.uint8), SUM: actor_sum(actor)}
+    return {POLICY: torch.frombuffer(bytearray(policy), dtype=torch.uint8), SUM: actor_digest(actor)}
 
 
-def from_checkpoint(checkpoint: dict[str, Any]) -> Carried | None:
+def embedded_in_checkpoint(checkpoint: dict[str, Any]) -> EmbeddedPolicy | None:
     """Return what a checkpoint carries, its tensors being NumPy's; None where it carries nothing."""
     policy, actor = checkpoint.get(POLICY), checkpoint.get("actor_state_dict")
     if not (isinstance(policy, np.ndarray) and isinstance(actor, dict)):
         return None
     weights = {name: torch.tensor(part) for name, part in actor.items() if isinstance(part, np.ndarray)}
-    return Carried({}, policy.tobytes(), checkpoint.get(SUM) == actor_sum(weights))
+    return EmbeddedPolicy({}, policy.tobytes(), checkpoint.get(SUM) == actor_digest(weights))
 
 
-def actor_sum(actor: dict[str, Tensor]) -> str:
+def actor_digest(actor: dict[str, Tensor]) -> str:
     """Return a sum over an actor's weights."""
     return checksum({name: part.cpu() for name, part in actor.items()}, {})
 
@@ -165,7 +165,7 @@ def _text(told: dict[str, Any]) -> str:
     return json.dumps({key: value for key, value in told.items() if value is not None}, allow_nan=False)
 
 
-def _carried(text: str | bytes, policy: bytes, graph: str) -> Carried:
+def _carried(text: str | bytes, policy: bytes, graph: str) -> EmbeddedPolicy:
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):
@@ -173,4 +173,4 @@ def _carried(text: str | bytes, policy: bytes, graph: str) -> Carried:
     if isinstance(told, dict) and isinstance(told.get("format"), int) and told["format"] > FORMAT:
         raise FileError(f"its {ABOUT} has format {told['format']}; this version reads up to {FORMAT}: upgrade repolicy")
     check_shape(told, SHAPE, f"its {ABOUT} is not whole: it")
-    return Carried(told, policy, told["graph"] == graph)
+    return EmbeddedPolicy(told, policy, told["graph"] == graph)
