@@ -148,7 +148,7 @@ def test_it_plans_beside_the_environment_and_keeps_what_it_knows():
     before = node.visits.sum()
     acting(seen)
     assert node.visits.sum() == before + 40 > 40
-    acting.begin_anew(np.array([True, False]))
+    acting.reset_memory(np.array([True, False]))
     assert not acting.memory.last_outcomes[0]
 
 

@@ -105,7 +105,7 @@ class Labeler:
             labels.append(self._actor(observations))
             actions = labels[-1] if student is None else student.actor(1, len(observations))(observations)
             step = self._envs.step(self.planner.to_environment(actions))
-            self._actor.begin_anew(step.terminated | step.truncated)
+            self._actor.reset_memory(step.terminated | step.truncated)
             self.falls += int(step.terminated.sum())
             self._observations = step.observations
         observations = np.concatenate(visited)

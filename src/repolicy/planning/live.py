@@ -145,7 +145,7 @@ class LiveSession:
                 self._means[name] = mean + (1.0 - SMOOTHING) * (value - mean)
             if terminated or truncated:
                 self._observation, _ = self._env.reset()
-                self._actor.begin_anew(np.array([True]))
+                self._actor.reset_memory(np.array([True]))
             return shown | self._means | self.settings | {"ends": self._sliders}
 
 
