@@ -68,7 +68,7 @@ def slices(team: ranks.SharedMemory, rounds: int, work: int) -> dict[str, list[f
 def follow() -> None:
     torch.set_num_threads(1)
     rounds, work, *place = map(int, sys.argv[1:])
-    slices(ranks.joined(*place), rounds, work)  # type: ignore[arg-type]
+    slices(ranks.join_ranks(*place), rounds, work)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
@@ -92,7 +92,7 @@ def main() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     program = [f"import sys; sys.path.insert(0, {here!r}); import barrier; barrier.follow()"]
     sizes = [options.rounds, options.work]
-    with busy(options.busy), ranks.launched(2, [*program, *map(str, sizes)]) as team:
+    with busy(options.busy), ranks.launch_ranks(2, [*program, *map(str, sizes)]) as team:
         found = slices(team, *sizes)  # type: ignore[arg-type]
     print(f"{options.busy} busy programs, load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
     for name, seconds in found.items():

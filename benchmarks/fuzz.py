@@ -47,7 +47,7 @@ from repolicy.policies.storage import read
 from repolicy.priors.opening import load_policy, read_policy
 from repolicy.rql.hyperparameters import train_defaults as rql_defaults
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import Alone
+from repolicy.runs.ranks import SingleRank
 
 SECONDS = 20  # after which a case counts as hanging
 MOST_MB = 500  # that a file may add to the memory
@@ -129,20 +129,20 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         raise error  # the command line would make a sentence of it, but it is a mistake all the same
 
     @contextlib.contextmanager
-    def alone(*_: Any) -> Iterator[Alone]:
-        yield Alone()
+    def alone(*_: Any) -> Iterator[SingleRank]:
+        yield SingleRank()
 
     replaced = {
         "cli.main._surprise": surprise, "learning.segments.Segments.remaining": remaining,
         "learning.training.try_addon": lambda *_: [],
-        "runs.ranks.launched": alone, "learning.bench.bench": note("a benchmark"),
+        "runs.ranks.launch_ranks": alone, "learning.bench.bench": note("a benchmark"),
         "envs.evaluation.run_episodes": note("episodes"), "report.movie._in_its_own_process": note("films"),
         "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: [],
         "many.pool.on_ray": note("Ray"), "cli.about._renders": lambda *_: True,
         "rql.customizing._algorithm": note("Q-learning"), "report.publish.library": mock.MagicMock,
         "prepare.diagnosis.diagnose": note("a diagnosis"), "prepare.imitation.fit": note("an imitation"),
         "prepare.beginning.clone": note("a clone"), "priors.running.PATIENCE": 1.0,
-        "envs.evaluation.MOST_ENVS": 2, "prepare.weights.trial.__defaults__": (32,),
+        "envs.evaluation.MAX_ENVS": 2, "prepare.weights.trial.__defaults__": (32,),
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for place in replaced:  # a module that is imported later would keep another's replacement

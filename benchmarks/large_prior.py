@@ -28,7 +28,7 @@ from repolicy.policies.file import policy_bytes
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import Alone, one_thread
+from repolicy.runs.ranks import SingleRank, one_thread
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
@@ -45,7 +45,7 @@ def measure(env: str, addon: str, rounds: int) -> dict[str, object]:
         folder = RunFolder(Path(path) / "run")
         request = Request(env, residual(0.3, 0.1), settings, (addon,), prior="made here")
         folder.begin(request, {}, resume=False, prior=policy_bytes(prior, {}))
-        segments = Segments(request, folder, Alone())
+        segments = Segments(request, folder, SingleRank())
         segments.begin()
         worker = segments.worker
         worker.iteration = settings.iterations // 2  # the actor moves

@@ -13,7 +13,7 @@ from rsl_rl.env import VecEnv as RunnerEnv
 from stable_baselines3.common.vec_env import VecEnv
 from tensordict import TensorDict
 
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.step import Step
@@ -34,7 +34,7 @@ class Paid:
         seed: int,
         to_environment: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
-        self.batch, self.addon = make_envs(env, count, seed), combined([addon])
+        self.batch, self.addon = make_envs(env, count, seed), combine_addons([addon])
         self.squashes = to_environment is not None
         self.to_environment = to_environment or (lambda actions: actions)
         self.current = self.batch.reset()

@@ -28,7 +28,7 @@ from experiments.one import Run as Training
 from experiments.one import trained
 from experiments.pages import markdown, once
 from experiments.statistics import spearman
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.envs.rollout import Rollout
 from repolicy.envs.wrapped import positions_of
 from repolicy.learning.terms import DialedTerms
@@ -75,7 +75,7 @@ def point(swept: Path, omega: float) -> RunFolder:
 def alone(name: str, swept: Path) -> Row:
     """Measure the prior, and the points that were trained alone."""
     task = TASKS[name]
-    first, request = read_policy(point(swept, task.low).policy), point(swept, task.low).asked()
+    first, request = read_policy(point(swept, task.low).policy), point(swept, task.low).load_request()
     assert first.prior is not None
     row: Row = {"task": name, "how": "alone", "episodes": EPISODES, "objective": request.objective.as_dict()}
     row |= {"prior": position(name, first.prior, first.prior, first.density), "positions": []}
@@ -110,7 +110,7 @@ def trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
     (dial,) = policy.dials
     row: Row = {"task": name, "how": how, "seed": seed}
     row |= {part: story[part] for part in ("command", "request", "steps", "seconds", "steps_per_cpu_second", "curve")}
-    row |= {"ends_apart": round(RunFolder(folder).logged()["dial_kl"][-1], 3), "episodes": EPISODES}
+    row |= {"ends_apart": round(RunFolder(folder).read_metrics()["dial_kl"][-1], 3), "episodes": EPISODES}
     row["positions"] = [
         {"at": omega} | position(name, policy.at(omega), saved.prior, saved.density) for omega in task.omegas
     ]
@@ -154,7 +154,7 @@ def position(
 ) -> Row:
     """Measure a position over episodes: with the mean action, and with sampled ones the objective's parts."""
     task, found = TASKS[name], Row()
-    beside: dict[str, Any] = {"addon": combined([task.addon]), "prior": prior, "density": density}
+    beside: dict[str, Any] = {"addon": combine_addons([task.addon]), "prior": prior, "density": density}
     for action in actions:
         seen = played(policy, task.env, EPISODES, sampled=action == "sampled", **beside)
         parts = ("basic", "addon", "lengths", "log_prior", "log_policy", "familiarity")

@@ -20,8 +20,8 @@ from experiments.heavy import Task
 from experiments.ledger import Row
 from experiments.pages import markdown, once
 from experiments.statistics import mean_and_error
-from repolicy.envs.addons import Addon, combined
-from repolicy.envs.making import observing
+from repolicy.envs.addons import Addon, combine_addons
+from repolicy.envs.making import match_observation
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual
 from repolicy.policies.density import Density
@@ -49,11 +49,11 @@ TASKS = {  # whose prior is a name that ships, or a file in the folder of other 
 def measure(task: Task, path: Path, folder: Path, seed: int, steps: int, budget: bool) -> Row:
     """Customize, and compare the objective at the end with that at the start."""
     saved = read_policy(path)
-    env, addon = observing(task.env, saved.policy.observation_size), combined([task.addon])
+    env, addon = match_observation(task.env, saved.policy.observation_size), combine_addons([task.addon])
     settings = replace(customize_defaults(saved.policy, steps), steps=steps, seed=seed, ranks=1)
     wanted = residual("auto" if budget else None)
     result = campaign.whole(customize(path, task.addon, wanted, folder, settings, env=env, resume=True))
-    request, last = RunFolder(folder).asked(), read_policy(RunFolder(folder).last_policy)
+    request, last = RunFolder(folder).load_request(), read_policy(RunFolder(folder).last_policy)
     row: Row = {"prior": task.prior, "env": env, "addon": task.addon, "seed": seed, "steps": result.steps}
     row |= {"objective": request.objective.as_dict(), "settings": request.settings.as_dict(), "episodes": EPISODES}
     objective = None if request.settings.kl_budget is not None else request.objective

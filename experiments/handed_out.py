@@ -18,7 +18,7 @@ from experiments.episodes import objective_of, played
 from experiments.ledger import Row
 from experiments.pages import markdown
 from experiments.statistics import mean_and_error
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, greedy, no_entropy, residual
 from repolicy.policies.file import SavedPolicy
@@ -98,7 +98,7 @@ def made(name: str, seed: int, runs: Path) -> RunFolder:
 
 def highest(folder: RunFolder, last: SavedPolicy) -> tuple[int, Policy]:
     """Return the policy with the highest sum in the short evaluations, and of which step it is."""
-    checkpoint = folder.latest()
+    checkpoint = folder.latest_checkpoint()
     assert checkpoint is not None
     tensors, header, _ = checkpoint
     policy = frozen(last.policy)
@@ -108,7 +108,7 @@ def highest(folder: RunFolder, last: SavedPolicy) -> tuple[int, Policy]:
 
 def returns(policy: Policy, saved: SavedPolicy, task: Task) -> dict[str, np.ndarray]:
     """Return, of each episode: the run's own objective, and all rewards, by sampled actions and by the mean action."""
-    addon = combined([task.addon]) if task.addon else None
+    addon = combine_addons([task.addon]) if task.addon else None
     beside: dict[str, Any] = {"addon": addon, "prior": saved.prior, "density": saved.density, "envs": ENVS}
     sampled, by_mean = (played(policy, task.env, EPISODES, sampled=each, **beside) for each in (True, False))
     assert sampled.terminated is not None

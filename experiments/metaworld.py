@@ -24,7 +24,7 @@ import torch
 from experiments import campaign
 from experiments.ledger import Row, grouped, seedless
 from experiments.pages import markdown
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Info
@@ -198,7 +198,7 @@ def by_dsrl(task: str, runs: Path, wish: str, seed: int, gradients: int, seconds
 
     _, name = noise_prior(str(flow_of(task, runs)), NOISE, CHUNK, env_of(task))
     began = time.process_time()
-    model, taken = dsrl(make_envs(name, WITHIN, seed), combined([WISHES[wish]]), seed, STEPS, gradients, seconds)
+    model, taken = dsrl(make_envs(name, WITHIN, seed), combine_addons([WISHES[wish]]), seed, STEPS, gradients, seconds)
     took, acts = time.process_time() - began, [ByNoise(model, by_mean) for by_mean in (False, True)]
     row = twice(acts, lambda: make_envs(name, EPISODES, EVALUATION_SEED))
     nats = {"nats_an_episode": round(acts[0].nats, 3)}
@@ -211,7 +211,7 @@ def by_residual(task: str, runs: Path, wish: str, seed: int, scale: float) -> Ro
 
     decoder, began = load_decoder(str(flow_of(task, runs)), NOISE, CHUNK), time.process_time()
     envs = Corrected(make_envs(env_of(task), SIDE_BY_SIDE, seed), decoder, seed)
-    model = residual(envs, combined([WISHES[wish]]), seed, STEPS * CHUNK, scale)
+    model = residual(envs, combine_addons([WISHES[wish]]), seed, STEPS * CHUNK, scale)
     took, acts = time.process_time() - began, [partial(corrections, model, by_mean) for by_mean in (False, True)]
     return {"training_seconds": round(took, 1)} | twice(
         acts, lambda: Corrected(make_envs(env_of(task), EPISODES, EVALUATION_SEED), decoder, EVALUATION_SEED)
@@ -225,7 +225,7 @@ def twice(acts: Sequence[Any], make: Callable[[], Any]) -> Row:
     rows = []
     for act in acts:
         with closing(make()) as envs:
-            rows.append(shares(*played(envs, act, combined([*WISHES.values()]))))
+            rows.append(shares(*played(envs, act, combine_addons([*WISHES.values()]))))
     return rows[0] | {"mean": rows[1]}
 
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from experiments import campaign
 from experiments.ledger import Ledger, Row
-from repolicy.envs.trust import env_of
+from repolicy.envs.trust import env_from_card
 from repolicy.policies.file import add_to_card
 from repolicy.prepare.worth import measured
 from repolicy.priors.finding import find_policy, shipped_names
@@ -22,7 +22,7 @@ from repolicy.priors.opening import read_policy
 def measure(name: str, episodes: int, std: float) -> Row:
     path = find_policy(name)
     saved = read_policy(path)
-    env = env_of(saved.card, path)
+    env = env_from_card(saved.card, path)
     assert saved.policy.log_std is not None
     saved.policy.log_std.data += math.log(std)
     found = measured(saved.policy, env, episodes)

@@ -20,7 +20,7 @@ import numpy as np
 
 from experiments.ledger import Row, commit
 from repolicy.cli.main import main as command_line
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.errors import RepolicyError
 from repolicy.loading import file_sum, read_json
@@ -113,8 +113,8 @@ def trained(run: Run, folder: Path) -> Row:
     except SystemExit as error:
         if error.code:
             raise
-    spent, logged = time.process_time() - began, RunFolder(folder).logged()
-    request, steps = RunFolder(folder, Request, ResidualQLearning).asked(), logged["steps"][-1]
+    spent, logged = time.process_time() - began, RunFolder(folder).read_metrics()
+    request, steps = RunFolder(folder, Request, ResidualQLearning).load_request(), logged["steps"][-1]
     row: Row = {"command": run.command, "request": request.as_dict(), "steps": steps}
     row["seconds"] = round(clock(logged["seconds"]), 1)
     speed = round((steps - before) / spent) if steps != before else None  # of the last attempt, if it was interrupted
@@ -131,7 +131,7 @@ def stamp() -> Row:
 
 
 def steps_done(folder: Path) -> int:
-    found = RunFolder(folder).latest() if folder.exists() else None
+    found = RunFolder(folder).latest_checkpoint() if folder.exists() else None
     return found[1]["steps"] if found else 0
 
 
@@ -157,7 +157,7 @@ def evaluated(run: Run, path: Path) -> dict[str, dict[str, list[float]]]:
         with one_thread():
             result = evaluate(
                 saved.policy, run.env, run.episodes,
-                addon=combined([run.addon]) if run.addon else None, prior=saved.prior,
+                addon=combine_addons([run.addon]) if run.addon else None, prior=saved.prior,
                 deterministic=action == "mean", seed=run.evaluation_seed,
             )  # fmt: skip
         found[action] = {

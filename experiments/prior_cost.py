@@ -22,7 +22,7 @@ from repolicy.objective import Objective, greedy, residual
 from repolicy.priors.finding import find_policy
 from repolicy.ranges import Range
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import Alone, one_thread
+from repolicy.runs.ranks import SingleRank, one_thread
 from repolicy.runs.request import Request
 
 
@@ -56,7 +56,7 @@ def worker(prior: str, objective: Objective, path: Path) -> Worker:
     task, folder = TASKS[prior], RunFolder(path)
     request = Request(task.env, objective, replace(settings_of(task.env), ranks=1), (task.addon,), prior="shipped")
     folder.begin(request, {}, resume=False, prior=find_policy(prior).read_bytes())
-    segments = Segments(request, folder, Alone())
+    segments = Segments(request, folder, SingleRank())
     if not objective.reads_prior:
         segments.worker.prior = None
     segments.learn_prior()

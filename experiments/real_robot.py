@@ -18,7 +18,7 @@ from experiments.ledger import Row
 from experiments.pages import markdown
 from experiments.statistics import mean_and_error
 from repolicy.envs.evaluation import EPISODE_CAP, EVALUATION_SEED, EpisodeSums, check_fit
-from repolicy.envs.making import make_envs, observing
+from repolicy.envs.making import make_envs, match_observation
 from repolicy.envs.rollout import Collector
 from repolicy.errors import UsageError
 from repolicy.loading import file_sum
@@ -35,7 +35,7 @@ TRACKED = {"speed_error": "reward_tracking_lin_vel", "turning_error": "reward_tr
 def measured(path: Path, env: str, episodes: int, deterministic: bool) -> Row:
     """Measure the first episode of each environment: return, length, falls, the terms, and the velocities' errors."""
     policy = read_policy(path).policy
-    env = observing(env, policy.observation_size)
+    env = match_observation(env, policy.observation_size)
     envs = make_envs(env, episodes, EVALUATION_SEED, "auto")
     check_fit(policy, envs)
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
@@ -66,9 +66,9 @@ def largest(env: str, key: str) -> float:
     """Return a tracking term at no error, which is the weight that the task gives it."""
     import envpool
 
-    from repolicy.envs.names import parsed
+    from repolicy.envs.names import parse_env_name
 
-    config: Any = envpool.make_spec(parsed(env)[0]).config
+    config: Any = envpool.make_spec(parse_env_name(env)[0]).config
     return float(getattr(config, key.removeprefix("reward_") + "_scale"))
 
 

@@ -77,7 +77,7 @@ def walked(policy: Policy, env: str, seed: int, steps: int) -> tuple[np.ndarray,
     collector = Collector(make_envs(env, 1, seed), steps, torch.Generator(), keep_transitions=True)
     rollout = collector.collect(policy, deterministic=True)
     watts = -rollout.info["reward_energy"][:, 0] / ENERGY_SCALE
-    return rollout.sent[:, 0], np.array([watts[max(0, t + 1 - NOW) : t + 1].mean() for t in range(steps)])
+    return rollout.env_actions[:, 0], np.array([watts[max(0, t + 1 - NOW) : t + 1].mean() for t in range(steps)])
 
 
 def measured(file: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from repolicy.policies.policy import Policy
 from repolicy.prepare.states import SKIPPED, density_of, familiarity
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
-from repolicy.runs.ranks import Alone, one_thread
+from repolicy.runs.ranks import SingleRank, one_thread
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
@@ -41,7 +41,7 @@ def main(options: campaign.Options) -> None:
         for seed in range(SEEDS):
             request = Request(ENV, residual(0.1, 0.1, states=0.1), Settings(seed=seed))
             states, ages = torch.from_numpy(seen.next_observations[late]), torch.from_numpy(seen.ages[late])
-            found = familiarity(density_of(prior, request, Alone()), prior.normalizer, states, ages)
+            found = familiarity(density_of(prior, request, SingleRank()), prior.normalizer, states, ages)
             prices.append(-float(found.mean()))
             print(f"seed {seed}: {prices[-1]:.1f} nats a step", flush=True)
     print(f"(most - least) / mean: {np.ptp(prices) / np.mean(prices):.2f}")

@@ -17,7 +17,7 @@ from stable_baselines3 import PPO, SAC
 from experiments.batches import ForSb3
 from repolicy.envs.addons import Addon
 from repolicy.envs.rollout import Transitions
-from repolicy.envs.step import Chunk, Envs, Step, stacked
+from repolicy.envs.step import Chunk, Envs, Step, stack_infos
 from repolicy.priors.decoders import Decoder
 
 BOUND, WITHIN, BEGIN, HIDDEN = 1.5, 4, 1_500, [256, 256, 256]
@@ -29,7 +29,7 @@ def paid(step: Step, wish: Addon) -> np.ndarray:
     """Return what each wish pays `[W, N]` for the steps that a decision led to."""
     assert step.chunk is not None
     tried = Transitions(step.chunk.observations, step.chunk.actions, step.chunk.final, step.chunk.info)
-    return np.stack([np.where(step.chunk.counts, pays, 0.0).sum(0) for pays in wish.apart(tried)])
+    return np.stack([np.where(step.chunk.counts, pays, 0.0).sum(0) for pays in wish.weighted_rewards(tried)])
 
 
 def played(envs: Any, act: Act, wish: Addon) -> np.ndarray:
@@ -124,7 +124,9 @@ class Corrected:
         self._seen, ended = step.observations, step.terminated | step.truncated
         if ended.any():
             self._planned = []
-        chunk = Chunk(before[None], taken[None], step.final[None], stacked([step.info]), np.ones((1, self.count), bool))
+        chunk = Chunk(
+            before[None], taken[None], step.final[None], stack_infos([step.info]), np.ones((1, self.count), bool)
+        )
         final = np.concatenate([step.final, base], 1)
         return Step(self._shown(), step.rewards, step.terminated, step.truncated, final, {}, chunk)
 

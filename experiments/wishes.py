@@ -21,10 +21,10 @@ from experiments import campaign
 from experiments.ledger import Row
 from experiments.pages import markdown, once
 from experiments.statistics import spearman
-from repolicy.envs.addons import Addon, combined
+from repolicy.envs.addons import Addon, combine_addons
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.rollout import Transitions
-from repolicy.envs.step import Info, own_numbers
+from repolicy.envs.step import Info, to_env_numbers
 from repolicy.envs.wish_file import LearntWish
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, residual, soft
@@ -61,7 +61,7 @@ class Task:
 
     @property
     def wish(self) -> Addon:
-        return combined([self.hidden])
+        return combine_addons([self.hidden])
 
     @property
     def customizing(self) -> Callable[..., Any]:
@@ -204,7 +204,7 @@ class Person:
     def __call__(self, observation: np.ndarray, proposed: np.ndarray) -> np.ndarray:
         act = self.policy.actor(1, 1, self.generator)
         sent = self.policy.to_environment(act(observation.astype(np.float32)[None]))
-        return own_numbers(sent, self.policy.actions)[0]
+        return to_env_numbers(sent, self.policy.actions)[0]
 
     def wants(self, observation: np.ndarray, proposed: np.ndarray, acts: bool) -> bool:
         now, nothing = observation[None], proposed[None]

@@ -9,7 +9,7 @@ from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.envs.registered import CHEETAH_JOINTS
 from repolicy.errors import UsageError
 from repolicy.prepare.defaults import train_defaults
-from repolicy.runs.request import option
+from repolicy.runs.request import command_option
 from repolicy.runs.settings import Settings
 from repolicy.text import nearest
 
@@ -141,7 +141,7 @@ def as_in_the_paper(words: list[str], env: str) -> list[str]:
     words = [*words, "--gamma", f"{own.gamma:g}", "--critic-warmup", "0.05"]
     words += [] if own.gae_lambda == Settings().gae_lambda else ["--gae-lambda", f"{own.gae_lambda:g}"]
     usual = settings_of(env)
-    options = {name: option(name, getattr(usual, name)) for name in PINNED}
+    options = {name: command_option(name, getattr(usual, name)) for name in PINNED}
     return words + [word for found in options.values() if found[0] not in words for word in found]
 
 

@@ -215,14 +215,14 @@ def test_metrics_that_are_damaged_are_read_as_far_as_they_go(capsys: pytest.Capt
     bad = [b"\xff\xfe", b"7", b"[]", b'{"x": 1}', b'{"iteration": "2"}', b'{"iteration": 2, "x": {}}', b'{"it']
     bad.append(b"[" * 99_999)
     folder.metrics.write_bytes(b"\n".join([good[0], *bad, good[1], b""]))
-    assert folder.logged() == {"iteration": [1, 3], "x": [None, 2.5]}
+    assert folder.read_metrics() == {"iteration": [1, 3], "x": [None, 2.5]}
     assert answered(capsys, "inspect", "run")["kind"] == "run"
-    folder.forget_after(1)
+    folder.drop_metrics_after(1)
     assert folder.metrics.read_bytes() == good[0] + b"\n"
     folder.metrics.unlink()
     folder.metrics.mkdir()
     with pytest.raises(FileError, match="metrics.jsonl cannot be read: it is no file"):
-        folder.logged()
+        folder.read_metrics()
     refused(capsys, 1, "inspect", "run")
 
 
@@ -233,7 +233,7 @@ def begun() -> tuple[Path, Request]:
     prior = Path("prior.safetensors")
     save_policy(prior, repolicy.Policy(replace(SPECS["gaussian"], observation_size=1, actions=ONE)), {})
     repolicy.customize(prior, tiny("stay_near"), residual(0.1, 0.1), "run", SMALL, env=tiny("LinearQuadratic"))
-    return prior, RunFolder("run").asked()
+    return prior, RunFolder("run").load_request()
 
 
 ONE = repolicy.policies.distributions.ActionSpace("continuous", (1,), (-1.0,), (1.0,))
@@ -277,7 +277,7 @@ def test_a_checkpoint_of_wrong_types_gives_way(tmp_path: Path, story: dict[str, 
     folder = RunFolder(tmp_path / "run")
     folder.save(1, {}, story)
     with pytest.raises(FileError, match="000001.safetensors is no whole checkpoint"):
-        folder.latest()
+        folder.latest_checkpoint()
 
 
 # What is not ours is left alone ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_envs import tiny
 
-from repolicy.envs.addons import check_env, combined, names
+from repolicy.envs.addons import check_env, combine_addons, names
 from repolicy.envs.registered import CHEETAH_JOINTS, REGISTERED
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import NumericError, UsageError
@@ -27,7 +27,7 @@ INFO = {
 
 
 def reward(*requests: str) -> np.ndarray:
-    return combined(requests).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))
+    return combine_addons(requests).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_none_at_all_is_zero() -> None:
     ],
 )
 def test_metrics(request_: str, name: str, expected: np.ndarray) -> None:
-    addon = combined([request_])
+    addon = combine_addons([request_])
     assert addon.metric_name == name
     np.testing.assert_allclose(addon.metric(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)), expected, rtol=1e-6)
 
@@ -116,20 +116,20 @@ def test_functions_that_copied_one_name_are_several() -> None:
 
         return reward
 
-    found = combined(names([times(1.0), times(1000.0)]))
+    found = combine_addons(names([times(1.0), times(1000.0)]))
     assert found.titles == ("sum", "sum_2")
     assert (found.reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)) == 1001.0).all()
 
 
 def test_a_metric_is_checked_like_a_reward() -> None:
     with pytest.raises(UsageError, match="the add-on's metric 'mean <lambda>' returned (shape|one number)"):
-        combined([tiny("badly_told")]).metric(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))
+        combine_addons([tiny("badly_told")]).metric(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))
 
 
 def test_a_users_own() -> None:
-    addon = combined([tiny("stay_near") + "=0.5"])
+    addon = combine_addons([tiny("stay_near") + "=0.5"])
     np.testing.assert_allclose(addon.reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)), -0.5 * NEXT[..., 0] ** 2)
-    assert addon.reported is None
+    assert addon.metric_source is None
 
 
 def test_a_users_own_metric(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_users_own_metric(tmp_path: Path) -> None:
         "def loudness(observations, actions, next_observations, info):\n    return abs(actions).sum(-1)\n"
         "quiet.metric = loudness\n"
     )
-    addon = combined([f"{tmp_path}/mine.py:quiet"])
+    addon = combine_addons([f"{tmp_path}/mine.py:quiet"])
     assert addon.metric_name == "mean loudness"
     assert addon.metric(Transitions(OBSERVATIONS, ACTIONS - 1, NEXT, INFO)).tolist() == [[8.0] * 3] * 2
 
@@ -170,7 +170,7 @@ def test_joints_are_where_gymnasium_says() -> None:
 )
 def test_a_bad_request_is_one_clear_sentence(request_: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        combined([request_])
+        combine_addons([request_])
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_bad_function_is_one_clear_sentence(name: str, error: type[Exception],
 
 
 def test_a_function_sees_one_row_of_transitions_whatever_the_batch() -> None:
-    addon = combined([tiny("one_row")])
+    addon = combine_addons([tiny("one_row")])
     steps = Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO)
     assert addon.reward(steps).tolist() == (NEXT[..., 0] + INFO["y_velocity"]).tolist()
     assert addon.reward(Transitions(OBSERVATIONS[0], ACTIONS[0], NEXT[0], {"y_velocity": np.zeros(3)})).shape == (3,)
@@ -213,12 +213,12 @@ def test_one_that_ships_is_refused_where_an_option_moves_its_numbers(option: str
 
 def test_one_that_ships_says_whose_numbers_it_reads_where_there_are_others() -> None:
     with pytest.raises(UsageError, match=r"'hind_leg' \(made for HalfCheetah\) failed: IndexError"):
-        combined(["hind_leg=2"]).reward(Transitions(np.zeros((1, 2)), np.zeros((1, 1)), np.zeros((1, 2)), {}))
+        combine_addons(["hind_leg=2"]).reward(Transitions(np.zeros((1, 2)), np.zeros((1, 1)), np.zeros((1, 2)), {}))
 
 
 def test_missing_info_is_named() -> None:
     with pytest.raises(UsageError, match="needs 'y_velocity' in the environment's info, which has clock"):
-        combined(["sideways"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, {"clock": np.zeros((2, 3))}))
+        combine_addons(["sideways"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, {"clock": np.zeros((2, 3))}))
 
 
 def test_doing_as_told_is_the_error_of_the_velocity() -> None:
@@ -227,7 +227,7 @@ def test_doing_as_told_is_the_error_of_the_velocity() -> None:
     before[0, 45:48] = [1.0, -0.5, 0.2]
     after[0, [0, 1, 5]] = [0.9, -0.5, 0.5]
     after[0, 45:48] = 100.0
-    found = combined(["on_command=2"]).reward(Transitions(before, np.zeros((2, 12)), after, {}))
+    found = combine_addons(["on_command=2"]).reward(Transitions(before, np.zeros((2, 12)), after, {}))
     np.testing.assert_allclose(found, [-2.0 * (0.1**2 + 0.3**2), 0.0], rtol=1e-5)
 
 
@@ -243,7 +243,9 @@ def test_what_fails_in_an_addon_is_told_with_its_place_and_what_there_is() -> No
     here = Path(__file__)
     said = r"failed: KeyError: 'distanse' \(.*, line \d+\); info has distance; what only some steps tell is read by"
     with pytest.raises(UsageError, match=said):
-        combined([f"{here}:asks_for_more"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, {"distance": NEXT[..., 0]}))
+        combine_addons([f"{here}:asks_for_more"]).reward(
+            Transitions(OBSERVATIONS, ACTIONS, NEXT, {"distance": NEXT[..., 0]})
+        )
     line = next(n for n, text in enumerate(here.read_text().splitlines(), 1) if "1 // 0 for" in text)
     with pytest.raises(UsageError, match=rf"failed: ZeroDivisionError: .* \({here.name}, line {line}\)$"):
-        combined([f"{here}:divides"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))
+        combine_addons([f"{here}:divides"]).reward(Transitions(OBSERVATIONS, ACTIONS, NEXT, INFO))

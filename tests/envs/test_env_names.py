@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tiny_envs import tiny
 
-from repolicy.envs.batches import OWN
+from repolicy.envs.batches import RESERVED_OPTIONS
 from repolicy.envs.making import make_envs
-from repolicy.envs.names import envpool_names, parsed
+from repolicy.envs.names import envpool_names, parse_env_name
 from repolicy.errors import UsageError
 
 envpool = pytest.importorskip("envpool")
@@ -74,7 +74,10 @@ def test_options_follow_the_name(backend: Any) -> None:
         ("HalfCheetah-v4?noise", "'noise' is no option; write them as NAME.option=value"),
         ("Hopper-v4?frame_stack=0", "'Hopper-v4.frame_stack=0' cannot be made: ValueError: frame_stack must be"),
         ("Hopper-v4?xml_file=foo.xml", "'Hopper-v4.xml_file=foo.xml' cannot be made: RuntimeError: .*foo.xml"),
-        *((f"Hopper-v4?{key}=3", f"{key!r} is Repolicy's own to set: use --envs and --seed") for key in OWN),
+        *(
+            (f"Hopper-v4?{key}=3", f"{key!r} is Repolicy's own to set: use --envs and --seed")
+            for key in RESERVED_OPTIONS
+        ),
         ("InvertedPendulum-v5?foo=1", "'InvertedPendulum-v5.foo=1' cannot be made: TypeError: .*foo"),
     ],
 )
@@ -85,7 +88,7 @@ def test_wrong_options_are_named(name: str, message: str) -> None:
 
 
 def test_an_option_that_is_nested_too_deep_for_json_is_a_text() -> None:
-    assert parsed("Hopper-v4?x=" + "[" * 100_000) == ("Hopper-v4", {"x": "[" * 100_000})
+    assert parse_env_name("Hopper-v4?x=" + "[" * 100_000) == ("Hopper-v4", {"x": "[" * 100_000})
 
 
 def test_whoever_asks_for_names_first_is_not_kept_in_memory() -> None:

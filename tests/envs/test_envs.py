@@ -11,9 +11,9 @@ from tiny_envs import Counter, tiny
 
 import repolicy
 from repolicy.envs import names
-from repolicy.envs.batches import together
+from repolicy.envs.batches import merge_infos
 from repolicy.envs.making import make_envs
-from repolicy.envs.step import numeric, own_numbers
+from repolicy.envs.step import numeric_entries, to_env_numbers
 from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.policies.distributions import ActionSpace
 
@@ -233,7 +233,7 @@ def test_actions_have_the_numbers_and_the_shape_that_the_environment_asks_for(
     batch.reset()
     assert batch.actions.width == len(stored)
     assert batch.step(np.array([stored, stored])).info["sum"].tolist() == [sent, sent]
-    assert own_numbers(np.array([[stored]]), batch.actions).sum() == sent
+    assert to_env_numbers(np.array([[stored]]), batch.actions).sum() == sent
 
 
 def test_bounds_are_known() -> None:
@@ -245,13 +245,13 @@ def test_bounds_are_known() -> None:
 
 
 def test_what_is_told_of_whatever_kind_and_by_whomever_is_numbers() -> None:
-    told = together([{"hit": 1, "name": "a", "deep": {}}, {"hit": 2.5, "far": np.array(3)}, {"way": [[1], [1, 2]]}])
-    told |= together([{"won": np.bool_(True), "on": False}, {"won": False, "on": True}, {"on": np.array(True)}])
+    told = merge_infos([{"hit": 1, "name": "a", "deep": {}}, {"hit": 2.5, "far": np.array(3)}, {"way": [[1], [1, 2]]}])
+    told |= merge_infos([{"won": np.bool_(True), "on": False}, {"won": False, "on": True}, {"on": np.array(True)}])
     numbers = {key: each.tolist() for key, each in told.items()}
     assert numbers == {"hit": [1.0, 2.5, 0.0], "far": [0.0, 3.0, 0.0], "won": [1.0, 0.0, 0.0], "on": [0.0, 1.0, 1.0]}
-    told = together([{"cost": None, "far": np.ones(3)}, {"cost": 2, "far": 0.5}, {"cost": "none"}])
+    told = merge_infos([{"cost": None, "far": np.ones(3)}, {"cost": 2, "far": 0.5}, {"cost": "none"}])
     assert {key: each.tolist() for key, each in told.items()} == {"cost": [0.0, 2.0, 0.0], "far": [0.0, 0.5, 0.0]}
-    assert numeric({"won": np.array([True, False])}, 2)["won"].tolist() == [1.0, 0.0]
+    assert numeric_entries({"won": np.array([True, False])}, 2)["won"].tolist() == [1.0, 0.0]
     assert {each.dtype for each in told.values()} == {np.dtype(float)}
 
 

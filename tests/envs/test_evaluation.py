@@ -11,8 +11,8 @@ from noise_worlds import named
 from tiny_envs import Counter, LinearQuadratic, tiny
 
 from repolicy.envs import evaluation
-from repolicy.envs.addons import combined
-from repolicy.envs.addons import limits as limits_of
+from repolicy.envs.addons import combine_addons
+from repolicy.envs.addons import parse_limits as limits_of
 from repolicy.envs.evaluation import Column, evaluate, run_episodes
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, Rollout
@@ -50,7 +50,7 @@ def test_hasty_environments_do_not_run_more_episodes() -> None:
 
 
 def test_returns_are_those_of_a_loop_by_hand() -> None:
-    addon = combined([f"{tiny('stay_near')}=2"])
+    addon = combine_addons([f"{tiny('stay_near')}=2"])
     found = evaluate(policy(1), tiny("LinearQuadratic"), 5, addon=addon)
     envs = make_envs(tiny("LinearQuadratic"), 5, 0)
     seen, basic, extra = envs.reset(), np.zeros(5), np.zeros(5)
@@ -87,12 +87,12 @@ def test_entropies_are_summed_over_each_episode_and_each_block_is_shown_once() -
     envs, seen = make_envs(tiny("LinearQuadratic"), 3, 0), list[Rollout]()
     found = run_episodes(policy(1), envs, 6, deterministic=False, look=seen.append)
     assert found.entropy == pytest.approx(8 * float(policy(1)(torch.zeros(1, 1)).entropy()))  # one std for all states
-    assert sum(len(rollout.basic) for rollout in seen) == evaluation.BLOCK  # twice 8 steps fit into one block
+    assert sum(len(rollout.basic) for rollout in seen) == evaluation.BLOCK_STEPS  # twice 8 steps fit into one block
 
 
 def test_add_ons_are_told_apart_from_the_basic_reward() -> None:
     plain = evaluate(policy(1), tiny("LinearQuadratic"), 3, seed=5)
-    found = evaluate(policy(1), tiny("LinearQuadratic"), 3, seed=5, addon=combined([f"{tiny('far_away')}=2"]))
+    found = evaluate(policy(1), tiny("LinearQuadratic"), 3, seed=5, addon=combine_addons([f"{tiny('far_away')}=2"]))
     np.testing.assert_array_equal(found.basic, plain.basic)
     np.testing.assert_allclose(found.total, found.basic + found.addon)
     assert plain.addon is None
@@ -123,8 +123,8 @@ def test_a_limits_mean_is_that_of_all_steps() -> None:
 
 def test_several_add_ons_are_told_apart_and_one_that_is_named_twice_counts_with_both_weights() -> None:
     far, near = tiny("far_away"), tiny("stay_near")
-    found = evaluate(policy(1), tiny("LinearQuadratic"), 3, addon=combined([f"{far}=2", near, f"{far}=3"]))
-    alone = evaluate(policy(1), tiny("LinearQuadratic"), 3, addon=combined([far])).addon
+    found = evaluate(policy(1), tiny("LinearQuadratic"), 3, addon=combine_addons([f"{far}=2", near, f"{far}=3"]))
+    alone = evaluate(policy(1), tiny("LinearQuadratic"), 3, addon=combine_addons([far])).addon
     assert set(found.wishes) == {"far_away", "stay_near"}
     assert alone is not None
     np.testing.assert_allclose(found.wishes["far_away"], 5 * alone)
@@ -134,14 +134,14 @@ def test_several_add_ons_are_told_apart_and_one_that_is_named_twice_counts_with_
 def test_functions_of_one_name_in_two_files_are_told_apart(tmp_path: Path) -> None:
     near, other = tiny("stay_near"), f"{tmp_path}/theirs.py:stay_near"
     (tmp_path / "theirs.py").write_text("def stay_near(*transitions): return 2.0 * transitions[2][:, 0]\n")
-    found = evaluate(policy(1), tiny("LinearQuadratic"), 3, addon=combined([near, other]))
+    found = evaluate(policy(1), tiny("LinearQuadratic"), 3, addon=combine_addons([near, other]))
     assert set(found.wishes) == {near, other}
-    alone = evaluate(policy(1), tiny("LinearQuadratic"), 3, addon=combined([other])).addon
+    alone = evaluate(policy(1), tiny("LinearQuadratic"), 3, addon=combine_addons([other])).addon
     np.testing.assert_array_equal(found.wishes[other], alone)
 
 
 def test_each_episode_is_in_the_file() -> None:
-    found = evaluate(policy(1), tiny("LinearQuadratic"), 6, addon=combined([tiny("stay_near")]))
+    found = evaluate(policy(1), tiny("LinearQuadratic"), 6, addon=combine_addons([tiny("stay_near")]))
     values = json.loads(json.dumps(found.as_dict()))
     assert (values["episodes"], values["each"]["length"]) == (6, [8.0] * 6)
     for name in ("basic_reward", "addon_reward", "total_reward"):
@@ -174,7 +174,7 @@ def test_after_an_episode_that_is_cut_the_next_one_begins_anew() -> None:
 
 def test_everything_may_be_named() -> None:
     by_name = evaluate("hopper", "Hopper-v4", 1, addon="height=2")
-    made = evaluate(load_policy("hopper"), "Hopper-v4", 1, addon=combined(["height=2"]))
+    made = evaluate(load_policy("hopper"), "Hopper-v4", 1, addon=combine_addons(["height=2"]))
     np.testing.assert_array_equal(by_name.total, made.total)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.gaits import (
     ActionRate,
@@ -24,7 +24,7 @@ from repolicy.envs.gaits import (
     torque_peak,
 )
 from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Collector, Past, Rollout, Transitions
+from repolicy.envs.rollout import AddonState, Collector, Rollout, Transitions
 from repolicy.errors import UsageError
 from repolicy.planning.asking import plan
 from repolicy.policies.distributions import ActionSpace
@@ -143,7 +143,7 @@ def collected(blocks: list[int]) -> list[Rollout]:
     "wishes", [("action_rate",), ("jerk=2", "hind_leg", "action_rate"), (f"{__name__}:FromStart",)]
 )
 def test_where_one_rollout_ends_and_the_next_begins_does_not_matter(wishes: tuple[str, ...]) -> None:
-    cut, whole, addon = collected([4, 1, 9, 6]), collected([20]), combined(wishes)
+    cut, whole, addon = collected([4, 1, 9, 6]), collected([20]), combine_addons(wishes)
     twice = [[addon.reward(rollout.transitions) for _ in range(2)] for rollout in cut]  # asked again, the same
     paid, again = map(np.concatenate, zip(*twice, strict=True))
     np.testing.assert_array_equal(paid, again)
@@ -153,7 +153,7 @@ def test_where_one_rollout_ends_and_the_next_begins_does_not_matter(wishes: tupl
         starts = [*np.flatnonzero(rollout.ages[:, n] == 1), 20]
         for begin, end in pairwise(starts):
             steps = [part[begin:end, n : n + 1] for part in rollout.transitions[:3]]
-            alone = addon.reward(Transitions(*steps, {}, Past(rollout.ages[begin:end, n : n + 1] == 1, {})))
+            alone = addon.reward(Transitions(*steps, {}, AddonState(rollout.ages[begin:end, n : n + 1] == 1, {})))
             np.testing.assert_allclose(paid[begin:end, n], alone[:, 0])
     assert rollout.ages[3, 1] == rollout.ages[7, 0] == 1
 
@@ -176,9 +176,9 @@ def test_choices_have_no_rate_and_a_planner_no_past() -> None:
     with pytest.raises(UsageError, match="add-on 'jerk' has a past, and a planner's"):
         plan("halfcheetah", ("hind_leg", "jerk"))
     with pytest.raises(UsageError, match="needs the steps in their order"):
-        combined(["jerk"]).reward(collected([2])[0].transitions._replace(past=None))
+        combine_addons(["jerk"]).reward(collected([2])[0].transitions._replace(past=None))
     with pytest.raises(UsageError, match="no number of 1 or more"):
-        combined(["symmetry(steps=0)"])
+        combine_addons(["symmetry(steps=0)"])
 
 
 def test_the_wrapper_of_one_environment_pays_the_same() -> None:

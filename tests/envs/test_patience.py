@@ -11,7 +11,7 @@ from small_runs import SMALL
 from tiny_envs import tiny
 
 from repolicy.envs.batches import EnvPoolEnvs
-from repolicy.envs.watchdog import NOTE, Watchdog
+from repolicy.envs.watchdog import ENV_CALL, Watchdog
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.learning.training import train, watchdog
 from repolicy.objective import soft
@@ -29,7 +29,7 @@ def test_patience_ends_a_rank_that_hangs_and_the_first_one_says_where(tmp_path: 
 def test_patience_ends_the_first_rank_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     codes = list[int]()
     monkeypatch.setattr(os, "_exit", codes.append)
-    with Watchdog(0, 0.05), NOTE.calling("Pendulum-v1"):
+    with Watchdog(0, 0.05), ENV_CALL.calling("Pendulum-v1"):
         time.sleep(0.2)
     assert {*codes} == {1}
     said = capsys.readouterr().err
@@ -40,7 +40,7 @@ def test_patience_ends_the_first_rank_too(capsys: pytest.CaptureFixture[str], mo
 def test_a_long_call_is_reported_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     began = threading.active_count()
     with Watchdog(3, None, long=0.05):
-        with NOTE.calling("Pendulum-v1"):
+        with ENV_CALL.calling("Pendulum-v1"):
             time.sleep(0.2)
         time.sleep(0.1)  # long, but no call
     said = capsys.readouterr().err
@@ -57,7 +57,7 @@ def test_a_call_into_envpool_that_fails_is_one_sentence() -> None:
 
     with pytest.raises(RepolicyError, match="^environment 'Pendulum-v1' failed: RuntimeError: the motor is on fire"):
         EnvPoolEnvs("Pendulum-v1", 1, 0).call(fail)
-    assert NOTE.began == 0.0
+    assert ENV_CALL.began == 0.0
 
 
 @pytest.mark.parametrize("env_timeout", [0.0, -1.0, float("nan")])

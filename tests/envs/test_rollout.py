@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny_envs import tiny
 
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.envs.making import make_envs
-from repolicy.envs.rollout import Collector, staggered
+from repolicy.envs.rollout import Collector, staggered_cuts
 from repolicy.errors import NumericError
 from repolicy.policies.normalizer import moment_sums
 from repolicy.policies.policy import Policy
@@ -37,7 +37,7 @@ def test_episodes_follow_each_other_without_a_gap() -> None:
         assert rollout.basic[:, n].tolist() == [10 * e + t + 1 for e, t in zip(episode, before, strict=True)]
         assert np.flatnonzero(rollout.terminated[:, n]).tolist() == [2, 11]
         assert np.flatnonzero(rollout.truncated[:, n]).tolist() == [6]
-    assert rollout.cut.tolist() == [[6, 0], [6, 1]]
+    assert rollout.cut_indices.tolist() == [[6, 0], [6, 1]]
     assert rollout.cut_observations.tolist() == [[2, 4], [2, 4]]
     assert rollout.episodes.lengths == [3, 3, 4, 4, 5, 5]
     assert rollout.episodes.returns == [36.0, 36.0, 90.0, 90.0, 165.0, 165.0]
@@ -100,7 +100,7 @@ def test_add_ons_see_the_actions_that_the_environment_got(actions: str, family: 
     policy = Policy(spec_for(batch, Settings(hidden=(4,), family=family)))
     rollout = Collector(batch, 7, torch.Generator().manual_seed(0), keep_transitions=True).collect(policy)
     assert rollout.actions.shape == (7, 3, batch.actions.width)
-    assert combined([tiny("was_told")]).reward(rollout.transitions).shape == (7, 3)
+    assert combine_addons([tiny("was_told")]).reward(rollout.transitions).shape == (7, 3)
 
 
 def test_a_first_episode_that_is_cut_is_bootstrapped_and_counts_in_no_statistics() -> None:
@@ -111,7 +111,7 @@ def test_a_first_episode_that_is_cut_is_bootstrapped_and_counts_in_no_statistics
     rollout = Collector(batch, 9, torch.Generator().manual_seed(0), keep_transitions=True, cuts=cuts).collect(policy)
     assert rollout.observations[:4, 0].tolist() == [[1, 0], [1, 1], [2, 0], [2, 1]]
     assert rollout.next_observations[1, 0].tolist() == [1, 2]
-    assert rollout.cut.tolist() == [[1, 0], [5, 0], [6, 1]]  # the first by us, the others by the time limit
+    assert rollout.cut_indices.tolist() == [[1, 0], [5, 0], [6, 1]]  # the first by us, the others by the time limit
     assert rollout.cut_observations[0].tolist() == [1, 2]
     assert np.flatnonzero(rollout.terminated[:, 0]).tolist() == []
     assert np.flatnonzero(rollout.terminated[:, 1]).tolist() == [2]
@@ -127,7 +127,7 @@ def test_episodes_that_only_a_limit_ends_begin_at_times_spread_over_it(name: str
     batch = make_envs(name, 4, 0, backend)
     assert batch.limit == limit
     policy = Policy(spec_for(batch, Settings(hidden=(4,))))
-    cuts = [staggered(limit, first, 2, 4) for first in (0, 2)]  # of two ranks
+    cuts = [staggered_cuts(limit, first, 2, 4) for first in (0, 2)]  # of two ranks
     assert [cut.tolist() for cut in cuts] == [[limit // 4, limit // 2], [3 * limit // 4, limit]]
     assert make_envs(tiny("Counter"), 1, 0).limit is None
     collect = Collector(batch, 2 * limit, torch.Generator().manual_seed(0), cuts=np.concatenate(cuts))
@@ -139,7 +139,7 @@ def test_episodes_that_only_a_limit_ends_begin_at_times_spread_over_it(name: str
 
 
 def test_environments_that_tell_no_limit_are_not_cut() -> None:
-    assert staggered(None, 0, 3, 3).tolist() == [0, 0, 0]
+    assert staggered_cuts(None, 0, 3, 3).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("n_steps", [11, 20], ids=["at the rollout's end", "within the rollout"])

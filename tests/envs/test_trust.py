@@ -17,7 +17,7 @@ import repolicy
 from benchmarks import damage, fuzz
 from repolicy.cli import about
 from repolicy.envs import addons, names
-from repolicy.envs.trust import OWN, confirm
+from repolicy.envs.trust import PACKAGE_CODE, check_trust
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON, load_object
 from repolicy.many.sweep import _program
@@ -33,22 +33,22 @@ from repolicy.runs import ranks
 )
 def test_what_is_more_than_a_registered_environment(name: str) -> None:
     with pytest.raises(UsageError, match="names (code|a file) that would be"):
-        confirm("file", False, env=name)
-    confirm("file", True, env=name)
+        check_trust("file", False, env=name)
+    check_trust("file", True, env=name)
 
 
 @pytest.mark.parametrize("name", ["os:system", "theirs/x?observe=y.py:f", "theirs/x?observe_critic=y.py:f=2", "a#b:f"])
 def test_what_is_more_than_an_add_on_that_ships(name: str) -> None:
     with pytest.raises(UsageError, match="names (code|a file) that would be"):
-        confirm("file", False, addons=["height", name])
-    confirm("file", True, addons=["height", name])
+        check_trust("file", False, addons=["height", name])
+    check_trust("file", True, addons=["height", name])
 
 
 def test_registered_names_are_free() -> None:
-    for env in ("Hopper-v4", "ALE/Pong-v5", "Hopper-v4?reset_noise_scale=-2e-3&terminate=true", *OWN):
-        confirm("file", False, env=env)
-    confirm("file", False, addons=["height=0.5", "hind_leg(joint=bshin)=2", "", "repolicy.rql.tasks:addon=0.5"])
-    assert {task.env for task in TASKS.values()} < OWN
+    for env in ("Hopper-v4", "ALE/Pong-v5", "Hopper-v4?reset_noise_scale=-2e-3&terminate=true", *PACKAGE_CODE):
+        check_trust("file", False, env=env)
+    check_trust("file", False, addons=["height=0.5", "hind_leg(joint=bshin)=2", "", "repolicy.rql.tasks:addon=0.5"])
+    assert {task.env for task in TASKS.values()} < PACKAGE_CODE
 
 
 @settings(max_examples=200)
@@ -66,13 +66,13 @@ def test_a_name_that_is_free_imports_nothing(name: str) -> None:
         mock.patch.object(names, "load_object", load),
         mock.patch.object(names, "nearest", return_value=""),  # of thousands of names, at each name that is none
     ):
-        for kind, use in (("addons", addons.parse), ("env", names.maker)):
+        for kind, use in (("addons", addons.parse), ("env", names.env_maker)):
             try:
-                confirm("file", False, **{kind: [name] if kind == "addons" else name})
+                check_trust("file", False, **{kind: [name] if kind == "addons" else name})
                 use(name)
             except RepolicyError:
                 continue
-    assert {*asked} <= OWN
+    assert {*asked} <= PACKAGE_CODE
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_other_processes_take_no_file_of_this_folder_for_a_library(
     monkeypatch.setattr("sys.path", [path for path in sys.path if path])
     for name in ("numpy", "torch", "mujoco", "json", "repolicy"):
         Path(f"{name}.py").write_text(fuzz.MARK)
-    with ranks.launched(2, ["import json, numpy"]):
+    with ranks.launch_ranks(2, ["import json, numpy"]):
         pass
     assert not Path("owned").exists()
     for start in (lambda: about._renders("egl"), lambda: film._in_its_own_process("", "egl", print)):

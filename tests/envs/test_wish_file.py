@@ -7,9 +7,9 @@ import pytest
 import torch
 from typed_commands import failed
 
-from repolicy.envs.addons import at, check_env, combined, dials, imported
+from repolicy.envs.addons import check_env, combine_addons, dials, import_target, with_weights
 from repolicy.envs.rollout import Transitions
-from repolicy.envs.trust import confirm
+from repolicy.envs.trust import check_trust
 from repolicy.envs.wish_file import Features, LearntWish, Networks, open_wish
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.policies.storage import read, write
@@ -41,12 +41,12 @@ def test_features_that_need_no_code(reference: str, values: list[list[float]], n
 def test_a_file_is_an_add_on_with_a_weight(tmp_path: Path) -> None:
     path = tmp_path / "x=1" / "spare.safetensors"
     wish().write(path)
-    assert combined([str(path)]).reward(Transitions(BEFORE, DONE, AFTER, {})).tolist() == [-8, -14]
-    weighed = combined([f"{path}=0.5"])
+    assert combine_addons([str(path)]).reward(Transitions(BEFORE, DONE, AFTER, {})).tolist() == [-8, -14]
+    weighed = combine_addons([f"{path}=0.5"])
     assert weighed.reward(Transitions(BEFORE, DONE, AFTER, {})).tolist() == [-4, -7]
     assert weighed.titles == ("spare",)
     assert [dial.name for dial in dials([f"{path}=0..2"])] == ["spare"]
-    assert at([f"{path}=0..2"], {"spare": 1.5}) == (f"{path}=1.5",)
+    assert with_weights([f"{path}=0..2"], {"spare": 1.5}) == (f"{path}=1.5",)
 
 
 def test_networks_are_their_mean(tmp_path: Path) -> None:
@@ -69,20 +69,20 @@ def test_features_of_ones_own_are_only_named_in_the_file(tmp_path: Path, monkeyp
     with pytest.raises(
         UsageError, match=r"names code that would be run: own.py:f; .* 'w.safetensors\(features=own.py:f\)'"
     ):
-        combined(["w.safetensors"])
+        combine_addons(["w.safetensors"])
     assert not (tmp_path / "ran").exists()
     typed = "w.safetensors(features=own.py:f)=2"
-    assert combined([typed]).reward(Transitions(BEFORE, DONE, AFTER, {})).tolist() == [16, -28]
+    assert combine_addons([typed]).reward(Transitions(BEFORE, DONE, AFTER, {})).tolist() == [16, -28]
     with pytest.raises(UsageError, match="names code"):
-        confirm("a policy", False, addons=[typed])
+        check_trust("a policy", False, addons=[typed])
     with pytest.raises(UsageError, match="is a wish of the features own.py:f, not of own.py:g"):
-        combined(["w.safetensors(features=own.py:g)"])
+        combine_addons(["w.safetensors(features=own.py:g)"])
 
 
 def test_a_policys_file_that_names_a_wish_file_is_asked_about(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="names a file that would be opened: elsewhere.safetensors=2; if you trust it"):
-        confirm("a policy", False, addons=["elsewhere.safetensors=2"])
-    assert imported("elsewhere.safetensors=2") == "elsewhere.safetensors"
+        check_trust("a policy", False, addons=["elsewhere.safetensors=2"])
+    assert import_target("elsewhere.safetensors=2") == "elsewhere.safetensors"
 
 
 def test_another_environment_is_refused(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_another_environment_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         RepolicyError, match="3 observed numbers and 2 of an action in HalfCheetah-v4, and here are 2 and 2"
     ):
-        combined([str(path)]).reward(Transitions(BEFORE[:, :2], DONE, AFTER[:, :2], {}))
+        combine_addons([str(path)]).reward(Transitions(BEFORE[:, :2], DONE, AFTER[:, :2], {}))
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_a_damaged_file_is_one_sentence(header: object, tensors: object, why: st
     values = {name: value for name, value in values.items() if name not in ("format", "kind")}
     write(path, "wish", kept | tensors, values | header)
     with pytest.raises(RepolicyError, match=why):
-        combined([str(path)])
+        combine_addons([str(path)])
 
 
 def test_what_is_no_wish_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FileError, match="there is no file"):
-        combined([str(tmp_path / "none.safetensors")])
+        combine_addons([str(tmp_path / "none.safetensors")])
     write(tmp_path / "p.safetensors", "policy", {}, {})
     assert "is a policy, not a wish" in failed(capsys, "evaluate", "hopper", "--addon", tmp_path / "p.safetensors")
 

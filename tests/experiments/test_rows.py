@@ -12,7 +12,7 @@ from worth_known import optimum
 from experiments import dial, found, handed_out, planning, real_robot, robot_film
 from experiments.episodes import played
 from experiments.ledger import Ledger
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.objective import kl, residual
 from repolicy.policies.density import MOST, fit_density
 from repolicy.policies.normalizer import Normalizer
@@ -22,10 +22,10 @@ from repolicy.prepare import states
 def test_the_objective_of_a_policy_that_is_its_prior_is_the_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under kl, log prior and log policy cancel."""
     monkeypatch.setattr(found, "EPISODES", 8)
-    seen = found.measured(optimum(), optimum(), tiny("LinearQuadratic"), combined([tiny("stay_near")]), kl(0.7))
+    seen = found.measured(optimum(), optimum(), tiny("LinearQuadratic"), combine_addons([tiny("stay_near")]), kl(0.7))
     assert seen["objective"] == pytest.approx(seen["sampled"]["addon"], abs=1e-4)
     assert seen["objective"][0] < seen["mean"]["addon"][0] < 0.0  # noise costs
-    wish = found.measured(optimum(), optimum(), tiny("LinearQuadratic"), combined([tiny("stay_near")]), None)
+    wish = found.measured(optimum(), optimum(), tiny("LinearQuadratic"), combine_addons([tiny("stay_near")]), None)
     assert wish["objective"] == seen["sampled"]["addon"]
 
 

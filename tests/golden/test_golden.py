@@ -47,7 +47,7 @@ def test_a_run_goes_on_where_it_stopped(
     monkeypatch.setattr(multipliers, "EARNING_EPISODES", 2)
     run = tmp_path / name
     shutil.copytree(folder / name, run)
-    before = RunFolder(run).latest()
+    before = RunFolder(run).latest_checkpoint()
     assert before is not None
     again: dict[str, Any] = {"out": run, "resume": True}
     prior = run / "prior.safetensors"
@@ -63,7 +63,7 @@ def test_a_sweep_and_a_run_of_residual_q_learning_are_read(folder: Path, tmp_pat
     shutil.copytree(folder / "rql", tmp_path / "rql")
     swept, run = claimed(folder / "swept"), RunFolder(tmp_path / "rql", Request, ResidualQLearning)
     assert [point["omega"] for point in swept["points"]] == swept["omegas"] == [0.1, 1.0]
-    assert run.latest() is not None
+    assert run.latest_checkpoint() is not None
     assert rql.train("repolicy.rql.tasks:CartPole", soft(0.5), tmp_path / "rql", resume=True).finished
 
 

@@ -7,8 +7,8 @@ from gymnasium.utils.seeding import np_random
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, LinearQuadratic, tiny
 
 from repolicy.envs.batches import GymnasiumEnvs
-from repolicy.envs.names import maker
-from repolicy.envs.step import Batch, Envs, Step, native
+from repolicy.envs.names import env_maker
+from repolicy.envs.step import Batch, Envs, Step, to_env_actions
 
 
 class AtOnce(Batch):
@@ -18,7 +18,7 @@ class AtOnce(Batch):
 
     def __init__(self, name: str, count: int, seed: int) -> None:
         self.name, self.count, self._seed = name, count, seed
-        self._one: LinearQuadratic = maker(name)()
+        self._one: LinearQuadratic = env_maker(name)()
         self.note_spaces(self._one.observation_space, self._one.action_space, critic=False)
 
     def reset(self) -> np.ndarray:
@@ -33,7 +33,7 @@ class AtOnce(Batch):
         return np.where(which[:, None], self._x[:, None].astype(np.float32), observations)
 
     def step(self, actions: np.ndarray) -> Step:
-        u = native(actions, self.actions, self._own)[:, 0].astype(np.float64)
+        u = to_env_actions(actions, self.actions, self._own)[:, 0].astype(np.float64)
         rewards = -(STATE_COST * self._x**2 + CONTROL_COST * u**2)
         self._x = DYNAMICS * self._x + CONTROL * u
         self._t += 1

@@ -14,7 +14,7 @@ from repolicy.learning.worker import Worker
 from repolicy.objective import Objective
 from repolicy.policies.file import save_policy
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import Alone
+from repolicy.runs.ranks import SingleRank
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
@@ -55,7 +55,7 @@ def worker(
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.prior.write_bytes(prior.read_bytes())
-    segments = Segments(Request(tiny("WithoutReward"), objective, settings, wishes, "a checksum"), folder, Alone())
+    segments = Segments(Request(tiny("WithoutReward"), objective, settings, wishes, "a checksum"), folder, SingleRank())
     segments.begin()
     made = segments.worker
     assert isinstance(made.terms, DialedTerms)

@@ -20,7 +20,7 @@ SMALL = Settings(
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
-    latest = RunFolder(folder).latest()
+    latest = RunFolder(folder).latest_checkpoint()
     return latest[0]
 
 

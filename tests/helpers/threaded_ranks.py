@@ -54,7 +54,7 @@ def in_threads(count: int, work: Callable[[ranks.Ranks], Any]) -> list[Any]:
 
 @contextmanager
 def launched(count: int, program: list[str]) -> Iterator[ranks.Ranks]:
-    """What `ranks.launched` does for two ranks, but the other's program runs as a thread of this process.
+    """What `ranks.launch_ranks` does for two ranks, but the other's program runs as a thread of this process.
 
     It must not end its process when it is done, as that of a run does.
     """
@@ -63,7 +63,7 @@ def launched(count: int, program: list[str]) -> Iterator[ranks.Ranks]:
     ours, theirs = (ranks.SharedMemory(index, count, buffer, others) for index in range(count))
     with (
         mock.patch.object(sys, "argv", ["-c", *program[1:], "1", "2", "0", "0"]),
-        mock.patch.object(ranks, "joined", return_value=theirs),
+        mock.patch.object(ranks, "join_ranks", return_value=theirs),
         ThreadPoolExecutor(1) as pool,
     ):
         other = pool.submit(noticed(others)(exec), program[0], {})

@@ -15,7 +15,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import moment_sums
 from repolicy.policies.policy import Policy
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import Alone
+from repolicy.runs.ranks import SingleRank
 from repolicy.runs.request import Request, spec_for
 from repolicy.runs.settings import Settings
 
@@ -41,7 +41,9 @@ def segments(
         policy.normalizer.update(seen(policy.spec.observation_size))
         save_policy(folder.prior, policy, {})
     addons = (tiny("stay_near"),) if objective.reads_addon else ()
-    made = Segments(Request(tiny(env), objective, settings, addons, "a checksum" if prior else ""), folder, Alone())
+    made = Segments(
+        Request(tiny(env), objective, settings, addons, "a checksum" if prior else ""), folder, SingleRank()
+    )
     if not prior:
         made.worker.learner.policy.normalizer.update(seen(made.worker.learner.policy.spec.observation_size))
     made.begin()

@@ -13,7 +13,7 @@ from stable_baselines3 import PPO
 
 from experiments.batches import ForRslRl, ForSb3, Paid
 from experiments.fine_tuning import WAYS, Acting, NearPrior
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.envs.rollout import Transitions
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 
@@ -30,7 +30,7 @@ def test_both_hosts_are_paid_the_add_on_of_the_same_physics() -> None:
         seen, paid, _, _ = second.step(torch.from_numpy(actions))
         np.testing.assert_array_equal(seen["policy"].numpy(), observations)
         np.testing.assert_array_equal(paid.numpy(), rewards)
-        expected = combined([ADDON]).reward(Transitions(before[None], actions[None], observations[None], {}))[0]
+        expected = combine_addons([ADDON]).reward(Transitions(before[None], actions[None], observations[None], {}))[0]
         np.testing.assert_allclose(rewards, expected, rtol=1e-6)
     noted = first.paid.noted()
     assert noted["addon"] < 0

@@ -75,7 +75,7 @@ def test_multipliers_move_as_the_engines_do() -> None:
         numbers = held.double().numpy()
         steps: Any = SimpleNamespace(
             transitions=Transitions(*(np.zeros((STEPS, ENVS, 1)),) * 3, {"power": numbers[0], "speed": numbers[1]}),
-            of_decisions=lambda values, mean: values,
+            per_decision=lambda values, mean: values,
             basic=np.zeros((STEPS, ENVS)),
         )
         price = engine.price(steps)

@@ -12,9 +12,9 @@ import torch
 from small import sine
 
 from repolicy import Policy, load_policy, save_policy
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.envs.gaits import ActionRate, Jerk
-from repolicy.envs.rollout import Past, Transitions
+from repolicy.envs.rollout import AddonState, Transitions
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.prior_reward import prior_reward
 from repolicy.hosts.reward_terms import term
@@ -275,7 +275,9 @@ def test_a_term_pays_what_the_engine_pays(wish: Any, name: str) -> None:
             env.episode_length_buf = torch.from_numpy(lengths[t])
             found.append(pays(env))
         nothing = np.zeros((12, 3, 1), np.float32)
-        expected = combined([name]).reward(Transitions(nothing, actions, nothing, {}, Past(lengths == 1, {})))
+        expected = combine_addons([name]).reward(
+            Transitions(nothing, actions, nothing, {}, AddonState(lengths == 1, {}))
+        )
         np.testing.assert_allclose(torch.stack(found), expected, rtol=1e-5)
         assert np.count_nonzero(expected[0]) == 0
 

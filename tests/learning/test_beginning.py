@@ -18,7 +18,7 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.request import words
+from repolicy.runs.request import command_words
 
 FOUND = of_both()
 
@@ -58,7 +58,7 @@ def test_it_is_resumed_to_the_bit_from_the_copy_in_its_folder(prior: Path, plann
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     with pytest.raises(UsageError, match="init was .* and is now"):
         run(prior, cut, resume=True, init=prior)
-    assert "--init x" in " ".join(words(RunFolder(cut).asked(), "prior", "x"))
+    assert "--init x" in " ".join(command_words(RunFolder(cut).load_request(), "prior", "x"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ SMALL = Settings(envs=8, n_steps=8, minibatch=32, checkpoint_every=2 * PARTS, ev
 
 @pytest.mark.skipif(not shares_memory(), reason="ranks of this machine need torchrun")
 def test_shares_are_the_ratio_of_the_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "launched", threaded_ranks.launched)
+    monkeypatch.setattr(ranks, "launch_ranks", threaded_ranks.launched)
     found = bench(tiny("LinearQuadratic"), replace(SMALL, ranks=2), slices=3)
     assert found["steps"] == 3 * 2 * 8 * 8  # three slices of two iterations
     assert found["share"] == pytest.approx(found["training_steps_per_second"] / found["physics_steps_per_second"])

@@ -18,10 +18,10 @@ from repolicy.objective import kl, no_entropy, residual
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import read_policy
-from repolicy.runs.callbacks import SHORT
+from repolicy.runs.callbacks import LINE_METRICS
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import Alone
-from repolicy.runs.result import Measured
+from repolicy.runs.ranks import SingleRank
+from repolicy.runs.result import Estimate
 
 LIMIT = 100
 
@@ -77,7 +77,7 @@ WHOLE, EARLY = np.full(32, LIMIT), np.full(32, 10)
     [((2.1, 1.0), 0.0, True), ((1.9, 1.0), 0.0, False), ((2.1, 1.0), -0.1, False), ((0.0, 0.0), 5.0, False)],
 )
 def test_two_standard_errors_and_no_shorter(gain: tuple[float, float], longer: float, better: bool) -> None:
-    assert clearly_better(Measured(*gain), longer) == better
+    assert clearly_better(Estimate(*gain), longer) == better
 
 
 def test_who_falls_early_where_steps_cost_is_not_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_who_falls_early_where_steps_cost_is_not_handed_out(tmp_path: Path, monk
     run = Run(tmp_path, monkeypatch)
     metrics = run.ends(1.0, -10.0 + NOISE[0], EARLY)
     assert metrics["evaluation_ended_early"] == 8
-    assert SHORT["evaluation_ended_early"].format(8.0) == "8 of the evaluated episodes ended early"
+    assert LINE_METRICS["evaluation_ended_early"].format(8.0) == "8 of the evaluated episodes ended early"
     metrics = run.ends(2.0, -100.0 + NOISE[1], WHOLE, last=True)
     assert metrics["evaluation_ended_early"] == 0
     assert run.files() == [("last", 2.0), ("last", 2.0)]
@@ -122,7 +122,7 @@ def test_a_resumed_run_has_its_candidate(tmp_path: Path, monkeypatch: pytest.Mon
     run.ends(1.0, 50.0 + NOISE[0], WHOLE)
     run.ends(2.0, 10.0 + NOISE[1], WHOLE)
     run.segments.save()
-    again = Segments(run.segments.worker.request, run.segments.folder, Alone())
+    again = Segments(run.segments.worker.request, run.segments.folder, SingleRank())
     assert again.restore() == []
     before, after = run.segments.candidate, again.candidate
     assert before[1:] == after[1:]
@@ -142,16 +142,16 @@ def test_episodes_that_the_environment_ended_are_counted(tmp_path: Path) -> None
 
 def test_what_is_measured_is_a_mean_and_its_error() -> None:
     values = np.random.default_rng(0).normal(3.0, 2.0, 50)
-    found = Measured.of(values.sum(), np.square(values).sum(), 50)
+    found = Estimate.of(values.sum(), np.square(values).sum(), 50)
     assert (found.mean, found.error) == pytest.approx((values.mean(), values.std(ddof=1) / 50**0.5))
-    assert Measured.of(-6.0, 12.0, 3).error == 0.0  # never below, whatever rounding does
+    assert Estimate.of(-6.0, 12.0, 3).error == 0.0  # never below, whatever rounding does
 
 
 def test_one_beats_another_by_more_than_both_their_errors() -> None:
     """Errors of 3 and 4 are one of 5 in the difference."""
     for one, other in ((3.0, 4.0), (4.0, 3.0)):
-        assert not Measured(4.9, one).beats(Measured(0.0, other))
-        assert Measured(5.1, one).beats(Measured(0.0, other))
+        assert not Estimate(4.9, one).beats(Estimate(0.0, other))
+        assert Estimate(5.1, one).beats(Estimate(0.0, other))
 
 
 @pytest.mark.parametrize("budget", [None, 0.1])

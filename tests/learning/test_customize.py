@@ -21,7 +21,7 @@ from repolicy.learning.ppo import STD_SPEED, STD_SPEED_MIN_SAMPLES
 from repolicy.learning.training import customize
 from repolicy.objective import Objective, greedy, kl, residual
 from repolicy.priors.opening import read_policy
-from repolicy.runs.request import Request, words
+from repolicy.runs.request import Request, command_words
 from repolicy.runs.settings import Settings
 
 
@@ -49,7 +49,7 @@ def test_environments_that_are_stepped_at_once_answer_as_one_after_the_other(nam
         collector = Collector(make(tiny(name), 4, 7), 20, torch.Generator().manual_seed(0), True, cuts)
         rollouts.append(collector.collect(as_policy(of_both())))
     one, other = rollouts
-    for part in ("observations", "next_observations", "sent", "basic", "terminated", "truncated", "ages"):
+    for part in ("observations", "next_observations", "env_actions", "basic", "terminated", "truncated", "ages"):
         np.testing.assert_array_equal(getattr(one, part), getattr(other, part))
     np.testing.assert_array_equal(one.info["distance"], other.info["distance"])
 
@@ -175,11 +175,11 @@ def test_a_rare_reward_is_accepted_where_it_is_announced_and_what_has_no_use_is_
 
 def test_the_command_of_a_log_prior_budget_names_omega_once() -> None:
     settings = replace(SETTINGS, log_prior_budget=3.0)
-    asked = words(Request("Hopper-v4", kl(0.1), settings, ("height",)), "hopper")
+    asked = command_words(Request("Hopper-v4", kl(0.1), settings, ("height",)), "hopper")
     assert [asked[place + 1] for place, word in enumerate(asked) if word == "--omega"] == ["auto"]
     assert asked[asked.index("--alpha") + 1] == "0.1"
     begun_elsewhere = Request("Hopper-v4", residual(0.2, 0.1), settings, ("height",))
-    assert words(begun_elsewhere, "hopper") == []  # no option says where auto begins
+    assert command_words(begun_elsewhere, "hopper") == []  # no option says where auto begins
 
 
 def test_what_an_addon_reports_for_people_is_logged(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.network import Mlp
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.priors.kinds import Scorer
-from repolicy.runs.ranks import Alone
+from repolicy.runs.ranks import SingleRank
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
@@ -89,13 +89,13 @@ def rollout(policy: Policy) -> Rollout:
     return Rollout(
         observations=observations,
         actions=torch.from_numpy(actions)[..., None],
-        sent=actions[..., None],
+        env_actions=actions[..., None],
         log_probs=policy.log_prob(torch.from_numpy(observations[:-1]), torch.from_numpy(actions)[..., None]),
         basic=MDP_.reward.numpy()[states, actions],
         terminated=last,
         truncated=ends,
         ages=np.full(states.shape, 1_000),  # far from how an episode begins
-        cut=np.zeros((0, 2), np.int64),
+        cut_indices=np.zeros((0, 2), np.int64),
         cut_observations=np.zeros((0, 2), np.float32),
         next_observations=observations[1:],
         infos=[],
@@ -126,7 +126,7 @@ def engine_gradient(objective: Objective, surrogate: Any) -> tuple[Policy, Tenso
     made: Any = Worker.__new__(Worker)
     made.critic_size = 0  # it sees what the policy sees
     made.settings = Settings(gamma=GAMMA, gae_lambda=1.0, normalize_advantages=False, surrogate=surrogate, epochs=1)
-    made.objective, made.team, made.iteration = objective, Alone(), 1
+    made.objective, made.team, made.iteration = objective, SingleRank(), 1
     made.learner = Learner(policy, critic, 0.0)
     made.prior = tabular(PRIOR.log()) if objective.reads_prior or objective.reads_states else None
     made.scoring_prior, made.scorer = made.prior, None if made.prior is None else Scorer(made.prior)

@@ -14,7 +14,7 @@ from known_optimum import ALPHA, FEW, GAIN, SETTINGS, SLOW, WISH, Log, gain_and_
 from threaded_ranks import customized
 from tiny_envs import CONTROL, CONTROL_COST, DYNAMICS, STATE_COST, tiny
 
-from repolicy.envs.addons import limits
+from repolicy.envs.addons import parse_limits
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import UsageError
 from repolicy.learning.multipliers import (
@@ -74,7 +74,7 @@ def test_a_limit_is_met_as_the_closed_form_says(prior: Path, tmp_path: Path) -> 
 
 
 def test_a_step_at_the_bound_costs_nothing_so_an_early_end_saves_nothing() -> None:
-    held = Limits(limits(["effort<=0.3", "speed>=2"]))
+    held = Limits(parse_limits(["effort<=0.3", "speed>=2"]))
     for each in held.values():
         each.weight = 5.0
     costs = held.price([np.array([0.3, 0.5, 0.1, 0.3]), np.array([2.0, 2.0, 2.0, 1.0])])
@@ -173,16 +173,16 @@ def test_what_is_off_follows_a_measurement_as_far_as_that_is_certain(noise: floa
 
 
 def test_a_limit_is_an_add_on_an_entry_of_info_or_a_function() -> None:
-    metric, entry, own = limits(["hind_leg<=0.25", "x_velocity >= 7.5", f"{EFFORT}<=1e-1"], "HalfCheetah-v4")
+    metric, entry, own = parse_limits(["hind_leg<=0.25", "x_velocity >= 7.5", f"{EFFORT}<=1e-1"], "HalfCheetah-v4")
     assert [str(each) for each in (metric, entry, own)] == ["hind_leg<=0.25", "x_velocity>=7.5", "effort<=0.1"]
     steps: Any = SimpleNamespace(
         transitions=Transitions(
             np.zeros((2, 3, 17)), np.full((2, 3, 6), 2.0), np.full((2, 3, 17), -3.0), {"x_velocity": np.ones((2, 3))}
         ),
-        of_decisions=lambda values, mean: values,  # each step is a decision
+        per_decision=lambda values, mean: values,  # each step is a decision
     )
     assert [each.values(steps, 17).tolist()[0][0] for each in (metric, entry, own)] == [3.0, 1.0, 4.0]
-    assert [each.broken_by(1.0) for each in (metric, entry)] == [0.75, 6.5]
+    assert [each.excess(1.0) for each in (metric, entry)] == [0.75, 6.5]
 
 
 @pytest.mark.parametrize(

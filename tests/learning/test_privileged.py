@@ -17,7 +17,7 @@ from torch import Tensor
 
 from repolicy.cli import main as cli
 from repolicy.envs.evaluation import evaluate
-from repolicy.envs.making import critic_size, make_envs, with_roles
+from repolicy.envs.making import critic_size, make_envs, with_observation_roles
 from repolicy.errors import UsageError
 from repolicy.learning.segments import Segments
 from repolicy.learning.terms import DialedTerms
@@ -30,7 +30,7 @@ from repolicy.policies.storage import read
 from repolicy.priors.opening import load_policy
 from repolicy.ranges import Range
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import Alone
+from repolicy.runs.ranks import SingleRank
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
@@ -112,7 +112,7 @@ def segments(folder: Path, env: str, objective: Objective, settings: Settings = 
     if wishes:
         run.path.mkdir(exist_ok=True)
         shutil.copy(prior(folder), run.prior)
-    made = Segments(Request(env, objective, settings, wishes, "a checksum" if wishes else ""), run, Alone())
+    made = Segments(Request(env, objective, settings, wishes, "a checksum" if wishes else ""), run, SingleRank())
     made.begin()
     state = {"mean": torch.tensor([0.1, 3.0, 2.0]).double(), "var": torch.tensor([0.3, 4.0, 2.0]).double()}
     made.worker.critic_normalizer.load_state_dict(state | {"count": torch.tensor(100.0).double()})
@@ -166,7 +166,7 @@ def test_where_a_time_limit_cuts_the_critic_values_what_is_hidden_in_the_last_ob
     made = segments(tmp_path, ENV, soft(0.1)).worker
     made.collector.keep_transitions = True
     rollout = made.collector.collect(made.learner.policy)
-    assert len(rollout.cut) == 4 * FEW.envs
+    assert len(rollout.cut_indices) == 4 * FEW.envs
     assert (rollout.cut_observations[:, 3] == LIMIT).all()
     _, _, next_values = made.score(rollout, made.seen(rollout.observations)[1])
     with torch.no_grad():
@@ -271,22 +271,22 @@ def test_an_evaluation_needs_nothing_of_the_critics(tmp_path: Path) -> None:
 def test_customary_names_say_who_sees_what(names: str, size: int, observe: str, critic: str) -> None:
     plain = f"{HERE}:Parts?names={names}"
     expected = plain + f"&observe={observe}" * bool(observe) + f"&observe_critic={critic}" * bool(critic)
-    found = with_roles(plain, size)
+    found = with_observation_roles(plain, size)
     assert found == expected
-    assert with_roles(found, size) == found
-    assert with_roles(f"{plain}&observe={names}", size) == f"{plain}&observe={names}"  # it says so itself
+    assert with_observation_roles(found, size) == found
+    assert with_observation_roles(f"{plain}&observe={names}", size) == f"{plain}&observe={names}"  # it says so itself
 
 
 def test_what_the_critic_sees_may_be_named_alone() -> None:
     plain = f"{HERE}:Parts?names=state,more&observe_critic=more"
-    assert with_roles(plain) == with_roles(plain, 2) == f"{plain}&observe=state"
+    assert with_observation_roles(plain) == with_observation_roles(plain, 2) == f"{plain}&observe=state"
 
 
 def test_playgrounds_go1_is_trained_with_a_privileged_critic() -> None:
     pytest.importorskip("envpool")
     name = "Go1JoystickFlatTerrain-v1"
     roles = f"{name}?observe=state&observe_critic=privileged_state"
-    assert with_roles(name) == with_roles(name, 48) == roles
+    assert with_observation_roles(name) == with_observation_roles(name, 48) == roles
     plain, both = make_envs(name, 1, 0), make_envs(roles, 1, 0, critic=True)
     whole = both.reset()
     assert plain.groups == {"state": both.observation_size, "privileged_state": whole.shape[1] - 48}

@@ -76,7 +76,7 @@ def test_a_folder_that_is_moved_while_it_trains_is_not_made_anew(asked: Request,
     folder = RunFolder(tmp_path / "run")
     begun(asked, folder, False, None)
     shutil.move(tmp_path / "run", tmp_path / "elsewhere")
-    for write in (lambda: folder.save(1, {}, {"iteration": 3}), lambda: folder.log({}), folder.check_there):
+    for write in (lambda: folder.save(1, {}, {"iteration": 3}), lambda: folder.log({}), folder.check_exists):
         with pytest.raises(FileError, match="was moved or removed while its run was at work"):
             write()
     assert not (tmp_path / "run").exists()

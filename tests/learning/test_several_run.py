@@ -18,7 +18,7 @@ from typed_commands import failed
 from experiments.dial import others, shuffled
 from repolicy.cli import main as cli
 from repolicy.envs.making import make_envs
-from repolicy.envs.wrapped import ENDS, Dialed, Places
+from repolicy.envs.wrapped import END_SHARE, DialedEnvs, DialPositions
 from repolicy.errors import UsageError
 from repolicy.learning import ppo
 from repolicy.learning.terms import Task, collapsed
@@ -29,7 +29,7 @@ from repolicy.policies.modulated import ConditionedPolicy, exponents
 from repolicy.priors.opening import load_policy, read_policy
 from repolicy.ranges import Dial, Range
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.request import Request, words
+from repolicy.runs.request import Request, command_words
 from repolicy.runs.result import Result
 from repolicy.runs.settings import Settings
 
@@ -43,18 +43,18 @@ def customized(
 # What each environment is asked for -----------------------------------------------------------------------------------
 def test_on_each_dial_every_environment_has_a_stratum_of_its_own() -> None:
     total, count = 40, 20
-    batches = [Dialed(make_envs(tiny("Counter"), count, 0), 7, first, total, 3) for first in (0, count)]
+    batches = [DialedEnvs(make_envs(tiny("Counter"), count, 0), 7, first, total, 3) for first in (0, count)]
     places = np.concatenate([batch.reset()[:, -3:] for batch in batches])
     for shares in np.sort(places, axis=0).T:
-        assert [(shares == end).sum() for end in (-1.0, 1.0)] == [ENDS * total, ENDS * total]
-        inner = shares[int(ENDS * total) : -int(ENDS * total)]
+        assert [(shares == end).sum() for end in (-1.0, 1.0)] == [END_SHARE * total, END_SHARE * total]
+        inner = shares[int(END_SHARE * total) : -int(END_SHARE * total)]
         assert (np.floor((inner + 1.0) / 2.0 * len(inner)).clip(0, len(inner) - 1) == np.arange(len(inner))).all()
     assert np.abs(np.corrcoef(places.T)[np.triu_indices(3, 1)]).max() < 0.5  # which belong together is by chance
 
 
 def test_places_on_two_dials_meet_everywhere_in_time() -> None:
     """Also of few environments, in one segment: else the policy would be a guess between the few pairs that it saw."""
-    drawn = Places(count=8, seed=3, dials=2)
+    drawn = DialPositions(count=8, seed=3, dials=2)
     places = np.concatenate([drawn.drawn() for _ in range(200)])
     assert (np.histogram2d(*places.T, bins=8)[0] > 0).all()
 
@@ -86,7 +86,7 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
         assert float(chosen[dial.name].min()) == pytest.approx(dial.low)
         assert float(chosen[dial.name].max()) == pytest.approx(dial.high)
     after = torch.from_numpy(np.asarray(rollout.next_observations)[..., 0]).double()
-    pay = {"fast": -after.square(), "quiet": -torch.from_numpy(np.abs(rollout.sent[..., 0])).double()}
+    pay = {"fast": -after.square(), "quiet": -torch.from_numpy(np.abs(rollout.env_actions[..., 0])).double()}
     wanted = torch.zeros_like(reward.total)
     for request in addons:  # the scalar reward, from what was asked for
         name, weight = request.rpartition(":")[2].split("=")
@@ -94,7 +94,7 @@ def test_the_heads_times_their_weights_are_the_advantage_of_the_scalar_reward(
     omega = chosen.get("omega", objective.omega)
     alpha = omega if objective.alpha == "omega" else chosen.get("alpha", objective.alpha)
     wanted = wanted + omega * log_prior.double() - alpha * rollout.log_probs.double()
-    assert bare.shape == rollout.sent.shape
+    assert bare.shape == rollout.env_actions.shape
     torch.testing.assert_close(reward.total, wanted, atol=1e-6, rtol=1e-6)
 
     terminated = torch.from_numpy(rollout.terminated)
@@ -178,7 +178,7 @@ def test_the_command_line_asks_for_it_and_says_it_again(prior: Path, tmp_path: P
     cli.main(["customize", str(prior), *f"{asked} --ranks 1 --no-report --trust --out {tmp_path}/run".split()])
     request = RunFolder(tmp_path / "run").request()
     assert request.dials == (Dial("alpha", 0.05, 0.4), Dial("quiet", 0.0, 2.0, "linear"))
-    said = words(request, prior)
+    said = command_words(request, prior)
     assert said[said.index("--alpha") + 1] == "0.05..0.4"
     assert f"{QUIET}=0..2" in said
 
@@ -232,7 +232,7 @@ def test_shuffled_positions_pay_for_others_than_those_that_are_shown(prior: Path
     assert np.array_equal(paid[1:][steady], paid[:-1][steady])  # within an episode
     for dial in range(2):
         assert abs(np.corrcoef(shown[..., dial].ravel(), paid[..., dial].ravel())[0, 1]) < 0.1
-        assert abs(float(np.mean(paid[..., dial] == 1.0)) - ENDS) < 0.03
+        assert abs(float(np.mean(paid[..., dial] == 1.0)) - END_SHARE) < 0.03
     assert np.array_equal(others(shown), paid)
 
 
@@ -260,7 +260,7 @@ def test_a_dial_over_one_wish_alone_has_one_head(prior: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("env", ["Counter", "Mortal"])  # all end at once by a time limit; each ends by itself
 def test_a_position_stays_until_its_episode_ends(env: str) -> None:
-    envs = Dialed(make_envs(tiny(env), 6, 0), 3)
+    envs = DialedEnvs(make_envs(tiny(env), 6, 0), 3)
     before = envs.reset()[:, -1]
     moved = 0
     for _ in range(20):
@@ -275,7 +275,7 @@ def test_a_position_stays_until_its_episode_ends(env: str) -> None:
 
 
 def test_an_environment_that_is_begun_anew_gets_a_new_position_and_the_others_keep_theirs() -> None:
-    envs = Dialed(make_envs(tiny("Counter"), 4, 0), 3)
+    envs = DialedEnvs(make_envs(tiny("Counter"), 4, 0), 3)
     envs.reset()
     before = envs.step(np.zeros((4, 1), np.float32)).observations
     after = envs.renew(np.array([False, True, False, True]), before)
@@ -316,7 +316,7 @@ def test_the_wish_and_the_prior_see_what_the_environment_shows(prior: Path, tmp_
     assert log_prior is not None
     torch.testing.assert_close(log_prior, rollout.log_probs, atol=1e-4, rtol=1e-4)
     states = rollout.observations[:-1, :, 0]
-    wanted = -(WISH_STATE_COST * states**2 + WISH_CONTROL_COST * rollout.sent[..., 0] ** 2)
+    wanted = -(WISH_STATE_COST * states**2 + WISH_CONTROL_COST * rollout.env_actions[..., 0] ** 2)
     task = made.terms.task(made.objective, rollout, 1)
     np.testing.assert_allclose(made.reward(rollout, task, log_prior).task.numpy(), wanted, rtol=1e-5)
 
@@ -340,6 +340,6 @@ def test_one_run_finds_the_optimum_for_weights_of_the_wish_that_it_was_not_told_
 
 def test_the_command_line_says_the_range_again() -> None:
     asked = Request("Hopper-v4", residual(Range(0.003, 3.0), 0.001, 0.0), Settings(ranks=1), ("height",))
-    said = " ".join(words(asked, "hopper"))
+    said = " ".join(command_words(asked, "hopper"))
     assert "--omega 0.003..3.0" in said
     assert "--states 0.0" in said  # for a range has a price by default

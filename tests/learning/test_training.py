@@ -33,7 +33,7 @@ from repolicy.prepare.defaults import train_defaults
 from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import shares_memory
-from repolicy.runs.ranks import Alone
+from repolicy.runs.ranks import SingleRank
 from repolicy.runs.request import Request
 
 
@@ -65,7 +65,7 @@ small(Path(sys.argv[1]))
 def test_a_run_that_is_killed_and_resumed_ends_in_the_same_bits(whole: Path, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": HELPERS}
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path / "killed")], env=environment)
-    while not RunFolder(tmp_path / "killed").latest() and process.poll() is None:
+    while not RunFolder(tmp_path / "killed").latest_checkpoint() and process.poll() is None:
         time.sleep(0.02)
     process.kill()
     process.wait()
@@ -103,9 +103,9 @@ def test_a_signal_at_the_end_of_a_segment_loses_nothing(whole: Path, tmp_path: P
         asked = AtIteration(iteration - 1, lambda: os.kill(os.getpid(), signal.SIGINT))
         stopped = train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, callbacks=[asked], resume=True)
         assert (stopped.finished, stopped.steps) == (finished, iteration * SMALL.iteration_steps)
-        latest = RunFolder(tmp_path / "run").latest()
+        latest = RunFolder(tmp_path / "run").latest_checkpoint()
         assert latest[1]["iteration"] == iteration  # a checkpoint, a log of all and a policy
-        assert RunFolder(tmp_path / "run").logged()["iteration"][-1] == iteration
+        assert RunFolder(tmp_path / "run").read_metrics()["iteration"][-1] == iteration
         assert RunFolder(tmp_path / "run").last_policy.exists()
     assert same(weights(whole), weights(tmp_path / "run"))
 
@@ -121,7 +121,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(
     with pytest.raises(FileError, match="cannot be written: No space left on device; what was there before is untouch"):
         train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SMALL, callbacks=[fills_up])
     monkeypatch.undo()
-    assert RunFolder(tmp_path / "run").latest()[1]["iteration"] == 8  # the segment before
+    assert RunFolder(tmp_path / "run").latest_checkpoint()[1]["iteration"] == 8  # the segment before
     small(tmp_path / "run", resume=True)
     assert same(weights(whole), weights(tmp_path / "run"))
 
@@ -141,7 +141,7 @@ def test_two_ranks_end_in_the_same_bits_and_hand_out_the_same_earlier_policy(pri
     stopped = run("run", callbacks=[ctrl_c])
     assert not stopped.replaced.exists()
     whole = RunFolder(tmp_path / "whole")
-    customized_by_threads(stopped.asked(), prior, whole.path)
+    customized_by_threads(stopped.load_request(), prior, whole.path)
     assert whole.replaced.exists()  # steps this large leave no policy as good as the prior
     assert run("run", resume=True).policy.read_bytes() == whole.policy.read_bytes()
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
@@ -152,7 +152,7 @@ def test_a_rank_of_torchrun_knows_what_failed_in_its_own_work_and_leaves_the_oth
 ) -> None:
     left = []
 
-    class Second(Alone):
+    class Second(SingleRank):
         index, count = 1, 2
 
         def sum(self, tensor: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ def test_the_critic_finds_the_value_of_one_a_step(tmp_path: Path, env: str, valu
     settings = replace(SMALL, steps=8_000, minibatch=128, learning_rate=8e-3, normalize_observations=False)
     settings = replace(settings, checkpoint_every=400)
     train(tiny(env), no_entropy(), tmp_path / "run", settings)
-    segments = Segments(Request(tiny(env), no_entropy(), settings), RunFolder(tmp_path / "run"), Alone())
+    segments = Segments(Request(tiny(env), no_entropy(), settings), RunFolder(tmp_path / "run"), SingleRank())
     segments.restore()
     assert float(segments.worker.learner.values(torch.zeros(1, 1)).detach()) == pytest.approx(value, rel=0.05)
 

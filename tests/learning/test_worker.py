@@ -23,7 +23,7 @@ from repolicy.objective import Objective, full, kl, reformulated, residual, soft
 from repolicy.policies.modulated import FilmMlp
 from repolicy.policies.network import Mlp
 from repolicy.policies.normalizer import moment_sums
-from repolicy.runs.ranks import Alone
+from repolicy.runs.ranks import SingleRank
 
 
 def seen_by(made: Worker, rollout: Rollout) -> Tensor:
@@ -311,7 +311,7 @@ def test_what_the_critic_explains() -> None:
     """Of the returns' variance, the share that is not left over; with or without advantages that are normalized."""
     gains, targets = torch.tensor([[1.0, -1.0], [3.0, -3.0]]), torch.tensor([[10.0, -10.0], [0.0, 0.0]])
     for shifts in (True, False):
-        found = normalized(gains, targets.unsqueeze(-1), Alone(), shifts)
+        found = normalized(gains, targets.unsqueeze(-1), SingleRank(), shifts)
         assert found.returned.tolist() == [[4.0], [0.0], [200.0]]
         assert found.explained == pytest.approx(1.0 - float(gains.var() / targets.var()))
         assert float(found.gains.std(correction=0)) == pytest.approx(1.0 if shifts else 5.0**0.5)

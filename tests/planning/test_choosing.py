@@ -13,7 +13,7 @@ from typed_commands import refused, with_few_states
 
 import repolicy
 from repolicy.cli.main import main
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
 from repolicy.planning import asking, keeping
@@ -27,7 +27,7 @@ from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 
 CHEETAH = "HalfCheetah-v4"
-JUDGE = Score(combined(["hind_leg=10"]), 0.5, 0.0, 0.97, None, None)
+JUDGE = Score(combine_addons(["hind_leg=10"]), 0.5, 0.0, 0.97, None, None)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_a_value_is_tried_where_episodes_of_the_prior_end_early(prior, monkeypat
     monkeypatch.setattr("repolicy.planning.value.BLOCKS", 4)
     hopper = read_policy(find_policy("hopper")).policy
     for policy, env, count in ((prior, CHEETAH, 2), (hopper, "Hopper-v4", 3)):
-        judge = replace(JUDGE, addon=combined(["action_rate"]))
+        judge = replace(JUDGE, addon=combine_addons(["action_rate"]))
         assert len(list(candidates(policy, rollouts_in(policy, env, 0), judge, 0))) == count
 
 

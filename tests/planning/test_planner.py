@@ -14,7 +14,7 @@ from tiny_envs import CONTROL, DYNAMICS, tiny
 from typed_commands import failed
 
 import repolicy
-from repolicy.envs import one_env
+from repolicy.envs import make_one_env
 from repolicy.envs.addons import Addon
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
@@ -90,7 +90,7 @@ def test_what_changes_no_physics_is_simulated_in_batches(env):
 def test_a_weak_robot_is_planned_for_in_copies_that_are_weak():
     made = repolicy.plan("halfcheetah", "hind_leg=10", env=f"{ROBOTS}:wrapped", omega=0.1, states=0.0, search=SMALL)
     assert "wrapped in Weak" in made.notes[-1]
-    env = one_env(made.env)
+    env = make_one_env(made.env)
     seen, _ = env.reset(seed=0)
     made.watch(env)
     action = np.ones((1, 6), np.float32)

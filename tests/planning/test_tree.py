@@ -15,7 +15,7 @@ import repolicy
 from repolicy.cli.main import main
 from repolicy.envs import evaluation
 from repolicy.envs.addons import Addon
-from repolicy.envs.batches import GymnasiumEnvs, twin
+from repolicy.envs.batches import GymnasiumEnvs, clone_env
 from repolicy.envs.evaluation import EVALUATION_SEED, run_episodes
 from repolicy.envs.names import env_name
 from repolicy.errors import UsageError
@@ -39,7 +39,7 @@ LOGITS = torch.tensor([[0.5, -1.0], [1.5, 0.0], [0.0, 0.7]], dtype=torch.float64
 @pytest.fixture(autouse=True)
 def _short_blocks(monkeypatch):
     """Steps are planned for long, and episodes are cut after a few."""
-    monkeypatch.setattr(evaluation, "BLOCK", 5)
+    monkeypatch.setattr(evaluation, "BLOCK_STEPS", 5)
 
 
 class Process(gymnasium.Env[Any, Any]):
@@ -278,7 +278,7 @@ def test_a_twin_stands_where_the_environment_stands():
     env.reset(seed=1)
     for _ in range(3):
         env.step(env.action_space.sample())
-    other, action = twin(env, {}), env.action_space.sample()
+    other, action = clone_env(env, {}), env.action_space.sample()
     one, same = (each.step(action) for each in (env, other))
     assert np.array_equal(one[0], same[0])
     assert one[1] == same[1]

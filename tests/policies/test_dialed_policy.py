@@ -16,7 +16,7 @@ from typed_commands import failed, refused
 import repolicy
 from repolicy.cli import main as cli
 from repolicy.cli.inspection import inspect
-from repolicy.envs.addons import at, dials
+from repolicy.envs.addons import dials, with_weights
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import customize
@@ -218,7 +218,7 @@ def test_the_range_of_an_addon_goes_by_its_name_alone() -> None:
     assert dials(asked) == (
         Dial("hind_leg(joint=bshin)", 0.0, 2.0, "linear"), Dial("quiet", 0.5, 10.0, "linear")
     )  # fmt: skip
-    assert at(asked, {"quiet": 3.0}) == (
+    assert with_weights(asked, {"quiet": 3.0}) == (
         "hind_leg(joint=bshin)=1.0", "some/folder=1/my.py:quiet=3.0", "height=0.5", "m:still"
     )  # fmt: skip
     with pytest.raises(UsageError, match="has a range of weights, which goes with `repolicy customize`"):

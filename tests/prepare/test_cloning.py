@@ -87,7 +87,7 @@ def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, t
     assert "with a return of -" in sentence
     assert ("where the prior has -" in sentence) == (std is not None)
     folder = RunFolder(result.folder)
-    saved, request = read_policy(folder.prior), folder.asked()
+    saved, request = read_policy(folder.prior), folder.load_request()
     assert saved.card["clone_of"]["kl"] == pytest.approx(0.0, abs=0.05)
     assert repeat(folder, request) == ""  # the prior of a command would be the clone
     assert read_policy(folder.last_policy).card["prior_is"] == saved.card["clone_of"]
@@ -110,7 +110,7 @@ def test_it_is_the_exact_prior_that_scores_and_not_the_clone(tmp_path: Path, mon
     one = replace(FEW, steps=FEW.iteration_steps)
     plain, normalized = customized(Steering(), tmp_path / "plain", one)
     shifted, said = customized(Shifted(), tmp_path / "shifted", one)
-    first = [RunFolder(result.folder).logged()["log_prior"][0] for result in (plain, shifted)]
+    first = [RunFolder(result.folder).read_metrics()["log_prior"][0] for result in (plain, shifted)]
     assert first[1] - first[0] == pytest.approx(1.0, abs=1e-4)
     told = ["normalize its log_prob" in " ".join(log.said) for log in (normalized, said)]
     assert told == [False, True]

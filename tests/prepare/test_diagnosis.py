@@ -13,7 +13,7 @@ from typed_commands import typed
 from worth_known import ALPHA, LONG, optimum
 
 from repolicy.cli.compare_diagnose_plan import Diagnose
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
@@ -30,7 +30,7 @@ def _short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def found(policy: Policy, addon: str = tiny("stay_near"), env: str = LONG) -> Diagnosis:
-    return diagnose(policy, env, combined([addon]))
+    return diagnose(policy, env, combine_addons([addon]))
 
 
 def test_a_good_prior_acts_and_its_nats_have_their_worth() -> None:
@@ -48,7 +48,7 @@ def test_a_good_prior_acts_and_its_nats_have_their_worth() -> None:
 
 def test_the_worth_in_a_file_is_taken_where_it_is_no_chance() -> None:
     for told, value in ((Worth(0.7, 0.1, 8), 0.7), (Worth(0.7, 0.6, 8), ALPHA)):
-        basic = diagnose(optimum(), LONG, combined([tiny("stay_near")]), nat_worth=told).worths.basic
+        basic = diagnose(optimum(), LONG, combine_addons([tiny("stay_near")]), nat_worth=told).worths.basic
         assert basic.value == pytest.approx(value, rel=0.1)
 
 

@@ -15,11 +15,11 @@ from small_runs import Listening
 from torch import Tensor, nn
 
 from repolicy.cli.main import main as command_line
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.envs.evaluation import evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector, Transitions
-from repolicy.envs.trust import confirm
+from repolicy.envs.trust import check_trust
 from repolicy.envs.wrapped import NoiseEnvs
 from repolicy.errors import FileError, NumericError, RepolicyError, UsageError
 from repolicy.learning.training import customize
@@ -115,12 +115,12 @@ def test_a_chunk_is_its_actions_one_after_the_other_until_the_episode_ends() -> 
 
 
 def test_an_addon_is_paid_for_each_step_of_a_decision() -> None:
-    addon, envs = combined([RIGHT]), make_envs(named("three", chunk=3), 4, 0)
+    addon, envs = combine_addons([RIGHT]), make_envs(named("three", chunk=3), 4, 0)
     rollout = Collector(envs, 20, torch.Generator(), keep_transitions=True).collect(standard_normal(2, 2))
     counts = np.stack([chunk.counts for chunk in rollout.chunks])
     assert 0 < (~counts).sum() < counts.size / 2
-    paid = rollout.of_decisions(addon.reward(rollout.transitions))
-    means = rollout.of_decisions(addon.metric(rollout.transitions), mean=True)
+    paid = rollout.per_decision(addon.reward(rollout.transitions))
+    means = rollout.per_decision(addon.metric(rollout.transitions), mean=True)
     summed = 0.0
     for (t, n), found in np.ndenumerate(paid):
         chunk, lasts = rollout.chunks[t], counts[t, :, n].sum()  # the steps that count are the first ones
@@ -309,20 +309,20 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
     with pytest.raises(UsageError, match="--noise is 0"):
         load_decoder(f"{HERE}:same", 0, 1)
     with pytest.raises(UsageError, match="--trust"):
-        confirm("card", False, env="HalfCheetah-v4?decoder=flow.onnx&noise=2&chunk=1")
+        check_trust("card", False, env="HalfCheetah-v4?decoder=flow.onnx&noise=2&chunk=1")
 
 
 def test_the_best_of_some_draws_is_as_good_as_the_largest_of_them() -> None:
     """The mean of the largest of sixteen normal numbers is 1.766."""
     envs = make_envs(f"{HERE}:Spot?decoder={HERE}:same&noise=2&chunk=1", 400, 0)
-    agent = BestOf(standard_normal(2, 2), combined([f"{HERE}:first"]), 16)
+    agent = BestOf(standard_normal(2, 2), combine_addons([f"{HERE}:first"]), 16)
     agent.watch(envs)
     assert agent(envs.reset())[:, 0].mean() == pytest.approx(1.766, abs=0.08)
 
 
 def test_the_best_of_some_draws_is_that_of_a_whole_chunk_and_looking_changes_nothing() -> None:
     """Beside each draw in an environment of its own that begins alike, so near to the end that many draws end early."""
-    addon, envs, tried = combined([RIGHT]), make_envs(named("three", chunk=3), 1, 13), []
+    addon, envs, tried = combine_addons([RIGHT]), make_envs(named("three", chunk=3), 1, 13), []
     agent, seen = BestOf(standard_normal(2, 2), addon, 64), envs.reset()
 
     class Heard:
@@ -348,9 +348,9 @@ def test_the_best_of_some_draws_is_that_of_a_whole_chunk_and_looking_changes_not
 
 def test_what_cannot_be_copied_is_a_sentence() -> None:
     with pytest.raises(UsageError, match="EnvPool's alone"):
-        check_possible("MetaWorld/Push-v3?decoder=flow.onnx&noise=2&chunk=1", combined([RIGHT]))
+        check_possible("MetaWorld/Push-v3?decoder=flow.onnx&noise=2&chunk=1", combine_addons([RIGHT]))
     with pytest.raises(UsageError, match="action_rate has a past"):
-        check_possible(named("same"), combined(["action_rate"]))
+        check_possible(named("same"), combine_addons(["action_rate"]))
 
 
 def test_every_decision_before_training_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

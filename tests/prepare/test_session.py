@@ -12,7 +12,7 @@ import torch
 from tiny_envs import LinearQuadratic, Manifold, stay_near, tiny
 
 import repolicy
-from repolicy.envs import only_here
+from repolicy.envs import find_session_only
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import load_object, reference_to
 from repolicy.objective import residual
@@ -54,7 +54,7 @@ def test_a_function_of_a_module_goes_by_its_name_and_others_by_the_session() -> 
     first, second = (lambda: 1), (lambda: 2)
     for function in (mine, first, second, tiny_envs.Tiny().reset):
         name = reference_to(function)
-        assert only_here(["CartPole-v1", name])
+        assert find_session_only(["CartPole-v1", name])
         assert load_object(name, "add-on") == function
     assert reference_to(first) != reference_to(second)
     with pytest.raises(UsageError, match=r"another Python session.*file.py:gone"):
@@ -93,7 +93,7 @@ def test_other_ranks_import_what_this_process_can(tmp_path: Path, monkeypatch: p
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "a_module_of_mine.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
-    with ranks.launched(2, ["import a_module_of_mine"]):
+    with ranks.launch_ranks(2, ["import a_module_of_mine"]):
         pass  # ends with an error where the other could not
 
 

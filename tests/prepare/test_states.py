@@ -27,7 +27,7 @@ from repolicy.prepare.states import check_learnable, density_of, rollouts_of, vi
 from repolicy.priors.opening import read_policy
 from repolicy.report.charts import learning
 from repolicy.runs.folder import RunFolder
-from repolicy.runs.ranks import Alone, one_thread
+from repolicy.runs.ranks import SingleRank, one_thread
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
@@ -119,12 +119,12 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monk
     assert whole.last["reward_states"] < 0
     parts = [whole.last[f"reward_{part}"] for part in ("task", "prior", "entropy", "states")]
     assert sum(parts) == pytest.approx(whole.last["reward_total"])
-    request = RunFolder(whole.folder).asked()
+    request = RunFolder(whole.folder).load_request()
     assert "Price of states unlike the prior" in learning(RunFolder(whole.folder), request, {})
     saved = read_policy(RunFolder(whole.folder).last_policy)
     assert saved.prior is not None
     with one_thread():  # as runs have it
-        again = density_of(saved.prior, request, Alone())
+        again = density_of(saved.prior, request, SingleRank())
     assert all(
         torch.equal(a, b) for a, b in zip(saved.density.tensors().values(), again.tensors().values(), strict=True)
     )

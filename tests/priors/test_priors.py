@@ -132,7 +132,7 @@ def test_a_memory_runs_along_with_the_episode_and_over_the_ends_of_rollouts(coun
     collector, scorer = Collector(envs, 4, torch.Generator().manual_seed(0)), Scorer(counting)
     agent = Policy(PolicySpec(2, envs.actions, hidden=(4,)))
     for _ in range(5):
-        observations, actions, ended = collector.collect(agent).scored
+        observations, actions, ended = collector.collect(agent).prior_inputs
         seen = observations[..., 1:] + 1.0
         wanted = torch.distributions.Normal(0.1 * seen, 0.5).log_prob(actions).sum(-1)
         torch.testing.assert_close(scorer(observations, actions, ended), wanted)
@@ -206,7 +206,7 @@ def test_what_remembers_acts_by_its_memory(counting: MeanPrior) -> None:
     collector = Collector(envs, 4, torch.Generator().manual_seed(0))
     for _ in range(5):
         rollout = collector.collect(counting, deterministic=True)
-        observations, actions, _ = rollout.scored
+        observations, actions, _ = rollout.prior_inputs
         torch.testing.assert_close(actions, 0.1 * (observations[..., 1:] + 1.0))
     sampled = collector.collect(counting)
     assert sampled.actions.std() > 0.2

@@ -15,7 +15,7 @@ from typed_commands import failed
 
 import repolicy
 from repolicy.cli.main import main
-from repolicy.envs.making import make_envs, observing
+from repolicy.envs.making import make_envs, match_observation
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import customize
 from repolicy.objective import residual
@@ -196,10 +196,10 @@ def test_a_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
 # Parts of an observation ----------------------------------------------------------------------------------------------
 def test_the_part_of_a_dict_that_fits_is_observed() -> None:
     name = tiny("Groups")
-    assert observing(name, 5) == name  # all of it
-    assert observing(name, 2) == f"{name}?observe=state"
-    assert observing(name, 3) == f"{name}?observe=privileged"
-    assert observing(name, 7) == name  # nothing fits: whoever checks says so
+    assert match_observation(name, 5) == name  # all of it
+    assert match_observation(name, 2) == f"{name}?observe=state"
+    assert match_observation(name, 3) == f"{name}?observe=privileged"
+    assert match_observation(name, 7) == name  # nothing fits: whoever checks says so
     for wanted, size in (("state", 2), ("state,privileged", 5)):
         envs = make_envs(f"{name}?observe={wanted}", 2, 0)
         first, second = envs.reset(), envs.step(np.zeros((2, 1), np.float32)).observations
@@ -217,7 +217,7 @@ def test_envpools_playground_tasks_give_the_part_that_fits() -> None:
     pytest.importorskip("envpool")
     envs = make_envs("Go1JoystickFlatTerrain-v1", 1, 0)
     assert envs.groups == {"state": 48, "privileged_state": 123}
-    assert observing("Go1JoystickFlatTerrain-v1", 48).endswith("?observe=state")
+    assert match_observation("Go1JoystickFlatTerrain-v1", 48).endswith("?observe=state")
 
 
 def test_playgrounds_go1_walks(real: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tiny_envs import tiny
 from typed_commands import refused
 
-from repolicy.envs.trust import env_of
+from repolicy.envs.trust import env_from_card
 from repolicy.errors import FileError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import read_card, save_policy
@@ -58,7 +58,7 @@ def test_a_file_is_fetched_once_from_its_commit_and_checked(mine: tuple[str, dic
     assert len(asked) == 2
     assert fetch_published(name, download) == find_policy(name) == path
     assert len(asked) == 2
-    assert env_of(read_card(path), path) == env_of({}, Path(name)) == tiny("LinearQuadratic")
+    assert env_from_card(read_card(path), path) == env_from_card({}, Path(name)) == tiny("LinearQuadratic")
 
 
 @pytest.mark.parametrize("error", [URLError("no network"), TimeoutError("timed out"), http.client.IncompleteRead(b"")])

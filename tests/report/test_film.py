@@ -195,7 +195,7 @@ def test_the_first_episodes_are_kept_and_only_these() -> None:
     found = evaluate(agent(1), tiny("LinearQuadratic"), 60, addon=f"{tiny('stay_near')}=2", seed=EVALUATION_SEED)
     for place in (0, 49):
         assert episode(found, place).total == pytest.approx(found.total[place], rel=1e-9)
-    assert len(found.steps.sent) - found.lengths[:50].max() < 20  # a block
+    assert len(found.steps.env_actions) - found.lengths[:50].max() < 20  # a block
 
 
 @pytest.mark.parametrize("backend", ["gymnasium", "envpool"])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from repolicy.cli import main as cli
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.envs.evaluation import EVALUATION_SEED, Column, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError
 from repolicy.learning.training import customize, train
@@ -75,7 +75,7 @@ def _short_films(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_holds_the_numbers_of_the_evaluation_and_asks_nobody(runs: tuple[RunFolder, RunFolder]) -> None:
     _, folder = runs
     text = write_report(folder.path, episodes=4, trust=True).read_text()
-    saved, addon = read_policy(folder.policy), combined([CALM])
+    saved, addon = read_policy(folder.policy), combine_addons([CALM])
     assert saved.prior is not None
     for policy in (saved.policy, saved.prior):
         found = evaluate(policy, ENV, 4, addon=addon, prior=saved.prior, seed=EVALUATION_SEED, backend="gymnasium")
@@ -154,7 +154,7 @@ def test_an_unknown_basic_reward_is_left_out(
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, RunFolder], which: int) -> None:
-    request = runs[which].asked()
+    request = runs[which].load_request()
     words = shlex.split(report.repeat(runs[which], request))
     command = cli._parsed(words[1], words[2:])
     steps = command.settings.get("steps", 1_000_000)
@@ -171,7 +171,7 @@ def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, Ru
 
 
 def test_no_command_is_shown_for_a_run_that_none_can_repeat(runs: tuple[RunFolder, RunFolder]) -> None:
-    request = runs[1].asked()
+    request = runs[1].load_request()
     assert report.repeat(runs[1], replace(request, objective=Objective("both", omega=0.05, alpha=0.1))) == ""
     assert "--sparse" in report.repeat(runs[1], replace(request, sparse=True))
 

@@ -79,12 +79,12 @@ def test_a_run_that_was_stopped_ends_in_the_bits_of_one_that_was_not(env: str, l
         resumed = train(env, full(0.2), tmp_path / "stopped", settings, resume=True)
     assert (resumed.finished, resumed.steps, whole.steps) == (True, 390, 390)  # no round of steps is filled up
     assert equal(whole.policy, resumed.policy)
-    one, two = (RunFolder(tmp_path / name).logged() for name in ("whole", "stopped"))
+    one, two = (RunFolder(tmp_path / name).read_metrics() for name in ("whole", "stopped"))
     assert one.keys() == two.keys()
     assert all(one[name] == two[name] for name in one if not name.startswith(("seconds", "steps_per")))
     assert one["iteration"] == [1, 2, 3, 4]
     train(env, full(0.2), tmp_path / "2", replace(settings, seed=6), callbacks=[Interrupts(100)])
-    assert RunFolder(tmp_path / "2").logged()[loss][0] != one[loss][0]
+    assert RunFolder(tmp_path / "2").read_metrics()[loss][0] != one[loss][0]
 
 
 def test_weights_are_found_as_elsewhere_and_what_they_price_is_resumed_to_the_bit(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_folder_is_resumed_by_its_own_method_and_request_alone(tmp_path: Path)
         with pytest.raises(RepolicyError, match=re.escape(sentence)):
             call()
     folder = RunFolder(tmp_path / "q", Request)
-    tensors, story, _ = folder.latest() or pytest.fail("there is no checkpoint")
+    tensors, story, _ = folder.latest_checkpoint() or pytest.fail("there is no checkpoint")
     tensors["policy/q_net.q_net.0.weight"] = torch.zeros(3, 3)
     folder.begin(folder.request(), {}, resume=True)
     folder.save(story["segment"], tensors, {"iteration": 1, "steps": 100})

@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import UsageError
@@ -143,7 +143,7 @@ def test_the_engine_takes_them_with_their_addon(name: str) -> None:
     seen = batch.reset()
     actions = np.full((3, 1), 0 if name == "CartPole" else -0.5, np.float32)
     step = batch.step(actions)
-    paid = combined(["repolicy.rql.tasks:addon"]).reward(Transitions(seen, actions, step.final, step.info))
+    paid = combine_addons(["repolicy.rql.tasks:addon"]).reward(Transitions(seen, actions, step.final, step.info))
     assert paid.shape == (3,)
     assert (paid < 0).all()
 

@@ -34,7 +34,7 @@ def program(code: str) -> list[str]:
     return [f"import os, sys, time, torch; from repolicy.runs import ranks\n{JOINED}{code}"]
 
 
-JOINED = "def team(): return ranks.joined(*map(int, sys.argv[-4:]))\n"
+JOINED = "def team(): return ranks.join_ranks(*map(int, sys.argv[-4:]))\n"
 
 
 def test_sums() -> None:
@@ -89,7 +89,7 @@ def test_where_the_memory_to_share_is_small_an_ordinary_file_serves(full: int, m
 
 
 def test_one_rank_is_alone() -> None:
-    with ranks.launched(1, ["this is not even a program"]) as team:
+    with ranks.launch_ranks(1, ["this is not even a program"]) as team:
         tensor = torch.ones(3)
         assert team.sum(tensor) is tensor
         assert tensor.tolist() == [1.0] * 3
@@ -107,7 +107,7 @@ def test_one_rank_is_alone() -> None:
 def test_a_rank_that_ends_is_missed_in_one_sentence(code: str, said: str) -> None:
     with (
         pytest.raises(RepolicyError, match=rf"^rank 1 ended \(exit code {re.escape(said)}$"),
-        ranks.launched(2, [f"import os, sys; {code}"]) as team,
+        ranks.launch_ranks(2, [f"import os, sys; {code}"]) as team,
     ):
         team.sum(torch.ones(3))
 
@@ -139,7 +139,7 @@ sys.exit('the end is bad')
 """
 
     def work() -> None:
-        with ranks.launched(2, program(code)) as team:
+        with ranks.launch_ranks(2, program(code)) as team:
             assert team.sum(torch.zeros(1)).tolist() == [-signal.SIGTERM]
             for _ in range(2):
                 team._watch._pass_on()
@@ -153,7 +153,7 @@ def test_the_others_go_when_the_first_one_fails() -> None:
     team_of_children: list[subprocess.Popen[bytes]] = []
 
     def fail() -> None:
-        with ranks.launched(2, ["import time; time.sleep(600)"]) as team:
+        with ranks.launch_ranks(2, ["import time; time.sleep(600)"]) as team:
             team_of_children.extend(team._watch._children)
             raise ValueError("a mistake of the first rank")
 
@@ -166,7 +166,7 @@ def test_no_rank_outlives_the_first_one(tmp_path: Path, monkeypatch: pytest.Monk
     """Kill the first rank: the second one ends, though it hangs. One that waits for a sum looks for itself, too."""
     note = tmp_path / "process"
     hangs = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid()) + ' '); time.sleep(600)"
-    code = f"import time; from repolicy.runs import ranks\nwith ranks.launched(2, [{hangs!r}]): time.sleep(600)"
+    code = f"import time; from repolicy.runs import ranks\nwith ranks.launch_ranks(2, [{hangs!r}]): time.sleep(600)"
     first = subprocess.Popen([sys.executable, "-c", code])
     try:
         eventually(lambda: note.exists() and note.read_text().endswith(" "), "the second rank did not begin")
@@ -212,8 +212,8 @@ def ended(program: str) -> None:
 
 
 def test_a_rank_that_lingers_after_the_last_sum_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "LINGERING", 0.2)
+    monkeypatch.setattr(ranks, "END_TIMEOUT", 0.2)
     ended("import time; time.sleep(60)")
-    monkeypatch.setattr(ranks, "LINGERING", 30.0)
+    monkeypatch.setattr(ranks, "END_TIMEOUT", 30.0)
     with pytest.raises(RepolicyError, match=r"rank 1 ended \(exit code 3\)"):
         ended("raise SystemExit(3)")

@@ -16,7 +16,7 @@ import repolicy
 from repolicy.errors import FileError, UsageError
 from repolicy.objective import full, kl, repeat_entropy, residual, soft
 from repolicy.policies.storage import FORMAT, write_json
-from repolicy.runs.callbacks import ROWS, SHORT, Display, Wandb, recipe
+from repolicy.runs.callbacks import LINE_METRICS, PANEL_ROWS, Display, Wandb, recipe
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
@@ -32,7 +32,7 @@ def with_segments(tmp_path: Path, count: int) -> RunFolder:
 
 
 def test_the_newest_checkpoint_is_taken(tmp_path: Path) -> None:
-    found = with_segments(tmp_path, 11).latest()
+    found = with_segments(tmp_path, 11).latest_checkpoint()
     assert found is not None
     tensors, story, complaints = found
     assert torch.equal(tensors["parameters"], STATE["parameters"] * 11)
@@ -46,20 +46,20 @@ def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for segment in (999_998, 999_999, 1_000_000, 1_000_001):
         folder.save(segment, STATE, {"iteration": segment})
         (tmp_path / "checkpoints" / "1 copy.safetensors").touch()
-        assert folder.latest()[1]["segment"] == segment
+        assert folder.latest_checkpoint()[1]["segment"] == segment
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert kept == ["1 copy.safetensors", "1000000.safetensors", "1000001.safetensors"]
 
 
 def test_there_may_be_none_yet(tmp_path: Path) -> None:
-    assert RunFolder(tmp_path / "run").latest() is None
+    assert RunFolder(tmp_path / "run").latest_checkpoint() is None
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     folder = with_segments(tmp_path, 3)
     newest = tmp_path / "run" / "checkpoints" / "000003.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
-    found = folder.latest()
+    found = folder.latest_checkpoint()
     assert found is not None
     _, story, complaints = found
     assert story["segment"] == 2
@@ -73,7 +73,7 @@ def test_when_all_are_damaged_that_is_said(tmp_path: Path) -> None:
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         path.write_bytes(b"")
     with pytest.raises(FileError, match=r"000002.* is damaged.*000001.* is damaged.*; there is no other checkpoint$"):
-        folder.latest()
+        folder.latest_checkpoint()
 
 
 REQUEST = Request("Ant-v4", soft(0.1), Settings(steps=100), ("a",))
@@ -191,9 +191,9 @@ def test_a_line_says_what_each_number_is_of(capsys: pytest.CaptureFixture[str]) 
         "100% · 100,000 of 100,000 steps · 8,123 a second · 0:00 left · basic reward 3,000.2 an episode"
     )
     assert "0.900 nats a step from the prior" in line
-    assert SHORT["prior_kl"].format(-1e-5) == "0.000 nats a step from the prior"  # samples of 0 may fall below it
+    assert LINE_METRICS["prior_kl"].format(-1e-5) == "0.000 nats a step from the prior"  # samples may be below 0
     assert "budget" not in line
-    assert all(re.search(r"[a-z]", words.partition("}")[2]) for words in SHORT.values())
+    assert all(re.search(r"[a-z]", words.partition("}")[2]) for words in LINE_METRICS.values())
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_the_panel_keeps_the_bar_apart_from_the_text() -> None:
 def test_every_row_is_a_metric_that_is_explained() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reading-a-report.md").read_text()
     of_q_learning = {"task_return", "loss", "critic_loss", "actor_loss", "best"}
-    assert all(f"`{name}`" in page for rows in ROWS.values() for name, *_ in rows if name not in of_q_learning)
+    assert all(f"`{name}`" in page for rows in PANEL_ROWS.values() for name, *_ in rows if name not in of_q_learning)
 
 
 def test_the_display_is_closed_where_wandb_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +270,6 @@ def test_the_time_left_leaves_out_what_comes_only_once(monkeypatch: pytest.Monke
 def test_the_parts_of_a_reward_that_are_shown_add_up_to_its_sum() -> None:
     """Of a run with limits and a price on states, as it was logged."""
     folder = RunFolder(Path(__file__).parents[1] / "golden" / "v1" / "held")
-    logged, shown = folder.logged(), {name for name, *_ in ROWS["a step"]}
+    logged, shown = folder.read_metrics(), {name for name, *_ in PANEL_ROWS["a step"]}
     parts = [name for name in logged if name.startswith("reward_") and name in shown - {"reward_total"}]
     assert sum(logged[name][-1] for name in parts) == pytest.approx(logged["reward_total"][-1], rel=1e-12)

@@ -12,7 +12,7 @@ from typed_commands import failed
 
 import repolicy
 from repolicy.cli.main import main
-from repolicy.envs.addons import combined
+from repolicy.envs.addons import combine_addons
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.wish_file import open_wish
 from repolicy.policies.policy import Policy
@@ -70,7 +70,7 @@ def test_what_was_played_gives_the_same_clip_again(policy: Path) -> None:
 
 def synthetic(pairs: Pairs, wish: str, where: Path) -> Path:
     """A person who wants this, and is never wrong."""
-    told = combined([wish]).reward(Transitions(pairs.observations, pairs.actions, pairs.after, {})).sum(2)
+    told = combine_addons([wish]).reward(Transitions(pairs.observations, pairs.actions, pairs.after, {})).sum(2)
     lines = [
         {"page": pairs.page, "pair": p, "answer": "left" if left > right else "right", "seconds": 1.0}
         for p, (left, right) in enumerate(told)
@@ -103,7 +103,7 @@ def test_answers_tell_the_wish_and_it_is_an_add_on(
     assert told["theta"]["next[2]^1"] < -2 * told["error"]["next[2]^1"]
     assert abs(told["theta"]["next[0]^1"]) < 0.5 * abs(told["theta"]["next[2]^1"])
     new = pool(policy, 80, 999)
-    both = [combined([each]).reward(Transitions(new.observations, new.actions, new.after, {})).sum(2).ravel()
+    both = [combine_addons([each]).reward(Transitions(new.observations, new.actions, new.after, {})).sum(2).ravel()
             for each in (str(out), f"{__file__}:slow")]  # fmt: skip
     ranks = [np.argsort(np.argsort(each)) for each in both]
     assert np.corrcoef(*ranks)[0, 1] > 0.9
@@ -147,7 +147,7 @@ def test_networks_learn_it_without_features(policy: Path, tmp_path: Path) -> Non
     assert open_wish(str(tmp_path / "w.safetensors"))(*pairs.steps, {}).mean() == pytest.approx(
         0, abs=1e-4
     )  # answers tell nothing of what every step is paid
-    both = [combined([each]).reward(Transitions(pairs.observations, pairs.actions, pairs.after, {})).sum(2)
+    both = [combine_addons([each]).reward(Transitions(pairs.observations, pairs.actions, pairs.after, {})).sum(2)
             for each in (str(tmp_path / "w.safetensors"), f"{__file__}:slow")]  # fmt: skip
     agree = [(each[:, 0] > each[:, 1]) for each in both]
     assert (agree[0] == agree[1]).mean() > 0.8

@@ -26,18 +26,18 @@ class Addons(Command):
     def run(self) -> dict[str, Any]:
         from rich.table import Column, Table
 
-        from repolicy.envs.registered import described
+        from repolicy.envs.registered import describe_registered
 
         heads = ("name", "environment", "what it rewards", "reported as")
         table = Table(*(Column(head, overflow="fold") for head in heads))  # a name that ends in … cannot be typed
-        for row in described():
+        for row in describe_registered():
             first, *more = row["env"].split(", ")
             env = f"{first} and {len(more)} more" if more[1:] else row["env"]
             table.add_row(row["name"], env, row["what"], row["metric"])
         terminal = Terminal()
         terminal.print(table)
         terminal.say("your own: --addon module:function or --addon file.py:function")
-        return {"addons": described()}
+        return {"addons": describe_registered()}
 
 
 @dataclass(frozen=True)

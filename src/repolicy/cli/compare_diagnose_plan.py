@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from repolicy.cli.options import Acts, OfPolicy, Positional, Repeated, read
 from repolicy.errors import UsageError, check_counts
 from repolicy.readers.reading import Options
-from repolicy.runs import Terminal, laid_out
+from repolicy.runs import Terminal, format_table
 from repolicy.text import counted, number, usual_out
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ class Diagnose(OfPolicy):
     """Whose environments."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs import check_env, combined, env_of, with_roles
-        from repolicy.envs.addons import at_one, at_one_in_words
+        from repolicy.envs import check_env, combine_addons, env_from_card, with_observation_roles
+        from repolicy.envs.addons import describe_clipped_weights, with_clipped_weights
         from repolicy.policies import origin_notes
         from repolicy.prepare.diagnosis import DRIVEN_ENVS, DRIVEN_STEPS, check_addon, diagnose
         from repolicy.prepare.weights import worth_in
@@ -116,17 +116,23 @@ class Diagnose(OfPolicy):
             raise UsageError("a diagnosis needs the add-on that you wish for: --addon NAME, as for customize")
         path, terminal = find_policy(self.prior), Terminal()
         saved = read_policy(path, self.reading)
-        env = self.env or env_of(saved.card, path, self.trust)
+        env = self.env or env_from_card(saved.card, path, self.trust)
         check_env(self.addon, env)
-        env = with_roles(env, saved.policy.observation_size, self.backend)
+        env = with_observation_roles(env, saved.policy.observation_size, self.backend)
         worth = worth_in(saved.card)
         with one_thread(), terminal.status(f"{env}: thrice {DRIVEN_STEPS:,} steps in {DRIVEN_ENVS} environments"):
-            diagnosis = diagnose(saved.policy, env, combined(at_one(self.addon)), nat_worth=worth, backend=self.backend)
+            diagnosis = diagnose(
+                saved.policy,
+                env,
+                combine_addons(with_clipped_weights(self.addon)),
+                nat_worth=worth,
+                backend=self.backend,
+            )
         check_addon(diagnosis)
         command = ["repolicy", "customize", self.prior, "--env", env]
         command += [word for name in self.addon for word in ("--addon", name)] + diagnosis.first
         command += self._reading()
-        _show(terminal, diagnosis, origin_notes(saved.card), shlex.join(command), at_one_in_words(self.addon))
+        _show(terminal, diagnosis, origin_notes(saved.card), shlex.join(command), describe_clipped_weights(self.addon))
         return diagnosis.as_dict() | {"prior": str(path), "addons": list(self.addon), "command": shlex.join(command)}
 
     def _reading(self) -> list[str]:
@@ -139,7 +145,7 @@ class Diagnose(OfPolicy):
 def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str, wish: str) -> None:
     terminal.say(diagnosis.verdict, *diagnosis.complaints[1:], *notes)
     rows = _rows((diagnosis.by_mean, diagnosis.sampled, diagnosis.ignorant))
-    terminal.say(laid_out(["", "mean action", "sampled", "untrained"], [[name, *rows[name]] for name in rows]))
+    terminal.say(format_table(["", "mean action", "sampled", "untrained"], [[name, *rows[name]] for name in rows]))
     worths = diagnosis.worths
     for worth, what in ((worths.basic, "the environment's reward"), (worths.addon, wish)):
         if worth is not None:
@@ -288,7 +294,7 @@ class Plan(Acts):
 
     def _evaluated(self, terminal: Terminal, made: "Planned", agents: dict[str, Any]) -> dict[str, Any]:
         """Show the rewards of these agents, and return them."""
-        from repolicy.envs import EVALUATION_SEED, combined, evaluate
+        from repolicy.envs import EVALUATION_SEED, combine_addons, evaluate
         from repolicy.report.run_page import rewards
         from repolicy.runs import one_thread
 
@@ -296,7 +302,7 @@ class Plan(Acts):
         with one_thread(), terminal.status(f"{made.env}: {counted(self.episodes, 'episode')}"):
             for name, agent in agents.items():
                 found[name] = evaluate(
-                    agent, made.env, self.episodes, addon=combined(made.addons), seed=EVALUATION_SEED + self.seed,
+                    agent, made.env, self.episodes, addon=combine_addons(made.addons), seed=EVALUATION_SEED + self.seed,
                     longest=self.steps, backend=made.backend,
                 )  # fmt: skip
         terminal.numbers(f"{made.env}, {counted(self.episodes, 'episode')} each", *rewards(found))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from repolicy.cli.options import Command, Named, OfPolicy, Positional, Repeated, overrides, usual_by_prior, weight_of
 from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import UsageError
-from repolicy.runs import ACTORS, BUDGETS, Settings, Terminal
+from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Settings, Terminal
 
 if TYPE_CHECKING:
     from repolicy.report.dial_page import Turning
@@ -77,14 +77,14 @@ class Dial(Command):
         return {"file": str(out), "at": at, "how": turning.how, "of": str(turning.path)}
 
     def _all(self, turning: "Turning") -> dict[str, Any]:
-        from repolicy.envs import addons_of, check_env, env_of
+        from repolicy.envs import addons_from_card, check_env, env_from_card
         from repolicy.policies.storage import check_writable
         from repolicy.priors import output_folder
         from repolicy.report.dial_page import as_dict, measured, points_of, write_dial_report
 
         path, saved = turning.path, turning.saved
-        env = self.env or env_of(saved.card, path, self.trust)
-        addons = self.addon or addons_of(saved.card, path, self.trust)
+        env = self.env or env_from_card(saved.card, path, self.trust)
+        addons = self.addon or addons_from_card(saved.card, path, self.trust)
         if not addons:
             raise UsageError(f"{path} does not say which add-on it was customized to; name one with --addon")
         check_env(addons, env)
@@ -167,7 +167,7 @@ class Sweep(OfPolicy):
     settings_file: Annotated[Path | None, Named("settings")] = None
     """A JSON file of settings; options on the command line override it."""
     settings: Settings = field(default_factory=Settings)
-    UNUSED: ClassVar = (*BUDGETS, *ACTORS, "ranks")  # settings that it has no use for
+    UNUSED: ClassVar = (*BUDGETS, *ACTOR_SETTINGS, "ranks")  # settings that it has no use for
     usual = staticmethod(usual_by_prior)
 
     def run(self) -> dict[str, Any]:

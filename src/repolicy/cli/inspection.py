@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import decoder, envpool_names, group_sizes, in_gymnasium, maker, parsed, shown
+from repolicy.envs import (
+    decoder_options,
+    env_maker,
+    envpool_names,
+    group_sizes,
+    is_in_gymnasium,
+    observed_parts,
+    parse_env_name,
+)
 from repolicy.errors import FileError, UsageError, in_one_sentence
 from repolicy.loading import read_json
 from repolicy.policies import PROBE_COUNT, ConditionedPolicy, Gaussian, Policy, SquashedGaussian, fingerprint
@@ -51,14 +59,14 @@ def contract(name: str) -> dict[str, Any]:
         in_one_sentence(f"environment {name!r} does not tell what it is", UsageError),
         warnings.catch_warnings(action="ignore"),  # of what is out of date, and of bounds that are rounded
     ):
-        found = _of_gymnasium(name) if in_gymnasium(name) else _of_envpool(name)
-    if decoder(name):  # what acts are numbers of noise
+        found = _of_gymnasium(name) if is_in_gymnasium(name) else _of_envpool(name)
+    if decoder_options(name):  # what acts are numbers of noise
         found.pop("actions", None)
     return {"env": name} | found
 
 
 def _of_envpool(name: str) -> dict[str, Any]:
-    plain, options = parsed(name)
+    plain, options = parse_env_name(name)
     if plain not in envpool_names():
         return {}
     import envpool
@@ -71,7 +79,7 @@ def _of_envpool(name: str) -> dict[str, Any]:
 
 
 def _of_gymnasium(name: str) -> dict[str, Any]:
-    with closing(maker(name)()) as env:
+    with closing(env_maker(name)()) as env:
         own: Any = env.unwrapped
         found = _parts(env.observation_space, name)
         model: Any = getattr(own, "model", None)
@@ -89,7 +97,7 @@ def _of_gymnasium(name: str) -> dict[str, Any]:
 
 def _parts(space: Any, name: str) -> dict[str, Any]:
     """Return the order of a Dict's parts, as the policy sees them."""
-    sizes, keys = group_sizes(space, name), shown(space, name, critic=False)[0]
+    sizes, keys = group_sizes(space, name), observed_parts(space, name, critic=False)[0]
     names = [f"{key}[{index}]" for key in keys or sizes for index in range(sizes[key])]
     return {"observations": {"names": names}} if names else {}
 
@@ -323,9 +331,9 @@ def _of_run(path: Path) -> Story:
     from repolicy.rql.customizing import Request as ResidualQLearning
 
     folder = RunFolder(path, Request, ResidualQLearning)
-    request, latest = folder.asked(), folder.latest()
+    request, latest = folder.load_request(), folder.latest_checkpoint()
     done = latest[1].get("steps", 0) if latest else 0  # the last iteration may go a little further than was asked for
-    iterations = len(folder.logged().get("iteration", []))
+    iterations = len(folder.read_metrics().get("iteration", []))
     facts = {
         "folder": str(path),
         "kind": "run",

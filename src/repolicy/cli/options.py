@@ -80,10 +80,10 @@ class Acts(OfPolicy):
 
     def acting(self, policy: str | Path) -> "tuple[OpenedPolicy, str]":
         """Return who acts, and in which environment."""
-        from repolicy.envs import acting_in, env_of
+        from repolicy.envs import env_from_card, open_policy_in_env
 
-        found = acting_in(self.env, policy, self.reading, self.trust)
-        return found, self.env or env_of(found.card, found.path, self.trust)
+        found = open_policy_in_env(self.env, policy, self.reading, self.trust)
+        return found, self.env or env_from_card(found.card, found.path, self.trust)
 
 
 def usual_by_env() -> Usual:

@@ -41,7 +41,7 @@ class Evaluate(Acts):
     library's."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs import addons_of, evaluate, wished
+        from repolicy.envs import addons_from_card, evaluate, load_addon
         from repolicy.policies.storage import write_json
         from repolicy.priors import check_not_overwriting, output_folder
         from repolicy.runs import one_thread
@@ -54,7 +54,7 @@ class Evaluate(Acts):
         terminal, episodes = Terminal(), counted(self.episodes, "episode")
         terminal.say(*found.notes)
         try:
-            addon = wished(self.addon or addons_of(card, path, self.trust), env)
+            addon = load_addon(self.addon or addons_from_card(card, path, self.trust), env)
         except UsageError as error:
             if self.addon:
                 raise
@@ -102,7 +102,7 @@ class Render(Acts):
     another library's."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs import env_of
+        from repolicy.envs import env_from_card
         from repolicy.policies import read_card
         from repolicy.policies.storage import is_repolicy_file, write_bytes
         from repolicy.priors import PLAN_FILE, check_own_file_options, is_plan, read_policy, saved_policy_bytes
@@ -111,7 +111,7 @@ class Render(Acts):
         warn_of_unfinished(self.policy)
         planned, path = is_plan(self.policy), file_of(self.policy)
         card = read_json(path / PLAN_FILE) if planned else read_card(path)
-        env = self.env or env_of(card, path, self.trust)
+        env = self.env or env_from_card(card, path, self.trust)
         suffix = ".mp4" if self.out is None else self.out.suffix.lower()
         if (format := suffix.removeprefix(".")) not in FORMATS:
             raise UsageError(f"--out {self.out} does not end in .mp4 or .gif")
@@ -157,7 +157,7 @@ class Export(OfPolicy):
 
     def run(self) -> dict[str, Any]:
         from repolicy.cli.inspection import contract
-        from repolicy.envs import decoder, env_of, observing
+        from repolicy.envs import decoder_options, env_from_card, match_observation
         from repolicy.policies import FORMAT_BY_SUFFIX, SUFFIXES, ConditionedPolicy
         from repolicy.policies.export import export
         from repolicy.priors import export_composed, find_decoder_file, find_policy, read_policy
@@ -172,10 +172,10 @@ class Export(OfPolicy):
             raise UsageError(f"--out {self.out} is the name of a file in {ending}, and --format is {format}")
         out = _out(self.out, path, SUFFIXES[format])
         saved = read_policy(path, self.reading)
-        through = decoder(self.env or saved.card.get("request", {}).get("env", ""))
+        through = decoder_options(self.env or saved.card.get("request", {}).get("env", ""))
         if format == "onnx" and through is not None and str(through.decoder).endswith(".onnx"):
             if self.env is None:
-                env_of(saved.card, path, self.trust)  # which refuses a path that nobody typed or trusts
+                env_from_card(saved.card, path, self.trust)  # which refuses a path that nobody typed or trusts
             if isinstance(saved.policy, ConditionedPolicy):
                 raise UsageError(saved.policy.missing_dials_message())
             file = find_decoder_file(through.decoder, through.sha256).path
@@ -184,7 +184,9 @@ class Export(OfPolicy):
             return {"file": str(out), "format": format, "difference": difference}
         told: dict[str, Any] = {}
         with contextlib.suppress(UsageError) if self.env is None else contextlib.nullcontext():
-            told = contract(observing(self.env or env_of(saved.card, path), saved.policy.spec.observation_size))
+            told = contract(
+                match_observation(self.env or env_from_card(saved.card, path), saved.policy.spec.observation_size)
+            )
         difference = export(saved.policy, out, format, prior=saved.prior, card=saved.card, told=told)
         if through is not None:
             say("what comes out is a generative policy's noise, and no action: decode it")
@@ -231,7 +233,7 @@ def warn_of_unfinished(reference: str | Path) -> None:
     folder = RunFolder(Path(reference))
     with contextlib.suppress(RepolicyError):  # what cannot be read, or is of another method, is no reason to stop
         request = folder.request()
-        if request is not None and (sentence := folder.unfinished(request)):
+        if request is not None and (sentence := folder.unfinished_notice(request)):
             Terminal().say(f"{folder.path}: {sentence[0].lower()}{sentence[1:]}")
 
 

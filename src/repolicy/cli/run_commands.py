@@ -20,7 +20,7 @@ from repolicy.errors import RepolicyError
 from repolicy.objective import Objective, soft
 from repolicy.objective_names import named
 from repolicy.readers.reading import Options
-from repolicy.runs import ACTORS, BUDGETS, Settings, Terminal, torchrun_place
+from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Settings, Terminal, torchrun_place
 
 if TYPE_CHECKING:
     from repolicy.runs import Result
@@ -154,7 +154,7 @@ class Customize(Run):
     """At the end, evaluate and film prior and result, and write report.html into the folder."""
     reading: Options = field(default_factory=Options)
     settings: Settings = field(default_factory=Settings)
-    UNUSED: ClassVar = ACTORS  # settings that it has no use for
+    UNUSED: ClassVar = ACTOR_SETTINGS  # settings that it has no use for
     usual = staticmethod(usual_by_prior)
 
     def run(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def ended(result: "Result") -> dict[str, Any]:
     if result.finished:
         sentence = f"done: {find_policy(folder)} is the policy to take"
     else:
-        latest = RunFolder(folder).latest()
+        latest = RunFolder(folder).latest_checkpoint()
         steps = f"the checkpoint at {latest[1]['steps']:,}" if latest else "the start: there is no checkpoint yet"
         sentence = f"stopped after {result.steps:,} steps in {folder}; --resume goes on from {steps}"
     if speaks():

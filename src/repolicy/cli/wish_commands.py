@@ -215,7 +215,7 @@ class Takeover(Acts):
 @contextmanager
 def who(person: str, kind: str, env: str) -> Iterator[tuple[Any, Any]]:
     """Yield what the person does, and where their keys come from; none where it says itself when they want to act."""
-    from repolicy.envs import one_env
+    from repolicy.envs import make_one_env
     from repolicy.loading import load_object
     from repolicy.wishes.keys import TerminalKeys, WindowKeys
     from repolicy.wishes.takeover import by_keys
@@ -226,7 +226,7 @@ def who(person: str, kind: str, env: str) -> Iterator[tuple[Any, Any]]:
     if hasattr(act, "wants"):
         yield act, None
         return
-    with closing(one_env(env)) as made:
+    with closing(make_one_env(env)) as made:
         space = made.action_space
     with closing(TerminalKeys() if kind == "terminal" else WindowKeys()) as keys:
         yield act or by_keys(keys, space), keys
@@ -272,7 +272,7 @@ class LearnWish(Beside, Command):
     """Run code that the prior's file names as its environment."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.envs import env_of
+        from repolicy.envs import env_from_card
         from repolicy.objective import residual
         from repolicy.priors import check_no_plan, open_agent
         from repolicy.runs import Settings
@@ -281,7 +281,7 @@ class LearnWish(Beside, Command):
 
         check_no_plan(self.prior)
         found = open_agent(self.prior, Options(), self.trust)
-        env = self.env or env_of(found.card, found.path, self.trust)
+        env = self.env or env_from_card(found.card, found.path, self.trust)
         out = self.out or usual_out(self.prior, f"wish-{self.seed}")
         settings: dict[str, Any] = {"steps": self.customize_steps, "seed": self.seed}
         residual(self.omega, self.alpha, self.states)

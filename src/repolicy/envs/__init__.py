@@ -1,52 +1,52 @@
 """Batches of environments behind one `Step`, add-ons, rollouts and evaluations."""
 
 # The door: other rooms import these names, and the files in `__all__`.
-from repolicy.envs.addons import Addon, Limit, Wish, check_env, combined, limits, wished
-from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs, check_copied, copied_env, together
+from repolicy.envs.addons import Addon, Limit, Wish, check_env, combine_addons, load_addon, parse_limits
+from repolicy.envs.batches import EnvPoolEnvs, GymnasiumEnvs, check_copies, copy_env, merge_infos
 from repolicy.envs.evaluation import (
-    BLOCK,
+    BLOCK_STEPS,
     EPISODE_CAP,
     EVALUATION_SEED,
-    MOST_ENVS,
+    MAX_ENVS,
     Column,
     Evaluation,
-    backend_of,
     check_fit,
     evaluate,
+    resolve_backend,
     run_episodes,
 )
 from repolicy.envs.making import (
     Spaces,
-    acting_in,
     critic_size,
     make_envs,
-    observing,
-    placed,
-    probed,
-    through_noise,
-    with_roles,
+    match_observation,
+    open_policy_in_env,
+    place_prior,
+    probe_env,
+    with_observation_roles,
+    wrap_decoder,
 )
 from repolicy.envs.names import (
-    RESET,
+    RESET_PREFIX,
     EnvLike,
     check_plain,
-    chunk_of,
-    decoder,
+    chunk_length,
+    critic_keys,
+    decoder_options,
+    env_maker,
     env_name,
     envpool_names,
-    in_gymnasium,
-    maker,
-    observed,
-    observed_by_critic,
-    of_reset,
-    one_env,
-    only_here,
-    parsed,
+    find_session_only,
+    is_in_gymnasium,
+    make_one_env,
+    observed_keys,
+    parse_env_name,
+    reset_options,
     with_decoder,
-    with_observed,
-    with_observed_of,
+    with_observed_keys,
+    with_observed_keys_of,
 )
-from repolicy.envs.rollout import Collector, Past, Rollout, Transitions, staggered
+from repolicy.envs.rollout import AddonState, Collector, Rollout, Transitions, staggered_cuts
 from repolicy.envs.step import (
     Backend,
     Envs,
@@ -54,17 +54,17 @@ from repolicy.envs.step import (
     Info,
     action_space,
     check_reward,
-    flat,
+    flatten_observations,
     group_sizes,
-    native,
     observation_size,
-    own_numbers,
-    shown,
-    stacked,
+    observed_parts,
+    stack_infos,
+    to_env_actions,
+    to_env_numbers,
 )
-from repolicy.envs.trust import TRUST_IT, addons_of, confirm, env_of
-from repolicy.envs.watchdog import NOTE, Watchdog
-from repolicy.envs.wish_file import Features, LearntWish, Networks, check_same_env, inputs_of, open_wish
-from repolicy.envs.wrapped import Dialed, Places
+from repolicy.envs.trust import TRUST_HINT, addons_from_card, check_trust, env_from_card
+from repolicy.envs.watchdog import ENV_CALL, Watchdog
+from repolicy.envs.wish_file import Features, LearntWish, Networks, check_same_env, network_inputs, open_wish
+from repolicy.envs.wrapped import DialedEnvs, DialPositions
 
 __all__ = ["addons", "registered"]

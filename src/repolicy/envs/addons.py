@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.names import parsed
-from repolicy.envs.registered import REGISTERED, STANDS, Function, Registered, told
-from repolicy.envs.rollout import Rollout, Transitions, WithPast
+from repolicy.envs.names import parse_env_name
+from repolicy.envs.registered import DEFAULT_LAYOUT, REGISTERED, Function, Registered, info_entry
+from repolicy.envs.rollout import Rollout, StatefulAddon, Transitions
 from repolicy.envs.step import Info
 from repolicy.envs.wish_file import check_same_env, is_wish_file, open_wish
 from repolicy.errors import NumericError, UsageError, described, in_one_sentence
@@ -31,11 +31,11 @@ from repolicy.loading import load_object, reference_to
 from repolicy.ranges import Dial, Range
 from repolicy.text import as_number, nearest, without_version
 
-SHOWN = 6  # numbers of an observation and of an action, in a sentence
+PREVIEW_NUMBERS = 6  # numbers of an observation and of an action, in a sentence
 
 
 # The metric of an add-on for people: its name, a function like an add-on, and what is made of that one's numbers.
-Reported = tuple[str, Function | WithPast, Callable[[np.ndarray], np.ndarray]]
+Reported = tuple[str, Function | StatefulAddon, Callable[[np.ndarray], np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Addon:
     """A weighted sum of add-on functions."""
 
     names: tuple[str, ...]
-    functions: tuple[Function | WithPast, ...]
+    functions: tuple[Function | StatefulAddon, ...]
     weights: tuple[float, ...]
-    reported: Reported | None = None  # of the first one that has one
+    metric_source: Reported | None = None  # of the first one that has one
 
     @property
     def metric_name(self) -> str:
-        return self.reported[0] if self.reported else ""
+        return self.metric_source[0] if self.metric_source else ""
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -63,28 +63,30 @@ class Addon:
         return max(map(abs, self.weights), default=1.0)
 
     @property
-    def with_past(self) -> tuple[str, ...]:
+    def stateful_names(self) -> tuple[str, ...]:
         """The names of those that have a past."""
-        return tuple(name for name, each in zip(self.names, self.functions, strict=True) if isinstance(each, WithPast))
+        return tuple(
+            name for name, each in zip(self.names, self.functions, strict=True) if isinstance(each, StatefulAddon)
+        )
 
     def reward(self, steps: Transitions) -> np.ndarray:
         """Return the rewards `[...]` of transitions with observations `[..., O]`, each function's shape checked."""
-        return sum(self.apart(steps), np.zeros(steps.observations.shape[:-1]))
+        return sum(self.weighted_rewards(steps), np.zeros(steps.observations.shape[:-1]))
 
-    def apart(self, steps: Transitions) -> Iterator[np.ndarray]:
+    def weighted_rewards(self, steps: Transitions) -> Iterator[np.ndarray]:
         """Yield the rewards of each function, times its weight, in the order of `names`."""
-        rows = steps.in_one_row()
+        rows = steps.flattened()
         for name, function, weight in zip(self.names, self.functions, self.weights, strict=True):
             entry = REGISTERED.get(name.partition("(")[0])  # reads its own environment's numbers, wherever it runs
             made_for = f" (made for {entry.envs[0]})" if entry and entry.envs else ""
-            rewards = weight * _called(f"add-on {name!r}{made_for}", function, rows)
+            rewards = weight * _call_function(f"add-on {name!r}{made_for}", function, rows)
             yield rewards.reshape(steps.observations.shape[:-1])
 
     def metric(self, steps: Transitions) -> np.ndarray:
         """Return what is reported of transitions, `[...]`."""
-        assert self.reported is not None
-        name, function, measure = self.reported
-        numbers = _called(f"the add-on's metric {name!r}", function, steps.in_one_row())
+        assert self.metric_source is not None
+        name, function, measure = self.metric_source
+        numbers = _call_function(f"the add-on's metric {name!r}", function, steps.flattened())
         return measure(numbers).reshape(steps.observations.shape[:-1])
 
 
@@ -93,13 +95,13 @@ def _title(name: str) -> str:
     return Path(name.partition("(")[0]).stem if is_wish_file(name) else name.rpartition(":")[2]
 
 
-def _called(what: str, function: Function | WithPast, rows: Transitions) -> np.ndarray:
+def _call_function(what: str, function: Function | StatefulAddon, rows: Transitions) -> np.ndarray:
     """Return a finite number for each transition `[B, ...]`, or a sentence about what came instead."""
     _, actions, after, info, past = rows
     with in_one_sentence(f"{what} failed", UsageError):  # on copies: the function may change its arguments in place
         copies = rows.each(np.copy)
         try:
-            if not isinstance(function, WithPast):
+            if not isinstance(function, StatefulAddon):
                 found: Any = function(*copies[:4])
             elif past is None:
                 raise UsageError("an add-on that has a past needs the steps in their order, which are not known here")
@@ -120,22 +122,22 @@ def _called(what: str, function: Function | WithPast, rows: Transitions) -> np.n
         wrong = np.flatnonzero(~np.isfinite(rewards))
         raise NumericError(
             f"{what} returned {rewards[wrong[0]]:g} for {len(wrong):,} of {count:,} transitions; the first has "
-            f"next_observations {_shown(after[wrong[0]])} and actions {_shown(actions[wrong[0]])}"
+            f"next_observations {_preview(after[wrong[0]])} and actions {_preview(actions[wrong[0]])}"
         )
     return rewards
 
 
-def _shown(numbers: np.ndarray) -> str:
+def _preview(numbers: np.ndarray) -> str:
     """Return the first numbers of a row."""
-    shown = ", ".join(f"{number:.4g}" for number in numbers[:SHOWN])
-    return f"{shown}, …" if len(numbers) > SHOWN else shown
+    shown = ", ".join(f"{number:.4g}" for number in numbers[:PREVIEW_NUMBERS])
+    return f"{shown}, …" if len(numbers) > PREVIEW_NUMBERS else shown
 
 
 def check_env(requests: Sequence[str], env: str) -> None:
     """Raise where a registered add-on would take other numbers of an environment for those that it means."""
     own = "write your own and name it as file.py:function"
     for request in requests:
-        if is_wish_file(called := _weighed(request)[0]):
+        if is_wish_file(called := _split_weight(request)[0]):
             check_same_env(called, env)
         entry = REGISTERED.get(name := called.partition("(")[0])
         if entry is None or ":" in env or not entry.envs:
@@ -143,7 +145,7 @@ def check_env(requests: Sequence[str], env: str) -> None:
         if without_version(env) not in entry.envs:
             what = f"add-on {name!r} reads the numbers of {' and '.join(entry.envs)}"
             raise UsageError(f"{what}, which mean something else in {env}; {own}")
-        moved = [key for key, value in parsed(env)[1].items() if value != STANDS.get(key, value)]
+        moved = [key for key, value in parse_env_name(env)[1].items() if value != DEFAULT_LAYOUT.get(key, value)]
         if moved and entry.reads == "observation":
             what = f"add-on {name!r} reads a place in the observation that {moved[0]} moves"
             raise UsageError(f"{what}; leave that option out, or {own}")
@@ -155,37 +157,37 @@ Wish = str | Function | Sequence[str | Function]  # an add-on by its name or as 
 def names(wanted: Wish) -> tuple[str, ...]:
     """Return one name or function or several, as names. One that weighs 1 is named without its weight."""
     several = wanted if isinstance(wanted, list | tuple) else (wanted,)
-    return tuple(_shortest(each) if isinstance(each, str) else reference_to(each) for each in several)
+    return tuple(_without_unit_weight(each) if isinstance(each, str) else reference_to(each) for each in several)
 
 
-def _shortest(request: str) -> str:
-    called, weight = _weighed(request)
+def _without_unit_weight(request: str) -> str:
+    called, weight = _split_weight(request)
     return called if as_number(weight) == 1.0 else request
 
 
-def wished(wanted: Wish, env: str) -> Addon | None:
+def load_addon(wanted: Wish, env: str) -> Addon | None:
     """Return one add-on of all that is wished for in an environment; None where that is nothing."""
     requests = names(wanted)
     check_env(requests, env)
-    return combined(requests) if requests else None
+    return combine_addons(requests) if requests else None
 
 
-def combined(requests: Sequence[str]) -> Addon:
+def combine_addons(requests: Sequence[str]) -> Addon:
     """Return one add-on of requests such as `height`, `height=0.5`, `hind_leg(joint=bshin)=2` or `my.py:quiet=0.1`."""
     each = [parse(request) for request in requests]
     names, functions, weights, metrics = zip(*each, strict=True) if each else ((),) * 4
     return Addon(names, functions, weights, next((metric for metric in metrics if metric is not None), None))
 
 
-def imported(request: str) -> str:
+def import_target(request: str) -> str:
     """Return what an add-on imports, `module:name` or `file.py:name`, or which file it is; empty for one that ships."""
-    called, _ = _weighed(request)
+    called, _ = _split_weight(request)
     return called if ":" in called or is_wish_file(called) else ""
 
 
-def parse(request: str) -> tuple[str, Function | WithPast, float, Reported | None]:
+def parse(request: str) -> tuple[str, Function | StatefulAddon, float, Reported | None]:
     """Return (name, function, weight, metric) of one request."""
-    called, written = _weighed(request)
+    called, written = _split_weight(request)
     _, colon, name = called.rpartition(":")
     bare, bracket, options = name.partition("(")
     if not (colon or is_wish_file(called)) and ("=" in bare or (bracket and not options.endswith(")"))):
@@ -198,14 +200,14 @@ def parse(request: str) -> tuple[str, Function | WithPast, float, Reported | Non
         raise UsageError(f"add-on {request!r}: {written!r} is not a weight; write NAME=0.5")
     if is_wish_file(called):
         return called, open_wish(called), weight, None
-    if own := imported(request):
+    if own := import_target(request):
         if bracket:
             raise UsageError(f"add-on {request!r}: a function of your own has no options in brackets; leave them out")
         function = load_object(own, "add-on")
         if not callable(function):
             raise UsageError(f"add-on {own!r} is not a function")
         if inspect.isclass(function):
-            return own, WithPast(function), weight, None
+            return own, StatefulAddon(function), weight, None
         reported = getattr(function, "metric", None)
         named = f"mean {getattr(reported, '__name__', 'metric')}"
         return own, function, weight, None if reported is None else (named, reported, lambda numbers: numbers)
@@ -217,7 +219,7 @@ def parse(request: str) -> tuple[str, Function | WithPast, float, Reported | Non
     return name, function, weight, (entry.metric, function, entry.measure)
 
 
-def _weighed(request: str) -> tuple[str, str]:
+def _split_weight(request: str) -> tuple[str, str]:
     """Return (what a request names, how its weight is written)."""
     place, colon, name = request.rpartition(":")  # a folder may have a name with = or ( in it
     head, equals, tail = name.rpartition("=")
@@ -232,7 +234,7 @@ def dials(requests: Sequence[str]) -> tuple[Dial, ...]:
     """Return the dials of the add-ons whose weight is a range. Each has the add-on's name, without its file."""
     ranges = []
     for request in requests:
-        called, written = _weighed(request)
+        called, written = _split_weight(request)
         try:
             if isinstance(weight := Range.of(written), Range):
                 ranges.append(Dial(_title(called), *weight, "linear").checked())
@@ -243,40 +245,40 @@ def dials(requests: Sequence[str]) -> tuple[Dial, ...]:
     return tuple(ranges)
 
 
-def at(requests: Sequence[str], values: Mapping[str, float] | None = None) -> tuple[str, ...]:
+def with_weights(requests: Sequence[str], values: Mapping[str, float] | None = None) -> tuple[str, ...]:
     """Return the requests with one weight for each range: that of its name or, where there is none, its middle."""
     chosen = []
     for request in requests:
         for dial in dials([request]):
             weight = float((values or {}).get(dial.name, dial.value(0.0)))
-            request = f"{_weighed(request)[0]}={weight!r}"
+            request = f"{_split_weight(request)[0]}={weight!r}"
         chosen.append(request)
     return tuple(chosen)
 
 
-def at_one(requests: Sequence[str]) -> tuple[str, ...]:
+def with_clipped_weights(requests: Sequence[str]) -> tuple[str, ...]:
     """Return the requests with weights of at most 1, or −1; of a range, its upper end counts."""
     ends = {dial.name: dial.value(1.0) for dial in dials(requests)}
-    weights = ((called, float(written)) for called, written in map(_weighed, at(requests, ends)))
+    weights = ((called, float(written)) for called, written in map(_split_weight, with_weights(requests, ends)))
     return tuple(f"{called}={max(-1.0, min(1.0, weight)):g}" for called, weight in weights)
 
 
-def at_one_in_words(requests: Sequence[str]) -> str:
+def describe_clipped_weights(requests: Sequence[str]) -> str:
     """Return which reward that is: `the wish 'energy' at weight 0.001`."""
-    measured = at_one(requests)
-    weights = [abs(float(_weighed(request)[1])) for request in measured]
-    titles = combined(measured).titles
+    measured = with_clipped_weights(requests)
+    weights = [abs(float(_split_weight(request)[1])) for request in measured]
+    titles = combine_addons(measured).titles
     each = [f"{title!r} at weight {weight:g}" for title, weight in zip(titles, weights, strict=True)]
     return f"the wish{'es' if len(requests) > 1 else ''} {' and '.join(each)}"
 
 
-def option_of(request: str) -> str:
+def enabling_option(request: str) -> str:
     """Return the environment's option without which it weighs an add-on that ships with 0, if there is one."""
-    called, _ = _weighed(request)
+    called, _ = _split_weight(request)
     return REGISTERED[called].option if called in REGISTERED else ""
 
 
-def _configured(name: str, entry: Registered, options: str) -> Function | WithPast:
+def _configured(name: str, entry: Registered, options: str) -> Function | StatefulAddon:
     parts = [part.strip() for part in options.split(",") if part.strip()]
     if not all("=" in part for part in parts):
         raise UsageError(f"add-on {name!r}: {options!r} does not say which option; write NAME(OPTION=VALUE)")
@@ -321,26 +323,28 @@ class Limit:
     def quantity(self) -> Addon:
         """What is measured; a function of the user's own is imported here."""
         if ":" in self.name or self.name.partition("(")[0] in REGISTERED:
-            return combined([self.name])
+            return combine_addons([self.name])
         return Addon((self.name,), (self._told,), (1.0,))
 
     def _told(self, observations: np.ndarray, actions: np.ndarray, after: np.ndarray, info: Info) -> np.ndarray:
-        return told(info, self.name, f"a limit is on {self.name!r}, no FILE.py:NAME and no add-on, so it must stand")
+        return info_entry(
+            info, self.name, f"a limit is on {self.name!r}, no FILE.py:NAME and no add-on, so it must stand"
+        )
 
     def values(self, rollout: Rollout, size: int | None = None, mean: bool = True) -> np.ndarray:
         """Return the quantity in each step `[T, N]`, of the first `size` numbers of each observation, or of all.
 
         A decision has its sum or, where `mean`, what a mean over decisions is taken of.
         """
-        measure = self.quantity.metric if self.quantity.reported else self.quantity.reward
-        return rollout.of_decisions(measure(rollout.transitions.of_first(size)), mean)
+        measure = self.quantity.metric if self.quantity.metric_source else self.quantity.reward
+        return rollout.per_decision(measure(rollout.transitions.with_observation_size(size)), mean)
 
-    def broken_by(self, value: Any) -> Any:
+    def excess(self, value: Any) -> Any:
         """Return by how much a mean, or each of several, is beyond the bound; below 0 where it is within."""
         return self.sign * (value - self.bound)
 
 
-def limits(wanted: str | Sequence[str], env: str | None = None) -> tuple[Limit, ...]:
+def parse_limits(wanted: str | Sequence[str], env: str | None = None) -> tuple[Limit, ...]:
     """Return the limits of one run, one or several; refused where two exclude or repeat each other, or have one name.
 
     Without `env`, no name means an add-on.
@@ -349,7 +353,7 @@ def limits(wanted: str | Sequence[str], env: str | None = None) -> tuple[Limit, 
     check_env([limit.name for limit in found] if env else (), env or "")
     for index, one in enumerate(found):
         for other in found[:index]:
-            if one.name == other.name and (one.sign == other.sign or one.broken_by(other.bound) > 0):
+            if one.name == other.name and (one.sign == other.sign or one.excess(other.bound) > 0):
                 what = "name the same side twice" if one.sign == other.sign else "contradict each other"
                 raise UsageError(f"the limits {other} and {one} {what}: leave one of them out")
             if str(one) == str(other):  # by which they are held and reported

@@ -11,14 +11,21 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from repolicy.envs.names import Make, maker, parsed
-from repolicy.envs.step import NUMBERS, Batch, Step, check_reward, flat, native, shapes
-from repolicy.envs.watchdog import NOTE
+from repolicy.envs.names import Make, env_maker, parse_env_name
+from repolicy.envs.step import NUMBERS, Batch, Step, check_reward, flatten_observations, shapes, to_env_actions
+from repolicy.envs.watchdog import ENV_CALL
 from repolicy.errors import RepolicyError, UsageError, in_one_sentence
 from repolicy.text import nearest
 
-OWN = ("num_envs", "num_threads", "seed", "env_type", "batch_size", "max_num_players")  # options that a run sets itself
-TOLD = (*NUMBERS, np.bool_)
+RESERVED_OPTIONS = (
+    "num_envs",
+    "num_threads",
+    "seed",
+    "env_type",
+    "batch_size",
+    "max_num_players",
+)  # options that a run sets itself
+INFO_TYPES = (*NUMBERS, np.bool_)
 
 
 class EnvPoolEnvs(Batch):
@@ -32,8 +39,8 @@ class EnvPoolEnvs(Batch):
         import envpool
 
         self.name, self.count = name, count
-        plain, options = parsed(name)
-        if own := next((key for key in OWN if key in options), ""):
+        plain, options = parse_env_name(name)
+        if own := next((key for key in RESERVED_OPTIONS if key in options), ""):
             what = f"environment {plain!r}: the option {own!r} is Repolicy's own to set"
             raise UsageError(f"{what}: use --envs and --seed instead")
         if filmed is not None:
@@ -62,7 +69,7 @@ class EnvPoolEnvs(Batch):
         return observations
 
     def step(self, actions: np.ndarray) -> Step:
-        return self.answered(*self.call(self._pool.step, native(actions, self.actions, self._own)))
+        return self.answered(*self.call(self._pool.step, to_env_actions(actions, self.actions, self._own)))
 
     @property
     def limit(self) -> int | None:
@@ -81,8 +88,8 @@ class EnvPoolEnvs(Batch):
         self._pool.close()
 
 
-TRIED = 10  # steps by which a copy is compared with its environment
-SHARED = ("MjModel", "EnvSpec")  # what no step changes, and is large
+COPY_TEST_STEPS = 10  # steps by which a copy is compared with its environment
+SHARED_TYPES = ("MjModel", "EnvSpec")  # what no step changes, and is large
 
 
 class GymnasiumEnvs(Batch):
@@ -92,7 +99,7 @@ class GymnasiumEnvs(Batch):
 
     def __init__(self, name: str, count: int, seed: int, make_one: Make | None = None, *, critic: bool = False) -> None:
         self.name, self.count, self._seed = name, count, seed
-        make = make_one or maker(name)  # once for all: it runs the user's file
+        make = make_one or env_maker(name)  # once for all: it runs the user's file
         with (
             in_one_sentence(f"environment {name!r} cannot be made", UsageError),
             warnings.catch_warnings(action="ignore"),  # "out of date": a task's version is part of the task
@@ -111,7 +118,7 @@ class GymnasiumEnvs(Batch):
         other = copy.copy(self)
         other.count = self.count * times
         other._ones = [
-            _One(self.name, n, copied_env(one, random)) for n, one in enumerate(self.each) for _ in range(times)
+            _One(self.name, n, copy_env(one, random)) for n, one in enumerate(self.each) for _ in range(times)
         ]
         return other
 
@@ -132,16 +139,21 @@ class GymnasiumEnvs(Batch):
         return observations
 
     def step(self, actions: np.ndarray) -> Step:
-        return self.answered(*self.call(self._stepped, native(actions, self.actions, self._own)))
+        return self.answered(*self.call(self._stepped, to_env_actions(actions, self.actions, self._own)))
 
     def _begun(self, ones: Sequence["_One"], seeds: Sequence[int | None]) -> Any:
-        return gathered(self._space, [one.reset(seed) for one, seed in zip(ones, seeds, strict=True)])
+        return stack_observations(self._space, [one.reset(seed) for one, seed in zip(ones, seeds, strict=True)])
 
     def _stepped(self, actions: np.ndarray) -> Any:
         steps = [one.step(action) for one, action in zip(self._ones, actions, strict=True)]
         observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
         ends = np.array([terminated, truncated], bool)
-        return gathered(self._space, observations), np.array(rewards, np.float64), *ends, together(list(infos))
+        return (
+            stack_observations(self._space, observations),
+            np.array(rewards, np.float64),
+            *ends,
+            merge_infos(list(infos)),
+        )
 
     def close(self) -> None:
         failed, ones, self._ones = sys.exception(), self._ones, []
@@ -173,7 +185,7 @@ class _One:
 
     def reset(self, seed: int | None = None) -> Any:
         """Return the first observation of an episode."""
-        NOTE.index = self.index
+        ENV_CALL.index = self.index
         answer = self.env.reset(seed=seed)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
             what = f"environment {self.name!r} returns {_kind(answer)} from reset, not (observation, info)"
@@ -181,7 +193,7 @@ class _One:
         return answer[0]
 
     def step(self, action: Any) -> tuple[Any, ...]:
-        NOTE.index = self.index
+        ENV_CALL.index = self.index
         answer = self.env.step(action)
         if not (isinstance(answer, tuple) and len(answer) == 5):
             raise RepolicyError(
@@ -193,14 +205,14 @@ class _One:
         return answer
 
 
-def gathered(space: spaces.Space[Any], observations: Sequence[Any]) -> Any:
+def stack_observations(space: spaces.Space[Any], observations: Sequence[Any]) -> Any:
     """Return observations of N environments as one, `[N, ...]` each part of a Dict."""
     if isinstance(space, spaces.Dict):
-        return {key: gathered(part, [each[key] for each in observations]) for key, part in space.items()}
+        return {key: stack_observations(part, [each[key] for each in observations]) for key, part in space.items()}
     return np.array(observations).reshape(len(observations), *(space.shape or ()))
 
 
-def together(infos: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+def merge_infos(infos: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     """Return the numbers that environments tell, 0 for those that do not: Gymnasium takes longer than many a step.
 
     A truth value is 1 or 0.
@@ -217,7 +229,7 @@ def together(infos: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, TOLD) or (isinstance(value, np.ndarray) and value.ndim == 0)
+    return isinstance(value, INFO_TYPES) or (isinstance(value, np.ndarray) and value.ndim == 0)
 
 
 def _kind(answer: Any) -> str:
@@ -227,34 +239,34 @@ def _kind(answer: Any) -> str:
 # Copies ---------------------------------------------------------------------------------------------------------------
 
 
-def copied_env(env: Any, random: np.random.Generator) -> Any:
+def copy_env(env: Any, random: np.random.Generator) -> Any:
     """Return a copy of an environment, with a random stream of its own, so that luck is not foreseen."""
     stream = getattr(env.unwrapped, "np_random", None)  # which several parts of an environment may hold
-    return twin(env, {} if stream is None else {id(stream): np.random.default_rng(random.integers(2**63))})
+    return clone_env(env, {} if stream is None else {id(stream): np.random.default_rng(random.integers(2**63))})
 
 
-def check_copied(made: Any, name: str) -> None:
+def check_copies(made: Any, name: str) -> None:
     """Raise where a copy goes elsewhere than its environment, or takes it along."""
     made.action_space.seed(0)
     made.reset(seed=0)
-    for _ in range(TRIED):
+    for _ in range(COPY_TEST_STEPS):
         action, elsewhere = made.action_space.sample(), made.action_space.sample()
-        one, other = twin(made, {}), twin(made, {})
+        one, other = clone_env(made, {}), clone_env(made, {})
         one.step(elsewhere)
         (found, *_), (wanted, _, terminated, truncated, _) = other.step(action), made.step(action)
-        if not np.array_equal(flat(found, 1), flat(wanted, 1), equal_nan=True):
+        if not np.array_equal(flatten_observations(found, 1), flatten_observations(wanted, 1), equal_nan=True):
             raise UsageError(f"environment {name!r} cannot be copied: a copy goes elsewhere than it does")
         if terminated or truncated:
             made.reset()
 
 
-def twin(env: Any, memo: dict[int, Any]) -> Any:
+def clone_env(env: Any, memo: dict[int, Any]) -> Any:
     """Return a copy that stands where an environment stands. (Many classes would begin anew where they are copied.)"""
     other = memo[id(env)] = object.__new__(type(env))
     for name, value in vars(env).items():
         if isinstance(value, gymnasium.Env):
-            part = memo[id(value)] if id(value) in memo else twin(value, memo)
-        elif isinstance(value, gymnasium.Space) or type(value).__name__ in SHARED:
+            part = memo[id(value)] if id(value) in memo else clone_env(value, memo)
+        elif isinstance(value, gymnasium.Space) or type(value).__name__ in SHARED_TYPES:
             part = value
         else:
             try:

@@ -11,22 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.addons import Addon, Limit, Wish, wished
-from repolicy.envs.addons import limits as parsed_limits
-from repolicy.envs.making import acting_in, make_envs, observing, placed
-from repolicy.envs.names import EnvLike, decoder, env_name
+from repolicy.envs.addons import Addon, Limit, Wish, load_addon, parse_limits
+from repolicy.envs.making import make_envs, match_observation, open_policy_in_env, place_prior
+from repolicy.envs.names import EnvLike, decoder_options, env_name
 from repolicy.envs.rollout import Collector, Rollout
 from repolicy.envs.step import Backend, Envs, HasSpaces
-from repolicy.envs.trust import addons_of, env_of
+from repolicy.envs.trust import addons_from_card, env_from_card
 from repolicy.errors import UsageError, check_counts
 from repolicy.policies import Agent, ConditionedPolicy, EnvAwareAgent, Policy, Prior, check_has_log_prob
 from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
 from repolicy.text import counted
 
-BLOCK = 20  # steps that are scored together
+BLOCK_STEPS = 20  # steps that are scored together
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
-MOST_ENVS = 50  # that run side by side
+MAX_ENVS = 50  # that run side by side
 EPISODE_CAP = 10_000  # steps, after which an episode that does not end is counted as it stands
 
 Familiarity = Callable[[np.ndarray | None, np.ndarray], Tensor | None]  # of next observations to the prior, and ages
@@ -37,7 +36,7 @@ class Steps:
     """What N environments did until each had ended its first episode."""
 
     rewards: np.ndarray  # [T, N] basic reward and add-on, as far as they are known
-    sent: np.ndarray  # [T, N, A] the actions as the environment got them
+    env_actions: np.ndarray  # [T, N, A] the actions as the environment got them
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,7 +81,7 @@ class Evaluation:
         known = {name: Column(title, values) for name, (title, values) in wide.items() if values is not None}
         steps = self.lengths if self.inner is None else self.inner
         known |= {f"limit_{name}": Column(name, values, steps) for name, values in self.limits.items()}
-        through = decoder(self.env)  # then a step is a decision, and the prior is N(0, I)
+        through = decoder_options(self.env)  # then a step is a decision, and the prior is N(0, I)
         step = "step" if through is None else "decision"
         if self.log_prior is not None:
             likely = self.log_prior / self.lengths
@@ -179,10 +178,10 @@ def evaluate(
     """
     env = None if env is None else env_name(env)
     if isinstance(agent, str | Path):
-        found = acting_in(env, agent, Options(), trust)
+        found = open_policy_in_env(env, agent, Options(), trust)
         agent, prior = cast(Agent, found.agent), prior or found.prior
-        env = env or env_of(found.card, found.path, trust)
-        addon = addons_of(found.card, found.path, trust) if addon is None else addon
+        env = env or env_from_card(found.card, found.path, trust)
+        addon = addons_from_card(found.card, found.path, trust) if addon is None else addon
     if not hasattr(agent, "observation_size"):
         remedy = "a function or a module is one beside a std: MeanPrior(it, 0.2) of repolicy.priors.kinds"
         raise UsageError(f"the first argument is a {type(agent).__name__}, and no policy; {remedy}")
@@ -193,22 +192,22 @@ def evaluate(
     if env is None:
         raise UsageError("a policy alone does not say which environment it is for; name one: evaluate(policy, ENV)")
     if isinstance(agent, MeanPrior):
-        agent, env = placed(agent, env, backend)
+        agent, env = place_prior(agent, env, backend)
     if addon is not None and not isinstance(addon, Addon):
-        addon = wished(addon, env)
+        addon = load_addon(addon, env)
     check_counts(episodes=episodes)
     check_counts(0, seed=seed)
-    backend = backend_of(backend, agent)
-    env = observing(env, agent.observation_size, backend)
-    with closing(make_envs(env, min(episodes, MOST_ENVS), seed, backend)) as envs:
+    backend = resolve_backend(backend, agent)
+    env = match_observation(env, agent.observation_size, backend)
+    with closing(make_envs(env, min(episodes, MAX_ENVS), seed, backend)) as envs:
         check_fit(agent, envs)
         return run_episodes(
             agent, envs, episodes, addon=addon, prior=prior, deterministic=deterministic, seed=seed, progress=progress,
-            longest=longest, limits=parsed_limits(limits, env),
+            longest=longest, limits=parse_limits(limits, env),
         )  # fmt: skip
 
 
-def backend_of(backend: Backend, *agents: Agent) -> Backend:
+def resolve_backend(backend: Backend, *agents: Agent) -> Backend:
     """Return whose environments are meant; where nobody says, those that a planner among the agents copies."""
     planners = (agent.backend for agent in agents if isinstance(agent, EnvAwareAgent))
     return next(planners, backend) if backend == "auto" else backend
@@ -256,7 +255,7 @@ def run_episodes(
     each block.
     """
     keeps, longest = bool(addon or familiarity or limits), longest or EPISODE_CAP
-    collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed), keeps, longest=longest)
+    collector = Collector(envs, BLOCK_STEPS, torch.Generator().manual_seed(seed), keeps, longest=longest)
     scorer = None if prior is None else Scorer(prior)
     entropy_of = agent if isinstance(agent, Policy) and not deterministic else None
     sums, rewards, sent = EpisodeSums(envs.count, episodes), list[np.ndarray](), list[np.ndarray]()
@@ -268,7 +267,7 @@ def run_episodes(
         if sums.first:
             extra = found.get("addon", 0.0)
             rewards.append(np.where(np.isfinite(rollout.basic), rollout.basic + extra, extra))
-            sent.append(rollout.sent)
+            sent.append(rollout.env_actions)
         sums.add(found, rollout, progress)
     each = sums.each()
     inner = each.get("inner", each["length"])
@@ -287,14 +286,14 @@ def run_episodes(
         entropy=each.get("entropy"),
         familiarity=each.get("familiarity"),
         terminated=each["terminated"].astype(bool),
-        wishes={name.removeprefix(OF): values for name, values in each.items() if name.startswith(OF)},
+        wishes={name.removeprefix(OF_ADDON): values for name, values in each.items() if name.startswith(OF_ADDON)},
         limits={str(limit): each[f"limit {limit}"] / inner for limit in limits},
         inner=inner,
         steps=Steps(np.concatenate(rewards), np.concatenate(sent)),
     )
 
 
-OF = "of "  # before the name of one add-on of several
+OF_ADDON = "of "  # before the name of one add-on of several
 
 
 def quantities(
@@ -308,16 +307,16 @@ def quantities(
     """Return what is summed over an episode, of each step `[T, N]`."""
     found = {"basic": rollout.basic, "length": np.ones_like(rollout.basic), "log_policy": rollout.log_probs.numpy()}
     if scorer is not None:
-        found["log_prior"] = scorer(*rollout.scored).numpy()
+        found["log_prior"] = scorer(*rollout.prior_inputs).numpy()
     if entropy_of is not None:
         found["entropy"] = entropy_of(torch.from_numpy(rollout.observations[:-1])).entropy().numpy()
     if addon is not None:
-        rewards = [rollout.of_decisions(reward) for reward in addon.apart(rollout.transitions)]
+        rewards = [rollout.per_decision(reward) for reward in addon.weighted_rewards(rollout.transitions)]
         found["addon"] = sum(rewards, np.zeros_like(rollout.basic))
-        if addon.reported:
-            found["metric"] = rollout.of_decisions(addon.metric(rollout.transitions))
+        if addon.metric_source:
+            found["metric"] = rollout.per_decision(addon.metric(rollout.transitions))
         for title, reward in zip(addon.titles, rewards, strict=True) if len(rewards) > 1 else ():
-            found[OF + title] = found.get(OF + title, 0.0) + reward
+            found[OF_ADDON + title] = found.get(OF_ADDON + title, 0.0) + reward
     found |= {f"limit {limit}": limit.values(rollout, mean=False) for limit in limits}
     if rollout.chunks:
         found["inner"] = np.stack([chunk.counts.sum(0) for chunk in rollout.chunks])

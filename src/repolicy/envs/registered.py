@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from repolicy.envs.gaits import ActionRate, Jerk, Symmetry
-from repolicy.envs.rollout import Transitions, WithPast
+from repolicy.envs.rollout import StatefulAddon, Transitions
 from repolicy.envs.step import Info
 from repolicy.errors import UsageError
 from repolicy.text import as_number
@@ -22,7 +22,7 @@ Function = Callable[[np.ndarray, np.ndarray, np.ndarray, Info], np.ndarray]
 CHEETAH_JOINTS = {"bthigh": 2, "bshin": 3, "bfoot": 4, "fthigh": 5, "fshin": 6, "ffoot": 7}
 
 # Options of environments that move what stands in an observation, unless they have these values.
-STANDS = {"exclude_current_positions_from_observation": True, "frame_stack": 1}
+DEFAULT_LAYOUT = {"exclude_current_positions_from_observation": True, "frame_stack": 1}
 
 
 # EnvPool's tasks of MuJoCo Playground that walk by a joystick.
@@ -41,7 +41,7 @@ PLAYGROUND = (
 class Registered:
     """An add-on that ships: what it makes a function from, what it is for, what its metric is."""
 
-    make: Callable[..., Function | WithPast]
+    make: Callable[..., Function | StatefulAddon]
     envs: tuple[str, ...]  # none: any whose actions are numbers
     metric: str
     measure: Callable[[np.ndarray], np.ndarray] = operator.neg  # from the reward to the metric
@@ -66,7 +66,7 @@ def on_command() -> Function:
     return missed
 
 
-def _of(what: str, reward: Callable[[np.ndarray], np.ndarray]) -> Callable[[], Function]:
+def _from_next_observation(what: str, reward: Callable[[np.ndarray], np.ndarray]) -> Callable[[], Function]:
     """Return what makes an add-on of the observations `[B, O]` that steps led to."""
 
     def make() -> Function:
@@ -76,22 +76,32 @@ def _of(what: str, reward: Callable[[np.ndarray], np.ndarray]) -> Callable[[], F
     return make
 
 
-HEIGHT = _of("The height z of the torso: jump higher (the paper's add-on for Hopper).", lambda after: after[:, 0])
+HEIGHT = _from_next_observation(
+    "The height z of the torso: jump higher (the paper's add-on for Hopper).", lambda after: after[:, 0]
+)
 # The tasks of Residual-MPPI.
-FRONT_FOOT = _of(
+FRONT_FOOT = _from_next_observation(
     "−10·|angle of HalfCheetah's front foot|: the task of Residual-MPPI.",
     lambda after: -10.0 * np.abs(after[:, CHEETAH_JOINTS["ffoot"]]),
 )
-HIGHER = _of("10·(z − 1) of Hopper's torso: the task of Residual-MPPI.", lambda after: 10.0 * (after[:, 0] - 1.0))
-ASIDE = _of("Ant's velocity toward −y, from its observation: the task of Residual-MPPI.", lambda after: -after[:, 14])
-JOINT = _of("−|angle of Swimmer's first joint|: the task of Residual-MPPI.", lambda after: -np.abs(after[:, 1]))
+HIGHER = _from_next_observation(
+    "10·(z − 1) of Hopper's torso: the task of Residual-MPPI.", lambda after: 10.0 * (after[:, 0] - 1.0)
+)
+ASIDE = _from_next_observation(
+    "Ant's velocity toward −y, from its observation: the task of Residual-MPPI.", lambda after: -after[:, 14]
+)
+JOINT = _from_next_observation(
+    "−|angle of Swimmer's first joint|: the task of Residual-MPPI.", lambda after: -np.abs(after[:, 1])
+)
 
 
-def _told(what: str, key: str) -> Callable[[], Function]:
+def _from_info(what: str, key: str) -> Callable[[], Function]:
     """Return what makes an add-on of an entry of `info`."""
 
     def make() -> Function:
-        return lambda observations, actions, next_observations, info: told(info, key, f"this add-on needs {key!r}")
+        return lambda observations, actions, next_observations, info: info_entry(
+            info, key, f"this add-on needs {key!r}"
+        )
 
     make.__doc__ = what
     return make
@@ -99,30 +109,32 @@ def _told(what: str, key: str) -> Callable[[], Function]:
 
 def _cost(term: str, what: str, cost: str, scale: str = "") -> Registered:
     """Return an add-on that is one of Playground's own terms, −c·`what`; `scale` is the c to name where that is 0."""
-    make = _told(f"−c·{what} (Playground's own)", f"reward_{term}")
+    make = _from_info(f"−c·{what} (Playground's own)", f"reward_{term}")
     option = f"{term}_scale={scale}" if scale else ""
     return Registered(make, PLAYGROUND, f"{cost} cost", reads="info", option=option)
 
 
-SIDEWAYS = _told("The velocity along y, Δy/Δt: walk to the left as well (the paper's add-on for Ant).", "y_velocity")
+SIDEWAYS = _from_info(
+    "The velocity along y, Δy/Δt: walk to the left as well (the paper's add-on for Ant).", "y_velocity"
+)
 
 
-def action_rate() -> WithPast:
+def action_rate() -> StatefulAddon:
     """−Σ (action − the one before)²: change actions less."""
-    return WithPast(ActionRate, _numbers)
+    return StatefulAddon(ActionRate, _numbers)
 
 
-def jerk() -> WithPast:
+def jerk() -> StatefulAddon:
     """−Σ (action − 2 · the one before + the one before that)²: change the change of actions less."""
-    return WithPast(Jerk, _numbers)
+    return StatefulAddon(Jerk, _numbers)
 
 
-def symmetry(steps: str = "50") -> WithPast:
+def symmetry(steps: str = "50") -> StatefulAddon:
     """−Σ (left − right)² of Walker2d's joints, as means of about so many steps: use both legs alike."""
     window = as_number(steps)
     if not window >= 1.0:
         raise UsageError(f"symmetry: {steps!r} steps are no number of 1 or more")
-    return WithPast(
+    return StatefulAddon(
         partial(Symmetry, window), lambda steps: (steps.next_observations[:, 5:8], steps.next_observations[:, 2:5])
     )
 
@@ -170,14 +182,14 @@ REGISTERED = {
 }
 
 
-def told(info: Info, key: str, why: str) -> np.ndarray:
+def info_entry(info: Info, key: str, why: str) -> np.ndarray:
     """Return an entry of an environment's info; where there is none, raise with `why` it is needed."""
     if key not in info:
         raise UsageError(f"{why} in the environment's info, which has {', '.join(sorted(info)) or 'nothing'}")
     return info[key]
 
 
-def described() -> list[dict[str, str]]:
+def describe_registered() -> list[dict[str, str]]:
     """Return a row for each registered add-on."""
     return [
         {

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs.step import Chunk, Envs, Info, Step, own_numbers, stacked
+from repolicy.envs.step import Chunk, Envs, Info, Step, stack_infos, to_env_numbers
 from repolicy.errors import NumericError
 from repolicy.policies import Agent, EnvAwareAgent, RecurrentActor
 
@@ -27,15 +27,15 @@ class Transitions(NamedTuple):
     actions: np.ndarray  # in the environment's own numbers
     next_observations: np.ndarray  # what a step led to, also where the episode ended there
     info: Info
-    past: "Past | None" = None  # where the steps are in their order
+    past: "AddonState | None" = None  # where the steps are in their order
 
-    def of_first(self, size: int | None) -> "Transitions":
+    def with_observation_size(self, size: int | None) -> "Transitions":
         """Return the same with the first numbers of each observation, or with all."""
         return self._replace(
             observations=self.observations[..., :size], next_observations=self.next_observations[..., :size]
         )
 
-    def in_one_row(self) -> "Transitions":
+    def flattened(self) -> "Transitions":
         """Return arrays `[B, ...]`, so that who writes an add-on need think of one dimension only."""
         count = self.observations.ndim - 1
         return self.each(lambda array: array.reshape(-1, *array.shape[count:]))
@@ -46,31 +46,31 @@ class Transitions(NamedTuple):
         return Transitions(before, actions, after, {key: change(value) for key, value in self.info.items()}, self.past)
 
 
-def known_of(step: Transitions) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info]:
+def all_arguments(step: Transitions) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info]:
     """Return all that is known of a step by itself, without what was before."""
     return step[:4]
 
 
 @dataclass(frozen=True)
-class WithPast:
+class StatefulAddon:
     """An add-on whose objects are called with the parts that `reads` takes of a step, and `began` `[N]`.
 
     A class of the user's own is called with all that is known of a step.
     """
 
     make: Callable[[], Any]
-    reads: Callable[[Transitions], Any] = known_of
+    reads: Callable[[Transitions], Any] = all_arguments
 
 
 @dataclass
-class Past:
+class AddonState:
     """What add-ons with a past need beside the steps of a rollout, which they see once, whoever asks how often."""
 
     began: np.ndarray  # [T, N] bool: whether an episode began with this step
-    objects: dict[WithPast, Any]  # which go on to the next rollout of the same environments
-    _paid: dict[WithPast, np.ndarray] = field(default_factory=dict)
+    objects: dict[StatefulAddon, Any]  # which go on to the next rollout of the same environments
+    _paid: dict[StatefulAddon, np.ndarray] = field(default_factory=dict)
 
-    def paid(self, wish: WithPast, rows: Transitions) -> np.ndarray:
+    def paid(self, wish: StatefulAddon, rows: Transitions) -> np.ndarray:
         """Return the rewards of transitions `[T·C·N, ...]`, in the order of time; a decision is C steps."""
         if wish in self._paid:
             return self._paid[wish]
@@ -102,13 +102,13 @@ class Rollout:
 
     observations: np.ndarray  # [T + 1, N, O] raw, perhaps with the critic's behind; the last is what to act on next
     actions: Tensor  # [T, N, A] as sampled
-    sent: np.ndarray  # [T, N, A] the same as the environment got them
+    env_actions: np.ndarray  # [T, N, A] the same as the environment got them
     log_probs: Tensor  # [T, N] log π of the actions, as it was when they were taken
     basic: np.ndarray  # [T, N] the environment's own reward
     terminated: np.ndarray  # [T, N]
     truncated: np.ndarray  # [T, N]
     ages: np.ndarray  # [T, N] steps of the episode so far, this one included
-    cut: np.ndarray  # [K, 2] (t, n) of the episodes that a time limit cut
+    cut_indices: np.ndarray  # [K, 2] (t, n) of the episodes that a time limit cut
     cut_observations: np.ndarray  # [K, O] what they ended in
     next_observations: np.ndarray | None  # [T, N, O] true next observations, where they are kept
     infos: list[Info]  # T of them, where they are kept
@@ -116,10 +116,10 @@ class Rollout:
     physics_seconds: float
     policy_seconds: float
     chunks: list[Chunk] = field(default_factory=list)  # T of them, where they are kept and a decision is several steps
-    pasts: dict[WithPast, Any] = field(default_factory=dict)  # of add-ons, as they go from rollout to rollout
+    pasts: dict[StatefulAddon, Any] = field(default_factory=dict)  # of add-ons, as they go from rollout to rollout
 
     @property
-    def scored(self) -> tuple[Tensor, Tensor, Tensor]:
+    def prior_inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """What a prior is asked about: observations, actions, and after which steps an episode ended."""
         ended = torch.from_numpy(self.terminated | self.truncated)
         return torch.from_numpy(self.observations[:-1]), self.actions, ended
@@ -128,15 +128,17 @@ class Rollout:
     def transitions(self) -> Transitions:
         """The steps `[T, N, ...]` as an add-on is asked about them.
 
-        Where a decision is several steps, these are its steps, `[T, C, N, ...]`; `of_decisions` adds up what they pay.
+        Where a decision is several steps, these are its steps, `[T, C, N, ...]`; `per_decision` adds up what they pay.
         """
         if self.chunks:
             before, actions, after, infos, _ = zip(*self.chunks, strict=True)
-            return Transitions(np.stack(before), np.stack(actions), np.stack(after), stacked(list(infos)), self.past)
+            return Transitions(
+                np.stack(before), np.stack(actions), np.stack(after), stack_infos(list(infos)), self.past
+            )
         assert self.next_observations is not None
-        return Transitions(self.observations[:-1], self.sent, self.next_observations, self.info, self.past)
+        return Transitions(self.observations[:-1], self.env_actions, self.next_observations, self.info, self.past)
 
-    def of_decisions(self, values: np.ndarray, mean: bool = False) -> np.ndarray:
+    def per_decision(self, values: np.ndarray, mean: bool = False) -> np.ndarray:
         """Return `[T, N]` of values of the transitions: as they are, or the sum of a decision's steps.
 
         The sum over the usual number of steps, where `mean`: so the mean of all decisions is that of all steps.
@@ -149,11 +151,11 @@ class Rollout:
 
     @cached_property
     def info(self) -> Info:
-        return stacked(self.infos)
+        return stack_infos(self.infos)
 
     @cached_property
-    def past(self) -> Past:
-        return Past(self.ages == 1, self.pasts)
+    def past(self) -> AddonState:
+        return AddonState(self.ages == 1, self.pasts)
 
 
 class Collector:
@@ -178,7 +180,7 @@ class Collector:
         self.keep_transitions = keep_transitions
         self._current = envs.reset()
         self._memory: Any = None  # of an agent that has one
-        self._pasts: dict[WithPast, Any] = {}
+        self._pasts: dict[StatefulAddon, Any] = {}
         self._returns = np.zeros(envs.count)
         self._lengths = np.zeros(envs.count, np.int64)
         self._cuts = np.zeros(envs.count, np.int64) if cuts is None else cuts.copy()
@@ -226,13 +228,13 @@ class Collector:
         return Rollout(
             observations=observations,
             actions=taken,
-            sent=own_numbers(np.stack(sent), self.envs.actions),
+            env_actions=to_env_numbers(np.stack(sent), self.envs.actions),
             log_probs=act.log_probs(taken),
             basic=np.stack([step.rewards for step in steps]),
             terminated=np.stack([step.terminated for step in steps]),
             truncated=truncated,
             ages=np.stack(ages),
-            cut=cut,
+            cut_indices=cut,
             cut_observations=np.array(last, np.float32).reshape(-1, observations.shape[-1]),
             next_observations=np.stack([step.final for step in steps]) if keeps else None,
             infos=[step.info for step in steps] if keeps else [],
@@ -264,7 +266,7 @@ class Collector:
         return step._replace(observations=fresh, truncated=step.truncated | due)
 
 
-def staggered(limit: int | None, first: int, count: int, total: int) -> np.ndarray:
+def staggered_cuts(limit: int | None, first: int, count: int, total: int) -> np.ndarray:
     """Return cuts for the environments from `first` on, of `total`: their later episodes begin at times spread evenly.
 
     Environments that start together and never fall stay in step: every rollout then holds one part of an episode, of

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from gymnasium import spaces
 
-from repolicy.envs.names import observed, observed_by_critic
-from repolicy.envs.watchdog import NOTE
+from repolicy.envs.names import critic_keys, observed_keys
+from repolicy.envs.watchdog import ENV_CALL
 from repolicy.errors import NumericError, RepolicyError, UsageError
 from repolicy.policies import ActionSpace
 from repolicy.text import nearest
@@ -94,7 +94,7 @@ class Batch:
     def note_spaces(self, space: Any, actions: Any, critic: bool) -> None:
         """Keep what a policy sees of these spaces, or a critic too."""
         self.groups = group_sizes(space, self.name)
-        self._keys, self.observation_size = shown(space, self.name, critic)
+        self._keys, self.observation_size = observed_parts(space, self.name, critic)
         self._own, self.actions = actions, action_space(actions, self.name)
 
     def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
@@ -102,11 +102,11 @@ class Batch:
 
     def call(self, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
         """Return what a function of the environments gives; one that does not come back is noticed."""
-        with NOTE.calling(self.name):
+        with ENV_CALL.calling(self.name):
             return function(*given, **options)
 
     def flat(self, observations: Any, count: int | None = None) -> np.ndarray:
-        return flat(observations, self.count if count is None else count, self._keys)
+        return flatten_observations(observations, self.count if count is None else count, self._keys)
 
     def answered(
         self, observations: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: Any
@@ -120,18 +120,17 @@ class Batch:
                 last = f"environment {wrong[0]} of {self.name!r} ended an episode in an observation"
                 raise NumericError(f"{last} that is not finite")
             current = self.renew(ended, final)
-        return Step(
-            current, rewards.astype(np.float64), terminated, truncated & ~terminated, final, numeric(info, self.count)
-        )
+        entries = numeric_entries(info, self.count)
+        return Step(current, rewards.astype(np.float64), terminated, truncated & ~terminated, final, entries)
 
 
-def shown(space: Any, name: str, critic: bool) -> tuple[tuple[str, ...], int]:
+def observed_parts(space: Any, name: str, critic: bool) -> tuple[tuple[str, ...], int]:
     """Return the parts of an observation to lay side by side, and how many numbers the policy sees.
 
     Its parts are first. Where the critic is to see as well, the parts that the name gives to it follow.
     """
-    own = _parts(space, observed(name), name, "observe")
-    extra = _parts(space, observed_by_critic(name), name, "observe_critic") if critic else ()
+    own = _parts(space, observed_keys(name), name, "observe")
+    extra = _parts(space, critic_keys(name), name, "observe_critic") if critic else ()
     size = sum(observation_size(space[key], name) for key in own) if own else observation_size(space, name)
     return (own or tuple(space)) + extra if extra else own, size
 
@@ -193,26 +192,26 @@ def _floats(values: np.ndarray) -> tuple[float, ...]:
     return tuple(map(float, np.ravel(values)))
 
 
-def own_numbers(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
+def to_env_numbers(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
     """Return actions `[..., A]`, whose choices count from 0, in the environment's own numbers: what add-ons read."""
     return actions + np.array(space.low, np.int64) if space.kind == "discrete" and space.low else actions
 
 
-def native(actions: np.ndarray, space: ActionSpace, own: Any) -> np.ndarray:
+def to_env_actions(actions: np.ndarray, space: ActionSpace, own: Any) -> np.ndarray:
     """Return actions `[N, A]` in the numbers, shape and type of the environment's own space. They are never clipped."""
-    return own_numbers(actions, space).astype(own.dtype).reshape(len(actions), *own.shape)
+    return to_env_numbers(actions, space).astype(own.dtype).reshape(len(actions), *own.shape)
 
 
-def flat(observations: Any, count: int, keys: tuple[str, ...] = ()) -> np.ndarray:
+def flatten_observations(observations: Any, count: int, keys: tuple[str, ...] = ()) -> np.ndarray:
     """Return observations as rows of numbers; of a Dict, these parts or all."""
     if isinstance(observations, dict):
         parts = [observations[key] for key in keys] if keys else observations.values()
-        return np.concatenate([flat(part, count) for part in parts], axis=1)
+        return np.concatenate([flatten_observations(part, count) for part in parts], axis=1)
     with np.errstate(over="ignore"):  # what is beyond single precision is not finite, and refused as that
         return np.array(observations, dtype=np.float32).reshape(count, -1)
 
 
-def numeric(info: dict[str, Any], count: int) -> Info:
+def numeric_entries(info: dict[str, Any], count: int) -> Info:
     return {
         key: value.astype(np.float64) if value.dtype.kind == "b" else value
         for key, value in info.items()
@@ -227,7 +226,7 @@ def shapes(thing: Any) -> Any:
     return np.shape(thing)
 
 
-def stacked(infos: list[Info]) -> Info:
+def stack_infos(infos: list[Info]) -> Info:
     """Return infos as arrays `[T, ...]`, 0 in the steps that do not tell an entry."""
     zeros = {key: np.zeros_like(value) for info in infos for key, value in info.items()}
     return {key: np.stack([info.get(key, zero) for info in infos]) for key, zero in sorted(zeros.items())}

@@ -17,23 +17,25 @@ from repolicy.priors import restore_decoder, shelf_entry
 from repolicy.text import printable
 
 # The package's own environments and add-on, which policies of Residual Q-learning name in their files.
-OWN = frozenset(f"repolicy.rql.tasks:{name}" for name in ("CartPole", "MountainCar", "Highway", "Parking", "addon"))
+PACKAGE_CODE = frozenset(
+    f"repolicy.rql.tasks:{name}" for name in ("CartPole", "MountainCar", "Highway", "Parking", "addon")
+)
 
-TRUST_IT = "if you trust it, add --trust (in Python, trust=True)"
-TYPE_IT = "if you trust it, add --trust, or type the name yourself with --{option} (in Python, {option}=...)"
+TRUST_HINT = "if you trust it, add --trust (in Python, trust=True)"
+TYPE_HINT = "if you trust it, add --trust, or type the name yourself with --{option} (in Python, {option}=...)"
 
 
-def confirm(
-    path: Path | str, trust: bool, *, env: str | None = None, addons: Iterable[str] = (), remedy: str = TYPE_IT
+def check_trust(
+    path: Path | str, trust: bool, *, env: str | None = None, addons: Iterable[str] = (), remedy: str = TYPE_HINT
 ) -> None:
     """Refuse the names out of the file `path` that would run code, unless the user trusts the file."""
     if trust:
         return
     code = {"env": [env] if env is not None and _makes_more(env) else []}
-    code["addon"] = [name for name in addons if wishes.imported(name) not in ("", *OWN)]
+    code["addon"] = [name for name in addons if wishes.import_target(name) not in ("", *PACKAGE_CODE)]
     if found := [name for named in code.values() for name in named]:
         option = "env" if code["env"] else "addon"
-        opened = all(":" not in wishes.imported(name) for name in found)
+        opened = all(":" not in wishes.import_target(name) for name in found)
         what = "a file that would be opened" if opened else "code that would be run"
         said = f"{path} names {what}: {' and '.join(printable(name, 200) for name in found)}"
         raise UsageError(f"{said}; {remedy.format(option=option)}")
@@ -41,24 +43,30 @@ def confirm(
 
 def _makes_more(env: str) -> bool:
     """Return whether an environment is imported, or takes an option that is no number and so could be a path."""
-    options = [*names.parsed(env)[1].values(), *names.of_reset(env).values(), *(names.decoder(env) or ())]
-    return names.imported(env) not in ("", *OWN) or not all(isinstance(value, int | float | None) for value in options)
+    options = [
+        *names.parse_env_name(env)[1].values(),
+        *names.reset_options(env).values(),
+        *(names.decoder_options(env) or ()),
+    ]
+    return names.import_target(env) not in ("", *PACKAGE_CODE) or not all(
+        isinstance(value, int | float | None) for value in options
+    )
 
 
-def env_of(card: dict[str, Any], path: Path, trust: bool = False) -> str:
+def env_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> str:
     """Return the environment of the policy in a file. Raises where it is code, unless the file is trusted."""
     env = card.get("request", {}).get("env")
     if env is None:
         if (published := shelf_entry(path)) is not None:
             return published.env
         raise UsageError(f"{path} does not say which environment it is for; name one with --env")
-    confirm(path, trust, env=env)
-    restore_decoder(path, names.decoder(env))
+    check_trust(path, trust, env=env)
+    restore_decoder(path, names.decoder_options(env))
     return str(env)
 
 
-def addons_of(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:
+def addons_from_card(card: dict[str, Any], path: Path, trust: bool = False) -> tuple[str, ...]:
     """Return the add-ons that the policy in a file was customized to; refused in the same way."""
     addons = tuple(card.get("request", {}).get("addons", ()))
-    confirm(path, trust, addons=addons)
+    check_trust(path, trust, addons=addons)
     return addons

@@ -14,10 +14,10 @@ from types import FrameType, TracebackType
 
 from repolicy.errors import in_one_sentence
 
-LONG = 60.0  # seconds after which a call is reported
+REPORT_AFTER = 60.0  # seconds after which a call is reported
 
 
-class Note:
+class EnvCall:
     """The call into environments that is under way in this process."""
 
     envs = ""
@@ -35,13 +35,13 @@ class Note:
             self.began = 0.0
 
 
-NOTE = Note()
+ENV_CALL = EnvCall()
 
 
 class Watchdog:
     """A context in which calls that take long are told on stderr, and those beyond `env_timeout` end the process."""
 
-    def __init__(self, rank: int, env_timeout: float | None = None, long: float = LONG) -> None:
+    def __init__(self, rank: int, env_timeout: float | None = None, long: float = REPORT_AFTER) -> None:
         self._rank, self._timeout, self._long = rank, env_timeout, long
         self._caller = threading.get_ident()
         self._over = threading.Event()
@@ -57,7 +57,7 @@ class Watchdog:
     def _watch(self) -> None:
         announced = 0.0
         while not self._over.wait(min(1.0, self._long / 5, (self._timeout or self._long) / 5)):
-            began = NOTE.began
+            began = ENV_CALL.began
             seconds = time.monotonic() - began
             if not began:
                 continue
@@ -76,7 +76,11 @@ class Watchdog:
         os._exit(1)
 
     def _sentence(self, seconds: float) -> str:
-        which = f"environment {NOTE.index} of {NOTE.envs!r}" if NOTE.index is not None else f"environment {NOTE.envs!r}"
+        which = (
+            f"environment {ENV_CALL.index} of {ENV_CALL.envs!r}"
+            if ENV_CALL.index is not None
+            else f"environment {ENV_CALL.envs!r}"
+        )
         return f"{which} in rank {self._rank} has not come back for {seconds:.0f} seconds{self._place()}"
 
     def _place(self) -> str:

@@ -24,7 +24,7 @@ from repolicy.text import printable, without_version
 REQUEST = re.compile(r"(?P<path>.+\.safetensors)(?:\(features=(?P<features>[^()]+)\))?")
 ENTRY = re.compile(r"(observation|action|next)(?:\[(\d+)(?::(\d+))?\])?(?:\^(\d+(?:\.\d+)?))?")
 HEADER = {"env": str, "policy": str, "features": str, "names": [str], "from": str, "sizes": [int]}
-PARTS = ("shift", "scale", "first", "bias", "second")  # of networks
+NETWORK_TENSORS = ("shift", "scale", "first", "bias", "second")  # of networks
 Function = Callable[..., Any]
 
 
@@ -45,7 +45,7 @@ class Features:
         entries = [part.strip() for part in reference.split(",")]
         if needs_no_code(reference):
             for entry in entries:
-                _, first, last, _ = _matched(entry)
+                _, first, last, _ = _parse_entry(entry)
                 if last <= (first or 0):
                     raise UsageError(f"feature {entry!r} names no number: its range ends where it begins, or before")
             return cls(",".join(entries))
@@ -75,7 +75,7 @@ class Features:
         return values
 
     def _entry(self, entry: str, parts: dict[str, np.ndarray]) -> np.ndarray:
-        part, first, last, power = _matched(entry)
+        part, first, last, power = _parse_entry(entry)
         values = parts[part].astype(np.float64)
         if first is not None and max(first, last - 1) >= values.shape[1]:
             raise UsageError(f"feature {entry!r}: there are only {values.shape[1]} numbers in it")
@@ -88,7 +88,7 @@ class Features:
             return tuple(f"{self.reference.rpartition(':')[2]}[{k}]" for k in range(count))
         named = list[str]()
         for entry in self.reference.split(","):
-            part, first, last, power = _matched(entry)
+            part, first, last, power = _parse_entry(entry)
             each = range(sizes[part == "action"]) if first is None else range(first, last)
             named += [f"{part}[{k}]" + ("" if power is None else f"^{power:g}") for k in each]
         return tuple(named)
@@ -99,7 +99,7 @@ def needs_no_code(reference: str) -> bool:
     return all(ENTRY.fullmatch(entry.strip()) for entry in reference.split(","))
 
 
-def _matched(entry: str) -> tuple[str, int | None, int, float | None]:
+def _parse_entry(entry: str) -> tuple[str, int | None, int, float | None]:
     """Return (part, first, behind the last, power) of an entry."""
     found = ENTRY.fullmatch(entry)
     assert found is not None
@@ -125,7 +125,7 @@ class Networks:
         return torch.einsum("ebh,eh->eb", hidden, self.second)
 
 
-def inputs_of(observations: np.ndarray, actions: np.ndarray, after: np.ndarray) -> np.ndarray:
+def network_inputs(observations: np.ndarray, actions: np.ndarray, after: np.ndarray) -> np.ndarray:
     """Return what networks read, `[..., I]`."""
     return np.concatenate([observations, actions, after], -1).astype(np.float32)
 
@@ -150,7 +150,7 @@ class LearntWish:
             what = f"it was learnt of {self.sizes[0]} observed numbers and {self.sizes[1]} of an action in {self.env}"
             raise UsageError(f"{what}, and here are {sizes[0]} and {sizes[1]}")
         if self.networks is not None:
-            inputs = torch.from_numpy(inputs_of(observations, actions, after))
+            inputs = torch.from_numpy(network_inputs(observations, actions, after))
             return self.networks(inputs).mean(0).numpy().astype(np.float64)
         assert self.features is not None
         values = self.features(observations, actions, after, info)
@@ -165,16 +165,16 @@ class LearntWish:
         }  # fmt: skip
         tensors = {"theta": torch.from_numpy(self.theta), "covariance": torch.from_numpy(self.covariance)}
         if self.networks is not None:
-            tensors = {name: getattr(self.networks, name) for name in PARTS}
+            tensors = {name: getattr(self.networks, name) for name in NETWORK_TENSORS}
         write(path, "wish", tensors, header)
 
 
 @cache
-def _opened(path: Path, features: str, changed: int) -> LearntWish:
+def _open_wish(path: Path, features: str, changed: int) -> LearntWish:
     tensors, header = read(path, "wish")
     check_shape(header, HEADER, str(path))
     where = (header["env"], header["policy"], header["from"], tuple(header["sizes"]))
-    wanted = set(PARTS) if not header["features"] else {"theta", "covariance"}
+    wanted = set(NETWORK_TENSORS) if not header["features"] else {"theta", "covariance"}
     fit = {*tensors} == wanted and len(header["sizes"]) == 2 and all(each.isfinite().all() for each in tensors.values())
     if fit and header["features"]:
         count = len(tensors["theta"])
@@ -182,7 +182,7 @@ def _opened(path: Path, features: str, changed: int) -> LearntWish:
     if not fit:
         raise FileError(f"{path} is no wish that can be used: its numbers are not those of one")
     if not header["features"]:
-        return LearntWish(*where, None, networks=Networks(*(tensors[name] for name in PARTS)))
+        return LearntWish(*where, None, networks=Networks(*(tensors[name] for name in NETWORK_TENSORS)))
     theirs = header["features"]
     if features and features.rpartition(":")[2] != theirs.rpartition(":")[2]:
         raise UsageError(f"{path} is a wish of the features {printable(theirs, 200)}, not of {features}")
@@ -205,7 +205,7 @@ def open_wish(called: str) -> LearntWish:
     path = Path(found["path"])
     if not path.is_file():
         raise FileError(f"there is no file {path}")
-    return _opened(path, found["features"] or "", path.stat().st_mtime_ns)
+    return _open_wish(path, found["features"] or "", path.stat().st_mtime_ns)
 
 
 def check_same_env(called: str, env: str) -> None:

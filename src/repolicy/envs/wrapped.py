@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs.step import Chunk, Envs, Step, stacked
+from repolicy.envs.step import Chunk, Envs, Step, stack_infos
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
 from repolicy.priors import Decoder
 
-ENDS = 0.1  # share of the strata at each end of the dial, exactly on it
+END_SHARE = 0.1  # share of the strata at each end of the dial, exactly on it
 
 
-class Places:
+class DialPositions:
     """Draws positions for the environments from `first` on, `count` of `total`."""
 
     def __init__(self, count: int, seed: int, first: int = 0, total: int | None = None, dials: int = 1) -> None:
@@ -44,7 +44,7 @@ class Places:
         return self._deals.permutation(self._total)[self._own]
 
 
-class Dialed:
+class DialedEnvs:
     """The environments `envs`, which are those from `first` on of `total`."""
 
     def __init__(self, envs: Envs, seed: int, first: int = 0, total: int | None = None, dials: int = 1) -> None:
@@ -52,7 +52,7 @@ class Dialed:
         self.name, self.backend, self.count = envs.name, envs.backend, envs.count
         self.actions, self.groups, self.limit = envs.actions, envs.groups, envs.limit
         self.observation_size = envs.observation_size + dials
-        self._drawn = Places(envs.count, seed, first, total, dials).drawn
+        self._drawn = DialPositions(envs.count, seed, first, total, dials).drawn
 
     def reset(self) -> np.ndarray:
         self._places = self._drawn()
@@ -81,7 +81,7 @@ class Dialed:
 
 def positions_of(shares: np.ndarray) -> np.ndarray:
     """Return the positions of numbers from 0 to 1."""
-    return np.asarray((2.0 * shares - 1.0) / (1.0 - 2.0 * ENDS)).clip(-1.0, 1.0)
+    return np.asarray((2.0 * shares - 1.0) / (1.0 - 2.0 * END_SHARE)).clip(-1.0, 1.0)
 
 
 class NoiseEnvs:
@@ -121,7 +121,7 @@ class NoiseEnvs:
                 self._seen(bool(ended[0]))
         chunk = Chunk(
             np.stack(before[:-1]), decoded, np.stack([step.final for step in steps]),
-            stacked([step.info for step in steps]), np.stack(counts),
+            stack_infos([step.info for step in steps]), np.stack(counts),
         )  # fmt: skip
         rewards = np.where(chunk.counts, [step.rewards for step in steps], 0.0).sum(0)
 

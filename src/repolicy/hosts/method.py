@@ -22,7 +22,7 @@ from repolicy.learning.worker import LEAST_RATE_ALONE
 from repolicy.objective import DIALED, Reward, reformulated
 from repolicy.policies import Density, Mlp, log_tanh_slope, moment_sums
 from repolicy.prepare.states import familiarity
-from repolicy.runs import Measured, Settings
+from repolicy.runs import Estimate, Settings
 
 DESIRED_KL = Settings().desired_kl  # of an update
 TARGET_KL = 3.0 * DESIRED_KL  # at which an update ends early, as the engine's
@@ -278,7 +278,7 @@ class Method:
         limits: of each the sums of its means and of their squares, and over steps of its square.
         """
         steering, count = self.steering, steps / self.rewarded.steps  # of means
-        measured = {name: Measured.of(total, square, count) for name, (total, square, _) in limits.items()}
+        measured = {name: Estimate.of(total, square, count) for name, (total, square, _) in limits.items()}
         if kept := measured.get(steering.kept):
             # The mean action loses nothing by noise. What noise costs grows with its variance, which entropies tell.
             lost = steering.gap * min(1.0, math.exp(2.0 * wider / self.rewarded.width))

@@ -96,7 +96,7 @@ class ResidualPPO(PPO):
         if self.adapts:
             storage.mini_batch_generator = partial(self._until_far, storage.mini_batch_generator)
         self.addon = addon = addon and str(addon)  # an entry of extras; or, of a file or a module, a wish
-        self.wish = addons.combined([addon]) if addon and addons.imported(addon) else None
+        self.wish = addons.combine_addons([addon]) if addon and addons.import_target(addon) else None
         check_needs(steering.objective, has_prior=prior is not None)
         own = None if prior is None else prior_for(prior, self.get_policy(), storage, copy_prior).to(self.device)
         self.prior, self._prior_name = own, called(prior)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repolicy.envs import Places
+from repolicy.envs import DialPositions
 from repolicy.hosts.rsl_rl import ResidualPPO
 from repolicy.hosts.rsl_rl_networks import GROUP
 from repolicy.learning.terms import Parts, Task
@@ -25,7 +25,7 @@ class DialedPPO(ResidualPPO):
     def __init__(self, actor: Any, critic: Any, storage: Any, **named: Any) -> None:
         super().__init__(actor, critic, storage, **named)
         self.dials, heads = self.steering.objective.dials, len(critic.mlp.biases[-1])
-        self.drawn = Places(storage.num_envs, torch.initial_seed(), dials=len(self.dials)).drawn
+        self.drawn = DialPositions(storage.num_envs, torch.initial_seed(), dials=len(self.dials)).drawn
         self.places = self._draw(1)[0]  # [N, dials]
         storage.values, storage.returns = (part.repeat(1, 1, heads) for part in (storage.values, storage.returns))
         self.value_loss_coef *= heads  # of a mean over heads, where the engine has a sum

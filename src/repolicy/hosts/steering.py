@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repolicy.envs import limits
+from repolicy.envs import parse_limits
 from repolicy.errors import UsageError
 from repolicy.learning.multipliers import FARTHEST, HeldLimit, Limits, expected, off_budget, steered
 from repolicy.learning.worker import CRITIC_LOST, MOST_WARMUPS
@@ -47,7 +47,7 @@ class Steering:
 
     def __post_init__(self) -> None:
         self.limits = tuple(map(str, (self.limits,) if isinstance(self.limits, str | Real) else self.limits))
-        self.held, self.share = Limits(limits(self.limits)), Limits(())
+        self.held, self.share = Limits(parse_limits(self.limits)), Limits(())
         if self.objective.is_set or self.objective.dials:
             plain(self.objective, "this host", states=True, ranges=self.ranges)
         warmup = self.critic_warmup
@@ -87,7 +87,7 @@ class Steering:
     def hold(self, kept: str, unit: float = 0.0, gap: float = 0.0, earns: Sequence[float] = (0.0,)) -> None:
         """Hold the share that is to be kept, by this limit; `unit` is what must be lacking until it is off by 1."""
         self.gap, self.earns = gap, [*earns]
-        *_, limit = limits([*self.limits, kept])
+        *_, limit = parse_limits([*self.limits, kept])
         self.kept = str(limit)
         self.share = Limits([limit])
         self.share[self.kept] = HeldLimit(limit, unit=unit)
@@ -117,7 +117,7 @@ class Steering:
         self.iterations += 1
 
     def _spend(self, budget: Budget, spent: Mapping[str, float], samples: int) -> None:
-        before, nats, alone = self.off_budget, spent[budget.spent], self.log_prior_budget is not None
+        before, nats, alone = self.off_budget, spent[budget.metric], self.log_prior_budget is not None
         variance = spent["below_prior_squares"] - nats**2 if alone else None
         self.off_budget = off_budget(nats, budget.amount, before, samples, variance)
         self.objective = steered(self.objective, before, self.off_budget, omega_alone=alone)

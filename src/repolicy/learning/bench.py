@@ -40,7 +40,7 @@ def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
         folder = RunFolder(path)
         folder.begin(request, {}, resume=False)
         program = ["from repolicy.learning.bench import follow; follow()", path, str(slices)]
-        with ranks.launched(settings.ranks, program) as team:
+        with ranks.launch_ranks(settings.ranks, program) as team:
             figures = measure(request, folder, team, slices)
     return figures
 
@@ -48,7 +48,7 @@ def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
 def follow() -> None:
     """Run what every rank but the first does."""
     folder, (slices, *place) = RunFolder(sys.argv[1]), map(int, sys.argv[2:])
-    measure(folder.asked(), folder, ranks.joined(*place), slices)
+    measure(folder.load_request(), folder, ranks.join_ranks(*place), slices)
 
 
 @ranks.one_thread()

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import EPISODE_CAP, Evaluation, Limit, Rollout, limits, make_envs, run_episodes
+from repolicy.envs import EPISODE_CAP, Evaluation, Limit, Rollout, make_envs, parse_limits, run_episodes
 from repolicy.objective import Objective
 from repolicy.policies import Policy
 from repolicy.prepare.spending import EARNING_EPISODES
-from repolicy.runs import Measured, Ranks, Request, derived_seed
+from repolicy.runs import Estimate, Ranks, Request, derived_seed
 
 FARTHEST = 2.0  # bound of how far off something is
 STEERING = 0.03  # how much a weight follows it in an iteration
@@ -109,9 +109,9 @@ class HeldLimit:
         self.first = self.weight = (objective.omega or objective.alpha or 1.0) / max(size, LEAST_WEIGHT)
         self.unit = self.unit or LIMIT_UNIT * (abs(self.limit.bound) or size or 1.0)
 
-    def move(self, measured: Measured) -> None:
+    def move(self, measured: Estimate) -> None:
         """Follow what was measured of its quantity."""
-        now = off_limit(self.limit.broken_by(measured.mean) / self.unit, measured.error / self.unit, self.off)
+        now = off_limit(self.limit.excess(measured.mean) / self.unit, measured.error / self.unit, self.off)
         weight = raised(self.weight, now, near(now) - near(now if self.off is None else self.off))
         self.weight = max(self.first / WIDEST, min(self.first * WIDEST, weight))
         self.off = now
@@ -132,13 +132,13 @@ class Limits(dict[str, HeldLimit]):
 
     def __init__(self, limits: Iterable[Limit]) -> None:
         super().__init__({str(limit): HeldLimit(limit) for limit in limits})
-        self.measured: dict[str, Measured] = {}
+        self.measured: dict[str, Estimate] = {}
 
     def price(self, values: Iterable[Any]) -> Any:
         """Return what all of them take from the reward, by the quantity of each, of any shape: nothing at a bound."""
-        return sum(held.weight * held.limit.broken_by(one) for held, one in zip(self.values(), values, strict=True))
+        return sum(held.weight * held.limit.excess(one) for held, one in zip(self.values(), values, strict=True))
 
-    def told(self, measured: dict[str, Measured], sizes: dict[str, float], objective: Objective) -> dict[str, float]:
+    def told(self, measured: dict[str, Estimate], sizes: dict[str, float], objective: Objective) -> dict[str, float]:
         """Return what the log says of the quantities' means; and begin the weights, where they have not.
 
         `sizes`: how large each quantity is in a usual step.
@@ -174,8 +174,8 @@ class Multipliers:
         self.settings, self.size = request.settings, size
         self.keep = request.settings.keep
         self.off_budget: float | None = None if self.keep else -FARTHEST
-        self.limits = Limits(limits(request.limits, request.env))
-        self.kept = Measured(1.0, 0.0)  # the share of the prior's return
+        self.limits = Limits(parse_limits(request.limits, request.env))
+        self.kept = Estimate(1.0, 0.0)  # the share of the prior's return
         self.prior_earns: Tensor | None = None  # at each age of an episode [L], where a share of it is kept
 
     @property
@@ -218,12 +218,12 @@ class Multipliers:
             return {}
         limits, quantities = len(self.limits), len(self.limits) + (self.keep is not None)
         sums, squares, sizes, (usual, count) = map(Tensor.tolist, totals.split([quantities, quantities, limits, 2]))
-        measured = [Measured.of(total, square, count) for total, square in zip(sums, squares, strict=True)]
+        measured = [Estimate.of(total, square, count) for total, square in zip(sums, squares, strict=True)]
         found = dict[str, float]()
         if self.keep:
             a_step = max(abs(usual / count), 1e-12)
             more, noise = measured.pop()
-            self.kept = Measured(1.0 + more / a_step, noise / a_step)
+            self.kept = Estimate(1.0 + more / a_step, noise / a_step)
             found["kept"] = self.kept.mean
         typical = [math.sqrt(size / self.settings.iteration_steps) for size in sizes]
         by_name = dict(zip(self.limits, measured, strict=True))
@@ -241,7 +241,7 @@ class Multipliers:
             change = near(now) - near(now if before is None else before)
             return replace(objective, omega=raised(objective.omega, now, change))
         assert before is not None
-        spent = metrics[budget.spent]
+        spent = metrics[budget.metric]
         variance = None if self.settings.kl_budget else metrics["below_prior_squares"] - spent**2
         self.off_budget = off_budget(spent, budget.amount, before, self.settings.iteration_steps, variance)
         return steered(objective, before, self.off_budget, omega_alone=not self.settings.kl_budget)
@@ -304,7 +304,7 @@ def share_kept(prior: Policy, policy: Policy, request: Request) -> str:
     """Return which share of its prior's return a finished run's policy keeps, in a sentence."""
     before, after = (mean_episodes(each, request).basic for each in (prior, policy))
     lost = (before - after) / max(abs(float(before.mean())), 1e-12)  # of episodes that began alike
-    kept = Measured.of(float((1.0 - lost).sum()), float(np.square(1.0 - lost).sum()), len(lost))
+    kept = Estimate.of(float((1.0 - lost).sum()), float(np.square(1.0 - lost).sum()), len(lost))
     asked = float(request.settings.keep or 0.0)
     sentence = f"it keeps {kept.mean:.1%} ± {kept.error:.1%} of the old return with the mean action"
     sentence += f", and was to keep {asked:.4g}"
@@ -315,13 +315,13 @@ def broken(multipliers: Multipliers, logged: dict[str, list[Any]]) -> list[str]:
     """Return what is to be said of a finished run that ends beyond its budget, or with a limit that is broken."""
     budget, off, said = multipliers.settings.budget, multipliers.off_budget, []
     if budget is not None and off is not None and not multipliers.keep and off > math.log(BEYOND):
-        beside = budget.beside.format(logged[budget.spent][-1], budget.amount)
+        beside = budget.comparison.format(logged[budget.metric][-1], budget.amount)
         said.append(f"the run ends beyond its budget: {beside}; {LATER}")
     for name, held in multipliers.limits.items():
         values = np.array(logged[f"limit_{name}"])
-        if beyond_noise(held.limit.broken_by(values[-LAST_ITERATIONS:]), held.unit):
+        if beyond_noise(held.limit.excess(values[-LAST_ITERATIONS:]), held.unit):
             count = min(LAST_ITERATIONS, len(values))
-            nearest = min(np.convolve(values, np.full(count, 1 / count), "valid"), key=held.limit.broken_by)
+            nearest = min(np.convolve(values, np.full(count, 1 / count), "valid"), key=held.limit.excess)
             said.append(
                 f"limit {name} is broken: the last {count} iterations have {values[-count:].mean():.3g}, and no "
                 f"{count} came nearer than {nearest:.3g}; more --steps may do, or a wish that weighs less"

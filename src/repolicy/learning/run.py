@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from repolicy.envs import Watchdog, decoder
+from repolicy.envs import Watchdog, decoder_options
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.learning.multipliers import broken, share_kept
 from repolicy.learning.segments import Segments
@@ -59,7 +59,7 @@ def run(
         message = {"folder": str(folder.path), "env_timeout": env_timeout, "source": source}
         words = json.dumps(message, default=float)  # a timeout may be a number of NumPy's
         program = ["from repolicy.learning.run import follow; follow()", words]
-        with polite_interrupt() as interrupted, ranks.launched(request.settings.ranks, program) as team:
+        with polite_interrupt() as interrupted, ranks.launch_ranks(request.settings.ranks, program) as team:
             return work(request, folder, team, callbacks, interrupted, scoring_prior)
 
 
@@ -72,8 +72,8 @@ def tell(callbacks: Sequence[Callback], sentences: Sequence[str]) -> None:
 def follow() -> None:
     """Do what every rank but the first does: the same work, from the request in the folder."""
     message, place = json.loads(sys.argv[1]), map(int, sys.argv[2:])
-    folder, team = RunFolder(message["folder"]), ranks.joined(*place)
-    request = folder.asked()
+    folder, team = RunFolder(message["folder"]), ranks.join_ranks(*place)
+    request = folder.load_request()
     try:
         with Watchdog(team.index, message["env_timeout"]):
             scoring_prior = None if message["source"] is None else prior_from_source(message["source"])
@@ -100,7 +100,7 @@ def work(
     segments = Segments(request, folder, team, scoring_prior)
     complaints, worker = segments.restore(), segments.worker
     if team.index == 0:
-        folder.forget_after(worker.iteration)
+        folder.drop_metrics_after(worker.iteration)
     metrics: dict[str, float] = {}
     with contextlib.ExitStack() as after:
         for callback in callbacks:
@@ -115,15 +115,17 @@ def work(
             tell(callbacks, segments.notes)
             segments.notes.clear()
         if worker.iteration == request.settings.iterations:
-            if decoder(request.env) is None:  # of a generative policy's noise few nats are much
+            if decoder_options(request.env) is None:  # of a generative policy's noise few nats are much
                 tell(callbacks, collapsed(metrics, worker.learner.policy))
             if metrics and team.index == 0:
-                tell(callbacks, broken(worker.multipliers, folder.logged()))
+                tell(callbacks, broken(worker.multipliers, folder.read_metrics()))
                 if worker.multipliers.keep and worker.prior is not None:
                     tell(callbacks, [share_kept(worker.prior, read_policy(folder.policy).policy, request)])
     finished = worker.iteration == request.settings.iterations
     if not metrics and worker.iteration:  # nothing was left to do
-        metrics = {name: values[-1] for name, values in folder.logged().items() if values and values[-1] is not None}
+        metrics = {
+            name: values[-1] for name, values in folder.read_metrics().items() if values and values[-1] is not None
+        }
     if finished and team.index == 0 and not request.prior:
         tell_worth(request, folder)
     return Result(folder.path, worker.steps, finished, metrics)

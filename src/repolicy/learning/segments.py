@@ -15,7 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import Collector, Dialed, Envs, check_fit, decoder, make_envs, run_episodes, staggered
+from repolicy.envs import (
+    Collector,
+    DialedEnvs,
+    Envs,
+    check_fit,
+    decoder_options,
+    make_envs,
+    run_episodes,
+    staggered_cuts,
+)
 from repolicy.errors import FileError, NumericError
 from repolicy.learning.multipliers import earned_by_age
 from repolicy.learning.worker import Worker
@@ -25,7 +34,7 @@ from repolicy.policies.storage import write
 from repolicy.prepare.spending import probes_beside
 from repolicy.prepare.states import density_of
 from repolicy.priors import MeanPrior, ScoringPrior, decoder_bytes, read_policy
-from repolicy.runs import Measured, Request, RunFolder, derived_seed, keep_freed_memory, ranks, versions
+from repolicy.runs import Estimate, Request, RunFolder, derived_seed, keep_freed_memory, ranks, versions
 
 ENDED_EARLY = "evaluation_ended_early"
 CAREFUL = 4  # times the episodes of a short evaluation, over which an earlier policy is compared with the last one
@@ -39,7 +48,7 @@ class Candidate(NamedTuple):
     evaluation: dict[str, float]
 
 
-def clearly_better(gain: Measured, longer: float) -> bool:
+def clearly_better(gain: Estimate, longer: float) -> bool:
     """Say whether an earlier policy is to be handed out instead of the last one.
 
     `gain` is by how much its objective of an episode is higher, `longer` by how much its episodes are longer, over
@@ -113,7 +122,9 @@ class Segments:
         if worker.prior is not None:
             check_fit(worker.prior, envs, "the prior")
         if dials := len(worker.request.dials):
-            envs = Dialed(envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs, dials)
+            envs = DialedEnvs(
+                envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs, dials
+            )
         probes = None
         if worker.multipliers.measures:
             probes = self.collector(self.environments(10**7, probes_beside(share)))
@@ -121,7 +132,7 @@ class Segments:
 
     def collector(self, envs: Envs, stream: torch.Generator | None = None) -> Collector:
         """Return what acts in these environments; without a random stream, only the mean action can."""
-        cuts = staggered(envs.limit, self.team.index * envs.count, envs.count, self.team.count * envs.count)
+        cuts = staggered_cuts(envs.limit, self.team.index * envs.count, envs.count, self.team.count * envs.count)
         keeps = self.worker.terms.addon is not None
         return Collector(envs, self.worker.settings.n_steps, stream or torch.Generator(), keeps, cuts)
 
@@ -170,7 +181,7 @@ class Segments:
         gains, longer = (ours[name] - others[name] for name in ("evaluation_objective", "evaluation_length"))
         sums = [float(len(gains)), float(gains.sum()), float(np.square(gains).sum()), float(longer.sum())]
         count, total, squares, more = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-        if not clearly_better(gain := Measured.of(total, squares, count), more):
+        if not clearly_better(gain := Estimate.of(total, squares, count), more):
             return last
         first = "what the actor began as" if self.worker.request.init else "the prior"
         called = f"the policy after {found.steps:,} steps" if found.steps else first
@@ -183,17 +194,22 @@ class Segments:
     def write(self, path: Path, which: Candidate, called: str) -> None:
         worker = self.worker
         if self.team.index == 0:
-            self.folder.check_there()
+            self.folder.check_exists()
             card = {"request": worker.request.as_dict(), "steps": which.steps, "evaluation": which.evaluation}
             card |= {"versions": versions(), "which": called}
             if self.clone_of:
                 card["prior_is"] = self.clone_of
             save_policy(
-                path, which.policy, card, worker.prior, worker.density, decoder_bytes(decoder(worker.request.env))
+                path,
+                which.policy,
+                card,
+                worker.prior,
+                worker.density,
+                decoder_bytes(decoder_options(worker.request.env)),
             )
 
-    def standing(self, metrics: dict[str, float]) -> Measured:
-        return Measured(metrics["evaluation_objective"], metrics["evaluation_error"])
+    def standing(self, metrics: dict[str, float]) -> Estimate:
+        return Estimate(metrics["evaluation_objective"], metrics["evaluation_error"])
 
     def evaluated(self) -> dict[str, float]:
         """Return the run's own objective and its parts over a few sampled episodes, the same in all segments."""
@@ -202,7 +218,7 @@ class Segments:
         sums = [float(len(after)), float(np.square(after).sum()), *(float(each.sum()) for each in totals.values())]
         count, squares, *summed = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
         found = dict(zip(totals, summed, strict=True))
-        error = Measured.of(found["evaluation_objective"], squares, count).error
+        error = Estimate.of(found["evaluation_objective"], squares, count).error
         means = {name: total if name == ENDED_EARLY else total / count for name, total in found.items()}
         return means | {"evaluation_error": error}
 
@@ -245,7 +261,7 @@ class Segments:
 
     def restore(self) -> list[str]:
         """Take up the newest whole checkpoint. Returns what was wrong with others."""
-        if (checkpoint := self.folder.latest()) is None:
+        if (checkpoint := self.folder.latest_checkpoint()) is None:
             return self.learn_prior()
         tensors, numbers, complaints = checkpoint
         try:

@@ -40,7 +40,7 @@ class Normalized(NamedTuple):
 
 def paid(addon: Addon, rollout: Rollout, size: int) -> Tensor:
     """Return what an add-on pays, `[T, N]`; it sees the first `size` numbers of each observation."""
-    return torch.from_numpy(rollout.of_decisions(addon.reward(rollout.transitions.of_first(size))))
+    return torch.from_numpy(rollout.per_decision(addon.reward(rollout.transitions.with_observation_size(size))))
 
 
 # Each term has one weight ---------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class FixedTerms:
 
     def __init__(self, request: Request) -> None:
         self.settings = request.settings
-        self.addon = addons.combined(request.addons) if request.objective.reads_addon else None
+        self.addon = addons.combine_addons(request.addons) if request.objective.reads_addon else None
 
     def networks(self, policy: Policy, critic_size: int) -> tuple[Policy, Mlp]:
         """Return policy and critic as they begin; `critic_size` is 0 where the critic sees what the policy sees."""
@@ -188,10 +188,10 @@ class DialedTerms(Parts):
         fixed = [name for name, dials in zip(request.addons, wishes, strict=True) if not dials]
         wished, has_fixed = [dial.name for each in wishes for dial in each], bool(fixed) or objective.reads_basic
         super().__init__(request.settings, objective, request.dials, wished, has_fixed)
-        self.addon = addons.combined(addons.at(request.addons))
-        self.fixed = addons.combined(fixed) if has_fixed else None
+        self.addon = addons.combine_addons(addons.with_weights(request.addons))
+        self.fixed = addons.combine_addons(fixed) if has_fixed else None
         self.wishes = {  # each by itself
-            dial.name: addons.combined(addons.at([name], {dial.name: 1.0}))
+            dial.name: addons.combine_addons(addons.with_weights([name], {dial.name: 1.0}))
             for name, dials in zip(request.addons, wishes, strict=True)
             for dial in dials
         }

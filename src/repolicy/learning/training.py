@@ -10,11 +10,11 @@ from repolicy.envs import (
     EnvLike,
     Watchdog,
     addons,
-    chunk_of,
-    decoder,
-    with_observed,
-    with_observed_of,
-    with_roles,
+    chunk_length,
+    decoder_options,
+    with_observation_roles,
+    with_observed_keys,
+    with_observed_keys_of,
 )
 from repolicy.errors import UsageError
 from repolicy.learning.run import Callback, run, tell
@@ -73,15 +73,15 @@ def train(
     folder.check_new(resume)  # before anything that takes a while
     before = session.earlier(folder, resume, trust, asked)
     asked = asked.completed(before)
-    env = with_observed(asked.env, observe, observe_critic)
+    env = with_observed_keys(asked.env, observe, observe_critic)
     if before is not None:
-        env = with_observed_of(env, before.env)
+        env = with_observed_keys_of(env, before.env)
 
     usual = train_defaults(env) if before is None else before.settings
     settings, notes = session.ranks_for(session.settings_of(settings, usual), [env, *asked.addons])
     objective, settings = session.continued(asked.objective or soft(), settings.resolved(), before, folder.path)
     with watchdog(env_timeout):
-        env = with_roles(env, backend=settings.backend)
+        env = with_observation_roles(env, backend=settings.backend)
         decision = decide(objective, None, env, asked.addons, settings)
         objective = decision.objective
         if objective.reads_prior:
@@ -169,7 +169,7 @@ def customize(
     # Open the prior, which tells its environment and its settings.
     kept, resumed = folder.prior, before is not None
     start, env = start_of(prior, asked.env, settings, noise, chunk, trust, kept, resumed, reading, init)
-    env = with_observed(env or start.env(trust), observe, observe_critic)
+    env = with_observed_keys(env or start.env(trust), observe, observe_critic)
     usual = start.usual(env, settings) if before is None else before.settings
     settings = start.settings(session.settings_of(settings, usual))
     settings, notes = session.ranks_for(settings, [env, *asked.addons])
@@ -216,7 +216,7 @@ def _prepared(
     # Look at the wish, and at what a generative policy earns untrained.
     notes += try_addon(prior.policy, request)
     untrained = 0
-    if decoder(request.env) is not None and not resumed:
+    if decoder_options(request.env) is not None and not resumed:
         earned, untrained = free(prior.policy, request.env, request.addons, request.settings)
         notes += earned
 
@@ -226,7 +226,7 @@ def _prepared(
     if not resumed:
         length = float(prior.card.get("evaluation", {}).get("evaluation_length", EPISODE_CAP))
         spent = spending(request, decision.steps, length, untrained, start.trials)
-        notes.append(spent.sentence(chunk_of(request.env)))
+        notes.append(spent.sentence(chunk_length(request.env)))
     return start, request
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import Collector, Rollout, critic_size, probed
+from repolicy.envs import Collector, Rollout, critic_size, probe_env
 from repolicy.errors import NumericError
 from repolicy.learning import ppo
 from repolicy.learning.multipliers import Multipliers
@@ -52,7 +52,7 @@ class Worker:
         )
         torch.manual_seed(self.settings.seed)  # initial weights: the same on every rank
         if prior is None:
-            policy = Policy(spec_for(probed(request.env, self.settings.backend), self.settings))
+            policy = Policy(spec_for(probe_env(request.env, self.settings.backend), self.settings))
         else:
             policy = trainable_copy(first or prior)
         self.multipliers = Multipliers(request, policy.observation_size)
@@ -226,13 +226,13 @@ class Worker:
         """Return log prior `[T, N]`, V(s_t) and V(s_{t+1}) `[T, N, H]` of a rollout; the critic sees `inputs`."""
         learner, log_prior = self.learner, None
         if self.scorer is not None:
-            observations, actions, ended = rollout.scored
+            observations, actions, ended = rollout.prior_inputs
             log_prior = self.scorer(self.bare(observations), actions, ended)
         values = learner.values(inputs)
         next_values = values[1:].clone()
-        if len(rollout.cut):
+        if len(rollout.cut_indices):
             _, ends = self.seen(rollout.cut_observations)
-            next_values[rollout.cut[:, 0], rollout.cut[:, 1]] = learner.values(ends)
+            next_values[rollout.cut_indices[:, 0], rollout.cut_indices[:, 1]] = learner.values(ends)
         return log_prior, values[:-1], next_values
 
     def reward(self, rollout: Rollout, task: Task, log_prior: Tensor | None) -> Reward:

@@ -16,32 +16,32 @@ import numpy as np
 import torch
 
 from repolicy.envs import (
-    BLOCK,
+    BLOCK_STEPS,
     Backend,
     Collector,
     EnvLike,
     Evaluation,
-    acting_in,
-    addons_of,
-    backend_of,
+    addons_from_card,
     check_fit,
-    decoder,
+    decoder_options,
+    env_from_card,
     env_name,
-    env_of,
     make_envs,
-    observing,
-    placed,
-    probed,
+    match_observation,
+    open_policy_in_env,
+    place_prior,
+    probe_env,
+    resolve_backend,
     run_episodes,
-    with_observed_of,
+    with_observed_keys_of,
 )
-from repolicy.envs.addons import Addon, Wish, wished
+from repolicy.envs.addons import Addon, Wish, load_addon
 from repolicy.errors import UsageError, check_counts
 from repolicy.many.bets import ORDER, Verdict, losses_seen, lower, shown
 from repolicy.policies import Agent
 from repolicy.priors import MeanPrior, OpenedPolicy, shelf_entry
 from repolicy.readers.reading import Options
-from repolicy.runs import laid_out
+from repolicy.runs import format_table
 from repolicy.text import as_number, counted, number
 
 USUAL = "5%"  # by how much the new policy may be worse
@@ -167,7 +167,7 @@ class Comparison:
 
 
 def in_words(sentences: list[str], tables: list[Table]) -> str:
-    return "\n".join([*sentences, *(f"\n{laid_out(*table)}" for table in tables)])
+    return "\n".join([*sentences, *(f"\n{format_table(*table)}" for table in tables)])
 
 
 def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: float, among: int = 1) -> Compared:
@@ -242,12 +242,12 @@ def compare(
     check_counts(episodes=episodes)
     sides, env = open_sides(old, new, env, options, new_options, trust)
     if addon is None:
-        addon = addons_of(sides[1].card, sides[1].path, trust)
+        addon = addons_from_card(sides[1].card, sides[1].path, trust)
     if not isinstance(addon, Addon):
-        addon = wished(addon, env)
-    backend = backend_of(backend, *(side.agent for side in sides))
+        addon = load_addon(addon, env)
+    backend = resolve_backend(backend, *(side.agent for side in sides))
     ready = [_placed(side, env, backend) for side in sides]
-    by_noise = decoder(env) is not None  # a generative policy's likeliest noise is a policy that nobody has
+    by_noise = decoder_options(env) is not None  # a generative policy's likeliest noise is a policy that nobody has
     kinds = ("sampled", "mean") if sampled or by_noise else ("mean", "sampled")
     is_paired = _repeats(*ready[0], seed, backend)
     drawn = {kind: list[list[Quantities]]() for kind in kinds}
@@ -322,7 +322,7 @@ def _side(
     if not isinstance(given, str | Path):
         return OpenedPolicy(what, given)
     try:
-        found = acting_in(env, given, options or Options(), trust)
+        found = open_policy_in_env(env, given, options or Options(), trust)
     except UsageError as error:
         said = f"{what}: {error}"
         if what == NEW and "--" in str(error):
@@ -336,8 +336,8 @@ def _env(sides: tuple[OpenedPolicy, OpenedPolicy], trust: bool) -> str:
     known = [side for side in sides if side.card.get("request", {}).get("env") or shelf_entry(side.path) is not None]
     if not known and sides[0].path == sides[1].path == Path():
         raise UsageError("two policies alone do not say for which environment; name one: compare(old, new, ENV)")
-    named = [env_of(side.card, side.path, trust) for side in known or sides[:1]]
-    seen = {with_observed_of(name, other) for name, other in zip(named, reversed(named), strict=True)}
+    named = [env_from_card(side.card, side.path, trust) for side in known or sides[:1]]
+    seen = {with_observed_keys_of(name, other) for name, other in zip(named, reversed(named), strict=True)}
     if len(seen) > 1:
         made = f"the old policy was made for {named[0]} and the new one for {named[1]}"
         raise UsageError(f"{made}; name the environment to compare them in with --env")
@@ -347,9 +347,9 @@ def _env(sides: tuple[OpenedPolicy, OpenedPolicy], trust: bool) -> str:
 def _placed(side: OpenedPolicy, env: str, backend: Backend) -> tuple[Agent, str]:
     """Return the policy in the environment, with the part of an observation that it takes."""
     if isinstance(side.agent, MeanPrior):
-        return placed(side.agent, env, backend)
-    env = observing(env, side.agent.observation_size, backend)
-    check_fit(side.agent, probed(env, backend), side.name)
+        return place_prior(side.agent, env, backend)
+    env = match_observation(env, side.agent.observation_size, backend)
+    check_fit(side.agent, probe_env(env, backend), side.name)
     return side.agent, env
 
 
@@ -358,6 +358,6 @@ def _repeats(agent: Agent, env: str, seed: int, backend: Backend) -> bool:
 
     def seen() -> np.ndarray:
         with closing(make_envs(env, 2, seed, backend)) as envs:
-            return Collector(envs, BLOCK, torch.Generator().manual_seed(seed)).collect(agent, True).observations
+            return Collector(envs, BLOCK_STEPS, torch.Generator().manual_seed(seed)).collect(agent, True).observations
 
     return np.array_equal(seen(), seen())

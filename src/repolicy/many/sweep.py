@@ -12,7 +12,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import EnvLike, Wish, combined, decoder, only_here
+from repolicy.envs import EnvLike, Wish, combine_addons, decoder_options, find_session_only
 from repolicy.envs.addons import dials
 from repolicy.errors import FileError, RepolicyError, UsageError, check_counts
 from repolicy.loading import PYTHON, read_json
@@ -28,7 +28,16 @@ from repolicy.prepare.session import Asked, settings_of
 from repolicy.priors import read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
-from repolicy.runs import Request, Result, RunFolder, Settings, changed, physical_cores, ranks, validated
+from repolicy.runs import (
+    Request,
+    Result,
+    RunFolder,
+    Settings,
+    describe_changes,
+    physical_cores,
+    ranks,
+    validate_settings,
+)
 from repolicy.text import counted, usual_out
 
 # What a sweep that is resumed relies on in its sweep.json.
@@ -127,7 +136,7 @@ def sweep(
     request, decision = weighed(request, start.saved, say)
     for sentence in [*notes, *decision.notes]:
         say(sentence)
-    tied = alpha == "omega" or (alpha is None and decoder(env) is not None)
+    tied = alpha == "omega" or (alpha is None and decoder_options(env) is not None)
     shared = _shared(request, tied)
 
     starter = pool.on_ray() if on_ray else Here
@@ -159,7 +168,7 @@ def _check_points(env: str, wishes: tuple[str, ...], settings: Settings, alpha: 
         raise UsageError(f"alpha is {alpha}; a sweep needs one number, or omega: each point's own")
     if ranges := dials(wishes):
         raise UsageError(f"{ranges[0].name} has a range of weights; a sweep needs one weight for each add-on")
-    if here := only_here([env, *wishes]):
+    if here := find_session_only([env, *wishes]):
         what = f"each point of a sweep is a process of its own, which cannot import {here!r} of this Python session"
         raise UsageError(f"{what}: write it into a file and name it as file.py:{here}")
 
@@ -180,7 +189,7 @@ def _request_of(content: dict[str, Any], folder: Path) -> Request:
     """Return what the points of a sweep that is resumed were asked for, without an omega."""
     kept = content["request"]
     objective = Objective("addon", None, kept["alpha"], states=kept["states"])
-    settings = Settings(**validated(kept["settings"], f"the sweep in {folder}"))
+    settings = Settings(**validate_settings(kept["settings"], f"the sweep in {folder}"))
     return Request(kept["env"], objective, settings, tuple(kept["addons"]), sparse=kept["sparse"])
 
 
@@ -216,7 +225,7 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: by
             same_prior = (folder / "prior.safetensors").read_bytes() == prior
         except OSError as error:
             raise FileError(f"{folder / 'prior.safetensors'} cannot be read: {error.strerror}") from None
-        changes = list(changed(before["request"], json.loads(json.dumps(request))))
+        changes = list(describe_changes(before["request"], json.loads(json.dumps(request))))
         changes += [] if same_prior else ["the prior is another"]
         if changes:
             raise UsageError(f"{folder} cannot be resumed with other settings: {'; '.join(changes)}")
@@ -307,7 +316,7 @@ def _evaluated(
     episodes: int,
     say: Callable[[str], None],
 ) -> Found:
-    addon, backend = combined(request["addons"]), request["settings"]["backend"]
+    addon, backend = combine_addons(request["addons"]), request["settings"]["backend"]
 
     def point(name: str, omega: float, place: Path, policy: Policy) -> Point:
         say(f"evaluating {name}: {episodes} episodes with the mean action, {episodes} sampled")

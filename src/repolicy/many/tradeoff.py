@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import EVALUATION_SEED, Addon, Backend, Column, Evaluation, decoder, evaluate
+from repolicy.envs import EVALUATION_SEED, Addon, Backend, Column, Evaluation, decoder_options, evaluate
 from repolicy.objective import residual
 from repolicy.policies import Policy
 from repolicy.policies.storage import replace_nonfinite
-from repolicy.runs import Request, RunFolder, Settings, laid_out, words
+from repolicy.runs import Request, RunFolder, Settings, command_words, format_table
 from repolicy.text import number
 
 CERTAIN = 0.95  # of the drawings must agree on where the bend is
@@ -34,7 +34,7 @@ class Point:
     @property
     def judged(self) -> Evaluation:
         """What counts: the mean action, but of a generative policy sampled noise, whose mean is another policy."""
-        return self.sampled if decoder(self.mean.env) else self.mean
+        return self.sampled if decoder_options(self.mean.env) else self.mean
 
     def column(self, name: str) -> Column:
         """Return a quantity of each episode: of those that count, and the KL of sampled ones."""
@@ -195,7 +195,7 @@ class Found:
 
     def __repr__(self) -> str:
         lines = [self.verdict, f"{self.request['env']}: what each {self.letter} keeps and gains"]
-        lines.append(laid_out(*self.table()))
+        lines.append(format_table(*self.table()))
         chosen = self.knee if self.knee is not None else self.best
         if chosen is not None and "settings" in self.request:  # not of a dial
             point = self.points[chosen]
@@ -227,7 +227,7 @@ def point_words(request: dict[str, Any], omega: float, folder: Path) -> list[str
     """Return what follows `repolicy` on the command line that trains one point of the sweep in this folder."""
     settings, objective = Settings(**request["settings"]), residual(omega, request["alpha"], request["states"])
     asked = Request(request["env"], objective, settings, tuple(request["addons"]), sparse=request["sparse"])
-    return [*words(asked, folder / "prior.safetensors"), "--settings", str(folder / "settings.json")]
+    return [*command_words(asked, folder / "prior.safetensors"), "--settings", str(folder / "settings.json")]
 
 
 def knee(costs: Sequence[float], gains: Sequence[float]) -> int:

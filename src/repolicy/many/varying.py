@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import RESET, EnvLike, of_reset, parsed
+from repolicy.envs import RESET_PREFIX, EnvLike, parse_env_name, reset_options
 from repolicy.errors import UsageError
 from repolicy.many.bets import ORDER, Verdict
 from repolicy.many.comparing import Compared, Comparison, Table, compare, in_words, open_sides
@@ -30,7 +30,7 @@ def varied(text: str) -> tuple[str, list[float]]:
     """
     name, equals, ends = text.partition("=")
     try:
-        found = Range.of(ends) if equals and name.removeprefix(RESET).isidentifier() else None
+        found = Range.of(ends) if equals and name.removeprefix(RESET_PREFIX).isidentifier() else None
     except ValueError:
         found = None
     if not (isinstance(found, Range) and -float("inf") < found.low < found.high < float("inf")):
@@ -138,7 +138,7 @@ def compare_around(
     if len(axes) > MOST or len(axes) < len(vary):
         raise UsageError(f"--vary takes one or two options, each once; got {', '.join(vary)}")
     sides, name = open_sides(old, new, env, **options)
-    if taken := axes.keys() & {*parsed(name)[1], *(RESET + key for key in of_reset(name))}:
+    if taken := axes.keys() & {*parse_env_name(name)[1], *(RESET_PREFIX + key for key in reset_options(name))}:
         raise UsageError(f"environment {name!r} sets {min(taken)} itself: leave it out there, or do not vary it")
     places = []
     for values in product(*axes.values()):

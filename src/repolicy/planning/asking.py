@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from repolicy.envs import Collector, EnvLike, Rollout, check_fit, check_plain, env_name, make_envs, probed
-from repolicy.envs.addons import Addon, Wish, check_env, combined, names
+from repolicy.envs import Collector, EnvLike, Rollout, check_fit, check_plain, env_name, make_envs, probe_env
+from repolicy.envs.addons import Addon, Wish, check_env, combine_addons, names
 from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.planning.learned_model import LearnedModel
@@ -90,7 +90,7 @@ def plan(
     wishes = names(addon)
     wish = _wish_in(place, wishes)
     search = search or Search()
-    check_fit(policy, probed(place), "the prior")
+    check_fit(policy, probe_env(place), "the prior")
 
     # Weights that are not named come from what a nat is worth, and from trials around it.
     runs_trials = omega is None and states is None and not value and not choices
@@ -131,11 +131,10 @@ def _wish_in(env: str, wishes: tuple[str, ...]) -> Addon:
         raise UsageError("a planner needs a wish: name an add-on")
     check_env(wishes, env)
     check_plain(env, "a planner")
-    wish = combined(wishes)
-    if wish.with_past:
-        raise UsageError(
-            f"add-on {wish.with_past[0]!r} has a past, and a planner's simulations begin without one: customize with it"
-        )
+    wish = combine_addons(wishes)
+    if wish.stateful_names:
+        what = f"add-on {wish.stateful_names[0]!r} has a past"
+        raise UsageError(f"{what}, and a planner's simulations begin without one: customize with it")
     return wish
 
 

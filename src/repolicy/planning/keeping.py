@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from repolicy.envs import TRUST_IT, Envs, confirm, env_of, make_envs, only_here
+from repolicy.envs import TRUST_HINT, Envs, check_trust, env_from_card, find_session_only, make_envs
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import read_json
 from repolicy.planning.asking import Planned, plan
@@ -47,7 +47,7 @@ def check_free(folder: Path) -> None:
 
 def save_planner(made: Planned, folder: Path) -> None:
     """Write a planner's folder."""
-    if unsaved := only_here([made.env, *made.addons]):
+    if unsaved := find_session_only([made.env, *made.addons]):
         raise UsageError(f"{unsaved} lives in this Python session alone: write it into a file")
     values = {
         "format": FORMAT,
@@ -71,9 +71,9 @@ def open_planner(folder: Path, trust: bool) -> OpenedPolicy:
         raise FileError(f"{path} has format {values['format']}; this version reads up to {FORMAT}: upgrade repolicy")
     addons = values["request"]["addons"]
     # A user cannot name the environment and the add-ons in another way here, so the remedy is to trust the folder.
-    confirm(path, trust, env=values["request"]["env"], addons=addons, remedy=TRUST_IT)
+    check_trust(path, trust, env=values["request"]["env"], addons=addons, remedy=TRUST_HINT)
     search = Search(**{name.removesuffix("?"): values["search"].get(name.removesuffix("?")) for name in SEARCH})
-    env = env_of(values, path, trust=True)
+    env = env_from_card(values, path, trust=True)
     made = plan(
         folder / PRIOR, addons, env=env, omega=values["omega"], states=values["states"], value=values["value"],
         search=search, learned=values.get("learned", False),

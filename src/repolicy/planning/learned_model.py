@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from repolicy.envs import Backend, Collector, Info, Transitions, make_envs, own_numbers
+from repolicy.envs import Backend, Collector, Info, Transitions, make_envs, to_env_numbers
 from repolicy.errors import UsageError
 from repolicy.planning.simulators import Simulated
 from repolicy.planning.value import regression
@@ -54,7 +54,7 @@ class LearnedModel:
         return observations.astype(np.float64)
 
     def step(self, states: np.ndarray, actions: np.ndarray) -> Simulated:
-        inputs = self._inputs(states, own_numbers(actions, self._space))
+        inputs = self._inputs(states, to_env_numbers(actions, self._space))
         predicted = np.mean([network(inputs) for network in self._networks], axis=0)
         after = states + predicted[:, : states.shape[1]]
         failed = ~(np.abs(after - self._mean) < MAX_DEVIATION * self._std).all(1)
@@ -71,7 +71,7 @@ class LearnedModel:
 
     def _fit(self, steps: Transitions, seed: int) -> None:
         """Fit the networks to the change of the observation and to each number of `info`."""
-        rows = steps.in_one_row()
+        rows = steps.flattened()
         observations, actions = rows.observations.astype(np.float64), rows.actions.astype(np.float64)
         keys = [key for key, values in rows.info.items() if values.ndim == 1]
         self._mean, self._std = mean_and_std(observations)
@@ -84,7 +84,7 @@ class LearnedModel:
 
     def _validate(self, steps: Transitions, ended: np.ndarray) -> tuple[float, float]:
         """Return the errors after one step and after AHEAD, in stds; drop entries of `info` that it cannot predict."""
-        rows = steps.in_one_row()
+        rows = steps.flattened()
         after_one = self.step(rows.observations.astype(np.float64), rows.actions)
         residual = {key: np.var(rows.info[key] - after_one.info[key]) for key in self._info_columns}
         predictable = [key for key, left in residual.items() if left <= (1.0 - EXPLAINED) * np.var(rows.info[key])]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.envs import Transitions, action_space, native, one_env, together
+from repolicy.envs import Transitions, action_space, make_one_env, merge_infos, to_env_actions
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.planning.asking import Planned
 from repolicy.planning.keeping import save_planner
@@ -60,7 +60,7 @@ class TracedModel:
 
 def with_robot(name: str) -> Any:
     """Make an environment. Raise UsageError if it has no MuJoCo robot that the page can draw."""
-    env = one_env(name)
+    env = make_one_env(name)
     if not hasattr(env.unwrapped, "model"):
         raise UsageError(f"{name} has no MuJoCo robot, which is what the page draws: plan without --live")
     return env
@@ -127,7 +127,7 @@ class LiveSession:
             start = time.perf_counter()
             before = np.asarray(self._observation, np.float32).ravel()[None]
             sent = self.planner.to_environment(self._actor(before))
-            action = native(sent, self._space, self._env.action_space)[0]
+            action = to_env_actions(sent, self._space, self._env.action_space)[0]
             took = time.perf_counter() - start
             weights = self._actor.candidates.weights
             shown = {
@@ -139,7 +139,7 @@ class LiveSession:
             }
             self._observation, reward, terminated, truncated, info = self._env.step(action)
             after = np.asarray(self._observation, np.float32).ravel()[None]
-            wish = float(self._shown_addon.reward(Transitions(before, sent, after, together([info])))[0])
+            wish = float(self._shown_addon.reward(Transitions(before, sent, after, merge_infos([info])))[0])
             for name, value in (("old", float(reward)), ("wish", wish)):
                 mean = self._means.get(name, value)
                 self._means[name] = mean + (1.0 - SMOOTHING) * (value - mean)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from repolicy.envs import Addon, Info, Transitions, own_numbers, stacked
+from repolicy.envs import Addon, Info, Transitions, stack_infos, to_env_numbers
 from repolicy.errors import UsageError
 from repolicy.planning.simulators import Model
 from repolicy.policies import Density, Policy, log_tanh_slope
@@ -69,7 +69,7 @@ def simulated(
         failed |= step.failed
         has_ended[t + 1] = has_ended[t] | step.ended | step.failed
     transitions = Transitions(
-        np.stack(visited[:-1]), own_numbers(np.stack(sent), prior.actions), np.stack(visited[1:]), stacked(infos)
+        np.stack(visited[:-1]), to_env_numbers(np.stack(sent), prior.actions), np.stack(visited[1:]), stack_infos(infos)
     )
     log_chosen = act.log_probs(torch.from_numpy(np.stack(chosen)))
     log_modes = act.log_probs(torch.from_numpy(np.stack(modes)))

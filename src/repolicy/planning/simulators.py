@@ -15,7 +15,18 @@ import gymnasium
 import gymnasium.wrappers
 import numpy as np
 
-from repolicy.envs import Backend, Info, action_space, check_copied, copied_env, flat, native, one_env, shown, together
+from repolicy.envs import (
+    Backend,
+    Info,
+    action_space,
+    check_copies,
+    copy_env,
+    flatten_observations,
+    make_one_env,
+    merge_infos,
+    observed_parts,
+    to_env_actions,
+)
 from repolicy.errors import UsageError, in_one_sentence
 
 
@@ -56,13 +67,13 @@ class CopyModel:
     def __init__(self, name: str, seed: int = 0) -> None:
         self.name, self._seed = name, seed
         self._live, self._random = list[Any](), np.random.default_rng(seed)
-        made = one_env(name)
+        made = make_one_env(name)
         self._space, self._own = action_space(made.action_space, name), made.action_space
-        self._keys, _ = shown(made.observation_space, name, False)
+        self._keys, _ = observed_parts(made.observation_space, name, False)
         rate = made.metadata.get("render_fps")
         self.seconds = float(getattr(made.unwrapped, "dt", 1.0 / rate if rate else 0.0))
         with in_one_sentence(f"environment {name!r} cannot be copied", UsageError):
-            check_copied(made, name)
+            check_copies(made, name)
 
     def watch(self, envs: Any) -> None:
         """Copy these environments, or the one environment of a user's own loop, from now on."""
@@ -97,13 +108,13 @@ class CopyModel:
 
     def advance(self, env: Any, actions: np.ndarray) -> Simulated:
         """Step one environment by an action `[1, A]`, in place."""
-        observation, _, terminated, _, info = env.step(native(actions, self._space, self._own)[0])
-        row = flat(observation, 1, self._keys)
-        return Simulated(env, row, together([info]), np.array([bool(terminated)]), ~np.isfinite(row).all(1))
+        observation, _, terminated, _, info = env.step(to_env_actions(actions, self._space, self._own)[0])
+        row = flatten_observations(observation, 1, self._keys)
+        return Simulated(env, row, merge_infos([info]), np.array([bool(terminated)]), ~np.isfinite(row).all(1))
 
     def copied(self, env: Any) -> Any:
         """Return a copy of an environment, with a random stream of its own."""
-        return copied_env(env, self._random)
+        return copy_env(env, self._random)
 
 
 def as_array(things: list[Any]) -> np.ndarray:
@@ -158,7 +169,7 @@ class MujocoModel:
         from mujoco import rollout
 
         self.name = name
-        made = one_env(name)
+        made = make_one_env(name)
         env: Any = made.unwrapped
         if not all(hasattr(env, part) for part in ("model", "data", "frame_skip", "_get_obs")):
             raise CannotBatchError(f"{name} is none of Gymnasium's MuJoCo environments")
@@ -204,7 +215,7 @@ class MujocoModel:
         return states
 
     def step(self, states: np.ndarray, actions: np.ndarray) -> Simulated:
-        controls = native(actions, self._space, self._own).reshape(len(states), 1, -1)
+        controls = to_env_actions(actions, self._space, self._own).reshape(len(states), 1, -1)
         repeated = np.repeat(controls, self._repeats, 1).astype(np.float64)
         rows, _ = self._rollout.rollout(self._env.model, self._data, states, repeated)
         after = rows[:, -1]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repolicy.envs import Info, Transitions, own_numbers, stacked
+from repolicy.envs import Info, Transitions, stack_infos, to_env_numbers
 from repolicy.errors import UsageError
 from repolicy.planning.scoring import step_rewards
 from repolicy.planning.simulators import CopyModel, Simulated
@@ -168,14 +168,14 @@ class Tree:
         """Step a copy of an environment, in place."""
         sent = self.prior.to_environment(np.array([[action]]))
         after = self.model.advance(state, sent)
-        return after, (observation, own_numbers(sent, self.prior.actions), after.observations, after.info)
+        return after, (observation, to_env_numbers(sent, self.prior.actions), after.observations, after.info)
 
     def _rewards(self, rows: list[Row]) -> np.ndarray:
         """Return the rewards of steps `[T]`, without log prior."""
         observations, actions, next_observations, infos = zip(*rows, strict=True)
         shape = (len(rows), 1)
         steps = Transitions(
-            np.stack(observations), np.stack(actions), np.stack(next_observations), stacked(list(infos))
+            np.stack(observations), np.stack(actions), np.stack(next_observations), stack_infos(list(infos))
         )
         return step_rewards(self._score_without_prior, self.prior, steps, np.zeros(shape), np.zeros(shape, bool))[:, 0]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import Backend, env_of, placed, probed, with_roles
+from repolicy.envs import Backend, env_from_card, place_prior, probe_env, with_observation_roles
 from repolicy.errors import UsageError
 from repolicy.policies import ConditionedPolicy, Policy, SavedPolicy, frozen, policy_bytes
 from repolicy.prepare.cloning import clone, spec_of
@@ -23,7 +23,7 @@ from repolicy.priors import (
     saved_policy_bytes,
 )
 from repolicy.readers.reading import Options
-from repolicy.runs import Result, Settings, torchrun_place, validated
+from repolicy.runs import Result, Settings, torchrun_place, validate_settings
 
 INITS = ("auto", "copy", "clone")  # whatever else is the file of a policy that the actor begins as
 
@@ -49,7 +49,7 @@ class Start:
         if isinstance(self.given, Policy):
             raise UsageError("a policy alone does not say which environment it is for; give env=...")
         session = isinstance(self.given, Result)  # the names in it come from this session
-        return env_of(self.saved.card, Path(self.name), trust=session or trust)
+        return env_from_card(self.saved.card, Path(self.name), trust=session or trust)
 
     def settings(self, settings: Settings) -> Settings:
         """Return the settings with as many ranks as can have the prior."""
@@ -66,14 +66,14 @@ class Start:
     def usual(self, env: str, settings: Settings | Mapping[str, Any] | None) -> Settings:
         """Return the default settings for as many steps as these name."""
         steps = settings.get("steps") if isinstance(settings, Mapping) else None
-        steps = STEPS if steps is None else validated({"steps": steps}, "settings")["steps"]
+        steps = STEPS if steps is None else validate_settings({"steps": steps}, "settings")["steps"]
         if self.scoring_prior is None:
             assert self.saved is not None
             return customize_defaults(self.saved.policy, steps)
         prior, env = self.scoring_prior, self.with_roles(env)
         if isinstance(prior, MeanPrior):
-            prior, env = placed(prior, env)
-        return customize_defaults(Policy(spec_of(prior, probed(env))), steps)
+            prior, env = place_prior(prior, env)
+        return customize_defaults(Policy(spec_of(prior, probe_env(env))), steps)
 
     def with_roles(self, env: str, backend: Backend = "auto") -> str:
         """Return the environment's name with the parts that this prior and a critic observe."""
@@ -82,7 +82,7 @@ class Start:
             who = self.saved.policy
         elif isinstance(who, MeanPrior):
             who = who.mean
-        return with_roles(env, getattr(who, "observation_size", 0), backend)
+        return with_observation_roles(env, getattr(who, "observation_size", 0), backend)
 
     def cloned(self, env: str, settings: Settings, file: Path, say: Callable[[str], None]) -> "Start":
         """Return the same with a policy to start from, fitted to the prior where it is no copy of it."""
@@ -90,7 +90,7 @@ class Start:
         if prior is None:
             return self
         if isinstance(prior, MeanPrior):
-            prior, env = placed(prior, env, settings.backend)
+            prior, env = place_prior(prior, env, settings.backend)
         saved, content = clone(prior, env, settings, file, say)
         return replace(self, saved=saved, content=content, scoring_prior=prior)
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from repolicy.envs import addons, probed
-from repolicy.envs import limits as limits_of
+from repolicy.envs import addons, probe_env
+from repolicy.envs import parse_limits as limits_of
 from repolicy.errors import UsageError
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
 from repolicy.prepare.decision import Decision, decide
 from repolicy.prepare.states import check_learnable
 from repolicy.prepare.weights import Say, trial
-from repolicy.runs import ACTORS, Request, Settings, check_dials, spec_for
+from repolicy.runs import ACTOR_SETTINGS, Request, Settings, check_dials, spec_for
 
 NO_ADDON = (
     "needs an add-on, the new requirement: --addon NAME, or file.py:function for one of your own "
@@ -22,7 +22,7 @@ NO_ADDON = (
 
 def unused(settings: Settings) -> list[str]:
     """Return a note on what customizing has no use for."""
-    named = [name for name in ACTORS if getattr(settings, name) != getattr(Settings, name)]
+    named = [name for name in ACTOR_SETTINGS if getattr(settings, name) != getattr(Settings, name)]
     return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
 
 
@@ -36,14 +36,14 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
         if not np.isfinite(rollout.basic).all():
             raise UsageError(f"--keep needs the environment's own reward, and {env} does not tell it")
         notes.append("the environment's own reward is read to tell what share of it is kept, and for nothing else")
-    for name in addons.at(request.addons):
-        addon = addons.combined([name])
+    for name in addons.with_weights(request.addons):
+        addon = addons.combine_addons([name])
         reward = addon.reward(rollout.transitions)
-        if addon.reported is not None:
+        if addon.metric_source is not None:
             addon.metric(rollout.transitions)
         if reward.min() == reward.max() and not request.sparse:
             why = "if it is meant to be that rare, add --sparse" if any(addon.weights) else "its weight is 0"
-            if any(addon.weights) and not reward.any() and (option := addons.option_of(name)):
+            if any(addon.weights) and not reward.any() and (option := addons.enabling_option(name)):
                 why = f"{env} counts it with the weight 0, so name it as {env}{'&' if '?' in env else '?'}{option}"
             same = f"gave the same reward, {reward.min():g}, in all of {reward.size:,} trial steps"
             raise UsageError(f"add-on {name!r} {same}; {why}")
@@ -82,7 +82,7 @@ def check(request: Request) -> None:
         raise UsageError("this objective's task is the basic reward alone, so an add-on has no effect: leave it out")
     check_dials(request)
     check_wish(request.addons, request.env)
-    spec_for(probed(request.env, request.settings.backend, critic=True), request.settings)
+    spec_for(probe_env(request.env, request.settings.backend, critic=True), request.settings)
     settings, objective = request.settings, request.objective
     check_budget(objective, settings)
     if settings.keep is not None and not (request.prior and objective.omega > 0):
@@ -109,5 +109,5 @@ def check_budget(objective: Objective, settings: Settings) -> None:
 
 def check_wish(wishes: tuple[str, ...], env: str) -> None:
     """Refuse add-ons that are none, or not for this environment."""
-    addons.combined(addons.at(wishes))
+    addons.combine_addons(addons.with_weights(wishes))
     addons.check_env(wishes, env)

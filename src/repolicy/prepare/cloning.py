@@ -145,7 +145,7 @@ def _labelled(
     prior: MeanPrior | Policy, rollout: Rollout, memory: State | None, generator: torch.Generator
 ) -> tuple[Samples, State | None]:
     """Return what the prior would do along a rollout, and its memory after it."""
-    observations, _, ended = rollout.scored
+    observations, _, ended = rollout.prior_inputs
     if isinstance(prior, Policy):
         distribution = prior(observations)
     else:
@@ -167,7 +167,7 @@ def _to_scores(prior: ScoringPrior, policy: Policy, collector: Collector, blocks
     adam = Adam(policy.network.parameters(), SCORED_RATE, quick=stds, factor=3.0)
     generator, total = collector.generator, SCORED_ROUNDS * EPOCHS
     for round_ in range(SCORED_ROUNDS):
-        states = torch.cat([collector.collect(policy).scored[0].flatten(0, 1) for _ in range(blocks)])
+        states = torch.cat([collector.collect(policy).prior_inputs[0].flatten(0, 1) for _ in range(blocks)])
         if round_ == 0:
             fit_normalizer(policy, states)
         for epoch in range(round_ * EPOCHS, (round_ + 1) * EPOCHS):
@@ -252,7 +252,7 @@ def fingerprint(prior: ScoringPrior, policy: Policy, env: str, settings: Setting
     """Return some steps of the clone, and the prior's log-probabilities of them."""
     with closing(make_envs(env, PROBES, settings.seed, settings.backend)) as envs:
         rollout = Collector(envs, PROBES, torch.Generator().manual_seed(settings.seed)).collect(policy)
-    probes = (*rollout.scored, Scorer(prior)(*rollout.scored))
+    probes = (*rollout.prior_inputs, Scorer(prior)(*rollout.prior_inputs))
     return {f"exact.{name}": value for name, value in zip(PROBED, probes, strict=True)}
 
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from repolicy.envs import decoder
+from repolicy.envs import decoder_options
 from repolicy.errors import UsageError
 from repolicy.objective import Objective
 from repolicy.policies import SavedPolicy
@@ -43,7 +43,7 @@ def decide(
         alpha, why = alpha_of_training(objective, env, wishes, settings)
         unset: dict[str, Any] = {name: alpha for name in ("alpha", "bonus") if getattr(objective, name) is None}
         return Decision(replace(objective, **unset), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
-    kind = InEnvs if decoder(env) is None else ThroughNoise
+    kind = InEnvs if decoder_options(env) is None else ThroughNoise
     return decided(objective, kind(prior.card, prior.policy, settings, say, env, wishes))
 
 

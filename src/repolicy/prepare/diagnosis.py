@@ -13,14 +13,14 @@ import torch
 
 from repolicy.envs import (
     EVALUATION_SEED,
-    MOST_ENVS,
+    MAX_ENVS,
     Addon,
     Backend,
     Evaluation,
     Rollout,
     check_fit,
     make_envs,
-    probed,
+    probe_env,
     run_episodes,
 )
 from repolicy.errors import UsageError
@@ -119,7 +119,7 @@ def diagnose(
 
     `nat_worth` is what a nat is worth by the prior's file: where it is known, that was measured over more episodes.
     """
-    spaces = probed(env, backend)
+    spaces = probe_env(env, backend)
     check_fit(policy, spaces, "the prior")
     spec = spec_for(spaces, customize_defaults(policy))
     ignorant = make_policy(replace(spec, clips=policy.spec.clips or policy.family.squashes), EVALUATION_SEED)
@@ -140,7 +140,7 @@ def drive(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: 
 
     def run(episodes: int) -> tuple[Evaluation, _Look]:
         look, seed = _Look(policy), EVALUATION_SEED
-        with closing(make_envs(env, min(episodes, MOST_ENVS), seed, backend)) as envs:
+        with closing(make_envs(env, min(episodes, MAX_ENVS), seed, backend)) as envs:
             found = run_episodes(
                 policy, envs, episodes, addon=addon, deterministic=deterministic, seed=seed, longest=DRIVEN_STEPS,
                 look=look,

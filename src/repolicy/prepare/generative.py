@@ -16,16 +16,16 @@ from repolicy.envs import (
     Evaluation,
     Transitions,
     addons,
-    check_copied,
-    chunk_of,
-    decoder,
+    check_copies,
+    chunk_length,
+    decoder_options,
     evaluate,
-    in_gymnasium,
+    find_session_only,
+    is_in_gymnasium,
     make_envs,
-    one_env,
-    only_here,
-    parsed,
-    probed,
+    make_one_env,
+    parse_env_name,
+    probe_env,
     with_decoder,
 )
 from repolicy.errors import UsageError, in_one_sentence
@@ -76,7 +76,7 @@ def start_of(
     if not resumed:
         policy, name = noise_prior(given, noise, chunk, env, settings_of(settings, Settings()), trust)
         return replace(open_prior(policy), name=called(given), trials=2), name  # the first for its statistics
-    reference, through = referred(given), decoder(env)
+    reference, through = referred(given), decoder_options(env)
     if through is None:
         return open_prior(kept), with_decoder(env, reference, noise, chunk, decoder_digest(reference))
     if Path(reference).is_file() and through.sha256 not in (None, decoder_digest(reference)):
@@ -94,7 +94,7 @@ def noise_prior(
     settings, reference = settings or Settings(), referred(given)
     load_decoder(reference, noise, chunk, trust=trust)
     name = with_decoder(env, reference, noise, chunk, decoder_digest(reference))
-    policy = standard_normal(probed(name, settings.backend).observation_size, noise, settings.seed)
+    policy = standard_normal(probe_env(name, settings.backend).observation_size, noise, settings.seed)
     rollout = trial(policy, name, settings)
     policy.normalizer.update(moment_sums(rollout.observations[..., : policy.observation_size]))
     return frozen(policy), name
@@ -103,7 +103,7 @@ def noise_prior(
 def referred(given: Any) -> str:
     """Return the name by which every process finds a decoder."""
     reference = str(given) if isinstance(given, str | Path) else reference_to(given)
-    if only_here([reference]):
+    if find_session_only([reference]):
         raise UsageError("a decoder is found by other processes, too: write it into a file and name file.py:decode")
     return reference
 
@@ -133,7 +133,7 @@ def free(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -
 
     At smaller noise, as the best of some draws by the wish, and how its noise moves it.
     """
-    asked, seed = addons.at(wishes), settings.seed
+    asked, seed = addons.with_weights(wishes), settings.seed
     found = [
         evaluate(
             narrowed(prior, scale) if scale else prior, env, EPISODES,
@@ -144,7 +144,7 @@ def free(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -
     notes = [f"noise of scale {scale:g}: {_told(each)}" for scale, each in zip(SCALES, found, strict=True)]
     taken, best = sum(_taken(each) for each in found), f"the best of {BEST} by the wish"
     try:
-        addon, simulated = addons.combined(asked), int(BEST * found[0].lengths.mean() * chunk_of(env))
+        addon, simulated = addons.combine_addons(asked), int(BEST * found[0].lengths.mean() * chunk_length(env))
         check_possible(env, addon)
         if simulated > SIMULATED:
             raise UsageError(f"an episode of it would take {simulated:,} steps of copies")
@@ -194,13 +194,13 @@ class BestOf:
 
 def check_possible(env: str, addon: Addon) -> None:
     """Raise where an environment cannot be copied, or where a wish has a past."""
-    plain, _ = parsed(env)
-    if addon.with_past:
-        raise UsageError(f"{addon.with_past[0]} has a past, which a copy does not know")
-    if not in_gymnasium(env):
+    plain, _ = parse_env_name(env)
+    if addon.stateful_names:
+        raise UsageError(f"{addon.stateful_names[0]} has a past, which a copy does not know")
+    if not is_in_gymnasium(env):
         raise UsageError(f"{plain} is EnvPool's alone, whose environments cannot be copied")
-    with closing(one_env(env)) as made, in_one_sentence(f"{plain} cannot be copied", UsageError):
-        check_copied(made, plain)
+    with closing(make_one_env(env)) as made, in_one_sentence(f"{plain} cannot be copied", UsageError):
+        check_copies(made, plain)
 
 
 def _taken(found: Evaluation) -> int:
@@ -216,7 +216,7 @@ def _told(found: Evaluation) -> str:
 
 def _moved(env: str, settings: Settings) -> str:
     """Tell how many directions of the noise change the actions, and how long decoding takes."""
-    through = decoder(env)
+    through = decoder_options(env)
     assert through is not None
     decode = load_decoder(*through)
     envs = make_envs(env, ROWS, settings.seed, settings.backend)

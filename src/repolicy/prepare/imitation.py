@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from repolicy.envs import evaluate, observing, probed
+from repolicy.envs import evaluate, match_observation, probe_env
 from repolicy.errors import UsageError, check_counts
 from repolicy.policies import ActionSpace, Adam, Policy, PolicySpec, make_policy, read_card, save_policy
 from repolicy.policies.export import onnx_graph
@@ -60,7 +60,7 @@ def imitate(
     policy is tried; `customize` then goes on in that environment. Choices are read as it counts them, else from 0.
     """
     demonstrations = data if isinstance(data, Demonstrations) else read_demonstrations(data)
-    env = None if env is None else observing(env, demonstrations.observations.shape[1])
+    env = None if env is None else match_observation(env, demonstrations.observations.shape[1])
     actions = space_of(demonstrations, env)
     taken = stored(demonstrations, actions, env)
     if demonstrations.discrete and actions.low:
@@ -102,7 +102,7 @@ def space_of(data: Demonstrations, env: str | None) -> ActionSpace:
             return ActionSpace("continuous", (width,))
         most = data.actions.max(0).values - torch.tensor(data.first or 0, dtype=torch.int64)
         return ActionSpace("discrete", tuple((most + 1).tolist()), data.first)
-    probe = probed(env)
+    probe = probe_env(env)
     if probe.observation_size != (size := data.observations.shape[1]):
         raise UsageError(f"{data.name} has observations of {size} numbers, but {env!r} gives {probe.observation_size}")
     if probe.actions.width != width or (probe.actions.kind == "discrete") != data.discrete:
@@ -222,7 +222,7 @@ def imitate_flow(
     if demonstrations.discrete:
         raise UsageError(f"{demonstrations.name} has choices, and a flow gives actions that are numbers")
     if env is not None:
-        space_of(demonstrations, observing(env, demonstrations.observations.shape[1]))
+        space_of(demonstrations, match_observation(env, demonstrations.observations.shape[1]))
     check_writable(Path(out))  # before the fit, which would be lost
     if Path(out).suffix != ".onnx":
         raise UsageError(f"--out {out} does not end in .onnx, and a flow is written as an ONNX graph")

@@ -11,7 +11,17 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from repolicy.envs import EnvLike, Limit, Wish, addons, confirm, decoder, env_name, only_here, probed
+from repolicy.envs import (
+    EnvLike,
+    Limit,
+    Wish,
+    addons,
+    check_trust,
+    decoder_options,
+    env_name,
+    find_session_only,
+    probe_env,
+)
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import name_of
@@ -30,7 +40,7 @@ from repolicy.runs import (
     Settings,
     spec_for,
     torchrun_place,
-    validated,
+    validate_settings,
     versions,
 )
 from repolicy.text import as_file_name, stem_of
@@ -38,7 +48,7 @@ from repolicy.text import as_file_name, stem_of
 
 def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[str]]:
     """Return one rank where a function or an id lives in this process alone; refused where more were asked for."""
-    name = only_here(names)
+    name = find_session_only(names)
     if not name or torchrun_place() is not None:  # under torchrun every process has run the same program
         return settings, []
     if settings.ranks > 1:
@@ -127,7 +137,7 @@ class Asked:
             code += before.addons
         if not self.limits:
             code += [Limit.of(limit).name for limit in before.limits]
-        confirm(file, trust, env=None if self.env else before.env, addons=code)
+        check_trust(file, trust, env=None if self.env else before.env, addons=code)
 
 
 def earlier(folder: RunFolder, resume: bool, trust: bool, asked: Asked, customizes: bool = False) -> Request | None:
@@ -143,7 +153,7 @@ def earlier(folder: RunFolder, resume: bool, trust: bool, asked: Asked, customiz
         whose = "customize" if before.prior else "train"
         raise UsageError(f"{folder.path} is a run of `{whose}`; go on with it by that command")
     asked.confirm(before, folder.path / "run.json", trust)
-    restore_decoder(folder.policy, decoder(before.env))
+    restore_decoder(folder.policy, decoder_options(before.env))
     return before
 
 
@@ -164,7 +174,7 @@ def settings_of(given: S | Mapping[str, Any] | None, usual: S) -> S:
     """Return whole settings as they are given; of a mapping, the usual ones with its values in place of theirs."""
     if isinstance(given, AnySettings):
         return given  # type: ignore[return-value]
-    named = validated(dict(given or {}), "settings", type(usual))
+    named = validate_settings(dict(given or {}), "settings", type(usual))
     made = replace(usual, **named)
     for name, (where, is_read) in READ.items():
         known = {None, *(getattr(some, name, None) for some in (usual, Settings))}
@@ -231,13 +241,13 @@ def _tried(request: Request, folder: RunFolder) -> dict[str, Tensor]:
         if request.prior:
             agent = read_policy(folder.prior).policy
         else:
-            agent = make_policy(spec_for(probed(request.env, settings.backend), settings), settings.seed)
+            agent = make_policy(spec_for(probe_env(request.env, settings.backend), settings), settings.seed)
         rollout = trial(agent, request.env, settings, KEPT)
         found[f"environment {request.env!r}"] = torch.from_numpy(rollout.observations)
         if request.objective.reads_basic:
             found[f"the reward of {request.env!r}"] = torch.from_numpy(rollout.basic)
-        for name in addons.at(request.addons):
-            reward = addons.combined([name]).reward(rollout.transitions)
+        for name in addons.with_weights(request.addons):
+            reward = addons.combine_addons([name]).reward(rollout.transitions)
             found[f"add-on {name!r}"] = torch.as_tensor(reward, dtype=torch.float64)
     return found
 

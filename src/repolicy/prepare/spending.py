@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from repolicy.envs import EPISODE_CAP, probed
+from repolicy.envs import EPISODE_CAP, probe_env
 from repolicy.prepare import states, weights
 from repolicy.prepare.session import KEPT
 from repolicy.runs import Request
@@ -41,7 +41,7 @@ def spending(request: Request, found: int = 0, length: float = EPISODE_CAP, free
     steps of the prior were, and `length` those of an episode whose time limit is not told.
     """
     settings = request.settings
-    longest = probed(request.env, settings.backend).limit or math.ceil(length)
+    longest = probe_env(request.env, settings.backend).limit or math.ceil(length)
     segments = math.ceil(settings.iterations / settings.checkpoint_every)
     episodes = settings.evaluation_episodes and max(1, settings.evaluation_episodes // settings.ranks) * settings.ranks
     held = 0

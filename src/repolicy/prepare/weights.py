@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from repolicy.envs import Collector, Rollout, addons, check_fit, make_envs, probed
+from repolicy.envs import Collector, Rollout, addons, check_fit, make_envs, probe_env
 from repolicy.errors import NumericError
 from repolicy.objective import Objective, Weight, task_reward
 from repolicy.policies import ActionSpace, Agent, Policy, make_policy
@@ -144,7 +144,7 @@ class InEnvs(Weighing):
 
     @property
     def wish(self) -> str:
-        return addons.at_one_in_words(self.wishes)
+        return addons.describe_clipped_weights(self.wishes)
 
     @property
     def has_dials(self) -> bool:
@@ -154,12 +154,14 @@ class InEnvs(Weighing):
         longest = int(MEASURED * self.settings.steps)
         episodes = max(FEWEST, min(WORTH_EPISODES, longest // (2 * COUNTED_STEPS)))
         with one_thread():
-            wishes = addons.at_one(self.wishes)
+            wishes = addons.with_clipped_weights(self.wishes)
             return sought(self.prior, self.env, wishes, longest, self.settings.backend, episodes)
 
     def paid(self) -> np.ndarray:
         """Return what the wish pays in some steps of the prior, `[T, N]`."""
-        return self.tried.of_decisions(addons.combined(addons.at(self.wishes)).reward(self.tried.transitions))
+        return self.tried.per_decision(
+            addons.combine_addons(addons.with_weights(self.wishes)).reward(self.tried.transitions)
+        )
 
     @cached_property
     def tried(self) -> Rollout:
@@ -175,7 +177,7 @@ class ThroughNoise(InEnvs):
 
     def usual_budget(self) -> float:
         """Return the nats a decision at which an episode has spent those that a generative policy may drift."""
-        lengths, limit = self.tried.episodes.lengths, probed(self.env, self.settings.backend).limit or math.inf
+        lengths, limit = self.tried.episodes.lengths, probe_env(self.env, self.settings.backend).limit or math.inf
         if len(lengths) < 2 * ENVS:  # those that ended so soon are the short ones
             length = min(limit, self.tried.ages.size / max(1, len(lengths)))
         else:
@@ -215,11 +217,11 @@ def alpha_of_training(objective: Objective, env: str, wishes: tuple[str, ...], s
     row = without_version(env)
     if row in ALPHAS:
         return ALPHAS[row], f"the usual one for {row}"
-    policy = make_policy(spec_for(probed(env, settings.backend), settings), settings.seed)
+    policy = make_policy(spec_for(probe_env(env, settings.backend), settings), settings.seed)
     steps = trial(policy, env, settings)
     rewards = steps.basic
     if objective.reads_addon and wishes:
-        wished = steps.of_decisions(addons.combined(wishes).reward(steps.transitions))
+        wished = steps.per_decision(addons.combine_addons(wishes).reward(steps.transitions))
         rewards = task_reward(objective, rewards, wished)
     return _scaled(rewards, policy.actions.width, "reward in trial steps")
 

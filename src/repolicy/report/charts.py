@@ -266,7 +266,7 @@ def learning(folder: RunFolder, request: Request, sampled: dict[str, Evaluation]
     `of_clone`: the prior's is of a clone, and the run was scored by the prior, so its levels are others.
     """
     prior = sampled.get("prior")
-    columns, settings = folder.logged(), request.settings
+    columns, settings = folder.read_metrics(), request.settings
     steps, levels = columns.get("steps", []), {} if of_clone else lines(request, prior)
     until = max([float(settings.steps), *(step for step in steps if step is not None)])
     metric = next((each.metric_name for each in sampled.values() if each.metric_name), "Metric")
@@ -322,5 +322,5 @@ def lines(request: Request, prior: Evaluation | None) -> dict[str, dict[str, flo
             at["evaluation_objective"] = float(np.mean(parts.total))
     drawn = {name: {"prior": value} for name, value in at.items() if value is not None}
     if budget is not None:
-        drawn.setdefault(budget.spent, {})["to keep" if request.settings.keep else "budget"] = budget.amount
+        drawn.setdefault(budget.metric, {})["to keep" if request.settings.keep else "budget"] = budget.amount
     return drawn

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from repolicy.envs import addons, decoder
+from repolicy.envs import addons, decoder_options
 from repolicy.errors import UsageError
 from repolicy.loading import file_sum, read_json
 from repolicy.many.tradeoff import Found, Point, episodes_of
@@ -125,7 +125,9 @@ class Turning:
         if path.exists() and not (is_repolicy_file(path) and "dial" in read_card(path)):
             raise UsageError(f"{path} is there already, and not a position of a dial: choose another --out")
         env = self.saved.card.get("request", {}).get("env", "")
-        save_policy(path, self.at(position), self.card(position), self.saved.prior, decoder=decoder_bytes(decoder(env)))
+        save_policy(
+            path, self.at(position), self.card(position), self.saved.prior, decoder=decoder_bytes(decoder_options(env))
+        )
 
     def card(self, position: Sequence[float]) -> dict[str, Any]:
         """Return the run's request at that position, and where it is on the dials; the scores were another's."""
@@ -136,7 +138,7 @@ class Turning:
         if self.trained and "request" in rest:
             own = {name: value for name, value in values.items() if name in DIALED}
             objective = rest["request"].get("objective", {}) | own
-            wishes = [*addons.at(rest["request"].get("addons", ()), values)]
+            wishes = [*addons.with_weights(rest["request"].get("addons", ()), values)]
             rest["request"] = rest["request"] | {"objective": objective, "addons": wishes}
         place |= {"how": self.how, "of": str(self.path), "sha256": self.checksum}
         return rest | {"which": f"{self.how} at {where}", "dial": place}
@@ -164,8 +166,8 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
 
     A dialed add-on counts once at every position, so that positions can be compared.
     """
-    once = addons.at(dial.addons, {each.name: 1.0 for each in addons.dials(dial.addons)})
-    addon, prior = addons.combined(once), require_prior(dial.saved, dial.path)
+    once = addons.with_weights(dial.addons, {each.name: 1.0 for each in addons.dials(dial.addons)})
+    addon, prior = addons.combine_addons(once), require_prior(dial.saved, dial.path)
 
     def point(policy: Policy, value: float, label: str = "") -> Point:
         mean, sampled = episodes_of(policy, prior, dial.env, addon, episodes)
@@ -200,7 +202,7 @@ def points_of(sweep: Path, env: str, wishes: Sequence[str]) -> tuple[Beside, ...
     """Return the points of a sweep of the same task, from its folder; those whose wish is known."""
     path = sweep / "sweep.json"
     content = read_json(path)
-    acted = "mean_action" if decoder(env) is None else "sampled_action"  # as `Point.judged`
+    acted = "mean_action" if decoder_options(env) is None else "sampled_action"  # as `Point.judged`
     point = {"omega": float, "kl": float, acted: {"summary": {str: {}}}}
     check_shape(content, {"request": {"env": str, "addons": [str]}, "points": [point]}, str(path))
     swept = content["request"]

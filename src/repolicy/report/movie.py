@@ -27,21 +27,21 @@ from repolicy.envs import (
     Envs,
     GymnasiumEnvs,
     check_fit,
-    chunk_of,
-    decoder,
+    chunk_length,
+    decoder_options,
+    env_maker,
     envpool_names,
-    in_gymnasium,
-    maker,
-    observing,
-    parsed,
-    through_noise,
+    is_in_gymnasium,
+    match_observation,
+    parse_env_name,
+    wrap_decoder,
 )
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import PYTHON
 from repolicy.policies import ActionSpace, Agent, EnvAwareAgent, RecurrentActor
 from repolicy.priors import find_policy, is_plan, open_agent
 from repolicy.readers.reading import Options
-from repolicy.runs import SECONDS_BETWEEN_LINES, clock
+from repolicy.runs import SECONDS_BETWEEN_LINES, format_duration
 from repolicy.text import counted
 
 CANNOT_RENDER = (
@@ -112,7 +112,7 @@ def file_of(policy: str) -> Path:
 
 
 def _check(shot: Shot) -> None:
-    if not in_gymnasium(shot.env) and parsed(shot.env)[0] not in envpool_names():
+    if not is_in_gymnasium(shot.env) and parse_env_name(shot.env)[0] not in envpool_names():
         raise UsageError(f"{shot.env!r} cannot be filmed: neither Gymnasium nor EnvPool has one of that name")
     for name, least, most in (("seconds", 0.1, 3600), ("width", 16, 4096), ("height", 16, 4096)):
         if not least <= getattr(shot, name) <= most:
@@ -181,7 +181,7 @@ def teller(shots: Sequence[Shot]) -> Callable[[], None]:
             began = now  # what comes before is the making of the environment
         elif now - shown >= SECONDS_BETWEEN_LINES:  # the first time at the second picture
             left = (now - began) / (done - 1) * max(total - done, 0)
-            print(f"{TELLS}{min(done / total, 1):.0%} drawn, about {clock(left)} left", flush=True)
+            print(f"{TELLS}{min(done / total, 1):.0%} drawn, about {format_duration(left)} left", flush=True)
             shown = now
 
     return seen
@@ -196,8 +196,8 @@ def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np
     opened = open_agent(shot.policy, Options(), shot.trust)
     policy = opened.prior if shot.which == "prior" else opened.agent
     assert policy is not None
-    backend: Backend = "gymnasium" if in_gymnasium(shot.env) else "auto"  # EnvPool takes longer to import than a film
-    filming = Filming(replace(shot, env=observing(shot.env, policy.observation_size, backend)), policy, seen)
+    backend: Backend = "gymnasium" if is_in_gymnasium(shot.env) else "auto"  # importing EnvPool is slow
+    filming = Filming(replace(shot, env=match_observation(shot.env, policy.observation_size, backend)), policy, seen)
     pictures = filming.pictures()
     if all(picture.min() == picture.max() for picture in pictures):
         raise _NoRendererError
@@ -218,12 +218,12 @@ class Filming:
             agent.watch(self._batch)
         self._act, self._observations = agent.actor(1, 1), self._batch.reset()
         self._given = choices(shot, agent.actions)
-        self._has_decoder = decoder(shot.env) is not None  # which looks at each of a decision's steps
+        self._has_decoder = decoder_options(shot.env) is not None  # which looks at each of a decision's steps
 
     def pictures(self) -> list[np.ndarray]:
         """Return them all."""
         shot = self._shot
-        for _ in range(shot.around - round(shot.seconds * self._steps_a_second / (2 * chunk_of(shot.env)))):
+        for _ in range(shot.around - round(shot.seconds * self._steps_a_second / (2 * chunk_length(shot.env)))):
             self._go()
         self._taken, self._steps = [_picture(self._env, shot)], 0
         while len(self._taken) < self._most and (len(self._given) or not shot.actions):
@@ -262,20 +262,20 @@ def choices(shot: Shot, space: ActionSpace) -> np.ndarray:
 
 def _stage(shot: Shot, look: Callable[[bool], None]) -> tuple[Any, Envs, float]:
     """Return who renders, the same one behind the contract that policies act in, and its steps a second."""
-    if not in_gymnasium(shot.env):
+    if not is_in_gymnasium(shot.env):
         with _drawing():  # EnvPool draws robots into a context, and ends the process where there is none
             import mujoco
 
             _CONTEXTS.append(mujoco.GLContext(shot.width, shot.height))
             _CONTEXTS[-1].make_current()
         pool = EnvPoolEnvs(shot.env, 1, shot.seed, filmed=(shot.width, shot.height))
-        return pool, through_noise(pool, shot.env, look), pool.steps_a_second
-    env = _made(maker(shot.env), shot)
+        return pool, wrap_decoder(pool, shot.env, look), pool.steps_a_second
+    env = _made(env_maker(shot.env), shot)
     if getattr(env, "render_mode", None) != "rgb_array":
         raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
     if follow(env.unwrapped) and not shot.fine:
         _plain(env.unwrapped)
-    batch = through_noise(GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), shot.env, look)
+    batch = wrap_decoder(GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), shot.env, look)
     return env, batch, float(env.metadata.get("render_fps") or 30)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from repolicy.envs import Evaluation, addons_of, decoder, env_of, wished
+from repolicy.envs import Evaluation, addons_from_card, decoder_options, env_from_card, load_addon
 from repolicy.policies import SavedPolicy
 from repolicy.prepare.defaults import train_defaults, usual_for
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
@@ -14,7 +14,7 @@ from repolicy.priors.hub import FILE, Repository, import_hub, repository_of, tra
 from repolicy.readers.reading import Options
 from repolicy.report.run_page import evaluations, repeat, rewards
 from repolicy.report.verdict import action, basis, name_of_prior, verdict
-from repolicy.runs import Request, RunFolder, one_thread, options, words
+from repolicy.runs import Request, RunFolder, command_options, command_words, one_thread
 from repolicy.text import capitalized, counted, printable
 
 EPISODES = 20
@@ -41,14 +41,14 @@ def push(
     saved = read_policy(path, reading)
     content = saved_policy_bytes(saved)
     hub = import_hub()
-    env = env or env_of(saved.card, path, trust)
-    addon = wished(addons_of(saved.card, path, trust), env)
+    env = env or env_from_card(saved.card, path, trust)
+    addon = load_addon(addons_from_card(saved.card, path, trust), env)
     with translate_hub_errors(at):  # before the evaluation, which takes a while
         api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
         api.create_repo(at.repository, exist_ok=True, private=private)
     say(f"evaluating: {counted(episodes, 'episode')}")
     with one_thread():
-        found = evaluations(saved, env, addon, episodes, deterministic=decoder(env) is None)  # as `judged_by`
+        found = evaluations(saved, env, addon, episodes, deterministic=decoder_options(env) is None)  # as `judged_by`
     films = (path.with_suffix(suffix) for suffix in FILMS)
     film = next((file for file in films if file.is_file()), None)
     page = card(saved, path, at, found, film, license, hashlib.sha256(content).hexdigest())
@@ -124,9 +124,9 @@ def _repeat(path: Path, saved: SavedPolicy, elsewhere: str) -> str:
     if "prior" not in asked or "sparse" not in asked:
         return _quoted(str(card.get("command", "")))
     whole = Request.from_dict(asked)
-    arguments = words(whole, "PRIOR" if saved.prior else "")
+    arguments = command_words(whole, "PRIOR" if saved.prior else "")
     usual = usual_for(saved.prior, whole.settings.steps) if saved.prior else train_defaults(whole.env)
-    return shlex.join(["repolicy", *arguments, *options(whole.settings, usual)]) if arguments else ""
+    return shlex.join(["repolicy", *arguments, *command_options(whole.settings, usual)]) if arguments else ""
 
 
 def _quoted(text: str) -> str:

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from repolicy.envs import (
     EVALUATION_SEED,
-    TRUST_IT,
+    TRUST_HINT,
     Backend,
     Evaluation,
-    confirm,
-    decoder,
+    check_trust,
+    decoder_options,
     evaluate,
-    in_gymnasium,
-    probed,
+    is_in_gymnasium,
+    probe_env,
 )
-from repolicy.envs.addons import Addon, Limit, at, combined
+from repolicy.envs.addons import Addon, Limit, combine_addons, with_weights
 from repolicy.errors import FileError, RepolicyError
 from repolicy.loading import file_sum
 from repolicy.policies import SavedPolicy, read_card
@@ -41,7 +41,7 @@ from repolicy.report.verdict import (
     spread,
     verdict,
 )
-from repolicy.runs import Request, RunFolder, laid_out, options, ranks, recipe, words
+from repolicy.runs import Request, RunFolder, command_options, command_words, format_table, ranks, recipe
 from repolicy.text import number
 
 FILM_SECONDS = 6.0
@@ -64,14 +64,14 @@ def write_report(
         trust: run code that the folder names, such as an environment in a file.
     """
     folder = RunFolder(out)
-    request = folder.asked()
+    request = folder.load_request()
     code = [*request.addons, *(Limit.of(each).name for each in request.limits)]
-    confirm(folder.path, trust, env=request.env, addons=code, remedy=TRUST_IT)
+    check_trust(folder.path, trust, env=request.env, addons=code, remedy=TRUST_HINT)
     if not folder.policy.exists():
         raise FileError(f"{folder.path} has no policy yet: its first segment is not done")
-    restore_decoder(folder.policy, decoder(request.env))
+    restore_decoder(folder.policy, decoder_options(request.env))
     saved = read_policy(folder.policy)
-    addon = combined(at(request.addons)) if request.addons else None
+    addon = combine_addons(with_weights(request.addons)) if request.addons else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
     with ranks.one_thread():
         backend = backend_of(request)
@@ -88,7 +88,7 @@ def write_report(
         top = page.verdict(said, why)
     elif ends := early(mean["policy"]):
         top = page.verdict(ends[0], f"With {action(mean['policy'])}")
-    say(laid_out(*rewards(by_action(mean, sampled))))
+    say(format_table(*rewards(by_action(mean, sampled))))
     if pairs and (sentence := hint(folder, request, pairs)):
         say(sentence)
     chosen = scenes(folder.policy, mean)
@@ -126,9 +126,9 @@ def evaluations(
 
 def backend_of(request: Request) -> Backend:
     """Return where films are drawn: Gymnasium where it can make the environment, else the run's own."""
-    if in_gymnasium(request.env):
+    if is_in_gymnasium(request.env):
         with contextlib.suppress(RepolicyError):
-            probed(request.env, "gymnasium")
+            probe_env(request.env, "gymnasium")
             return "gymnasium"
     return request.settings.backend
 
@@ -183,7 +183,7 @@ def _lead(folder: RunFolder, request: Request, saved: SavedPolicy) -> str:
     lead = f"{escape(recipe(request))}. Shown is the {shown}, after {steps:,} environment steps{beside}."
     if shown == "policy":
         lead += " By the run's own objective it was clearly better than the last one."
-    if warning := folder.unfinished(request):
+    if warning := folder.unfinished_notice(request):
         lead += f" <strong>{warning}</strong>"
     return lead
 
@@ -261,12 +261,12 @@ def pairs_of(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> lis
 
 def judged_by(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> tuple[dict[str, Evaluation], ...]:
     """Return both, and first what counts: of a generative policy sampled noise, for its mean is a policy nobody has."""
-    return (sampled, mean) if decoder(next(iter(mean.values())).env) else (mean, sampled)
+    return (sampled, mean) if decoder_options(next(iter(mean.values())).env) else (mean, sampled)
 
 
 def hint(folder: RunFolder, request: Request, pairs: Sequence[Pair]) -> str:
     """Return what to try after a run, from its verdict and the last that it logged; empty where it gained."""
-    logged = folder.logged()
+    logged = folder.read_metrics()
 
     def last(name: str, default: float) -> float:
         return next((value for value in reversed(logged.get(name, [])) if value is not None), default)
@@ -301,9 +301,9 @@ def repeat(folder: RunFolder, request: Request) -> str:
     customized = bool(request.prior)
     if customized and (not folder.prior.exists() or "clone_of" in read_card(folder.prior)):
         return ""
-    arguments = words(request, _prior_of(folder, request) if customized else "", folder.init)
+    arguments = command_words(request, _prior_of(folder, request) if customized else "", folder.init)
     usual = usual_for(folder.prior, request.settings.steps) if customized else train_defaults(request.env)
-    parts = ["repolicy", *arguments, *options(request.settings, usual), "--out", f"{folder.path}-again"]
+    parts = ["repolicy", *arguments, *command_options(request.settings, usual), "--out", f"{folder.path}-again"]
     return shlex.join(parts) if arguments else ""
 
 

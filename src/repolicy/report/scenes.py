@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from repolicy.envs import MOST_ENVS, Evaluation
+from repolicy.envs import MAX_ENVS, Evaluation
 from repolicy.report.movie import Shot
 from repolicy.text import number
 
@@ -68,7 +68,7 @@ def episode(evaluation: Evaluation, place: int) -> Episode:
     length, steps = int(evaluation.lengths[place]), evaluation.steps
     assert steps is not None
     assert evaluation.terminated is not None
-    rewards, sent = steps.rewards[:length, place], steps.sent[:length, place]
+    rewards, sent = steps.rewards[:length, place], steps.env_actions[:length, place]
     return Episode(evaluation.seed + place, rewards, bool(evaluation.terminated[place]), sent)
 
 
@@ -79,7 +79,7 @@ def typical_and_worst(evaluation: Evaluation) -> tuple[tuple[int, int], int]:
     """
     columns = evaluation.columns
     name = next(each for each in ("total_reward", "basic_reward", "addon_reward", "length") if each in columns)
-    rewards = columns[name].values[:MOST_ENVS]
+    rewards = columns[name].values[:MAX_ENVS]
     typical = int(np.argmin(np.abs(rewards - np.median(rewards))))
     return (typical, int(np.argmin(rewards))), len(rewards)
 

@@ -153,7 +153,7 @@ def held(evaluation: Evaluation) -> list[str]:
     sentences = []
     for text in evaluation.limits:
         column, limit = evaluation.columns[f"limit_{text}"], Limit.of(text)
-        off = limit.broken_by(column.mean)
+        off = limit.excess(column.mean)
         beyond = rounded(off, column.error)
         if off > ENOUGH * column.error:
             how = f" is broken by {beyond}"

@@ -19,7 +19,7 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from repolicy.envs import EnvLike, check_env, env_of, in_gymnasium, observed, observed_by_critic, one_env
+from repolicy.envs import EnvLike, check_env, critic_keys, env_from_card, is_in_gymnasium, make_one_env, observed_keys
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.run import Callback, tell
 from repolicy.learning.training import watchdog
@@ -33,7 +33,7 @@ from repolicy.prepare.weights import alpha_in
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import CUSTOMIZING, TASKS, Settings, customize_defaults, task_of, train_defaults
-from repolicy.runs import Alone, AnySettings, Result, RunFolder, one_thread, polite_interrupt, versions
+from repolicy.runs import AnySettings, Result, RunFolder, SingleRank, one_thread, polite_interrupt, versions
 from repolicy.runs import Settings as EngineSettings
 from repolicy.runs import request as engine
 from repolicy.text import nearest
@@ -61,7 +61,7 @@ class Log:
         settings = self._request.settings
         done = lines(steps, settings)
         self._first, self._began = steps, time.perf_counter()
-        self._folder.forget_after(done)
+        self._folder.drop_metrics_after(done)
         for callback in self._watchers:
             callback.begin(self._request, done, settings.iterations)
             for complaint in complaints:
@@ -159,7 +159,7 @@ def customize(
     asked = Asked.of(env, addon)
     before = earlier(folder, resume, trust, asked, customizes=True)
     asked = asked.completed(before)
-    env = asked.env or env_of(saved.card, path, trust)
+    env = asked.env or env_from_card(saved.card, path, trust)
     if objective.reads_basic:
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
     choices = saved.policy.actions.kind == "discrete"
@@ -211,12 +211,12 @@ def _weighed(
 def make(env: str) -> gymnasium.Env[Any, Any]:
     """Return the environment of a task, of `module:callable`, or of a Gymnasium id."""
     reference = TASKS[env].env if env in TASKS else env
-    if not in_gymnasium(reference):
+    if not is_in_gymnasium(reference):
         raise UsageError(f"there is no task or environment {env!r}{nearest(env, {*TASKS, *gymnasium.registry})}")
-    if observed(reference) or observed_by_critic(reference):
+    if observed_keys(reference) or critic_keys(reference):
         parts = f"environment {env!r} names parts of a Dict, which Residual Q-learning does not take"
         raise UsageError(f"{parts}: leave them out, and wrap the environment in gymnasium's FlattenObservation")
-    return one_env(reference)
+    return make_one_env(reference)
 
 
 def _request(
@@ -276,7 +276,7 @@ def _work(
                 break
             segment += 1
             card = {"request": request.as_dict(), "steps": model.num_timesteps, "versions": made_with, "which": "last"}
-            folder.check_there()
+            folder.check_exists()
             model.save(folder.policy, card)
             header = {"iteration": lines(model.num_timesteps, settings), "steps": model.num_timesteps}
             folder.save(segment, state(model), header)
@@ -303,7 +303,7 @@ def _algorithm(request: Request, prior: Policy | None) -> Any:
         assert prior is not None
         check_learnable(prior)
         engines = EngineSettings(steps=request.settings.steps, seed=request.settings.seed)
-        density = density_of(prior, engine.Request(request.env, request.objective, engines), Alone())
+        density = density_of(prior, engine.Request(request.env, request.objective, engines), SingleRank())
     return ResidualSAC(made, request.objective, prior, request.settings, density=density)
 
 
@@ -359,7 +359,7 @@ def restore(model: Any, tensors: dict[str, Tensor]) -> None:
 
 def _restored(model: Any, folder: RunFolder) -> tuple[int, list[str]]:
     """Take up the newest whole checkpoint: the segment that is next, and what was wrong with other checkpoints."""
-    checkpoint = folder.latest()
+    checkpoint = folder.latest_checkpoint()
     if checkpoint is None:
         return 0, []
     tensors, header, complaints = checkpoint

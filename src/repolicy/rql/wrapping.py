@@ -11,16 +11,16 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from repolicy.envs import (
-    NOTE,
-    Past,
+    ENV_CALL,
+    AddonState,
     Spaces,
     Transitions,
     action_space,
     check_fit,
     check_reward,
-    combined,
+    combine_addons,
+    merge_infos,
     observation_size,
-    together,
 )
 from repolicy.envs.addons import names
 from repolicy.errors import NumericError, UsageError
@@ -78,14 +78,14 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._age = torch.zeros(1)  # steps since the episode began
 
     def reset(self, **options: Any) -> Any:
-        with NOTE.calling(self._name):
+        with ENV_CALL.calling(self._name):
             observation, info = self.env.reset(**options)
         self._check("an observation", observation)
         self._age.zero_()
         return observation, info
 
     def step(self, action: Any) -> Any:
-        with NOTE.calling(self._name):
+        with ENV_CALL.calling(self._name):
             observation, basic, terminated, truncated, info = self.env.step(action)
         check_reward(basic, self._name)
         if self.objective.reads_addon and "addon_reward" not in info:
@@ -130,7 +130,7 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         if isinstance(env.observation_space, spaces.Dict | spaces.Tuple):
             raise UsageError("observations have parts, and an add-on takes rows of numbers: let your env pay the wish")
-        self.addon = combined(names(addons))
+        self.addon = combine_addons(names(addons))
         self.wish_weight = self.addon.largest_weight  # hosts, which measure a wish at weight 1, ask for it
 
     def reset(self, **options: Any) -> Any:
@@ -139,13 +139,13 @@ class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def step(self, action: Any) -> Any:
-        before, past = self._seen, Past(np.array([[self._began]]), self._pasts)
+        before, past = self._seen, AddonState(np.array([[self._began]]), self._pasts)
         self._began = False
         observation, basic, terminated, truncated, info = self.env.step(action)
         self._seen = _row(observation)
         acted = np.array(action).reshape(1, -1)
         acted = acted.astype(np.float32) if acted.dtype.kind == "f" else acted
-        steps = Transitions(before, acted, self._seen, together([info]), past)
+        steps = Transitions(before, acted, self._seen, merge_infos([info]), past)
         info["addon_reward"] = float(self.addon.reward(steps)[0])
         return observation, basic, terminated, truncated, info
 

@@ -15,7 +15,7 @@ from repolicy.runs.machine import (
     versions,
 )
 from repolicy.runs.settings import (
-    ACTORS,
+    ACTOR_SETTINGS,
     BUDGETS,
     AnySettings,
     Budget,
@@ -24,23 +24,27 @@ from repolicy.runs.settings import (
     Within,
     budget_of,
     read_settings,
-    validated,
+    validate_settings,
 )
-from repolicy.runs.terminal import Terminal, full_stdout_is_an_error, laid_out, silent_stdout
+from repolicy.runs.terminal import Terminal, format_table, full_stdout_is_an_error, silent_stdout
 
 if TYPE_CHECKING:
-    from repolicy.runs.callbacks import SECONDS_BETWEEN_LINES, Display, TensorBoard, Wandb, clock, recipe
-    from repolicy.runs.folder import RunFolder, changed
-    from repolicy.runs.ranks import Alone, Ranks, one_thread
-    from repolicy.runs.request import Request, check_dials, derived_seed, options, spec_for, words
-    from repolicy.runs.result import Measured, Result
+    from repolicy.runs.callbacks import SECONDS_BETWEEN_LINES, Display, TensorBoard, Wandb, format_duration, recipe
+    from repolicy.runs.folder import RunFolder, describe_changes
+    from repolicy.runs.ranks import Ranks, SingleRank, one_thread
+    from repolicy.runs.request import Request, check_dials, command_options, command_words, derived_seed, spec_for
+    from repolicy.runs.result import Estimate, Result
 
 _LATER = {
-    **dict.fromkeys(("SECONDS_BETWEEN_LINES", "Display", "TensorBoard", "Wandb", "clock", "recipe"), "callbacks"),
-    **dict.fromkeys(("RunFolder", "changed"), "folder"),
-    **dict.fromkeys(("Alone", "Ranks", "one_thread"), "ranks"),
-    **dict.fromkeys(("Request", "check_dials", "derived_seed", "options", "spec_for", "words"), "request"),
-    **dict.fromkeys(("Measured", "Result"), "result"),
+    **dict.fromkeys(
+        ("SECONDS_BETWEEN_LINES", "Display", "TensorBoard", "Wandb", "format_duration", "recipe"), "callbacks"
+    ),
+    **dict.fromkeys(("RunFolder", "describe_changes"), "folder"),
+    **dict.fromkeys(("SingleRank", "Ranks", "one_thread"), "ranks"),
+    **dict.fromkeys(
+        ("Request", "check_dials", "derived_seed", "command_options", "spec_for", "command_words"), "request"
+    ),
+    **dict.fromkeys(("Estimate", "Result"), "result"),
 }
 
 __all__ = ["ranks", "request"]

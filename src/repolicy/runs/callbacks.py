@@ -31,7 +31,7 @@ SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_FRAMES = 0.25
 
 # Below each heading (metric, what people call it, format, unit); a row is shown once its metric has been seen.
-ROWS = {
+PANEL_ROWS = {
     "an episode": [
         ("basic_return", "basic reward", ",.1f", ""),
         ("task_return", "task's reward", ",.1f", ""),
@@ -67,7 +67,7 @@ ROWS = {
     ],
 }
 # What a line tells, where there is no panel: a metric, and its words.
-SHORT = {
+LINE_METRICS = {
     "basic_return": "basic reward {:,.1f} an episode",
     "task_return": "task's reward {:,.1f} an episode",
     "evaluation_addon": "add-on reward {:,.1f} an episode",
@@ -147,9 +147,14 @@ class Display:
 
     def _line(self) -> str:
         (share, left), latest, budget = self._progress(), self._latest, self._budget()
-        parts = [f"{share:4.0%}", self._steps(), f"{latest['steps_per_second']:,.0f} a second", f"{clock(left)} left"]
-        shown = [name for name in SHORT if name in latest and not (budget and name == "prior_kl")]
-        return " · ".join([*parts, *(SHORT[name].format(latest[name]) for name in shown), *budget])
+        parts = [
+            f"{share:4.0%}",
+            self._steps(),
+            f"{latest['steps_per_second']:,.0f} a second",
+            f"{format_duration(left)} left",
+        ]
+        shown = [name for name in LINE_METRICS if name in latest and not (budget and name == "prior_kl")]
+        return " · ".join([*parts, *(LINE_METRICS[name].format(latest[name]) for name in shown), *budget])
 
     def _steps(self) -> str:
         """Return `100,000 of 100,000 steps`: what is over is the rest of the last iteration."""
@@ -159,20 +164,20 @@ class Display:
     def _budget(self) -> list[str]:
         """Return where the weights are that follow a budget, and how far the policy is."""
         latest, budget = self._latest, self._request.settings.budget
-        if budget is None or budget.spent not in latest or "omega" not in latest:
+        if budget is None or budget.metric not in latest or "omega" not in latest:
             return []
-        return [f"ω′ {latest['omega']:.3g}", budget.beside.format(max(latest[budget.spent], 0.0), budget.amount)]
+        return [f"ω′ {latest['omega']:.3g}", budget.comparison.format(max(latest[budget.metric], 0.0), budget.amount)]
 
     def _panel(self) -> Group:
         (share, left), latest = self._progress(), self._latest
-        pace = f"  {self._steps()}  {latest['steps_per_second']:,.0f} a second  {clock(left)} left"
+        pace = f"  {self._steps()}  {latest['steps_per_second']:,.0f} a second  {format_duration(left)} left"
         head = Text.assemble((printable(self._request.env), "bold"), pace)
         times = Text("time: ")
         for name, color in (("physics", "green"), ("policy", "cyan"), ("update", "magenta")):
             if f"share_{name}" in latest:
                 times.append(f"{name} ", color).append(f"{latest[f'share_{name}']:.0%}   ")
         table = Table.grid(padding=(0, 2))
-        for heading, rows in ROWS.items():
+        for heading, rows in PANEL_ROWS.items():
             for index, (name, title, form, unit) in enumerate([row for row in rows if row[0] in latest]):
                 value = Text(format(latest[name], form), justify="right")
                 table.add_row(Text(heading if index == 0 else "", "bold"), title, value, unit)
@@ -181,7 +186,7 @@ class Display:
         return Group(head, Padding(bar, (1, 0)), times, *budget, Text(), table)
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return `1:02:03` or `2:03`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -221,7 +226,7 @@ class TensorBoard:
         with self._optional():
             for name, value in metrics.items():
                 if self._writer is not None:
-                    self._writer.add_scalar(_grouped(name), value, int(metrics["steps"]))
+                    self._writer.add_scalar(_logged_name(name), value, int(metrics["steps"]))
 
     def say(self, sentence: str) -> None: ...
 
@@ -266,7 +271,7 @@ class Wandb:
             raise UsageError(f"--wandb: {error}") from None
 
     def write(self, metrics: dict[str, float]) -> None:
-        self._run.log({_grouped(name): value for name, value in metrics.items()}, step=int(metrics["steps"]))
+        self._run.log({_logged_name(name): value for name, value in metrics.items()}, step=int(metrics["steps"]))
 
     def say(self, sentence: str) -> None: ...
 
@@ -274,9 +279,9 @@ class Wandb:
         self._run.finish()
 
 
-_GROUPS = ("reward", "evaluation", "share")
+_NAME_GROUPS = ("reward", "evaluation", "share")
 
 
-def _grouped(name: str) -> str:
+def _logged_name(name: str) -> str:
     group, _, rest = name.partition("_")
-    return f"{group}/{rest}" if group in _GROUPS and rest else f"run/{name}"
+    return f"{group}/{rest}" if group in _NAME_GROUPS and rest else f"run/{name}"

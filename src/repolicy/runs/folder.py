@@ -53,10 +53,10 @@ class RunFolder:
         if not os.path.lexists(path):
             return None
         header = read_json(path)
-        check_shape(header, {"request": REQUEST}, f"{path} cannot be used: its header")
+        check_shape(header, {"request": REQUEST_SHAPE}, f"{path} cannot be used: its header")
         return self._completed(header["request"], path)
 
-    def asked(self) -> Request:
+    def load_request(self) -> Request:
         """Return the same; raises where there is no run."""
         if (request := self.request()) is None:
             raise FileError(f"{self.path} holds no run: it has no run.json")
@@ -99,7 +99,7 @@ class RunFolder:
         self.check_new(resume)
         if before.prior != request.prior:
             raise UsageError(f"{self.path} began with another prior: name that one, or {self.prior}, its copy")
-        if changes := list(changed(_as_json(before), wanted)):
+        if changes := list(describe_changes(_as_json(before), wanted)):
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
         for half in (*self.path.glob(".policy.*"), *self.path.glob(".metrics.*"), *self._checkpoints.glob(".*")):
             half.unlink(missing_ok=True)  # a process was killed as it wrote it
@@ -125,14 +125,14 @@ class RunFolder:
         for file, kind in ((self.prior, "prior"), (self.init, "init")):
             if request.get(kind) and file_sum(file) != request[kind]:
                 raise FileError(f"{file} is not the {kind} that this run began with; put that one back")
-        if (latest := self.latest()) is None:
+        if (latest := self.latest_checkpoint()) is None:
             return []
         _, header, _ = latest
         began = self._completed(header.get("request", request), self._checkpoints)
-        if edited := list(changed(_as_json(began), request)):
+        if edited := list(describe_changes(_as_json(began), request)):
             what = f"{self.path / 'run.json'} was edited since the last checkpoint: {'; '.join(edited)}"
             raise FileError(f"{what}; put it back, or begin a run of its own in another --out")
-        others = list(changed(header.get("versions", versions), versions))
+        others = list(describe_changes(header.get("versions", versions), versions))
         notes = [f"the last checkpoint was made with other versions: {'; '.join(others)}"] if others else []
         if not os.path.lexists(self.metrics):
             notes.append(f"{self.metrics} is gone: the log begins anew after iteration {header['iteration']}")
@@ -183,20 +183,20 @@ class RunFolder:
                         self.path.rmdir()  # unless something is in it
             os.close(lock)
 
-    def check_there(self) -> None:
+    def check_exists(self) -> None:
         """Raise where the folder of a run at work is no longer in its place: whoever writes would make it anew."""
         if self._begun and not (self.path / "run.json").exists():
             raise FileError(f"{self.path} was moved or removed while its run was at work; --resume it where it is now")
 
     def save(self, segment: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         """Save the end of a segment; of older ones, one is kept in case this one is damaged."""
-        self.check_there()
+        self.check_exists()
         header = {"segment": segment} | header | self._begun
         write(self._checkpoints / f"{segment:06d}.safetensors", "checkpoint", tensors, header)
         for old in self._files()[2:]:
             old.unlink(missing_ok=True)
 
-    def unfinished(self, request: Request) -> str:
+    def unfinished_notice(self, request: Request) -> str:
         """Return a sentence where the run has steps before it, whether it is at work or was stopped."""
         done = read_card(self.last_policy).get("steps", 0) if self.last_policy.exists() else 0
         wanted = request.settings.steps
@@ -204,13 +204,13 @@ class RunFolder:
             return ""
         return f"This run is not finished: {done:,} of {wanted:,} steps are done so far, and this is what there is."
 
-    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]] | None:
+    def latest_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]] | None:
         """Return the newest checkpoint that is whole, with a sentence about each that is not; None if there is none."""
         damaged = list[str]()
         for path in self._files():
             try:
                 tensors, header = read(path, "checkpoint")
-                check_shape(header, CHECKPOINT, f"{path} is no whole checkpoint: its header")
+                check_shape(header, CHECKPOINT_SHAPE, f"{path} is no whole checkpoint: its header")
             except FileError as error:
                 damaged.append(str(error))
                 continue
@@ -220,20 +220,20 @@ class RunFolder:
         return None
 
     def log(self, metrics: dict[str, float]) -> None:
-        self.check_there()
+        self.check_exists()
         try:
             with open(self.metrics, "a") as file:
                 file.write(json.dumps(replace_nonfinite(metrics)) + "\n")
         except OSError as error:
             raise FileError(f"{self.metrics} cannot be written: {error.strerror}") from None
 
-    def logged(self) -> dict[str, list[Any]]:
+    def read_metrics(self) -> dict[str, list[Any]]:
         """Return the metrics as columns; None where an iteration has no such entry."""
         rows = [row for _, row in self._logged_lines()]
         names = {name: None for row in rows for name in row}
         return {name: [row.get(name) for row in rows] for name in names}
 
-    def forget_after(self, iteration: int) -> None:
+    def drop_metrics_after(self, iteration: int) -> None:
         """Drop the metrics of iterations that are about to be done again."""
         if os.path.lexists(self.metrics):
             lines = [line for line, row in self._logged_lines() if row["iteration"] <= iteration]
@@ -262,13 +262,13 @@ class RunFolder:
         return sorted(files, key=lambda path: int(path.stem), reverse=True)
 
 
-REQUEST = {
+REQUEST_SHAPE = {
     "env": str, "objective": OBJECTIVE_SHAPE, "settings": {}, "addons": [str], "prior": str, "sparse": bool,
     "limits?": [str], "init?": str, "method?": str,
 }  # fmt: skip
-CHECKPOINT = {
+CHECKPOINT_SHAPE = {
     "segment": int, "iteration": int, "steps?": int, "candidate?": {"steps": int, "evaluation": {str: float}},
-    "off_budget?": float, "limits?": {str: [float]}, "objective?": OBJECTIVE_SHAPE, "request?": REQUEST,
+    "off_budget?": float, "limits?": {str: [float]}, "objective?": OBJECTIVE_SHAPE, "request?": REQUEST_SHAPE,
     "versions?": {str: str},
 }  # fmt: skip
 
@@ -277,10 +277,10 @@ def _as_json(request: Request) -> dict[str, Any]:
     return dict(json.loads(json.dumps(request.as_dict())))
 
 
-def changed(before: Any, after: Any, name: str = "") -> Iterator[str]:
+def describe_changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
     """Return `steps was 100 and is now 200`, for each difference between two nested requests."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before | after:
-            yield from changed(before.get(key), after.get(key), key)
+            yield from describe_changes(before.get(key), after.get(key), key)
     elif before != after:
         yield f"{name} was {before} and is now {after}"

@@ -28,9 +28,9 @@ from repolicy.runs.machine import shares_memory
 
 CAPACITY = 1 << 20  # bytes that one rank can put up for addition at a time; more goes in pieces
 SPINS = 32  # how often a rank checks for the others without a pause, before it sleeps between checks
-LINGERING = 60.0  # seconds that a rank may take to end
+END_TIMEOUT = 60.0  # seconds that a rank may take to end
 SHORTEST_PAUSE, LONGEST_PAUSE = 20e-6, 200e-6  # seconds
-_LINE = 64  # bytes of a cache line: each rank counts in one of its own
+_CACHE_LINE = 64  # bytes of a cache line: each rank counts in one of its own
 
 
 class LostError(RepolicyError):
@@ -47,7 +47,7 @@ class Ranks(Protocol):
         """Add the tensor up over all ranks, in place; every rank gets the same bits."""
 
 
-class Alone:
+class SingleRank:
     index = 0
     count = 1
 
@@ -89,13 +89,13 @@ class SharedMemory:
     def __init__(self, index: int, count: int, buffer: mmap.mmap, watch: "Siblings") -> None:
         self.index, self.count, self._watch = index, count, watch
         memory = np.frombuffer(buffer, np.uint8)
-        self._done = memory[: count * _LINE].view(np.int64)[:: _LINE // 8]
-        self._slots = memory[count * _LINE :].reshape(2, count, CAPACITY)
+        self._done = memory[: count * _CACHE_LINE].view(np.int64)[:: _CACHE_LINE // 8]
+        self._slots = memory[count * _CACHE_LINE :].reshape(2, count, CAPACITY)
         self._sums = 0
 
     @staticmethod
     def size(count: int) -> int:
-        return count * _LINE + 2 * count * CAPACITY
+        return count * _CACHE_LINE + 2 * count * CAPACITY
 
     def sum(self, tensor: Tensor) -> Tensor:
         for piece in tensor.view(-1).split(CAPACITY // tensor.element_size()):
@@ -150,7 +150,7 @@ class Siblings:
         """Wait until all have ended, as they do after the last sum. One that lingers has given all it had."""
         for index, child in enumerate(self._children, start=1):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                if child.wait(timeout=LINGERING) != 0:
+                if child.wait(timeout=END_TIMEOUT) != 0:
                     self._miss(index, child)
 
     def _miss(self, index: int, child: "subprocess.Popen[bytes]") -> NoReturn:
@@ -184,17 +184,17 @@ def check_count(count: int) -> None:
 
 
 # What another rank does before anything else, and before it imports what takes seconds.
-_FIRST = "from repolicy.runs import machine as m; m.die_with({parent}); m.leave_signals_to_the_parent()\n"
+_PROLOGUE = "from repolicy.runs import machine as m; m.die_with({parent}); m.leave_signals_to_the_parent()\n"
 
 
 @contextlib.contextmanager
-def launched(count: int, program: list[str]) -> Iterator[Ranks]:
+def launch_ranks(count: int, program: list[str]) -> Iterator[Ranks]:
     """Start ranks: this process is rank 0, `count − 1` more run `python -c PROGRAM… INDEX COUNT DESCRIPTOR PARENT`."""
     if count == 1:
-        yield Alone()
+        yield SingleRank()
         return
     with _anonymous_file(SharedMemory.size(count)) as file, _anonymous_file(0) as complaints:
-        code = _FIRST.format(parent=os.getpid()) + program[0]
+        code = _PROLOGUE.format(parent=os.getpid()) + program[0]
         place = [str(count), str(file.fileno()), str(os.getpid())]
         children = [
             subprocess.Popen(
@@ -218,7 +218,7 @@ def launched(count: int, program: list[str]) -> Iterator[Ranks]:
                 child.wait()
 
 
-def joined(index: int, count: int, descriptor: int, parent: int) -> Ranks:
+def join_ranks(index: int, count: int, descriptor: int, parent: int) -> Ranks:
     """Return what a process that `launched` started calls to become rank `index`."""
     return SharedMemory(index, count, mmap.mmap(descriptor, 0), Siblings([], parent=parent))
 

@@ -13,7 +13,7 @@ from repolicy.objective import DIALED, Objective
 from repolicy.objective_names import name_of
 from repolicy.policies import OBSERVATION_BOUND, ActionSpace, PolicySpec
 from repolicy.ranges import MOST_DIALS, Dial, Range
-from repolicy.runs.settings import AnySettings, Settings, validated
+from repolicy.runs.settings import AnySettings, Settings, validate_settings
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Request:
         return cls(
             values["env"],
             Objective(**values["objective"]),
-            settings_class(**validated(values["settings"], "the run", settings_class)),  # type: ignore[arg-type]
+            settings_class(**validate_settings(values["settings"], "the run", settings_class)),  # type: ignore[arg-type]
             tuple(values["addons"]),
             values["prior"],
             values["sparse"],
@@ -93,7 +93,7 @@ def usual_family(actions: ActionSpace, std: float) -> Literal["gaussian", "squas
     return "gaussian" if begins_within or not is_bounded else "squashed"
 
 
-TAKEN = (*DIALED, "t", "how", "policy")  # what names something else where a position is named
+RESERVED_DIAL_NAMES = (*DIALED, "t", "how", "policy")  # what names something else where a position is named
 
 
 def check_dials(request: Request) -> None:
@@ -107,7 +107,7 @@ def check_dials(request: Request) -> None:
             "name --omega, a number or a range, and leave the budget or limit out"
         )
     wished = [dial.name for dial in addons.dials(request.addons)]
-    if taken := [name for name in wished if name in TAKEN or wished.count(name) > 1]:
+    if taken := [name for name in wished if name in RESERVED_DIAL_NAMES or wished.count(name) > 1]:
         raise UsageError(
             f"an add-on's dial cannot be called {taken[0]!r}, as another is: rename its function, or name one weight"
         )
@@ -117,7 +117,7 @@ def check_dials(request: Request) -> None:
         )
 
 
-def words(request: Request, prior: str | Path = "", init: str | Path = "INIT") -> list[str]:
+def command_words(request: Request, prior: str | Path = "", init: str | Path = "INIT") -> list[str]:
     """Return what follows `repolicy` on the command line that asks for this run; its settings are apart, as `options`.
 
     Empty where only Python can say what was asked for: not every objective has a name.
@@ -145,14 +145,14 @@ def words(request: Request, prior: str | Path = "", init: str | Path = "INIT") -
     return [*parts, "--sparse"] if request.sparse else parts
 
 
-def options(settings: Settings, usual: Settings) -> list[str]:
+def command_options(settings: Settings, usual: Settings) -> list[str]:
     """Return the options that make these settings from the usual ones."""
     names = [field.name for field in fields(Settings)]
     changed = [name for name in names if getattr(settings, name) != getattr(usual, name)]
-    return [word for name in changed for word in option(name, getattr(settings, name))]
+    return [word for name in changed for word in command_option(name, getattr(settings, name))]
 
 
-def option(name: str, value: Any) -> list[str]:
+def command_option(name: str, value: Any) -> list[str]:
     """Return a setting as words of the command line."""
     word = "--" + name.replace("_", "-")
     if isinstance(value, bool):

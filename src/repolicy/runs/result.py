@@ -59,7 +59,7 @@ class Result:
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Return what was logged, a value an iteration; nan where there is none (docs/reading-a-report.md)."""
-        return {name: np.array(values, np.float64) for name, values in RunFolder(self.folder).logged().items()}
+        return {name: np.array(values, np.float64) for name, values in RunFolder(self.folder).read_metrics().items()}
 
     def evaluate(self, episodes: int = 100, *, deterministic: bool = True, seed: int = 0) -> Evaluation:
         """Run whole episodes of the policy, in the run's environment, with its add-on."""
@@ -90,18 +90,18 @@ class Result:
         return figure
 
 
-class Measured(NamedTuple):
+class Estimate(NamedTuple):
     """A mean over episodes or environments, and its standard error."""
 
     mean: float
     error: float
 
     @classmethod
-    def of(cls, total: float, squares: float, count: float) -> "Measured":
+    def of(cls, total: float, squares: float, count: float) -> "Estimate":
         mean = total / count
         return cls(mean, math.sqrt(max(squares / count - mean**2, 0.0) / max(count - 1.0, 1.0)))
 
-    def beats(self, other: "Measured") -> bool:
+    def beats(self, other: "Estimate") -> bool:
         """Say whether it is higher by more than the error of the difference."""
         return self.mean - other.mean > math.hypot(self.error, other.error)
 

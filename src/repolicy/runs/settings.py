@@ -30,7 +30,7 @@ class AnySettings:
     seed: int
 
     def __post_init__(self) -> None:
-        for name, value in validated(self.as_dict(), "settings", type(self)).items():
+        for name, value in validate_settings(self.as_dict(), "settings", type(self)).items():
             object.__setattr__(self, name, value)  # 3e6 becomes 3000000 where a whole number is wanted
         for name, hint in typing.get_type_hints(type(self), include_extras=True).items():
             value = getattr(self, name)
@@ -62,10 +62,10 @@ class Budget(NamedTuple):
     """What a run may spend a step of nats, or is to keep: what that is counted by, and what moves to hold it."""
 
     amount: float
-    spent: str  # the metric that must stay below or, of what is kept, above
+    metric: str  # the metric that must stay below or, of what is kept, above
     moves: str
     until: str
-    beside: str  # what is spent, beside the amount
+    comparison: str  # what is spent, beside the amount
 
     @property
     def words(self) -> str:
@@ -87,7 +87,7 @@ BUDGETS = {
 }
 
 
-ACTORS = ("family", "initial_std", "min_std")  # settings of a new actor; while customizing it is the prior
+ACTOR_SETTINGS = ("family", "initial_std", "min_std")  # settings of a new actor; while customizing it is the prior
 
 
 def budget_of(settings: Mapping[str, Any]) -> Budget | None:
@@ -207,32 +207,32 @@ def read_settings(path: Path, kind: type[AnySettings]) -> dict[str, Any]:
         raise UsageError(f"--settings: {error}") from None
     if not isinstance(values, dict):
         raise UsageError(f"settings file {path} must hold an object of fields, not a {type(values).__name__}")
-    return validated(values, f"settings file {path}", kind)
+    return validate_settings(values, f"settings file {path}", kind)
 
 
-def validated(values: dict[str, Any], where: str, cls: type[AnySettings] = Settings) -> dict[str, Any]:
+def validate_settings(values: dict[str, Any], where: str, cls: type[AnySettings] = Settings) -> dict[str, Any]:
     """Return the values as the fields' own types, or one sentence that says which does not fit."""
     hints, result = typing.get_type_hints(cls), {}
     names = [field.name for field in fields(cls)]
     for name, value in values.items():
         if name not in names:
             raise UsageError(f"{where} has an unknown field {name!r}{nearest(name, names)}")
-        result[name] = _converted(value, hints[name], f"{where}, field {name!r}")
+        result[name] = _convert(value, hints[name], f"{where}, field {name!r}")
     return result
 
 
-def _converted(value: Any, hint: Any, where: str) -> Any:
+def _convert(value: Any, hint: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         if not isinstance(value, str) or value not in arguments:
             raise UsageError(f"{where} is {value!r}; choose from {', '.join(arguments)}")
         return value
     if origin is types.UnionType:
-        return None if value is None else _converted(value, arguments[0], where)
+        return None if value is None else _convert(value, arguments[0], where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise UsageError(f"{where} is {value!r}; it must be a list of whole numbers")
-        return tuple(_converted(item, int, where) for item in value)
+        return tuple(_convert(item, int, where) for item in value)
     if hint is bool and isinstance(value, bool):
         return value
     if isinstance(value, Real) and hasattr(value, "item"):
@@ -240,7 +240,7 @@ def _converted(value: Any, hint: Any, where: str) -> Any:
     number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     if hint in (int, float) and number and hint(value) == value:
         return hint(value)
-    raise UsageError(f"{where} is {value!r}; it must be {_WORDS[hint]}")
+    raise UsageError(f"{where} is {value!r}; it must be {_TYPE_WORDS[hint]}")
 
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number"}
+_TYPE_WORDS = {bool: "true or false", int: "a whole number", float: "a number"}

@@ -30,7 +30,7 @@ class Terminal(Console):
 
     def numbers(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table whose numbers are whole, however narrow the terminal is."""
-        self.say(f"{title}\n{laid_out(headings, rows)}")
+        self.say(f"{title}\n{format_table(headings, rows)}")
 
     def facts(self, facts: Mapping[str, object]) -> None:
         """Print a name and what there is to say of it, a line each; nothing where there is nothing to say."""
@@ -47,7 +47,7 @@ class Terminal(Console):
         return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
 
 
-def laid_out(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table in plain text as wide as the terminal: headings break at words, what does not fit comes below.
 
     The first column stands before each group of columns.

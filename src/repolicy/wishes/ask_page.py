@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from repolicy.envs import check_plain, check_same_env, in_gymnasium, one_env, open_wish
+from repolicy.envs import check_plain, check_same_env, is_in_gymnasium, make_one_env, open_wish
 from repolicy.errors import UsageError
 from repolicy.policies import Policy, save_policy
 from repolicy.policies.storage import write_bytes
@@ -91,9 +91,9 @@ def _shots(pairs: Pairs, policy: str, rate: float, width: int) -> list[Shot]:
 
 def steps_a_second(env: str) -> float:
     """Return how many steps of an environment are a second of its films."""
-    if not in_gymnasium(env):
+    if not is_in_gymnasium(env):
         return 50.0
-    made = one_env(env)
+    made = make_one_env(env)
     rate = float(made.metadata.get("render_fps") or 30)
     made.close()
     return rate

@@ -17,9 +17,9 @@ from repolicy.envs import (
     check_fit,
     check_plain,
     make_envs,
-    native,
-    one_env,
-    probed,
+    make_one_env,
+    probe_env,
+    to_env_actions,
 )
 from repolicy.errors import UsageError, check_counts
 from repolicy.learning.training import customize
@@ -60,10 +60,10 @@ def record(
     """
     check_counts(steps=steps)
     check_plain(env, "a take-over")
-    made = one_env(env, **({"render_mode": "rgb_array"} if keys and keys.shows else {}))
+    made = make_one_env(env, **({"render_mode": "rgb_array"} if keys and keys.shows else {}))
     follow(made.unwrapped)
     with closing(made):
-        spaces = probed(env, "gymnasium")
+        spaces = probe_env(env, "gymnasium")
         check_fit(found.agent, spaces)
         sizes = (spaces.observation_size, found.agent.actions.width)
         file = RecordFile(out, env, fingerprint(found.path), sizes, resume)
@@ -83,7 +83,7 @@ def _run(agent: Agent, beside: Takeover, file: RecordFile, steps: int, seed: int
         act = agent.actor(EPISODE_CAP, 1, generator)
         for _ in range(EPISODE_CAP):
             row = np.asarray(observation, np.float32).reshape(1, -1)
-            proposed = native(agent.to_environment(act(row)), agent.actions, beside.action_space)[0]
+            proposed = to_env_actions(agent.to_environment(act(row)), agent.actions, beside.action_space)[0]
             observation, _, terminated, truncated, _ = beside.step(proposed)
             if terminated or truncated or file.steps >= steps:
                 break
@@ -139,7 +139,7 @@ def infer(
         enough = f"a length of 1 or more, and {2 * ENVS} times as many steps of the policy alone"
         raise UsageError(f"{steps} steps of the policy alone and a length of {length} are too few: it takes {enough}")
     sizes = (joined.observation.shape[1], joined.action.shape[1])
-    check_fit(found.agent, probed(joined.env))
+    check_fit(found.agent, probe_env(joined.env))
     if sizes != (found.agent.observation_size, found.agent.actions.width):
         raise UsageError(
             f"the record has other observations or actions than {joined.env}: it is of another environment"

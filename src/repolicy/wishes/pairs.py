@@ -19,11 +19,11 @@ from repolicy.envs import (
     LearntWish,
     Networks,
     check_fit,
-    in_gymnasium,
-    inputs_of,
+    is_in_gymnasium,
     make_envs,
-    observing,
-    own_numbers,
+    match_observation,
+    network_inputs,
+    to_env_numbers,
 )
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum, read_bytes
@@ -70,7 +70,7 @@ class Pairs:
     @property
     def inputs(self) -> np.ndarray:
         """What networks read, `[P, 2, T, I]`."""
-        return inputs_of(self.observations, self.actions, self.after)
+        return network_inputs(self.observations, self.actions, self.after)
 
     def some(self, which: Sequence[int] | np.ndarray) -> "Pairs":
         """Return these pairs alone."""
@@ -109,8 +109,8 @@ def candidates(
     if count < 1 or steps < 2 or not 0 < noise < np.inf:
         asked = f"{count} pairs of {steps} steps with noise {noise} cannot be asked about"
         raise UsageError(f"{asked}: name 1 or more, of 2 steps or more, and noise above 0")
-    env = observing(env, agent.observation_size)
-    backend = "gymnasium" if in_gymnasium(env) else "envpool"  # the one that films
+    env = match_observation(env, agent.observation_size)
+    backend = "gymnasium" if is_in_gymnasium(env) else "envpool"  # the one that films
     found = list[Pairs]()
     for round_ in range(PATIENCE):
         random = np.random.default_rng([seed, round_])
@@ -158,7 +158,7 @@ def _played(
     played = np.stack(sent, 1)
     return {
         "observations": np.stack(observations, 1)[rows, clip],
-        "actions": own_numbers(played[rows, clip], agent.actions).astype(np.float32),
+        "actions": to_env_numbers(played[rows, clip], agent.actions).astype(np.float32),
         "after": np.stack(after, 1)[rows, clip],
         "played": played,
         "whole": whole,
