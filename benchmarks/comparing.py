@@ -20,8 +20,8 @@ import torch
 from experiments import campaign
 from experiments.ledger import Ledger
 from repolicy.envs.evaluation import evaluate
-from repolicy.many.bets import losses_seen, shown
-from repolicy.many.comparing import ROUND, compare
+from repolicy.many.bets import is_mean_proven_positive, loss_bounds
+from repolicy.many.comparing import EPISODES_PER_ROUND, compare
 from repolicy.policies.policy import Actor
 from repolicy.priors.opening import load_policy
 
@@ -74,8 +74,8 @@ KINDS = (
 def bets(pairs: Pairs, sign: float = 1.0) -> np.ndarray:
     """Return after which episodes `[S, N]` the new policy is shown to be above the margin, or below it (sign −1)."""
     old, new = pairs
-    losses = losses_seen(old, new) + (0.0 if sign > 0 else MARGIN * abs(old))
-    return shown(sign * (new - (1.0 - MARGIN) * old), losses, ERROR)
+    losses = loss_bounds(old, new) + (0.0 if sign > 0 else MARGIN * abs(old))
+    return is_mean_proven_positive(sign * (new - (1.0 - MARGIN) * old), losses, ERROR)
 
 
 def wrong(kind: str, comparisons: int, noise: np.random.Generator) -> dict[str, Any]:
@@ -131,8 +131,8 @@ def bernstein(values: np.ndarray, largest: float) -> np.ndarray:
 def episodes_needed(old: np.ndarray, new: np.ndarray, sign: float, noise: np.random.Generator) -> dict[str, Any]:
     """Return how many episodes the bets took, and the fewest with which the fixed test has the power wanted."""
     drawn = noise.integers(len(old), size=(1000, MOST))
-    told = bets((old[drawn], new[drawn]), sign)[:, ROUND - 1 :: ROUND]
-    taken = np.where(told.any(1), (told.argmax(1) + 1) * ROUND, MOST)
+    told = bets((old[drawn], new[drawn]), sign)[:, EPISODES_PER_ROUND - 1 :: EPISODES_PER_ROUND]
+    taken = np.where(told.any(1), (told.argmax(1) + 1) * EPISODES_PER_ROUND, MOST)
     values, largest = sign * (new - (1.0 - MARGIN) * old), float(max(abs(old).max(), abs(new).max()))
 
     def fewest(test: Callable[[np.ndarray], np.ndarray]) -> int:

@@ -14,7 +14,7 @@ from repolicy.cli.main import caught
 from repolicy.cli.main import main as command_line
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import read_json
-from repolicy.many.pool import Here, Job, on_ray, work
+from repolicy.many.pool import Job, LocalProcess, connect_to_ray, run_jobs
 from repolicy.runs.result import Result
 
 Rows = dict[str, Row]
@@ -159,8 +159,8 @@ def fill(
                 rows[run.key] = row
                 done(run, rows)
 
-        start = on_ray(options.ray) if options.ray else Here
-        left = work(
+        start = connect_to_ray(options.ray) if options.ray else LocalProcess
+        left = run_jobs(
             list(jobs), start, options.jobs, ended=ended, ready=lambda job: ready(jobs[job], rows), pause=PAUSE
         ) if jobs else []  # fmt: skip
     for job in left:

@@ -20,7 +20,7 @@ from experiments.one import Run
 from experiments.pages import markdown
 from repolicy.prepare import states
 from repolicy.prepare.defaults import customize_defaults
-from repolicy.prepare.spending import spending
+from repolicy.prepare.spending import estimate_spending
 from repolicy.priors.finding import find_policy
 from repolicy.runs.request import Request
 
@@ -93,8 +93,8 @@ def in_all(row: Row) -> int:
     """Return the steps of the environment that such a run takes."""
     if row["request"].get("method") == "Residual Q-learning":  # the weights stand in the priors' files
         steps = int(row["request"]["settings"]["steps"])
-        return steps + states.steps_for(steps)
-    return sum(spending(Request.from_dict(row["request"])))
+        return steps + states.steps_to_collect(steps)
+    return sum(estimate_spending(Request.from_dict(row["request"])))
 
 
 def picture(found: dict[str, Row], path: Path) -> None:

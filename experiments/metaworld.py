@@ -29,7 +29,7 @@ from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Info
 from repolicy.policies.policy import Policy
-from repolicy.prepare.generative import narrowed, noise_prior
+from repolicy.prepare.generative import noise_prior, with_noise_scale
 from repolicy.priors.decoders import load_decoder
 from repolicy.runs.ranks import one_thread
 
@@ -152,7 +152,7 @@ def measured(agent: Policy | Path, env: str, deterministic: bool, prior: Policy 
 def at_scale(task: str, runs: Path, count: int, scale: float) -> Row:
     """Return what the flow does with noise of this scale."""
     prior, env = noise_prior(str(flow_of(task, runs, count)), NOISE, CHUNK, env_of(task))
-    return {"noise": scale} | measured(narrowed(prior, scale) if scale else prior, env, not scale, prior)
+    return {"noise": scale} | measured(with_noise_scale(prior, scale) if scale else prior, env, not scale, prior)
 
 
 def customized(task: str, runs: Path, count: int, told: str, folder: Path) -> Row:

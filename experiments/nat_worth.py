@@ -14,7 +14,7 @@ from experiments import campaign
 from experiments.ledger import Ledger, Row
 from repolicy.envs.trust import env_from_card
 from repolicy.policies.file import add_to_card
-from repolicy.prepare.worth import measured
+from repolicy.prepare.worth import measure_worth
 from repolicy.priors.finding import find_policy, shipped_names
 from repolicy.priors.opening import read_policy
 
@@ -25,7 +25,7 @@ def measure(name: str, episodes: int, std: float) -> Row:
     env = env_from_card(saved.card, path)
     assert saved.policy.log_std is not None
     saved.policy.log_std.data += math.log(std)
-    found = measured(saved.policy, env, episodes)
+    found = measure_worth(saved.policy, env, episodes)
     assert found is not None
     share = std**2  # a nat of the narrower policy is this share of one of the prior's
     found = replace(found, value=found.value / share, error=found.error / share)

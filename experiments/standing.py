@@ -15,7 +15,7 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.rollout import Collector
 from repolicy.objective import residual
 from repolicy.policies.policy import Policy
-from repolicy.prepare.states import SKIPPED, density_of, familiarity
+from repolicy.prepare.states import SKIPPED_STEPS, familiarity, fit_prior_density
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.ranks import SingleRank, one_thread
@@ -36,12 +36,12 @@ def main(options: campaign.Options) -> None:
         with closing(make_envs(ENV, ENVS, 0)) as envs:
             seen = Collector(envs, STEPS, torch.Generator(), keep_transitions=True).collect(stands, deterministic=True)
         assert seen.next_observations is not None
-        late = seen.ages > SKIPPED
+        late = seen.ages > SKIPPED_STEPS
         prices = []
         for seed in range(SEEDS):
             request = Request(ENV, residual(0.1, 0.1, states=0.1), Settings(seed=seed))
             states, ages = torch.from_numpy(seen.next_observations[late]), torch.from_numpy(seen.ages[late])
-            found = familiarity(density_of(prior, request, SingleRank()), prior.normalizer, states, ages)
+            found = familiarity(fit_prior_density(prior, request, SingleRank()), prior.normalizer, states, ages)
             prices.append(-float(found.mean()))
             print(f"seed {seed}: {prices[-1]:.1f} nats a step", flush=True)
     print(f"(most - least) / mean: {np.ptp(prices) / np.mean(prices):.2f}")

@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 from experiments import campaign
 from experiments.ledger import Ledger, Row
 from repolicy.cli.main import main as command_line
-from repolicy.many.sweep import claimed
+from repolicy.many.sweep import read_sweep
 from repolicy.runs.machine import versions
 
 
@@ -45,7 +45,7 @@ def words(name: str) -> list[str]:
 def made(name: str, runs: Path, jobs: int) -> Path:
     """Return the folder of a sweep; it is made, or finished, where it is not."""
     folder = runs / name
-    if "points" not in (claimed(folder) or {}):
+    if "points" not in (read_sweep(folder) or {}):
         command_line([*words(name), "--out", str(folder), "--resume", "--jobs", str(jobs)])
     return folder
 

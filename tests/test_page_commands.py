@@ -132,21 +132,21 @@ def folder(desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def quick(patch: pytest.MonkeyPatch) -> None:
     """Short episodes and trials, few observations to fit, and no other processes: for pictures and a sweep's points."""
     patch.setattr(evaluation, "EPISODE_CAP", 20)
-    patch.setattr(worth, "COUNTED_STEPS", 20)
+    patch.setattr(worth, "MAX_EPISODE_STEPS", 20)
     with_few_states(patch)
-    for name, few in (("STEPS", 2), ("SKIPPED", 0)):
+    for name, few in (("STEPS", 2), ("SKIPPED_STEPS", 0)):
         patch.setattr(asking, name, few)
     patch.setattr(value, "BLOCKS", 4)
     patch.setattr(export, "onnx_graph", quick_graph)
     patch.setattr(diagnosis, "DRIVEN_STEPS", 50)
-    patch.setattr(weights.trial, "__defaults__", (32,))  # steps of each environment
-    patch.setattr(worth.sought, "__defaults__", ("auto", 4))  # episodes of each kind, in a round
+    patch.setattr(weights.collect_trial, "__defaults__", (32,))  # steps of each environment
+    patch.setattr(worth.measure_worths, "__defaults__", ("auto", 4))  # episodes of each kind, in a round
     patch.setattr(dial_page, "STOPS", (3, 2))  # positions of one dial, and of each of two
     patch.setattr(dial_page, "TENTHS", [0.5, 1.0])
     patch.setattr(film, "films", filmed)
     patch.setattr(report, "films", filmed)
     patch.setattr(ask_page, "films", filmed)
-    patch.setattr(sweep, "work", worked)
+    patch.setattr(sweep, "run_jobs", worked)
 
 
 def filmed(shots: Sequence[film.Shot], say: object = None) -> list[bytes]:

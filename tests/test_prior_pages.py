@@ -60,10 +60,10 @@ def commands(text: str) -> list[list[str]]:
 def run_all(capsys: pytest.CaptureFixture[str], text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for module, name, few in ((cloning, "FIT_EPOCHS", 1), (cloning, "BLOCK", 8), (fitting, "STEPS", 4)):
         monkeypatch.setattr(module, name, few)
-    monkeypatch.setattr(imitation, "EPISODES", 2)
-    for module, name in ((cloning, "LONGEST"), (evaluation, "EPISODE_CAP"), (worth, "COUNTED_STEPS")):
+    monkeypatch.setattr(imitation, "TRIAL_EPISODES", 2)
+    for module, name in ((cloning, "MAX_EPISODE_STEPS"), (evaluation, "EPISODE_CAP"), (worth, "MAX_EPISODE_STEPS")):
         monkeypatch.setattr(module, name, 20)
-    monkeypatch.setattr(weights.trial, "__defaults__", (32,))  # steps of each environment
+    monkeypatch.setattr(weights.collect_trial, "__defaults__", (32,))  # steps of each environment
     monkeypatch.setattr(diagnosis, "DRIVEN_STEPS", 50)
     with_few_states(monkeypatch)
     said = []
@@ -78,7 +78,7 @@ def test_a_generative_policy(capsys: pytest.CaptureFixture[str], monkeypatch: py
     text = section("your-policy.md", "A generative policy")
     Path("flow.py").write_text(code(text)[0])
     text, _, fitted = text.partition("`imitate` fits")
-    monkeypatch.setattr(generative, "SIMULATED", 500)  # steps of copies
+    monkeypatch.setattr(generative, "MAX_COPY_STEPS", 500)  # steps of copies
     trained, evaluated = run_all(capsys, text.replace("--stochastic", "--stochastic --episodes 2"), monkeypatch)
     assert "noise of scale 0.5: basic reward" in trained
     assert "4 of 4 directions of the noise change the actions" in trained
@@ -86,7 +86,7 @@ def test_a_generative_policy(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert "in Hopper-v4?decoder=flow.py:decode&noise=4&chunk=2" in evaluated
     steps = {"observations": np.zeros((200, 17)), "actions": np.zeros((200, 6)), "ended": np.arange(200) % 50 == 49}
     np.savez("cheetah.npz", **steps)
-    monkeypatch.setattr(imitation, "STEPS", 2)
+    monkeypatch.setattr(imitation, "FLOW_STEPS", 2)
     monkeypatch.setattr(imitation, "onnx_graph", quick_graph)
     assert "--noise 24 --chunk 4 --env HalfCheetah-v4" in run_all(capsys, fitted, monkeypatch)[0]
 

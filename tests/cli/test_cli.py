@@ -35,7 +35,7 @@ FEW = [*SMALL, "--steps=128"]
 
 @pytest.fixture(autouse=True)
 def _short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights.trial, "__defaults__", (32,))  # steps of each environment
+    monkeypatch.setattr(weights.collect_trial, "__defaults__", (32,))  # steps of each environment
 
 
 def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,7 +267,7 @@ def test_a_prior_whose_nat_is_worth_something_gives_omega(
     for name, error in (("known", 0.01), ("unknown", 0.4)):
         worth = {"value": 0.25, "error": error, "episodes": 32}
         save_policy(f"{name}.safetensors", saved.policy, saved.card | {"nat_worth": worth})
-    monkeypatch.setattr("repolicy.prepare.weights.weights_found", lambda *_: None)
+    monkeypatch.setattr("repolicy.prepare.weights.weights_from_worths", lambda *_: None)
     code, _, said = typed(capsys, "customize", "unknown.safetensors", *wish, "--out", "held")
     assert (code, "the policy drifts 2 nats a step from its prior" in said) == (0, True)
     assert json.loads(Path("held/run.json").read_text())["request"]["settings"]["kl_budget"] == 2.0

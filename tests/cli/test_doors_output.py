@@ -27,7 +27,7 @@ from repolicy.policies.export import export
 from repolicy.policies.file import read_card, save_policy
 from repolicy.policies.policy import PolicySpec
 from repolicy.prepare import imitation
-from repolicy.prepare.weights import weights_of
+from repolicy.prepare.weights import weights_from_card
 from repolicy.prepare.worth import Worth
 from repolicy.priors.finding import find_policy, output_folder
 from repolicy.runs.callbacks import TensorBoard
@@ -251,7 +251,7 @@ def test_a_card_may_tell_more_of_what_a_nat_is_worth(
     worth = {"value": 0.5, "error": 0.125, "episodes": 9, "measured": "by a version to come"}
     card = {"request": {"env": "Hopper-v4"}, "nat_worth": worth}
     save_policy("mine", repolicy.Policy(PolicySpec(11, SPACE)), card)
-    assert weights_of(read_card(Path("mine")), 11) == (0.5, 0.0)
+    assert weights_from_card(read_card(Path("mine")), 11) == (0.5, 0.0)
     assert "it is worth 0.5 ± 0.125 by 9 episodes" in refused(capsys, 2, "diagnose", "mine", "--addon", "height")
 
 

@@ -31,7 +31,7 @@ def test_the_objective_of_a_policy_that_is_its_prior_is_the_wish(monkeypatch: py
 
 def test_new_states_are_priced_from_the_step_on_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Episodes have 8 steps."""
-    monkeypatch.setattr(states, "SKIPPED", 3)
+    monkeypatch.setattr(states, "SKIPPED_STEPS", 3)
     noise = torch.randn(10_000, 1, generator=torch.Generator().manual_seed(0))
     elsewhere = fit_density(5.0 + 3e-5 * noise, Normalizer(1))
     seen = played(optimum(), tiny("LinearQuadratic"), 4, sampled=True, prior=optimum(), density=elsewhere)

@@ -52,7 +52,13 @@ def refused(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
 
 def with_few_states(patch: pytest.MonkeyPatch) -> None:
     """What the prior visits is learnt from few steps."""
-    for name, few in (("WANTED", 256), ("FEWEST", 256), ("LEAST", 256), ("SKIPPED", 0), ("EACH", 32)):
+    for name, few in (
+        ("MAX_OBSERVATIONS", 256),
+        ("MIN_OBSERVATIONS", 256),
+        ("MIN_FIT_OBSERVATIONS", 256),
+        ("SKIPPED_STEPS", 0),
+        ("OBSERVATIONS_PER_ENV", 32),
+    ):
         patch.setattr(states, name, few)
     patch.setattr(value, "BLOCKS", 3)
 

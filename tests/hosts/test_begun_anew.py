@@ -15,7 +15,7 @@ from sb3_models import residual as sb3
 from sb3_models import trained
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from repolicy.prepare.states import SKIPPED
+from repolicy.prepare.states import SKIPPED_STEPS
 
 
 def away(started: OnPolicyRunner) -> float:
@@ -53,7 +53,7 @@ class Endless(Sb3Drift):
 
 
 def test_how_an_episode_begins_has_no_price_in_the_second_learn_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 5)
+    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 5)
     model = sb3(env=DummyVecEnv([Endless] * 4), prior=trained(), states=0.0)
     model.learn(1)
     model.method.density = Far()
@@ -63,9 +63,9 @@ def test_how_an_episode_begins_has_no_price_in_the_second_learn_either(monkeypat
         model.learn(32, **named)  # eight steps of each environment
         return float(model.method.rewarded.reward.states.abs().max())
 
-    for _ in range(SKIPPED // 8 + 1):
+    for _ in range(SKIPPED_STEPS // 8 + 1):
         assert price() == 0.0
-    for _ in range(SKIPPED // 8 - 1):
+    for _ in range(SKIPPED_STEPS // 8 - 1):
         assert price(reset_num_timesteps=False) == 0.0
     assert price(reset_num_timesteps=False) > 0.0
     model.verdict()

@@ -135,7 +135,7 @@ def test_a_runner_that_is_told_to_resume_measures_nothing_but_what_its_checkpoin
 ) -> None:
     measured = list[Any]()
     right = measuring.one_each
-    monkeypatch.setattr(measuring, "COUNTED_STEPS", 30)
+    monkeypatch.setattr(measuring, "MAX_EPISODE_STEPS", 30)
     monkeypatch.setattr(measuring, "one_each", lambda *given, **named: measured.append(0) or right(*given, **named))
     how = runner_envs.settings("mlp", runners.residual(PRIOR, omega=None, alpha=None, states=0.0))
     first = runners.OnPolicyRunner(runner_envs.Drift(), how, None, "cpu")

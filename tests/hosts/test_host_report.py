@@ -29,7 +29,7 @@ from repolicy.report.verdict import verdict
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 30)
+    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 30)
 
 
 def reported(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:

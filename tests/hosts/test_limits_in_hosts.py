@@ -156,7 +156,7 @@ def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
     host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old reward is a cost, so of 0.9 a tenth may be added to it; its mean was measured by the prior's episodes."""
-    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 30)
+    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 30)
     if host == "sb3":
         started = in_sb3((), keep=0.9).learn(16 * 4 * 2)
         started.save(tmp_path / "model.zip")
@@ -281,7 +281,7 @@ def test_what_is_to_be_kept_must_be_told_before_anything_is_measured() -> None:
 
 
 def test_the_table_at_the_end_says_whether_a_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 30)
+    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 30)
     started = in_rsl_rl(["basic_reward<=5"])
     assert "with the mean action limit basic_reward<=5 holds (−" in started.alg.verdict()
     said = in_sb3("far<=0.001").verdict()

@@ -29,8 +29,8 @@ from repolicy.hosts.sb3 import Unclipped
 from repolicy.hosts.sb3_vec_envs import ModelEnvs
 from repolicy.hosts.steering import Steering
 from repolicy.objective import residual
-from repolicy.prepare.states import FEWEST, SKIPPED
-from repolicy.prepare.weights import BUDGET
+from repolicy.prepare.states import MIN_OBSERVATIONS, SKIPPED_STEPS
+from repolicy.prepare.weights import DEFAULT_KL_BUDGET
 from repolicy.prepare.worth import WORTH_EPISODES
 from repolicy.rql import WithAddon
 from repolicy.rql.wrapping import TaskReward
@@ -94,7 +94,7 @@ def test_of_each_environment_one_episode_counts_from_its_beginning(fresh: bool) 
 
 
 def test_of_an_episode_that_goes_on_the_second_thousand_steps_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 2)
+    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 2)
     found = one_each(Ages(fresh=False), Telling(), sample=False)
     assert found.lengths.tolist() == [1, 2]
     assert found.addon.tolist() == [2, 2 + 3]
@@ -154,7 +154,7 @@ def test_a_wish_that_weighs_more_counts_more_beside_the_prior(
     def made() -> Any:
         return TaskReward(WithAddon(Unclipped(Resting()), "mine.py:quiet=10"), residual(0.1, 0.1))
 
-    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 40)
+    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 40)
     how: dict[str, Any] = {"prior": resting((8, 8)), "omega": None, "alpha": None, "states": 0, "n_steps": 8}
     model = sb3(env=DummyVecEnv([made] * 40), **how)
     assert model.learn(1).steering.objective.omega == pytest.approx(2 * STD**2, rel=0.2)
@@ -167,7 +167,7 @@ def test_a_worth_that_cannot_be_told_falls_back_to_a_budget_and_says_so(capsys: 
             return observations, torch.ones_like(rewards), *rest
 
     found = in_runner(Indifferent(count=64), addon=None)
-    assert found.kl_budget == BUDGET
+    assert found.kl_budget == DEFAULT_KL_BUDGET
     assert found.objective.omega == found.objective.alpha > 0
     said = capsys.readouterr().out
     assert "cannot be told from these episodes: does it act as it should?\n" in said
@@ -186,8 +186,10 @@ class Resting(Sb3Drift):
 def test_stable_baselines3_measures_learns_states_and_saves_both(
     shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 60 if shown else 160)  # states take longer episodes
-    monkeypatch.setattr("repolicy.hosts.measuring.WANTED", 8_000)  # after two rounds of them
+    monkeypatch.setattr(
+        "repolicy.hosts.measuring.MAX_EPISODE_STEPS", 60 if shown else 160
+    )  # states take longer episodes
+    monkeypatch.setattr("repolicy.hosts.measuring.MAX_OBSERVATIONS", 8_000)  # after two rounds of them
     env = DummyVecEnv([lambda: Unclipped(Resting())] * 40)
     model = sb3(env=env, prior=resting((8, 8)), omega=None, alpha=None, n_steps=8, **({} if shown else {"states": 0.3}))
     model.learn(1)
@@ -256,14 +258,14 @@ def test_few_environments_run_as_many_episodes_as_their_states_take() -> None:
         def step(self, actions: torch.Tensor) -> Paid:
             self.time += 1
             states = torch.randn(count, 1, generator=self.generator)
-            return Paid(states, None, actions.squeeze(-1), torch.full((count,), self.time % (2 * SKIPPED) == 0))
+            return Paid(states, None, actions.squeeze(-1), torch.full((count,), self.time % (2 * SKIPPED_STEPS) == 0))
 
         def states(self, observations: torch.Tensor) -> torch.Tensor:
             return observations
 
     look = Look(Wandering(), Telling())
     look.density()
-    assert FEWEST <= sum(len(each.states) for each in look.sampled) < FEWEST + 100 * count
+    assert MIN_OBSERVATIONS <= sum(len(each.states) for each in look.sampled) < MIN_OBSERVATIONS + 100 * count
 
 
 def test_of_stacked_frames_the_newest_is_the_state() -> None:
@@ -310,20 +312,20 @@ def test_unfamiliar_states_cost_once_an_episode_is_under_way() -> None:
 
     method = Method(Steering(residual(0.0, 0.0, states=0.5)), None)
     method.density = Far()
-    steps, zeros = SKIPPED + 2, torch.zeros(SKIPPED + 2, 1)
+    steps, zeros = SKIPPED_STEPS + 2, torch.zeros(SKIPPED_STEPS + 2, 1)
     ended = torch.zeros(steps, 1, dtype=torch.bool)
     ended[0] = True
     found = method.reward(
         Seen(zeros, zeros, zeros, zeros, ended, lambda: torch.full((steps, 1, 1), 4.0), zeros[None][:0])
     )
-    assert found.squeeze(-1).tolist() == [0.0] * (SKIPPED + 1) + [-2.0]
+    assert found.squeeze(-1).tolist() == [0.0] * (SKIPPED_STEPS + 1) + [-2.0]
     assert method.ages is not None
-    assert int(method.ages) == SKIPPED + 1
+    assert int(method.ages) == SKIPPED_STEPS + 1
 
 
 def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """An actor whose std is a tenth of its prior's pays less for its noise, when it samples."""
-    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 20)
+    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 20)
     env = DummyVecEnv([lambda: Unclipped(Resting())] * 32)
     model = sb3(env=env, prior=resting((8, 8)), n_steps=8, batch_size=256)
     with torch.no_grad():
@@ -359,7 +361,7 @@ def test_what_a_step_earns_has_the_error_of_a_ratio(monkeypatch: pytest.MonkeyPa
     assert by_mean == pytest.approx((2.5, math.sqrt((0.5**2 + 1.0**2 + 1.5**2) * 3 / 2) / 6))
     assert sampled == pytest.approx((2.0, math.sqrt((1.0**2 + 1.0**2) * 2) / 3))
     assert by_age == [2.0, 1.0, 0.0]
-    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 2)
+    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 2)
     assert look.earned()[0] == [2.0, 1.0], "some still went on when nobody counted any more"
 
 

@@ -93,7 +93,7 @@ def test_a_time_limit_is_worth_what_the_critic_says_of_its_last_step_and_an_end_
 
 
 def test_the_verdict_says_which_weight_it_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.hosts.measuring.COUNTED_STEPS", 30)
+    monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 30)
     assert (
         runner(Range(0.1, 10.0)).alg.verdict().startswith("at omega 1, the middle of the range:\nprior with the mean")
     )

@@ -11,7 +11,7 @@ from tiny_envs import tiny
 from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import train
 from repolicy.objective import full
-from repolicy.prepare.session import begun
+from repolicy.prepare.session import claim_folder
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
@@ -29,7 +29,7 @@ def asked(tmp_path: Path) -> Request:
 
 
 def resumed(asked: Request, folder: Path) -> list[str]:
-    return begun(asked, RunFolder(folder), True, None)
+    return claim_folder(asked, RunFolder(folder), True, None)
 
 
 def test_what_is_as_it_was_goes_on(asked: Request, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_what_never_repeats_itself_is_said_and_goes_on(asked: Request, tmp_path:
 
 def test_what_is_missing_beside_a_checkpoint_is_said(asked: Request, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    begun(asked, folder, False, None)
+    claim_folder(asked, folder, False, None)
     folder.save(1, {}, {"iteration": 3})
     said = resumed(asked, tmp_path / "run")
     assert [sentence.partition(" is gone: ")[0] for sentence in said] == [str(folder.metrics), str(folder.policy)]
@@ -74,7 +74,7 @@ def test_what_is_missing_beside_a_checkpoint_is_said(asked: Request, tmp_path: P
 
 def test_a_folder_that_is_moved_while_it_trains_is_not_made_anew(asked: Request, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    begun(asked, folder, False, None)
+    claim_folder(asked, folder, False, None)
     shutil.move(tmp_path / "run", tmp_path / "elsewhere")
     for write in (lambda: folder.save(1, {}, {"iteration": 3}), lambda: folder.log({}), folder.check_exists):
         with pytest.raises(FileError, match="was moved or removed while its run was at work"):

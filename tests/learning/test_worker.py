@@ -37,7 +37,7 @@ def paid(made: Worker, rollout: Rollout) -> Task:
 # Scores ---------------------------------------------------------------------------------------------------------------
 def test_how_an_episode_begins_is_not_priced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Episodes of 3, 4, 5, ... steps, of which the first two are left out of the price on states."""
-    monkeypatch.setattr("repolicy.prepare.states.SKIPPED", 2)
+    monkeypatch.setattr("repolicy.prepare.states.SKIPPED_STEPS", 2)
     made: Any = worker(tmp_path, "Counter", residual(0.1, 0.1, states=0.5), prior=True)
     made.density = SimpleNamespace(familiarity=lambda inputs: -inputs.new_ones(inputs.shape[:-1]))
     rollout = made.collector.collect(made.learner.policy)

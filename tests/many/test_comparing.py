@@ -18,8 +18,16 @@ from benchmarks import comparing as simulated
 from repolicy.envs.evaluation import evaluate
 from repolicy.errors import UsageError
 from repolicy.many import comparing
-from repolicy.many.comparing import ROUND, Compared, Comparison, Margin, compare, judged, open_sides
-from repolicy.many.varying import Around, Place, compare_around, varied
+from repolicy.many.comparing import (
+    EPISODES_PER_ROUND,
+    Comparison,
+    Margin,
+    QuantityComparison,
+    compare,
+    compare_quantity,
+    open_policies,
+)
+from repolicy.many.varying import Place, VariedComparison, compare_around, parse_variation
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
@@ -32,8 +40,8 @@ from repolicy.report.compare_page import write_compare_report
 FIVE = Margin.of("5%")
 
 
-def judge(old: np.ndarray, new: np.ndarray, name: str = "basic_reward", margin: Margin = FIVE) -> Compared:
-    return judged(name, old, new, margin, 0.05)
+def judge(old: np.ndarray, new: np.ndarray, name: str = "basic_reward", margin: Margin = FIVE) -> QuantityComparison:
+    return compare_quantity(name, old, new, margin, 0.05)
 
 
 def test_nothing_is_told_of_nothing() -> None:
@@ -101,7 +109,7 @@ def test_one_policy_is_better_than_the_other(old: MeanPrior, new: MeanPrior, ver
     found = compare(old, new, QUADRATIC, "1e-6", progress=(seen := []).append)
     assert found.verdict == verdict
     assert found.is_paired
-    assert seen == [ROUND * (round + 1) for round in range(found.rounds)]
+    assert seen == [EPISODES_PER_ROUND * (round + 1) for round in range(found.rounds)]
     assert found.episodes == seen[-1] < 200
     rows = {row.name: row for row in found.rows["mean"]}
     assert [*rows] == [row.name for row in found.rows["sampled"]] == ["basic_reward", "length", "ended_early"]
@@ -133,7 +141,7 @@ def test_wishes_decide_too() -> None:
     ]  # fmt: skip
     assert len(rows) == 5
     told = [replace(row, verdict="worse" if row.name == "basic_reward" else "better") for row in rows.values()]
-    around = Around([Place({}, replace(found, rows={"mean": told}))])
+    around = VariedComparison([Place({}, replace(found, rows={"mean": told}))])
     assert around.sentences[0] == "worse, with the mean action, by return; the margin is 1e+09"
     assert not [cell for row in around.tables[0][1] for cell in row[1:] if "-" in cell]  # each minus is one
 
@@ -172,7 +180,7 @@ def test_an_environment_without_seeds_is_told() -> None:
     found = compare(GOOD, BAD, Unseeded, episodes=100)
     assert not found.is_paired
     assert found.verdict == "worse"
-    assert "from starts of their own" in Around([Place({}, found)]).sentences[1]
+    assert "from starts of their own" in VariedComparison([Place({}, found)]).sentences[1]
 
 
 # The command ----------------------------------------------------------------------------------------------------------
@@ -221,7 +229,7 @@ def test_what_cannot_be_compared_is_one_sentence(
 def test_a_file_that_names_its_part_of_an_observation_is_for_the_same_environment(tmp_path: Path) -> None:
     whole, part = a_file(tmp_path / "whole", "Pendulum-v1"), a_file(tmp_path / "part", "Pendulum-v1?observe=state")
     for files in ((whole, part), (part, whole)):
-        assert open_sides(*files, None)[1] == "Pendulum-v1?observe=state"
+        assert open_policies(*files, None)[1] == "Pendulum-v1?observe=state"
 
 
 def test_two_objects_need_an_environment() -> None:
@@ -302,7 +310,7 @@ VALUES = {
 
 @pytest.mark.parametrize(("text", "values"), VALUES.items())
 def test_values_of_an_option(text: str, values: tuple[float, ...]) -> None:
-    assert varied(text) == (text[0], [*values])
+    assert parse_variation(text) == (text[0], [*values])
 
 
 @pytest.mark.parametrize(
@@ -385,14 +393,14 @@ def test_a_planner_is_compared_in_the_environments_that_it_copies(monkeypatch: p
         SimpleNamespace(agent=agent, card={}, path=Path())
         for agent in (Policy(PolicySpec(3, ActionSpace("continuous", (1,)))), planner)
     ]
-    monkeypatch.setattr(comparing, "open_sides", lambda *_: (sides, "Pendulum-v1"))
+    monkeypatch.setattr(comparing, "open_policies", lambda *_: (sides, "Pendulum-v1"))
     seen: list[str] = []
 
     def placed(side: Any, env: str, backend: str) -> None:
         seen.append(backend)
         raise UsageError("enough")
 
-    monkeypatch.setattr(comparing, "_placed", placed)
+    monkeypatch.setattr(comparing, "_fit_to_env", placed)
     for given in ("auto", "envpool"):
         with pytest.raises(UsageError, match="enough"):
             compare("old", "new", "Pendulum-v1", addon=(), backend=given)

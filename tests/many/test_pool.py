@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.many.pool import ATTEMPTS, Here, Job, _stop, check_answers, on_ray, work
+from repolicy.many.pool import MAX_ATTEMPTS, Job, LocalProcess, _stop_jobs, check_ray_address, connect_to_ray, run_jobs
 
 
 class Pretended:
@@ -52,7 +52,7 @@ def test_jobs_are_begun_in_order_and_as_soon_as_they_are_ready(tmp_path: Path) -
     def ready(job: Job) -> bool:
         return {"needs c": "c" in ended, "never": False}.get(job.name, True)
 
-    left = work(
+    left = run_jobs(
         jobs(tmp_path, "a", "needs c", "never", "b", "c", "d"), pool, 2,
         ended=lambda job, error: ended.append(job.name), ready=ready, pause=0.0,
     )  # fmt: skip
@@ -62,16 +62,16 @@ def test_jobs_are_begun_in_order_and_as_soon_as_they_are_ready(tmp_path: Path) -
 
 
 def test_what_was_killed_is_tried_again_and_what_failed_is_not(tmp_path: Path) -> None:
-    pool = Pretended({"once": [-9, 0], "stopped": [130, 0], "always": [-9] * ATTEMPTS, "wrong": [2]})
+    pool = Pretended({"once": [-9, 0], "stopped": [130, 0], "always": [-9] * MAX_ATTEMPTS, "wrong": [2]})
     (tmp_path / "wrong.log").write_text("something\nrepolicy: the sentence\na warning\n")
     found: dict[str, str] = {}
-    work(
+    run_jobs(
         jobs(tmp_path, "once", "stopped", "always", "wrong"), pool, 1,
         ended=lambda job, error: found.update({job.name: error}), pause=0.0,
     )  # fmt: skip
     killed = "it was killed by signal 9, 3 times"
     assert found == {"once": "", "stopped": "", "always": killed, "wrong": "the sentence"}
-    assert [pool.started.count(name) for name in found] == [2, 2, ATTEMPTS, 1]
+    assert [pool.started.count(name) for name in found] == [2, 2, MAX_ATTEMPTS, 1]
 
 
 def test_a_process_that_dies_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_process_that_dies_goes_on_where_it_was(tmp_path: Path) -> None:
         "dies", (sys.executable, "-S", "-c", f"import os; os.chdir({str(tmp_path)!r}); {program}"), tmp_path / "log"
     )
     found: list[str] = []
-    work([job], Here, 1, ended=lambda job, error: found.append(error), pause=0.01)
+    run_jobs([job], LocalProcess, 1, ended=lambda job, error: found.append(error), pause=0.01)
     assert found == [""]
     assert (tmp_path / "begun").exists()
 
@@ -88,10 +88,10 @@ def test_a_process_that_dies_goes_on_where_it_was(tmp_path: Path) -> None:
 POOL = """
 import sys
 from pathlib import Path
-from repolicy.many.pool import Here, Job, work
+from repolicy.many.pool import Job, LocalProcess, run_jobs
 child = "import os, time, pathlib\\ntry:\\n pathlib.Path('pid').write_text(str(os.getpid()))\\n time.sleep(60)\\n" \\
         "except KeyboardInterrupt:\\n pathlib.Path('polite').touch()"
-work([Job("sleeps", (sys.executable, "-S", "-c", child), Path("log"))], Here, 1, ended=print, pause=0.01)
+run_jobs([Job("sleeps", (sys.executable, "-S", "-c", child), Path("log"))], LocalProcess, 1, ended=print, pause=0.01)
 """
 
 
@@ -149,7 +149,7 @@ def test_a_pool_that_is_told_to_stop_tells_its_jobs(tmp_path: Path, sent: signal
 
 def test_a_job_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the pool: it may live on, so that no tie ends the job."""
-    monkeypatch.setattr("repolicy.many.pool.PATIENCE", 0.2)
+    monkeypatch.setattr("repolicy.many.pool.STOP_TIMEOUT", 0.2)
     code = "import os, signal, time; signal.signal(signal.SIGINT, lambda *_: None)\n"
     code += f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\nwhile True: time.sleep(60)"
 
@@ -158,7 +158,13 @@ def test_a_job_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        work([Job("deaf", (sys.executable, "-S", "-c", code), tmp_path / "log")], Here, 1, ended=print, watch=stop)
+        run_jobs(
+            [Job("deaf", (sys.executable, "-S", "-c", code), tmp_path / "log")],
+            LocalProcess,
+            1,
+            ended=print,
+            watch=stop,
+        )
     assert is_gone(int((tmp_path / "pid").read_text()))
 
 
@@ -166,10 +172,10 @@ def test_a_job_is_killed_also_where_the_interrupt_came_while_it_was_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python may raise between taking Popen's lock and the `try` that gives it back."""
-    monkeypatch.setattr("repolicy.many.pool.PATIENCE", 0.2)
-    job = Here(Job("sleeps", (sys.executable, "-S", "-c", "import time; time.sleep(60)"), tmp_path / "log"))
+    monkeypatch.setattr("repolicy.many.pool.STOP_TIMEOUT", 0.2)
+    job = LocalProcess(Job("sleeps", (sys.executable, "-S", "-c", "import time; time.sleep(60)"), tmp_path / "log"))
     job._process._waitpid_lock.acquire()
-    stopping = threading.Thread(target=_stop, args=([job],), daemon=True)
+    stopping = threading.Thread(target=_stop_jobs, args=([job],), daemon=True)
     stopping.start()
     stopping.join(5.0)
     assert not stopping.is_alive()
@@ -184,26 +190,26 @@ def test_an_address_that_does_not_answer_is_a_sentence() -> None:
         port = taken.getsockname()[1]
         for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
             with pytest.raises(RepolicyError, match=f"no Ray cluster answers at .*{port}"):
-                check_answers(address)
+                check_ray_address(address)
         taken.listen()
-        check_answers(f"127.0.0.1:{port}")
+        check_ray_address(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:", "host:port", ":"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match="must be HOST:PORT"):
-        check_answers(address)
+        check_ray_address(address)
 
 
 def test_without_an_address_ray_starts_here() -> None:
     for address in (None, "auto", "local"):
-        check_answers(address)
+        check_ray_address(address)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
 def test_without_ray_the_sentence_says_what_to_install() -> None:
     with pytest.raises(UsageError, match=r"pip install 'repolicy\[ray\]'"):
-        on_ray()
+        connect_to_ray()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -216,6 +222,6 @@ def test_jobs_on_ray_end_as_they_do_here(tmp_path: Path) -> None:
     }
     jobs = [Job(name, (sys.executable, "-S", "-c", code), tmp_path / f"{name}.log") for name, code in codes.items()]
     found: dict[str, str] = {}
-    work(jobs, on_ray("local"), 3, ended=lambda job, error: found.update({job.name: error}))
+    run_jobs(jobs, connect_to_ray("local"), 3, ended=lambda job, error: found.update({job.name: error}))
     ray.shutdown()
     assert found == {"good": "", "bad": "bad luck", "dies": "it was killed by signal 9, 3 times"}

@@ -16,7 +16,7 @@ from repolicy.cli.main import main
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.many.pool import Job
-from repolicy.many.sweep import in_order, sweep
+from repolicy.many.sweep import sorted_omegas, sweep
 from repolicy.many.tradeoff import Found, Point, knee
 from repolicy.objective import soft
 from repolicy.policies.distributions import ActionSpace
@@ -150,7 +150,7 @@ def test_of_a_generative_policy_the_distance_is_that_of_a_decision() -> None:
 )
 def test_values_that_make_no_sweep_are_refused(omegas: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        in_order(omegas)
+        sorted_omegas(omegas)
 
 
 def test_a_policy_that_is_no_file_is_refused_without_showing_all_of_it() -> None:
@@ -160,7 +160,7 @@ def test_a_policy_that_is_no_file_is_refused_without_showing_all_of_it() -> None
 
 
 def test_values_come_in_order() -> None:
-    assert in_order([0.2, 0, 0.1]) == [0.0, 0.1, 0.2]
+    assert sorted_omegas([0.2, 0, 0.1]) == [0.0, 0.1, 0.2]
     for given, said in ((np.array([0.1, 0.1]), "has 0.1 more than once"), (-1.5, "omega is -1.5"), ("0.1", "is '0.1'")):
         with pytest.raises(UsageError, match=said):
             sweep("hopper", "height", given)
@@ -186,7 +186,7 @@ def still(observations: np.ndarray, actions: np.ndarray, next_observations: np.n
 
 def test_a_folder_in_use_is_left_as_it_is(prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And that is said before anything is measured."""
-    monkeypatch.setattr("repolicy.many.sweep.weighed", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("repolicy.many.sweep.choose_weights", lambda *_: pytest.fail("measured"))
     out = tmp_path / "out"
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="out cannot be made: .*file is a file and no folder"):
@@ -245,7 +245,7 @@ def instead(monkeypatch: pytest.MonkeyPatch, each: Callable[[Job], object], erro
             each(job)
             ended(job, error)
 
-    monkeypatch.setattr("repolicy.many.sweep.work", work)
+    monkeypatch.setattr("repolicy.many.sweep.run_jobs", work)
     return counts
 
 
@@ -349,7 +349,7 @@ def test_ray_is_given_as_many_points_at_a_time_as_are_asked_for(
     prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int, at_once: int
 ) -> None:
     counts = instead(monkeypatch, lambda job: None)
-    monkeypatch.setattr("repolicy.many.pool.on_ray", lambda: None)
+    monkeypatch.setattr("repolicy.many.pool.connect_to_ray", lambda: None)
     wish, asked = [f"{__file__}:still"], {"states": 0.0, "jobs": jobs, "on_ray": True}
     with pytest.raises(RepolicyError, match="not today"):
         sweep(prior, wish, [0.1, 0.2, 0.3], 0.01, tmp_path / "out", Settings(), **asked)
@@ -363,7 +363,7 @@ def test_a_sweep_with_a_failed_point_ends_in_exit_code_1_and_names_it(
         for job in jobs:
             ended(job, "not today" if "0.2" in job.name else "")
 
-    monkeypatch.setattr("repolicy.many.sweep.work", work)
+    monkeypatch.setattr("repolicy.many.sweep.run_jobs", work)
     monkeypatch.setattr(
         "repolicy.many.sweep.read_policy", lambda path: SimpleNamespace(policy=read_policy(prior).policy)
     )

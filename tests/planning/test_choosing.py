@@ -38,7 +38,7 @@ def prior():
 def test_the_judge_pays_the_wish_less_the_nats_of_strange_actions(prior, monkeypatch):
     """One std beside the mode in each of six numbers costs half a nat each."""
     monkeypatch.setattr(asking, "STEPS", 10)
-    monkeypatch.setattr(asking, "SKIPPED", 0)
+    monkeypatch.setattr(asking, "SKIPPED_STEPS", 0)
     stray = frozen(prior)
     stray.network.biases[-1].data[:6] += prior.std
     wish = evaluate(stray, CHEETAH, 4, addon="hind_leg=10", longest=10, seed=SEED).addon.mean() / 10

@@ -30,7 +30,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import read
 from repolicy.prepare import cloning
-from repolicy.prepare.cloning import compared, fitted, score_loss
+from repolicy.prepare.cloning import compare_clone, fit_clone, score_loss
 from repolicy.priors.fitting import Samples
 from repolicy.priors.kinds import MeanPrior, ScoredPrior, ScoringPrior, State, wrap_prior
 from repolicy.priors.opening import read_policy
@@ -95,7 +95,7 @@ def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, t
 
 def test_prior_and_clone_are_compared_from_the_same_starts() -> None:
     policy = Policy(PolicySpec(3, ActionSpace("continuous", (1,)), hidden=(4,)))
-    found = compared(policy, policy, "Pendulum-v1", FEW)
+    found = compare_clone(policy, policy, "Pendulum-v1", FEW)
     assert found.clone == found.prior
 
 
@@ -181,7 +181,7 @@ def test_a_memory_goes_on_from_one_round_of_fitting_to_the_next(monkeypatch: pyt
     seen: list[Samples] = []
     monkeypatch.setattr(cloning, "fit", lambda policy, samples, *_, **__: seen.append(samples))
     monkeypatch.setattr(cloning, "BLOCK", 5)  # shorter than an episode
-    fitted(MeanPrior(Counting(), 0.5).for_spaces(2, ONE), tiny("Counter"), replace(FEW, steps=3 * 5 * cloning.ENVS))
+    fit_clone(MeanPrior(Counting(), 0.5).for_spaces(2, ONE), tiny("Counter"), replace(FEW, steps=3 * 5 * cloning.ENVS))
     assert len(seen) > 1
     torch.testing.assert_close(seen[-1].actions, 0.1 * (seen[-1].observations[:, 1:] + 1.0))
 
@@ -194,7 +194,7 @@ def test_fitting_begins_at_the_mean_of_what_the_prior_does(monkeypatch: pytest.M
 
     monkeypatch.setattr(cloning, "fit", noted)
     prior = MeanPrior(lambda observations: 3.0 - GAIN * observations, 0.05).for_spaces(1, ONE)
-    fitted(prior, tiny("LinearQuadratic"), replace(FEW, steps=2_048))
+    fit_clone(prior, tiny("LinearQuadratic"), replace(FEW, steps=2_048))
     actor, wanted = begun[0]
     assert wanted > 0.5
     assert actor == pytest.approx(wanted, abs=0.1)
@@ -209,7 +209,7 @@ def test_choices_are_fitted_by_their_log_probabilities(monkeypatch: pytest.Monke
             return logits.log_softmax(1).gather(1, actions.long())[:, 0]
 
     prior: ScoringPrior = ScoredPrior(Choosing())
-    policy, steps = fitted(prior, tiny("Told") + "?actions=choice", replace(FEW, steps=2_048))
+    policy, steps = fit_clone(prior, tiny("Told") + "?actions=choice", replace(FEW, steps=2_048))
     assert steps == 4 * 2_048
     states = torch.linspace(-1.5, 1.5, 31).unsqueeze(1)
     probabilities = torch.stack([policy.log_prob(states, torch.full((31, 1), choice)) for choice in range(3)], 1).exp()

@@ -18,7 +18,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
 from repolicy.prepare import diagnosis
-from repolicy.prepare.diagnosis import Diagnosis, Drive, complaints, diagnose
+from repolicy.prepare.diagnosis import Diagnosis, Drive, diagnose, find_complaints
 from repolicy.prepare.worth import Worth
 from repolicy.readers.reading import Options
 
@@ -89,9 +89,9 @@ def drive(fell: float, std: float = 0.3) -> Drive:
 
 
 def test_a_std_that_cannot_be_trained_from() -> None:
-    assert complaints(optimum(), drive(0.0), drive(0.1), drive(1.0)) == []
-    assert "too wide" in complaints(optimum(), drive(0.0), drive(0.9), drive(1.0))[0]
-    assert "too narrow" in complaints(optimum(), drive(0.0), drive(0.0, 1e-4), drive(1.0))[0]
+    assert find_complaints(optimum(), drive(0.0), drive(0.1), drive(1.0)) == []
+    assert "too wide" in find_complaints(optimum(), drive(0.0), drive(0.9), drive(1.0))[0]
+    assert "too narrow" in find_complaints(optimum(), drive(0.0), drive(0.0, 1e-4), drive(1.0))[0]
 
 
 def test_without_a_reward_the_rest_is_told() -> None:

@@ -13,7 +13,7 @@ from repolicy.errors import UsageError
 from repolicy.policies.export import onnx_runner
 from repolicy.prepare import imitation
 from repolicy.prepare.generative import standard_normal
-from repolicy.prepare.imitation import Flow, Flowed, fit_flow, imitate_flow, in_chunks
+from repolicy.prepare.imitation import Flow, FlowFit, fit_flow, imitate_flow, split_into_chunks
 from repolicy.priors import decoders
 from repolicy.priors.decoders import export_composed, load_decoder
 from repolicy.readers.demonstrations import Demonstrations
@@ -27,12 +27,12 @@ def demonstrations(actions: Tensor, ended: list[int] | None, observations: Tenso
 
 def test_a_chunk_ends_with_its_episode() -> None:
     actions = torch.arange(7.0)[:, None] + torch.tensor([0.0, 0.5])
-    _, chunks = in_chunks(demonstrations(actions, [2, 5]), 3)
+    _, chunks = split_into_chunks(demonstrations(actions, [2, 5]), 3)
     assert chunks[:, ::2].tolist() == [[0, 1, 2], [1, 2, 2], [2, 2, 2], [3, 4, 5], [4, 5, 5], [5, 5, 5], [6, 6, 6]]
     torch.testing.assert_close(chunks[:, 1::2], chunks[:, ::2] + 0.5)
     with pytest.raises(UsageError, match="ended"):
-        in_chunks(demonstrations(actions, None), 2)
-    assert in_chunks(demonstrations(actions, None), 1)[1].shape == (7, 2)
+        split_into_chunks(demonstrations(actions, None), 2)
+    assert split_into_chunks(demonstrations(actions, None), 1)[1].shape == (7, 2)
 
 
 def test_a_constant_velocity_moves_the_noise_by_itself() -> None:
@@ -48,8 +48,8 @@ def test_a_constant_velocity_moves_the_noise_by_itself() -> None:
 @pytest.mark.long
 def test_a_fitted_flow_has_the_distribution_of_the_actions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ways, at o + 1 and o − 1, one three times as frequent as the other: no Gaussian has them."""
-    monkeypatch.setattr(imitation, "STEPS", 1500)
-    monkeypatch.setattr(imitation, "LEARNING_RATE", 3e-3)
+    monkeypatch.setattr(imitation, "FLOW_STEPS", 1500)
+    monkeypatch.setattr(imitation, "FLOW_LEARNING_RATE", 3e-3)
     generator = torch.Generator().manual_seed(0)
     observations = torch.rand(4000, 1, generator=generator)
     sides = torch.where(torch.rand(4000, 1, generator=generator) < 0.75, 1.0, -1.0)
@@ -71,17 +71,17 @@ ACTIONS = torch.linspace(-2.0, 3.0, 400).sin().reshape(200, 2)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Flowed, Flow]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[FlowFit, Flow]:
     """A graph of a flow, and the flow itself."""
     kept, file = [], tmp_path_factory.mktemp("flow") / "flow.onnx"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(imitation, "STEPS", 20)
+        patch.setattr(imitation, "FLOW_STEPS", 20)
         patch.setattr(imitation, "onnx_graph", quick_graph)
         patch.setattr(imitation, "fit_flow", lambda flow, *rest: kept.append(flow) or fit_flow(flow, *rest))
         return imitate_flow(demonstrations(ACTIONS, [99]), file, chunk=3, hidden=(16,)), kept[0]
 
 
-def test_its_graph_is_a_decoder_and_equals_the_module(made: tuple[Flowed, Flow]) -> None:
+def test_its_graph_is_a_decoder_and_equals_the_module(made: tuple[FlowFit, Flow]) -> None:
     flowed, flow = made
     assert (flowed.noise, flowed.chunk, flowed.chunks) == (6, 3, 200)
     observations, noise = torch.randn(5, 1) * 100.0, torch.randn(5, 6)
@@ -108,7 +108,7 @@ def test_refused(change: dict, word: str, tmp_path: Path) -> None:
 
 
 def test_a_policy_and_its_decoder_are_one_graph(
-    made: tuple[Flowed, Flow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: tuple[FlowFit, Flow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without noise it gives the mode's actions, and with it the policy's own samples."""
     monkeypatch.setattr(decoders, "onnx_graph", quick_graph)

@@ -31,12 +31,12 @@ from repolicy.prepare import generative
 from repolicy.prepare.decision import decide
 from repolicy.prepare.generative import (
     BestOf,
-    check_possible,
-    narrowed,
+    check_copyable,
+    decoder_reference,
     noise_prior,
-    referred,
+    open_start,
     standard_normal,
-    start_of,
+    with_noise_scale,
 )
 from repolicy.priors import decoders
 from repolicy.priors.decoders import load_decoder, noise_input
@@ -133,7 +133,7 @@ def test_an_addon_is_paid_for_each_step_of_a_decision() -> None:
 def test_after_an_end_inside_a_chunk_the_next_episode_has_all_of_its_steps() -> None:
     envs = make_envs(named("three", chunk=3), 4, 0)
     rollout = Collector(envs, 60, torch.Generator(), keep_transitions=True).collect(
-        narrowed(standard_normal(2, 2), 0.1)
+        with_noise_scale(standard_normal(2, 2), 0.1)
     )
     steps, cut = np.zeros(4), list[float]()
     for chunk, truncated, terminated in zip(rollout.chunks, rollout.truncated, rollout.terminated, strict=True):
@@ -252,7 +252,7 @@ def test_what_does_without_noise_or_takes_no_dial_says_so(
 
 
 def test_an_object_tells_its_own_sizes(tmp_path: Path) -> None:
-    _, name = start_of(f"{HERE}:Telling", WALK, FEW, 0, 1, True, tmp_path / "prior.safetensors", False)
+    _, name = open_start(f"{HERE}:Telling", WALK, FEW, 0, 1, True, tmp_path / "prior.safetensors", False)
     assert name == f"{WALK}?decoder={HERE}:Telling&noise=2&chunk=3"
 
 
@@ -305,7 +305,7 @@ def test_what_is_no_function_of_its_inputs_is_refused() -> None:
         with pytest.raises(error, match=words):
             noise_prior(f"{HERE}:{decoder}", 2, chunk, WALK, FEW)
     with pytest.raises(UsageError, match=r"write it into a file and name file\.py:decode"):
-        referred(SimpleNamespace(decode=same))
+        decoder_reference(SimpleNamespace(decode=same))
     with pytest.raises(UsageError, match="--noise is 0"):
         load_decoder(f"{HERE}:same", 0, 1)
     with pytest.raises(UsageError, match="--trust"):
@@ -348,9 +348,9 @@ def test_the_best_of_some_draws_is_that_of_a_whole_chunk_and_looking_changes_not
 
 def test_what_cannot_be_copied_is_a_sentence() -> None:
     with pytest.raises(UsageError, match="EnvPool's alone"):
-        check_possible("MetaWorld/Push-v3?decoder=flow.onnx&noise=2&chunk=1", combine_addons([RIGHT]))
+        check_copyable("MetaWorld/Push-v3?decoder=flow.onnx&noise=2&chunk=1", combine_addons([RIGHT]))
     with pytest.raises(UsageError, match="action_rate has a past"):
-        check_possible(named("same"), combine_addons(["action_rate"]))
+        check_copyable(named("same"), combine_addons(["action_rate"]))
 
 
 def test_every_decision_before_training_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +375,7 @@ def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
     found = policy(torch.randn(5, 2))
     assert torch.equal(found.mean, torch.zeros(5, 2))
     assert torch.allclose(found.log_std.exp(), torch.ones(2), atol=1e-6)
-    assert torch.allclose(narrowed(policy, 0.5)(torch.zeros(2)).log_std.exp(), torch.tensor(0.5))
+    assert torch.allclose(with_noise_scale(policy, 0.5)(torch.zeros(2)).log_std.exp(), torch.tensor(0.5))
     assert policy.normalizer.count > 1000
     spread = evaluate(policy, env, 2000, addon=RIGHT, deterministic=False).columns["addon_reward"].std
     decided = decide(residual(), SavedPolicy(policy, None, {}), env, (RIGHT,), FEW)
@@ -391,7 +391,7 @@ def test_the_prior_is_standard_normal_and_its_weights_move_together() -> None:
 def test_an_evaluation_says_how_unlike_the_prior_the_noise_is() -> None:
     """Noise of half the scale: its square is a quarter, and its KL is known."""
     prior, env = noise_prior(f"{HERE}:three", 2, 3, WALK, FEW)
-    found = evaluate(narrowed(prior, 0.5), env, 400, prior=prior, deterministic=False).columns
+    found = evaluate(with_noise_scale(prior, 0.5), env, 400, prior=prior, deterministic=False).columns
     assert found["noise_square"].mean == pytest.approx(0.25, rel=0.05)
     apart = 2.0 * (math.log(2.0) + 0.5 * (0.25 - 1.0))  # nats a decision, of two numbers
     assert found["kl_a_step"].mean == pytest.approx(apart, rel=0.15)

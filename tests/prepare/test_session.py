@@ -18,7 +18,7 @@ from repolicy.loading import load_object, reference_to
 from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.prepare.session import continued, into, ranks_for
+from repolicy.prepare.session import describe_folder, ranks_for, resume_choices
 from repolicy.runs import ranks
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
@@ -143,15 +143,15 @@ def test_a_budget_goes_on_from_where_it_began(tmp_path: Path) -> None:
     """The run that chose it knew from its measurement how much a nat can be worth, and began there."""
     begun = Request("CartPole-v1", repolicy.kl(0.7), replace(SMALL, ranks=1, kl_budget=2.0), ("a.py:wish",), "0" * 64)
     for asked in (residual(), residual("auto")):
-        assert continued(asked, SMALL, begun, tmp_path) == (repolicy.kl(0.7), replace(SMALL, kl_budget=2.0))
+        assert resume_choices(asked, SMALL, begun, tmp_path) == (repolicy.kl(0.7), replace(SMALL, kl_budget=2.0))
     with pytest.raises(UsageError, match="stay 2 nats a step from the prior, and now omega is to be 0.3"):
-        continued(residual(0.3), SMALL, begun, tmp_path)
+        resume_choices(residual(0.3), SMALL, begun, tmp_path)
 
 
 def test_a_run_at_a_weight_does_not_go_on_with_a_budget(tmp_path: Path) -> None:
     begun = Request("CartPole-v1", repolicy.residual(0.3, 0.7), replace(SMALL, ranks=1), ("a.py:wish",), "0" * 64)
     with pytest.raises(UsageError, match="it has no budget, and now ω′ and α̂ move to stay 1 nats"):
-        continued(residual(), replace(SMALL, kl_budget=1.0), begun, tmp_path)
+        resume_choices(residual(), replace(SMALL, kl_budget=1.0), begun, tmp_path)
 
 
 def test_a_result_is_evaluated_where_it_was_trained() -> None:
@@ -270,5 +270,5 @@ def test_the_names_of_the_first_hour_are_at_the_top() -> None:
 
 def test_who_resumes_what_is_not_there_hears_that_a_run_begins(tmp_path: Path) -> None:
     folder, before = RunFolder(tmp_path / "typo"), Request("CartPole-v1", residual(0.1, 0.1), SMALL)
-    assert into(folder, True, None) == f"{folder.path}, where no run is yet: a new one begins"
-    assert into(folder, True, before) == into(folder, False, None) == str(folder.path)
+    assert describe_folder(folder, True, None) == f"{folder.path}, where no run is yet: a new one begins"
+    assert describe_folder(folder, True, before) == describe_folder(folder, False, None) == str(folder.path)

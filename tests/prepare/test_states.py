@@ -22,8 +22,14 @@ from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import Normalizer
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import states
-from repolicy.prepare.spending import spending
-from repolicy.prepare.states import check_learnable, density_of, rollouts_of, visited, wanted
+from repolicy.prepare.spending import estimate_spending
+from repolicy.prepare.states import (
+    check_learnable,
+    fit_prior_density,
+    observation_count,
+    prior_rollouts,
+    visited_states,
+)
 from repolicy.priors.opening import read_policy
 from repolicy.report.charts import learning
 from repolicy.runs.folder import RunFolder
@@ -107,14 +113,19 @@ def asked(tmp_path: Path, out: str, objective: Objective, **options: Any) -> Any
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"EACH": 50, "WANTED": 400, "FEWEST": 400, "LEAST": 100}.items():
+    for name, value in {
+        "OBSERVATIONS_PER_ENV": 50,
+        "MAX_OBSERVATIONS": 400,
+        "MIN_OBSERVATIONS": 400,
+        "MIN_FIT_OBSERVATIONS": 100,
+    }.items():
         monkeypatch.setattr(states, name, value)
     monkeypatch.setattr("repolicy.envs.evaluation.EPISODE_CAP", 50)
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repolicy.prepare.states.SKIPPED", 3)  # a rollout is shorter than what is left out
+    monkeypatch.setattr("repolicy.prepare.states.SKIPPED_STEPS", 3)  # a rollout is shorter than what is left out
     whole = asked(tmp_path, "whole", residual(0.1, 0.1, states=0.5))
     assert whole.last["reward_states"] < 0
     parts = [whole.last[f"reward_{part}"] for part in ("task", "prior", "entropy", "states")]
@@ -124,7 +135,7 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monk
     saved = read_policy(RunFolder(whole.folder).last_policy)
     assert saved.prior is not None
     with one_thread():  # as runs have it
-        again = density_of(saved.prior, request, SingleRank())
+        again = fit_prior_density(saved.prior, request, SingleRank())
     assert all(
         torch.equal(a, b) for a, b in zip(saved.density.tensors().values(), again.tensors().values(), strict=True)
     )
@@ -140,17 +151,17 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monk
 
 
 def test_a_short_run_learns_its_states_from_fewer() -> None:
-    found = [states.wanted(steps) for steps in (3_000, 100_000, 256_000, 5_000_000)]
+    found = [states.observation_count(steps) for steps in (3_000, 100_000, 256_000, 5_000_000)]
     assert found == [8_000, 25_000, 64_000, 64_000]
 
 
 @pytest.mark.usefixtures("quick")
 def test_how_an_episode_begins_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of episodes of 3, 4, 5, ... steps that show their number, with the first three left out."""
-    monkeypatch.setattr("repolicy.prepare.states.SKIPPED", 3)
+    monkeypatch.setattr("repolicy.prepare.states.SKIPPED_STEPS", 3)
     prior = read_policy(prior_in(tmp_path / "prior.safetensors", size=2)).policy
     request = Request(tiny("Counter"), residual(0.1, 0.1, states=0.5), SETTINGS)
-    seen = visited(rollouts_of(prior, request), wanted(SETTINGS.steps))
+    seen = visited_states(prior_rollouts(prior, request), observation_count(SETTINGS.steps))
     assert sorted(map(tuple, seen[seen[:, 0] < 4].unique(dim=0).tolist())) == [(2, 4), (3, 4), (3, 5)]
 
 
@@ -195,7 +206,12 @@ def test_every_step_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluated: int, price: float, keep: float | None, limits: Any
 ) -> None:
     """By how often environments whose episodes have one length were stepped."""
-    for name, value in {"EACH": 50, "WANTED": 400, "FEWEST": 400, "LEAST": 100}.items():
+    for name, value in {
+        "OBSERVATIONS_PER_ENV": 50,
+        "MAX_OBSERVATIONS": 400,
+        "MIN_OBSERVATIONS": 400,
+        "MIN_FIT_OBSERVATIONS": 100,
+    }.items():
         monkeypatch.setattr(states, name, value)
     taken, step = [], GymnasiumEnvs.step
 
@@ -228,7 +244,7 @@ def test_an_episode_whose_limit_nobody_tells_is_as_long_as_it_was() -> None:
     """One before the run, one after each of two segments, of two episodes each."""
     settings = Settings(steps=256, ranks=1, envs=4, n_steps=32, minibatch=32, checkpoint_every=1, evaluation_episodes=2)
     found = [
-        spending(Request(env, residual(0.1, 0.1), settings), length=79.5).evaluations
+        estimate_spending(Request(env, residual(0.1, 0.1), settings), length=79.5).evaluations
         for env in (tiny("Endless"), tiny("endless_with_time_limit"))
     ]
     assert found == [3 * 2 * 80, 3 * 2 * 5]

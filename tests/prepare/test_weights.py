@@ -21,7 +21,13 @@ from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.prepare import weights
 from repolicy.prepare.decision import decide
 from repolicy.prepare.generative import noise_prior
-from repolicy.prepare.weights import ALPHAS, BUDGET, SHARE, UNSEEN, ThroughNoise
+from repolicy.prepare.weights import (
+    ALPHA_PER_REWARD,
+    ALPHA_WITHOUT_REWARD,
+    ALPHAS,
+    DEFAULT_KL_BUDGET,
+    NoiseWeightFinder,
+)
 from repolicy.ranges import Range
 from repolicy.runs.settings import Settings
 
@@ -70,25 +76,25 @@ def test_what_is_named_is_taken_without_a_word() -> None:
 def test_alpha_is_scaled_from_the_reward() -> None:
     """CartPole pays 1 a step, for one choice; with a wish of 3 or −3 it pays 4 or −2."""
     found = decide(soft(), None, "CartPole-v1", (), FEW)
-    assert found.objective == soft(SHARE)
+    assert found.objective == soft(ALPHA_PER_REWARD)
     assert found.notes == ["alpha is 0.01, scaled from the reward in trial steps (1 a step); --alpha sets another"]
     both = decide(full(), None, "CartPole-v1", (f"{HERE}either_way=3",), FEW).objective
-    assert both.alpha == pytest.approx(SHARE * np.sqrt(10), rel=0.05)
+    assert both.alpha == pytest.approx(ALPHA_PER_REWARD * np.sqrt(10), rel=0.05)
     assert both == full(both.alpha)
     for env in ("CartPole-v1", tiny("WithoutReward")):  # who learns from a wish alone reads no other reward
         alone = decide(greedy(), None, env, (f"{HERE}either_way=3",), FEW).objective
-        assert alone.alpha == pytest.approx(3 * SHARE)
+        assert alone.alpha == pytest.approx(3 * ALPHA_PER_REWARD)
 
 
 def test_the_reward_is_shared_out_over_the_numbers_of_an_action() -> None:
-    alpha, why = weights._scaled(np.array([3.0, -3.0]), 6, "reward")
-    assert alpha == pytest.approx(3 * SHARE / 6)
+    alpha, why = weights._alpha_for_rewards(np.array([3.0, -3.0]), 6, "reward")
+    assert alpha == pytest.approx(3 * ALPHA_PER_REWARD / 6)
     assert why == "scaled from the reward (3 a step)"
 
 
 def test_a_reward_that_trial_steps_do_not_see() -> None:
     wish = decide(greedy(), prior(), ENV, (f"{HERE}nowhere",), FEW)
-    assert wish.objective == greedy(UNSEEN)
+    assert wish.objective == greedy(ALPHA_WITHOUT_REWARD)
     assert "was 0 throughout" in wish.notes[0]
     with pytest.raises(NumericError, match="reward in trial steps is not a finite number"):
         decide(soft(), None, tiny("WithoutReward"), (), FEW)
@@ -102,7 +108,7 @@ def test_customizing_takes_the_priors_alpha_then_omega_then_the_wish() -> None:
     assert "alpha is 0.13, a third of omega" in found.notes[0]
     for omega in (0.0, None):  # an omega of 0 is no measure of anything
         found = decide(residual(0.0) if omega == 0.0 else kl(), prior(), ENV, wish, FEW)
-        assert found.objective.alpha == 5 * SHARE
+        assert found.objective.alpha == 5 * ALPHA_PER_REWARD
         assert found.notes[-1].startswith("alpha is 0.05, scaled from the add-on's reward under the prior (5 a step)")
 
 
@@ -119,9 +125,9 @@ def test_customizing_takes_omega_from_the_worth_of_a_nat_or_else_holds_a_budget(
     unknown = worth | {"error": 0.2}
     for asked, card in ((residual(), {"nat_worth": unknown}), (residual("auto"), {"nat_worth": worth})):
         held = decide(asked, prior(request=told(0.7), **card), f"{HERE}Indifferent", (), FEW)
-        assert (held.objective, held.settings.kl_budget) == (kl(0.7), BUDGET)
+        assert (held.objective, held.settings.kl_budget) == (kl(0.7), DEFAULT_KL_BUDGET)
         *why, held_by = held.notes
-        assert f"drifts {BUDGET:g} nats a step" in held_by
+        assert f"drifts {DEFAULT_KL_BUDGET:g} nats a step" in held_by
         assert len(why) == (asked.omega is None)
         assert all("what a nat of the prior is worth cannot be told from these episodes" in each for each in why)
 
@@ -218,11 +224,11 @@ def test_beside_a_dial_no_budget_finds_what_cannot_be_told() -> None:
 @pytest.mark.parametrize("ended", [[], [10, 12]])
 def test_where_few_episodes_of_noise_end_the_limit_tells_how_long_they_are(ended: list[int]) -> None:
     policy, env = noise_prior(f"{WORLDS}:same", 6, 1, "HalfCheetah-v4", FEW)
-    task = ThroughNoise({}, policy, FEW, lambda _: None, env, ("hind_leg",))
+    task = NoiseWeightFinder({}, policy, FEW, lambda _: None, env, ("hind_leg",))
     assert task.tried.episodes.lengths == []
     task.tried = replace(task.tried, episodes=Episodes([0.0] * len(ended), ended))
     task.tried.terminated[ended, range(len(ended))] = True
-    assert task.usual_budget() == 5.0 / 1000
+    assert task.default_kl_budget() == 5.0 / 1000
     assert task.spread() == pytest.approx(float(np.std(task.paid().sum(0))))
 
 
@@ -230,11 +236,11 @@ def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be(m
     """Whether the file tells nothing, or what may be chance: who is held too much is let go later."""
     rarely, wish = RARELY, (CALM,)
     short = replace(FEW, steps=64)
-    monkeypatch.setattr("repolicy.prepare.weights.FEWEST", 32)
+    monkeypatch.setattr("repolicy.prepare.weights.MIN_EPISODES", 32)
     for card in ({}, {"nat_worth": {"value": 0.25, "error": 0.2, "episodes": 8}}):
         held = decide(residual(), SavedPolicy(optimum(), None, card), rarely, wish, short)
-        assert held.settings.kl_budget == BUDGET
-        assert held.objective.alpha > UNSEEN
+        assert held.settings.kl_budget == DEFAULT_KL_BUDGET
+        assert held.objective.alpha > ALPHA_WITHOUT_REWARD
         assert "the most that a nat of the prior can be worth" in held.notes[-1]
 
 

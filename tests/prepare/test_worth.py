@@ -20,9 +20,9 @@ from repolicy.objective import greedy, soft
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import add_to_card, read_card, save_policy
 from repolicy.policies.policy import PolicySpec, make_policy
-from repolicy.prepare.states import MOST_NUMBERS
-from repolicy.prepare.weights import weights_found, weights_of
-from repolicy.prepare.worth import WORTH_EPISODES, Sums, Worth, Worths, measured, sought, worth_of
+from repolicy.prepare.states import MAX_STATE_SIZE
+from repolicy.prepare.weights import weights_from_card, weights_from_worths
+from repolicy.prepare.worth import WORTH_EPISODES, EpisodeSums, Worth, Worths, measure_worth, measure_worths, worth_of
 from repolicy.priors.finding import find_policy, shipped_names
 from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
@@ -32,15 +32,15 @@ LOW, HIGH = (-1.0, -1.0), (1.0, 1.0)
 
 
 def test_a_nat_is_worth_alpha_at_the_optimum_of_alpha() -> None:
-    found = measured(optimum(), LONG, 100)
+    found = measure_worth(optimum(), LONG, 100)
     assert found.error < 0.02 * ALPHA
     assert found.value == pytest.approx(ALPHA, abs=3 * found.error + 0.01 * ALPHA)  # the last steps cost less: 1 %
     assert found.is_known
 
 
-def sums(by_mean: np.ndarray, sampled: np.ndarray, nats: float) -> tuple[Sums, Sums]:
+def sums(by_mean: np.ndarray, sampled: np.ndarray, nats: float) -> tuple[EpisodeSums, EpisodeSums]:
     """Episodes with the same nats each, half of them the mode's."""
-    return Sums(by_mean, np.full(len(by_mean), nats / 2)), Sums(sampled, np.full(len(sampled), nats / 2))
+    return EpisodeSums(by_mean, np.full(len(by_mean), nats / 2)), EpisodeSums(sampled, np.full(len(sampled), nats / 2))
 
 
 def test_noise_that_costs_nothing_tells_nothing() -> None:
@@ -56,7 +56,7 @@ def test_the_error_is_that_of_the_ratio() -> None:
     def once(lengths: int) -> Worth:
         long, noise = rng.integers(1, lengths + 1, (2, 400)).astype(float), rng.normal(size=(2, 400))
         returns = 2.0 * long + noise
-        by_mean, sampled = Sums(returns[0] + 9.0, long[0]), Sums(returns[1], long[1])
+        by_mean, sampled = EpisodeSums(returns[0] + 9.0, long[0]), EpisodeSums(returns[1], long[1])
         found = worth_of(by_mean, sampled)
         assert found is not None
         return found
@@ -79,7 +79,7 @@ def test_a_nat_of_what_is_soft_optimal_is_worth_its_temperature(family: str) -> 
         draws = distribution.log_prob(distribution.sample(torch.Generator().manual_seed(2))).double().numpy()
         by_mode = distribution.log_prob(distribution.mode()).double().numpy()[:10]
         entropy = distribution.entropy().double().numpy()
-    found = worth_of(Sums(ALPHA * by_mode, by_mode), Sums(ALPHA * draws, entropy))
+    found = worth_of(EpisodeSums(ALPHA * by_mode, by_mode), EpisodeSums(ALPHA * draws, entropy))
     assert found.value == pytest.approx(ALPHA, abs=4.0 * found.error)
     assert found.error < 0.01 * ALPHA
     if family == "gaussian":
@@ -93,7 +93,7 @@ def test_training_ends_with_what_a_nat_is_worth(tmp_path: Path) -> None:
     """Measured on the policy that is handed out, once, and nothing but its card is touched."""
     best = RunFolder(train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SHORT).folder).policy
     known = read_policy(best)
-    assert known.card["nat_worth"] == asdict(measured(known.policy, tiny("LinearQuadratic"), 8))
+    assert known.card["nat_worth"] == asdict(measure_worth(known.policy, tiny("LinearQuadratic"), 8))
     before = best.read_bytes()
     train(tiny("LinearQuadratic"), soft(0.1), tmp_path / "run", SHORT, resume=True)
     assert best.read_bytes() == before
@@ -102,8 +102,8 @@ def test_training_ends_with_what_a_nat_is_worth(tmp_path: Path) -> None:
 def test_who_learned_from_an_add_on_alone_is_measured_in_it(tmp_path: Path) -> None:
     env, wishes = tiny("WithoutReward"), (tiny("stay_near"),)
     known = read_policy(RunFolder(train(env, greedy(0.1), tmp_path / "run", SHORT, addon=wishes).folder).policy)
-    assert known.card["nat_worth"] == asdict(measured(known.policy, env, 8, addons=wishes, addon_alone=True))
-    assert measured(known.policy, env, 8, addons=wishes) is None  # the sum with a reward that is no number
+    assert known.card["nat_worth"] == asdict(measure_worth(known.policy, env, 8, addons=wishes, addon_alone=True))
+    assert measure_worth(known.policy, env, 8, addons=wishes) is None  # the sum with a reward that is no number
 
 
 def test_a_card_says_more_and_the_tensors_stay(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_the_priors_that_ship_tell_what_was_measured() -> None:
     for name in shipped_names():
         card = read_card(find_policy(name))
         assert card["nat_worth"] == {key: rows[name][key] for key in ("value", "error", "episodes")}
-        assert weights_of(card, 4) == (rows[name]["value"], rows[name]["value"])
+        assert weights_from_card(card, 4) == (rows[name]["value"], rows[name]["value"])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_the_priors_that_ship_tell_what_was_measured() -> None:
 )
 def test_the_usual_weights_are_what_the_card_tells(card: dict[str, Any], expected: Any) -> None:
     """Without the states where the prior's episodes are too short to learn them, or unknown."""
-    assert weights_of(card, 4) == expected
+    assert weights_from_card(card, 4) == expected
 
 
 KNOWN, MORE, CHANCE = Worth(0.3, 0.1, 8), Worth(0.7, 0.1, 8), Worth(0.3, 0.2, 8)
@@ -158,7 +158,7 @@ KNOWN, MORE, CHANCE = Worth(0.3, 0.1, 8), Worth(0.7, 0.1, 8), Worth(0.3, 0.2, 8)
 def test_the_weights_of_a_prior_that_tells_nothing(
     basic: Worth | None, addon: Worth, length: float, expected: Any
 ) -> None:
-    assert weights_found(Worths(basic, addon, length), 4) == expected
+    assert weights_from_worths(Worths(basic, addon, length), 4) == expected
 
 
 def test_the_most_that_a_nat_can_be_worth_is_two_errors_above() -> None:
@@ -168,10 +168,10 @@ def test_the_most_that_a_nat_can_be_worth_is_two_errors_above() -> None:
 
 def test_states_of_too_many_numbers_have_no_price() -> None:
     """A pixel is a number: a Gaussian over all of them would fill the memory."""
-    for numbers, states in ((MOST_NUMBERS, 0.3), (MOST_NUMBERS + 1, 0.0)):
-        assert weights_found(Worths(KNOWN, CHANCE, 1000.0), numbers) == (0.3, states)
+    for numbers, states in ((MAX_STATE_SIZE, 0.3), (MAX_STATE_SIZE + 1, 0.0)):
+        assert weights_from_worths(Worths(KNOWN, CHANCE, 1000.0), numbers) == (0.3, states)
         card = {"nat_worth": vars(KNOWN), "evaluation": {"evaluation_length": 1000.0}}
-        assert weights_of(card, numbers) == (0.3, states)
+        assert weights_from_card(card, numbers) == (0.3, states)
 
 
 class Stumbles(Tiny):
@@ -200,9 +200,9 @@ def test_nats_are_counted_where_their_episodes_go() -> None:
     policy, env = optimum(), f"{Path(__file__)}:Stumbles"
     of_mode, entropy = nats_of_optimum()
     value: Any = pytest.approx(5 / (10 * of_mode + 5 * entropy), rel=1e-5)
-    assert measured(policy, env, 4) == Worth(value, 0.0, 4)
+    assert measure_worth(policy, env, 4) == Worth(value, 0.0, 4)
     steps = (10 + 5) * WORTH_EPISODES
-    assert sought(policy, env, (), 1) == Worths(Worth(value, 0.0, WORTH_EPISODES), None, 5.0, steps)
+    assert measure_worths(policy, env, (), 1) == Worths(Worth(value, 0.0, WORTH_EPISODES), None, 5.0, steps)
 
 
 class Calms(Tiny):
@@ -219,9 +219,9 @@ class Calms(Tiny):
 @pytest.mark.parametrize("longest", [30, 70])
 def test_it_does_not_matter_where_an_episode_is_cut(monkeypatch: pytest.MonkeyPatch, longest: int) -> None:
     """Neither by the longest that counts nor by a time limit: nats are summed over the steps of the return."""
-    monkeypatch.setattr("repolicy.prepare.worth.COUNTED_STEPS", longest)
+    monkeypatch.setattr("repolicy.prepare.worth.MAX_EPISODE_STEPS", longest)
     for env, limit in ((f"{Path(__file__)}:Calms", math.inf), (f"{Path(__file__)}:calms_within_a_limit", 50)):
-        found = sought(optimum(), env, (), 1)
+        found = measure_worths(optimum(), env, (), 1)
         assert found.basic.value == pytest.approx(1 / sum(nats_of_optimum()), rel=1e-5)
         assert found.length == min(longest, limit)
 
@@ -237,7 +237,7 @@ def stay(observations: Any, actions: Any, next_observations: Any, info: Any) -> 
 
 
 def test_the_worth_is_sought_in_both_rewards_at_once() -> None:
-    found = sought(optimum(), LONG, (f"{Path(__file__)}:stay",), 1)
+    found = measure_worths(optimum(), LONG, (f"{Path(__file__)}:stay",), 1)
     assert found.addon.value == pytest.approx(0.1 * found.basic.value, rel=1e-4)
     assert found.basic.value == pytest.approx(ALPHA, abs=3 * found.basic.error + 0.01 * ALPHA)
     assert (found.length, found.basic.episodes) == (200.0, WORTH_EPISODES)
@@ -245,7 +245,7 @@ def test_the_worth_is_sought_in_both_rewards_at_once() -> None:
 
 def test_a_cost_that_shows_seldom_is_sought_for_longer() -> None:
     policy, env, wish = optimum(), RARELY, (CALM,)
-    once, often = (sought(policy, env, wish, steps) for steps in (1, 10_000))
+    once, often = (measure_worths(policy, env, wish, steps) for steps in (1, 10_000))
     assert once.known == []
     assert once.basic.episodes == WORTH_EPISODES < often.basic.episodes
     assert often.basic.is_known
@@ -269,12 +269,12 @@ def test_what_may_well_be_chance_is_sought_no_longer(monkeypatch: pytest.MonkeyP
         )
 
     monkeypatch.setattr("repolicy.prepare.worth.evaluate", told)
-    found = sought(optimum(), "any", (), 10_000)
+    found = measure_worths(optimum(), "any", (), 10_000)
     assert found.basic.value == pytest.approx(cost / 5)
     assert found.basic.episodes == rounds * WORTH_EPISODES
 
 
 def test_nothing_is_sought_where_no_reward_says_anything() -> None:
-    found = sought(optimum(), tiny("WithoutReward"), (CALM,), 2_000)
+    found = measure_worths(optimum(), tiny("WithoutReward"), (CALM,), 2_000)
     assert found.basic is None
     assert (found.addon, found.known) == (Worth(0.0, 0.0, WORTH_EPISODES), [])

@@ -43,7 +43,7 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
                 said = capsys.readouterr().err.splitlines()
                 ended(job, next(line for line in said if line.startswith("repolicy: ")))
 
-    monkeypatch.setattr(sweep, "work", here)
+    monkeypatch.setattr(sweep, "run_jobs", here)
     prior, settings, out = tmp_path / "prior.safetensors", tmp_path / "settings.json", tmp_path / "sweep"
     space = ActionSpace("continuous", (1,), (-3.0,), (3.0,))
     save_policy(prior, Policy(PolicySpec(4, space)), {"request": {"env": "InvertedPendulum-v4"}})

@@ -28,7 +28,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import moment_sums
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.prepare.states import SKIPPED
+from repolicy.prepare.states import SKIPPED_STEPS
 from repolicy.priors.opening import read_policy
 from repolicy.rql import ResidualSAC, Settings
 from repolicy.rql.algorithms import _noise
@@ -221,16 +221,16 @@ def test_states_that_the_prior_does_not_know_have_their_price_unless_an_episode_
     for env in envs:
         env.reset(seed=0)
     prices = []
-    for age in range(1, 3 * SKIPPED):
+    for age in range(1, 3 * SKIPPED_STEPS):
         (seen, free, *_), (other, paid, *_) = (env.step(np.ones(1)) for env in envs)
         assert seen == other
         price = 2.0 * float(density.familiarity(density.normalized(torch.from_numpy(seen)[None])))
-        assert paid - free == pytest.approx(price if age > SKIPPED else 0.0, abs=1e-5)
+        assert paid - free == pytest.approx(price if age > SKIPPED_STEPS else 0.0, abs=1e-5)
         prices.append(price)
     assert min(prices) < -1.0
     for env in envs:
         env.reset(seed=1)
-    for _ in range(SKIPPED):
+    for _ in range(SKIPPED_STEPS):
         assert len({env.step(np.ones(1))[1] for env in envs}) == 1
     with pytest.raises(UsageError, match="soft Q-learning knows no price on unfamiliar states"):
         ResidualSAC(Bounded(), objective, constant(MEAN, STD))

@@ -122,7 +122,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
         policy, critic = small_policy(), Mlp(SIZE, (16,), 1)
         prior = frozen(policy)
     generator = torch.Generator().manual_seed(2)
-    states.visited = lambda rollouts, many: torch.randn(500, SIZE, generator=generator)
+    states.visited_states = lambda rollouts, many: torch.randn(500, SIZE, generator=generator)
     made: Any = Worker.__new__(Worker)
     made.critic_size = 0  # it sees what the policy sees
     made.settings = Settings(ranks=1, envs=ENVS, n_steps=TIME, minibatch=ENVS * TIME)
@@ -130,7 +130,7 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.request = Request("any", made.objective, made.settings)
     made.prior = made.scoring_prior = prior
     made.scorer = Scorer(prior)
-    made.density = states.density_of(made.prior, made.request, team)
+    made.density = states.fit_prior_density(made.prior, made.request, team)
     made.learner = ppo.Learner(policy, critic, 1e-3)
     made.multipliers, made.probed = Multipliers(made.request, SIZE), None
     made.terms = FixedTerms(made.request)

@@ -52,7 +52,7 @@ def test_sums() -> None:
 
 def test_two_ranks_of_16_environments_are_one_of_32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with a density: it is the same bits on both, and the step by it is that of one, but for rounding."""
-    monkeypatch.setattr(states, "visited", states.visited)  # what the programs below put there goes again
+    monkeypatch.setattr(states, "visited_states", states.visited_states)  # what the programs below put there goes again
     [(whole, whole_states)] = in_threads(1, lambda team: (one_step(team), step_with_states(team)))
     (shared, shared_states), _ = in_threads(2, lambda team: (one_step(team), step_with_states(team)))
     assert float(whole["gradient"].abs().max()) > 0.1

@@ -108,7 +108,7 @@ class Diagnose(OfPolicy):
         from repolicy.envs.addons import describe_clipped_weights, with_clipped_weights
         from repolicy.policies import origin_notes
         from repolicy.prepare.diagnosis import DRIVEN_ENVS, DRIVEN_STEPS, check_addon, diagnose
-        from repolicy.prepare.weights import worth_in
+        from repolicy.prepare.weights import worth_from_card
         from repolicy.priors import find_policy, read_policy
         from repolicy.runs import one_thread
 
@@ -119,7 +119,7 @@ class Diagnose(OfPolicy):
         env = self.env or env_from_card(saved.card, path, self.trust)
         check_env(self.addon, env)
         env = with_observation_roles(env, saved.policy.observation_size, self.backend)
-        worth = worth_in(saved.card)
+        worth = worth_from_card(saved.card)
         with one_thread(), terminal.status(f"{env}: thrice {DRIVEN_STEPS:,} steps in {DRIVEN_ENVS} environments"):
             diagnosis = diagnose(
                 saved.policy,

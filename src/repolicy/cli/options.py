@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from repolicy.errors import UsageError
 from repolicy.objective import Weight
-from repolicy.prepare.defaults import TABLE, of_shape, train_defaults
+from repolicy.prepare.defaults import TABLE, settings_for_shape, train_defaults
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs import AnySettings, Settings, read_settings
@@ -93,7 +93,7 @@ def usual_by_env() -> Usual:
 
 def usual_by_prior() -> Usual:
     """Return what the settings of customizing depend on by default, and examples."""
-    by_shape = [of_shape(64, 1), of_shape(256, 12), of_shape(64, 1, 10_000)]
+    by_shape = [settings_for_shape(64, 1), settings_for_shape(256, 12), settings_for_shape(64, 1, 10_000)]
     return "the prior and the steps", [*by_shape, replace(by_shape[0], activation="elu")]
 
 

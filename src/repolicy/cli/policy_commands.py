@@ -296,7 +296,7 @@ class Imitate(Command):
         return {"file": str(result.file), "env": result.env} | asdict(result.fitted) | returns
 
     def _flow(self) -> dict[str, Any]:
-        from repolicy.prepare.imitation import STEPS, imitate_flow
+        from repolicy.prepare.imitation import FLOW_STEPS, imitate_flow
         from repolicy.runs import one_thread
 
         if self.state_std:
@@ -305,7 +305,7 @@ class Imitate(Command):
         with one_thread(), terminal.status("fitting") as status:
             made = imitate_flow(
                 self.data, out, env=self.env, chunk=self.chunk, hidden=self.hidden, seed=self.seed,
-                progress=lambda step: status.update(f"fitting: step {step:,} of {STEPS:,}"),
+                progress=lambda step: status.update(f"fitting: step {step:,} of {FLOW_STEPS:,}"),
             )  # fmt: skip
         words = ["repolicy", "customize", str(out), "--noise", str(made.noise), "--chunk", str(made.chunk)]
         words += ["--env", self.env or "ENV", "--addon", "NAME"]

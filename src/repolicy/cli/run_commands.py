@@ -74,10 +74,10 @@ class Train(Run):
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import train
-        from repolicy.prepare.session import called_objective, folder_for
+        from repolicy.prepare.session import folder_for, objective_label
 
         objective, settings = self.wanted(), overrides(self)
-        folder = folder_for(self.out, self.env, called_objective(objective or soft()), settings, self.resume)
+        folder = folder_for(self.out, self.env, objective_label(objective or soft()), settings, self.resume)
         result = train(
             self.env, objective, folder, settings,
             addon=self.addon, resume=self.resume, callbacks=callbacks_of(folder, self.wandb), progress=False,
@@ -159,11 +159,11 @@ class Customize(Run):
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import customize
-        from repolicy.prepare.session import called_objective, folder_for
+        from repolicy.prepare.session import folder_for, objective_label
 
         warn_of_unfinished(self.prior)
         objective, settings = self.wanted(), overrides(self)
-        folder = folder_for(self.out, self.prior, called_objective(objective), settings, self.resume)
+        folder = folder_for(self.out, self.prior, objective_label(objective), settings, self.resume)
         result = customize(
             self.prior, self.addon, objective, folder, settings,
             env=self.env, resume=self.resume, callbacks=callbacks_of(folder, self.wandb), progress=False,

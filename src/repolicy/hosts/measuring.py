@@ -16,10 +16,17 @@ from repolicy.hosts.steering import Steering
 from repolicy.learning.multipliers import FINEST_SHARE
 from repolicy.policies import ActionSpace, Density, Normalizer, moment_sums
 from repolicy.policies.density import fit_density
-from repolicy.prepare.decision import decided
-from repolicy.prepare.states import FEWEST, MOST_NUMBERS, PATIENCE, SKIPPED, WANTED, check_enough
-from repolicy.prepare.weights import Shape, Weighing
-from repolicy.prepare.worth import COUNTED_STEPS, WORTH_EPISODES, Sums, Worth, Worths, worth_of
+from repolicy.prepare.decision import decide_weights
+from repolicy.prepare.states import (
+    MAX_OBSERVATIONS,
+    MAX_STATE_SIZE,
+    MAX_STEPS_RATIO,
+    MIN_OBSERVATIONS,
+    SKIPPED_STEPS,
+    check_enough,
+)
+from repolicy.prepare.weights import Shape, WeightFinder
+from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, EpisodeSums, Worth, Worths, worth_of
 from repolicy.report.host_page import evaluation
 from repolicy.report.verdict import Pair, action, spread, verdict
 
@@ -90,7 +97,7 @@ def one_each(envs: Envs, prior: Any, sample: bool, looked_at: slice = slice(LOOK
     total: Any = 0.0
     states, late = list[Tensor](), list[Tensor]()
     counts = finished = ages = torch.zeros(())
-    for step in range(COUNTED_STEPS if begins else 2 * COUNTED_STEPS):
+    for step in range(MAX_EPISODE_STEPS if begins else 2 * MAX_EPISODE_STEPS):
         actions, nats = prior.act(observations, sample)
         observations, basic, addon, ended, held = envs.step(actions)
         if step == 0:
@@ -103,10 +110,10 @@ def one_each(envs: Envs, prior: Any, sample: bool, looked_at: slice = slice(LOOK
         ages = torch.where(ended, 0, ages + 1)
         if sample:
             states.append(envs.states(observations)[looked_at])
-            late.append(ages[looked_at] > SKIPPED)
+            late.append(ages[looked_at] > SKIPPED_STEPS)
         prior.forget(ended)
         finished = finished | (counts & ended)
-        counts = counts | ended | (step + 1 == COUNTED_STEPS)
+        counts = counts | ended | (step + 1 == MAX_EPISODE_STEPS)
         if bool(finished.all()):
             break
     seen = torch.stack(states).transpose(0, 1)[torch.stack(late).T] if sample else torch.empty(0)
@@ -164,7 +171,9 @@ class Look:
             self.sampled.append(one_each(self.envs, self.prior, sample=True))
 
         def worth(name: str, unit: float = 1.0) -> Worth | None:
-            both = (Sums(_joined(each, name) / unit, _joined(each, "nats")) for each in (self.by_mean, self.sampled))
+            both = (
+                EpisodeSums(_joined(each, name) / unit, _joined(each, "nats")) for each in (self.by_mean, self.sampled)
+            )
             return worth_of(*both)
 
         of_addon = worth("addon", max(1.0, self.envs.wish_weight))
@@ -189,18 +198,18 @@ class Look:
             mean, count, longest = paid.sum() / steps.sum(), len(paid), int(steps.max())
             off = np.square(paid - mean * steps).sum() * count / max(count - 1, 1)
             found.append((float(mean), float(np.sqrt(off) / steps.sum())))
-            goes_on = steps > np.arange(longest + (longest < COUNTED_STEPS))[:, None]
+            goes_on = steps > np.arange(longest + (longest < MAX_EPISODE_STEPS))[:, None]
             by_age = (mean * goes_on.mean(1)).tolist()
         return by_age, found
 
     def density(self) -> Density:
         """Return the density of the prior's states. Raises where these are too few, or too wide."""
-        if self.envs.sizes.observation_size > MOST_NUMBERS:
-            raise UsageError(f"states of more than {MOST_NUMBERS:,} numbers are not learned: set states to 0")
+        if self.envs.sizes.observation_size > MAX_STATE_SIZE:
+            raise UsageError(f"states of more than {MAX_STATE_SIZE:,} numbers are not learned: set states to 0")
         self._sample()
         while self._more_states():
             self.sampled.append(one_each(self.envs, self.prior, sample=True))
-        states = torch.cat([each.states for each in self.sampled])[:WANTED].float()
+        states = torch.cat([each.states for each in self.sampled])[:MAX_OBSERVATIONS].float()
         try:
             check_enough(len(states), float(_joined(self.sampled, "lengths").mean()))
         except UsageError as error:
@@ -214,8 +223,8 @@ class Look:
         """
         states = sum(len(each.states) for each in self.sampled)
         steps = sum(float(each.lengths[:LOOKED_AT].sum()) for each in self.sampled)
-        few = states < FEWEST and PATIENCE * states >= steps
-        return few or (states < WANTED and len(self.sampled) < PATIENCE)
+        few = states < MIN_OBSERVATIONS and MAX_STEPS_RATIO * states >= steps
+        return few or (states < MAX_OBSERVATIONS and len(self.sampled) < MAX_STEPS_RATIO)
 
     def _sample(self) -> None:
         if not self.sampled:
@@ -276,7 +285,7 @@ def _joined(episodes: list[Episodes], name: str) -> np.ndarray:
 
 
 @dataclass
-class InHost(Weighing):
+class InHost(WeightFinder):
     """What weights are found for in a host, whose own environments run the episodes; a function has none."""
 
     look: Look | None
@@ -311,7 +320,7 @@ def weighed(
         return steering
     task = InHost(card, prior, steering.settings, say, look)
     try:
-        found = decided(steering.objective, task)
+        found = decide_weights(steering.objective, task)
     except UsageError as error:
         raise UsageError(in_hosts_words(str(error))) from None
     for note in found.notes:

@@ -20,7 +20,7 @@ from repolicy.hosts.method import PARTS, check_finite
 from repolicy.hosts.steering import Steering
 from repolicy.objective import Objective, reformulated, residual
 from repolicy.policies import ActionSpace, Density, Policy, Prior
-from repolicy.prepare.states import LEAST
+from repolicy.prepare.states import MIN_FIT_OBSERVATIONS
 from repolicy.priors import MeanPrior, OpenedPolicy
 
 
@@ -56,8 +56,13 @@ def prior_reward(
 def _checked(visited: Tensor, sizes: Any) -> Tensor:
     """Return observations of the prior's own. Raises where these are none, or so few that nothing can be fitted."""
     shape, width = tuple(visited.shape), sizes.observation_size or visited.shape[-1]
-    if visited.dim() != 2 or shape[1] != width or len(visited) < LEAST or not bool(visited.isfinite().all()):
-        wanted = f"it must be finite observations [M, {width}], {LEAST:,} or more"
+    if (
+        visited.dim() != 2
+        or shape[1] != width
+        or len(visited) < MIN_FIT_OBSERVATIONS
+        or not bool(visited.isfinite().all())
+    ):
+        wanted = f"it must be finite observations [M, {width}], {MIN_FIT_OBSERVATIONS:,} or more"
         raise UsageError(f"visited has the shape {shape}; {wanted}")
     return visited
 

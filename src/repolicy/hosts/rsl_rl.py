@@ -28,7 +28,7 @@ from repolicy.hosts.rsl_rl_priors import RunnersPrior, prior_for
 from repolicy.hosts.steering import Steering, check_options, say_of_bonus, usual_warmup, weighs, weights_named
 from repolicy.objective import Objective, task_reward
 from repolicy.policies import Density, Mlp, Policy, frozen, metadata, policy_bytes
-from repolicy.prepare.defaults import of_shape
+from repolicy.prepare.defaults import settings_for_shape
 
 from rsl_rl.algorithms import PPO  # isort: skip  # after ours, which say what to install where it is missing
 from rsl_rl.utils import resolve_callable  # isort: skip
@@ -328,7 +328,7 @@ def say_what_works_against(host: Mapping[str, Any]) -> None:
 
 def _usual(actor: Any, storage: Any) -> dict[str, Any]:
     """Return the engine's settings for customizing, in rsl_rl's words."""
-    usual = of_shape(max(map(len, actor.mlp.parameters())), int(storage.actions_shape[0]))
+    usual = settings_for_shape(max(map(len, actor.mlp.parameters())), int(storage.actions_shape[0]))
     samples = storage.num_envs * storage.num_transitions_per_env
     return {
         "num_learning_epochs": usual.epochs,

@@ -34,7 +34,7 @@ from repolicy.hosts.steering import Steering, check_options, say_of_bonus, usual
 from repolicy.loading import check_version
 from repolicy.objective import Objective
 from repolicy.policies import Policy
-from repolicy.prepare.defaults import ROLLOUT, of_shape
+from repolicy.prepare.defaults import ROLLOUT_SIZE, settings_for_shape
 from repolicy.priors import MeanPrior, OpenedPolicy
 from repolicy.text import printable
 
@@ -99,7 +99,7 @@ class ResidualPPO(PPO):
         named = self.prior.agent if isinstance(self.prior, OpenedPolicy) else None
         widest = max((64, *named.spec.hidden)) if isinstance(named, Policy) else 64
         if copy_prior and policy_kwargs is None and policy == "MlpPolicy" and isinstance(named, Policy):
-            policy_kwargs = like(_begun(named, True), of_shape(widest, named.actions.width).hidden)
+            policy_kwargs = like(_begun(named, True), settings_for_shape(widest, named.actions.width).hidden)
             policy = HeadPolicy if "head" in policy_kwargs else policy
         if policy_kwargs is None and isinstance(self.prior, Weights) and self.prior.policy is not None:
             policy_kwargs = self.prior.kwargs
@@ -349,9 +349,9 @@ class Reformulated:
 
 def _usual(env: Any, widest: int, host: Mapping[str, Any]) -> dict[str, Any]:
     """Return the engine's settings for customizing, in Stable-Baselines3's words."""
-    usual = of_shape(widest, int(np.prod(env.action_space.shape or 1)))
+    usual = settings_for_shape(widest, int(np.prod(env.action_space.shape or 1)))
     count = getattr(env, "num_envs", 1)
-    n_steps = host.get("n_steps", 2 ** max(0, int(np.log2(ROLLOUT / count))))
+    n_steps = host.get("n_steps", 2 ** max(0, int(np.log2(ROLLOUT_SIZE / count))))
     sizes = (size for size in range(usual.minibatch, 0, -1) if n_steps * count % size == 0)
     return {
         "n_steps": n_steps,

@@ -16,7 +16,7 @@ from repolicy.hosts.measuring import Paid, Sizes
 from repolicy.hosts.sb3_policies import check_choices, space_of
 from repolicy.hosts.steering import weighs
 from repolicy.objective import Objective
-from repolicy.prepare.states import MOST_NUMBERS
+from repolicy.prepare.states import MAX_STATE_SIZE
 
 WIDE = 1e6  # bounds of actions so wide that clipping to them changes nothing
 
@@ -32,7 +32,7 @@ class ModelEnvs:
     @cached_property
     def sizes(self) -> Sizes:
         """How many numbers a state has, and the actions; observations in a Dict have too many."""
-        space, numbers = self.env.observation_space, MOST_NUMBERS + 1
+        space, numbers = self.env.observation_space, MAX_STATE_SIZE + 1
         if isinstance(space, spaces.Box):
             numbers = int(self.model.rows(space.sample()[None, None]).shape[-1])
         return Sizes(numbers, space_of(self.model.action_space))
@@ -64,7 +64,7 @@ class ModelEnvs:
 
     def states(self, observations: Any) -> Tensor:
         """Return states in rows, or nothing of those that have too many numbers to be learned."""
-        few = self.sizes.observation_size <= MOST_NUMBERS
+        few = self.sizes.observation_size <= MAX_STATE_SIZE
         return self.model.rows(self.seen[None])[0] if few else torch.empty(self.count, 0)
 
 

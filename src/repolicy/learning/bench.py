@@ -20,7 +20,7 @@ from repolicy.envs import make_envs
 from repolicy.errors import check_counts
 from repolicy.learning.segments import Segments
 from repolicy.objective import soft
-from repolicy.prepare.checks import check
+from repolicy.prepare.checks import check_request
 from repolicy.runs import Request, RunFolder, Settings, derived_seed, ranks
 
 PARTS = 20  # slices in a segment
@@ -35,7 +35,7 @@ def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
     steps = max(10 * PARTS, slices) * rounds * settings.iteration_steps
     settings = replace(settings, checkpoint_every=PARTS * rounds, steps=steps)
     request = Request(env, soft(0.01), settings)
-    check(request)
+    check_request(request)
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(path)
         folder.begin(request, {}, resume=False)

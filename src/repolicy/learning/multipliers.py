@@ -24,7 +24,7 @@ from torch import Tensor
 from repolicy.envs import EPISODE_CAP, Evaluation, Limit, Rollout, make_envs, parse_limits, run_episodes
 from repolicy.objective import Objective
 from repolicy.policies import Policy
-from repolicy.prepare.spending import EARNING_EPISODES
+from repolicy.prepare.spending import RETURN_EPISODES
 from repolicy.runs import Estimate, Ranks, Request, derived_seed
 
 FARTHEST = 2.0  # bound of how far off something is
@@ -276,8 +276,8 @@ def expected(prior_earns: Tensor, ages: Tensor, ended: Tensor) -> Tensor:
 def mean_episodes(policy: Policy, request: Request) -> Evaluation:
     """Run the first episodes of a policy's mean action, which begin alike for whatever policy."""
     seed = derived_seed(request.settings.seed, 0, 3000)
-    with closing(make_envs(request.env, EARNING_EPISODES, seed, request.settings.backend)) as envs:
-        return run_episodes(policy, envs, EARNING_EPISODES)
+    with closing(make_envs(request.env, RETURN_EPISODES, seed, request.settings.backend)) as envs:
+        return run_episodes(policy, envs, RETURN_EPISODES)
 
 
 def earned_by_age(prior: Policy, request: Request, team: Ranks) -> Tensor:

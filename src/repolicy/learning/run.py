@@ -18,8 +18,8 @@ from repolicy.learning.segments import Segments
 from repolicy.learning.terms import collapsed
 from repolicy.policies import add_to_card
 from repolicy.prepare.beginning import Start
-from repolicy.prepare.session import begun
-from repolicy.prepare.worth import measured
+from repolicy.prepare.session import claim_folder
+from repolicy.prepare.worth import measure_worth
 from repolicy.priors import ScoringPrior, prior_from_source, read_policy
 from repolicy.runs import Request, Result, RunFolder, polite_interrupt, ranks, torchrun_place
 
@@ -55,7 +55,7 @@ def run(
     ranks.check_count(request.settings.ranks)
     scoring_prior, source = (None, None) if start is None else (start.scoring_prior, start.source)
     with folder.locked():
-        tell(callbacks, [*notes, *begun(request, folder, resume, start)])
+        tell(callbacks, [*notes, *claim_folder(request, folder, resume, start)])
         message = {"folder": str(folder.path), "env_timeout": env_timeout, "source": source}
         words = json.dumps(message, default=float)  # a timeout may be a number of NumPy's
         program = ["from repolicy.learning.run import follow; follow()", words]
@@ -138,7 +138,7 @@ def tell_worth(request: Request, folder: RunFolder) -> None:
     if "nat_worth" in saved.card or not episodes:
         return
     how: dict[str, Any] = {"backend": request.settings.backend, "addon_alone": not request.objective.reads_basic}
-    worth = measured(saved.policy, request.env, episodes, addons=request.addons, **how)
+    worth = measure_worth(saved.policy, request.env, episodes, addons=request.addons, **how)
     if worth is not None:
         add_to_card(folder.policy, {"nat_worth": asdict(worth)})
 
@@ -160,7 +160,7 @@ def _run_as_one_of_many(
             if team.index == 0:
                 try:
                     claim.enter_context(folder.locked())
-                    tell(callbacks, [*notes, *begun(request, folder, resume, start)])
+                    tell(callbacks, [*notes, *claim_folder(request, folder, resume, start)])
                 except RepolicyError as error:
                     refusal = error
             if float(team.sum(torch.tensor([0.0 if refusal is None else 1.0]))):

@@ -31,8 +31,8 @@ from repolicy.learning.worker import Worker
 from repolicy.objective import reformulated, task_reward
 from repolicy.policies import Policy, frozen, save_policy
 from repolicy.policies.storage import write
-from repolicy.prepare.spending import probes_beside
-from repolicy.prepare.states import density_of
+from repolicy.prepare.spending import probe_count
+from repolicy.prepare.states import fit_prior_density
 from repolicy.priors import MeanPrior, ScoringPrior, decoder_bytes, read_policy
 from repolicy.runs import Estimate, Request, RunFolder, derived_seed, keep_freed_memory, ranks, versions
 
@@ -127,7 +127,7 @@ class Segments:
             )
         probes = None
         if worker.multipliers.measures:
-            probes = self.collector(self.environments(10**7, probes_beside(share)))
+            probes = self.collector(self.environments(10**7, probe_count(share)))
         worker.begin(self.collector(envs, stream), stream, probes)
 
     def collector(self, envs: Envs, stream: torch.Generator | None = None) -> Collector:
@@ -286,7 +286,7 @@ class Segments:
             worker.multipliers.prior_earns = earned_by_age(worker.prior, worker.request, self.team)
         if worker.prior is None or not worker.objective.reads_states:
             return []
-        worker.density = density_of(worker.prior, worker.request, self.team)
+        worker.density = fit_prior_density(worker.prior, worker.request, self.team)
         left_out = worker.density.left_out
         if not left_out:
             return []

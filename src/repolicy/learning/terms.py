@@ -16,7 +16,7 @@ from repolicy.envs import Addon, Rollout, addons
 from repolicy.learning import ppo
 from repolicy.objective import Objective, Reward, task_reward
 from repolicy.policies import ConditionedPolicy, Distribution, FilmMlp, Mlp, Policy, moment_sums
-from repolicy.prepare.weights import Shape, usual_budget
+from repolicy.prepare.weights import Shape, default_kl_budget
 from repolicy.ranges import Dial
 from repolicy.runs import Ranks, Request, Settings
 
@@ -257,7 +257,7 @@ def _at_end(policy: ConditionedPolicy, inputs: Tensor, index: int, place: float)
 
 def collapsed(metrics: dict[str, float], policy: Shape) -> list[str]:
     """Return what is to be said of a finished run whose dial, or one of whose dials, turns too little."""
-    alike = ALIKE * usual_budget(policy)
+    alike = ALIKE * default_kl_budget(policy)
     several = {name: value for name, value in metrics.items() if name.startswith("dial_kl_")}
     return [
         f"the two ends of the dial{name.removeprefix('dial_kl').replace('_', ' ', 1)} are only {value:.2g} nats apart, "

@@ -22,12 +22,20 @@ from repolicy.objective import Objective, residual, soft
 from repolicy.policies import Policy, Prior
 from repolicy.prepare import session
 from repolicy.prepare.beginning import INITS, Start
-from repolicy.prepare.checks import NO_ADDON, check, check_settings, check_wish, try_addon, unused, weighed
+from repolicy.prepare.checks import (
+    NO_ADDON,
+    check_request,
+    check_settings,
+    check_wish,
+    choose_weights,
+    try_addon,
+    unused_settings,
+)
 from repolicy.prepare.decision import decide
 from repolicy.prepare.defaults import train_defaults
-from repolicy.prepare.generative import free, start_of
-from repolicy.prepare.session import Asked
-from repolicy.prepare.spending import spending
+from repolicy.prepare.generative import evaluate_untrained, open_start
+from repolicy.prepare.session import RequestOptions
+from repolicy.prepare.spending import estimate_spending
 from repolicy.priors import MeanFunction
 from repolicy.readers.reading import Options
 from repolicy.runs import Request, Result, RunFolder, Settings, torchrun_place
@@ -66,20 +74,20 @@ def train(
             `policy`, else what the policy sees.
         trust: run code that the resumed run names as its add-on.
     """
-    callbacks = [*callbacks, *session.shown(progress)]
-    asked = Asked.of(env, addon, objective=objective)
-    called = session.called_objective(objective or soft())
+    callbacks = [*callbacks, *session.display_callbacks(progress)]
+    asked = RequestOptions.of(env, addon, objective=objective)
+    called = session.objective_label(objective or soft())
     folder = RunFolder(session.folder_for(out, asked.env, called, settings, resume))
     folder.check_new(resume)  # before anything that takes a while
-    before = session.earlier(folder, resume, trust, asked)
+    before = session.earlier_request(folder, resume, trust, asked)
     asked = asked.completed(before)
     env = with_observed_keys(asked.env, observe, observe_critic)
     if before is not None:
         env = with_observed_keys_of(env, before.env)
 
     usual = train_defaults(env) if before is None else before.settings
-    settings, notes = session.ranks_for(session.settings_of(settings, usual), [env, *asked.addons])
-    objective, settings = session.continued(asked.objective or soft(), settings.resolved(), before, folder.path)
+    settings, notes = session.ranks_for(session.complete_settings(settings, usual), [env, *asked.addons])
+    objective, settings = session.resume_choices(asked.objective or soft(), settings.resolved(), before, folder.path)
     with watchdog(env_timeout):
         env = with_observation_roles(env, backend=settings.backend)
         decision = decide(objective, None, env, asked.addons, settings)
@@ -91,8 +99,8 @@ def train(
         if objective.dials or addons.dials(asked.addons):
             raise UsageError("a range of weights needs a prior, which the dial begins as: use customize")
         request = Request(env, objective, decision.settings, asked.addons)
-        check(request)
-        notes = [f"training in {env}, into {session.into(folder, resume, before)}", *notes, *decision.notes]
+        check_request(request)
+        notes = [f"training in {env}, into {session.describe_folder(folder, resume, before)}", *notes, *decision.notes]
         return run(request, folder, resume, callbacks, notes, env_timeout)
 
 
@@ -152,14 +160,14 @@ def customize(
         limits: what must hold for the mean action, such as "energy<=0.09"; a name is an add-on, an entry of `info`, or
             file.py:function. A share of the old return is kept by the setting `keep`.
     """
-    callbacks = [*callbacks, *session.shown(progress)]
+    callbacks = [*callbacks, *session.display_callbacks(progress)]
     reading = reading if std is None else replace(reading or Options(), std=std)
-    asked = Asked.of(env, addon, limits, objective, sparse)
-    called = session.called_objective(objective or residual())
+    asked = RequestOptions.of(env, addon, limits, objective, sparse)
+    called = session.objective_label(objective or residual())
     folder = RunFolder(session.folder_for(out, prior, called, settings, resume))
     folder.check_new(resume)  # before anything that takes a while
     trusted = trust or isinstance(prior, Result)  # the names are of this session
-    before = session.earlier(folder, resume, trusted, asked, customizes=True)
+    before = session.earlier_request(folder, resume, trusted, asked, customizes=True)
     asked = asked.completed(before)
     if not asked.addons:
         raise UsageError(f"customizing {NO_ADDON}")
@@ -168,19 +176,21 @@ def customize(
 
     # Open the prior, which tells its environment and its settings.
     kept, resumed = folder.prior, before is not None
-    start, env = start_of(prior, asked.env, settings, noise, chunk, trust, kept, resumed, reading, init)
+    start, env = open_start(prior, asked.env, settings, noise, chunk, trust, kept, resumed, reading, init)
     env = with_observed_keys(env or start.env(trust), observe, observe_critic)
     usual = start.usual(env, settings) if before is None else before.settings
-    settings = start.settings(session.settings_of(settings, usual))
+    settings = start.settings(session.complete_settings(settings, usual))
     settings, notes = session.ranks_for(settings, [env, *asked.addons])
-    objective, settings = session.continued(asked.objective or residual(), settings.resolved(), before, folder.path)
+    objective, settings = session.resume_choices(
+        asked.objective or residual(), settings.resolved(), before, folder.path
+    )
     check_settings(settings)
     with watchdog(env_timeout):
         env = start.with_roles(env, settings.backend)
         check_wish(asked.addons, env)  # before what takes a while
-        where = session.into(folder, resume, before)
-        saying = f"customizing {session.called(prior)} in {env} to {' + '.join(asked.addons)}, into {where}"
-        notes = [saying, *notes, *start.notes, *unused(settings)]
+        where = session.describe_folder(folder, resume, before)
+        saying = f"customizing {session.display_name(prior)} in {env} to {' + '.join(asked.addons)}, into {where}"
+        notes = [saying, *notes, *start.notes, *unused_settings(settings)]
         request = Request(env, objective, settings, asked.addons, sparse=asked.sparse, limits=asked.limits)
         start, request = _prepared(start, request, folder, init, resumed, callbacks, notes)
         return run(request, folder, resume, callbacks, notes, env_timeout, start)
@@ -217,15 +227,15 @@ def _prepared(
     notes += try_addon(prior.policy, request)
     untrained = 0
     if decoder_options(request.env) is not None and not resumed:
-        earned, untrained = free(prior.policy, request.env, request.addons, request.settings)
+        earned, untrained = evaluate_untrained(prior.policy, request.env, request.addons, request.settings)
         notes += earned
 
     # Decide what each term of the return weighs.
-    request, decision = weighed(request, prior, say)
+    request, decision = choose_weights(request, prior, say)
     notes += decision.notes
     if not resumed:
         length = float(prior.card.get("evaluation", {}).get("evaluation_length", EPISODE_CAP))
-        spent = spending(request, decision.steps, length, untrained, start.trials)
+        spent = estimate_spending(request, decision.steps, length, untrained, start.trials)
         notes.append(spent.sentence(chunk_length(request.env)))
     return start, request
 

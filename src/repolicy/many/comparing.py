@@ -37,20 +37,20 @@ from repolicy.envs import (
 )
 from repolicy.envs.addons import Addon, Wish, load_addon
 from repolicy.errors import UsageError, check_counts
-from repolicy.many.bets import ORDER, Verdict, losses_seen, lower, shown
+from repolicy.many.bets import VERDICT_ORDER, Verdict, is_mean_proven_positive, loss_bounds, mean_lower_bound
 from repolicy.policies import Agent
 from repolicy.priors import MeanPrior, OpenedPolicy, shelf_entry
 from repolicy.readers.reading import Options
 from repolicy.runs import format_table
 from repolicy.text import as_number, counted, number
 
-USUAL = "5%"  # by how much the new policy may be worse
-ROUND = 25  # episodes of each policy between two looks
+DEFAULT_MARGIN = "5%"  # by how much the new policy may be worse
+EPISODES_PER_ROUND = 25  # episodes of each policy between two looks
 TITLES = {"basic_reward": "return", "addon_reward": "add-on", "length": "length", "ended_early": "ended early"}
 ACTIONS = {"mean": "with the mean action", "sampled": "with sampled actions"}
 Quantities = dict[str, np.ndarray]  # of each episode
 Table = tuple[list[str], list[list[str]]]
-SHOWN = ("length", "ended_early")  # these decide nothing: in some tasks an early end is a success
+INFORMATIVE = ("length", "ended_early")  # these decide nothing: in some tasks an early end is a success
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Margin:
 
 
 @dataclass(frozen=True)
-class Compared:
+class QuantityComparison:
     """One quantity of both policies' episodes."""
 
     name: str
@@ -86,7 +86,7 @@ class Compared:
 
     @property
     def decides(self) -> bool:
-        return self.name not in SHOWN
+        return self.name not in INFORMATIVE
 
     @property
     def loss(self) -> float:
@@ -124,17 +124,17 @@ class Comparison:
     margin: str
     error: float
     seed: int
-    rows: dict[str, list[Compared]]  # with the mean action, with sampled actions: the first decides
+    rows: dict[str, list[QuantityComparison]]  # with the mean action, with sampled actions: the first decides
 
     @property
-    def deciding(self) -> list[Compared]:
+    def deciding(self) -> list[QuantityComparison]:
         """The quantities that decide."""
         return [row for row in next(iter(self.rows.values())) if row.decides]
 
     @property
     def verdict(self) -> Verdict:
         """The worst verdict of the quantities that decide."""
-        return min((row.verdict for row in self.deciding), key=ORDER.index)
+        return min((row.verdict for row in self.deciding), key=VERDICT_ORDER.index)
 
     def sentences(self, where: str = "", count: int = 1) -> list[str]:
         """Return the verdict, and what it rests on; of `count` places, the worst of which is `where`."""
@@ -158,7 +158,7 @@ class Comparison:
         return [([ACTIONS[action], *headings], [row.cells for row in rows]) for action, rows in self.rows.items()]
 
     def __repr__(self) -> str:
-        return in_words(self.sentences(), self.tables)
+        return format_comparison(self.sentences(), self.tables)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
@@ -166,11 +166,13 @@ class Comparison:
         return {"verdict": self.verdict} | asdict(self) | {"rows": rows}
 
 
-def in_words(sentences: list[str], tables: list[Table]) -> str:
+def format_comparison(sentences: list[str], tables: list[Table]) -> str:
     return "\n".join([*sentences, *(f"\n{format_table(*table)}" for table in tables)])
 
 
-def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: float, among: int = 1) -> Compared:
+def compare_quantity(
+    name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: float, among: int = 1
+) -> QuantityComparison:
     """Return one quantity's verdict from its values `[E]` in both policies' episodes, in pairs and in order.
 
     The mean of new − old + margin is shown to be above 0, or below. A share of the old mean is taken of each old
@@ -179,7 +181,7 @@ def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: f
     worse* must be shown of all, and has the whole.
     """
     old, new = old.astype(float), new.astype(float)
-    losses = losses_seen(old, new)
+    losses = loss_bounds(old, new)
     allowed = np.full_like(old, margin.value)
     sign = 1.0
     if name == "ended_early":  # fewer are better; a share is a number of episodes in a hundred
@@ -188,23 +190,23 @@ def judged(name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: f
         allowed = margin.value * math.copysign(1.0, old.mean()) * old
     gain = sign * (new - old)
     verdict: Verdict = "cannot tell"
-    if shown(-gain - allowed, losses + abs(allowed), error / among)[-1]:
+    if is_mean_proven_positive(-gain - allowed, losses + abs(allowed), error / among)[-1]:
         verdict = "worse"
-    elif shown(gain, losses, error)[-1]:
+    elif is_mean_proven_positive(gain, losses, error)[-1]:
         verdict = "better"
-    elif shown(gain + allowed, losses, error)[-1]:
+    elif is_mean_proven_positive(gain + allowed, losses, error)[-1]:
         verdict = "not worse"
-    low, high = lower(gain, losses, error), -lower(-gain, losses, error)
+    low, high = mean_lower_bound(gain, losses, error), -mean_lower_bound(-gain, losses, error)
     if sign < 0:
         low, high = -high, -low
-    return Compared(name, float(old.mean()), float(new.mean()), low, high, verdict)
+    return QuantityComparison(name, float(old.mean()), float(new.mean()), low, high, verdict)
 
 
 def compare(
     old: Agent | OpenedPolicy | str | Path,
     new: Agent | OpenedPolicy | str | Path,
     env: EnvLike | None = None,
-    not_worse: str | float = USUAL,
+    not_worse: str | float = DEFAULT_MARGIN,
     *,
     addon: Addon | Wish | None = None,
     sampled: bool = False,
@@ -240,16 +242,16 @@ def compare(
     if not 0.0 < error < 0.5:
         raise UsageError(f"error is {error:g}; it must be above 0 and below 0.5")
     check_counts(episodes=episodes)
-    sides, env = open_sides(old, new, env, options, new_options, trust)
+    sides, env = open_policies(old, new, env, options, new_options, trust)
     if addon is None:
         addon = addons_from_card(sides[1].card, sides[1].path, trust)
     if not isinstance(addon, Addon):
         addon = load_addon(addon, env)
     backend = resolve_backend(backend, *(side.agent for side in sides))
-    ready = [_placed(side, env, backend) for side in sides]
+    ready = [_fit_to_env(side, env, backend) for side in sides]
     by_noise = decoder_options(env) is not None  # a generative policy's likeliest noise is a policy that nobody has
     kinds = ("sampled", "mean") if sampled or by_noise else ("mean", "sampled")
-    is_paired = _repeats(*ready[0], seed, backend)
+    is_paired = _is_reproducible(*ready[0], seed, backend)
     drawn = {kind: list[list[Quantities]]() for kind in kinds}
     rounds = done = 0
 
@@ -258,13 +260,13 @@ def compare(
             return run_episodes(agent, envs, count, addon=addon, deterministic=kind == "mean", seed=seed + done)
 
     while True:
-        count = min(ROUND, episodes - done)
+        count = min(EPISODES_PER_ROUND, episodes - done)
         for kind in kinds:
             pair = [ran(*each, kind, count) for each in ready]
             drawn[kind].append([_quantities(each) for each in pair])
         rounds += 1
         done += count
-        rows = {kind: _judged(drawn[kind], margin, error) for kind in kinds}
+        rows = {kind: _compare_quantities(drawn[kind], margin, error) for kind in kinds}
         found = Comparison(env, pair[0].backend, done, rounds, is_paired, str(margin), error, seed, rows)
         deciding = [row.verdict for row in found.deciding]
         if not deciding:
@@ -275,31 +277,36 @@ def compare(
             return found
 
 
-OLD, NEW = "the old policy", "the new policy"
+OLD_NAME, NEW_NAME = "the old policy", "the new policy"
 
 
-def open_sides(
+def open_policies(
     old: Any, new: Any, env: EnvLike | None, options: Options | None = None, new_options: Options | None = None,
     trust: bool = False, **_: Any,
 ) -> tuple[tuple[OpenedPolicy, OpenedPolicy], str]:  # fmt: skip
     """Return both policies and their environment's name; policies that were opened before stay as they are."""
     name = None if env is None else env_name(env)
-    newer = _side(new, NEW, name, new_options, trust)
+    newer = _open_policy(new, NEW_NAME, name, new_options, trust)
     known = name or newer.card.get("request", {}).get("env")  # its decoder may be the old policy
-    sides = (_side(old, OLD, known, options, trust), newer)
-    return sides, name or _env(sides, trust)
+    sides = (_open_policy(old, OLD_NAME, known, options, trust), newer)
+    return sides, name or _common_env(sides, trust)
 
 
-def _judged(rounds: list[list[Quantities]], margin: Margin, error: float) -> list[Compared]:
+def _compare_quantities(rounds: list[list[Quantities]], margin: Margin, error: float) -> list[QuantityComparison]:
     """Return each quantity's verdict. A margin that is a number is one of rewards; the others have the usual."""
-    usual = margin if margin.is_share else Margin.of(USUAL)
+    usual = margin if margin.is_share else Margin.of(DEFAULT_MARGIN)
     known = []
     for name in rounds[0][0]:
         old, new = (np.concatenate([each[name] for each in side]) for side in zip(*rounds, strict=True))
         if np.isfinite([old, new]).all():  # not every environment tells its reward
             known.append((name, old, new))
-    among = sum(name not in SHOWN for name, _, _ in known)
-    return [judged(*each, usual, error) if each[0] in SHOWN else judged(*each, margin, error, among) for each in known]
+    among = sum(name not in INFORMATIVE for name, _, _ in known)
+    return [
+        compare_quantity(*each, usual, error)
+        if each[0] in INFORMATIVE
+        else compare_quantity(*each, margin, error, among)
+        for each in known
+    ]
 
 
 def _quantities(evaluation: Evaluation) -> Quantities:
@@ -314,7 +321,7 @@ def _quantities(evaluation: Evaluation) -> Quantities:
     }  # fmt: skip
 
 
-def _side(
+def _open_policy(
     given: Agent | OpenedPolicy | str | Path, what: str, env: str | None, options: Options | None, trust: bool
 ) -> OpenedPolicy:
     if isinstance(given, OpenedPolicy):
@@ -325,13 +332,13 @@ def _side(
         found = open_policy_in_env(env, given, options or Options(), trust)
     except UsageError as error:
         said = f"{what}: {error}"
-        if what == NEW and "--" in str(error):
+        if what == NEW_NAME and "--" in str(error):
             said += "; its options stand behind --of-new, such as --of-new std=0.2"
         raise UsageError(said) from None
     return replace(found, name=f"{what}, {given},")
 
 
-def _env(sides: tuple[OpenedPolicy, OpenedPolicy], trust: bool) -> str:
+def _common_env(sides: tuple[OpenedPolicy, OpenedPolicy], trust: bool) -> str:
     """Return the environment that the files name; refused where they name two, or none."""
     known = [side for side in sides if side.card.get("request", {}).get("env") or shelf_entry(side.path) is not None]
     if not known and sides[0].path == sides[1].path == Path():
@@ -344,7 +351,7 @@ def _env(sides: tuple[OpenedPolicy, OpenedPolicy], trust: bool) -> str:
     return seen.pop()
 
 
-def _placed(side: OpenedPolicy, env: str, backend: Backend) -> tuple[Agent, str]:
+def _fit_to_env(side: OpenedPolicy, env: str, backend: Backend) -> tuple[Agent, str]:
     """Return the policy in the environment, with the part of an observation that it takes."""
     if isinstance(side.agent, MeanPrior):
         return place_prior(side.agent, env, backend)
@@ -353,7 +360,7 @@ def _placed(side: OpenedPolicy, env: str, backend: Backend) -> tuple[Agent, str]
     return side.agent, env
 
 
-def _repeats(agent: Agent, env: str, seed: int, backend: Backend) -> bool:
+def _is_reproducible(agent: Agent, env: str, seed: int, backend: Backend) -> bool:
     """Return whether an environment can be seeded: by one seed, the same actions lead to the same twice."""
 
     def seen() -> np.ndarray:

@@ -19,9 +19,9 @@ from repolicy.errors import RepolicyError, UsageError, first_line
 from repolicy.loading import PYTHON
 from repolicy.runs import terminated_as_interrupted
 
-ATTEMPTS = 3
-STOPPED = 130  # the exit code of a run of ours that was told to stop
-PATIENCE = 10.0  # seconds that a run has to stop by itself
+MAX_ATTEMPTS = 3
+INTERRUPTED = 130  # the exit code of a run of ours that was told to stop
+STOP_TIMEOUT = 10.0  # seconds that a run has to stop by itself
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,14 @@ class Job:
     log: Path
 
 
-Start = Callable[[Job], Any]  # starts a job, and returns an object with `poll`, `interrupt` and `kill`, as `Here` has
+StartJob = Callable[
+    [Job], Any
+]  # starts a job, and returns an object with `poll`, `interrupt` and `kill`, as `Here` has
 
 
-def work(
+def run_jobs(
     jobs: Sequence[Job],
-    start: Start,
+    start: StartJob,
     at_once: int,
     *,
     ended: Callable[[Job, str], None],
@@ -69,21 +71,21 @@ def work(
                     if code is None:
                         continue
                     del running[job]
-                    if (code < 0 or code == STOPPED) and attempts[job] < ATTEMPTS:
+                    if (code < 0 or code == INTERRUPTED) and attempts[job] < MAX_ATTEMPTS:
                         waiting.insert(0, job)
                     else:
-                        ended(job, "" if code == 0 else last_words(job.log, code))
+                        ended(job, "" if code == 0 else failure_message(job.log, code))
                 watch(list(running))
         except BaseException:
-            _stop(list(running.values()))
+            _stop_jobs(list(running.values()))
             raise
     return waiting
 
 
-def _stop(running: Sequence[Any]) -> None:
+def _stop_jobs(running: Sequence[Any]) -> None:
     for at_work in running:
         at_work.interrupt()
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + STOP_TIMEOUT
     while time.monotonic() < until and any(at_work.poll() is None for at_work in running):
         time.sleep(0.05)
     for at_work in running:
@@ -91,10 +93,10 @@ def _stop(running: Sequence[Any]) -> None:
             at_work.kill()
 
 
-def last_words(log: Path, code: int) -> str:
+def failure_message(log: Path, code: int) -> str:
     """Return what a run that failed said at the end."""
     if code < 0:
-        return f"it was killed by signal {-code}, {ATTEMPTS} times"
+        return f"it was killed by signal {-code}, {MAX_ATTEMPTS} times"
     text = log.read_text(errors="replace") if log.is_file() else ""  # a machine of Ray's may not see this folder
     lines = [line for line in text.splitlines() if line.strip()]
     sentences = [line.removeprefix("repolicy: ") for line in lines if line.startswith("repolicy: ")]
@@ -104,20 +106,24 @@ def last_words(log: Path, code: int) -> str:
 # On this machine ------------------------------------------------------------------------------------------------------
 
 
-def tied(program: Sequence[str]) -> list[str]:
+def bound_to_this_process(program: Sequence[str]) -> list[str]:
     """Return the program that runs `program` (by its whole path) and dies with this process (on Linux)."""
     lives = f"import os, sys; from repolicy.runs.machine import die_with; die_with({os.getpid()})"
     return [*PYTHON, "-c", f"{lives}; os.execv(sys.argv[1], sys.argv[1:])", *program]  # which exec does not change
 
 
-class Here:
+class LocalProcess:
     """A process on this machine, away from the terminal: Ctrl-C is for the pool, which tells it."""
 
     def __init__(self, job: Job) -> None:
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with open(job.log, "wb") as file:
             self._process = subprocess.Popen(
-                tied(job.program), stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, process_group=0
+                bound_to_this_process(job.program),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                process_group=0,
             )
 
     def poll(self) -> int | None:
@@ -133,16 +139,16 @@ class Here:
         """Kill it. (Where Ctrl-C struck within `poll`, Popen's lock stays taken, and waiting has no end of its own.)"""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(PATIENCE)
+            self._process.wait(STOP_TIMEOUT)
 
 
 # Jobs as Ray tasks of one core each, in a cluster or on this machine --------------------------------------------------
 
 
-ANSWER = 10.0  # seconds that a cluster has to answer
+CONNECT_TIMEOUT = 10.0  # seconds that a cluster has to answer
 
 
-def on_ray(address: str | None = None) -> Start:
+def connect_to_ray(address: str | None = None) -> StartJob:
     """Start jobs in the cluster at `address`, else in the one that RAY_ADDRESS names, else on this machine.
 
     All machines of the cluster must see the folders that the jobs name.
@@ -152,13 +158,13 @@ def on_ray(address: str | None = None) -> Start:
     except ImportError:
         raise UsageError("--ray needs the package ray: pip install 'repolicy[ray]'") from None
     address = address or os.environ.get("RAY_ADDRESS") or None
-    check_answers(address)
+    check_ray_address(address)
     try:
         ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level="CRITICAL")
     except Exception as error:  # Ray raises many kinds
         where = f" at {address}" if address else ""
         raise RepolicyError(f"Ray could not be started{where}: {first_line(error)}") from None
-    task = ray.remote(num_cpus=1, max_retries=0)(_work)
+    task = ray.remote(num_cpus=1, max_retries=0)(_run_in_ray)
     place = os.getcwd()
 
     class OnRay:
@@ -185,16 +191,21 @@ def on_ray(address: str | None = None) -> Start:
     return OnRay
 
 
-def _work(program: Sequence[str], log: str, place: str) -> int:
+def _run_in_ray(program: Sequence[str], log: str, place: str) -> int:
     """Run one job in the cluster."""
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as file:
         return subprocess.run(
-            tied(program), stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=place, check=False
+            bound_to_this_process(program),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=place,
+            check=False,
         ).returncode
 
 
-def check_answers(address: str | None) -> None:
+def check_ray_address(address: str | None) -> None:
     """Raise if nothing answers at HOST:PORT. (Ray itself would try for minutes, and print pages.)"""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if address in (None, "auto", "local"):
@@ -202,7 +213,7 @@ def check_answers(address: str | None) -> None:
     if not colon or not port.isdigit():
         raise UsageError(f"the Ray address is {address!r}; it must be HOST:PORT, ray://HOST:PORT, auto or local")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT).close()
     except (OSError, OverflowError) as error:
         what = f"no Ray cluster answers at {address}: {first_line(error)}; start one with `ray start --head`"
         raise RepolicyError(f"{what}, or leave the address out to work on this machine") from None

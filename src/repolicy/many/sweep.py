@@ -17,14 +17,14 @@ from repolicy.envs.addons import dials
 from repolicy.errors import FileError, RepolicyError, UsageError, check_counts
 from repolicy.loading import PYTHON, read_json
 from repolicy.many import pool
-from repolicy.many.pool import Here, Job, Start, work
-from repolicy.many.tradeoff import Found, Point, as_dict, episodes_of, point_words
+from repolicy.many.pool import Job, LocalProcess, StartJob, run_jobs
+from repolicy.many.tradeoff import Found, Point, as_dict, evaluate_point, point_arguments
 from repolicy.objective import Objective, Weight
 from repolicy.policies import OBJECTIVE_SHAPE, Policy
 from repolicy.policies.storage import FORMAT, check_shape, write_bytes, write_json
-from repolicy.prepare.checks import try_addon, weighed
-from repolicy.prepare.generative import start_of
-from repolicy.prepare.session import Asked, settings_of
+from repolicy.prepare.checks import choose_weights, try_addon
+from repolicy.prepare.generative import open_start
+from repolicy.prepare.session import RequestOptions, complete_settings
 from repolicy.priors import read_policy
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
@@ -41,7 +41,7 @@ from repolicy.runs import (
 from repolicy.text import counted, usual_out
 
 # What a sweep that is resumed relies on in its sweep.json.
-SWEEP = {
+SWEEP_SHAPE = {
     "request": {
         "env": str, "addons": [str], "alpha": OBJECTIVE_SHAPE["alpha"], "states": float, "settings": {}, "sparse": bool
     },
@@ -103,14 +103,14 @@ def sweep(
     check_counts(0, jobs=jobs)
     check_counts(episodes=episodes)
     folder = Path(out or usual_out(prior.folder if isinstance(prior, Result) else prior, "sweep"))
-    content = claimed(folder) if resume else None
-    before = None if content is None else _request_of(content, folder)
+    content = read_sweep(folder) if resume else None
+    before = None if content is None else _stored_request(content, folder)
     values: list[Any] = [omegas] if isinstance(omegas, Real | str) else list(omegas)
-    omegas = in_order(values or (content["omegas"] if content else ()))
+    omegas = sorted_omegas(values or (content["omegas"] if content else ()))
     if before is None:
         _check_new(folder)  # before anything that takes a while
     RunFolder(folder).check_writable()
-    asked = Asked.of(env, addon, sparse=sparse)
+    asked = RequestOptions.of(env, addon, sparse=sparse)
     if before is not None:
         asked.confirm(before, folder / "sweep.json", trust)
         alpha = before.objective.alpha if alpha is None else alpha  # with other values of omega, the same
@@ -119,10 +119,10 @@ def sweep(
 
     # Open the prior, which tells its environment and its settings.
     kept, resumed = folder / "prior.safetensors", before is not None
-    start, env = start_of(prior, asked.env, settings, noise, chunk, trust, kept, resumed, reading)
+    start, env = open_start(prior, asked.env, settings, noise, chunk, trust, kept, resumed, reading)
     if start.scoring_prior is not None or start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
-    settings = settings_of(settings, start.usual("", settings) if before is None else before.settings)
+    settings = complete_settings(settings, start.usual("", settings) if before is None else before.settings)
     env = env or start.env(trust)
     _check_points(env, asked.addons, settings, alpha)
     settings = replace(settings, ranks=1)
@@ -133,19 +133,19 @@ def sweep(
     objective = Objective("addon", least, alpha, states=states)
     request = Request(env, objective, settings, asked.addons, sparse=asked.sparse)
     notes = [*start.notes, *try_addon(start.saved.policy, request)]
-    request, decision = weighed(request, start.saved, say)
+    request, decision = choose_weights(request, start.saved, say)
     for sentence in [*notes, *decision.notes]:
         say(sentence)
     tied = alpha == "omega" or (alpha is None and decoder_options(env) is not None)
-    shared = _shared(request, tied)
+    shared = _shared_request(request, tied)
 
-    starter = pool.on_ray() if on_ray else Here
+    starter = pool.connect_to_ray() if on_ray else LocalProcess
     with RunFolder(folder).locked():
-        omegas = _claim(folder, shared, omegas, start.content)
+        omegas = _claim_folder(folder, shared, omegas, start.content)
         count = jobs or (len(omegas) if on_ray else physical_cores())
         say(f"training {counted(len(omegas), 'point')}, {min(count, len(omegas))} at a time")
         failed = _train(omegas, folder, shared, starter, count, say, progress)
-        swept = _evaluated(folder, shared, start.saved.policy, omegas, failed, episodes, say)
+        swept = _evaluate_all(folder, shared, start.saved.policy, omegas, failed, episodes, say)
         write_json(folder / "sweep.json", {"format": FORMAT} | as_dict(swept))
     return swept
 
@@ -173,7 +173,7 @@ def _check_points(env: str, wishes: tuple[str, ...], settings: Settings, alpha: 
         raise UsageError(f"{what}: write it into a file and name it as file.py:{here}")
 
 
-def _shared(request: Request, tied: bool) -> dict[str, Any]:
+def _shared_request(request: Request, tied: bool) -> dict[str, Any]:
     """Return what all points are asked for, as `sweep.json` has it; `tied`: each at its own omega as its alpha."""
     return {
         "env": request.env,
@@ -185,7 +185,7 @@ def _shared(request: Request, tied: bool) -> dict[str, Any]:
     }
 
 
-def _request_of(content: dict[str, Any], folder: Path) -> Request:
+def _stored_request(content: dict[str, Any], folder: Path) -> Request:
     """Return what the points of a sweep that is resumed were asked for, without an omega."""
     kept = content["request"]
     objective = Objective("addon", None, kept["alpha"], states=kept["states"])
@@ -193,7 +193,7 @@ def _request_of(content: dict[str, Any], folder: Path) -> Request:
     return Request(kept["env"], objective, settings, tuple(kept["addons"]), sparse=kept["sparse"])
 
 
-def in_order(omegas: Collection[float]) -> list[float]:
+def sorted_omegas(omegas: Collection[float]) -> list[float]:
     """Return the values in order; refused where one is no weight or comes twice."""
     if not len(omegas):
         raise UsageError("a sweep needs values: --omega 0 0.05 0.1 0.2 0.4")
@@ -201,26 +201,26 @@ def in_order(omegas: Collection[float]) -> list[float]:
         if not isinstance(omega, Real) or not math.isfinite(omega) or omega < 0:
             raise UsageError(f"omega is {omega!r}; it must be a finite number, 0 or greater")
     values = [float(omega) + 0.0 for omega in omegas]  # which makes 0 of -0
-    written = [_written(omega) for omega in values]
+    written = [_omega_text(omega) for omega in values]
     twice = sorted({omega for omega in written if written.count(omega) > 1}, key=float)
     if twice:
         raise UsageError(f"--omega has {' and '.join(twice)} more than once")
     return sorted(values)
 
 
-def _written(omega: float) -> str:
+def _omega_text(omega: float) -> str:
     return f"{omega:.12g}"
 
 
-def _place(folder: Path, omega: float) -> Path:
-    return folder / f"omega-{_written(omega)}"
+def _point_folder(folder: Path, omega: float) -> Path:
+    return folder / f"omega-{_omega_text(omega)}"
 
 
-def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes) -> list[float]:
+def _claim_folder(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes) -> list[float]:
     """Claim the folder for this sweep, a new one or the one before with more values of ω′. Returns all values."""
-    file, before = folder / "sweep.json", claimed(folder)
+    file, before = folder / "sweep.json", read_sweep(folder)
     if before is not None:
-        omegas = in_order({*before["omegas"], *omegas})
+        omegas = sorted_omegas({*before["omegas"], *omegas})
         try:
             same_prior = (folder / "prior.safetensors").read_bytes() == prior
         except OSError as error:
@@ -241,13 +241,13 @@ def _claim(folder: Path, request: dict[str, Any], omegas: list[float], prior: by
     return omegas
 
 
-def claimed(folder: Path) -> dict[str, Any] | None:
+def read_sweep(folder: Path) -> dict[str, Any] | None:
     """Return what the sweep in this folder was asked for, and found so far, or None where there is none."""
     file = folder / "sweep.json"
     if not os.path.lexists(file):
         return None
     content = read_json(file)
-    check_shape(content, SWEEP, f"{file} cannot be used: its story")
+    check_shape(content, SWEEP_SHAPE, f"{file} cannot be used: its story")
     return dict(content)
 
 
@@ -258,7 +258,7 @@ def _train(
     omegas: Sequence[float],
     folder: Path,
     request: dict[str, Any],
-    start: Start,
+    start: StartJob,
     at_once: int,
     say: Callable[[str], None],
     progress: Callable[[dict[float, float]], None],
@@ -266,7 +266,9 @@ def _train(
     """Train all points, so many at a time. Returns what went wrong with those that failed; raises where all did."""
     jobs, errors = dict[Job, float](), dict[float, str]()
     for omega in omegas:
-        jobs[Job(f"ω′ {omega:g}", _program(omega, folder, request), folder / f"omega-{_written(omega)}.log")] = omega
+        jobs[
+            Job(f"ω′ {omega:g}", _point_command(omega, folder, request), folder / f"omega-{_omega_text(omega)}.log")
+        ] = omega
 
     def ended(job: Job, error: str) -> None:
         errors[jobs[job]] = error
@@ -274,9 +276,9 @@ def _train(
             say(f"{job.name} is trained")
 
     def watch(_: list[Job]) -> None:
-        progress({omega: _share(_place(folder, omega), request) for omega in omegas})
+        progress({omega: _point_progress(_point_folder(folder, omega), request) for omega in omegas})
 
-    work(list(jobs), start, at_once, ended=ended, watch=watch)
+    run_jobs(list(jobs), start, at_once, ended=ended, watch=watch)
     failed = {omega: errors[omega] for omega in omegas if errors[omega]}
     for omega, error in failed.items():
         say(f"ω′ {omega:g} failed: {error}")
@@ -285,14 +287,14 @@ def _train(
     return failed
 
 
-def _program(omega: float, folder: Path, request: dict[str, Any]) -> tuple[str, ...]:
+def _point_command(omega: float, folder: Path, request: dict[str, Any]) -> tuple[str, ...]:
     return (
-        *PYTHON, "-m", "repolicy", *point_words(request, omega, folder.resolve()),
-        "--out", str(_place(folder, omega).resolve()), "--resume", "--no-report",
+        *PYTHON, "-m", "repolicy", *point_arguments(request, omega, folder.resolve()),
+        "--out", str(_point_folder(folder, omega).resolve()), "--resume", "--no-report",
     )  # fmt: skip
 
 
-def _share(place: Path, request: dict[str, Any]) -> float:
+def _point_progress(place: Path, request: dict[str, Any]) -> float:
     """Return how much of a point is done, from the last line that it logged."""
     settings = Settings(**request["settings"])
     try:
@@ -307,7 +309,7 @@ def _share(place: Path, request: dict[str, Any]) -> float:
 # Evaluation -----------------------------------------------------------------------------------------------------------
 
 
-def _evaluated(
+def _evaluate_all(
     folder: Path,
     request: dict[str, Any],
     prior: Policy,
@@ -321,9 +323,9 @@ def _evaluated(
     def point(name: str, omega: float, place: Path, policy: Policy) -> Point:
         say(f"evaluating {name}: {episodes} episodes with the mean action, {episodes} sampled")
         with ranks.one_thread():
-            return Point(omega, place, *episodes_of(policy, prior, request["env"], addon, episodes, backend))
+            return Point(omega, place, *evaluate_point(policy, prior, request["env"], addon, episodes, backend))
 
     first = point("the prior", math.inf, folder / "prior.safetensors", prior)
-    trained = [(omega, _place(folder, omega)) for omega in omegas if omega not in failed]
+    trained = [(omega, _point_folder(folder, omega)) for omega in omegas if omega not in failed]
     points = [point(f"ω′ {w:g}", w, place, read_policy(RunFolder(place).policy).policy) for w, place in trained]
     return Found(request, folder, first, points, failed)

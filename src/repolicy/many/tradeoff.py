@@ -17,8 +17,8 @@ from repolicy.policies.storage import replace_nonfinite
 from repolicy.runs import Request, RunFolder, Settings, command_words, format_table
 from repolicy.text import number
 
-CERTAIN = 0.95  # of the drawings must agree on where the bend is
-DRAWINGS = 1000
+MIN_AGREEMENT = 0.95  # of the drawings must agree on where the bend is
+RESAMPLINGS = 1000
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Point:
         return distance | {"mean_action": self.mean.as_dict(), "sampled_action": self.sampled.as_dict()}
 
 
-def _mean(column: Column, like: float) -> str:
+def _format_mean(column: Column, like: float) -> str:
     return number(column.mean, like)
 
 
@@ -134,11 +134,11 @@ class Found:
         """Whether the bend stays where it is when each point's episodes are drawn again, with replacement."""
         if any(len(point.mean.basic) < 2 for point in [self.prior, *self.points]):
             return False  # one episode says nothing of its own error
-        return bool(np.mean(self._bends(np.random.default_rng(0)) == self._bend) >= CERTAIN)
+        return bool(np.mean(self._bends(np.random.default_rng(0)) == self._bend) >= MIN_AGREEMENT)
 
     def _bends(self, random: np.random.Generator | None) -> np.ndarray:
         """Return where the bend is, for each drawing of the episodes, or of the episodes as they are."""
-        drawn = [_drawn(point, [self.cost, "addon_reward"], random) for point in [self.prior, *self.points]]
+        drawn = [_resampled_means(point, [self.cost, "addon_reward"], random) for point in [self.prior, *self.points]]
         costs, gains = (np.stack([each[index] for each in drawn], axis=-1) for index in (0, 1))  # [R, points]
         if self.basic_known:
             least = 0.0 if (self.prior.basic or 0.0) > 0 else -math.inf
@@ -158,7 +158,7 @@ class Found:
             return "the trade-off has no knee: no point lies above the straight line between its ends"
         return "no knee: the points' errors leave open which of them bends most; more episodes or steps would tell"
 
-    def table(self, cell: Callable[[Column, float], str] = _mean) -> tuple[list[str], list[list[str]]]:
+    def table(self, cell: Callable[[Column, float], str] = _format_mean) -> tuple[list[str], list[list[str]]]:
         """Return headings and rows, the prior first: what is kept of the basic reward, what is gained, how far it is.
 
         `cell` writes a quantity with the digits of its largest mean.
@@ -206,7 +206,7 @@ class Found:
     def longer(self, point: Point) -> str:
         """Return the command that trains one point for ten times as long."""
         steps = str(10 * self.request["settings"]["steps"])
-        arguments = point_words(self.request, point.omega, self.folder)
+        arguments = point_arguments(self.request, point.omega, self.folder)
         return shlex.join(["repolicy", *arguments, "--steps", steps, "--ranks", "0", "--out", f"{point.folder}-longer"])
 
 
@@ -214,7 +214,7 @@ def _largest(values: Sequence[float]) -> float:
     return max((abs(value) for value in values if math.isfinite(value)), default=0.0)
 
 
-def episodes_of(
+def evaluate_point(
     policy: Policy, prior: Policy, env: str, addon: Addon, episodes: int, backend: Backend = "auto"
 ) -> tuple[Evaluation, Evaluation]:
     """Return whole episodes of a point's policy with the mean action, and with sampled ones."""
@@ -223,7 +223,7 @@ def episodes_of(
     return mean, sampled
 
 
-def point_words(request: dict[str, Any], omega: float, folder: Path) -> list[str]:
+def point_arguments(request: dict[str, Any], omega: float, folder: Path) -> list[str]:
     """Return what follows `repolicy` on the command line that trains one point of the sweep in this folder."""
     settings, objective = Settings(**request["settings"]), residual(omega, request["alpha"], request["states"])
     asked = Request(request["env"], objective, settings, tuple(request["addons"]), sparse=request["sparse"])
@@ -235,23 +235,23 @@ def knee(costs: Sequence[float], gains: Sequence[float]) -> int:
 
     Both are scaled to [0, 1] first, so the distance is gain − cost up to a factor (the "kneedle" of Satopää et al.).
     """
-    return int(np.argmax(_scaled(gains) - _scaled(costs)))
+    return int(np.argmax(_scaled_to_unit(gains) - _scaled_to_unit(costs)))
 
 
-def _drawn(point: Point, names: Sequence[str], random: np.random.Generator | None) -> list[np.ndarray]:
+def _resampled_means(point: Point, names: Sequence[str], random: np.random.Generator | None) -> list[np.ndarray]:
     """Return means of quantities over a point's episodes `[R]`, in R drawings of these episodes with replacement."""
     columns = [point.column(name) for name in names]
     if random is None:
         return [np.array([column.mean]) for column in columns]
     count, means = len(columns[0].values), []
-    picked = random.integers(0, count, (DRAWINGS, count))  # the same for all
+    picked = random.integers(0, count, (RESAMPLINGS, count))  # the same for all
     for column in columns:
         weights = np.ones(count) if column.weights is None else column.weights
         means.append((column.values * weights)[picked].sum(-1) / weights[picked].sum(-1))
     return means
 
 
-def _scaled(values: Sequence[float]) -> np.ndarray:
+def _scaled_to_unit(values: Sequence[float]) -> np.ndarray:
     array = np.asarray(values, np.float64)
     span = float(np.ptp(array))
     return (array - array.min()) / span if span > 0 else np.zeros_like(array)

@@ -15,15 +15,15 @@ from typing import Any
 
 from repolicy.envs import RESET_PREFIX, EnvLike, parse_env_name, reset_options
 from repolicy.errors import UsageError
-from repolicy.many.bets import ORDER, Verdict
-from repolicy.many.comparing import Compared, Comparison, Table, compare, in_words, open_sides
+from repolicy.many.bets import VERDICT_ORDER, Verdict
+from repolicy.many.comparing import Comparison, QuantityComparison, Table, compare, format_comparison, open_policies
 from repolicy.policies import Agent
 from repolicy.ranges import Range
 
-STEPS, MOST = 5, 2  # places along a range, and options that are varied at once
+VALUES_PER_OPTION, MAX_OPTIONS = 5, 2  # places along a range, and options that are varied at once
 
 
-def varied(text: str) -> tuple[str, list[float]]:
+def parse_variation(text: str) -> tuple[str, list[float]]:
     """Return what `NAME=LOW..HIGH` says: an option, and values from one end to the other, at equal distances.
 
     Between whole ends they are whole, where there are enough such numbers: an option may be a count.
@@ -36,8 +36,8 @@ def varied(text: str) -> tuple[str, list[float]]:
     if not (isinstance(found, Range) and -float("inf") < found.low < found.high < float("inf")):
         wanted = "it must be an option and a range of numbers that ends above where it begins, NAME=LOW..HIGH"
         raise UsageError(f"--vary is {text!r}; {wanted}")
-    step = (found.high - found.low) / (STEPS - 1)
-    values = [float(f"{found.low + index * step:.6g}") for index in range(STEPS)]
+    step = (found.high - found.low) / (VALUES_PER_OPTION - 1)
+    values = [float(f"{found.low + index * step:.6g}") for index in range(VALUES_PER_OPTION)]
     if step >= 1.0 and found.low.is_integer() and found.high.is_integer():
         values = [float(round(value)) for value in values]
     return name, values
@@ -55,13 +55,13 @@ class Place:
         return ", ".join(f"{name} = {value:g}" for name, value in self.options.items()) or "as it is"
 
     @property
-    def most_lost(self) -> Compared:
+    def most_lost(self) -> QuantityComparison:
         """Of the quantities that decide, the one that loses most."""
         return max(self.found.deciding, key=lambda row: row.loss)
 
 
 @dataclass(frozen=True)
-class Around:
+class VariedComparison:
     """Every place."""
 
     places: list[Place]
@@ -78,7 +78,7 @@ class Around:
     @property
     def worst(self) -> Place:
         """Where the verdict is worst; among those, where most is lost."""
-        return min(self.places, key=lambda place: (ORDER.index(place.found.verdict), -place.most_lost.loss))
+        return min(self.places, key=lambda place: (VERDICT_ORDER.index(place.found.verdict), -place.most_lost.loss))
 
     @property
     def sentences(self) -> list[str]:
@@ -107,7 +107,7 @@ class Around:
         return ["place", "what", "old", "new", "difference", "interval", "verdict"], rows
 
     def __str__(self) -> str:
-        return in_words(self.sentences, self.tables)
+        return format_comparison(self.sentences, self.tables)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as JSON takes it."""
@@ -125,7 +125,7 @@ def compare_around(
     error: float = 0.05,
     progress: Callable[[str, int], None] | None = None,
     **options: Any,
-) -> Around:
+) -> VariedComparison:
     """Compare two policies at each place of a grid, or as things are. What is not told here is as in `compare`.
 
     Args:
@@ -134,10 +134,10 @@ def compare_around(
         progress: is given the place in words and how many episodes are done there.
         options: what else `compare` takes.
     """
-    axes = dict(map(varied, vary))
-    if len(axes) > MOST or len(axes) < len(vary):
+    axes = dict(map(parse_variation, vary))
+    if len(axes) > MAX_OPTIONS or len(axes) < len(vary):
         raise UsageError(f"--vary takes one or two options, each once; got {', '.join(vary)}")
-    sides, name = open_sides(old, new, env, **options)
+    sides, name = open_policies(old, new, env, **options)
     if taken := axes.keys() & {*parse_env_name(name)[1], *(RESET_PREFIX + key for key in reset_options(name))}:
         raise UsageError(f"environment {name!r} sets {min(taken)} itself: leave it out there, or do not vary it")
     places = []
@@ -148,8 +148,8 @@ def compare_around(
         if words:
             place += ("&" if "?" in name else "?") + words
         found = compare(
-            *sides, place, not_worse, error=error / STEPS ** len(axes),
+            *sides, place, not_worse, error=error / VALUES_PER_OPTION ** len(axes),
             progress=None if progress is None else partial(progress, words), **options,
         )  # fmt: skip
         places.append(Place(chosen, found))
-    return Around(places)
+    return VariedComparison(places)

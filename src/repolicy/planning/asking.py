@@ -23,8 +23,8 @@ from repolicy.planning.simulators import CannotBatchError, CopyModel, Model, Muj
 from repolicy.planning.value import fitted_value, rewards_of, rollouts_in
 from repolicy.policies import Agent, Policy, SavedPolicy
 from repolicy.prepare.beginning import open_prior
-from repolicy.prepare.states import SKIPPED, check_learnable, density_in, wanted
-from repolicy.prepare.weights import InEnvs
+from repolicy.prepare.states import SKIPPED_STEPS, check_learnable, density_of_rollouts, observation_count
+from repolicy.prepare.weights import EnvWeightFinder
 from repolicy.readers.reading import Options
 from repolicy.runs import Settings, one_thread
 
@@ -96,7 +96,7 @@ def plan(
     runs_trials = omega is None and states is None and not value and not choices
     notes = list[str]()
     if omega is None or states is None:
-        task = InEnvs(start.saved.card, policy, Settings(), say, place, wishes)
+        task = EnvWeightFinder(start.saved.card, policy, Settings(), say, place, wishes)
         weights, _, reward = task.weights("--omega and --states")
         if weights is None:
             raise UsageError("what a nat of the prior is worth cannot be told: name --omega and --states")
@@ -111,7 +111,7 @@ def plan(
         if states:
             check_learnable(policy)
         rollouts = rollouts_in(policy, place, search.seed) if states or runs_trials or value else []
-        density = density_in(rollouts, policy, wanted(Settings().steps)) if states else None
+        density = density_of_rollouts(rollouts, policy, observation_count(Settings().steps)) if states else None
         score = Score(wish, omega, states, search.discount, density, None)
         if runs_trials:
             say("trying weights of the prior in a plan, which takes a minute or two (--omega goes without)")
@@ -219,7 +219,7 @@ def mean_reward(agent: Agent, prior: Policy, env: str, judge: Score) -> float:
     """Return the mean reward per step in a few episodes, without their first steps, which no agent controls."""
     with closing(make_envs(env, ENVS, SEED, getattr(agent, "backend", "auto"))) as envs:
         rollout = Collector(envs, STEPS, torch.Generator(), keep_transitions=True).collect(agent, deterministic=True)
-    return float(rewards_of(prior, rollout, judge)[(rollout.ages > SKIPPED) | rollout.terminated].mean())
+    return float(rewards_of(prior, rollout, judge)[(rollout.ages > SKIPPED_STEPS) | rollout.terminated].mean())
 
 
 FEW, MORE, MOST = 8, 32, 1024  # samples: FEW and MORE are timed; the result is FEW to MOST

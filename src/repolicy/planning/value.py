@@ -13,7 +13,7 @@ from repolicy.errors import UsageError
 from repolicy.objective import residual
 from repolicy.planning.scoring import Score, Value, step_rewards
 from repolicy.policies import Adam, Mlp, Policy
-from repolicy.prepare.states import rollouts_of
+from repolicy.prepare.states import prior_rollouts
 from repolicy.runs import Request, Settings
 
 MINIBATCH, LEARNING_RATE = 512, 1e-2  # the initial rate, which falls linearly to 0
@@ -49,7 +49,7 @@ NETWORKS = 4  # the value is their mean, because a planner exploits the errors o
 
 def rollouts_in(prior: Policy, env: str, seed: int) -> list[Rollout]:
     """Collect rollouts of the prior's sampled actions."""
-    with closing(rollouts_of(prior, Request(env, residual(), Settings(seed=seed)))) as rollouts:
+    with closing(prior_rollouts(prior, Request(env, residual(), Settings(seed=seed)))) as rollouts:
         return [*islice(rollouts, BLOCKS)]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from repolicy.envs import Backend, env_from_card, place_prior, probe_env, with_observation_roles
 from repolicy.errors import UsageError
 from repolicy.policies import ConditionedPolicy, Policy, SavedPolicy, frozen, policy_bytes
-from repolicy.prepare.cloning import clone, spec_of
-from repolicy.prepare.defaults import STEPS, customize_defaults
+from repolicy.prepare.cloning import clone, clone_spec
+from repolicy.prepare.defaults import DEFAULT_STEPS, customize_defaults
 from repolicy.priors import (
     MeanPrior,
     PriorSource,
@@ -66,14 +66,14 @@ class Start:
     def usual(self, env: str, settings: Settings | Mapping[str, Any] | None) -> Settings:
         """Return the default settings for as many steps as these name."""
         steps = settings.get("steps") if isinstance(settings, Mapping) else None
-        steps = STEPS if steps is None else validate_settings({"steps": steps}, "settings")["steps"]
+        steps = DEFAULT_STEPS if steps is None else validate_settings({"steps": steps}, "settings")["steps"]
         if self.scoring_prior is None:
             assert self.saved is not None
             return customize_defaults(self.saved.policy, steps)
         prior, env = self.scoring_prior, self.with_roles(env)
         if isinstance(prior, MeanPrior):
             prior, env = place_prior(prior, env)
-        return customize_defaults(Policy(spec_of(prior, probe_env(env))), steps)
+        return customize_defaults(Policy(clone_spec(prior, probe_env(env))), steps)
 
     def with_roles(self, env: str, backend: Backend = "auto") -> str:
         """Return the environment's name with the parts that this prior and a critic observe."""

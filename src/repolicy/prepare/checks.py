@@ -11,7 +11,7 @@ from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
 from repolicy.prepare.decision import Decision, decide
 from repolicy.prepare.states import check_learnable
-from repolicy.prepare.weights import Say, trial
+from repolicy.prepare.weights import Say, collect_trial
 from repolicy.runs import ACTOR_SETTINGS, Request, Settings, check_dials, spec_for
 
 NO_ADDON = (
@@ -20,7 +20,7 @@ NO_ADDON = (
 )
 
 
-def unused(settings: Settings) -> list[str]:
+def unused_settings(settings: Settings) -> list[str]:
     """Return a note on what customizing has no use for."""
     named = [name for name in ACTOR_SETTINGS if getattr(settings, name) != getattr(Settings, name)]
     return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
@@ -29,7 +29,7 @@ def unused(settings: Settings) -> list[str]:
 def try_addon(prior: Policy, request: Request) -> list[str]:
     """Drive the prior for some steps and look at each add-on and limit: its shape, whether it is finite, its range."""
     env, limits = request.env, limits_of(request.limits, request.env)
-    rollout = trial(prior, env, request.settings)
+    rollout = collect_trial(prior, env, request.settings)
     means = {limit: limit.values(rollout, prior.observation_size).mean() for limit in limits}
     notes = [f"limit {limit}: {mean:.3g} a step under the prior" for limit, mean in means.items()]
     if request.settings.keep is not None:
@@ -52,14 +52,14 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
     return notes
 
 
-def weighed(request: Request, prior: SavedPolicy, say: Say) -> tuple[Request, Decision]:
+def choose_weights(request: Request, prior: SavedPolicy, say: Say) -> tuple[Request, Decision]:
     """Return the request of a customization with all its weights, and the decision on them; refuse what cannot work."""
     check_dials(request)  # before episodes are spent on the weights
     decision = decide(request.objective, prior, request.env, request.addons, request.settings, say)
     request = replace(request, objective=decision.objective, settings=decision.settings)
     if not request.objective.reads_addon:
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
-    check(request)
+    check_request(request)
     if request.objective.reads_states:
         check_learnable(prior.policy)
     return request, decision
@@ -74,7 +74,7 @@ def check_settings(settings: Settings) -> None:
         raise UsageError(f"{few}: name that many at least, or fewer --envs or --n-steps")
 
 
-def check(request: Request) -> None:
+def check_request(request: Request) -> None:
     """Refuse early what cannot work, before anything is written."""
     if request.objective.reads_addon and not request.addons:
         raise UsageError(f"this {NO_ADDON}")

@@ -44,19 +44,19 @@ from repolicy.priors import (
 from repolicy.runs import Settings, derived_seed, ranks
 from repolicy.text import figures
 
-ROUNDS = 3  # one on the prior's rollouts, the others on the clone's
+REGRESSION_ROUNDS = 3  # one on the prior's rollouts, the others on the clone's
 SCORED_ROUNDS = 8  # where the prior cannot act, its states are found on the way
-STEPS = 32_768  # environment steps in a round, unless the whole run is shorter
+STEPS_PER_ROUND = 32_768  # environment steps in a round, unless the whole run is shorter
 FIT_EPOCHS = 30  # at most, in a round of regression
 ENVS, BLOCK = 32, 64
-EPISODES = 8  # in which prior and clone are compared, where a run has no evaluation
-DRAWS, MINIBATCH, EPOCHS = 16, 128, 4  # when there are only log-probabilities to fit to
+COMPARISON_EPISODES = 8  # in which prior and clone are compared, where a run has no evaluation
+SCORED_DRAWS, SCORED_MINIBATCH, SCORED_EPOCHS = 16, 128, 4  # when there are only log-probabilities to fit to
 SCORED_STATES = 8_192  # states in such a round
 SCORED_RATE = 1e-3  # a step's size at first; it falls to a fiftieth
-FAR = 0.5  # nats a step from the prior: beyond this, the user is warned
-BELOW = -0.1  # nats a step: a KL this far below 0 is no accident of a few episodes
-LONGEST = 1_000  # steps of an episode when prior and clone are compared
-PROBES = 8  # environments, and steps in each, by which a resumed run recognizes its prior
+KL_WARNING = 0.5  # nats a step from the prior: beyond this, the user is warned
+NEGATIVE_KL_WARNING = -0.1  # nats a step: a KL this far below 0 is no accident of a few episodes
+MAX_EPISODE_STEPS = 1_000  # steps of an episode when prior and clone are compared
+PROBE_SIZE = 8  # environments, and steps in each, by which a resumed run recognizes its prior
 
 Say = Callable[[str], None]
 
@@ -66,13 +66,13 @@ def clone(prior: ScoringPrior, env: str, settings: Settings, file: Path, say: Sa
 
     There may be one of the same prior at `file` already; then it is taken again.
     """
-    before = _kept(prior, file)
+    before = _load_stored_clone(prior, file)
     if before is not None:
         return before
     say(f"{name_of(prior)} runs as it is; a policy is fitted to it, to be the actor")
     with ranks.one_thread():  # the same bits however many threads a process has: torchrun gives each rank one
-        policy, steps = fitted(prior, env, settings)
-        comparison = compared(prior, policy, env, settings)
+        policy, steps = fit_clone(prior, env, settings)
+        comparison = compare_clone(prior, policy, env, settings)
         probes = fingerprint(prior, policy, env, settings)
     say(comparison.sentence(name_of(prior)))
     card = {"which": "clone", "clone_of": comparison.as_dict() | {"prior": name_of(prior), "steps": steps}}
@@ -86,18 +86,20 @@ def name_of(prior: ScoringPrior) -> str:
 # Fitting --------------------------------------------------------------------------------------------------------------
 
 
-def fitted(prior: ScoringPrior, env: str, settings: Settings) -> tuple[Policy, int]:
+def fit_clone(prior: ScoringPrior, env: str, settings: Settings) -> tuple[Policy, int]:
     """Return a clone of the prior, and how many steps its rollouts had. All from the run's seed."""
     seed = derived_seed(settings.seed, 0, 3000)
-    blocks = max(1, round(min(STEPS, settings.steps) / (ENVS * BLOCK)))
-    fit_to, rounds = (_to_scores, SCORED_ROUNDS) if isinstance(prior, ScoredPrior) else (_to_means, ROUNDS)
+    blocks = max(1, round(min(STEPS_PER_ROUND, settings.steps) / (ENVS * BLOCK)))
+    fit_to, rounds = (
+        (_fit_to_scores, SCORED_ROUNDS) if isinstance(prior, ScoredPrior) else (_fit_to_means, REGRESSION_ROUNDS)
+    )
     with closing(make_envs(env, ENVS, seed, settings.backend)) as envs:
-        policy = make_policy(spec_of(prior, envs), seed)
+        policy = make_policy(clone_spec(prior, envs), seed)
         fit_to(prior, policy, Collector(envs, BLOCK, torch.Generator().manual_seed(seed)), blocks)
     return policy, rounds * blocks * ENVS * BLOCK
 
 
-def spec_of(prior: ScoringPrior, spaces: HasSpaces) -> PolicySpec:
+def clone_spec(prior: ScoringPrior, spaces: HasSpaces) -> PolicySpec:
     """Return a clone's shape."""
     width = min(256, max(64, 2 ** math.ceil(math.log2(8 * spaces.observation_size))))
     hidden = (width, width)
@@ -115,25 +117,25 @@ def spec_of(prior: ScoringPrior, spaces: HasSpaces) -> PolicySpec:
     return PolicySpec(spaces.observation_size, actions, family, hidden, "elu", initial_std=std, min_std=0.0)
 
 
-def _to_means(prior: ScoringPrior, policy: Policy, collector: Collector, blocks: int) -> None:
+def _fit_to_means(prior: ScoringPrior, policy: Policy, collector: Collector, blocks: int) -> None:
     """Fit the policy to what the prior does where it comes to, and then where the clone comes to."""
     assert not isinstance(prior, ScoredPrior)
     if isinstance(prior, MeanPrior) and policy.log_std is not None:
         policy.log_std.data.copy_(prior.std.log().expand_as(policy.log_std))
     samples: Samples | None = None
     memory: State | None = None  # of the prior, which goes on as the environments do
-    for round_ in range(ROUNDS):
+    for round_ in range(REGRESSION_ROUNDS):
         agent = prior if round_ == 0 else policy
         for _ in range(blocks):
-            labelled, memory = _labelled(prior, collector.collect(agent), memory, collector.generator)
+            labelled, memory = _label_rollout(prior, collector.collect(agent), memory, collector.generator)
             samples = labelled if samples is None else samples + labelled
         assert samples is not None
         if round_ == 0:
-            begin_at(policy, samples)
+            initialize_from_samples(policy, samples)
         fit(policy, samples, collector.generator, most_epochs=FIT_EPOCHS)
 
 
-def begin_at(policy: Policy, samples: Samples) -> None:
+def initialize_from_samples(policy: Policy, samples: Samples) -> None:
     """Begin at the observations' statistics and, of actions that are numbers, at their mean."""
     fit_normalizer(policy, samples.observations)
     if policy.actions.kind == "continuous":
@@ -141,7 +143,7 @@ def begin_at(policy: Policy, samples: Samples) -> None:
 
 
 @torch.no_grad()
-def _labelled(
+def _label_rollout(
     prior: MeanPrior | Policy, rollout: Rollout, memory: State | None, generator: torch.Generator
 ) -> tuple[Samples, State | None]:
     """Return what the prior would do along a rollout, and its memory after it."""
@@ -157,7 +159,7 @@ def _labelled(
     return Samples(observations.flatten(0, 1), actions.flatten(0, 1), spread), memory
 
 
-def _to_scores(prior: ScoringPrior, policy: Policy, collector: Collector, blocks: int) -> None:
+def _fit_to_scores(prior: ScoringPrior, policy: Policy, collector: Collector, blocks: int) -> None:
     """Descend KL(clone ‖ prior) where the clone comes to, by the score function.
 
     Each draw is compared with the mean of the others in its state. Where both policies agree, all draws are worth the
@@ -165,25 +167,25 @@ def _to_scores(prior: ScoringPrior, policy: Policy, collector: Collector, blocks
     """
     stds = [] if policy.log_std is None else [policy.log_std]
     adam = Adam(policy.network.parameters(), SCORED_RATE, quick=stds, factor=3.0)
-    generator, total = collector.generator, SCORED_ROUNDS * EPOCHS
+    generator, total = collector.generator, SCORED_ROUNDS * SCORED_EPOCHS
     for round_ in range(SCORED_ROUNDS):
         states = torch.cat([collector.collect(policy).prior_inputs[0].flatten(0, 1) for _ in range(blocks)])
         if round_ == 0:
             fit_normalizer(policy, states)
-        for epoch in range(round_ * EPOCHS, (round_ + 1) * EPOCHS):
+        for epoch in range(round_ * SCORED_EPOCHS, (round_ + 1) * SCORED_EPOCHS):
             adam.rate = SCORED_RATE * max(0.02, 1.0 - epoch / total)
-            for rows in torch.randperm(len(states), generator=generator)[:SCORED_STATES].split(MINIBATCH):
+            for rows in torch.randperm(len(states), generator=generator)[:SCORED_STATES].split(SCORED_MINIBATCH):
                 adam.descend(score_loss(prior, policy, states[rows], generator))
 
 
 def score_loss(prior: ScoringPrior, policy: Policy, states: Tensor, generator: torch.Generator) -> Tensor:
     """Return a number whose gradient is, in expectation, that of KL(policy ‖ prior) at these states."""
-    many = states.unsqueeze(0).expand(DRAWS, *states.shape)
+    many = states.unsqueeze(0).expand(SCORED_DRAWS, *states.shape)
     distribution = policy(many)
     with torch.no_grad():
         actions = distribution.sample(generator)
         missing = distribution.log_prob(actions) - prior.log_prob(many, actions)
-        weight = (missing - missing.mean(0)) * (DRAWS / (DRAWS - 1))
+        weight = (missing - missing.mean(0)) * (SCORED_DRAWS / (SCORED_DRAWS - 1))
     log_probs: Tensor = distribution.log_prob(actions)
     return (weight * log_probs).mean()
 
@@ -192,7 +194,7 @@ def score_loss(prior: ScoringPrior, policy: Policy, states: Tensor, generator: t
 
 
 @dataclass(frozen=True)
-class CloneCompared:
+class CloneComparison:
     """A clone beside its prior, over some episodes with sampled actions."""
 
     kl: float  # KL(clone ‖ prior) a step, in nats, in the clone's own states
@@ -212,9 +214,9 @@ class CloneCompared:
             text += f", with a return of {figures(self.clone[0], 4)} ± {figures(self.clone[1], 2)}"
             if self.prior is not None:
                 text += f" where the prior has {figures(self.prior[0], 4)} ± {figures(self.prior[1], 2)}"
-        if self.kl > FAR:
+        if self.kl > KL_WARNING:
             text += "; that much of the prior is lost where customizing begins, and omega pulls the actor back to it"
-        if self.kl < BELOW:
+        if self.kl < NEGATIVE_KL_WARNING:
             text += (
                 f"; no KL is below 0, so exp(log_prob) of {name} adds up to more than 1: each step earns omega times "
                 "that much too much, which makes long episodes worth more; normalize its log_prob"
@@ -222,21 +224,25 @@ class CloneCompared:
         return text
 
 
-def compared(prior: ScoringPrior, policy: Policy, env: str, settings: Settings) -> CloneCompared:
-    episodes, seed = settings.evaluation_episodes or EPISODES, settings.seed
+def compare_clone(prior: ScoringPrior, policy: Policy, env: str, settings: Settings) -> CloneComparison:
+    episodes, seed = settings.evaluation_episodes or COMPARISON_EPISODES, settings.seed
 
     def run(agent: Any) -> Evaluation:
         with closing(make_envs(env, episodes, seed, settings.backend)) as envs:  # the same starts for both
-            return run_episodes(agent, envs, episodes, prior=prior, deterministic=False, seed=seed, longest=LONGEST)
+            return run_episodes(
+                agent, envs, episodes, prior=prior, deterministic=False, seed=seed, longest=MAX_EPISODE_STEPS
+            )
 
     ours = run(policy)
     theirs = None if isinstance(prior, ScoredPrior) else run(prior)  # which cannot act
     assert ours.log_prior is not None
     kl = float((ours.log_policy - ours.log_prior).sum() / ours.lengths.sum())
-    return CloneCompared(kl, _return(ours), None if theirs is None else _return(theirs), episodes)
+    return CloneComparison(
+        kl, _return_mean_and_std(ours), None if theirs is None else _return_mean_and_std(theirs), episodes
+    )
 
 
-def _return(evaluation: Evaluation) -> tuple[float, float] | None:
+def _return_mean_and_std(evaluation: Evaluation) -> tuple[float, float] | None:
     if not np.isfinite(evaluation.basic).all():
         return None
     return float(evaluation.basic.mean()), float(evaluation.basic.std())
@@ -245,23 +251,23 @@ def _return(evaluation: Evaluation) -> tuple[float, float] | None:
 # Knowing a prior again ------------------------------------------------------------------------------------------------
 
 
-PROBED = ("observations", "actions", "ended", "log_probs")
+PROBE_NAMES = ("observations", "actions", "ended", "log_probs")
 
 
 def fingerprint(prior: ScoringPrior, policy: Policy, env: str, settings: Settings) -> dict[str, Tensor]:
     """Return some steps of the clone, and the prior's log-probabilities of them."""
-    with closing(make_envs(env, PROBES, settings.seed, settings.backend)) as envs:
-        rollout = Collector(envs, PROBES, torch.Generator().manual_seed(settings.seed)).collect(policy)
+    with closing(make_envs(env, PROBE_SIZE, settings.seed, settings.backend)) as envs:
+        rollout = Collector(envs, PROBE_SIZE, torch.Generator().manual_seed(settings.seed)).collect(policy)
     probes = (*rollout.prior_inputs, Scorer(prior)(*rollout.prior_inputs))
-    return {f"exact.{name}": value for name, value in zip(PROBED, probes, strict=True)}
+    return {f"exact.{name}": value for name, value in zip(PROBE_NAMES, probes, strict=True)}
 
 
-def _kept(prior: ScoringPrior, file: Path) -> tuple[SavedPolicy, bytes] | None:
+def _load_stored_clone(prior: ScoringPrior, file: Path) -> tuple[SavedPolicy, bytes] | None:
     """Return the clone that a run has kept of this very prior."""
     if not file.is_file() or "clone_of" not in read_card(file):
         return None
     tensors, _ = read(file, "policy")
-    names = [f"exact.{name}" for name in PROBED]
+    names = [f"exact.{name}" for name in PROBE_NAMES]
     if not tensors.keys() >= {*names}:
         return None
     observations, actions, ended, stored = (tensors[name] for name in names)

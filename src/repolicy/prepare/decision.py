@@ -8,7 +8,7 @@ from repolicy.envs import decoder_options
 from repolicy.errors import UsageError
 from repolicy.objective import Objective
 from repolicy.policies import SavedPolicy
-from repolicy.prepare.weights import InEnvs, Say, ThroughNoise, Weighing, alpha_of_training
+from repolicy.prepare.weights import EnvWeightFinder, NoiseWeightFinder, Say, WeightFinder, training_alpha
 from repolicy.ranges import Range
 from repolicy.runs import Settings
 
@@ -40,20 +40,20 @@ def decide(
     if objective.is_set:
         return Decision(objective, settings, [])
     if prior is None:
-        alpha, why = alpha_of_training(objective, env, wishes, settings)
+        alpha, why = training_alpha(objective, env, wishes, settings)
         unset: dict[str, Any] = {name: alpha for name in ("alpha", "bonus") if getattr(objective, name) is None}
         return Decision(replace(objective, **unset), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
-    kind = InEnvs if decoder_options(env) is None else ThroughNoise
-    return decided(objective, kind(prior.card, prior.policy, settings, say, env, wishes))
+    kind = EnvWeightFinder if decoder_options(env) is None else NoiseWeightFinder
+    return decide_weights(objective, kind(prior.card, prior.policy, settings, say, env, wishes))
 
 
-def decided(objective: Objective, task: Weighing) -> Decision:
+def decide_weights(objective: Objective, task: WeightFinder) -> Decision:
     """Return the same for a policy that is customized, wherever its episodes run."""
-    terms, settings = _terms_of_prior(objective, task), task.settings
+    terms, settings = _choose_prior_terms(objective, task), task.settings
     omega = terms.omega
     notes = [terms.why] if terms.why else []
     if omega == "auto" and settings.budget is None:
-        settings = replace(settings, kl_budget=task.usual_budget())
+        settings = replace(settings, kl_budget=task.default_kl_budget())
         notes.append(
             f"omega and alpha move together so that the policy drifts {settings.kl_budget:g} nats a step from its "
             "prior; --kl-budget sets another distance, --omega a weight"
@@ -74,7 +74,7 @@ def decided(objective: Objective, task: Weighing) -> Decision:
     return Decision(objective, settings, notes, task.taken)
 
 
-class TermsOfPrior(NamedTuple):
+class PriorTerms(NamedTuple):
     """What the terms of the prior weigh, why where nobody named it, and the most that a nat of it can be worth."""
 
     omega: Any  # "auto" where a budget moves it
@@ -83,24 +83,24 @@ class TermsOfPrior(NamedTuple):
     most: float = 0.0
 
 
-def _terms_of_prior(objective: Objective, task: Weighing) -> TermsOfPrior:
+def _choose_prior_terms(objective: Objective, task: WeightFinder) -> PriorTerms:
     """Return both weights as they are named; what is not, by what a nat of the prior is worth."""
     omega, states, settings = objective.omega, objective.states, task.settings
     if settings.budget is not None and settings.keep is None:
         if omega not in (None, "auto"):
             option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
             raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
-        return TermsOfPrior("auto", states)
+        return PriorTerms("auto", states)
     if not task.nats_have_worth:
-        return TermsOfPrior("auto" if omega is None else omega, states)
+        return PriorTerms("auto" if omega is None else omega, states)
     if omega is None:
         return _both_by_worth(objective, task)
     if omega == "auto" or states is not None:
-        return TermsOfPrior(omega, states)
+        return PriorTerms(omega, states)
     return _states_by_worth(omega, task)  # small omegas alone would stand still
 
 
-def _both_by_worth(objective: Objective, task: Weighing) -> TermsOfPrior:
+def _both_by_worth(objective: Objective, task: WeightFinder) -> PriorTerms:
     """Return what a nat is worth; where that cannot be told, a budget is to move omega."""
     known, most, reward = task.weights("--omega")
     if known is not None:
@@ -109,19 +109,19 @@ def _both_by_worth(objective: Objective, task: Weighing) -> TermsOfPrior:
             f"omega is {known.omega:.3g}, what a nat of the prior is worth of {reward}, and states {states:.3g}, the "
             "weight of its states; --omega and --states set others"
         )
-        return TermsOfPrior(known.omega, states, why, most)
+        return PriorTerms(known.omega, states, why, most)
     if isinstance(objective.alpha, Range) or task.has_dials:
         what = "what the prior's log-probability is worth cannot be told, and beside a dial no budget can find it"
         raise UsageError(f"{what}: name --omega, a number or a range such as 0.03..3")
     unknown = "what a nat of the prior is worth cannot be told from these episodes"
-    return TermsOfPrior("auto", objective.states, f"{unknown}: does it act as it should{task.hint}?", most)
+    return PriorTerms("auto", objective.states, f"{unknown}: does it act as it should{task.hint}?", most)
 
 
-def _states_by_worth(omega: Any, task: Weighing) -> TermsOfPrior:
+def _states_by_worth(omega: Any, task: WeightFinder) -> PriorTerms:
     """Return the states' weight beside an omega that somebody named; 0 where a nat's worth cannot be told."""
     known, _, _ = task.weights("--states")
     if known is None:
         unknown = "what a nat of the prior is worth cannot be told, so new states have no price; --states names one"
-        return TermsOfPrior(omega, 0.0, unknown)
+        return PriorTerms(omega, 0.0, unknown)
     why = f"states is {known.states:.3g}, the weight of the prior's states; --states sets another"
-    return TermsOfPrior(omega, known.states, why)
+    return PriorTerms(omega, known.states, why)

@@ -26,14 +26,14 @@ from repolicy.envs import (
 from repolicy.errors import UsageError
 from repolicy.policies import Policy, make_policy
 from repolicy.prepare.defaults import customize_defaults
-from repolicy.prepare.weights import Weights, usual_budget, weights_found
-from repolicy.prepare.worth import Sums, Worth, Worths, nats_of, worth_of
+from repolicy.prepare.weights import Weights, default_kl_budget, weights_from_worths
+from repolicy.prepare.worth import EpisodeSums, Worth, Worths, nats_of, worth_of
 from repolicy.runs import Settings, spec_for
 
 DRIVEN_ENVS, DRIVEN_STEPS = 16, 1_000
-FAR_OUT = 10.0  # a normalized observation beyond this was hardly seen in training
-FAR_SHARE = 0.01  # share of all numbers that may be so far out by accident
-NARROW = 1e-3  # a std of this share of an action's range leaves nothing to explore with
+MAX_NORMALIZED = 10.0  # a normalized observation beyond this was hardly seen in training
+MAX_FAR_SHARE = 0.01  # share of all numbers that may be so far out by accident
+MIN_STD_SHARE = 1e-3  # a std of this share of an action's range leaves nothing to explore with
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class Diagnosis:
     @property
     def weights(self) -> Weights | None:
         """Where to begin: the rule that customizing has for a prior whose file tells nothing."""
-        return weights_found(self.worths, self.policy.observation_size)
+        return weights_from_worths(self.worths, self.policy.observation_size)
 
     @property
     def first(self) -> list[str]:
         """The options to begin with."""
         if self.weights is None:
-            return ["--omega", "auto", "--kl-budget", f"{usual_budget(self.policy):g}"]
+            return ["--omega", "auto", "--kl-budget", f"{default_kl_budget(self.policy):g}"]
         return ["--omega", f"{self.weights.omega:g}", "--states", f"{self.weights.states:g}"]
 
     @property
@@ -129,17 +129,22 @@ def diagnose(
     )
 
     both = (by_mean, sampled)
-    basic, wish = (worth_of(*(Sums(getattr(each, name), each.nats) for each in both)) for name in ("basic", "addon"))
+    basic, wish = (
+        worth_of(*(EpisodeSums(getattr(each, name), each.nats) for each in both)) for name in ("basic", "addon")
+    )
     told = nat_worth if nat_worth and nat_worth.is_known else basic
-    worths, against = Worths(told, wish, float(sampled.lengths.mean())), complaints(policy, by_mean, sampled, untrained)
+    worths, against = (
+        Worths(told, wish, float(sampled.lengths.mean())),
+        find_complaints(policy, by_mean, sampled, untrained),
+    )
     return Diagnosis(env, policy, by_mean, sampled, untrained, worths, against)
 
 
 def drive(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: Backend) -> Drive:
     """Drive an episode in each environment, cut after a thousand steps; more where a thousand steps hold more."""
 
-    def run(episodes: int) -> tuple[Evaluation, _Look]:
-        look, seed = _Look(policy), EVALUATION_SEED
+    def run(episodes: int) -> tuple[Evaluation, _DriveObserver]:
+        look, seed = _DriveObserver(policy), EVALUATION_SEED
         with closing(make_envs(env, min(episodes, MAX_ENVS), seed, backend)) as envs:
             found = run_episodes(
                 policy, envs, episodes, addon=addon, deterministic=deterministic, seed=seed, longest=DRIVEN_STEPS,
@@ -159,7 +164,7 @@ def drive(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: 
     )  # fmt: skip
 
 
-class _Look:
+class _DriveObserver:
     """Notes, of each block of steps, what a policy sees and how wide it is."""
 
     def __init__(self, policy: Policy) -> None:
@@ -170,37 +175,37 @@ class _Look:
     def __call__(self, rollout: Rollout) -> None:
         observations, normalizer = torch.from_numpy(rollout.observations[:-1]), self.policy.normalizer
         inputs = (observations - normalizer.shift) * normalizer.scale
-        self.far.append(float((inputs.abs() > FAR_OUT).double().mean()))
+        self.far.append(float((inputs.abs() > MAX_NORMALIZED).double().mean()))
         log_std = getattr(self.policy(observations[0]), "log_std", None)
         if log_std is not None:
             self.stds.append(float(log_std.exp().mean()))
 
 
-def complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) -> list[str]:
+def find_complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) -> list[str]:
     """Return what speaks against training from this prior as it was read."""
     sentences = []
     missing = (
         "; are the statistics of its observations missing (--vecnormalize FILE), or is the environment another one?"
     )
     known = np.isfinite([*by_mean.basic, *sampled.basic, *ignorant.basic]).all()
-    if known and not better(by_mean.basic, ignorant.basic) and not better(sampled.basic, ignorant.basic):
+    if known and not is_better(by_mean.basic, ignorant.basic) and not is_better(sampled.basic, ignorant.basic):
         returns = f"return {by_mean.basic.mean():,.4g}, against {ignorant.basic.mean():,.4g}"
         sentences.append(f"it acts no better than a policy that knows nothing: {returns}{missing}")
-    if sampled.far > FAR_SHARE:
-        sentences.append(f"{sampled.far:.0%} of the numbers that it sees are beyond ±{FAR_OUT:g}{missing}")
+    if sampled.far > MAX_FAR_SHARE:
+        sentences.append(f"{sampled.far:.0%} of the numbers that it sees are beyond ±{MAX_NORMALIZED:g}{missing}")
     if by_mean.fell.mean() - sampled.fell.mean() <= -0.5:
         sentences.append(
             f"sampled actions end {sampled.fell.mean():.0%} of the episodes, the mean action "
             f"{by_mean.fell.mean():.0%}: its std is too wide to train from; where you gave it, give a smaller --std"
         )
-    span = _span(policy)
-    if sampled.std is not None and span is not None and sampled.std < NARROW * span:
+    span = _action_span(policy)
+    if sampled.std is not None and span is not None and sampled.std < MIN_STD_SHARE * span:
         narrow = f"its std is {sampled.std:.2g}, too narrow to try anything"
         sentences.append(f"{narrow}: where you gave it, give a larger --std, and expect large values of log prior")
     return sentences
 
 
-def _span(policy: Policy) -> float | None:
+def _action_span(policy: Policy) -> float | None:
     """Return how far lowest and highest action are apart, before tanh where it squashes; None without bounds."""
     if policy.family.squashes:
         return 2.0
@@ -210,7 +215,7 @@ def _span(policy: Policy) -> float | None:
     return float(spans.mean()) if np.isfinite(spans).all() else None
 
 
-def better(one: np.ndarray, other: np.ndarray) -> bool:
+def is_better(one: np.ndarray, other: np.ndarray) -> bool:
     """Say whether it is better on average, by more than twice the error."""
     return bool(one.mean() - other.mean() > 2.0 * np.sqrt(sum(each.var(ddof=1) / len(each) for each in (one, other))))
 

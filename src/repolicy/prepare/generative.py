@@ -32,20 +32,20 @@ from repolicy.errors import UsageError, in_one_sentence
 from repolicy.loading import load_object, reference_to
 from repolicy.policies import ActionSpace, Policy, PolicySpec, frozen, make_policy, moment_sums
 from repolicy.prepare.beginning import Start, open_prior
-from repolicy.prepare.session import called, settings_of
-from repolicy.prepare.weights import trial
+from repolicy.prepare.session import complete_settings, display_name
+from repolicy.prepare.weights import collect_trial
 from repolicy.priors import check_generative_options, decoder_digest, is_code, load_decoder
 from repolicy.readers.reading import Options
 from repolicy.runs import Settings
 
-HIDDEN, LEAST = (128, 128), 1e-3  # layers, and what is added to a std so that it is never 0
-SCALES = (1.0, 0.5, 0.0)  # of the noise, which cost no training
-EPISODES, ROWS = 16, 64
-BEST, SIMULATED = 16, 40_000  # draws, and the most steps of copies that they may take
-MOVES = 0.01  # of what the strongest direction of the noise does to the actions
+HIDDEN, MIN_STD = (128, 128), 1e-3  # layers, and what is added to a std so that it is never 0
+NOISE_SCALES = (1.0, 0.5, 0.0)  # of the noise, which cost no training
+EPISODES, PROBE_ROWS = 16, 64
+BEST_OF_DRAWS, MAX_COPY_STEPS = 16, 40_000  # draws, and the most steps of copies that they may take
+MIN_RELATIVE_EFFECT = 0.01  # of what the strongest direction of the noise does to the actions
 
 
-def start_of(
+def open_start(
     given: Any,
     env: str,
     settings: Any,
@@ -70,13 +70,13 @@ def start_of(
         if chunk != 1:
             raise UsageError(f"chunk is {chunk}, which goes with noise, of a generative policy: leave --chunk out")
         return open_prior(given, reading, init, trust, kept), env
-    check_generative_options(called(given), reading)
+    check_generative_options(display_name(given), reading)
     if not env:
-        raise UsageError(f"{called(given)} does not say which environment it is for; name one with --env")
+        raise UsageError(f"{display_name(given)} does not say which environment it is for; name one with --env")
     if not resumed:
-        policy, name = noise_prior(given, noise, chunk, env, settings_of(settings, Settings()), trust)
-        return replace(open_prior(policy), name=called(given), trials=2), name  # the first for its statistics
-    reference, through = referred(given), decoder_options(env)
+        policy, name = noise_prior(given, noise, chunk, env, complete_settings(settings, Settings()), trust)
+        return replace(open_prior(policy), name=display_name(given), trials=2), name  # the first for its statistics
+    reference, through = decoder_reference(given), decoder_options(env)
     if through is None:
         return open_prior(kept), with_decoder(env, reference, noise, chunk, decoder_digest(reference))
     if Path(reference).is_file() and through.sha256 not in (None, decoder_digest(reference)):
@@ -91,16 +91,16 @@ def noise_prior(
 
     Its normalizer has the statistics of the observations in its own trial steps.
     """
-    settings, reference = settings or Settings(), referred(given)
+    settings, reference = settings or Settings(), decoder_reference(given)
     load_decoder(reference, noise, chunk, trust=trust)
     name = with_decoder(env, reference, noise, chunk, decoder_digest(reference))
     policy = standard_normal(probe_env(name, settings.backend).observation_size, noise, settings.seed)
-    rollout = trial(policy, name, settings)
+    rollout = collect_trial(policy, name, settings)
     policy.normalizer.update(moment_sums(rollout.observations[..., : policy.observation_size]))
     return frozen(policy), name
 
 
-def referred(given: Any) -> str:
+def decoder_reference(given: Any) -> str:
     """Return the name by which every process finds a decoder."""
     reference = str(given) if isinstance(given, str | Path) else reference_to(given)
     if find_session_only([reference]):
@@ -112,7 +112,7 @@ def standard_normal(observation_size: int, noise: int, seed: int = 0) -> Policy:
     """Return a policy of mean 0 and std 1 whatever it sees, which can learn another mean for each observation."""
     space = ActionSpace("continuous", (noise,))
     policy = make_policy(
-        PolicySpec(observation_size, space, hidden=HIDDEN, initial_std=1.0 - LEAST, min_std=LEAST), seed
+        PolicySpec(observation_size, space, hidden=HIDDEN, initial_std=1.0 - MIN_STD, min_std=MIN_STD), seed
     )
     with torch.no_grad():
         policy.network.weights[-1].zero_()
@@ -120,15 +120,15 @@ def standard_normal(observation_size: int, noise: int, seed: int = 0) -> Policy:
     return policy
 
 
-def narrowed(policy: Policy, scale: float) -> Policy:
+def with_noise_scale(policy: Policy, scale: float) -> Policy:
     """Return N(0, scale² · I)."""
     other = frozen(policy)
     assert other.log_std is not None
-    other.log_std.fill_(float(np.log(scale - LEAST)))
+    other.log_std.fill_(float(np.log(scale - MIN_STD)))
     return other
 
 
-def free(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -> tuple[list[str], int]:
+def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -> tuple[list[str], int]:
     """Return sentences about what the decoder gives without training, and how many decisions it took to tell.
 
     At smaller noise, as the best of some draws by the wish, and how its noise moves it.
@@ -136,25 +136,30 @@ def free(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -
     asked, seed = addons.with_weights(wishes), settings.seed
     found = [
         evaluate(
-            narrowed(prior, scale) if scale else prior, env, EPISODES,
+            with_noise_scale(prior, scale) if scale else prior, env, EPISODES,
             addon=asked, deterministic=not scale, seed=seed, backend=settings.backend,
         )
-        for scale in SCALES
+        for scale in NOISE_SCALES
     ]  # fmt: skip
-    notes = [f"noise of scale {scale:g}: {_told(each)}" for scale, each in zip(SCALES, found, strict=True)]
-    taken, best = sum(_taken(each) for each in found), f"the best of {BEST} by the wish"
+    notes = [
+        f"noise of scale {scale:g}: {_format_rewards(each)}" for scale, each in zip(NOISE_SCALES, found, strict=True)
+    ]
+    taken, best = sum(_decision_count(each) for each in found), f"the best of {BEST_OF_DRAWS} by the wish"
     try:
-        addon, simulated = addons.combine_addons(asked), int(BEST * found[0].lengths.mean() * chunk_length(env))
-        check_possible(env, addon)
-        if simulated > SIMULATED:
+        addon, simulated = (
+            addons.combine_addons(asked),
+            int(BEST_OF_DRAWS * found[0].lengths.mean() * chunk_length(env)),
+        )
+        check_copyable(env, addon)
+        if simulated > MAX_COPY_STEPS:
             raise UsageError(f"an episode of it would take {simulated:,} steps of copies")
-        episodes = min(EPISODES, SIMULATED // simulated)
-        of_copies = evaluate(BestOf(prior, addon, BEST), env, episodes, addon=asked, seed=seed)
-        notes.append(f"{best}: {_told(of_copies)}")
-        taken += (BEST + 1) * _taken(of_copies)
+        episodes = min(EPISODES, MAX_COPY_STEPS // simulated)
+        of_copies = evaluate(BestOf(prior, addon, BEST_OF_DRAWS), env, episodes, addon=asked, seed=seed)
+        notes.append(f"{best}: {_format_rewards(of_copies)}")
+        taken += (BEST_OF_DRAWS + 1) * _decision_count(of_copies)
     except UsageError as error:
         notes.append(f"{best} is not known: {error}")
-    return [*(f"without training, {note}" for note in notes), _moved(env, settings)], taken
+    return [*(f"without training, {note}" for note in notes), _describe_decoder(env, settings)], taken
 
 
 class BestOf:
@@ -192,7 +197,7 @@ class BestOf:
         return actions
 
 
-def check_possible(env: str, addon: Addon) -> None:
+def check_copyable(env: str, addon: Addon) -> None:
     """Raise where an environment cannot be copied, or where a wish has a past."""
     plain, _ = parse_env_name(env)
     if addon.stateful_names:
@@ -203,32 +208,32 @@ def check_possible(env: str, addon: Addon) -> None:
         check_copies(made, plain)
 
 
-def _taken(found: Evaluation) -> int:
+def _decision_count(found: Evaluation) -> int:
     """Return how many decisions an evaluation took of all its environments."""
     assert found.steps is not None  # which are all, where each environment has one episode
     return found.steps.rewards.size
 
 
-def _told(found: Evaluation) -> str:
+def _format_rewards(found: Evaluation) -> str:
     columns = [column for name, column in found.columns.items() if name in ("basic_reward", "addon_reward", "metric")]
     return ", ".join(f"{column.title} {column.mean:,.4g} ± {column.error:.2g}" for column in columns)
 
 
-def _moved(env: str, settings: Settings) -> str:
+def _describe_decoder(env: str, settings: Settings) -> str:
     """Tell how many directions of the noise change the actions, and how long decoding takes."""
     through = decoder_options(env)
     assert through is not None
     decode = load_decoder(*through)
-    envs = make_envs(env, ROWS, settings.seed, settings.backend)
+    envs = make_envs(env, PROBE_ROWS, settings.seed, settings.backend)
     observations = envs.reset()[:, : envs.observation_size]
     envs.close()
-    noise = np.random.default_rng(settings.seed).standard_normal((ROWS, decode.noise), np.float32)
+    noise = np.random.default_rng(settings.seed).standard_normal((PROBE_ROWS, decode.noise), np.float32)
     began = time.perf_counter()
     base = decode(observations, noise)
     seconds = time.perf_counter() - began
     directions = 0.1 * np.eye(decode.noise, dtype=np.float32)
     moved = [(decode(observations, noise + direction) - base).ravel() for direction in directions]
     strengths = np.linalg.svd(np.stack(moved), compute_uv=False)
-    count = int((strengths > MOVES * strengths[0]).sum())
+    count = int((strengths > MIN_RELATIVE_EFFECT * strengths[0]).sum())
     change = f"{count} of {decode.noise} directions of the noise change the actions"
-    return f"{change}; {ROWS} rows are decoded in {1000 * seconds:.1f} ms"
+    return f"{change}; {PROBE_ROWS} rows are decoded in {1000 * seconds:.1f} ms"

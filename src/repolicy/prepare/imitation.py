@@ -19,21 +19,21 @@ from repolicy.errors import UsageError, check_counts
 from repolicy.policies import ActionSpace, Adam, Policy, PolicySpec, make_policy, read_card, save_policy
 from repolicy.policies.export import onnx_graph
 from repolicy.policies.storage import check_writable, write_bytes
-from repolicy.prepare.cloning import begin_at
+from repolicy.prepare.cloning import initialize_from_samples
 from repolicy.priors import FitResult, Samples, fit
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.runs import versions
 from repolicy.text import figures
 
-EPISODES = 10
+TRIAL_EPISODES = 10
 IMITATION = "imitation"  # what the card of its file says that it is
-EULER = 8  # steps of a flow from noise to actions
-STEPS, MINIBATCH, LEARNING_RATE = 8_000, 512, 1e-3  # of a flow's fit
-CUT = 5.0  # stds of the recorded observations, beyond which an observation counts as this far to a flow
+EULER_STEPS = 8  # steps of a flow from noise to actions
+FLOW_STEPS, FLOW_MINIBATCH, FLOW_LEARNING_RATE = 8_000, 512, 1e-3  # of a flow's fit
+OBSERVATION_CLIP = 5.0  # stds of the recorded observations, beyond which an observation counts as this far to a flow
 
 
 @dataclass(frozen=True)
-class Imitated:
+class Imitation:
     """What an imitation ended in: the policy's file, how likely it makes the actions, and what it earns."""
 
     file: Path
@@ -53,7 +53,7 @@ def imitate(
     seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
     progress: Callable[[int, float], None] = lambda *_: None,
-) -> Imitated:
+) -> Imitation:
     """Fit a policy to demonstrations until those that are held out gain no more, and write its file.
 
     The std is one for all states or, with `state_std`, depends on the state. With `env` the spaces are checked and the
@@ -61,8 +61,8 @@ def imitate(
     """
     demonstrations = data if isinstance(data, Demonstrations) else read_demonstrations(data)
     env = None if env is None else match_observation(env, demonstrations.observations.shape[1])
-    actions = space_of(demonstrations, env)
-    taken = stored(demonstrations, actions, env)
+    actions = action_space_for(demonstrations, env)
+    taken = stored_actions(demonstrations, actions, env)
     if demonstrations.discrete and actions.low:
         say(f"choices are read as the environment counts them, from {', '.join(f'{low:g}' for low in actions.low)}")
     check_writable(Path(out))  # before the fit, which would be lost
@@ -70,7 +70,7 @@ def imitate(
         raise UsageError(f"{out} is there already, and no imitation: choose another --out")
     policy = make_policy(_spec(demonstrations, actions, hidden, state_std), seed)
     samples = Samples(demonstrations.observations, taken)
-    begin_at(policy, samples)
+    initialize_from_samples(policy, samples)
     if policy.log_std is not None:
         policy.log_std.data.copy_(demonstrations.actions.std(0).clamp_min(1e-3).log())
     fitted = fit(policy, samples, torch.Generator().manual_seed(seed), progress)
@@ -85,16 +85,16 @@ def imitate(
     card, returns = {"which": IMITATION, "versions": versions(), "imitation": asdict(fitted)}, None
     if env is not None:
         card["request"] = {"env": env}
-        tried = evaluate(policy, env, EPISODES, seed=seed, longest=1_000)
+        tried = evaluate(policy, env, TRIAL_EPISODES, seed=seed, longest=1_000)
         returns = (float(tried.basic.mean()), float(tried.basic.std()))
         if math.isfinite(returns[0]):
             earned = f"{figures(returns[0], 4)} ± {figures(returns[1], 2)}"
-            say(f"it earns {earned} in {env} (mean action, {EPISODES} episodes)")
+            say(f"it earns {earned} in {env} (mean action, {TRIAL_EPISODES} episodes)")
     save_policy(out, policy, card)
-    return Imitated(Path(out), policy, fitted, env or "", returns)
+    return Imitation(Path(out), policy, fitted, env or "", returns)
 
 
-def space_of(data: Demonstrations, env: str | None) -> ActionSpace:
+def action_space_for(data: Demonstrations, env: str | None) -> ActionSpace:
     """Return the actions of the environment, or of the data alone."""
     width = data.actions.shape[1]
     if env is None:
@@ -111,7 +111,7 @@ def space_of(data: Demonstrations, env: str | None) -> ActionSpace:
     return probe.actions
 
 
-def stored(data: Demonstrations, space: ActionSpace, env: str | None) -> Tensor:
+def stored_actions(data: Demonstrations, space: ActionSpace, env: str | None) -> Tensor:
     """Return the actions `[M, A]` as a policy stores them: choices from 0. Raises where the space has not all."""
     if not data.discrete:
         return data.actions
@@ -140,7 +140,7 @@ def _spec(data: Demonstrations, actions: ActionSpace, hidden: tuple[int, ...], s
 
 
 @dataclass(frozen=True)
-class Flowed:
+class FlowFit:
     """What was fitted: the file, how many numbers of noise and actions a chunk it has, and the mean squared error."""
 
     file: Path
@@ -173,14 +173,16 @@ class Flow(nn.Module):
 
     def velocity(self, observations: Tensor, places: Tensor, time: Tensor) -> Tensor:
         """Return where standardized actions `[N, Z]` move at a time `[N, 1]` between 0 (noise) and 1 (actions)."""
-        seen = ((observations - self.observation_mean) / self.observation_std).clamp(-CUT, CUT)
+        seen = ((observations - self.observation_mean) / self.observation_std).clamp(
+            -OBSERVATION_CLIP, OBSERVATION_CLIP
+        )
         return self.network(torch.cat([seen, places, time], -1))  # type: ignore[no-any-return]
 
     def forward(self, observations: Tensor, noise: Tensor) -> Tensor:
         places = noise
-        for step in range(EULER):
-            time = torch.full_like(noise[:, :1], step / EULER)
-            places = places + self.velocity(observations, places, time) / EULER
+        for step in range(EULER_STEPS):
+            time = torch.full_like(noise[:, :1], step / EULER_STEPS)
+            places = places + self.velocity(observations, places, time) / EULER_STEPS
         return (places * self.action_std + self.action_mean).clamp(self.low, self.high)
 
 
@@ -189,15 +191,15 @@ def fit_flow(
 ) -> float:
     """Minimize E|v(o, (1 − t)·z + t·x, t) − (x − z)|² over chunks x, noise z and times t. Returns its latest mean."""
     wanted = (chunks - flow.action_mean) / flow.action_std
-    adam = Adam(flow.parameters(), LEARNING_RATE)
+    adam = Adam(flow.parameters(), FLOW_LEARNING_RATE)
     latest = 0.0
-    for step in range(STEPS):
-        rows = torch.randint(len(wanted), (MINIBATCH,), generator=generator)
-        noise = torch.randn(MINIBATCH, wanted.shape[1], generator=generator)
-        time = torch.rand(MINIBATCH, 1, generator=generator)
+    for step in range(FLOW_STEPS):
+        rows = torch.randint(len(wanted), (FLOW_MINIBATCH,), generator=generator)
+        noise = torch.randn(FLOW_MINIBATCH, wanted.shape[1], generator=generator)
+        time = torch.rand(FLOW_MINIBATCH, 1, generator=generator)
         between = (1.0 - time) * noise + time * wanted[rows]
         loss = (flow.velocity(observations[rows], between, time) - (wanted[rows] - noise)).square().mean()
-        adam.rate = LEARNING_RATE * (0.5 + 0.5 * math.cos(math.pi * step / STEPS))
+        adam.rate = FLOW_LEARNING_RATE * (0.5 + 0.5 * math.cos(math.pi * step / FLOW_STEPS))
         adam.descend(loss)
         latest += (float(loss.detach()) - latest) / min(step + 1, 200)
         progress(step + 1)
@@ -213,7 +215,7 @@ def imitate_flow(
     hidden: tuple[int, ...] = (256, 256),
     seed: int = 0,
     progress: Callable[[int], None] = lambda _: None,
-) -> Flowed:
+) -> FlowFit:
     """Fit a flow policy that gives `chunk` actions in a row, and write it as an ONNX graph of two inputs.
 
     With `env` the sizes are checked.
@@ -222,23 +224,23 @@ def imitate_flow(
     if demonstrations.discrete:
         raise UsageError(f"{demonstrations.name} has choices, and a flow gives actions that are numbers")
     if env is not None:
-        space_of(demonstrations, match_observation(env, demonstrations.observations.shape[1]))
+        action_space_for(demonstrations, match_observation(env, demonstrations.observations.shape[1]))
     check_writable(Path(out))  # before the fit, which would be lost
     if Path(out).suffix != ".onnx":
         raise UsageError(f"--out {out} does not end in .onnx, and a flow is written as an ONNX graph")
     if Path(out).exists():
         raise UsageError(f"{out} is there already: choose another --out")
-    observations, chunks = in_chunks(demonstrations, chunk)
+    observations, chunks = split_into_chunks(demonstrations, chunk)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         flow = Flow(observations, chunks, hidden)
     loss = fit_flow(flow, observations, chunks, torch.Generator().manual_seed(seed), progress)
     example = observations[:2], torch.zeros(2, chunks.shape[1])
     write_bytes(Path(out), onnx_graph(flow.eval().requires_grad_(False), example))
-    return Flowed(Path(out), chunks.shape[1], chunk, loss, len(chunks))
+    return FlowFit(Path(out), chunks.shape[1], chunk, loss, len(chunks))
 
 
-def in_chunks(data: Demonstrations, chunk: int) -> tuple[Tensor, Tensor]:
+def split_into_chunks(data: Demonstrations, chunk: int) -> tuple[Tensor, Tensor]:
     """Return observations `[M, O]`, and the actions `[M, C · A]` of the `chunk` steps that begin there.
 
     No chunk goes beyond an episode's end: at the last steps the last action is repeated.

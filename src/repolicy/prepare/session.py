@@ -28,7 +28,7 @@ from repolicy.objective_names import name_of
 from repolicy.policies import Policy, make_policy
 from repolicy.policies.storage import read, write
 from repolicy.prepare.beginning import Start
-from repolicy.prepare.weights import trial
+from repolicy.prepare.weights import collect_trial
 from repolicy.priors import qualname_of, read_policy, restore_decoder
 from repolicy.runs import (
     BUDGETS,
@@ -58,16 +58,16 @@ def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[
     return replace(settings, ranks=1), [sentence] * (settings.ranks == 0)
 
 
-RUNS = Path("runs")
+RUNS_FOLDER = Path("runs")
 
 
 def folder_for(
-    out: str | Path | None, name: object, objective: str, settings: Any, resume: bool, root: Path = RUNS
+    out: str | Path | None, name: object, objective: str, settings: Any, resume: bool, root: Path = RUNS_FOLDER
 ) -> Path:
     """Return the run's folder; without a name, runs/NAME-OBJECTIVE-SEED or, where that is taken, the next free one."""
     if out is not None:
         return Path(out)
-    stem = called(name)
+    stem = display_name(name)
     seed = settings.get("seed", 0) if isinstance(settings, Mapping) else getattr(settings, "seed", 0)
     plain = root / f"{as_file_name(stem_of(stem) if '/' in stem else stem)}-{objective}-{seed}"
     if resume:
@@ -79,7 +79,7 @@ def folder_for(
     return tried
 
 
-def called_objective(objective: Objective) -> str:
+def objective_label(objective: Objective) -> str:
     """Return what a run's folder calls its objective: not each has a name."""
     if not isinstance(objective, Objective):
         kind = type(objective).__name__
@@ -88,7 +88,7 @@ def called_objective(objective: Objective) -> str:
     return "custom" if named is None else named[0]
 
 
-def called(thing: object) -> str:
+def display_name(thing: object) -> str:
     """Return what to call an environment, or a prior in whatever form; a run's folder is named after it."""
     if isinstance(thing, str | Path | Policy):
         return "policy" if isinstance(thing, Policy) else str(thing)
@@ -96,7 +96,7 @@ def called(thing: object) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestOptions:
     """What a user named for a run. What is empty was not named, and is as in the run that is resumed."""
 
     env: str = ""
@@ -118,11 +118,11 @@ class Asked:
         limits = (limits,) if isinstance(limits, str) else tuple(limits)
         return cls("" if env is None else env_name(env), addons.names(addon), limits, objective, sparse)
 
-    def completed(self, before: Request | None) -> "Asked":
+    def completed(self, before: Request | None) -> "RequestOptions":
         """Return the same with what the earlier run was asked for in the place of what is empty."""
         if before is None:
             return self
-        return Asked(
+        return RequestOptions(
             self.env or before.env,
             self.addons or before.addons,
             self.limits or before.limits,
@@ -140,7 +140,9 @@ class Asked:
         check_trust(file, trust, env=None if self.env else before.env, addons=code)
 
 
-def earlier(folder: RunFolder, resume: bool, trust: bool, asked: Asked, customizes: bool = False) -> Request | None:
+def earlier_request(
+    folder: RunFolder, resume: bool, trust: bool, asked: RequestOptions, customizes: bool = False
+) -> Request | None:
     """Return what the run that is resumed was asked for, None where there is none.
 
     Raises UsageError where it is a run of the other function, or where something that is not asked for again, and so
@@ -157,33 +159,33 @@ def earlier(folder: RunFolder, resume: bool, trust: bool, asked: Asked, customiz
     return before
 
 
-def into(folder: RunFolder, resume: bool, before: Request | None) -> str:
+def describe_folder(folder: RunFolder, resume: bool, before: Request | None) -> str:
     """Return where a run goes, in words; who resumes one that is not there hears that another begins."""
     return f"{folder.path}, where no run is yet: a new one begins" if resume and before is None else str(folder.path)
 
 
 # Settings that only one choice of another setting reads: that choice, and whether it was made.
-READ: dict[str, tuple[str, Callable[[Any], bool]]] = {
+CONDITIONAL_SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "desired_kl": ("schedule adaptive", lambda made: made.schedule == "adaptive"),
     "clip": ("surrogate clipped", lambda made: made.surrogate == "clipped"),
     "critic_explains": ("a critic_warmup above 0", lambda made: made.critic_warmup > 0.0),
 }
 
 
-def settings_of(given: S | Mapping[str, Any] | None, usual: S) -> S:
+def complete_settings(given: S | Mapping[str, Any] | None, usual: S) -> S:
     """Return whole settings as they are given; of a mapping, the usual ones with its values in place of theirs."""
     if isinstance(given, AnySettings):
         return given  # type: ignore[return-value]
     named = validate_settings(dict(given or {}), "settings", type(usual))
     made = replace(usual, **named)
-    for name, (where, is_read) in READ.items():
+    for name, (where, is_read) in CONDITIONAL_SETTINGS.items():
         known = {None, *(getattr(some, name, None) for some in (usual, Settings))}
         if named.get(name) not in known and not is_read(made):
             raise UsageError(f"{name} is read with {where} alone: name that too, or leave {name} out")
     return made
 
 
-def continued(
+def resume_choices(
     objective: Objective, settings: Settings, before: Request | None, out: Path
 ) -> tuple[Objective, Settings]:
     """Return both with what the run that is resumed chose by itself, where nobody names another.
@@ -207,11 +209,13 @@ def continued(
     return replace(objective, **{name: getattr(before.objective, name) for name in unset}), settings
 
 
-KEPT = 32  # steps of a trial in each of its environments, by which a resumed run is known again
-CLOSE = 1e-3  # of a number's largest value: another processor rounds otherwise, and a robot makes more of it
+FINGERPRINT_STEPS = 32  # steps of a trial in each of its environments, by which a resumed run is known again
+FINGERPRINT_TOLERANCE = (
+    1e-3  # of a number's largest value: another processor rounds otherwise, and a robot makes more of it
+)
 
 
-def begun(request: Request, folder: RunFolder, resume: bool, start: Start | None) -> list[str]:
+def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start | None) -> list[str]:
     """Claim the folder for a run. Returns what is to be said.
 
     Raises where an environment or an add-on does not give what it gave when the run began, though it repeats itself
@@ -219,22 +223,22 @@ def begun(request: Request, folder: RunFolder, resume: bool, start: Start | None
     """
     prior, init = (None, None) if start is None else (start.content, start.init)
     notes = folder.begin(request, versions(), resume, prior, init)
-    now = _tried(request, folder)
+    now = _trial_numbers(request, folder)
     if not folder.trial.exists():
         write(folder.trial, "trial", now, {})
         return notes
     kept, _ = read(folder.trial, "trial")
-    if (what := _parted(kept, now)) is None:
+    if (what := _first_difference(kept, now)) is None:
         return notes
     sentence = f"{what} is not what it was when the run in {folder.path} began: the same trial steps differ"
-    if _parted(now, _tried(request, folder)) is not None:
+    if _first_difference(now, _trial_numbers(request, folder)) is not None:
         return [*notes, f"{sentence}, and they do not repeat themselves: no run of it ends in the same bits"]
     if any("other versions" in note for note in notes):
         return [*notes, sentence]
     raise UsageError(f"{sentence}; put its source back, or begin a run of its own in another --out")
 
 
-def _tried(request: Request, folder: RunFolder) -> dict[str, Tensor]:
+def _trial_numbers(request: Request, folder: RunFolder) -> dict[str, Tensor]:
     """Return what environment and add-ons give in some steps, without what fails there, which the run then says."""
     settings, found = request.settings, dict[str, Tensor]()
     with contextlib.suppress(RepolicyError):
@@ -242,7 +246,7 @@ def _tried(request: Request, folder: RunFolder) -> dict[str, Tensor]:
             agent = read_policy(folder.prior).policy
         else:
             agent = make_policy(spec_for(probe_env(request.env, settings.backend), settings), settings.seed)
-        rollout = trial(agent, request.env, settings, KEPT)
+        rollout = collect_trial(agent, request.env, settings, FINGERPRINT_STEPS)
         found[f"environment {request.env!r}"] = torch.from_numpy(rollout.observations)
         if request.objective.reads_basic:
             found[f"the reward of {request.env!r}"] = torch.from_numpy(rollout.basic)
@@ -252,19 +256,19 @@ def _tried(request: Request, folder: RunFolder) -> dict[str, Tensor]:
     return found
 
 
-def _parted(kept: dict[str, Tensor], now: dict[str, Tensor]) -> str | None:
+def _first_difference(kept: dict[str, Tensor], now: dict[str, Tensor]) -> str | None:
     """Return the first thing whose numbers `[T, N, ...]` are others than those that were kept."""
     for name in sorted(kept, key=lambda name: (name.startswith("add-on"), name)):  # which follow the environment
         before, after = kept[name], now.get(name)
         if after is None or after.shape != before.shape:
             return name
-        near = (after - before).abs() <= CLOSE * before.nan_to_num().abs().amax((0, 1))
+        near = (after - before).abs() <= FINGERPRINT_TOLERANCE * before.nan_to_num().abs().amax((0, 1))
         if not bool((near | (after.isnan() & before.isnan())).all()):
             return name
     return None
 
 
-def shown(progress: bool | None) -> list[Any]:
+def display_callbacks(progress: bool | None) -> list[Any]:
     """Return the live display, by default where somebody looks: in a terminal or a notebook."""
     if progress is None:
         progress = sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from repolicy.envs import EPISODE_CAP, probe_env
 from repolicy.prepare import states, weights
-from repolicy.prepare.session import KEPT
+from repolicy.prepare.session import FINGERPRINT_STEPS
 from repolicy.runs import Request
 
-ENVS_A_PROBE = 8  # for so many environments that train there is one with the mean action, where something is held
-EARNING_EPISODES = 32  # by which it is known what a policy earns
+ENVS_PER_PROBE = 8  # for so many environments that train there is one with the mean action, where something is held
+RETURN_EPISODES = 32  # by which it is known what a policy earns
 
 
 class Spending(NamedTuple):
@@ -34,7 +34,9 @@ class Spending(NamedTuple):
         return f"{sum(self):,} {what} in all: {', '.join(parts)}"
 
 
-def spending(request: Request, found: int = 0, length: float = EPISODE_CAP, free: int = 0, trials: int = 1) -> Spending:
+def estimate_spending(
+    request: Request, found: int = 0, length: float = EPISODE_CAP, free: int = 0, trials: int = 1
+) -> Spending:
     """Return what a run is going to take.
 
     `found` and `free` are the steps that were taken for the weights and without training, `trials` how often some
@@ -46,21 +48,21 @@ def spending(request: Request, found: int = 0, length: float = EPISODE_CAP, free
     episodes = settings.evaluation_episodes and max(1, settings.evaluation_episodes // settings.ranks) * settings.ranks
     held = 0
     if request.limits or settings.keep:
-        probes = settings.ranks * probes_beside(settings.envs // settings.ranks)
+        probes = settings.ranks * probe_count(settings.envs // settings.ranks)
         held += probes * settings.n_steps * settings.iterations
     if settings.keep:
-        held += 3 * EARNING_EPISODES * longest  # of the prior before and after the run, and of its policy
+        held += 3 * RETURN_EPISODES * longest  # of the prior before and after the run, and of its policy
     return Spending(
-        trials=weights.ENVS * (trials * weights.STEPS + KEPT),
+        trials=weights.TRIAL_ENVS * (trials * weights.TRIAL_STEPS + FINGERPRINT_STEPS),
         weights=found,
         free=free,
-        states=states.steps_for(settings.steps) if request.objective.reads_states else 0,
+        states=states.steps_to_collect(settings.steps) if request.objective.reads_states else 0,
         training=settings.iterations * settings.iteration_steps,
         evaluations=(segments + 1) * episodes * longest,
         held=held,
     )
 
 
-def probes_beside(envs: int) -> int:
+def probe_count(envs: int) -> int:
     """Return in how many environments the mean action is measured, beside so many that train."""
-    return max(1, envs // ENVS_A_PROBE)
+    return max(1, envs // ENVS_PER_PROBE)

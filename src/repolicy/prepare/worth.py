@@ -15,8 +15,8 @@ from repolicy.envs import EVALUATION_SEED, Backend, Evaluation, evaluate
 from repolicy.policies import Policy
 
 WORTH_EPISODES = 32  # of each kind, in a round
-COUNTED_STEPS = 1_000  # of an episode
-LEAST_NATS = 1e-6  # below which nothing can be told: a policy without noise, or one that is not soft-optimal at all
+MAX_EPISODE_STEPS = 1_000  # of an episode
+MIN_NATS = 1e-6  # below which nothing can be told: a policy without noise, or one that is not soft-optimal at all
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Worth:
         return self.value > 2 * self.error
 
 
-class Sums(NamedTuple):
+class EpisodeSums(NamedTuple):
     """Of each of some episodes, `[E]`: the return, and the nats.
 
     Those are log π of its actions by the mean action, and the policy's entropy where it sampled. Both are over the same
@@ -51,14 +51,14 @@ def nats_of(found: Evaluation) -> np.ndarray:
     return nats
 
 
-def worth_of(by_mean: Sums, sampled: Sums) -> Worth | None:
+def worth_of(by_mean: EpisodeSums, sampled: EpisodeSums) -> Worth | None:
     """Return the worth that a nat has by these episodes.
 
     None where a return is not finite, as an environment without a reward shows NaN; and where the nats are none.
     """
     both = (by_mean, sampled)
     nats = sum(float(each.nats.mean()) for each in both)
-    if not np.isfinite([*by_mean.returns, *sampled.returns]).all() or nats < LEAST_NATS:
+    if not np.isfinite([*by_mean.returns, *sampled.returns]).all() or nats < MIN_NATS:
         return None
     value = float(by_mean.returns.mean() - sampled.returns.mean()) / nats
     # of a ratio, to first order: what is left of each return without its nats at that worth
@@ -66,7 +66,7 @@ def worth_of(by_mean: Sums, sampled: Sums) -> Worth | None:
     return Worth(value, math.sqrt(sum(each.var(ddof=1) / len(each) for each in left)) / nats, len(sampled.returns))
 
 
-def measured(
+def measure_worth(
     policy: Policy,
     env: str,
     episodes: int = WORTH_EPISODES,
@@ -76,9 +76,9 @@ def measured(
     addon_alone: bool = False,
 ) -> Worth | None:
     """Measure it by episodes, in the environment's reward and the add-ons', or in theirs alone."""
-    both = _episodes(policy, env, episodes, EVALUATION_SEED, addons, backend)
+    both = _evaluate_both(policy, env, episodes, EVALUATION_SEED, addons, backend)
     reward = "addon" if addon_alone else "total"
-    return worth_of(*(Sums(getattr(each, reward), nats_of(each)) for each in both))
+    return worth_of(*(EpisodeSums(getattr(each, reward), nats_of(each)) for each in both))
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Worths:
         return max((worth.value + 2 * worth.error for worth in self.told), default=0.0)
 
 
-def sought(
+def measure_worths(
     policy: Policy,
     env: str,
     addons: tuple[str, ...],
@@ -116,26 +116,26 @@ def sought(
     rounds = list[tuple[Evaluation, Evaluation]]()
     while True:
         seed = EVALUATION_SEED + episodes * len(rounds)  # an environment has the seed of the one before it, plus 1
-        rounds.append(_episodes(policy, env, episodes, seed, addons, backend))
-        found = _together(rounds)
+        rounds.append(_evaluate_both(policy, env, episodes, seed, addons, backend))
+        found = _pool_rounds(rounds)
         likely = any(worth.value > worth.error for worth in found.told)
         if found.known or not likely or found.steps >= steps:
             return found
 
 
-def _together(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
+def _pool_rounds(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
     def in_reward(name: Literal["basic", "addon"]) -> Worth | None:
         if getattr(rounds[0][0], name) is None:
             return None
         kinds = ([(getattr(one, name), nats_of(one)) for one in each] for each in zip(*rounds, strict=True))
-        return worth_of(*(Sums(*map(np.concatenate, zip(*each, strict=True))) for each in kinds))
+        return worth_of(*(EpisodeSums(*map(np.concatenate, zip(*each, strict=True))) for each in kinds))
 
     length = float(np.mean([sampled.lengths for _, sampled in rounds]))
     taken = int(sum(one.lengths.sum() for each in rounds for one in each))
     return Worths(in_reward("basic"), in_reward("addon"), length, taken)
 
 
-def _episodes(
+def _evaluate_both(
     policy: Policy, env: str, episodes: int, seed: int, addons: tuple[str, ...], backend: Backend
 ) -> tuple[Evaluation, Evaluation]:
     """Return episodes by the mean action and sampled."""
@@ -143,7 +143,7 @@ def _episodes(
     def run(deterministic: bool) -> Evaluation:
         return evaluate(
             policy, env, episodes, addon=addons, deterministic=deterministic, seed=seed, backend=backend,
-            longest=COUNTED_STEPS,
+            longest=MAX_EPISODE_STEPS,
         )  # fmt: skip
 
     return run(deterministic=True), run(deterministic=False)

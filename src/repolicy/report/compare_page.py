@@ -4,7 +4,7 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
-from repolicy.many.varying import Around, Place
+from repolicy.many.varying import Place, VariedComparison
 from repolicy.policies.storage import is_repolicy_file
 from repolicy.priors import is_plan
 from repolicy.report import page
@@ -14,7 +14,7 @@ from repolicy.text import capitalized
 
 
 def write_compare_report(
-    around: Around, old: str, new: str, folder: Path, say: Callable[[str], None] = lambda _: None
+    around: VariedComparison, old: str, new: str, folder: Path, say: Callable[[str], None] = lambda _: None
 ) -> Path:
     """Write `report.html`: the verdict, the map of what was varied, the table, and both policies at the worst place."""
     worst = around.worst
@@ -34,7 +34,7 @@ def write_compare_report(
     return page.write(folder / "report.html", title, lead, parts)
 
 
-def _map(around: Around) -> str:
+def _map(around: VariedComparison) -> str:
     """Return the places as a table; of two options, with a column for each value of the second."""
     names = [*around.places[0].options]
     if len(names) == 1:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from repolicy.envs import addons, decoder_options
 from repolicy.errors import UsageError
 from repolicy.loading import file_sum, read_json
-from repolicy.many.tradeoff import Found, Point, episodes_of
+from repolicy.many.tradeoff import Found, Point, evaluate_point
 from repolicy.objective import DIALED
 from repolicy.policies import ConditionedPolicy, Policy, SavedPolicy, read_card, save_policy
 from repolicy.policies.storage import FORMAT, check_shape, is_repolicy_file, replace_nonfinite, write_json
@@ -170,7 +170,7 @@ def measured(dial: Turning, episodes: int, progress: Callable[[int], None] = lam
     addon, prior = addons.combine_addons(once), require_prior(dial.saved, dial.path)
 
     def point(policy: Policy, value: float, label: str = "") -> Point:
-        mean, sampled = episodes_of(policy, prior, dial.env, addon, episodes)
+        mean, sampled = evaluate_point(policy, prior, dial.env, addon, episodes)
         return Point(value, dial.path, mean, sampled, label)
 
     with ranks.one_thread():

@@ -8,7 +8,7 @@ from typing import Any
 
 from repolicy.envs import Evaluation, addons_from_card, decoder_options, env_from_card, load_addon
 from repolicy.policies import SavedPolicy
-from repolicy.prepare.defaults import train_defaults, usual_for
+from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
 from repolicy.priors.hub import FILE, Repository, import_hub, repository_of, translate_hub_errors
 from repolicy.readers.reading import Options
@@ -125,7 +125,7 @@ def _repeat(path: Path, saved: SavedPolicy, elsewhere: str) -> str:
         return _quoted(str(card.get("command", "")))
     whole = Request.from_dict(asked)
     arguments = command_words(whole, "PRIOR" if saved.prior else "")
-    usual = usual_for(saved.prior, whole.settings.steps) if saved.prior else train_defaults(whole.env)
+    usual = implied_settings(saved.prior, whole.settings.steps) if saved.prior else train_defaults(whole.env)
     return shlex.join(["repolicy", *arguments, *command_options(whole.settings, usual)]) if arguments else ""
 
 

@@ -23,7 +23,7 @@ from repolicy.envs.addons import Addon, Limit, combine_addons, with_weights
 from repolicy.errors import FileError, RepolicyError
 from repolicy.loading import file_sum
 from repolicy.policies import SavedPolicy, read_card
-from repolicy.prepare.defaults import train_defaults, usual_for
+from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import SHIPPED_FOLDER, read_policy, restore_decoder, shipped_names
 from repolicy.report import charts, page
 from repolicy.report.charts import learning
@@ -302,7 +302,7 @@ def repeat(folder: RunFolder, request: Request) -> str:
     if customized and (not folder.prior.exists() or "clone_of" in read_card(folder.prior)):
         return ""
     arguments = command_words(request, _prior_of(folder, request) if customized else "", folder.init)
-    usual = usual_for(folder.prior, request.settings.steps) if customized else train_defaults(request.env)
+    usual = implied_settings(folder.prior, request.settings.steps) if customized else train_defaults(request.env)
     parts = ["repolicy", *arguments, *command_options(request.settings, usual), "--out", f"{folder.path}-again"]
     return shlex.join(parts) if arguments else ""
 

@@ -40,7 +40,7 @@ from repolicy.policies import (
     scale_outputs,
     trainable_copy,
 )
-from repolicy.prepare.session import settings_of
+from repolicy.prepare.session import complete_settings
 from repolicy.rql.hyperparameters import Settings
 from repolicy.rql.wrapping import (
     PlainObservations,
@@ -107,7 +107,7 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
         prior: Prior | None = None,
         settings: Settings | Mapping[str, Any] | None = None,
     ) -> None:
-        settings = settings_of(settings, Settings())
+        settings = complete_settings(settings, Settings())
         env_spaces = spaces_of(env)
         actions = env_spaces.actions
         self.objective = objective
@@ -235,7 +235,7 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
         actor: Policy | None = None,
         density: Density | None = None,
     ) -> None:
-        settings = settings_of(settings, Settings())
+        settings = complete_settings(settings, Settings())
         env_spaces = spaces_of(env)
         actions = env_spaces.actions
         self.objective, self.settings, self.density = objective, settings, density

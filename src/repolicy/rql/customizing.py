@@ -26,10 +26,10 @@ from repolicy.learning.training import watchdog
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
 from repolicy.prepare.decision import Decision, decide
-from repolicy.prepare.session import Asked, earlier, settings_of
+from repolicy.prepare.session import RequestOptions, complete_settings, earlier_request
 from repolicy.prepare.spending import Spending
-from repolicy.prepare.states import check_learnable, density_of, steps_for
-from repolicy.prepare.weights import alpha_in
+from repolicy.prepare.states import check_learnable, fit_prior_density, steps_to_collect
+from repolicy.prepare.weights import alpha_from_card
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import CUSTOMIZING, TASKS, Settings, customize_defaults, task_of, train_defaults
@@ -118,10 +118,10 @@ def train(
 
     An alpha that is not set is the task's own. The other parameters are as in `repolicy.train`.
     """
-    asked = Asked.of(env, addon)
+    asked = RequestOptions.of(env, addon)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
-    before = earlier(RunFolder(out, Request), resume, trust, asked)
+    before = earlier_request(RunFolder(out, Request), resume, trust, asked)
     asked = asked.completed(before)
     if objective.alpha is None:
         known = task_of(asked.env) if before is None else before.objective
@@ -129,7 +129,7 @@ def train(
             raise UsageError(f"{asked.env} is no task{nearest(asked.env, TASKS)}; for another environment give --alpha")
         objective = replace(objective, alpha=known.alpha)
     usual = train_defaults(asked.env) if before is None else cast(Settings, before.settings)
-    request = _request(asked.env, objective, settings_of(settings, usual), asked.addons)
+    request = _request(asked.env, objective, complete_settings(settings, usual), asked.addons)
     return _run(request, out, None, resume, callbacks, env_timeout)
 
 
@@ -156,8 +156,8 @@ def customize(
     """
     path, folder = find_policy(prior), RunFolder(out, Request)
     saved = read_policy(path, options)
-    asked = Asked.of(env, addon)
-    before = earlier(folder, resume, trust, asked, customizes=True)
+    asked = RequestOptions.of(env, addon)
+    before = earlier_request(folder, resume, trust, asked, customizes=True)
     asked = asked.completed(before)
     env = asked.env or env_from_card(saved.card, path, trust)
     if objective.reads_basic:
@@ -169,13 +169,13 @@ def customize(
         unset = [name for name in ("omega", "alpha", "states") if getattr(objective, name) is None]
         objective = replace(objective, **{name: getattr(before.objective, name) for name in unset})
     usual = customize_defaults(env, choices) if before is None else cast(Settings, before.settings)
-    settings = settings_of(settings, usual)
+    settings = complete_settings(settings, usual)
 
     saved = saved._replace(content=saved_policy_bytes(saved, folder.prior))
     decision = _weighed(objective, saved, path, env, asked.addons, settings, callbacks)
     notes = list(decision.notes)
     if before is None:
-        learnt = steps_for(settings.steps) if decision.objective.reads_states else 0
+        learnt = steps_to_collect(settings.steps) if decision.objective.reads_states else 0
         notes.append(Spending(weights=decision.steps, states=learnt, training=settings.steps).sentence())
     if task_of(env) is None and not choices and settings.steps > CUSTOMIZING.steps:
         notes.append(f"beyond {CUSTOMIZING.steps:,} steps it may lose the old task: take `repolicy customize`")
@@ -202,7 +202,7 @@ def _weighed(
     # The wish is the environment's own, of which the engine's episodes do not tell.
     if objective.omega is None:
         raise UsageError("objective residual needs omega; name one with --omega")
-    alpha = alpha_in(saved.card) if objective.alpha is None else objective.alpha
+    alpha = alpha_from_card(saved.card) if objective.alpha is None else objective.alpha
     if alpha is None:
         raise UsageError(f"{path} does not tell the alpha that it was trained with; name one with --alpha")
     return Decision(replace(objective, alpha=alpha, states=objective.states or 0.0), engines, [])
@@ -303,7 +303,7 @@ def _algorithm(request: Request, prior: Policy | None) -> Any:
         assert prior is not None
         check_learnable(prior)
         engines = EngineSettings(steps=request.settings.steps, seed=request.settings.seed)
-        density = density_of(prior, engine.Request(request.env, request.objective, engines), SingleRank())
+        density = fit_prior_density(prior, engine.Request(request.env, request.objective, engines), SingleRank())
     return ResidualSAC(made, request.objective, prior, request.settings, density=density)
 
 
