@@ -258,7 +258,7 @@ ROOMS = [
     Mutant("priors/fitting.py", ".square().nanmean(0).sqrt()", ".square().nanmean(0)", "tests/prepare/test_imitation.py", "the fitted std is a variance"),
     Mutant("priors/fitting.py", "means.tanh().abs() < EDGE", "means.tanh().abs() < 2.0", "tests/prepare/test_imitation.py", "means where tanh is flat count in a fitted std"),
     Mutant("readers/skrl.py", "power = 2.0 if", "power = 1.0 if", "tests/readers/test_formats_layouts.py", "a multivariate Gaussian of skrl has the root of its std"),
-    Mutant("readers/given_by_user.py", "np.sqrt(var + epsilon)", "np.sqrt(var)", "tests/readers/test_formats_sb3.py", "VecNormalize without its epsilon"),
+    Mutant("readers/context.py", "np.sqrt(var + epsilon)", "np.sqrt(var)", "tests/readers/test_formats_sb3.py", "VecNormalize without its epsilon"),
     Mutant("prepare/defaults.py", "0.01 * step", "0.01", "tests/runs/test_settings.py", "a small batch moves the policy as far"),
     Mutant("prepare/defaults.py", "max(steps, MIN_UPDATES) / MIN_UPDATES", "steps", "tests/runs/test_settings.py", "few steps have few updates"),
     Mutant("prepare/states.py", "max(MIN_OBSERVATIONS, SHARE_OF_RUN * steps)", "SHARE_OF_RUN * steps", STATES, "a short run knows hardly a state"),

@@ -26,7 +26,7 @@ from repolicy.policies.policy import PolicySpec
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Dial
-from repolicy.readers.reading import as_in_python
+from repolicy.readers.reading import in_python_terms
 
 
 def policy(discrete: bool = False) -> Policy:
@@ -242,7 +242,7 @@ def test_what_another_librarys_file_lacks_is_asked_for_as_python_gives_it(tmp_pa
     for wrong, said in (({"std": 0.2}, "names no path"), ({"path": "x", "sdt": 1}, "has sdt; as a mapping it takes")):
         with pytest.raises(UsageError, match=said):
             prior_reward(wrong, 0.3, 0.2)
-    assert as_in_python("such as --std 0.2, or --vecnormalize none") == "such as std=0.2, or vecnormalize='none'"
+    assert in_python_terms("such as --std 0.2, or --vecnormalize none") == "such as std=0.2, or vecnormalize='none'"
 
 
 def test_a_graph_that_gives_a_mean_is_a_prior(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from repolicy.errors import UsageError
 from repolicy.hosts.kept_prior import as_gaussian, with_one_std
 from repolicy.hosts.sb3 import ResidualPPO, Squashed, to_repolicy
 from repolicy.priors import read_policy
-from repolicy.readers.described import CannotCopyError
+from repolicy.readers.description import CannotCopyError
 
 OMEGA, ALPHA = 0.3, 0.2
 

@@ -204,7 +204,7 @@ def test_a_graph_that_was_changed_is_read_as_it_is_now(graphs: Path, tmp_path: P
     weights = next(each for each in model.graph.initializer if list(each.dims) == [8, 5])
     weights.CopyFrom(onnx.numpy_helper.from_array(2.0 * onnx.numpy_helper.to_array(weights), weights.name))
     onnx.save(model, path)
-    described = PolicyFile(path).described(Options())
+    described = PolicyFile(path).describe(Options())
     np.testing.assert_array_equal(described.actor.hidden[0].linear.weight, 2.0 * policy.network.weights[0].detach())
     assert "no more the one that Repolicy exported" in described.notes[-1]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from repolicy.readers.copying import policy_from
-from repolicy.readers.described import Described, Std
+from repolicy.readers.description import PolicyDescription, Std
 from repolicy.readers.reading import Options
 from repolicy.readers.recognize import PolicyFile
 
@@ -17,8 +17,8 @@ COUNT = 256
 TOLERANCE = 1e-5
 
 
-def describe(path: str | Path, options: Options | None = None) -> Described:
-    return PolicyFile(path).described(options or Options())
+def describe(path: str | Path, options: Options | None = None) -> PolicyDescription:
+    return PolicyFile(path).describe(options or Options())
 
 
 def recognized(path: Path) -> str | None:
@@ -39,12 +39,12 @@ def stirred(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def log_prob(described: Described, obs: Tensor, actions: Any) -> np.ndarray:
+def log_prob(described: PolicyDescription, obs: Tensor, actions: Any) -> np.ndarray:
     """Of our copy of the policy, in double precision."""
     return policy_from(described).double().log_prob(obs.double(), torch.as_tensor(actions).double()).numpy()
 
 
-def assert_scored(described: Described, obs: Tensor, dist: Any) -> None:
+def assert_scored(described: PolicyDescription, obs: Tensor, dist: Any) -> None:
     """Our copy's log-probabilities of actions that the host's distribution gives are the host's own."""
     with torch.no_grad():
         actions = dist.sample()
@@ -54,7 +54,7 @@ def assert_scored(described: Described, obs: Tensor, dist: Any) -> None:
     )
 
 
-def mean(described: Described, obs: Tensor) -> np.ndarray:
+def mean(described: PolicyDescription, obs: Tensor) -> np.ndarray:
     """The mode of our copy in double precision; as it acts, in NumPy and single precision, it must be near."""
     if described.std is None and described.actions.kind == "continuous":
         described = replace(described, std=Std("vector", np.ones(described.actions.width, np.float32)))

@@ -11,7 +11,7 @@ import torch
 from comparing import assert_equal, log_prob, stirred
 from gymnasium import spaces
 
-from repolicy.readers.described import Described
+from repolicy.readers.description import PolicyDescription
 
 sb3 = pytest.importorskip("stable_baselines3")
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: E402
@@ -54,7 +54,7 @@ def contrib(name: str) -> Any:
     return getattr(pytest.importorskip("sb3_contrib"), name)
 
 
-def check_soft(policy: Any, described: Described, obs: torch.Tensor, sde: bool = False) -> None:
+def check_soft(policy: Any, described: PolicyDescription, obs: torch.Tensor, sde: bool = False) -> None:
     """Stable-Baselines3 adds 1e-6 inside of the Jacobian's logarithm, which is no probability: it is taken out here.
 
     Its stds go down to e⁻²⁰, where single precision has no digits left, so its actor computes in double precision.

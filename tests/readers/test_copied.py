@@ -22,7 +22,7 @@ from repolicy.objective import residual
 from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.opening import load_policy, read_policy
 from repolicy.readers.copying import policy_from
-from repolicy.readers.described import Described, Hidden, LayerNorm, Linear, Normalizer, Perceptron, Std
+from repolicy.readers.description import HiddenLayer, LayerNorm, Linear, Normalizer, Perceptron, PolicyDescription, Std
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 
@@ -117,7 +117,7 @@ def test_scales_and_stds_of_any_size_are_copied() -> None:
     generator = np.random.default_rng(0)
     mean, raw = (Linear(generator.normal(size=(2, 3)).astype(np.float32), np.ones(2, np.float32)) for _ in range(2))
     shift, scale = np.array([1.0, 0.0, -2.0]), np.array([-2.0, 1e6, 0.5])
-    described = Described(
+    described = PolicyDescription(
         "a library", "", "policy", Perceptron((), mean, "tanh"), ActionSpace("continuous", (2,)),
         std=Std("head", raw, "softplus", floor=0.01), normalizer=Normalizer(shift, scale, 3.0),
     )  # fmt: skip
@@ -131,13 +131,13 @@ def test_scales_and_stds_of_any_size_are_copied() -> None:
     torch.testing.assert_close(policy.log_prob(torch.from_numpy(obs), actions), expected, rtol=1e-5, atol=1e-5)
 
 
-def parts(**changes: Any) -> Described:
+def parts(**changes: Any) -> PolicyDescription:
     """A policy of 3 observations and 2 actions with LayerNorms, whose std is a layer, and what is put in its place."""
     ones = {"std": np.ones((2, 4)), "norm": np.ones(4), "shift": np.ones(3), "bias": np.ones(4)} | changes
     norm = LayerNorm(ones["norm"], np.ones(4), 1e-5, "before")
-    hidden = Hidden(Linear(np.ones((4, 3)), ones["bias"]), norm)
+    hidden = HiddenLayer(Linear(np.ones((4, 3)), ones["bias"]), norm)
     head = ones["std"] if ones["std"].ndim == 1 else Linear(ones["std"], np.ones(len(ones["std"])))
-    return Described(
+    return PolicyDescription(
         "a library", "", "policy", Perceptron((hidden,), Linear(np.ones((2, 4)), np.ones(2)), "tanh"),
         ActionSpace("continuous", (2,)), std=Std("vector" if ones["std"].ndim == 1 else "head", head),
         normalizer=Normalizer(ones["shift"], np.ones(3)),

@@ -28,7 +28,7 @@ from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.readers.brax import OR_SQUEEZED
 from repolicy.readers.copying import policy_from
-from repolicy.readers.described import CannotCopyError
+from repolicy.readers.description import CannotCopyError
 from repolicy.readers.reading import Options
 
 

@@ -20,8 +20,8 @@ from repolicy.errors import FileError, RepolicyError
 from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.opening import open_policy
 from repolicy.readers import brax
-from repolicy.readers.described import CannotCopyError
-from repolicy.readers.given_by_user import statistics_beside, statistics_in
+from repolicy.readers.context import find_statistics, read_statistics
+from repolicy.readers.description import CannotCopyError
 from repolicy.readers.reading import Options
 
 
@@ -87,7 +87,7 @@ def test_statistics_are_found_from_within_their_folder_too(tmp_path: Path, monke
     (folder / "Hopper-v4" / "vecnormalize.pkl").touch()
     for here, name in ((tmp_path, "Hopper-v4_1/best_model.zip"), (folder, "best_model.zip")):
         monkeypatch.chdir(here)
-        assert statistics_beside(Path(name)) == folder / "Hopper-v4" / "vecnormalize.pkl"
+        assert find_statistics(Path(name)) == folder / "Hopper-v4" / "vecnormalize.pkl"
 
 
 # ONNX -----------------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def endless(depth: int) -> bytes:
     return b"\x80\x02]" + b"2\x86" * depth + b"."
 
 
-@pytest.mark.parametrize("read", [describe, statistics_in])
+@pytest.mark.parametrize("read", [describe, read_statistics])
 def test_a_pickle_is_not_written_out_to_say_what_it_is(read: Any, tmp_path: Path) -> None:
     (tmp_path / "params").write_bytes(endless(200))
     with pytest.raises(FileError, match="params") as caught:

@@ -21,7 +21,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.export import export
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.readers.copying import policy_from
-from repolicy.readers.described import CannotCopyError
+from repolicy.readers.description import CannotCopyError
 from repolicy.readers.onnx_graphs import TYPES, _array
 from repolicy.readers.reading import Options
 

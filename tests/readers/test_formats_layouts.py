@@ -20,8 +20,8 @@ from repolicy.policies.file import policy_bytes, save_policy
 from repolicy.priors.kinds import MeanPrior
 from repolicy.priors.opening import load_policy, read_policy
 from repolicy.readers.copying import policy_from
-from repolicy.readers.described import CannotCopyError
-from repolicy.readers.reading import LEAST_STD, Options
+from repolicy.readers.description import CannotCopyError
+from repolicy.readers.reading import MIN_STD, Options
 
 # Layers of the user's own ---------------------------------------------------------------------------------------------
 SQUASHED = squashed("fc_mean", "fc_logstd")
@@ -184,10 +184,10 @@ def test_the_smallest_std_makes_a_policy_that_its_file_gives_back(td3: Path, tmp
     """With a smaller one, its log-probabilities were those of rounding errors, and its file was refused."""
     with pytest.raises(UsageError, match="^std is 1e-12; it must be"):
         load_policy(td3, std=1e-12)
-    policy = load_policy(td3, std=LEAST_STD)
+    policy = load_policy(td3, std=MIN_STD)
     save_policy(tmp_path / "p.safetensors", policy, {})
     torch.testing.assert_close(load_policy(tmp_path / "p.safetensors").state_dict(), policy.state_dict())
-    assert MeanPrior(len, LEAST_STD).std == np.float32(LEAST_STD)
+    assert MeanPrior(len, MIN_STD).std == np.float32(MIN_STD)
     with pytest.raises(UsageError, match="it must be above 0, 1e-05 or more"):
         MeanPrior(len, 1e-12)
 

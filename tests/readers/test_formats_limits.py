@@ -16,10 +16,10 @@ from torch import nn
 
 from repolicy.errors import FileError
 from repolicy.policies import ActionSpace
-from repolicy.readers.described import CannotCopyError
-from repolicy.readers.given_by_user import statistics_in
-from repolicy.readers.operations import OPERATIONS, Moving
-from repolicy.readers.pickles import LEGACY_MAGIC, Name, Shell, load, read_pickle
+from repolicy.readers.context import read_statistics
+from repolicy.readers.description import CannotCopyError
+from repolicy.readers.operations import OPERATIONS, TracedValue
+from repolicy.readers.pickles import LEGACY_MAGIC, GlobalName, ObjectStub, load, read_pickle
 from repolicy.readers.spaces import actions_of, observations_of
 from repolicy.readers.torchscript import _memory
 
@@ -151,12 +151,12 @@ def test_rows_of_rows_are_no_array(tmp_path: Path) -> None:
         describe(brax_file(tmp_path / "params", hidden_0=layer))
     (tmp_path / "seen.pkl").write_bytes(pickle.dumps(Seen(obs_rms=Seen(mean=rows, var=rows), clip_obs=10.0)))
     with pytest.raises(FileError, match="stands where an array is expected"):
-        statistics_in(tmp_path / "seen.pkl")
+        read_statistics(tmp_path / "seen.pkl")
 
 
 # Spaces ---------------------------------------------------------------------------------------------------------------
-def space(name: str, **state: Any) -> Shell:
-    return Shell(Name(f"gymnasium.spaces.{name}"), state=state)
+def space(name: str, **state: Any) -> ObjectStub:
+    return ObjectStub(GlobalName(f"gymnasium.spaces.{name}"), state=state)
 
 
 def test_a_dict_within_a_dict_is_refused() -> None:
@@ -197,9 +197,9 @@ class Counted(dict[str, Any]):
 
 @pytest.mark.parametrize("last", ["LSTM", "Linear"])
 def test_each_module_is_looked_at_once(last: str) -> None:
-    Counted.looked, module = 0, Shell(Name(f"torch.nn.{last}"), state=Counted())
+    Counted.looked, module = 0, ObjectStub(GlobalName(f"torch.nn.{last}"), state=Counted())
     for _ in range(8):
-        module = Shell(Name("mine.Block"), state=Counted(a=module, b=module, c=3))
+        module = ObjectStub(GlobalName("mine.Block"), state=Counted(a=module, b=module, c=3))
     assert _memory(module) == ("LSTM" if last == "LSTM" else "")
     assert Counted.looked == (8 if last == "LSTM" else 9)
 
@@ -207,7 +207,7 @@ def test_each_module_is_looked_at_once(last: str) -> None:
 def test_lists_of_lists_are_no_numbers() -> None:
     row = [1.0, 2.0]
     assert OPERATIONS["add"]([row, row], {}).tolist() == [2.0, 4.0]
-    for name, args in (("add", [Moving(()), [row]]), ("linear", [Moving(()), [row]]), ("sqrt", [[row]])):
+    for name, args in (("add", [TracedValue(()), [row]]), ("linear", [TracedValue(()), [row]]), ("sqrt", [[row]])):
         with pytest.raises(ValueError, match="a list of no numbers"):
             OPERATIONS[name](args, {})
 

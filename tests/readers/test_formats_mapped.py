@@ -13,7 +13,7 @@ from torch import nn
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.priors.opening import load_policy
-from repolicy.readers.described import CannotCopyError
+from repolicy.readers.description import CannotCopyError
 from repolicy.readers.mapped import tensors_in
 from repolicy.readers.reading import Options
 

@@ -24,7 +24,7 @@ from stable_baselines3.sac.policies import SACPolicy
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import UsageError
-from repolicy.readers.described import CannotCopyError
+from repolicy.readers.description import CannotCopyError
 from repolicy.readers.reading import Options
 
 

@@ -20,7 +20,7 @@ from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
 from repolicy.priors.finding import RLLIB, find_policy
 from repolicy.priors.opening import load_policy
-from repolicy.readers.described import CannotCopyError
+from repolicy.readers.description import CannotCopyError
 from repolicy.readers.rllib import ARGUMENTS, FILTER, PIPELINE
 
 ACTIONS = Box(-1.0, 1.0, (2,))

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from made_checkpoints import with_entry
 
 from repolicy.errors import FileError
-from repolicy.readers.pickles import Name, Shell, load, read_pickle
+from repolicy.readers.pickles import GlobalName, ObjectStub, load, read_pickle
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -69,10 +69,10 @@ def test_all_else_is_a_shell() -> None:
     kept = read_pickle(
         pickle.dumps({"seen": collections.Counter("aab"), "who": random.Random(0), "what": Path}), "a file"
     )
-    assert isinstance(kept["who"], Shell)
-    assert kept["who"].name == Name("random.Random")
-    assert kept["what"] == Name("pathlib.Path") or kept["what"].last == "Path"
-    assert isinstance(kept["seen"], Shell)
+    assert isinstance(kept["who"], ObjectStub)
+    assert kept["who"].name == GlobalName("random.Random")
+    assert kept["what"] == GlobalName("pathlib.Path") or kept["what"].last == "Path"
+    assert isinstance(kept["seen"], ObjectStub)
 
 
 class Calls:
@@ -108,7 +108,7 @@ def test_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "unheard_of.py").write_text(f"open({str(tmp_path / 'trap')!r}, 'w')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     found = read_pickle(b"\x80\x04\x8c\x0aunheard_of\x8c\x05Thing\x93.", "a file")
-    assert found == Name("unheard_of.Thing")
+    assert found == GlobalName("unheard_of.Thing")
     assert not (tmp_path / "trap").exists()
 
 

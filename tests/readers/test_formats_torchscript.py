@@ -17,7 +17,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.priors.kinds import MeanPrior
 from repolicy.priors.opening import open_policy
 from repolicy.readers.chain import Step, recognize
-from repolicy.readers.described import CannotCopyError
+from repolicy.readers.description import CannotCopyError
 from repolicy.readers.reading import Options
 
 

@@ -150,7 +150,7 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
 def _of_file(file: PolicyFile, options: Options) -> Story:
     if not is_repolicy_file(file.path, file.content):
         carries = {"carries": file.carried.deployment_info} if file.carried and file.carried.deployment_info else {}
-        if file.own is None:
+        if file.repolicy_bytes is None:
             return _of_foreign(file, options), carries
         facts, more = _of_policy(file, options, f", in a file of {file.format}")
         return facts, more | carries
@@ -260,9 +260,9 @@ def _std(policy: Policy) -> str:
 
 def _of_foreign(file: PolicyFile, options: Options) -> dict[str, Any]:
     """Return another library's policy: what is in its file, and what is missing."""
+    from repolicy.readers.context import NoTemperatureError
     from repolicy.readers.copying import policy_from
-    from repolicy.readers.described import CannotCopyError
-    from repolicy.readers.given_by_user import NoTemperatureError
+    from repolicy.readers.description import CannotCopyError
 
     missing = ["the environment (--env)"]
     try:
@@ -314,7 +314,7 @@ def _of_uncopied(file: PolicyFile, why: FileError) -> dict[str, Any]:
     if file.format == "onnx":
         kind, runs = "an ONNX graph", "in onnxruntime"
         try:
-            graph_signature(file.opened.graph, file.path)
+            graph_signature(file.reader_input.graph, file.path)
         except FileError as error:
             runs = f"no: it {str(error).removeprefix(f'{file.path} ')}"
             missing = f"a function that runs it (file.py:act), {missing}"

@@ -24,7 +24,7 @@ from repolicy.policies import (
     frozen,
 )
 from repolicy.priors import MeanPrior, OpenedPolicy, open_policy
-from repolicy.readers.reading import Options, as_in_python, told_in_python
+from repolicy.readers.reading import Options, errors_in_python_terms, in_python_terms
 from repolicy.text import printable
 
 BESIDE = "; give it beside the path: prior={'path': FILE, ...}"
@@ -52,13 +52,13 @@ def open_in_host(given: Any) -> OpenedPolicy:
         trust = reading.pop("trust", False) is True  # and no word, such as "false"
         if "activation" in reading:
             reading["file_activation"] = reading.pop("activation")
-        with told_in_python("" if reading else BESIDE):  # who gave some knows where
+        with errors_in_python_terms("" if reading else BESIDE):  # who gave some knows where
             found = open_policy(path, Options(**reading), trust)
     else:
         check_has_log_prob(path)
         found = OpenedPolicy(called(path), frozen(path) if isinstance(path, Policy) else path)
     for note in found.notes:
-        said = as_in_python(note)
+        said = in_python_terms(note)
         warnings.warn(said if said == note else said + BESIDE, stacklevel=3)
     if isinstance(found.agent, ConditionedPolicy):
         raise UsageError(found.agent.missing_dials_message("the prior"))

@@ -17,8 +17,8 @@ from repolicy.hosts.rsl_rl_networks import PolicyActor, from_repolicy
 from repolicy.loading import read_bytes
 from repolicy.policies import Policy
 from repolicy.policies.metadata import POLICY
-from repolicy.readers.given_by_user import agent_settings, listed, numbers_in
-from repolicy.readers.pickles import load, shortened
+from repolicy.readers.context import agent_settings, parse_list, parse_numbers
+from repolicy.readers.pickles import load, short_repr
 from repolicy.readers.rsl_rl_checkpoint import STD_RANGE
 
 from rsl_rl.utils import resolve_nn_activation  # isort: skip  # after ours, which say what to install where it is missing
@@ -111,7 +111,7 @@ def check_trained_alike(actor: Any, path: Path) -> None:
     if not agent:
         untold = "does not say which activation its network has, nor which observation groups it saw"
         print(f"ResidualPPO: {path} {untold}: {own.__name__} and {', '.join(groups)}, the actor's, are assumed")
-    activation, told = agent.get("activation"), listed(agent.get("actor", ""))
+    activation, told = agent.get("activation"), parse_list(agent.get("actor", ""))
     remedy = "give the actor the settings in the prior's params/agent.yaml"
     if activation and not hasattr(actor, "cnns") and type(resolve_nn_activation(activation)) is not own:
         raise UsageError(f"the prior has the activation {activation}, and the actor {own.__name__}: {remedy}")
@@ -119,7 +119,10 @@ def check_trained_alike(actor: Any, path: Path) -> None:
         raise UsageError(f"the prior saw the groups {', '.join(told)}, and the actor {', '.join(groups)}: {remedy}")
     for name, usual in RANGES.items():
         today = getattr(actor.distribution, name, None)
-        if agent and today is not None and not np.allclose(before := numbers_in(agent, name, usual), today, atol=1e-5):
+        if not agent or today is None:
+            continue
+        before = parse_numbers(agent, name, usual)
+        if not np.allclose(before, today, atol=1e-5):
             raise UsageError(f"the prior has the {name} {before}, and the actor {[*today]}: {remedy}")
 
 
@@ -136,7 +139,7 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor] | None, int]:
         return None, 0
     for name, part in actor.items():
         if not isinstance(part, np.ndarray):
-            raise FileError(f"{path} cannot be read: {name} is {shortened(part)}, and no tensor")
+            raise FileError(f"{path} cannot be read: {name} is {short_repr(part)}, and no tensor")
         if part.dtype.kind == "f" and not np.isfinite(part).all():
             raise FileError(f"{path} cannot be used: {name} has numbers that are not finite")
     told = ((loaded.get("infos") or {}).get("env_state") or {}).get("common_step_counter", 0)

@@ -18,7 +18,7 @@ from repolicy.policies.storage import write_bytes
 from repolicy.priors.finding import cache_folder
 from repolicy.priors.opening import is_code
 from repolicy.priors.running import Session, check_trusted, load_torchscript
-from repolicy.readers.onnx_graphs import inputs_of
+from repolicy.readers.onnx_graphs import input_shapes
 from repolicy.readers.recognize import PolicyFile
 
 LARGEST = 64 * 2**20  # bytes of a decoder that a policy's file holds
@@ -97,7 +97,7 @@ def _of_script(file: PolicyFile) -> DecodeFunction:
 
 
 def _of_graph(file: PolicyFile, size: int) -> DecodeFunction:
-    session, inputs = Session(file), inputs_of(file.opened.graph)
+    session, inputs = Session(file), input_shapes(file.reader_input.graph)
     source, shape = noise_input(inputs, size, file.path)
     [other] = [name for name in inputs if name != source]
 
@@ -203,7 +203,7 @@ def export_composed(policy: Policy, decoder: Path, noise: int, chunk: int, out: 
     The observations go to both. Drawn from N(0, I), the noise gives the policy's own samples; 0 gives its mode.
     """
     file = PolicyFile(decoder)
-    source, shape = noise_input(inputs_of(file.opened.graph), noise, decoder)
+    source, shape = noise_input(input_shapes(file.reader_input.graph), noise, decoder)
     module = NoiseActionModule(policy, shape).eval().requires_grad_(False)
     size = policy.observation_size
     chooser = onnx_graph(module, (torch.zeros(2, size), torch.zeros(2, noise)))
@@ -229,7 +229,7 @@ def _joined(first: bytes, file: PolicyFile, source: str) -> bytes:
     import onnx
 
     chooser = onnx.load_model_from_string(first)
-    decoder = onnx.compose.add_prefix(file.opened, BEFORE)
+    decoder = onnx.compose.add_prefix(file.reader_input, BEFORE)
     chooser.graph.output[0].name = chooser.graph.node[-1].output[0] = CHOSEN
     try:
         opset = max(entry.version for model in (chooser, decoder) for entry in model.opset_import if not entry.domain)

@@ -11,7 +11,7 @@ from repolicy.errors import NumericError, UsageError
 from repolicy.policies import ActionSpace, Adam, Gaussian, Policy, moment_sums
 from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
-from repolicy.readers.reading import LEAST_STD, Options
+from repolicy.readers.reading import MIN_STD, Options
 
 BLOCKS, HELD_OUT = 20, 2  # blocks of consecutive rows, and how many are held out: neighbors are nearly the same
 MINIBATCH, STEPS = 512, 50  # rows of a step at most, and steps of an epoch at least
@@ -145,7 +145,7 @@ def fit_std(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]:
         why = "the policy's means are at the bounds of its actions, where recorded ones tell no std"
         raise UsageError(f"{data.name}: {why}: give one, such as --std 0.2")
     std = errors.double().square().nanmean(0).sqrt().float()
-    if not bool((std > LEAST_STD).all()):
+    if not bool((std > MIN_STD).all()):
         raise UsageError(f"{data.name} has the policy's own means, which tell no std: give one, such as --std 0.2")
     return std, _sentence(std, data)
 

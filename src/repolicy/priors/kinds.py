@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from repolicy.errors import NumericError, UsageError, in_one_sentence
 from repolicy.policies import ActionSpace, Distribution, Gaussian, Policy, Prior
-from repolicy.readers.reading import LEAST_STD, Options
+from repolicy.readers.reading import MIN_STD, Options
 
 State = dict[str, Tensor]  # what a program remembers: each tensor with a row an environment
 Std = float | Sequence[float] | Tensor
@@ -59,8 +59,8 @@ class MeanPrior(nn.Module):
         self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32))
         if file := getattr(mean, "sha256", ""):  # by which a checkpoint knows the prior that it was made beside
             self.register_buffer("sha256", torch.tensor([*bytes.fromhex(file)], dtype=torch.uint8))
-        if self.std.dim() > 1 or not bool((torch.isfinite(self.std) & (self.std >= LEAST_STD * (1.0 - 1e-6))).all()):
-            raise UsageError(f"the std of {self.name} is {std}; it must be above 0, {LEAST_STD:g} or more")
+        if self.std.dim() > 1 or not bool((torch.isfinite(self.std) & (self.std >= MIN_STD * (1.0 - 1e-6))).all()):
+            raise UsageError(f"the std of {self.name} is {std}; it must be above 0, {MIN_STD:g} or more")
 
     def for_spaces(self, observation_size: int, actions: ActionSpace) -> Self:
         """Return the same prior for an environment with these spaces."""

@@ -22,8 +22,8 @@ from repolicy.priors.hub import is_on_hub
 from repolicy.priors.kinds import MeanPrior, ScoredPrior, ScoringPrior, qualname_of, wrap_prior
 from repolicy.priors.running import Graph, Script, check_trusted
 from repolicy.readers.copying import policy_from
-from repolicy.readers.described import CannotCopyError, Described, Std
-from repolicy.readers.reading import Options, told_in_python
+from repolicy.readers.description import CannotCopyError, PolicyDescription, Std
+from repolicy.readers.reading import Options, errors_in_python_terms
 from repolicy.readers.recognize import RUNNABLE, PolicyFile
 
 
@@ -37,10 +37,10 @@ def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy
 
 def read_file(file: PolicyFile, options: Options) -> SavedPolicy:
     """Return the policy in a file that was opened already, ours or a copy."""
-    if file.own is None:
+    if file.repolicy_bytes is None:
         return _copied(file, options)
     check_own_file_options(file.path, options)
-    return read_saved_policy(file.path, file.own)
+    return read_saved_policy(file.path, file.repolicy_bytes)
 
 
 def check_own_file_options(path: str | Path, options: Options | None) -> None:
@@ -71,14 +71,14 @@ def load_policy(
         demonstrations: recorded actions, for `std="fit"`.
         layout: of an unknown checkpoint: which tensors are what.
     """
-    with told_in_python():
+    with errors_in_python_terms():
         options = Options(std, temperature, vecnormalize, activation, demonstrations, layout)
         return read_policy(find_policy(reference), options).policy
 
 
-def describe_file(file: PolicyFile, options: Options) -> Described:
+def describe_file(file: PolicyFile, options: Options) -> PolicyDescription:
     """Return the policy in another library's file, with a std that is fitted where the options ask for that."""
-    described = file.described(options)
+    described = file.describe(options)
     if not wants_fit(options):
         return described
     if described.std is not None or described.actions.kind == "discrete":

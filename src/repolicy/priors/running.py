@@ -21,7 +21,7 @@ from torch import Tensor
 from repolicy.errors import FileError, UsageError, described
 from repolicy.policies.export import onnx_session, suppress_export_warnings
 from repolicy.priors.kinds import GENERATIVE, State
-from repolicy.readers.onnx_graphs import inputs_of, left_out, unlike_an_action
+from repolicy.readers.onnx_graphs import action_sort_key, input_shapes, unused_outputs_note
 from repolicy.readers.recognize import PolicyFile
 
 PATIENCE = 60.0  # seconds that a graph may take for a step
@@ -69,7 +69,7 @@ class GraphSignature(NamedTuple):
 
 def graph_signature(graph: Any, path: Path) -> GraphSignature:
     """Return what a graph takes and gives, from its file alone; FileError where it cannot be a prior as it is."""
-    inputs = inputs_of(graph)
+    inputs = input_shapes(graph)
     outputs = [output.name for output in graph.output]
     pairs = {name: re.sub("in$", "out", name) for name in inputs if len(inputs) > 1}
     memory = {name: other for name, other in pairs.items() if other != name and other in outputs}
@@ -89,8 +89,8 @@ def graph_signature(graph: Any, path: Path) -> GraphSignature:
             raise FileError(f"{path} has a memory of a shape that it does not fix, {size}: it cannot be run as it is")
     if len(shape) != 2:
         raise FileError(f"{path} takes observations of shape {shape}, and no rows of numbers")
-    action = min(left, key=unlike_an_action)
-    return GraphSignature(sources[0], shape, memory, sizes, action, left_out(left, action))
+    action = min(left, key=action_sort_key)
+    return GraphSignature(sources[0], shape, memory, sizes, action, unused_outputs_note(left, action))
 
 
 class Session:
@@ -103,7 +103,7 @@ class Session:
         except ImportError:
             raise UsageError(f"{self.path} needs the package onnxruntime: pip install 'repolicy[onnx]'") from None
         try:
-            self._session = onnx_session(file.opened.SerializeToString())
+            self._session = onnx_session(file.reader_input.SerializeToString())
         except Exception as error:  # onnxruntime's own, of several classes
             raise FileError(f"{self.path} cannot be run by onnxruntime: {described(error)[:200]}") from None
         self._options, self._thread = onnxruntime.RunOptions, ThreadPoolExecutor(1)
@@ -130,7 +130,7 @@ class Graph:
     def __init__(self, file: PolicyFile) -> None:
         self._session = Session(file)
         self._path = file.path
-        self._signature = graph_signature(file.opened.graph, file.path)
+        self._signature = graph_signature(file.reader_input.graph, file.path)
         self.sha256 = file.sha256
         self.notes = self._signature.notes
         self.has_memory = bool(self._signature.memory)

@@ -2,10 +2,10 @@
 
 # The door: other rooms may import these files, and no others of this folder.
 __all__ = [
+    "context",
     "copying",
     "demonstrations",
-    "described",
-    "given_by_user",
+    "description",
     "onnx_graphs",
     "pickles",
     "reading",

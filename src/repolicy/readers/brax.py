@@ -11,13 +11,21 @@ from typing import Any
 import numpy as np
 
 from repolicy.policies import ActionSpace
-from repolicy.readers.described import CannotCopyError, Described, Hidden, LayerNorm, Linear, Normalizer, Std
-from repolicy.readers.given_by_user import Given
-from repolicy.readers.perceptrons import normalizer, numbers, perceptron, some
-from repolicy.readers.pickles import Shell, array
+from repolicy.readers.context import ReadContext
+from repolicy.readers.description import (
+    CannotCopyError,
+    HiddenLayer,
+    LayerNorm,
+    Linear,
+    Normalizer,
+    PolicyDescription,
+    Std,
+)
+from repolicy.readers.perceptrons import finite_float32, first_names, make_normalizer, make_perceptron
+from repolicy.readers.pickles import ObjectStub, real_array
 
 LIBRARY = "Brax"
-MIN_STD = 1e-3
+BRAX_MIN_STD = 1e-3
 OR_SAC = "a file of SAC looks the same, and SAC's default is relu: if it is one, add --file-activation relu"
 OR_RAW = "its statistics are applied; if it was trained with normalize_observations=False, add --vecnormalize none"
 OR_SQUEEZED = "the file does not tell mean_clip_scale, by which Brax may squeeze the mean: none is assumed"
@@ -28,23 +36,23 @@ def recognized(parts: Any) -> bool:
     return isinstance(parts, tuple | list) and len(parts) >= 2 and bool(_module(parts[1]))
 
 
-def read(parts: Any, given: Given) -> Described:
+def read(parts: Any, context: ReadContext) -> PolicyDescription:
     kind = "PPO" if len(parts) > 2 else "PPO or SAC"
-    activation = given.activation("swish", f"{LIBRARY} PPO")
+    activation = context.activation("swish", f"{LIBRARY} PPO")
     if activation == "gelu":
         activation = "gelu_tanh"  # what Flax calls gelu
-    if given.notes and kind != "PPO":
-        given.notes.append(OR_SAC)
+    if context.notes and kind != "PPO":
+        context.notes.append(OR_SAC)
     module = _module(parts[1])
     if "MLP_0" in module:
         policy = _plain_gaussian(module, activation)
-        given.notes.append(OR_SQUEEZED)
+        context.notes.append(OR_SQUEEZED)
     else:
         policy = _squashed_gaussian(module, activation)
     inside, groups = _normalizer(parts[0], policy.actor.width)
-    statistics = given.statistics(policy.actor.width, inside)
+    statistics = context.statistics(policy.actor.width, inside)
     if statistics is not None and statistics is inside:
-        given.notes.append(OR_RAW)
+        context.notes.append(OR_RAW)
     return replace(policy, kind=kind, normalizer=statistics, groups=groups)
 
 
@@ -56,28 +64,28 @@ def _module(parameters: Any) -> dict[str, Any]:
     return {}
 
 
-def _squashed_gaussian(module: dict[str, Any], activation: str) -> Described:
+def _squashed_gaussian(module: dict[str, Any], activation: str) -> PolicyDescription:
     """Read `tanh_normal`: a last layer of means and of what softplus makes stds of."""
-    actor, raw = perceptron(_hidden(module), None, activation).halved()
-    std = Std("head", raw, "softplus", floor=MIN_STD)
+    actor, raw = make_perceptron(_hidden(module), None, activation).split_output()
+    std = Std("head", raw, "softplus", floor=BRAX_MIN_STD)
     size = len(raw.bias)
     actions = ActionSpace("continuous", (size,), (-1.0,) * size, (1.0,) * size)
-    return Described(LIBRARY, "", "", actor, actions, squashed=True, std=std)
+    return PolicyDescription(LIBRARY, "", "", actor, actions, squashed=True, std=std)
 
 
-def _plain_gaussian(module: dict[str, Any], activation: str) -> Described:
+def _plain_gaussian(module: dict[str, Any], activation: str) -> PolicyDescription:
     """Read `normal`, since Brax 0.12: hidden layers, a layer of means, and one std for all states."""
-    actor = perceptron(_hidden(module["MLP_0"]), _dense(module["Dense_0"], "Dense_0"), activation)
+    actor = make_perceptron(_hidden(module["MLP_0"]), _dense(module["Dense_0"], "Dense_0"), activation)
     if "std_logparam" in module:
-        std = Std("vector", numbers(module["std_logparam"]["log_value"].reshape(-1), "std_logparam"))
+        std = Std("vector", finite_float32(module["std_logparam"]["log_value"].reshape(-1), "std_logparam"))
     elif "std_param" in module:
-        std = Std("vector", numbers(module["std_param"]["value"].reshape(-1), "std_param"), "identity")
+        std = Std("vector", finite_float32(module["std_param"]["value"].reshape(-1), "std_param"), "identity")
     else:
         raise CannotCopyError("its std depends on the state in a way that the file does not tell")
-    return Described(LIBRARY, "", "", actor, ActionSpace("continuous", (len(actor.output.bias),)), std=std)
+    return PolicyDescription(LIBRARY, "", "", actor, ActionSpace("continuous", (len(actor.output.bias),)), std=std)
 
 
-def _hidden(module: dict[str, Any]) -> list[Hidden]:
+def _hidden(module: dict[str, Any]) -> list[HiddenLayer]:
     """Return dense layers in their order; a LayerNorm comes after the activation."""
     count = sum(name.startswith("hidden_") for name in module)
     layers = []
@@ -85,35 +93,37 @@ def _hidden(module: dict[str, Any]) -> list[Hidden]:
         layer = _dense(module[f"hidden_{index}"], f"hidden_{index}")
         norm = module.get(f"LayerNorm_{index}")
         if norm is not None:
-            weight, bias = (numbers(norm[part], "LayerNorm") for part in ("scale", "bias"))
+            weight, bias = (finite_float32(norm[part], "LayerNorm") for part in ("scale", "bias"))
             norm = LayerNorm(weight, bias, 1e-6, "after")
-        layers.append(Hidden(layer, norm))
+        layers.append(HiddenLayer(layer, norm))
     if not all(name.startswith(("hidden_", "LayerNorm_")) for name in module):
-        raise CannotCopyError(f"its network holds {some(module)}")
+        raise CannotCopyError(f"its network holds {first_names(module)}")
     return layers
 
 
 def _dense(layer: dict[str, Any], name: str) -> Linear:
-    kernel = numbers(layer["kernel"], name)
-    return Linear(kernel.T, numbers(layer.get("bias", np.zeros(kernel.shape[1])), name))
+    kernel = finite_float32(layer["kernel"], name)
+    return Linear(kernel.T, finite_float32(layer.get("bias", np.zeros(kernel.shape[1])), name))
 
 
 def _normalizer(statistics: Any, width: int) -> tuple[Normalizer | None, tuple[tuple[str, int], ...]]:
     """Return the statistics of one array, or of the Dict's array that has the size that the policy takes."""
-    if not isinstance(statistics, Shell) or "mean" not in statistics.state or "std" not in statistics.state:
+    if not isinstance(statistics, ObjectStub) or "mean" not in statistics.state or "std" not in statistics.state:
         return None, ()
     mean, std = statistics.state["mean"], statistics.state["std"]
     groups: tuple[tuple[str, int], ...] = ()
     if isinstance(mean, dict):
-        keys = sorted((key for key in mean if array(mean[key]).size == width), key=lambda key: (key != "state", key))
+        keys = sorted(
+            (key for key in mean if real_array(mean[key]).size == width), key=lambda key: (key != "state", key)
+        )
         if not keys:
-            raise ValueError(f"the policy takes {width} numbers, and none of {some(mean)} has so many")
+            raise ValueError(f"the policy takes {width} numbers, and none of {first_names(mean)} has so many")
         mean, std, groups = mean[keys[0]], std[keys[0]], ((str(keys[0]), width),)
-    return normalizer(mean, std, None, _count(statistics.state.get("count"))), groups
+    return make_normalizer(mean, std, None, _count(statistics.state.get("count"))), groups
 
 
 def _count(count: Any) -> float:
     """Return how many observations were seen: a number, or two halves of one."""
-    if isinstance(count, Shell) and {"hi", "lo"} <= count.state.keys():
+    if isinstance(count, ObjectStub) and {"hi", "lo"} <= count.state.keys():
         return float(count.state["hi"]) * 2.0**32 + float(count.state["lo"])
     return float(count) if isinstance(count, int | float | np.number | np.ndarray) and np.size(count) == 1 else 0.0

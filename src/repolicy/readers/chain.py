@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 
 from repolicy.policies import ACTIVATIONS, ActionSpace
-from repolicy.readers.described import (
+from repolicy.readers.context import ReadContext
+from repolicy.readers.description import (
     Array,
     CannotCopyError,
-    Described,
-    Hidden,
+    HiddenLayer,
     LayerNorm,
     Linear,
     Normalizer,
     Perceptron,
     Place,
+    PolicyDescription,
     Std,
 )
-from repolicy.readers.given_by_user import Given
-from repolicy.readers.perceptrons import perceptron
+from repolicy.readers.perceptrons import make_perceptron
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Step:
 Chain = tuple[Step, ...]
 
 
-def joined(first: Chain, second: Chain) -> Chain | None:
+def fuse_product(first: Chain, second: Chain) -> Chain | None:
     """Return the chain whose value is the product of two chains' values, where that is swish or gelu; else None."""
     shared = 0
     while shared < min(len(first), len(second)) and first[shared] is second[shared]:
@@ -68,7 +68,7 @@ def joined(first: Chain, second: Chain) -> Chain | None:
     return None
 
 
-def recognize(chain: Chain, width: int) -> tuple[Described, Linear | None]:
+def recognize(chain: Chain, width: int) -> tuple[PolicyDescription, Linear | None]:
     """Return the chain as a policy of `width` observations, and the half of its last layer that it drops."""
     if not all(np.isfinite(numbers).all() for step in chain for numbers in (step.scale, step.shift)):
         raise ValueError("its weights are not finite")
@@ -87,24 +87,26 @@ def recognize(chain: Chain, width: int) -> tuple[Described, Linear | None]:
     if steps:
         raise CannotCopyError(f"{_next(steps)} follows its last layer")
     squashed = bool(actions.low)
-    return Described("", "", "perceptron", network, actions, squashed, None, normalizer, mean_clip), unused
+    return PolicyDescription("", "", "perceptron", network, actions, squashed, None, normalizer, mean_clip), unused
 
 
-def finished(found: Described, library: str, version: str, given: Given, std: Std | None = None) -> Described:
+def complete(
+    found: PolicyDescription, library: str, version: str, context: ReadContext, std: Std | None = None
+) -> PolicyDescription:
     """Return the policy with this std or the user's. A normalizer in its network takes no other beside it."""
     if found.normalizer is not None:
-        given.check_no_statistics()
+        context.check_no_statistics()
     if found.actions.kind == "discrete":
-        given.notes.append("the largest of the outputs is chosen: they are taken as logits")
+        context.notes.append("the largest of the outputs is chosen: they are taken as logits")
     elif std is None:
-        std = given.std(len(found.actor.output.bias))
-    normalizer = given.statistics(found.actor.width, found.normalizer)
+        std = context.std(len(found.actor.output.bias))
+    normalizer = context.statistics(found.actor.width, found.normalizer)
     return replace(found, library=library, version=version, std=std, normalizer=normalizer)
 
 
 def _take_network(steps: list[Step]) -> Perceptron:
     """Return the layers up to the last linear one."""
-    hidden: list[Hidden] = []
+    hidden: list[HiddenLayer] = []
     activation: Step | None = None
     output = _take_linear(steps)
     while _next(steps) in ("norm", *ACTIVATIONS) and any(step.name == "linear" for step in steps):
@@ -115,11 +117,11 @@ def _take_network(steps: list[Step]) -> Perceptron:
         if activation is not None and (step.name, step.high) != (activation.name, activation.high):
             raise CannotCopyError("its layers have different activations")
         activation = step
-        hidden.append(Hidden(output, before or _take_norm(steps, "after")))
+        hidden.append(HiddenLayer(output, before or _take_norm(steps, "after")))
         output = _take_linear(steps)
     if len({layer.norm.epsilon for layer in hidden if layer.norm}) > 1:
         raise CannotCopyError("its LayerNorms have different epsilons")
-    network = perceptron(hidden, output, activation.name if activation else "tanh")
+    network = make_perceptron(hidden, output, activation.name if activation else "tanh")
     return replace(network, slope=activation.high) if activation and math.isfinite(activation.high) else network
 
 

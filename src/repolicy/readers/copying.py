@@ -10,10 +10,10 @@ from torch import Tensor
 
 from repolicy.errors import FileError, UsageError
 from repolicy.policies import STDS, ActionSpace, Policy, PolicySpec, bound_raw_std
-from repolicy.readers.described import Array, Described, Linear, Normalizer
+from repolicy.readers.description import Array, Linear, Normalizer, PolicyDescription
 
 
-def policy_from(described: Described) -> Policy:
+def policy_from(described: PolicyDescription) -> Policy:
     """Return the same policy as a network of ours."""
     spec, std = _spec(described), described.std
     normalizer = described.normalizer or Normalizer(np.zeros(spec.observation_size), np.ones(spec.observation_size))
@@ -34,7 +34,7 @@ def policy_from(described: Described) -> Policy:
     return policy
 
 
-def _state(described: Described, spec: PolicySpec, normalizer: Normalizer) -> dict[str, Tensor]:
+def _state(described: PolicyDescription, spec: PolicySpec, normalizer: Normalizer) -> dict[str, Tensor]:
     """Return the numbers of normalizer and network, by the names that they have in our policies."""
     variance = normalizer.scale**-2.0 - 1e-8  # which gives this scale, whatever epsilon its library added
     statistics = {"mean": normalizer.shift, "var": variance, "count": normalizer.count}
@@ -50,12 +50,12 @@ def _state(described: Described, spec: PolicySpec, normalizer: Normalizer) -> di
     return state
 
 
-def _unfit(described: Described, name: str, found: Sequence[int], wanted: Sequence[int]) -> FileError:
+def _unfit(described: PolicyDescription, name: str, found: Sequence[int], wanted: Sequence[int]) -> FileError:
     what = f"this {described.kind} of {described.library} is damaged"
     return FileError(f"{what}: {name} has the shape {[*found]}, and {[*wanted]} would fit")
 
 
-def _spec(described: Described) -> PolicySpec:
+def _spec(described: PolicyDescription) -> PolicySpec:
     std, actor, actions = described.std, described.actor, described.actions
     if std is None and actions.kind == "continuous":
         example = "--std 0.2, before tanh" if described.squashed else "--std 0.2"
@@ -74,7 +74,7 @@ def _spec(described: Described) -> PolicySpec:
     return spec if std is None else replace(spec, std=std.link, min_std=std.floor, std_bounds=(std.low, std.high))
 
 
-def _outputs(described: Described, spec: PolicySpec) -> Linear:
+def _outputs(described: PolicyDescription, spec: PolicySpec) -> Linear:
     """Return the last layer: the mean's rows and, below them, the std's, or the features as they are."""
     mean, std = described.actor.output, described.std
     if std is None or std.source == "vector":

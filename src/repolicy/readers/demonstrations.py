@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import FileError, UsageError, described, in_one_sentence
-from repolicy.readers.zips import check_unpacked
+from repolicy.readers.zips import check_unpacked_size
 
 LEAST = 100  # steps
 
@@ -52,7 +52,7 @@ def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()
                 raise FileError(f"{path} is no .npz file; save {', '.join(needed)} with np.savez")
             stream.seek(0)
             file: Any = np.load(stream, allow_pickle=False)
-            check_unpacked(file.zip, path.stat().st_size)
+            check_unpacked_size(file.zip, path.stat().st_size)
             arrays = {name: file[name] for name in (*needed, *optional) if name in file.files}
             names = ", ".join(file.files) or "nothing"
     except FileError:

@@ -14,10 +14,19 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
-from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Normalizer, Std
-from repolicy.readers.given_by_user import Given
-from repolicy.readers.perceptrons import Tensors, below, linear, normalizer, numbers, perceptron, sequence, some
-from repolicy.readers.pickles import Shell
+from repolicy.readers.context import ReadContext
+from repolicy.readers.description import Array, CannotCopyError, HiddenLayer, Normalizer, PolicyDescription, Std
+from repolicy.readers.perceptrons import (
+    Tensors,
+    finite_float32,
+    first_names,
+    linear_layer,
+    make_normalizer,
+    make_perceptron,
+    sequential_layers,
+    tensors_under,
+)
+from repolicy.readers.pickles import ObjectStub
 
 MOST, DEEPEST = 100_000, 30  # of values in a file, and how deep they may lie
 NO_NAMES = ("_parameters", "_buffers", "_modules")  # between a module and its own, in a pickle of a whole module
@@ -138,36 +147,36 @@ def recognized(saved: Any) -> bool:
     return _known(tensors_in(saved)) is not None
 
 
-def read(saved: Any, given: Given) -> Described:
+def read(saved: Any, context: ReadContext) -> PolicyDescription:
     """Return the policy, by the user's layout where one is given, or by a library's own."""
     tensors = tensors_in(saved)
-    if given.options.layout is None:
+    if context.options.layout is None:
         known = _known(tensors)
         assert known is not None
         layout, root = known
     else:
-        layout, root = of_text(given.options.layout), ""
-    return _described(tensors, layout, root, given)
+        layout, root = of_text(context.options.layout), ""
+    return _described(tensors, layout, root, context)
 
 
 def of_text(text: str) -> Layout:
     """Return a user's layout, such as `actor=model.actor, log_std=model.logstd, activation=elu, normalizer=obs_rms`."""
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = (word.strip() for word in part.partition("="))
-        if not equals or not value or name not in BY_USER or name in given:
+        if not equals or not value or name not in BY_USER or name in values:
             example = '"actor=NAME, log_std=NAME, activation=elu"'
             raise UsageError(f"--layout has {part.strip()!r}; it must be {example}, of {', '.join(BY_USER)}, each once")
         kind = BY_USER[name]
         try:
-            given[name] = {"yes": True, "no": False}[value] if kind is bool else kind(value)
+            values[name] = {"yes": True, "no": False}[value] if kind is bool else kind(value)
         except (ValueError, KeyError):
             takes = "yes or no" if kind is bool else "a number"
             raise UsageError(f"--layout has {part.strip()!r}; it takes {takes}") from None
-    if "actor" not in given or len(given.keys() & {"std", "log_std", "halves", "discrete"}) > 1:
+    if "actor" not in values or len(values.keys() & {"std", "log_std", "halves", "discrete"}) > 1:
         one = "no more than one of std=NAME, log_std=NAME, halves=yes and discrete=yes"
         raise UsageError(f"--layout needs actor=NAME, and {one}")
-    layout = Layout(**given)
+    layout = Layout(**values)
     if not (layout.low < layout.high and layout.clip > 0.0 and layout.epsilon >= 0.0):
         raise UsageError("--layout has numbers that cannot be: low must be below high, and clip above 0")
     return layout
@@ -184,9 +193,9 @@ def tensors_in(saved: Any) -> dict[str, Array]:
 def _named(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Array]]:
     if isinstance(value, np.ndarray | np.generic | int | float):
         yield name, np.asarray(value)
-    elif depth and id(value) not in seen and isinstance(value, Shell | dict | list | tuple):
+    elif depth and id(value) not in seen and isinstance(value, ObjectStub | dict | list | tuple):
         seen.add(id(value))  # a few bytes can hold one part 2^depth times
-        if isinstance(value, Shell):  # of a module, not its settings
+        if isinstance(value, ObjectStub):  # of a module, not its settings
             value = {key: value.state[key] for key in NO_NAMES if key in value.state} or value.state
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
             where = name if key in NO_NAMES else f"{name}.{key}".removeprefix(".")
@@ -209,49 +218,49 @@ def _fits(tensors: Tensors, layout: Layout, root: str) -> bool:
     everywhere = {module for name in tensors for module in name.split(".")}
     std = f"{root}{layout.log_std}"
     return (
-        (not layout.log_std or std in tensors or bool(below(tensors, std)))
+        (not layout.log_std or std in tensors or bool(tensors_under(tensors, std)))
         and (not layout.beside or not everywhere.isdisjoint(layout.beside))
         and (not layout.modules or own <= {*layout.modules})
         and (not layout.roots or {*root.split(".")} <= {*layout.roots, ""})
     )
 
 
-def _described(tensors: Tensors, layout: Layout, root: str, given: Given) -> Described:
+def _described(tensors: Tensors, layout: Layout, root: str, context: ReadContext) -> PolicyDescription:
     if layout.library:
         for name in tensors:
             if {*name.removeprefix(root).split(".")[:-1]} & {*MEMORIES}:
                 raise CannotCopyError(f"the policy has a memory ({name})")
     else:  # the user's layout names the activation as an option would
-        named = given.options.file_activation or layout.activation
+        named = context.options.file_activation or layout.activation
         if not named:
             raise UsageError('--layout names no activation, and no file does: add "activation=elu", or another')
-        given.options = replace(given.options, file_activation=named)
-    activation = given.activation(layout.activation, layout.library, layout.activation if layout.certain else None)
+        context.options = replace(context.options, file_activation=named)
+    activation = context.activation(layout.activation, layout.library, layout.activation if layout.certain else None)
     layers = [layer for name in layout.actor.split("+") for layer in _layers(tensors, f"{root}{name.strip()}")]
-    actor = perceptron(layers, None, activation)
+    actor = make_perceptron(layers, None, activation)
     if "+" in layout.actor and not layout.library:
-        given.notes.append(f"between the parts {layout.actor} an activation is assumed")
+        context.notes.append(f"between the parts {layout.actor} an activation is assumed")
 
     std = None
     if layout.halves:
-        actor, raw = actor.halved()
+        actor, raw = actor.split_output()
         raw = replace(raw, bias=raw.bias + np.float32(layout.shift))
         std = Std("head", raw, layout.link, layout.low, layout.high, layout.floor)
     elif layout.log_std or layout.std:
         std = _std(tensors, layout, root, len(actor.output.bias))
     elif layout.values:
-        actor = given.tempered(actor)
+        actor = context.with_temperature(actor)
     elif not layout.discrete:
-        std = given.std(len(actor.output.bias))
-    statistics = given.statistics(actor.width, _normalizer(tensors, layout, root))
+        std = context.std(len(actor.output.bias))
+    statistics = context.statistics(actor.width, _normalizer(tensors, layout, root))
     if layout.unseen and statistics is None:
-        given.notes.append(layout.unseen)
-    given.notes += layout.notes
+        context.notes.append(layout.unseen)
+    context.notes += layout.notes
     width = len(actor.output.bias)
     bounds = _bounds(tensors, f"{root}{layout.scale}", width) if layout.scale else ()
     actions = ActionSpace("discrete" if layout.discrete else "continuous", (width,), *bounds)
     library = layout.library or "a layout of its own"
-    return Described(library, "", layout.kind, actor, actions, layout.squashed, std, statistics)
+    return PolicyDescription(library, "", layout.kind, actor, actions, layout.squashed, std, statistics)
 
 
 def _bounds(tensors: Tensors, name: str, width: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -260,8 +269,10 @@ def _bounds(tensors: Tensors, name: str, width: int) -> tuple[tuple[float, ...],
     return tuple(map(float, shift - scale)), tuple(map(float, shift + scale))
 
 
-def _layers(tensors: Tensors, name: str) -> list[Hidden]:
-    return [Hidden(linear(tensors, name))] if f"{name}.weight" in tensors else sequence(tensors, name)
+def _layers(tensors: Tensors, name: str) -> list[HiddenLayer]:
+    return (
+        [HiddenLayer(linear_layer(tensors, name))] if f"{name}.weight" in tensors else sequential_layers(tensors, name)
+    )
 
 
 def _std(tensors: Tensors, layout: Layout, root: str, width: int) -> Std:
@@ -269,7 +280,7 @@ def _std(tensors: Tensors, layout: Layout, root: str, width: int) -> Std:
     name = f"{root}{layout.log_std or layout.std}"
     link = layout.link if layout.log_std else "identity"
     if name in tensors:
-        raw = numbers(tensors[name].reshape(-1), name)
+        raw = finite_float32(tensors[name].reshape(-1), name)
         if link == "identity" and not np.all(raw > 0.0):
             raise UsageError(f"{name} has numbers that are not above 0, and is no std: is it log_std={name}?")
         if len(raw) == 1:
@@ -290,20 +301,20 @@ def _normalizer(tensors: Tensors, layout: Layout, root: str) -> Normalizer | Non
     """Return the statistics beside the network, or beside the state dict that holds it."""
     if not layout.normalizer:
         return None
-    inside = below(tensors, f"{root}{layout.normalizer}") or below(tensors, layout.normalizer)
+    inside = tensors_under(tensors, f"{root}{layout.normalizer}") or tensors_under(tensors, layout.normalizer)
     if not inside:
         if layout.library:
             return None
-        raise ValueError(f"it has no {layout.normalizer}: it holds {some(tensors)}")
+        raise ValueError(f"it has no {layout.normalizer}: it holds {first_names(tensors)}")
     mean, variance, deviation, count = (_first(inside, names) for names in (MEANS, VARIANCES, DEVIATIONS, COUNTS))
     if variance is not None:
         deviation = np.sqrt(variance.astype(np.float64) + layout.epsilon)
     elif layout.epsilon and deviation is not None:
         raise UsageError(f"{layout.normalizer} has a std and no variance, so that epsilon has no place: leave it out")
     if mean is None or deviation is None:
-        raise ValueError(f"it has no mean and var, or std, in {layout.normalizer}: it holds {some(inside)}")
+        raise ValueError(f"it has no mean and var, or std, in {layout.normalizer}: it holds {first_names(inside)}")
     clip = None if math.isinf(layout.clip) else layout.clip
-    return normalizer(mean, deviation, clip, 0.0 if count is None else float(count))
+    return make_normalizer(mean, deviation, clip, 0.0 if count is None else float(count))
 
 
 def _first(inside: Tensors, names: tuple[str, ...]) -> Array | None:

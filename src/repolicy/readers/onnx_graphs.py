@@ -12,11 +12,11 @@ import numpy as np
 
 from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import read_bytes
-from repolicy.readers.chain import Chain, finished, recognize
-from repolicy.readers.described import Array, CannotCopyError, Described, Std
-from repolicy.readers.given_by_user import Given
-from repolicy.readers.operations import OPERATIONS, Moving, rows_of, split
-from repolicy.readers.perceptrons import some
+from repolicy.readers.chain import Chain, complete, recognize
+from repolicy.readers.context import ReadContext
+from repolicy.readers.description import Array, CannotCopyError, PolicyDescription, Std
+from repolicy.readers.operations import OPERATIONS, TracedValue, rows_of, split
+from repolicy.readers.perceptrons import first_names
 
 ACTION_NAMES = (
     *("actions", "action", "continuous_actions", "mean_actions", "mean", "mu"),
@@ -32,23 +32,23 @@ OTHER_NAMES = ("v", "vf", "q", "qf")
 PRECISE = (1, 11)  # types that keep what a cast gets: single and double precision
 
 
-def read(model: Any, given: Given) -> Described:
+def read(model: Any, context: ReadContext) -> PolicyDescription:
     """Return the perceptron in a graph; CannotCopyError where the graph is something else."""
     graph = model.graph
     width, source = _input_of(graph)
     name, chain = _Graph(graph, source, width).result()
     found, unused = recognize(chain, width)
     std = None
-    given.notes += left_out((output.name for output in graph.output), name)
-    if unused is not None and given.options.std is None and found.squashed and len(graph.output) == 1:
+    context.notes += unused_outputs_note((output.name for output in graph.output), name)
+    if unused is not None and context.options.std is None and found.squashed and len(graph.output) == 1:
         std = Std("head", unused, "softplus", floor=BRAX_MIN_STD)
-        given.notes.append(
+        context.notes.append(
             "the unused half of the last layer is taken as Brax's scale: std = softplus(raw) + 0.001, before tanh "
             "(--std says otherwise)"
         )
     elif unused is not None:
-        given.notes.append("half of the last layer is dropped by the graph, which does not tell what it is for")
-    return finished(found, "ONNX", f"{model.producer_name} {model.producer_version}".strip(), given, std)
+        context.notes.append("half of the last layer is dropped by the graph, which does not tell what it is for")
+    return complete(found, "ONNX", f"{model.producer_name} {model.producer_version}".strip(), context, std)
 
 
 # The graph ------------------------------------------------------------------------------------------------------------
@@ -58,11 +58,11 @@ class _Graph:
     """What a graph computes, by name: constants are arrays, and what comes of the observations is `Moving`."""
 
     def __init__(self, graph: Any, source: str, width: int) -> None:
-        self.outputs = sorted((output.name for output in graph.output), key=unlike_an_action)
+        self.outputs = sorted((output.name for output in graph.output), key=action_sort_key)
         self.width = width
         tensors = {tensor.name: _array(tensor) for tensor in graph.initializer}
         self.values: dict[str, Any] = {name: array for name, array in tensors.items() if array is not None}
-        self.values[source] = Moving(())
+        self.values[source] = TracedValue(())
         self.refused: dict[str, str] = {}  # what depends on the observations and was not understood, and why
         for node in graph.node:
             self.visit(node)
@@ -70,11 +70,11 @@ class _Graph:
     def result(self) -> tuple[str, Chain]:
         """Return the output that is the action: by its name, or the first that depends on the observations."""
         for name in self.outputs:
-            if isinstance(found := self.values.get(name), Moving):
+            if isinstance(found := self.values.get(name), TracedValue):
                 return name, found.chain
             if name in self.refused:
                 raise CannotCopyError(self.refused[name])
-        raise CannotCopyError(f"its outputs ({some(self.outputs)}) do not depend on its input")
+        raise CannotCopyError(f"its outputs ({first_names(self.outputs)}) do not depend on its input")
 
     def visit(self, node: Any) -> None:
         """Note what the node's outputs are, or, for an error that comes later, why it was not understood."""
@@ -85,7 +85,7 @@ class _Graph:
             made = self.made(node, [self.values.get(name) for name in node.input])
         if made is not None:
             self.values |= zip(node.output, made if isinstance(made, list) else [made], strict=False)
-        elif reason or any(isinstance(self.values.get(name), Moving) for name in names):
+        elif reason or any(isinstance(self.values.get(name), TracedValue) for name in names):
             reason = reason or f"it holds {node.op_type} in a form that no perceptron of ours has"
             self.refused |= dict.fromkeys(node.output, reason)
 
@@ -93,9 +93,9 @@ class _Graph:
         """Return what comes of a node's inputs (None: one that is left out); None where no perceptron does so."""
         kind = node.op_type
         attributes = {each.name: _attribute(each) for each in node.attribute}
-        if kind not in ARITHMETIC and any(isinstance(value, Moving) for value in inputs[1:]):
+        if kind not in ARITHMETIC and any(isinstance(value, TracedValue) for value in inputs[1:]):
             return None
-        if kind == "Reshape" and isinstance(inputs[0], Moving):
+        if kind == "Reshape" and isinstance(inputs[0], TracedValue):
             width, shape = _width(inputs[0].chain, self.width), inputs[1].reshape(-1).tolist()
             rows = len(shape) == 2 and (shape[1] == width or shape in ([0, -1], [1, -1]))
             return inputs[0] if rows else None
@@ -104,7 +104,7 @@ class _Graph:
         return NODES[kind](inputs, attributes) if kind in NODES else None
 
 
-def unlike_an_action(name: str) -> tuple[bool, bool, bool]:
+def action_sort_key(name: str) -> tuple[bool, bool, bool]:
     """Return by which outputs are sorted: what is called an action is first, and what is called something else last.
 
     ML-Agents' `continuous_actions` are drawn, and `deterministic_continuous_actions` beside them are their mean.
@@ -114,10 +114,10 @@ def unlike_an_action(name: str) -> tuple[bool, bool, bool]:
     return plain not in ACTION_NAMES, plain == name, is_other
 
 
-def left_out(names: Iterable[str], taken: str) -> tuple[str, ...]:
+def unused_outputs_note(names: Iterable[str], taken: str) -> tuple[str, ...]:
     """Return a sentence about the outputs that are not the action, where there are some."""
     others = [name for name in names if name != taken]
-    return (f"of the graph's outputs {taken} is taken, and not {some(others)}",) if others else ()
+    return (f"of the graph's outputs {taken} is taken, and not {first_names(others)}",) if others else ()
 
 
 def _width(chain: Chain, width: int) -> int:
@@ -139,19 +139,19 @@ def _as(name: str, *args: Any, **named: Any) -> Any:
     return OPERATIONS[name](list(args), named)
 
 
-def _split(inputs: list[Any], of: Attributes, count: int) -> list[Moving] | None:
+def _split(inputs: list[Any], of: Attributes, count: int) -> list[TracedValue] | None:
     """Return slices of a layer, of one size where the graph does not say which; the last one may be smaller."""
-    rows = rows_of(inputs[0]) if isinstance(inputs[0], Moving) and of.get("axis", 0) in (-1, 1) else 0
+    rows = rows_of(inputs[0]) if isinstance(inputs[0], TracedValue) and of.get("axis", 0) in (-1, 1) else 0
     if not rows:
         return None
-    given = inputs[1] if inputs[1:] else of.get("split")
-    if given is not None:
-        return split(inputs[0], np.asarray(given).reshape(-1))
+    sizes = inputs[1] if inputs[1:] else of.get("split")
+    if sizes is not None:
+        return split(inputs[0], np.asarray(sizes).reshape(-1))
     each = -(-rows // count)
     return split(inputs[0], [min(each, rows - n * each) for n in range(count)])
 
 
-def _gemm(inputs: list[Any], of: Attributes) -> Moving | None:
+def _gemm(inputs: list[Any], of: Attributes) -> TracedValue | None:
     moving, weight, bias = [*inputs, None][:3]
     if weight.ndim != 2 or of.get("transA", 0):
         return None
@@ -160,7 +160,7 @@ def _gemm(inputs: list[Any], of: Attributes) -> Moving | None:
     return _as("linear", moving, weight, np.broadcast_to(bias, len(weight))) if bias.size in (1, len(weight)) else None
 
 
-def _layer_norm(inputs: list[Any], of: Attributes) -> Moving | None:
+def _layer_norm(inputs: list[Any], of: Attributes) -> TracedValue | None:
     moving, scale, shift = [*inputs, None][:3]
     scale = scale.reshape(-1)
     shift = np.zeros(scale.size) if shift is None else shift.reshape(-1)
@@ -168,13 +168,13 @@ def _layer_norm(inputs: list[Any], of: Attributes) -> Moving | None:
     return _as("layer_norm", moving, scale.shape, scale, shift, of.get("epsilon", 1e-5)) if on_rows else None
 
 
-def _clip(inputs: list[Any], of: Attributes) -> Moving | None:
+def _clip(inputs: list[Any], of: Attributes) -> TracedValue | None:
     """Clip to bounds that are inputs, or attributes in older graphs."""
     low, high = [*(None if bound is None else bound.item() for bound in inputs[1:]), None, None][:2]
     return _as("clamp", inputs[0], of.get("min", low), of.get("max", high))
 
 
-def _slice(inputs: list[Any], _: Attributes) -> Moving | None:
+def _slice(inputs: list[Any], _: Attributes) -> TracedValue | None:
     """Return a slice of one axis, where the graph says which."""
     if len(inputs) < 4 or any(number.size != 1 for number in inputs[1:]):
         return None
@@ -183,7 +183,7 @@ def _slice(inputs: list[Any], _: Attributes) -> Moving | None:
 
 
 def _cast(inputs: list[Any], of: Attributes) -> Any:
-    if isinstance(inputs[0], Moving):
+    if isinstance(inputs[0], TracedValue):
         return inputs[0] if _is_choice(inputs[0]) or of["to"] in PRECISE else None
     return inputs[0].astype(TYPES[of["to"]]) if of["to"] in TYPES else None
 
@@ -192,7 +192,7 @@ def _with_axes(change: Callable[[Array, Any], Array]) -> Callable[[list[Any], At
     """Return a node that gives a constant axes of one entry, or takes them away; those of a choice do not matter."""
 
     def made(inputs: list[Any], of: Attributes) -> Any:
-        if isinstance(inputs[0], Moving):
+        if isinstance(inputs[0], TracedValue):
             return inputs[0] if _is_choice(inputs[0]) else None
         axes = inputs[1].reshape(-1).tolist() if inputs[1:] else of.get("axes")
         return change(inputs[0], None if axes is None else tuple(map(int, axes)))
@@ -200,7 +200,7 @@ def _with_axes(change: Callable[[Array, Any], Array]) -> Callable[[list[Any], At
     return made
 
 
-def _is_choice(moving: Moving) -> bool:
+def _is_choice(moving: TracedValue) -> bool:
     return bool(moving.chain) and moving.chain[-1].name == "argmax"
 
 
@@ -295,16 +295,16 @@ def _external(tensor: Any, path: Path, beside: dict[PurePosixPath, bytes]) -> by
 
 def _input_of(graph: Any) -> tuple[int, str]:
     """Return how many numbers the graph takes, and its input's name."""
-    inputs = inputs_of(graph)
+    inputs = input_shapes(graph)
     if len(inputs) != 1:
-        raise CannotCopyError(f"it takes {len(inputs)} inputs ({some(inputs)}), not one")
+        raise CannotCopyError(f"it takes {len(inputs)} inputs ({first_names(inputs)}), not one")
     [(name, shape)] = inputs.items()
     if len(shape) not in (1, 2) or not isinstance(shape[-1], int) or shape[-1] < 1:
         raise CannotCopyError(f"its input {name} has the shape {shape}, no row of numbers")
     return shape[-1], name
 
 
-def inputs_of(graph: Any) -> dict[str, list[Any]]:
+def input_shapes(graph: Any) -> dict[str, list[Any]]:
     """Return the shape of each input of a graph: a number for each axis, or a name where it is not fixed."""
     known = {tensor.name for tensor in graph.initializer}
     axes = {each.name: each.type.tensor_type.shape.dim for each in graph.input if each.name not in known}

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from repolicy.readers.chain import Chain, Step, joined
-from repolicy.readers.described import Array
+from repolicy.readers.chain import Chain, Step, fuse_product
+from repolicy.readers.description import Array
 
 
 @dataclass(eq=False)
-class Moving:
+class TracedValue:
     """A value that depends on the observations. What works in place changes its chain."""
 
     chain: Chain
     cast: bool = False  # to a type that it may have had before: then the code's two values are one, and else two
 
 
-def is_part(value: Moving) -> bool:
+def is_part(value: TracedValue) -> bool:
     return any(step.name in ("slice", "unflatten") for step in value.chain[-1:])
 
 
@@ -32,33 +32,33 @@ Named = dict[str, Any]
 Operation = Callable[[Args, Named], Any]
 
 
-def _with(value: Any, *steps: Step) -> Moving | None:
-    return Moving((*value.chain, *steps)) if isinstance(value, Moving) else None
+def _with(value: Any, *steps: Step) -> TracedValue | None:
+    return TracedValue((*value.chain, *steps)) if isinstance(value, TracedValue) else None
 
 
 def _elementwise(name: str) -> Operation:
     return lambda args, _: _with(args[0], Step(name))
 
 
-def _gelu(args: Args, named: Named) -> Moving | None:
+def _gelu(args: Args, named: Named) -> TracedValue | None:
     form = named.get("approximate", args[1] if args[1:] else "none")
     return _with(args[0], Step("gelu_tanh" if form == "tanh" else "gelu"))
 
 
-def _linear(args: Args, _: Named) -> Moving | None:
+def _linear(args: Args, _: Named) -> TracedValue | None:
     weight, bias = _array(args[1]), args[2] if args[2:] else None
     bias = np.zeros(len(weight)) if bias is None else _array(bias)
     return _with(args[0], Step("linear", weight, bias))
 
 
-def _layer_norm(args: Args, _: Named) -> Moving | None:
+def _layer_norm(args: Args, _: Named) -> TracedValue | None:
     moving, shape, weight, bias, *rest = args
     if not isinstance(weight, np.ndarray) or not isinstance(bias, np.ndarray) or list(weight.shape) != list(shape):
         return None
     return _with(moving, Step("norm", weight, bias, high=float(rest[0]) if rest else 1e-5))
 
 
-def _clamp(args: Args, _: Named) -> Moving | None:
+def _clamp(args: Args, _: Named) -> TracedValue | None:
     low, high = [*args[1:3], None, None][:2]
     bounds = {"low": -math.inf if low is None else float(low), "high": math.inf if high is None else float(high)}
     return _with(args[0], Step("clip", **bounds))
@@ -74,7 +74,7 @@ def _slice(args: Args, _: Named) -> Any:
     return _with(moving, Step("slice", low=float(start or 0), high=float("inf") if end is None else float(end)))
 
 
-def _unflatten(args: Args, _: Named) -> Moving | None:
+def _unflatten(args: Args, _: Named) -> TracedValue | None:
     """Return the last axis as two rows, of which `select` takes one."""
     moving, dim, sizes = args
     if dim != -1 or len(sizes) != 2 or min(sizes) < 1:
@@ -82,17 +82,17 @@ def _unflatten(args: Args, _: Named) -> Moving | None:
     return _with(moving, Step("unflatten", low=sizes[0], high=sizes[1]))
 
 
-def _select(args: Args, _: Named) -> Moving | None:
+def _select(args: Args, _: Named) -> TracedValue | None:
     moving, dim, index = args
-    if not isinstance(moving, Moving) or dim != -2 or not moving.chain or moving.chain[-1].name != "unflatten":
+    if not isinstance(moving, TracedValue) or dim != -2 or not moving.chain or moving.chain[-1].name != "unflatten":
         return None
     rows, size = moving.chain[-1].low, moving.chain[-1].high
     if not 0 <= index < rows:
         return None
-    return Moving((*moving.chain[:-1], Step("slice", low=index * size, high=(index + 1) * size)))
+    return TracedValue((*moving.chain[:-1], Step("slice", low=index * size, high=(index + 1) * size)))
 
 
-def _chunk(args: Args, _: Named) -> list[Moving] | None:
+def _chunk(args: Args, _: Named) -> list[TracedValue] | None:
     moving, count, dim = ([*args, 0])[:3]
     rows = rows_of(moving)
     if dim not in (-1, 1) or not rows or rows % count:
@@ -100,17 +100,17 @@ def _chunk(args: Args, _: Named) -> list[Moving] | None:
     return split(moving, [rows // count] * count)
 
 
-def rows_of(moving: Moving) -> int:
+def rows_of(moving: TracedValue) -> int:
     """Return how many outputs the last layer has, 0 where there is none."""
     last = next((step for step in reversed(moving.chain) if step.name == "linear"), None)
     return 0 if last is None else len(last.scale)
 
 
-def split(moving: Moving, sizes: Iterable[int]) -> list[Moving]:
+def split(moving: TracedValue, sizes: Iterable[int]) -> list[TracedValue]:
     """Return slices of these sizes, one after the other."""
-    parts, start = list[Moving](), 0
+    parts, start = list[TracedValue](), 0
     for size in sizes:
-        parts.append(Moving((*moving.chain, Step("slice", low=float(start), high=float(start + size)))))
+        parts.append(TracedValue((*moving.chain, Step("slice", low=float(start), high=float(start + size)))))
         start += size
     return parts
 
@@ -122,12 +122,12 @@ def _arithmetic(operator: str, fold: Callable[[Any, Any], Any]) -> Operation:
         first, second = args[0], args[1]
         if args[2:] not in ([], [1]) or any(value not in (1, None) for value in named.values()):
             return None  # PyTorch's alpha, or a rounding
-        if isinstance(first, Moving) and isinstance(second, Moving):
-            chain = joined(first.chain, second.chain) if operator == "mul" else None
-            return None if chain is None else Moving(chain)
-        if not isinstance(first, Moving) and not isinstance(second, Moving):
+        if isinstance(first, TracedValue) and isinstance(second, TracedValue):
+            chain = fuse_product(first.chain, second.chain) if operator == "mul" else None
+            return None if chain is None else TracedValue(chain)
+        if not isinstance(first, TracedValue) and not isinstance(second, TracedValue):
             return _folded(fold, _array(first), _array(second))
-        ahead = isinstance(first, Moving)
+        ahead = isinstance(first, TracedValue)
         moving, constant = (first, _array(second)) if ahead else (second, _array(first))
         if constant.size not in (1, *constant.shape[-1:]):
             return None  # a column, or a table
@@ -167,7 +167,7 @@ def _cast(args: Args, named: Named) -> Any:
     kinds = [
         value for value in (*args[1:], named.get("dtype")) if isinstance(value, int) and not isinstance(value, bool)
     ]
-    if isinstance(args[0], Moving) and kinds:
+    if isinstance(args[0], TracedValue) and kinds:
         args[0].cast = True
     return args[0] if all(kind in (SINGLE, DOUBLE) for kind in kinds) else None
 
@@ -176,19 +176,19 @@ def _transposed(args: Args, _: Named) -> Any:
     return args[0].T if isinstance(args[0], np.ndarray) and args[0].ndim == 2 else None
 
 
-def _addmm(args: Args, named: Named) -> Moving | None:
-    if not isinstance(args[1], Moving) or any(factor != 1 for factor in [*args[3:], *named.values()]):
+def _addmm(args: Args, named: Named) -> TracedValue | None:
+    if not isinstance(args[1], TracedValue) or any(factor != 1 for factor in [*args[3:], *named.values()]):
         return None
     return _linear([args[1], _array(args[2]).T, args[0]], {})
 
 
-def _matmul(args: Args, _: Named) -> Moving | None:
-    weight = None if isinstance(args[1], Moving) else _array(args[1])
+def _matmul(args: Args, _: Named) -> TracedValue | None:
+    weight = None if isinstance(args[1], TracedValue) else _array(args[1])
     return None if weight is None or weight.ndim != 2 else _linear([args[0], weight.T], {})
 
 
 def _of_constants(fold: Callable[[Array], Array]) -> Operation:
-    return lambda args, _: None if isinstance(args[0], Moving) else fold(_array(args[0]))
+    return lambda args, _: None if isinstance(args[0], TracedValue) else fold(_array(args[0]))
 
 
 OPERATIONS: dict[str, Operation] = {

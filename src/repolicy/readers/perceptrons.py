@@ -9,8 +9,17 @@ import numpy as np
 
 from repolicy.errors import FileError
 from repolicy.policies import ACTIVATIONS
-from repolicy.readers.described import Array, CannotCopyError, Hidden, LayerNorm, Linear, Normalizer, Perceptron, Place
-from repolicy.readers.pickles import array
+from repolicy.readers.description import (
+    Array,
+    CannotCopyError,
+    HiddenLayer,
+    LayerNorm,
+    Linear,
+    Normalizer,
+    Perceptron,
+    Place,
+)
+from repolicy.readers.pickles import real_array
 
 Tensors = Mapping[str, Array]
 OTHER_NAMES = {"silu": "swish", "lrelu": "leaky_relu", "leakyrelu": "leaky_relu", "leaky-relu": "leaky_relu"}
@@ -21,39 +30,39 @@ def tensors_of(state: dict[Any, Any]) -> dict[str, Array]:
     return {name: values for name, values in state.items() if isinstance(name, str) and isinstance(values, np.ndarray)}
 
 
-def below(tensors: Tensors, prefix: str) -> dict[str, Array]:
+def tensors_under(tensors: Tensors, prefix: str) -> dict[str, Array]:
     """Return the tensors whose names begin with `prefix.`, without it."""
     return {
         name.removeprefix(f"{prefix}."): values for name, values in tensors.items() if name.startswith(f"{prefix}.")
     }
 
 
-def linear(tensors: Tensors, name: str) -> Linear:
+def linear_layer(tensors: Tensors, name: str) -> Linear:
     """Return one layer; a missing bias is zero."""
     weight = tensors.get(f"{name}.weight")
     if weight is None or weight.ndim != 2:
-        raise ValueError(f"it has no layer {name}: it holds {some(tensors)}")
+        raise ValueError(f"it has no layer {name}: it holds {first_names(tensors)}")
     bias = tensors.get(f"{name}.bias", np.zeros(len(weight), np.float32))
-    return Linear(numbers(weight, name), numbers(bias, name))
+    return Linear(finite_float32(weight, name), finite_float32(bias, name))
 
 
-def numbers(values: Array, name: str) -> Array:
+def finite_float32(values: Array, name: str) -> Array:
     """Return them in single precision, checked to be finite."""
-    if not np.all(np.isfinite(array(values))):
+    if not np.all(np.isfinite(real_array(values))):
         raise ValueError(f"{name} is not finite")
     return np.array(values, np.float32, order="C")
 
 
-def sequence(tensors: Tensors, prefix: str) -> list[Hidden]:
+def sequential_layers(tensors: Tensors, prefix: str) -> list[HiddenLayer]:
     """Return the layers of a `torch.nn.Sequential` under a name, the last one among them.
 
     Its modules are told apart by their numbers and shapes: between two linear ones there must be room for exactly one
     activation, and a LayerNorm stands before or after it.
     """
-    modules = sorted({name.split(".")[0] for name in below(tensors, prefix)}, key=_number)
+    modules = sorted({name.split(".")[0] for name in tensors_under(tensors, prefix)}, key=_number)
     if not modules:
-        raise ValueError(f"it has no layers {prefix}.*: it holds {some(tensors)}")
-    layers, before = list[Hidden](), 0  # before: the number of the last linear one
+        raise ValueError(f"it has no layers {prefix}.*: it holds {first_names(tensors)}")
+    layers, before = list[HiddenLayer](), 0  # before: the number of the last linear one
     for module in modules:
         index, name = _number(module), f"{prefix}.{module}"
         weight, bias = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")
@@ -62,14 +71,14 @@ def sequence(tensors: Tensors, prefix: str) -> list[Hidden]:
         if weight.ndim == 2:
             if layers and index - before != (2 if layers[-1].norm is None else 3):
                 raise CannotCopyError(f"between {prefix}.{before} and {prefix}.{index} there is not one activation")
-            layers.append(Hidden(linear(tensors, name)))
+            layers.append(HiddenLayer(linear_layer(tensors, name)))
             before = index
         elif not layers or layers[-1].norm is not None or index - before > 2 or bias is None:
             raise CannotCopyError(f"{name} normalizes where Repolicy's networks do not")
         else:  # PyTorch's files do not hold a LayerNorm's epsilon, 1e-5 by default
             place: Place = "before" if index - before == 1 else "after"
-            norm = LayerNorm(numbers(weight, name), numbers(bias, name), 1e-5, place)
-            layers[-1] = Hidden(layers[-1].linear, norm)
+            norm = LayerNorm(finite_float32(weight, name), finite_float32(bias, name), 1e-5, place)
+            layers[-1] = HiddenLayer(layers[-1].linear, norm)
     return layers
 
 
@@ -77,7 +86,7 @@ def _number(module: str) -> int:
     return int(module) if module.isdigit() else -1
 
 
-def perceptron(layers: Iterable[Hidden], output: Linear | None, activation: str) -> Perceptron:
+def make_perceptron(layers: Iterable[HiddenLayer], output: Linear | None, activation: str) -> Perceptron:
     """Return hidden layers and a last one (of the hidden ones, where it is not given), with shapes that fit."""
     hidden = list(layers)
     if output is None:
@@ -94,7 +103,7 @@ def perceptron(layers: Iterable[Hidden], output: Linear | None, activation: str)
     return network
 
 
-def activation_named(name: str) -> str:
+def canonical_activation(name: str) -> str:
     """Return one of our activations, by any of its customary names."""
     plain = OTHER_NAMES.get(name.lower(), name.lower())
     if plain not in ACTIVATIONS:
@@ -102,9 +111,9 @@ def activation_named(name: str) -> str:
     return plain
 
 
-def normalizer(mean: Array, deviation: Array, clip: float | None, count: float = 0.0) -> Normalizer:
+def make_normalizer(mean: Array, deviation: Array, clip: float | None, count: float = 0.0) -> Normalizer:
     """Return `(x − mean) / deviation`, clipped; the deviation is what the library divides by, with its epsilon."""
-    mean, deviation = (array(values).astype(np.float64).reshape(-1) for values in (mean, deviation))
+    mean, deviation = (real_array(values).astype(np.float64).reshape(-1) for values in (mean, deviation))
     if mean.shape != deviation.shape or not np.all(np.isfinite(mean)) or not np.all(deviation > 0.0):
         raise ValueError("its observations' statistics are damaged")
     return Normalizer(mean, 1.0 / deviation, clip, count)
@@ -117,6 +126,6 @@ def check_width(width: int, normalizer: Normalizer | None, file: Path) -> None:
         raise FileError(f"{file} has statistics of {found} numbers, and the policy takes {width}: {remedy}")
 
 
-def some(tensors: Iterable[str]) -> str:
+def first_names(tensors: Iterable[str]) -> str:
     names = list(tensors)
     return (", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")) or "nothing"

@@ -21,18 +21,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from repolicy.errors import FileError, first_line
-from repolicy.readers.zips import entry, open_zip, unpacked
+from repolicy.readers.zips import open_zip, read_zip_entry, unpacked_size
 
 Storages = Callable[[Any], np.ndarray]  # from the key of a tensor's storage to its numbers
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 PLAIN = "biuf"  # kinds of NumPy's types: booleans, integers, and real numbers
-DAMAGE = (
+DAMAGE_ERRORS = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError),
     *(EOFError, struct.error, pickle.UnpicklingError, zlib.error),
 )
 MOST = 500_000  # steps of a pickle, of which the costliest makes some hundred bytes; a policy's has a few thousand
 ROOM, FACTOR = 2**24, 8  # so many bytes, and so many times those of the file, may be made by calls
-ZIP, PICKLE = b"PK\x03\x04", b"\x80"  # how a zip begins, and a pickle since protocol 2
+ZIP_MAGIC, PICKLE_MAGIC = b"PK\x03\x04", b"\x80"  # how a zip begins, and a pickle since protocol 2
 TOO_MUCH = "it would unpack to far more than it holds"
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 LEGACY_START = bytes.fromhex("6cfc9c46f9206aa85019")  # the same, as it stands in a file
@@ -43,7 +43,7 @@ STORAGES = {  # BFloat16 is the upper half of a float
 
 
 @dataclass(frozen=True)
-class Name:
+class GlobalName:
     """A class or a function that a pickle names. It is not imported."""
 
     text: str
@@ -54,7 +54,7 @@ class Name:
 
 
 @dataclass(eq=False)
-class Shell:
+class ObjectStub:
     """What would have been an object: who would have made it, of what, and what it would have remembered."""
 
     name: Any
@@ -64,7 +64,7 @@ class Shell:
     @property
     def last(self) -> str:
         """The last part of its class's name."""
-        return self.name.last if isinstance(self.name, Name) else "?"
+        return self.name.last if isinstance(self.name, GlobalName) else "?"
 
     def __repr__(self) -> str:
         return f"<{self.last}>"
@@ -82,20 +82,20 @@ def read_pickle(content: bytes, where: str) -> Any:
 
 def load(content: bytes, where: str) -> Any:
     """Return what `torch.save` or pickle wrote: arrays for tensors, and shells for what is neither plain nor one."""
-    if content[:4] == ZIP:
-        return read_entry(open_zip(content, where), "data")
+    if content[:4] == ZIP_MAGIC:
+        return read_torch_pickle(open_zip(content, where), "data")
     return _load_legacy(content, where) if LEGACY_START in content[:32] else read_pickle(content, where)
 
 
-def shortened(found: Any) -> str:
+def short_repr(found: Any) -> str:
     """Return what was in a pickle, for a sentence. (Its whole text can be as long as a short pickle wishes.)"""
     return reprlib.repr(found)[:80]
 
 
-def array(found: Any) -> np.ndarray:
+def real_array(found: Any) -> np.ndarray:
     """Return an array of real numbers. (Nested tuples could be as many of them as a short pickle wishes.)"""
     if not isinstance(found, np.ndarray | np.generic | int | float):
-        raise TypeError(f"{shortened(found)} stands where an array is expected")
+        raise TypeError(f"{short_repr(found)} stands where an array is expected")
     if (made := np.asarray(found)).dtype.kind not in PLAIN:
         raise TypeError(f"it holds {made.dtype} where real numbers are expected")
     return made
@@ -113,20 +113,20 @@ def find_root(archive: zipfile.ZipFile) -> str:
     return min(roots, key=len)
 
 
-def read_entry(archive: zipfile.ZipFile, name: str) -> Any:
+def read_torch_pickle(archive: zipfile.ZipFile, name: str) -> Any:
     """Return what the pickle `name`.pkl in PyTorch's zip holds; the bytes of its tensors are in the folder `name`."""
     root = find_root(archive)
-    big = f"{root}byteorder" in archive.namelist() and entry(archive, f"{root}byteorder") == b"big"
+    big = f"{root}byteorder" in archive.namelist() and read_zip_entry(archive, f"{root}byteorder") == b"big"
     known: dict[str, np.ndarray] = {}
 
     def storage(key: Any) -> np.ndarray:
         _, kind, number, *_ = key
         if _text(number) not in known:
-            known[number] = _numbers(entry(archive, f"{root}{name}/{number}"), kind, big)
+            known[number] = _numbers(read_zip_entry(archive, f"{root}{name}/{number}"), kind, big)
         return known[number]
 
-    content = io.BytesIO(entry(archive, f"{root}{name}.pkl"))
-    return _unpickled(content, str(archive.filename), unpacked(archive), storage)
+    content = io.BytesIO(read_zip_entry(archive, f"{root}{name}.pkl"))
+    return _unpickled(content, str(archive.filename), unpacked_size(archive), storage)
 
 
 def _load_legacy(content: bytes, where: str) -> Any:
@@ -149,7 +149,7 @@ def _load_legacy(content: bytes, where: str) -> Any:
         for name in names:
             (count,) = struct.unpack("<q", stream.read(8))
             made[name][:] = _numbers(stream.read(count * _dtype_of(kinds[name]).itemsize), kinds[name])
-    except DAMAGE as error:
+    except DAMAGE_ERRORS as error:
         raise FileError(f"{where} is damaged: its tensors are cut short ({first_line(error)})") from None
     return found
 
@@ -161,7 +161,7 @@ def _text(name: Any) -> str:
 
 
 def _dtype_of(kind: Any) -> np.dtype:
-    last = kind.last if isinstance(kind, Name) else shortened(kind)
+    last = kind.last if isinstance(kind, GlobalName) else short_repr(kind)
     if last.removesuffix("Storage") not in STORAGES:
         raise ValueError(f"its tensors have numbers of an unknown kind, {last}")
     return np.dtype(STORAGES[last.removesuffix("Storage")])
@@ -185,7 +185,7 @@ def _unpickled(stream: io.BytesIO, where: str, size: int, storages: Storages | N
             raise ValueError(TOO_MUCH)
         stream.seek(start)
         return _Reader(stream, size, storages).load()
-    except DAMAGE as error:
+    except DAMAGE_ERRORS as error:
         raise FileError(f"{where} is damaged, or no pickle of a policy: {first_line(error)}") from None
 
 
@@ -203,9 +203,9 @@ class _Reader(pickle._Unpickler):
         super().__init__(stream, encoding="latin1")
         self.storages, self.left = storages, ROOM + FACTOR * size
 
-    def find_class(self, module: str, name: str) -> Name:
+    def find_class(self, module: str, name: str) -> GlobalName:
         self.take(len(module) + len(name))
-        return Name(f"{PYTHON_2.get(module, module)}.{name}")
+        return GlobalName(f"{PYTHON_2.get(module, module)}.{name}")
 
     def persistent_load(self, key: Any) -> np.ndarray:
         if self.storages is None:
@@ -220,7 +220,7 @@ class _Reader(pickle._Unpickler):
             raise ValueError(TOO_MUCH)
 
     def _instantiate(self, function: Any, args: Any) -> None:
-        made = make(function, tuple(args))
+        made = build_object(function, tuple(args))
         self.take(made, args)
         self.append(made)
 
@@ -234,7 +234,7 @@ class _Reader(pickle._Unpickler):
 
     def load_build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
-        if isinstance(target, Shell):
+        if isinstance(target, ObjectStub):
             for part in state if isinstance(state, tuple) else (state,):
                 if isinstance(part, dict):
                     self.take(part)
@@ -277,11 +277,11 @@ _Reader.dispatch |= {
 # What is put together here --------------------------------------------------------------------------------------------
 
 
-def make(function: Any, args: tuple[Any, ...]) -> Any:
+def build_object(function: Any, args: tuple[Any, ...]) -> Any:
     """Return an array or a plain container where the name is one of those below; else a shell."""
-    maker = MAKERS.get(function.text) if isinstance(function, Name) else None
+    maker = MAKERS.get(function.text) if isinstance(function, GlobalName) else None
     made = NotImplemented if maker is None else maker(*args)
-    return Shell(function, args) if made is NotImplemented else made
+    return ObjectStub(function, args) if made is NotImplemented else made
 
 
 def _keys(entries: Iterable[Any]) -> list[Any]:
@@ -354,12 +354,12 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "builtins.bytes": lambda content=b"", *_: content if isinstance(content, bytes) else NotImplemented,
     "builtins.bytearray": lambda content=b"", *_: bytes(content) if isinstance(content, bytes) else NotImplemented,
     "_codecs.encode": _bytes,
-    "copyreg._reconstructor": lambda kind, *_: Shell(kind),
+    "copyreg._reconstructor": lambda kind, *_: ObjectStub(kind),
     "torch.Size": lambda size=(): tuple(size),
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
     "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
-    "torch._tensor._rebuild_from_type_v2": lambda function, _, args, *__: make(function, tuple(args)),
+    "torch._tensor._rebuild_from_type_v2": lambda function, _, args, *__: build_object(function, tuple(args)),
     "numpy.dtype": _dtype,
     "jax._src.array._reconstruct_array": lambda _, __, state, *___: _filled(np.empty(0), state),
     "jax._src.device_array.reconstruct_device_array": lambda _, __, state, *___: _filled(np.empty(0), state),

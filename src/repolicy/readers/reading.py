@@ -11,7 +11,7 @@ from typing import Any, Literal
 from repolicy.errors import RepolicyError, UsageError
 
 LEAST, MOST = 1e-12, 1e12  # what single precision divides by and squares
-LEAST_STD = 1e-5  # with a smaller one, log-probabilities would be those of rounding errors of the mean
+MIN_STD = 1e-5  # with a smaller one, log-probabilities would be those of rounding errors of the mean
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ OPTION = re.compile(
 )
 
 
-def as_in_python(text: str) -> str:
+def in_python_terms(text: str) -> str:
     """Return a sentence with `load_policy`'s names for the options in the place of the command line's."""
 
     def word(found: re.Match[str]) -> str:
@@ -60,18 +60,18 @@ def as_in_python(text: str) -> str:
 
 
 @contextlib.contextmanager
-def told_in_python(where: str = "") -> Iterator[None]:
+def errors_in_python_terms(where: str = "") -> Iterator[None]:
     """Make an error name options as they are in Python; `where` says how to give them, at a door that has none."""
     try:
         yield
     except RepolicyError as error:
-        if (said := as_in_python(str(error))) == str(error):
+        if (said := in_python_terms(str(error))) == str(error):
             raise
         raise type(error)(said + where) from None
 
 
 def _number(name: str, value: Any) -> float:
-    least = LEAST_STD if name == "std" else LEAST
+    least = MIN_STD if name == "std" else LEAST
     if not isinstance(value, Real) or not least <= float(value) <= MOST:
         raise UsageError(f"--{name} is {reprlib.repr(value)}; it must be above 0, a number from {least:g} to {MOST:g}")
     return float(value)

@@ -18,10 +18,10 @@ from repolicy.readers import brax, mapped, rllib, skrl, torchscript
 from repolicy.readers import onnx_graphs as onnx
 from repolicy.readers import rsl_rl_checkpoint as rsl_rl
 from repolicy.readers import sb3_zip as sb3
-from repolicy.readers.described import CannotCopyError, Described
-from repolicy.readers.given_by_user import Given
-from repolicy.readers.perceptrons import some
-from repolicy.readers.pickles import DAMAGE, PICKLE, ZIP, Shell, load, shortened
+from repolicy.readers.context import ReadContext
+from repolicy.readers.description import CannotCopyError, PolicyDescription
+from repolicy.readers.perceptrons import first_names
+from repolicy.readers.pickles import DAMAGE_ERRORS, PICKLE_MAGIC, ZIP_MAGIC, ObjectStub, load, short_repr
 from repolicy.readers.reading import Options
 from repolicy.readers.zips import open_zip
 from repolicy.text import printable
@@ -34,7 +34,7 @@ EXPORT = "export it to ONNX or TorchScript, which run as they are"
 # By the format of a file: of what PyTorch or pickle wrote the first that fits, then what the other readers take.
 CHECKPOINTS: dict[str, Any] = {"rsl_rl": rsl_rl, "skrl": skrl, "rllib": rllib, "brax": brax, "mapped": mapped}
 READERS: dict[str, Any] = CHECKPOINTS | {"sb3": sb3, "onnx": onnx, "torchscript": torchscript}
-OPENED: dict[str | None, Any] = {"sb3": sb3.opened, "onnx": onnx.load_model, "torchscript": open_zip}
+OPENED: dict[str | None, Any] = {"sb3": sb3.open_model, "onnx": onnx.load_model, "torchscript": open_zip}
 CHANGED = "the graph is no more the one that Repolicy exported: it is read, and not the policy that it carries"
 RUNNABLE = ("onnx", "torchscript")
 CARRYING: dict[str | None, Callable[[Any], metadata.EmbeddedPolicy | None]] = {
@@ -70,11 +70,11 @@ class PolicyFile:
     @cached_property
     def names(self) -> list[str]:
         """The names of a zip's entries; none where it is no zip."""
-        return open_zip(self.content, str(self.path)).namelist() if self.content[:4] == ZIP else []
+        return open_zip(self.content, str(self.path)).namelist() if self.content[:4] == ZIP_MAGIC else []
 
     @property
     def is_pickled(self) -> bool:
-        return self.content[:1] == PICKLE or any(name.endswith("data.pkl") for name in self.names)
+        return self.content[:1] == PICKLE_MAGIC or any(name.endswith("data.pkl") for name in self.names)
 
     @property
     def is_safetensors(self) -> bool:
@@ -94,13 +94,13 @@ class PolicyFile:
         return {name: each.numpy() for name, each in zip(names, plain, strict=True)}
 
     @cached_property
-    def opened(self) -> Any:
+    def reader_input(self) -> Any:
         """What the readers of the present format take."""
         name = self.format
         return OPENED[name](self.content, str(self.path)) if name in OPENED else self.pickled
 
     @cached_property
-    def own(self) -> bytes | None:
+    def repolicy_bytes(self) -> bytes | None:
         """A policy's file of ours, in bytes: this file, or the one that an unchanged file carries; else None."""
         if is_repolicy_file(self.path, self.content):
             return self.content
@@ -111,13 +111,13 @@ class PolicyFile:
         """What a graph that Repolicy exported, or a checkpoint, carries beside it; None in any other file."""
         if self.format not in CARRYING:
             return None
-        opened = self.opened
+        opened = self.reader_input
         try:
             return CARRYING[self.format](opened)
-        except (FileError, *DAMAGE) as error:
+        except (FileError, *DAMAGE_ERRORS) as error:
             raise FileError(f"{self.path} is damaged: {first_line(error)}") from None
 
-    def described(self, options: Options) -> Described:
+    def describe(self, options: Options) -> PolicyDescription:
         """Return the policy in the file, or raise one sentence about why there is none."""
         name = self.format if options.layout is None else "mapped"
         if options.layout is not None and self.format in RUNNABLE:
@@ -126,21 +126,23 @@ class PolicyFile:
             what = f"{self.path} holds {self._found()}, and no policy of a known layout"
             raise FileError(f"{what}; known are {KNOWN}; {EXPORT}{self._to_try()}")
         try:
-            given = Given(self.path, options)
-            found: Described = READERS[name].read(self.opened if options.layout is None else self.pickled, given)
-            for idle in sorted({"std", "temperature", "file_activation"} - given.used):
+            context = ReadContext(self.path, options)
+            found: PolicyDescription = READERS[name].read(
+                self.reader_input if options.layout is None else self.pickled, context
+            )
+            for idle in sorted({"std", "temperature", "file_activation"} - context.used_options):
                 if getattr(options, idle) not in (None, "fit"):
                     word = idle.replace("_", "-")
                     raise UsageError(f"{self.path} has its own {word}, or needs none: leave --{word} out")
             if self.carried is not None and not self.carried.is_as_exported:
-                given.notes.append(CHANGED)
-            return replace(found, notes=tuple(given.notes))
+                context.notes.append(CHANGED)
+            return replace(found, notes=tuple(context.notes))
         except CannotCopyError as error:
             hint = "" if name in RUNNABLE else f"; {EXPORT}"
             if options.layout is None and hint:
                 hint += self._to_try()
             raise CannotCopyError(f"{self.path} cannot be copied: {error}{hint}") from None
-        except DAMAGE as error:
+        except DAMAGE_ERRORS as error:
             raise FileError(f"{self.path} is damaged, or of another layout: {first_line(error)}") from None
 
     def _to_try(self) -> str:
@@ -156,10 +158,14 @@ class PolicyFile:
         if {"observations.npy", "actions.npy"} <= {*self.names}:
             return f"demonstrations (`repolicy imitate {self.path}` makes a policy of them)"
         if not (self.is_pickled or self.is_safetensors):
-            return f"a zip of {some(self.names)}" if self.names else f"{len(self.content):,} bytes"
+            return f"a zip of {first_names(self.names)}" if self.names else f"{len(self.content):,} bytes"
         inside = self.pickled
         if isinstance(inside, dict) and {"state_dict", "data"} == inside.keys():
             return "what Stable-Baselines3's policy.save wrote (save the model itself instead)"
-        if isinstance(inside, Shell):
-            return f"a whole module, {shortened(inside)}, whose code is not in it"
-        return f"a dict of {some(map(str, inside))}" if isinstance(inside, dict) else f"a pickle of {shortened(inside)}"
+        if isinstance(inside, ObjectStub):
+            return f"a whole module, {short_repr(inside)}, whose code is not in it"
+        return (
+            f"a dict of {first_names(map(str, inside))}"
+            if isinstance(inside, dict)
+            else f"a pickle of {short_repr(inside)}"
+        )

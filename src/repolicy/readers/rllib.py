@@ -16,10 +16,17 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.loading import read_bytes
-from repolicy.readers.described import Array, CannotCopyError, Described, Linear, Normalizer, Std
-from repolicy.readers.given_by_user import Given
-from repolicy.readers.perceptrons import activation_named, normalizer, numbers, perceptron, sequence, tensors_of
-from repolicy.readers.pickles import Shell, read_pickle
+from repolicy.readers.context import ReadContext
+from repolicy.readers.description import Array, CannotCopyError, Linear, Normalizer, PolicyDescription, Std
+from repolicy.readers.perceptrons import (
+    canonical_activation,
+    finite_float32,
+    make_normalizer,
+    make_perceptron,
+    sequential_layers,
+    tensors_of,
+)
+from repolicy.readers.pickles import ObjectStub, read_pickle
 from repolicy.readers.spaces import actions_of, has_switches
 
 LIBRARY = "RLlib"
@@ -47,43 +54,43 @@ def recognized(saved: Any) -> bool:
     return isinstance(saved, dict) and f"{HEAD}.0.weight" in saved and bool(_bodies(saved))
 
 
-def read(state: dict[str, Any], given: Given) -> Described:
+def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
     tensors = tensors_of(state)
-    algorithm, arguments = _made_with(given)
+    algorithm, arguments = _made_with(context)
     config = arguments["model_config"]  # the settings of its model as far as they are not the usual ones
-    if isinstance(config, Shell):
+    if isinstance(config, ObjectStub):
         config = config.state
     if has_switches(arguments["action_space"]):
         raise CannotCopyError("its actions are switches")
     actions = actions_of(arguments["action_space"])
     body = _bodies(tensors)[0]
-    head = sequence(tensors, HEAD)
-    recorded = activation_named(config.get("fcnet_activation", "tanh"))
-    if head[1:] and activation_named(config.get("head_fcnet_activation", "relu")) != recorded:
+    head = sequential_layers(tensors, HEAD)
+    recorded = canonical_activation(config.get("fcnet_activation", "tanh"))
+    if head[1:] and canonical_activation(config.get("head_fcnet_activation", "relu")) != recorded:
         raise CannotCopyError("its head has another activation than its encoder")
-    activation = given.activation("tanh", LIBRARY, recorded)
-    network = perceptron([*sequence(tensors, body), *head], None, activation)
-    statistics = given.statistics(network.width, _filtered(given, network.width))
+    activation = context.activation("tanh", LIBRARY, recorded)
+    network = make_perceptron([*sequential_layers(tensors, body), *head], None, activation)
+    statistics = context.statistics(network.width, _filtered(context, network.width))
 
     has_std_head = actions.kind == "continuous" and LOG_STD not in tensors
     needed = sum(actions.sizes) * (2 if has_std_head else 1)
     if len(network.output.bias) != needed:
         raise ValueError(f"its last layer has {len(network.output.bias)} outputs, and its actions need {needed}")
-    policy = Described(LIBRARY, "", algorithm, network, actions, normalizer=statistics)
+    policy = PolicyDescription(LIBRARY, "", algorithm, network, actions, normalizer=statistics)
     if actions.kind == "discrete":
         return policy
     squashed = body == SAC_BODY
     bound = float(tensors[BOUND].item()) if BOUND in tensors else USUAL_BOUND
     low, high = SAC_BOUNDS if squashed else (-bound, bound)
     if has_std_head:
-        network, raw = network.halved()
+        network, raw = network.split_output()
         std = Std("head", raw, "exp", low, high)
     else:
-        std = Std("vector", numbers(tensors[LOG_STD], LOG_STD), "exp", low, high)
+        std = Std("vector", finite_float32(tensors[LOG_STD], LOG_STD), "exp", low, high)
     policy = replace(policy, actor=network, std=std, squashed=squashed, clips=not squashed)
     if squashed or (set(actions.low) == {-1.0} and set(actions.high) == {1.0}):
         return policy
-    return _to_bounds(policy, std, given)
+    return _to_bounds(policy, std, context)
 
 
 def _bodies(state: Mapping[str, Any]) -> list[str]:
@@ -91,11 +98,11 @@ def _bodies(state: Mapping[str, Any]) -> list[str]:
     return [body for body in BODIES if f"{body}.0.weight" in state]
 
 
-def _made_with(given: Given) -> tuple[str, dict[str, Any]]:
+def _made_with(context: ReadContext) -> tuple[str, dict[str, Any]]:
     """Return the algorithm of a module of RLlib's own, and the arguments that made it."""
-    file = given.path.with_name(ARGUMENTS)
+    file = context.path.with_name(ARGUMENTS)
     if not file.is_file():
-        raise UsageError(f"{given.path} needs {ARGUMENTS} beside it, with which RLlib saves it: put that file there")
+        raise UsageError(f"{context.path} needs {ARGUMENTS} beside it, with which RLlib saves it: put that file there")
     parts = read_pickle(read_bytes(file), str(file))
     ships = re.fullmatch(SHIPS, parts["class"].last)
     if ships is None:
@@ -104,11 +111,11 @@ def _made_with(given: Given) -> tuple[str, dict[str, Any]]:
     return ships[1], arguments
 
 
-def _filtered(given: Given, width: int) -> Normalizer | None:
+def _filtered(context: ReadContext, width: int) -> Normalizer | None:
     """Return the normalizer of a checkpoint's connectors; None where they have none, or stand nowhere."""
-    folder = given.path.absolute().parents[DEEP] / PIPELINE
+    folder = context.path.absolute().parents[DEEP] / PIPELINE
     file = folder / ARGUMENTS
-    if given.path.parent.name != "default_policy" or not file.is_file():
+    if context.path.parent.name != "default_policy" or not file.is_file():
         return None
     _, arguments = read_pickle(read_bytes(file), str(file))["ctor_args_and_kwargs"]
     connectors = [kind.last for kind, *_ in arguments["connectors"]]
@@ -126,7 +133,7 @@ def _filtered(given: Given, width: int) -> Normalizer | None:
         mean = np.zeros(width)
     if not state["de_std_to_one"]:
         std = np.ones(width)
-    return normalizer(mean, std, state["clip_by_value"] or None, float(count))
+    return make_normalizer(mean, std, state["clip_by_value"] or None, float(count))
 
 
 def _unpacked(packed: str, width: int) -> Array:
@@ -137,14 +144,14 @@ def _unpacked(packed: str, width: int) -> Array:
     return np.frombuffer(content[HEADER:])
 
 
-def _to_bounds(policy: Described, std: Std, given: Given) -> Described:
+def _to_bounds(policy: PolicyDescription, std: Std, context: ReadContext) -> PolicyDescription:
     """Return mean and std in the environment's units: RLlib takes [-1, 1] to the bounds, where all are finite."""
     low, high = np.array(policy.actions.low), np.array(policy.actions.high)
     if not np.isfinite([low, high]).all():
         return policy
     if std.high < USUAL_BOUND:
         raise CannotCopyError(f"its log-stds are cut at {std.high:g}, in other units than the environment's")
-    given.notes.append(SCALED)
+    context.notes.append(SCALED)
     half = (high - low) / 2.0
     mean, raw = policy.actor.output, std.raw
     output = _linear(mean.weight * half[:, None], (mean.bias + 1.0) * half + low)

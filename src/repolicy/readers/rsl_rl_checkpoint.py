@@ -11,9 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repolicy.policies import ActionSpace
-from repolicy.readers.described import Array, CannotCopyError, Described, Normalizer, Perceptron, Std
-from repolicy.readers.given_by_user import Given, agent_settings, numbers_in
-from repolicy.readers.perceptrons import below, normalizer, numbers, perceptron, sequence, some, tensors_of
+from repolicy.readers.context import ReadContext, agent_settings, parse_numbers
+from repolicy.readers.description import Array, CannotCopyError, Normalizer, Perceptron, PolicyDescription, Std
+from repolicy.readers.perceptrons import (
+    finite_float32,
+    first_names,
+    make_normalizer,
+    make_perceptron,
+    sequential_layers,
+    tensors_of,
+    tensors_under,
+)
 
 LIBRARY = "rsl_rl"
 EPSILON = 1e-2  # of EmpiricalNormalization, in all versions
@@ -46,16 +54,16 @@ def recognized(checkpoint: Any) -> bool:
     return isinstance(checkpoint, dict) and any(isinstance(checkpoint.get(layout.state), dict) for layout in LAYOUTS)
 
 
-def read(checkpoint: dict[str, Any], given: Given) -> Described:
+def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
     layout, tensors = _layout(checkpoint)
-    agent = agent_settings(given.path)
-    activation = given.activation("elu", LIBRARY, agent.get("activation"))
-    actor = perceptron(sequence(tensors, layout.actor), None, activation)
-    std, actor = _std(tensors, layout, actor, agent, given)
-    statistics = given.statistics(actor.width, _normalizer(checkpoint, tensors, layout))
-    given.notes.append("the file does not hold the scale of actions, which the environment applies")
+    agent = agent_settings(context.path)
+    activation = context.activation("elu", LIBRARY, agent.get("activation"))
+    actor = make_perceptron(sequential_layers(tensors, layout.actor), None, activation)
+    std, actor = _std(tensors, layout, actor, agent, context)
+    statistics = context.statistics(actor.width, _normalizer(checkpoint, tensors, layout))
+    context.notes.append("the file does not hold the scale of actions, which the environment applies")
     actions = ActionSpace("continuous", (len(actor.output.bias),))
-    return Described(LIBRARY, layout.version, "PPO", actor, actions, std=std, normalizer=statistics)
+    return PolicyDescription(LIBRARY, layout.version, "PPO", actor, actions, std=std, normalizer=statistics)
 
 
 def _layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
@@ -72,51 +80,51 @@ def _layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
             raise CannotCopyError(f"it is of a PolicyActor, and has no policy of these weights beside it: {keep}")
         if any(name.startswith(("cnn", "actor_cnn")) for name in tensors):
             raise CannotCopyError("the policy looks at images")
-        if below(tensors, layout.actor):  # a policy with modules of its own may change what the actor sees
+        if tensors_under(tensors, layout.actor):  # a policy with modules of its own may change what the actor sees
             known = (f"{layout.actor}.", f"{layout.normalizer}.", "critic", "teacher")
             others = [name for name in tensors if not name.startswith(known) and name not in layout.stds]
             if others:
-                raise CannotCopyError(f"it has {some(others)}, which no policy of rsl_rl's own has")
+                raise CannotCopyError(f"it has {first_names(others)}, which no policy of rsl_rl's own has")
             return layout, tensors
-    raise ValueError(f"it holds no actor of rsl_rl, actor.*, student.* or mlp.*: {some(names)}")
+    raise ValueError(f"it holds no actor of rsl_rl, actor.*, student.* or mlp.*: {first_names(names)}")
 
 
 def _std(
-    tensors: dict[str, Array], layout: Layout, actor: Perceptron, agent: dict[str, str], given: Given
+    tensors: dict[str, Array], layout: Layout, actor: Perceptron, agent: dict[str, str], context: ReadContext
 ) -> tuple[Std | None, Perceptron]:
     """Return one for all states, or the second half of the last layer; of a student without one, the user's."""
     if layout.version.startswith("4") and not agent:
-        given.notes.append(ASSUMED)
+        context.notes.append(ASSUMED)
     for name, link in layout.stds.items():
         if name in tensors:
-            return Std("vector", numbers(tensors[name].reshape(-1), name), link, *_limits(link, agent)), actor
+            return Std("vector", finite_float32(tensors[name].reshape(-1), name), link, *_limits(link, agent)), actor
     classes = agent.get("class_names", "")
     headless = classes and "Heteroscedastic" not in classes and agent.get("state_dependent_std", "").lower() != "true"
     if headless and "Distribution" not in classes:
-        return given.std(len(actor.output.bias)), actor
+        return context.std(len(actor.output.bias)), actor
     if headless or len(actor.output.bias) % 2:
         raise CannotCopyError("its distribution is no Gaussian, or it has no std")
-    means, raw = actor.halved()
+    means, raw = actor.split_output()
     std_type = agent.get("std_type", agent.get("noise_std_type"))
     link = "exp" if std_type == "log" else "identity"
     if not std_type:
-        given.notes.append("the std is taken from the second half of the last layer as it is (std_type: scalar)")
+        context.notes.append("the std is taken from the second half of the last layer as it is (std_type: scalar)")
     if not agent:
-        given.notes.append("without params/agent.yaml a Beta policy looks the same, and its copy would be wrong")
+        context.notes.append("without params/agent.yaml a Beta policy looks the same, and its copy would be wrong")
     return Std("head", raw, link, *_limits(link, agent)), means
 
 
 def _limits(link: str, agent: dict[str, str]) -> tuple[float, float]:
     """Return the limits of a std's numbers; rsl_rl keeps the std itself above 1e-6 in any case."""
-    low, high = numbers_in(agent, "std_range", STD_RANGE)
+    low, high = parse_numbers(agent, "std_range", STD_RANGE)
     low = max(low, 1e-6)
     return (low, high) if link == "identity" else (math.log(low), math.log(high))
 
 
 def _normalizer(checkpoint: dict[str, Any], tensors: dict[str, Array], layout: Layout) -> Normalizer | None:
     """Return the normalizer: in the model since 3.0, beside it before; rsl_rl does not clip."""
-    statistics = below(tensors, layout.normalizer) or tensors_of(checkpoint.get("obs_norm_state_dict") or {})
+    statistics = tensors_under(tensors, layout.normalizer) or tensors_of(checkpoint.get("obs_norm_state_dict") or {})
     if not statistics:
         return None
     count = float(statistics["count"]) if "count" in statistics else 0.0
-    return normalizer(statistics["_mean"], statistics["_std"].astype(np.float64) + EPSILON, None, count)
+    return make_normalizer(statistics["_mean"], statistics["_std"].astype(np.float64) + EPSILON, None, count)

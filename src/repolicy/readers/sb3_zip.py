@@ -17,22 +17,31 @@ import numpy as np
 
 from repolicy.errors import UsageError
 from repolicy.policies import ActionSpace
-from repolicy.readers.described import Array, CannotCopyError, Described, Hidden, Linear, Normalizer, Perceptron, Std
-from repolicy.readers.given_by_user import Given, agree, statistics_beside, statistics_in, time_is_seen
-from repolicy.readers.perceptrons import (
-    activation_named,
-    below,
-    check_width,
-    linear,
-    numbers,
-    perceptron,
-    sequence,
-    some,
-    tensors_of,
+from repolicy.readers.context import ReadContext, agree, find_statistics, read_statistics, time_is_seen
+from repolicy.readers.description import (
+    Array,
+    CannotCopyError,
+    HiddenLayer,
+    Linear,
+    Normalizer,
+    Perceptron,
+    PolicyDescription,
+    Std,
 )
-from repolicy.readers.pickles import Name, load, read_pickle
+from repolicy.readers.perceptrons import (
+    canonical_activation,
+    check_width,
+    finite_float32,
+    first_names,
+    linear_layer,
+    make_perceptron,
+    sequential_layers,
+    tensors_of,
+    tensors_under,
+)
+from repolicy.readers.pickles import GlobalName, load, read_pickle
 from repolicy.readers.spaces import actions_of, has_switches, observations_of
-from repolicy.readers.zips import entry, open_zip
+from repolicy.readers.zips import open_zip, read_zip_entry
 
 LIBRARY = "Stable-Baselines3"
 HOSTS = ("stable_baselines3.", "sb3_contrib.")  # whose code is known
@@ -88,14 +97,14 @@ class Zip:
     def standardizes(self) -> bool:
         """Whether observations are normalized inside, as in a model that our adapter built."""
         extractor = self.settings.get("features_extractor_class")
-        return isinstance(extractor, Name) and extractor.text == STANDARDIZED
+        return isinstance(extractor, GlobalName) and extractor.text == STANDARDIZED
 
     def activation(self, default: str) -> str:
         activation = self.settings.get("activation_fn")
         if activation is None:
             return default
-        known = isinstance(activation, Name) and activation.text.startswith("torch.nn.")
-        return activation_named(activation.last if known else _told(activation))
+        known = isinstance(activation, GlobalName) and activation.text.startswith("torch.nn.")
+        return canonical_activation(activation.last if known else _told(activation))
 
 
 class Parts(NamedTuple):
@@ -112,20 +121,20 @@ def recognized(names: list[str]) -> bool:
     return "data" in names and "policy.pth" in names
 
 
-def read(model: Zip, given: Given) -> Described:
+def read(model: Zip, context: ReadContext) -> PolicyDescription:
     """Return the policy in a zip, with the normalizer from the file that VecNormalize wrote."""
     _check_code(model)
-    parts = _kind(model)(model, given)
-    normalizer = _normalizer(model, given)
+    parts = _kind(model)(model, context)
+    normalizer = _normalizer(model, context)
     if model.hindsight:
-        given.notes.append(HINDSIGHT)
-    given.notes += time_is_seen(given.path)
+        context.notes.append(HINDSIGHT)
+    context.notes += time_is_seen(context.path)
     of_network = parts.actor.width, len(parts.actor.output.bias)
     of_spaces = model.width, sum(model.actions.sizes)
     if of_network != of_spaces:
         raise ValueError(f"its network takes and gives {of_network} numbers, and its spaces have {of_spaces}")
     algorithm = next((algorithm for mark, algorithm in MARKS.items() if mark in model.data), "policy")
-    return Described(
+    return PolicyDescription(
         LIBRARY, str(model.data.get("version", "")), algorithm, parts.actor, model.actions, parts.squashed, parts.std,
         normalizer, parts.mean_clip, clips=model.actions.kind == "continuous" and not parts.squashed,
         groups=model.groups,
@@ -135,22 +144,22 @@ def read(model: Zip, given: Given) -> Described:
 def _check_code(model: Zip) -> None:
     """Refuse a class of the user's own: it may compute anything with the same tensors, such as another tanh."""
     classes = {"policy": model.policy_class, "features extractor": model.settings.get("features_extractor_class")}
-    for part, given in classes.items():
+    for part, cls in classes.items():
         ours = part == "features extractor" and model.standardizes
-        theirs = isinstance(given, Name) and given.text.startswith(HOSTS) and OWN.fullmatch(given.last)
-        if given is not None and not (ours or theirs):
-            raise CannotCopyError(f"its {part} is {_told(given)}, and what that computes is not in the file")
+        theirs = isinstance(cls, GlobalName) and cls.text.startswith(HOSTS) and OWN.fullmatch(cls.last)
+        if cls is not None and not (ours or theirs):
+            raise CannotCopyError(f"its {part} is {_told(cls)}, and what that computes is not in the file")
 
 
-def _told(given: Any) -> str:
+def _told(cls: Any) -> str:
     """Return what to call a class that is not the library's: its name or, where it is pickled whole, whose it is."""
-    return given.text if isinstance(given, Name) else "a class or function of the script that trained it"
+    return cls.text if isinstance(cls, GlobalName) else "a class or function of the script that trained it"
 
 
 # The kinds ------------------------------------------------------------------------------------------------------------
 
 
-def _kind(model: Zip) -> Callable[[Zip, Given], Parts]:
+def _kind(model: Zip) -> Callable[[Zip, ReadContext], Parts]:
     names = model.tensors
     foreign = [name for name in names if "features_extractor." in name or "sde_net" in name]
     if model.standardizes:
@@ -162,21 +171,21 @@ def _kind(model: Zip) -> Callable[[Zip, Given], Parts]:
     for mark, reader in KINDS.items():
         if any(name.startswith(mark) for name in names):
             return reader
-    raise ValueError(f"it holds a policy of an unknown kind, {_class_name(model) or 'no class'}: {some(names)}")
+    raise ValueError(f"it holds a policy of an unknown kind, {_class_name(model) or 'no class'}: {first_names(names)}")
 
 
-def _on_policy(model: Zip, given: Given) -> Parts:
+def _on_policy(model: Zip, context: ReadContext) -> Parts:
     hidden = [*_maybe(model, "mlp_extractor.shared_net"), *_maybe(model, "mlp_extractor.policy_net")]
-    output = linear(model.tensors, "action_net")
+    output = linear_layer(model.tensors, "action_net")
     std = None
     if model.switches:
         output = _choices_of_two(output)
     elif model.actions.kind == "continuous":
         raw = model.tensors["log_std"]
-        std = _noise(model, raw) if raw.ndim == 2 else Std("vector", numbers(raw, "log_std"))
-    actor = perceptron(hidden, output, model.activation("tanh"))
+        std = _noise(model, raw) if raw.ndim == 2 else Std("vector", finite_float32(raw, "log_std"))
+    actor = make_perceptron(hidden, output, model.activation("tanh"))
     if _class_name(model).startswith("Maskable"):
-        given.notes.append(MASKED)
+        context.notes.append(MASKED)
     return Parts(actor, std, bool(model.settings.get("squash_output", False)))
 
 
@@ -187,53 +196,55 @@ def _choices_of_two(switches: Linear) -> Linear:
     return Linear(weight.reshape(-1, switches.weight.shape[1]), bias.reshape(-1))
 
 
-def _soft(model: Zip, _: Given) -> Parts:
+def _soft(model: Zip, _: ReadContext) -> Parts:
     """Read SAC and TQC: squashed, with a std that depends on the state."""
     names = model.tensors
     if any("running_mean" in name for name in names if name.startswith("actor.")):
         raise CannotCopyError("the policy has batch normalization (CrossQ)")
-    output = linear(names, "actor.mu.0" if "actor.mu.0.weight" in names else "actor.mu")
-    actor = perceptron(_maybe(model, "actor.latent_pi"), output, model.activation("relu"))
+    output = linear_layer(names, "actor.mu.0" if "actor.mu.0.weight" in names else "actor.mu")
+    actor = make_perceptron(_maybe(model, "actor.latent_pi"), output, model.activation("relu"))
     if "actor.log_std" not in names:
-        return Parts(actor, Std("head", linear(names, "actor.log_std"), low=-20.0, high=2.0), squashed=True)
+        return Parts(actor, Std("head", linear_layer(names, "actor.log_std"), low=-20.0, high=2.0), squashed=True)
     clip = float(model.settings.get("clip_mean", 2.0))  # of gSDE alone
     return Parts(actor, _noise(model, names["actor.log_std"]), squashed=True, mean_clip=clip if clip > 0.0 else None)
 
 
-def _deterministic(model: Zip, given: Given) -> Parts:
+def _deterministic(model: Zip, context: ReadContext) -> Parts:
     """Read TD3 and DDPG: the mean ends in tanh, and the std is the user's (of the action before tanh)."""
-    actor = perceptron(_maybe(model, "actor.mu"), None, model.activation("relu"))
-    return Parts(actor, given.std(model.actions.width), True)
+    actor = make_perceptron(_maybe(model, "actor.mu"), None, model.activation("relu"))
+    return Parts(actor, context.std(model.actions.width), True)
 
 
-def _searched(model: Zip, given: Given) -> Parts:
+def _searched(model: Zip, context: ReadContext) -> Parts:
     """Read ARS: no std either; a linear policy has no hidden layer, and sb3-contrib 1.x gave its layer no number."""
     squashed = bool(model.settings.get("squash_output", _class_name(model) != "ARSLinearPolicy"))
     if "action_net.weight" in model.tensors:
-        layers = [Hidden(linear(model.tensors, "action_net"))]
+        layers = [HiddenLayer(linear_layer(model.tensors, "action_net"))]
     else:
-        layers = sequence(model.tensors, "action_net")
-    actor = perceptron(layers, None, model.activation("relu"))
+        layers = sequential_layers(model.tensors, "action_net")
+    actor = make_perceptron(layers, None, model.activation("relu"))
     if model.actions.kind == "discrete":
-        return Parts(given.tempered(actor))
-    return Parts(actor, given.std(model.actions.width), squashed)
+        return Parts(context.with_temperature(actor))
+    return Parts(actor, context.std(model.actions.width), squashed)
 
 
-def _values(model: Zip, given: Given) -> Parts:
-    return Parts(given.tempered(perceptron(_maybe(model, "q_net.q_net"), None, model.activation("relu"))))
+def _values(model: Zip, context: ReadContext) -> Parts:
+    return Parts(
+        context.with_temperature(make_perceptron(_maybe(model, "q_net.q_net"), None, model.activation("relu")))
+    )
 
 
-def _quantiles(model: Zip, given: Given) -> Parts:
+def _quantiles(model: Zip, context: ReadContext) -> Parts:
     """Read QR-DQN: a value is the mean of its quantiles, which the last layer can take itself."""
-    network = perceptron(_maybe(model, "quantile_net.quantile_net"), None, model.activation("relu"))
+    network = make_perceptron(_maybe(model, "quantile_net.quantile_net"), None, model.activation("relu"))
     choices = sum(model.actions.sizes)
     weight = network.output.weight.reshape(-1, choices, network.output.weight.shape[1]).mean(0, np.float64)
     bias = network.output.bias.reshape(-1, choices).mean(0, np.float64)
     output = Linear(weight.astype(np.float32), bias.astype(np.float32))
-    return Parts(given.tempered(replace(network, output=output)))
+    return Parts(context.with_temperature(replace(network, output=output)))
 
 
-KINDS: dict[str, Callable[[Zip, Given], Parts]] = {  # by how the names of tensors begin; the order matters
+KINDS: dict[str, Callable[[Zip, ReadContext], Parts]] = {  # by how the names of tensors begin; the order matters
     "quantile_net.quantile_net.": _quantiles,
     "q_net.q_net.": _values,
     "actor.latent_pi.": _soft,
@@ -246,28 +257,28 @@ KINDS: dict[str, Callable[[Zip, Given], Parts]] = {  # by how the names of tenso
 
 def _noise(model: Zip, raw: Array) -> Std:
     """Read gSDE's std: the features' squares times a matrix of variances, and 1e-6."""
-    matrix = numbers(np.broadcast_to(raw, (len(raw), model.actions.width)), "log_std")
+    matrix = finite_float32(np.broadcast_to(raw, (len(raw), model.actions.width)), "log_std")
     return Std("features", matrix, "expln" if model.settings.get("use_expln", False) else "exp", floor=1e-3)
 
 
-def _maybe(model: Zip, prefix: str) -> list[Hidden]:
+def _maybe(model: Zip, prefix: str) -> list[HiddenLayer]:
     """Return the layers under a name, none where there are none: a policy may have no hidden layer of its own."""
-    return sequence(model.tensors, prefix) if below(model.tensors, prefix) else []
+    return sequential_layers(model.tensors, prefix) if tensors_under(model.tensors, prefix) else []
 
 
 # The zip --------------------------------------------------------------------------------------------------------------
 
 
-def opened(content: bytes, where: str) -> Zip:
+def open_model(content: bytes, where: str) -> Zip:
     """Read a zip's contents, whatever the options, and return them."""
     archive = open_zip(content, where)
-    data = json.loads(entry(archive, "data"))
+    data = json.loads(read_zip_entry(archive, "data"))
     if "_stable_baselines3_version" in archive.namelist():
-        data["version"] = entry(archive, "_stable_baselines3_version")[:40].decode("ascii", "replace").strip()
+        data["version"] = read_zip_entry(archive, "_stable_baselines3_version")[:40].decode("ascii", "replace").strip()
     settings = _value(data, "policy_kwargs", where)
     action_space = _value(data, "action_space", where)
     return Zip(
-        tensors=tensors_of(load(entry(archive, "policy.pth"), f"policy.pth in {where}")),
+        tensors=tensors_of(load(read_zip_entry(archive, "policy.pth"), f"policy.pth in {where}")),
         data=data,
         settings=settings if isinstance(settings, dict) else {},
         policy_class=_value(data, "policy_class", where),
@@ -286,47 +297,47 @@ def _value(data: dict[str, Any], name: str, where: str) -> Any:
 
 
 def _class_name(model: Zip) -> str:
-    return model.policy_class.last if isinstance(model.policy_class, Name) else ""
+    return model.policy_class.last if isinstance(model.policy_class, GlobalName) else ""
 
 
 # The normalizer -------------------------------------------------------------------------------------------------------
 
 
-def _normalizer(model: Zip, given: Given) -> Normalizer | None:
+def _normalizer(model: Zip, context: ReadContext) -> Normalizer | None:
     """Return the normalizer of the file that the user names, or where VecNormalize's files lie."""
     if model.standardizes:
-        given.check_no_statistics()
+        context.check_no_statistics()
         return _inside(model)
-    named = given.options.vecnormalize
+    named = context.options.vecnormalize
     if named == "none":
-        given.notes.append("observations are not normalized, as you asked for")
+        context.notes.append("observations are not normalized, as you asked for")
         return None
     if named is not None:
-        return _in_file(model, given, Path(named))
+        return _in_file(model, context, Path(named))
     needed = _was_normalized(model)
-    if needed is not False and (beside := statistics_beside(given.path)) is not None:
-        return _in_file(model, given, beside)
+    if needed is not False and (beside := find_statistics(context.path)) is not None:
+        return _in_file(model, context, beside)
     if needed:
         remedy = "name their file with --vecnormalize (or none, where rewards alone were normalized)"
-        raise UsageError(f"{given.path} was trained with VecNormalize, whose statistics are not beside it: {remedy}")
+        raise UsageError(f"{context.path} was trained with VecNormalize, whose statistics are not beside it: {remedy}")
     if needed is None:
-        given.notes.append("the file does not tell whether VecNormalize was used, and no file of its is beside it")
+        context.notes.append("the file does not tell whether VecNormalize was used, and no file of its is beside it")
     return None
 
 
-def _in_file(model: Zip, given: Given, file: Path) -> Normalizer | None:
+def _in_file(model: Zip, context: ReadContext, file: Path) -> Normalizer | None:
     """Return the normalizer in a file; refused where it was found and makes no sense of the model's observations."""
     keys = HER if model.hindsight else tuple(key for key, _ in model.groups)
-    statistics = statistics_in(file, keys)
+    statistics = read_statistics(file, keys)
     check_width(model.width, statistics, file)
-    is_named = given.options.vecnormalize is not None
+    is_named = context.options.vecnormalize is not None
     if statistics is not None and not is_named and "learning_starts" in model.data:
         raw, seen = (_value(model.data, name, name) for name in ("_last_original_obs", "_last_obs"))
         if not agree(statistics, keys, raw, seen):
             other = "is of another training or another time, by the last observation in the model"
             raise UsageError(f"{file} {other}: name the policy's own with --vecnormalize, or none")
     done = "normalized by" if statistics is not None else "not normalized, as it says in"
-    given.notes.append(f"observations are {done} {file.name}")
+    context.notes.append(f"observations are {done} {file.name}")
     return statistics
 
 

@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 
 from repolicy.policies import ActionSpace
-from repolicy.readers.described import CannotCopyError, Described, Hidden, Normalizer, Std
-from repolicy.readers.given_by_user import Given, agent_settings, listed, numbers_in
-from repolicy.readers.perceptrons import linear, normalizer, numbers, perceptron, some, tensors_of
+from repolicy.readers.context import ReadContext, agent_settings, parse_list, parse_numbers
+from repolicy.readers.description import CannotCopyError, HiddenLayer, Normalizer, PolicyDescription, Std
+from repolicy.readers.perceptrons import (
+    finite_float32,
+    first_names,
+    linear_layer,
+    make_normalizer,
+    make_perceptron,
+    tensors_of,
+)
 
 LIBRARY = "skrl"
 PREPROCESSORS = ("observation_preprocessor", "state_preprocessor")
@@ -32,45 +39,47 @@ def recognized(saved: Any) -> bool:
     return isinstance(saved, dict) and isinstance(saved.get("policy"), dict) and any(name in saved for name in OTHERS)
 
 
-def read(checkpoint: dict[str, Any], given: Given) -> Described:
+def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
     tensors = tensors_of(checkpoint["policy"])
     names = [name.removesuffix(".weight") for name, values in tensors.items() if name.endswith(".weight")]
     names = [name for name in names if not name.split(".")[0].startswith("value")]
     if any(tensors[f"{name}.weight"].ndim != 2 for name in names) or any("_ih_l" in name for name in tensors):
-        raise CannotCopyError(f"its policy has other layers than linear ones ({some(tensors)})")
+        raise CannotCopyError(f"its policy has other layers than linear ones ({first_names(tensors)})")
     deterministic = "target_policy" in checkpoint  # TD3 and DDPG
     if len(names) < 1 or (LOG_STD not in tensors and not deterministic):
-        raise ValueError(f"it holds no Gaussian policy with {LOG_STD}: it holds {some(tensors)}")
-    agent = agent_settings(given.path)
-    activation = given.activation("elu", LIBRARY, _activation(agent))
-    actor = perceptron([Hidden(linear(tensors, name)) for name in names], None, activation)
+        raise ValueError(f"it holds no Gaussian policy with {LOG_STD}: it holds {first_names(tensors)}")
+    agent = agent_settings(context.path)
+    activation = context.activation("elu", LIBRARY, _activation(agent))
+    actor = make_perceptron([HiddenLayer(linear_layer(tensors, name)) for name in names], None, activation)
     width = len(actor.output.bias)
     if deterministic:
-        std = given.std(width)
+        std = context.std(width)
     else:
-        raw, (low, high) = numbers(tensors[LOG_STD].reshape(-1), LOG_STD), _limits(agent)
+        raw, (low, high) = finite_float32(tensors[LOG_STD].reshape(-1), LOG_STD), _limits(agent)
         # a MultivariateGaussian of skrl's has its variances where torch takes stds
         power = 2.0 if "MultivariateGaussian" in agent.get("class_names", "") else 1.0
         std = Std("vector", power * raw, "exp", power * low, power * high)
-    statistics = given.statistics(actor.width, _normalizer(checkpoint))
+    statistics = context.statistics(actor.width, _normalizer(checkpoint))
     if agent.get("clip_mean_actions", "").lower() == "true":
         raise CannotCopyError("its means are clipped to the environment's bounds, which are not in the file")
     if agent.get("clip_actions", "").lower() == "true":
-        given.notes.append(UNCLIPPED)
+        context.notes.append(UNCLIPPED)
     if "output" not in agent:
-        given.notes.append(UNSAID)
+        context.notes.append(UNSAID)
     elif agent["output"] != "ACTIONS":
         raise CannotCopyError(f"params/agent.yaml says that its output is {agent['output']}")
     version = "2" if "observation_preprocessor" in checkpoint else ""
     kind = "TD3 or DDPG" if deterministic else "Gaussian policy"
-    return Described(LIBRARY, version, kind, actor, ActionSpace("continuous", (width,)), std=std, normalizer=statistics)
+    return PolicyDescription(
+        LIBRARY, version, kind, actor, ActionSpace("continuous", (width,)), std=std, normalizer=statistics
+    )
 
 
 def _activation(agent: dict[str, str]) -> str | None:
     """Return the one activation in a run's settings, of which each hidden layer may have its own."""
     if "activations" not in agent:
         return None
-    names = {*listed(agent["activations"])}
+    names = {*parse_list(agent["activations"])}
     if len(names) > 1:
         raise CannotCopyError("its layers have different activations")
     return names.pop()
@@ -80,7 +89,7 @@ def _limits(agent: dict[str, str]) -> tuple[float, float]:
     """Return the limits of a log-std: skrl's defaults, unless the run's settings say otherwise."""
     if agent.get("clip_log_std", "true").lower() == "false":
         return -math.inf, math.inf
-    [low], [high] = numbers_in(agent, "min_log_std", "-20"), numbers_in(agent, "max_log_std", "2")
+    [low], [high] = parse_numbers(agent, "min_log_std", "-20"), parse_numbers(agent, "max_log_std", "2")
     return low, high
 
 
@@ -90,5 +99,5 @@ def _normalizer(checkpoint: dict[str, Any]) -> Normalizer | None:
         if "running_mean" in statistics and "running_variance" in statistics:
             deviation = np.sqrt(statistics["running_variance"].astype(np.float32)).astype(np.float64) + EPSILON
             count = float(statistics.get("current_count", np.float64(0.0)))
-            return normalizer(statistics["running_mean"].astype(np.float32), deviation, CLIP, count)
+            return make_normalizer(statistics["running_mean"].astype(np.float32), deviation, CLIP, count)
     return None

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from repolicy.policies import ActionSpace
-from repolicy.readers.described import CannotCopyError
+from repolicy.readers.description import CannotCopyError
 
 MOST_SWITCHES = 100_000
 

@@ -9,12 +9,12 @@ import ast
 import zipfile
 from typing import Any
 
-from repolicy.readers.chain import Chain, finished, recognize
-from repolicy.readers.described import CannotCopyError, Described
-from repolicy.readers.given_by_user import Given
-from repolicy.readers.operations import OPERATIONS, Moving, is_part
-from repolicy.readers.pickles import Name, Shell, find_root, read_entry
-from repolicy.readers.zips import entry
+from repolicy.readers.chain import Chain, complete, recognize
+from repolicy.readers.context import ReadContext
+from repolicy.readers.description import CannotCopyError, PolicyDescription
+from repolicy.readers.operations import OPERATIONS, TracedValue, is_part
+from repolicy.readers.pickles import GlobalName, ObjectStub, find_root, read_torch_pickle
+from repolicy.readers.zips import read_zip_entry
 
 MEMORIES = ("LSTM", "GRU", "RNN")
 HOOKS = ("__forward_hooks__", "__forward_pre_hooks__")
@@ -26,36 +26,36 @@ def recognized(names: list[str]) -> bool:
     return any(name.endswith("constants.pkl") for name in names) and any("/code/" in name for name in names)
 
 
-def read(archive: zipfile.ZipFile, given: Given) -> Described:
+def read(archive: zipfile.ZipFile, context: ReadContext) -> PolicyDescription:
     """Return the perceptron in a TorchScript file; CannotCopyError where it is something else."""
-    module = read_entry(archive, "data")
+    module = read_torch_pickle(archive, "data")
     if memory := _memory(module):
         raise CannotCopyError(f"the policy has a memory ({memory})")
-    code = _Code(archive, find_root(archive), read_entry(archive, "constants"))
+    code = _Code(archive, find_root(archive), read_torch_pickle(archive, "constants"))
     chain = _followed(code, module).chain
     found, _ = recognize(chain, _width(chain))
-    return finished(found, "TorchScript", "", given)
+    return complete(found, "TorchScript", "", context)
 
 
-def _followed(code: "_Code", module: Any) -> Moving:
+def _followed(code: "_Code", module: Any) -> TracedValue:
     try:
         code.check_no_hooks(module)
-        result = code.method(module, "forward", [Moving(())])
+        result = code.method(module, "forward", [TracedValue(())])
     except RecursionError:
         raise CannotCopyError("its code calls itself") from None
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, SyntaxError, ArithmeticError):
         raise CannotCopyError("its code is none of a perceptron") from None
-    if not isinstance(result, Moving):
+    if not isinstance(result, TracedValue):
         raise CannotCopyError("its code does not return one array of actions")
     return result
 
 
 def _memory(module: Any) -> str:
     """Return the class of a recurrent layer among the modules, if there is one."""
-    waiting, seen = [module], set[Shell]()
+    waiting, seen = [module], set[ObjectStub]()
     while waiting:
         part = waiting.pop()
-        if isinstance(part, Shell) and part not in seen:
+        if isinstance(part, ObjectStub) and part not in seen:
             if part.last in MEMORIES:
                 return part.last
             seen.add(part)
@@ -87,7 +87,7 @@ class _Code:
     def tree(self, module: str) -> ast.Module:
         """Return a file of code; `__torch__.a.b` is in code/__torch__/a/b.py."""
         if module not in self.files:
-            text = entry(self.archive, f"{self.root}code/{module.replace('.', '/')}.py")
+            text = read_zip_entry(self.archive, f"{self.root}code/{module.replace('.', '/')}.py")
             try:
                 self.files[module] = ast.parse(text.decode("utf-8", "replace"))
             except (MemoryError, RecursionError):  # of Python's parser
@@ -96,7 +96,7 @@ class _Code:
 
     def members(self, shell: Any) -> list[ast.stmt]:
         """Return what stands in the class of a module."""
-        if not isinstance(shell, Shell) or not isinstance(shell.name, Name):
+        if not isinstance(shell, ObjectStub) or not isinstance(shell.name, GlobalName):
             raise self.refuse("a call of something that is no module")
         module, _, class_name = shell.name.text.rpartition(".")
         classes = {node.name: node.body for node in self.tree(module).body if isinstance(node, ast.ClassDef)}
@@ -115,8 +115,8 @@ class _Code:
         names = [argument.arg for argument in function.args.args]
         defaults = [self.value(node, {}) for node in function.args.defaults]
         missing = len(names) - len(args)
-        given = [*args, *defaults[len(defaults) - missing :]] if missing else args
-        local = dict(zip(names, given, strict=True))
+        given_args = [*args, *defaults[len(defaults) - missing :]] if missing else args
+        local = dict(zip(names, given_args, strict=True))
         returned = self.block(function.body, local)
         return returned[0] if returned else None
 
@@ -156,7 +156,7 @@ class _Code:
             case ast.Constant():
                 return node.value
             case ast.Name():
-                return local[node.id] if node.id in local else Name(node.id)
+                return local[node.id] if node.id in local else GlobalName(node.id)
             case ast.UnaryOp(op=ast.USub()):
                 return -self.value(node.operand, local)
             case ast.List() | ast.Tuple():
@@ -170,9 +170,9 @@ class _Code:
         raise self.refuse(f"an expression of the kind {type(node).__name__}")
 
     def attribute(self, base: Any, name: str) -> Any:
-        if isinstance(base, Name):
-            return self.constants[int(name[1:])] if base.text == "CONSTANTS" else Name(f"{base.text}.{name}")
-        if isinstance(base, Shell):
+        if isinstance(base, GlobalName):
+            return self.constants[int(name[1:])] if base.text == "CONSTANTS" else GlobalName(f"{base.text}.{name}")
+        if isinstance(base, ObjectStub):
             return False if name == "training" else base.state[name]  # it acts as it does after eval()
         raise self.refuse(f"the attribute {name} of a value")
 
@@ -181,10 +181,10 @@ class _Code:
         named = {keyword.arg: self.value(keyword.value, local) for keyword in node.keywords if keyword.arg}
         if isinstance(node.func, ast.Attribute):
             base = self.value(node.func.value, local)
-            if isinstance(base, Shell):
+            if isinstance(base, ObjectStub):
                 return self.method(base, node.func.attr, args)
         name = self.value(node.func, local)
-        if not isinstance(name, Name):
+        if not isinstance(name, GlobalName):
             raise self.refuse("a call of a value")
         if name.text == "getattr":
             return self.attribute(args[0], args[1])
@@ -200,9 +200,9 @@ class _Code:
             raise self.refuse(name.text)
         return self.in_place(args[0], result, name.text) if operator.endswith("_") else result
 
-    def in_place(self, target: Any, result: Any, name: str) -> Moving:
+    def in_place(self, target: Any, result: Any, name: str) -> TracedValue:
         """Return the same value, changed for all who hold it; a part of another value would change that one too."""
-        if not isinstance(target, Moving) or not isinstance(result, Moving) or is_part(target) or target.cast:
+        if not isinstance(target, TracedValue) or not isinstance(result, TracedValue) or is_part(target) or target.cast:
             raise self.refuse(f"{name} in place")
         target.chain = result.chain
         return target

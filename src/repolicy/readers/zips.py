@@ -20,17 +20,17 @@ def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
     if not archive.infolist() or min(info.header_offset for info in archive.infolist()):
         raise FileError(f"{where} is no whole zip: its table of contents does not begin where the file does")
     archive.filename = where
-    check_unpacked(archive, len(content))
+    check_unpacked_size(archive, len(content))
     return archive
 
 
-def check_unpacked(archive: zipfile.ZipFile, size: int) -> None:
+def check_unpacked_size(archive: zipfile.ZipFile, size: int) -> None:
     """Raise where a zip of this size says that its entries unpack to bytes out of all proportion."""
-    if (then := unpacked(archive)) > BLOAT * size + SMALL:
+    if (then := unpacked_size(archive)) > BLOAT * size + SMALL:
         raise FileError(f"{archive.filename} is refused: its {size:,} bytes would unpack to {then:,}")
 
 
-def entry(archive: zipfile.ZipFile, name: str) -> bytes:
+def read_zip_entry(archive: zipfile.ZipFile, name: str) -> bytes:
     """Return an entry's bytes, unless the entry is missing or damaged."""
     if name not in archive.NameToInfo:
         raise FileError(f"{archive.filename} is not whole: {name} is missing in it")
@@ -40,6 +40,6 @@ def entry(archive: zipfile.ZipFile, name: str) -> bytes:
         raise FileError(f"{archive.filename} is damaged: {name} cannot be unpacked ({error})") from None
 
 
-def unpacked(archive: zipfile.ZipFile) -> int:
+def unpacked_size(archive: zipfile.ZipFile) -> int:
     """Return how many bytes a zip says that its entries have."""
     return sum(info.file_size for info in archive.infolist())

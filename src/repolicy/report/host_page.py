@@ -11,9 +11,9 @@ import numpy as np
 from repolicy.envs import Evaluation
 from repolicy.errors import FileError, first_line
 from repolicy.priors import find_policy, is_plan
-from repolicy.readers.pickles import DAMAGE
+from repolicy.readers.pickles import DAMAGE_ERRORS
 from repolicy.readers.recognize import PolicyFile
-from repolicy.readers.zips import entry, open_zip
+from repolicy.readers.zips import open_zip, read_zip_entry
 from repolicy.report import charts, page
 from repolicy.report.charts import CURVES, NOTE, Curve
 from repolicy.report.run_page import by_action, distribution, pairs_of, rewards, tiles
@@ -49,7 +49,7 @@ def kept(path: Path) -> dict[str, Any]:
     file = PolicyFile(path)
     key, loaded = "residual", None
     if "policy.pth" in file.names:
-        key, loaded = "position", json.loads(entry(open_zip(file.content, str(path)), "data"))
+        key, loaded = "position", json.loads(read_zip_entry(open_zip(file.content, str(path)), "data"))
     elif file.is_pickled:
         loaded = file.pickled
     found = loaded.get(key) if isinstance(loaded, dict) else None
@@ -64,7 +64,7 @@ def write_host_report(path: Path) -> tuple[Path, str]:
     out = file.parent / "report.html" if path.is_dir() else file.with_suffix(".html")
     try:
         lead, parts, said = _parts(file, kept(file))
-    except DAMAGE as error:
+    except DAMAGE_ERRORS as error:
         raise FileError(f"{file} is damaged: {first_line(error)}") from None
     return page.write(out, file.parent.name if path.is_dir() else file.stem, lead, parts), said
 

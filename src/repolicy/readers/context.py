@@ -12,9 +12,9 @@ from repolicy.errors import FileError, UsageError, first_line
 from repolicy.loading import read_bytes
 from repolicy.policies import ACTIVATIONS
 from repolicy.readers.demonstrations import read_npz
-from repolicy.readers.described import CannotCopyError, Linear, Normalizer, Perceptron, Std
-from repolicy.readers.perceptrons import activation_named, check_width, normalizer, some
-from repolicy.readers.pickles import DAMAGE, ZIP, Shell, array, read_pickle, shortened
+from repolicy.readers.description import CannotCopyError, Linear, Normalizer, Perceptron, Std
+from repolicy.readers.perceptrons import canonical_activation, check_width, first_names, make_normalizer
+from repolicy.readers.pickles import DAMAGE_ERRORS, ZIP_MAGIC, ObjectStub, read_pickle, real_array, short_repr
 from repolicy.readers.reading import Options
 from repolicy.text import printable
 
@@ -26,23 +26,23 @@ class NoTemperatureError(UsageError):
     """A file of values needs one, from the user."""
 
 
-class Given:
+class ReadContext:
     """What the user gave beside a file, in `notes` what is to be known of the policy, and which options were of use."""
 
     def __init__(self, path: Path, options: Options) -> None:
-        self.path, self.options, self.notes, self.used = path, options, list[str](), set[str]()
+        self.path, self.options, self.notes, self.used_options = path, options, list[str](), set[str]()
 
     def activation(self, default: str, library: str, recorded: str | None = None) -> str:
         """Return a network's activation: the user's, or the recorded one, or its library's default."""
         named = self.options.file_activation
-        self.used.add("file_activation")
+        self.used_options.add("file_activation")
         if named is not None:
             try:
-                return activation_named(named)
+                return canonical_activation(named)
             except CannotCopyError:
                 raise UsageError(f"there is no activation {named!r}; choose from {', '.join(ACTIVATIONS)}") from None
         if recorded:
-            return activation_named(recorded)
+            return canonical_activation(recorded)
         assumed = f"{library}'s default, {default}, is assumed (--file-activation says otherwise)"
         self.notes.append(f"the file does not say which activation its network has: {assumed}")
         return default
@@ -50,7 +50,7 @@ class Given:
     def std(self, width: int) -> Std | None:
         """Return the user's std for a policy that has none."""
         std = self.options.std
-        self.used.add("std")
+        self.used_options.add("std")
         if std == "fit":
             return None
         if std is None:
@@ -59,9 +59,9 @@ class Given:
         self.notes.append(f"the std {std} is yours; the file has none")
         return Std("vector", np.full(width, std, np.float32), "identity")
 
-    def tempered(self, network: Perceptron) -> Perceptron:
+    def with_temperature(self, network: Perceptron) -> Perceptron:
         """Return values of actions as logits: a Boltzmann policy at the user's temperature."""
-        self.used.add("temperature")
+        self.used_options.add("temperature")
         if self.options.temperature is None:
             raise NoTemperatureError("the policy has values of actions and no probabilities: give a --temperature")
         factor = np.float32(1.0 / self.options.temperature)
@@ -74,7 +74,7 @@ class Given:
             self.notes.append("observations are not normalized, as you asked for")
             return None
         if named:
-            chosen = statistics_in(Path(named))
+            chosen = read_statistics(Path(named))
             check_width(width, chosen, Path(named))
             return chosen
         if inside is None:
@@ -92,25 +92,25 @@ class Given:
 # Statistics of observations: Stable-Baselines3's VecNormalize, or plain arrays ----------------------------------------
 
 
-def statistics_in(path: Path, keys: tuple[str, ...] = ()) -> Normalizer | None:
+def read_statistics(path: Path, keys: tuple[str, ...] = ()) -> Normalizer | None:
     """Return the normalizer in a VecNormalize's pickle, or in an .npz with `mean` and `var`; None if there is none.
 
     The `keys` are those of a Dict whose numbers the policy takes side by side.
     """
     content = read_bytes(path)
     try:
-        if content[:4] == ZIP:
+        if content[:4] == ZIP_MAGIC:
             arrays = read_npz(path, ("mean", "var"))
-            return normalizer(arrays["mean"], _deviation(array(arrays["var"]), 1e-8), 10.0)
+            return make_normalizer(arrays["mean"], _deviation(real_array(arrays["var"]), 1e-8), 10.0)
         return _of_vecnormalize(read_pickle(content, str(path)), keys, path)
-    except DAMAGE as error:  # caught here, as whoever reads a policy would blame the policy's file
+    except DAMAGE_ERRORS as error:  # caught here, as whoever reads a policy would blame the policy's file
         raise FileError(f"{path} is damaged, or no VecNormalize: {first_line(error)}") from None
 
 
 def _of_vecnormalize(shell: Any, keys: tuple[str, ...], path: Path) -> Normalizer | None:
     """Return its statistics, those of a Dict's keys side by side; a key without them would have to stay unclipped."""
-    if not isinstance(shell, Shell) or ("obs_rms" not in shell.state and "norm_obs" not in shell.state):
-        raise FileError(f"{path} holds no VecNormalize and no arrays mean and var: {shortened(shell)}")
+    if not isinstance(shell, ObjectStub) or ("obs_rms" not in shell.state and "norm_obs" not in shell.state):
+        raise FileError(f"{path} holds no VecNormalize and no arrays mean and var: {short_repr(shell)}")
     if not shell.state.get("norm_obs", True):
         return None
     clip, epsilon = float(shell.state["clip_obs"]), float(shell.state.get("epsilon", 1e-8))
@@ -118,16 +118,18 @@ def _of_vecnormalize(shell: Any, keys: tuple[str, ...], path: Path) -> Normalize
     if not isinstance(statistics, dict):
         statistics, keys, normalized = {"": statistics}, ("",), None
     if not keys:
-        raise UsageError(f"{path} normalizes a Dict ({some(statistics)}), and the policy takes one row of numbers")
+        raise UsageError(
+            f"{path} normalizes a Dict ({first_names(statistics)}), and the policy takes one row of numbers"
+        )
     missing = [key for key in keys if key not in statistics or (normalized is not None and key not in normalized)]
     if missing:
         raise UsageError(f"{path} does not normalize all of the policy's observations: {', '.join(missing)}")
     states = [statistics[key].state for key in keys]
     mean, var = (
-        np.concatenate([array(state[part]).astype(np.float64).reshape(-1) for state in states])
+        np.concatenate([real_array(state[part]).astype(np.float64).reshape(-1) for state in states])
         for part in ("mean", "var")
     )
-    return normalizer(mean, _deviation(var, epsilon), clip, float(states[0].get("count", 0.0)))
+    return make_normalizer(mean, _deviation(var, epsilon), clip, float(states[0].get("count", 0.0)))
 
 
 def agree(found: Normalizer, keys: tuple[str, ...], raw: Any, seen: Any) -> bool:
@@ -153,7 +155,7 @@ def _deviation(var: np.ndarray, epsilon: float) -> np.ndarray:
         return np.asarray(np.sqrt(var + epsilon))
 
 
-def statistics_beside(policy: Path) -> Path | None:
+def find_statistics(policy: Path) -> Path | None:
     """Return a VecNormalize's file where Stable-Baselines3, its zoo and its hub put it."""
     policy = Path(os.path.abspath(policy))  # whose folders have names
     steps = re.fullmatch(r"(.+)_(\d+_steps)", policy.stem)
@@ -201,14 +203,14 @@ LIST = re.compile(r":(?: !\S+)?[ \t]*((?:\n[ \t]*- \S+[ \t]*)+)$", re.M)  # each
 LINE = re.compile(r"^[ \t]+(\w+):[ \t]+(\S.*?)[ \t]*(?:[ \t]#.*)?$", re.M)
 
 
-def listed(setting: str) -> list[str]:
+def parse_list(setting: str) -> list[str]:
     """Return the entries of a setting that is a list, or the one that it is."""
     return [entry.strip(" '\"") for entry in setting.strip("[]()").split(",")]
 
 
-def numbers_in(agent: dict[str, str], name: str, default: str) -> list[float]:
+def parse_numbers(agent: dict[str, str], name: str, default: str) -> list[float]:
     """Return the numbers of a setting, as many as its default has."""
-    entries, wanted = listed(agent.get(name, default)), listed(default)
+    entries, wanted = parse_list(agent.get(name, default)), parse_list(default)
     try:
         numbers = [float(entry.replace(".inf", "inf")) for entry in entries]
     except ValueError:

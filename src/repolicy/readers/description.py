@@ -49,7 +49,7 @@ class LayerNorm:
 
 
 @dataclass(frozen=True)
-class Hidden:
+class HiddenLayer:
     """A hidden layer."""
 
     linear: Linear
@@ -60,7 +60,7 @@ class Hidden:
 class Perceptron:
     """Hidden layers with one activation, and a last layer without."""
 
-    hidden: tuple[Hidden, ...]
+    hidden: tuple[HiddenLayer, ...]
     output: Linear
     activation: str
     slope: float = 0.01  # of leaky_relu
@@ -74,7 +74,7 @@ class Perceptron:
         """How many numbers it takes."""
         return int(self.layers[0].weight.shape[1])
 
-    def halved(self) -> tuple["Perceptron", Linear]:
+    def split_output(self) -> tuple["Perceptron", Linear]:
         """Return the network of the means, and the other half of its last layer, of which stds are made."""
         size, odd = divmod(len(self.output.bias), 2)
         if odd:
@@ -109,7 +109,7 @@ class Std:
 
 
 @dataclass(frozen=True)
-class Described:
+class PolicyDescription:
     """A policy as a file holds it."""
 
     library: str  # Stable-Baselines3, rsl_rl, ...
