@@ -123,16 +123,16 @@ def trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
 @contextmanager
 def shuffled() -> Iterator[None]:
     """Pay episodes meanwhile by other positions than those that the network is shown."""
-    shown = DialedTerms.asked
+    shown = DialedTerms.dial_places
 
-    def asked(self: DialedTerms, rollout: Rollout, size: int) -> Tensor:
+    def dial_places(self: DialedTerms, rollout: Rollout, size: int) -> Tensor:
         return torch.from_numpy(others(shown(self, rollout, size).numpy()))
 
-    DialedTerms.asked = asked  # type: ignore[method-assign]
+    DialedTerms.dial_places = dial_places  # type: ignore[method-assign]
     try:
         yield
     finally:
-        DialedTerms.asked = shown  # type: ignore[method-assign]
+        DialedTerms.dial_places = shown  # type: ignore[method-assign]
 
 
 def others(places: np.ndarray) -> np.ndarray:

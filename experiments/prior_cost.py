@@ -59,7 +59,7 @@ def worker(prior: str, objective: Objective, path: Path) -> Worker:
     segments = Segments(request, folder, SingleRank())
     if not objective.reads_prior:
         segments.worker.prior = None
-    segments.learn_prior()
+    segments.measure_prior()
     segments.begin()
     return segments.worker
 

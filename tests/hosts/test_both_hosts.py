@@ -18,7 +18,7 @@ from repolicy import save_policy
 from repolicy.errors import FileError, NumericError, UsageError
 from repolicy.hosts import measuring
 from repolicy.learning import ppo
-from repolicy.learning.multipliers import FARTHEST, off_budget, steered
+from repolicy.learning.multipliers import MAX_VIOLATION, budget_violation, steered_objective
 from repolicy.learning.ppo import STD_SPEED
 from repolicy.objective import Objective
 
@@ -96,7 +96,9 @@ def test_a_budget_turns_both_weights_by_a_mean_over_the_rollouts_steps(host: Any
     started = host(copy_prior=False, alpha=0.3, kl_budget=0.1)
     started.learn(1)
     spent, steps = started.method.spent
-    expected = steered(Objective("addon", 0.3, 0.3), -FARTHEST, off_budget(spent["prior_kl"], 0.1, -FARTHEST, steps))
+    expected = steered_objective(
+        Objective("addon", 0.3, 0.3), -MAX_VIOLATION, budget_violation(spent["prior_kl"], 0.1, -MAX_VIOLATION, steps)
+    )
     assert started.method.curves["omega"] == [0.3]
     assert started.method.steering.objective == expected
 

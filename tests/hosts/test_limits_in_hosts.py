@@ -80,7 +80,7 @@ def test_multipliers_move_as_the_engines_do() -> None:
         )
         price = engine.price(steps)
         torch.testing.assert_close(got, -price.float())
-        log = engine.told(engine.sums(steps, steps), weights(0.5, 0.25))
+        log = engine.metrics(engine.local_sums(steps, steps), weights(0.5, 0.25))
         assert log == pytest.approx({name: found[name] for name in log}, rel=1e-9)
         assert len(log) == 4
         engine.steer({}, weights(0.5, 0.25))
@@ -112,7 +112,7 @@ def multipliers(method: Method, limit: str) -> list[float]:
 @pytest.fixture(autouse=True)
 def following(monkeypatch: pytest.MonkeyPatch) -> None:
     """A critic that has seen four rollouts explains nothing; weights move all the same."""
-    monkeypatch.setattr("repolicy.hosts.steering.CRITIC_LOST", -1e9)
+    monkeypatch.setattr("repolicy.hosts.steering.MIN_EXPLAINED_VARIANCE", -1e9)
 
 
 @pytest.mark.parametrize("host", ["rsl_rl", "sb3"])
@@ -146,7 +146,7 @@ def test_a_resumed_multiplier_is_the_same_to_the_bit(tmp_path: Path) -> None:
     again.load(str(tmp_path / "model_3.pt"))
     for before, after in ((saved.steering, loaded.steering), (first.alg.steering, again.alg.steering)):
         [held] = before.held.values()
-        assert held.off is not None
+        assert held.violation is not None
         assert held.weight > 0
         assert after.held == before.held
 

@@ -7,7 +7,7 @@ from torch import nn
 from repolicy.hosts.method import Method, Seen, ages_of, quicken
 from repolicy.hosts.steering import EXPLAINS, WARMUP, Steering
 from repolicy.learning.ppo import STD_SPEED, STD_SPEED_MIN_SAMPLES
-from repolicy.learning.worker import MOST_WARMUPS
+from repolicy.learning.worker import MAX_WARMUPS
 from repolicy.objective import Objective, residual
 
 ENDED = torch.tensor([[0, 0], [1, 0], [0, 0], [0, 1], [0, 0]]).bool()
@@ -71,7 +71,7 @@ def test_without_weights_the_critic_is_the_hosts_own() -> None:
     assert not critic._forward_hooks
 
 
-@pytest.mark.parametrize(("explained", "first"), [(EXPLAINS, WARMUP), (EXPLAINS - 0.1, MOST_WARMUPS * WARMUP)])
+@pytest.mark.parametrize(("explained", "first"), [(EXPLAINS, WARMUP), (EXPLAINS - 0.1, MAX_WARMUPS * WARMUP)])
 def test_the_usual_warm_up_waits_for_a_critic_that_explains_too_little(explained: float, first: int) -> None:
     steering = Steering(residual(0.5, 0.25), critic_warmup=None)
     while not steering.fits_actor:

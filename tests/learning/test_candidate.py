@@ -12,7 +12,7 @@ from tiny_envs import tiny
 from workers import SETTINGS, segments
 
 from repolicy.envs.evaluation import Evaluation
-from repolicy.learning.segments import Segments, clearly_better
+from repolicy.learning.segments import Segments, is_clearly_better, objective_of
 from repolicy.learning.training import customize
 from repolicy.objective import kl, no_entropy, residual
 from repolicy.policies.file import save_policy
@@ -60,7 +60,7 @@ class Run:
         with torch.no_grad():
             worker.learner.policy.get_parameter("log_std").fill_(which)
         self.does[which] = told(objective, lengths)
-        return self.segments.keep(self.segments.evaluated())
+        return self.segments.store_policy(self.segments.evaluate())
 
     def files(self) -> list[tuple[str, float]]:
         folder = self.segments.folder
@@ -77,7 +77,7 @@ WHOLE, EARLY = np.full(32, LIMIT), np.full(32, 10)
     [((2.1, 1.0), 0.0, True), ((1.9, 1.0), 0.0, False), ((2.1, 1.0), -0.1, False), ((0.0, 0.0), 5.0, False)],
 )
 def test_two_standard_errors_and_no_shorter(gain: tuple[float, float], longer: float, better: bool) -> None:
-    assert clearly_better(Estimate(*gain), longer) == better
+    assert is_clearly_better(Estimate(*gain), longer) == better
 
 
 def test_who_falls_early_where_steps_cost_is_not_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_a_resumed_run_has_its_candidate(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_episodes_that_the_environment_ended_are_counted(tmp_path: Path) -> None:
     """The k-th episode of a `Counter` is ended by the environment where k is odd: the first of each."""
-    found = segments(tmp_path, "Counter", no_entropy()).evaluated()
+    found = segments(tmp_path, "Counter", no_entropy()).evaluate()
     assert (found["evaluation_ended_early"], found["evaluation_length"]) == (8.0, 3.0)
 
 
@@ -167,10 +167,10 @@ def test_an_evaluation_is_the_objective_and_its_error(
     settings = replace(SETTINGS, kl_budget=budget)
     made = segments(tmp_path, "LinearQuadratic", residual(0.2, 0.1), prior=True, settings=settings)
     monkeypatch.setattr("repolicy.learning.segments.run_episodes", lambda *_, **__: told)
-    metrics = made.evaluated()
+    metrics = made.evaluate()
     assert (metrics["evaluation_task"], metrics["evaluation_objective"]) == pytest.approx((3.0, 8.0))
     assert metrics["evaluation_error"] == pytest.approx(4.0 / 3**0.5)
-    assert made.standing(metrics) == pytest.approx((8.0, 4.0 / 3**0.5))
+    assert objective_of(metrics) == pytest.approx((8.0, 4.0 / 3**0.5))
 
 
 def test_a_run_that_gains_nothing_hands_back_its_prior(tmp_path: Path) -> None:

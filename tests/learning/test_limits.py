@@ -20,13 +20,13 @@ from repolicy.errors import UsageError
 from repolicy.learning.multipliers import (
     Limits,
     Multipliers,
-    broken,
-    expected,
-    means_of,
-    off_budget,
-    off_limit,
-    share_kept,
-    steered,
+    block_means,
+    budget_violation,
+    constraint_warnings,
+    expected_rewards,
+    kept_sentence,
+    limit_violation,
+    steered_objective,
 )
 from repolicy.learning.training import customize
 from repolicy.learning.worker import Worker
@@ -106,11 +106,11 @@ def test_a_share_of_the_old_return_is_kept(prior: Path, tmp_path: Path) -> None:
 def test_the_prior_keeps_all_of_its_return_and_one_that_keeps_too_little_is_told(prior: Path) -> None:
     request = Request(tiny("LinearQuadratic"), residual(0.2, ALPHA), Settings(keep=0.9), prior="a checksum")
     policy = read_policy(prior).policy
-    assert share_kept(policy, policy, request).startswith("it keeps 100.0% ± 0.0% of the old return")
+    assert kept_sentence(policy, policy, request).startswith("it keeps 100.0% ± 0.0% of the old return")
     still = policy.reinitialized()
     torch.nn.init.zeros_(still.network.weights[-1])
     torch.nn.init.zeros_(still.network.biases[-1])
-    [share] = re.findall("it keeps (.*)% ±.*was to keep 0.9; the weights follow", share_kept(policy, still, request))
+    [share] = re.findall("it keeps (.*)% ±.*was to keep 0.9; the weights follow", kept_sentence(policy, still, request))
     cost = STATE_COST * 4 / 3 * float(np.mean(DYNAMICS ** (2 * np.arange(8))))  # of eight steps without control
     assert float(share) / 100.0 == pytest.approx(2.0 - cost / mean_cost(GAIN), abs=0.001)  # both from the same starts
 
@@ -154,22 +154,22 @@ def test_a_whole_episode_is_expected_to_earn_what_the_prior_earns() -> None:
     for length, ends in ((2, True), (4, False), (4, True), (9, False)):
         ages = torch.arange(length)[:, None]
         last = ages == length - 1
-        assert float(expected(earns, ages, last & ends).sum()) == pytest.approx(4.75)
+        assert float(expected_rewards(earns, ages, last & ends).sum()) == pytest.approx(4.75)
 
 
 def test_few_environments_tell_their_noise_by_parts_of_their_steps() -> None:
     steps = torch.arange(32.0)
-    assert means_of(steps.reshape(16, 2)).tolist() == [3, 4, 11, 12, 19, 20, 27, 28]
-    assert means_of(steps[:6, None]).tolist() == [1, 4], "parts are as long as each other"
-    assert means_of(steps.reshape(2, 2, 8)).tolist() == [[4 + n for n in range(8)], [20 + n for n in range(8)]]
+    assert block_means(steps.reshape(16, 2)).tolist() == [3, 4, 11, 12, 19, 20, 27, 28]
+    assert block_means(steps[:6, None]).tolist() == [1, 4], "parts are as long as each other"
+    assert block_means(steps.reshape(2, 2, 8)).tolist() == [[4 + n for n in range(8)], [20 + n for n in range(8)]]
 
 
 @pytest.mark.parametrize(
     ("noise", "steps"), [(0.01, 1), (0.25, 1), (10.0, 20)], ids=["told", "just told", "averaged over 20"]
 )
 def test_what_is_off_follows_a_measurement_as_far_as_that_is_certain(noise: float, steps: int) -> None:
-    assert off_limit(1.0, noise, 0.0) == pytest.approx(1 / steps)
-    assert off_limit(-50.0, noise, None) == -4.0
+    assert limit_violation(1.0, noise, 0.0) == pytest.approx(1 / steps)
+    assert limit_violation(-50.0, noise, None) == -4.0
 
 
 def test_a_limit_is_an_add_on_an_entry_of_info_or_a_function() -> None:
@@ -214,25 +214,25 @@ def test_a_small_budget_does_not_make_the_steering_jump() -> None:
     """A KL of 0.001 from 4,096 samples comes out between −0.0005 and 0.0025, which is not what the policy did."""
     budget, weights, before = 0.001, residual(0.2, 0.1), 0.0
     for measured in (-0.0005, 0.0025, 0.001, -0.0005, 0.0025) * 4:
-        now = off_budget(measured, budget, before, 4096)
-        after = steered(weights, before, now)
+        now = budget_violation(measured, budget, before, 4096)
+        after = steered_objective(weights, before, now)
         assert 2 / 3 < after.omega / weights.omega < 3 / 2
         weights, before = after, now
     assert 0.1 < weights.omega < 0.4
     for _ in range(100):  # a drift that lasts is followed
-        before = off_budget(0.01, budget, before, 4096)
+        before = budget_violation(0.01, budget, before, 4096)
     assert before == 2.0
 
 
 def test_a_budget_that_can_be_measured_is_steered_by_what_was_measured() -> None:
     for measured in (-1.0, 0.5, 3.0):
-        assert off_budget(measured, 2.0, -2.0, 4096) == off_budget(measured, 2.0)
-    assert off_budget(1e-9, 1e-9) == 0.0
+        assert budget_violation(measured, 2.0, -2.0, 4096) == budget_violation(measured, 2.0)
+    assert budget_violation(1e-9, 1e-9) == 0.0
 
 
 def test_a_kl_budget_moves_both_weights_alike_and_a_log_prior_budget_omega_alone() -> None:
     weights = residual(0.2, 0.1)
-    both, alone = steered(weights, 0.0, 1.0), steered(weights, 0.0, 1.0, omega_alone=True)
+    both, alone = steered_objective(weights, 0.0, 1.0), steered_objective(weights, 0.0, 1.0, omega_alone=True)
     assert both.omega > 0.2
     assert both.alpha / both.omega == pytest.approx(0.5)
     assert alone == residual(both.omega, 0.1)
@@ -244,7 +244,7 @@ def test_a_log_prior_budget_is_spent_by_actions_less_likely_than_the_priors_own(
     prior = frozen(Policy(PolicySpec(3, ActionSpace("continuous", (2,), (-1.0,) * 2, (1.0,) * 2), hidden=(4,))))
     observations = np.zeros((6, 4, 3), np.float32)  # five steps of four environments, and what came after them
     worker: Any = SimpleNamespace(
-        settings=Settings(log_prior_budget=1.0), prior=prior, bare=lambda observations: observations
+        settings=Settings(log_prior_budget=1.0), prior=prior, env_observations=lambda observations: observations
     )
     own = prior(torch.from_numpy(observations[:-1]))
     for away, nats in ((0.0, -1.0), (2**0.5, 1.0)):
@@ -258,7 +258,7 @@ def test_an_end_beyond_the_budget_is_told_from_five_quarters_of_it_on() -> None:
     request = Request("CartPole-v1", residual(0.2, 0.1), Settings(kl_budget=2.0), prior="a checksum")
     held = Multipliers(request, 4)
     for spent, count in ((2.49, 0), (2.51, 1)):
-        held.off_budget = off_budget(spent, 2.0)
-        said = broken(held, {"prior_kl": [spent]})
+        held.budget_violation = budget_violation(spent, 2.0)
+        said = constraint_warnings(held, {"prior_kl": [spent]})
         assert len(said) == count
     assert said[0].startswith("the run ends beyond its budget: 2.51 nats a step, the budget is 2; the weights follow")

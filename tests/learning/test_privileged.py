@@ -145,7 +145,7 @@ def test_the_policy_is_given_its_own_part_and_the_critic_the_privileged_one(tmp_
     for times in (1, 5):
         made = segments(tmp_path, f"{ENV}&times={times}", residual(0.3, 0.1)).worker
         rollout = made.collector.collect(made.learner.policy)
-        inputs, critic_inputs = made.seen(rollout.observations)
+        inputs, critic_inputs = made.network_inputs(rollout.observations)
         own, hidden = torch.from_numpy(rollout.observations).split([2, 3], -1)
         assert torch.equal(inputs, made.learner.policy.normalizer(own))
         assert torch.equal(critic_inputs, made.critic_normalizer(hidden))
@@ -168,7 +168,7 @@ def test_where_a_time_limit_cuts_the_critic_values_what_is_hidden_in_the_last_ob
     rollout = made.collector.collect(made.learner.policy)
     assert len(rollout.cut_indices) == 4 * FEW.envs
     assert (rollout.cut_observations[:, 3] == LIMIT).all()
-    _, _, next_values = made.score(rollout, made.seen(rollout.observations)[1])
+    _, _, next_values = made.score(rollout, made.network_inputs(rollout.observations)[1])
     with torch.no_grad():
         after = made.learner.values(made.critic_normalizer(torch.from_numpy(rollout.next_observations[..., 2:])))
     assert float(after.std()) > 0.01
@@ -347,13 +347,13 @@ def test_with_dials_both_see_the_positions_last(tmp_path: Path, objective: Objec
     rollout = made.collector.collect(made.learner.policy)
     own, place, hidden = torch.from_numpy(rollout.observations).split([2, len(objective.dials), 3], -1)
     assert float(place.min()) == -1.0
-    inputs, critic_inputs = made.seen(rollout.observations)
+    inputs, critic_inputs = made.network_inputs(rollout.observations)
     assert torch.equal(inputs, torch.cat([made.prior.normalizer(own), place], -1))
     assert torch.equal(critic_inputs, torch.cat([made.critic_normalizer(hidden), place], -1))
     log_prior, *_ = made.score(rollout, critic_inputs)
     assert log_prior is not None
     torch.testing.assert_close(log_prior, rollout.log_probs, atol=1e-5, rtol=1e-5)
-    assert torch.equal(made.terms.asked(rollout, 2), place[:-1])
+    assert torch.equal(made.terms.dial_places(rollout, 2), place[:-1])
     before = made.learner.parameters.clone()
     made.iterate(stop=False)
     assert not torch.equal(made.learner.parameters, before)

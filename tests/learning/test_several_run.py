@@ -21,7 +21,7 @@ from repolicy.envs.making import make_envs
 from repolicy.envs.wrapped import END_SHARE, DialedEnvs, DialPositions
 from repolicy.errors import UsageError
 from repolicy.learning import ppo
-from repolicy.learning.terms import Task, collapsed
+from repolicy.learning.terms import TaskRewards, dial_warnings
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, kl, residual, soft
 from repolicy.policies.distributions import ActionSpace, Gaussian
@@ -113,8 +113,8 @@ def test_advantages_are_of_one_size_in_every_cell_of_two_dials(prior: Path, tmp_
     shape = (64, 64)
     places = torch.rand(*shape, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
     size = torch.exp(3.0 * places[..., 0] - 2.0 * places[..., 1])
-    task = Task(torch.zeros(shape), {}, places, [])
-    gains = made.terms.normalized(task, size * torch.randn(shape), torch.randn(*shape, 3), made.team).gains
+    task = TaskRewards(torch.zeros(shape), {}, places, [])
+    gains = made.terms.normalized(task, size * torch.randn(shape), torch.randn(*shape, 3), made.team).advantages
     thirds = ((places + 1.0) * 1.5).long()
     for first in range(3):
         for second in range(3):
@@ -127,12 +127,12 @@ def test_a_dial_that_turns_nothing_is_named(prior: Path, tmp_path: Path) -> None
     made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0), wishes=(f"{QUIET}=0..2",))
     film = made.learner.policy.network.film.data
     film[:] = torch.tensor([[1.0 if quiet == 0 else 0.0] for _, quiet in exponents(2)])  # nothing but omega's own
-    found = made.width(torch.randn(300, 3))
+    found = made.policy_metrics(torch.randn(300, 3))
     assert found["dial_kl_omega"] > 1.0 > 1e-3 > found["dial_kl_quiet"] == found["dial_kl"]
-    (said,) = collapsed(found, made.learner.policy)
+    (said,) = dial_warnings(found, made.learner.policy)
     assert "the two ends of the dial quiet are only" in said
     chooses = SimpleNamespace(observation_size=1, actions=ActionSpace("discrete", (3,)))  # log 3 nats are all there is
-    assert [len(collapsed({"dial_kl": nats}, chooses)) for nats in (0.1, 0.2)] == [1, 0]
+    assert [len(dial_warnings({"dial_kl": nats}, chooses)) for nats in (0.1, 0.2)] == [1, 0]
 
 
 # The run --------------------------------------------------------------------------------------------------------------
@@ -224,10 +224,10 @@ def test_training_from_nothing_takes_no_range(tmp_path: Path) -> None:
 def test_shuffled_positions_pay_for_others_than_those_that_are_shown(prior: Path, tmp_path: Path) -> None:
     made = worker(prior, tmp_path, TWO[1], wishes=TWO[0])
     rollouts = [made.collector.collect(made.learner.policy) for _ in range(40)]
-    shown = np.concatenate([made.terms.asked(rollout, 1).numpy() for rollout in rollouts])
+    shown = np.concatenate([made.terms.dial_places(rollout, 1).numpy() for rollout in rollouts])
     with shuffled():
-        paid = np.concatenate([made.terms.asked(rollout, 1).numpy() for rollout in rollouts])
-    assert np.array_equal(made.terms.asked(rollouts[0], 1).numpy(), shown[: len(rollouts[0].observations) - 1])
+        paid = np.concatenate([made.terms.dial_places(rollout, 1).numpy() for rollout in rollouts])
+    assert np.array_equal(made.terms.dial_places(rollouts[0], 1).numpy(), shown[: len(rollouts[0].observations) - 1])
     steady = (shown[1:] == shown[:-1]).all(-1)
     assert np.array_equal(paid[1:][steady], paid[:-1][steady])  # within an episode
     for dial in range(2):
@@ -249,7 +249,7 @@ def test_a_dial_over_one_wish_alone_has_one_head(prior: Path, tmp_path: Path) ->
     assert customized(prior, f"{WISH}=0..2", residual(0.0, 0.0), tmp_path / "trained").finished
     made = worker(prior, tmp_path, residual(0.0, 0.0), wishes=(f"{WISH}=0..2",))
     rollout = made.collector.collect(made.learner.policy)
-    _, critic_inputs = made.seen(rollout.observations)
+    _, critic_inputs = made.network_inputs(rollout.observations)
     _, values, after = made.score(rollout, critic_inputs)
     assert values.shape == (*rollout.basic.shape, 1)
     task = made.terms.task(made.objective, rollout, 1)
@@ -290,9 +290,9 @@ def test_what_the_critic_explains_is_of_the_returns_with_their_weights(prior: Pa
     made = worker(prior, tmp_path, residual(0.0, 0.0), wishes=(f"{QUIET}=0..2",))
     places = torch.tensor([[-0.5, 0.5], [-0.5, 0.5]]).unsqueeze(-1)
     targets = torch.tensor([[12.0, 2.0], [8.0, -2.0]]).unsqueeze(-1)
-    task = Task(torch.zeros(2, 2), {}, places, [])
+    task = TaskRewards(torch.zeros(2, 2), {}, places, [])
     gains = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
-    assert made.terms.normalized(task, gains, targets, made.team).explained == pytest.approx(1.0 - 2.0 / 10.0)
+    assert made.terms.normalized(task, gains, targets, made.team).explained_variance == pytest.approx(1.0 - 2.0 / 10.0)
 
 
 def test_how_far_apart_the_ends_are_is_the_smaller_of_both_ways(
@@ -302,7 +302,7 @@ def test_how_far_apart_the_ends_are_is_the_smaller_of_both_ways(
     made = worker(prior, tmp_path, residual(Range(0.05, 1.6), 0.15, 0.0))
     by_place = staticmethod(lambda inputs: Gaussian(torch.zeros(len(inputs), 1), inputs[:, -1:] / 2))
     monkeypatch.setattr(ConditionedPolicy, "distribution", by_place)
-    assert made.width(torch.zeros(3, 2))["dial_kl"] == pytest.approx(1.0 + 0.5 * (math.exp(-2.0) - 1.0))
+    assert made.policy_metrics(torch.zeros(3, 2))["dial_kl"] == pytest.approx(1.0 + 0.5 * (math.exp(-2.0) - 1.0))
 
 
 def test_the_wish_and_the_prior_see_what_the_environment_shows(prior: Path, tmp_path: Path) -> None:

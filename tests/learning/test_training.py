@@ -256,7 +256,7 @@ def test_a_mistake_before_the_first_iteration_is_no_bad_checkpoint(
     def fails(_: Segments) -> None:
         raise ValueError("a mistake")
 
-    monkeypatch.setattr(Segments, "learn_prior", fails)
+    monkeypatch.setattr(Segments, "measure_prior", fails)
     with pytest.raises(ValueError, match="^a mistake$"):
         small(tmp_path / "run")
 

@@ -14,10 +14,10 @@ from workers import SETTINGS, segments, worker
 from repolicy.envs.rollout import Rollout
 from repolicy.errors import NumericError
 from repolicy.learning import ppo
-from repolicy.learning.multipliers import off_budget, steered
+from repolicy.learning.multipliers import budget_violation, steered_objective
 from repolicy.learning.ppo import ReturnScale
 from repolicy.learning.segments import derived_seed
-from repolicy.learning.terms import Task, normalized
+from repolicy.learning.terms import TaskRewards, normalized
 from repolicy.learning.worker import Worker, lowest_tenth
 from repolicy.objective import Objective, full, kl, reformulated, residual, soft
 from repolicy.policies.modulated import FilmMlp
@@ -30,8 +30,8 @@ def seen_by(made: Worker, rollout: Rollout) -> Tensor:
     return made.learner.policy.normalizer(torch.from_numpy(rollout.observations))
 
 
-def paid(made: Worker, rollout: Rollout) -> Task:
-    return made.terms.task(made.objective, rollout, made.bare_size)
+def paid(made: Worker, rollout: Rollout) -> TaskRewards:
+    return made.terms.task(made.objective, rollout, made.env_size)
 
 
 # Scores ---------------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_without_a_prior_the_statistics_follow_what_was_seen(tmp_path: Path) -> 
 @pytest.mark.parametrize(("prior", "size"), [(False, 1), (True, 0)])
 def test_observations_are_summed_where_statistics_follow_them(tmp_path: Path, prior: bool, size: int) -> None:
     made = worker(tmp_path, "LinearQuadratic", kl(0.5) if prior else soft(0.1), prior)
-    _, _, observed = made.prepared(made.collector.collect(made.learner.policy), stop=False)
+    _, _, observed = made.prepare_batch(made.collector.collect(made.learner.policy), stop=False)
     assert observed.shape == (3, size)
 
 
@@ -162,7 +162,7 @@ def test_a_time_limit_is_followed_by_a_value_and_an_end_by_nothing(tmp_path: Pat
     rollout = made.collector.collect(made.learner.policy)
     log_prior, _, next_values = made.score(rollout, seen_by(made, rollout))
     reward = made.reward(rollout, paid(made, rollout), log_prior).total
-    batch, _, _ = made.prepared(rollout, stop=False)
+    batch, _, _ = made.prepare_batch(rollout, stop=False)
     returns = made.learner.return_scale.undo(batch.returns).view(13, 4)
     for mask, worth in ((rollout.terminated, 0.0), (rollout.truncated, made.settings.gamma * next_values.squeeze(-1))):
         assert mask.any()
@@ -227,15 +227,15 @@ def test_what_the_critic_predicts_stays_when_its_unit_moves(dials: int) -> None:
 
 def test_the_budget_steers_towards_itself() -> None:
     weights = residual(0.2, 0.1)
-    far, near, even = (off_budget(distance, budget=0.1) for distance in (10.0, 0.001, 0.1))
+    far, near, even = (budget_violation(distance, budget=0.1) for distance in (10.0, 0.001, 0.1))
     assert (far, near, even) == (2.0, -2.0, 0.0)
-    assert steered(weights, far, far).omega == pytest.approx(0.2 * np.exp(0.06))
-    assert steered(weights, near, near).omega == pytest.approx(0.2 * np.exp(-0.06))
-    assert steered(weights, even, even) == weights
+    assert steered_objective(weights, far, far).omega == pytest.approx(0.2 * np.exp(0.06))
+    assert steered_objective(weights, near, near).omega == pytest.approx(0.2 * np.exp(-0.06))
+    assert steered_objective(weights, even, even) == weights
 
 
 def test_the_budget_answers_to_a_drift_on_its_way() -> None:
-    doubled = steered(residual(0.2, 0.1), off_budget(0.02, 0.08), off_budget(0.04, 0.08))
+    doubled = steered_objective(residual(0.2, 0.1), budget_violation(0.02, 0.08), budget_violation(0.04, 0.08))
     assert doubled.omega / 0.2 == doubled.alpha / 0.1 == pytest.approx(2 * 0.5**0.03)
 
 
@@ -265,7 +265,7 @@ def test_the_actor_waits_for_its_critic_but_not_for_ever(tmp_path: Path) -> None
 
     def moves(iteration: int, explained: float) -> bool:
         made.iteration = iteration
-        return made.actor_moves(explained)
+        return made.should_fit_actor(explained)
 
     assert not moves(alone - 1, 0.9)
     assert moves(alone + 1, 0.3)
@@ -295,14 +295,14 @@ def test_the_weights_of_a_budget_stay_where_the_critic_cannot_follow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, explained: float
 ) -> None:
     made = worker(tmp_path, "LinearQuadratic", kl(0.1), prior=True, settings=replace(SETTINGS, kl_budget=0.5))
-    prepared = made.prepared
+    prepare_batch = made.prepare_batch
 
-    def told(rollout: Rollout, stop: bool) -> tuple[ppo.Batch, object]:
-        batch, metrics, observed = prepared(rollout, stop)
+    def changed(rollout: Rollout, stop: bool) -> tuple[ppo.Batch, object]:
+        batch, metrics, observed = prepare_batch(rollout, stop)
         metrics["explained_variance"] = explained
         return batch, metrics, observed
 
-    monkeypatch.setattr(made, "prepared", told)
+    monkeypatch.setattr(made, "prepare_batch", changed)
     made.iterate(stop=False)
     assert (made.objective.omega == 0.1) == (explained < 0)
 
@@ -310,8 +310,8 @@ def test_the_weights_of_a_budget_stay_where_the_critic_cannot_follow(
 def test_what_the_critic_explains() -> None:
     """Of the returns' variance, the share that is not left over; with or without advantages that are normalized."""
     gains, targets = torch.tensor([[1.0, -1.0], [3.0, -3.0]]), torch.tensor([[10.0, -10.0], [0.0, 0.0]])
-    for shifts in (True, False):
-        found = normalized(gains, targets.unsqueeze(-1), SingleRank(), shifts)
-        assert found.returned.tolist() == [[4.0], [0.0], [200.0]]
-        assert found.explained == pytest.approx(1.0 - float(gains.var() / targets.var()))
-        assert float(found.gains.std(correction=0)) == pytest.approx(1.0 if shifts else 5.0**0.5)
+    for standardize in (True, False):
+        found = normalized(gains, targets.unsqueeze(-1), SingleRank(), standardize)
+        assert found.target_sums.tolist() == [[4.0], [0.0], [200.0]]
+        assert found.explained_variance == pytest.approx(1.0 - float(gains.var() / targets.var()))
+        assert float(found.advantages.std(correction=0)) == pytest.approx(1.0 if standardize else 5.0**0.5)

@@ -82,12 +82,12 @@ def one_step(team: ranks.Ranks) -> dict[str, Any]:
     mine = slice(team.index * share, (team.index + 1) * share)
     settings = Settings(max_gradient_norm=1e9)
     credit = normalized(gains[:, mine], returns[:, mine], team)
-    learner.return_scale.update(credit.returned, learner.critic)
+    learner.return_scale.update(credit.target_sums, learner.critic)
     batch = ppo.Batch(
         observations[:, mine].flatten(0, 1),
         actions[:, mine].flatten(0, 1),
         log_probs[:, mine].flatten(),
-        credit.gains.flatten(),
+        credit.advantages.flatten(),
         learner.return_scale.apply(returns[:, mine]).flatten(0, 1),
     )
     learner.differentiate(batch, settings, bonus=0.05)
@@ -132,12 +132,12 @@ def step_with_states(team: ranks.Ranks) -> dict[str, Any]:
     made.scorer = Scorer(prior)
     made.density = states.fit_prior_density(made.prior, made.request, team)
     made.learner = ppo.Learner(policy, critic, 1e-3)
-    made.multipliers, made.probed = Multipliers(made.request, SIZE), None
+    made.multipliers, made.mean_action_rollout = Multipliers(made.request, SIZE), None
     made.terms = FixedTerms(made.request)
     made.terms.addon = SimpleNamespace(reward=lambda steps: -np.abs(steps.next_observations[..., 0]))
     count = ENVS // team.count
     share = slice(team.index * count, (team.index + 1) * count)
-    batch, metrics, _ = made.prepared(shared_rollout(policy, share), False)
+    batch, metrics, _ = made.prepare_batch(shared_rollout(policy, share), False)
     made.learner.differentiate(batch, made.settings, bonus=0.0)
     made.learner.step(1e9, team, fit_actor=True)
     prints = torch.zeros(team.count, dtype=torch.float64)

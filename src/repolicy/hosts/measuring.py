@@ -13,7 +13,7 @@ from torch import Tensor
 from repolicy.errors import UsageError
 from repolicy.hosts.method import Method
 from repolicy.hosts.steering import Steering
-from repolicy.learning.multipliers import FINEST_SHARE
+from repolicy.learning.multipliers import MIN_LOST_SHARE
 from repolicy.policies import ActionSpace, Density, Normalizer, moment_sums
 from repolicy.policies.density import fit_density
 from repolicy.prepare.decision import decide_weights
@@ -347,7 +347,7 @@ def decide_in(method: Method, envs: Envs) -> None:
             raise UsageError("keep goes by basic_reward, and the environment tells one that is no finite number")
         size = abs(earned)
         bound = f"basic_reward>={earned - (1.0 - keep) * size:.6g}"
-        method.steering.hold(bound, max(1.0 - keep, FINEST_SHARE) * size, earned - sampled, by_age)
+        method.steering.hold(bound, max(1.0 - keep, MIN_LOST_SHARE) * size, earned - sampled, by_age)
         coarse = "; errors are larger than what may be lost: take more environments"
         say(
             f"keep is {keep:g} of {earned:.3g} ± {error:.1g}, what the prior's mean action earns a step: "

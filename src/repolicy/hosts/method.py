@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from repolicy.errors import NumericError, UsageError
 from repolicy.hosts.kept_prior import squashes
 from repolicy.hosts.steering import Steering, weighs
-from repolicy.learning.multipliers import means_of
+from repolicy.learning.multipliers import block_means
 from repolicy.learning.ppo import ReturnScale, adaptive_learning_rate, std_speed
-from repolicy.learning.worker import LEAST_RATE_ALONE
+from repolicy.learning.worker import MIN_WARMUP_LEARNING_RATE
 from repolicy.objective import DIALED, Reward, reformulated
 from repolicy.policies import Density, Mlp, log_tanh_slope, moment_sums
 from repolicy.prepare.states import familiarity
@@ -222,7 +222,7 @@ class Method:
         later = self.steering.earned_later(ages[:-1], seen.ended).to(task) if self.steering.kept else 0.0 * task
         summed = [*(getattr(reward, name) for name in PARTS), away, below, below.square(), later, torch.ones_like(task)]
         held = seen.held.double()
-        means = means_of(held)
+        means = block_means(held)
         of_limits = torch.stack([means.sum(-1), means.square().sum(-1), held.square().sum((1, 2))])
         added = self.add_up(torch.stack([part.double().sum() for part in summed]))
         self.rewarded = Rewarded(reward, added, self.add_up(of_limits), task.numel() // means.shape[-1], width)
@@ -285,8 +285,8 @@ class Method:
             # Earlier ends than the prior's cost what it earned later. Later ones may be those that only noise had.
             measured[steering.kept] = kept._replace(mean=kept.mean + lost + min(0.0, steering.later))
         sizes = {name: math.sqrt(square / steps) for name, (*_, square) in limits.items()}
-        told = steering.held.told(measured, sizes, steering.objective)
-        return told | steering.share.told(measured, dict.fromkeys(sizes, 1.0), steering.objective)
+        told = steering.held.metrics(measured, sizes, steering.objective)
+        return told | steering.share.metrics(measured, dict.fromkeys(sizes, 1.0), steering.objective)
 
     @contextmanager
     def updating(
@@ -299,7 +299,7 @@ class Method:
         alone = not self.steering.fits_actor
         if rate is not None:
             rate = adaptive_learning_rate(rate, self.update_kl, DESIRED_KL)
-            take(max(rate, LEAST_RATE_ALONE) if alone else rate)
+            take(max(rate, MIN_WARMUP_LEARNING_RATE) if alone else rate)
         with without_gradient(actor if alone else ()):
             yield alone
         if rate is not None:

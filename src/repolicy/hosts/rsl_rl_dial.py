@@ -13,7 +13,7 @@ from torch import Tensor
 from repolicy.envs import DialPositions
 from repolicy.hosts.rsl_rl import ResidualPPO
 from repolicy.hosts.rsl_rl_networks import GROUP
-from repolicy.learning.terms import Parts, Task
+from repolicy.learning.terms import Parts, TaskRewards
 from repolicy.runs import Settings
 
 
@@ -63,7 +63,7 @@ class DialedPPO(ResidualPPO):
         parts = Parts(settings, self.steering.objective, self.dials)
         places = st.observations[GROUP]
         self._pay_wish(obs)
-        task = Task(self._paid, parts.own_weights(places), places, [self._paid])
+        task = TaskRewards(self._paid, parts.step_weights(places), places, [self._paid])
         self.method.reward(self.seen(obs), **task.weights)
         following = torch.cat([st.values[1:], self.critic(self.shown(obs)).unsqueeze(0)])
         following = torch.where(self._cut.unsqueeze(-1), st.values, following)  # as rsl_rl takes a time limit
@@ -73,8 +73,8 @@ class DialedPPO(ResidualPPO):
         )
         credit = parts.normalized(task, gains, targets, self)
         st.returns.copy_(targets)
-        st.advantages = credit.gains.unsqueeze(-1).to(st.rewards.dtype)
-        self.method.credit(st.returns, st.values, credit.explained)
+        st.advantages = credit.advantages.unsqueeze(-1).to(st.rewards.dtype)
+        self.method.credit(st.returns, st.values, credit.explained_variance)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Add a tensor up over all GPUs, in place: what the parts ask of a team."""

@@ -11,8 +11,15 @@ from torch import Tensor
 
 from repolicy.envs import parse_limits
 from repolicy.errors import UsageError
-from repolicy.learning.multipliers import FARTHEST, HeldLimit, Limits, expected, off_budget, steered
-from repolicy.learning.worker import CRITIC_LOST, MOST_WARMUPS
+from repolicy.learning.multipliers import (
+    MAX_VIOLATION,
+    HeldLimit,
+    Limits,
+    budget_violation,
+    expected_rewards,
+    steered_objective,
+)
+from repolicy.learning.worker import MAX_WARMUPS, MIN_EXPLAINED_VARIANCE
 from repolicy.objective import WEIGHTS, Objective
 from repolicy.objective_names import given_objective, plain
 from repolicy.prepare.checks import check_budget
@@ -42,7 +49,7 @@ class Steering:
     later: float = 0.0  # what a step has earned lately because episodes ended later than theirs
     ranges: bool = False  # whether the host knows a weight that is a range
     iterations: int = 0
-    off_budget: float = -FARTHEST
+    off_budget: float = -MAX_VIOLATION
     explained: float = field(default=0.0, compare=False)  # share of the returns, in the iteration under way
 
     def __post_init__(self) -> None:
@@ -95,19 +102,19 @@ class Steering:
     def earned_later(self, ages: Tensor, ended: Tensor) -> Tensor:
         """Return what steps at these ages `[T, N]` earn by later ends than the sampled prior's; below 0 by earlier."""
         earns = torch.tensor(self.earns, dtype=torch.double, device=ended.device)
-        return earns[0] - expected(earns, ages, ended)
+        return earns[0] - expected_rewards(earns, ages, ended)
 
     @property
     def fits_actor(self) -> bool:
         """Whether the actor learns in the iteration under way; the critic always does."""
         if self.critic_warmup is not None:
             return self.iterations >= self.critic_warmup
-        explains = self.explained >= EXPLAINS or self.iterations >= MOST_WARMUPS * WARMUP
+        explains = self.explained >= EXPLAINS or self.iterations >= MAX_WARMUPS * WARMUP
         return self.iterations >= WARMUP and explains
 
     def steer(self, spent: Mapping[str, float], samples: int) -> None:
         """End an iteration over so many steps, in which so many nats a step were spent."""
-        if self.fits_actor and self.explained > CRITIC_LOST:
+        if self.fits_actor and self.explained > MIN_EXPLAINED_VARIANCE:
             self.held.steer()
             self.share.steer()
             for held in self.share.values():
@@ -119,8 +126,8 @@ class Steering:
     def _spend(self, budget: Budget, spent: Mapping[str, float], samples: int) -> None:
         before, nats, alone = self.off_budget, spent[budget.metric], self.log_prior_budget is not None
         variance = spent["below_prior_squares"] - nats**2 if alone else None
-        self.off_budget = off_budget(nats, budget.amount, before, samples, variance)
-        self.objective = steered(self.objective, before, self.off_budget, omega_alone=alone)
+        self.off_budget = budget_violation(nats, budget.amount, before, samples, variance)
+        self.objective = steered_objective(self.objective, before, self.off_budget, omega_alone=alone)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold to go on from here; plain numbers and words."""

@@ -1,14 +1,14 @@
-"""Weights that move until something holds: a budget of nats, a share of the old return, limits in a user's own units.
+"""Lagrange multipliers: weights that move until a budget of nats, a kept share of the old return, or limits hold.
 
-Each is a Lagrange multiplier. It is raised while what it holds is broken and lowered while that holds, by a
-proportional and an integral part (PI) of how far off it is, of its logarithm:
+A weight rises while its constraint is broken and falls while it holds. It follows the constraint's violation, which is
+above 0 where it is broken, by a proportional-integral (PI) rule on its logarithm:
 
-    log weight ← log weight + STEERING · off + DAMPING · (off − off before)
+    log weight ← log weight + STEERING · violation + DAMPING · (violation − last violation)
 
-A budget moves the weights of the prior in the objective, and so does a share of the old return. Each limit has a weight
-of its own, with which the reward has what its quantity is beyond the bound. (With the whole quantity, a fall would pay
-where it is bounded from above.) The engine measures shares and limits with the mean action, as that is what becomes of
-a policy, in environments beside those that train; hosts by the steps that train.
+A budget or a kept share moves the weights of the prior in the objective. Each limit has a weight of its own, by which
+the reward falls with each unit of its quantity beyond the bound. (If the whole quantity had a price, ending an episode
+early would pay off.) The engine measures limits and shares with the mean action, because that is deployed, in
+environments of their own; hosts measure them in the training rollouts.
 """
 
 import math
@@ -27,128 +27,131 @@ from repolicy.policies import Policy
 from repolicy.prepare.spending import RETURN_EPISODES
 from repolicy.runs import Estimate, Ranks, Request, derived_seed
 
-FARTHEST = 2.0  # bound of how far off something is
-STEERING = 0.03  # how much a weight follows it in an iteration
-DAMPING = 1.0  # how much it follows its change: without this it answers too late, and the policy drifts far beyond
-NOISE = 0.25  # the std that a measurement near the budget may have, as a share of the budget
-LEAST_WEIGHT = 1e-6  # smallest value of a weight
-BEYOND = 1.25  # spent/budget from which the end of a run is said to be beyond its budget
+MAX_VIOLATION = 2.0
+STEERING = 0.03  # integral gain, per iteration
+DAMPING = 1.0  # proportional gain; without it the weight answers too late, and the policy overshoots far
+MAX_NOISE = 0.25  # std that a violation may have; noisier measurements are averaged over iterations
+MIN_WEIGHT = 1e-6
+OVERSPENT_RATIO = 1.25  # spent/budget from which a warning follows at the end of a run
 
-LIMIT_UNIT = 0.1  # of a limit's bound: broken by so much, it is off by 1
-WIDEST = 1e3  # times as much, or as little, as at first a limit may weigh later
-LAST_ITERATIONS = 20  # iterations, by which a limit is judged at the end
-FEWEST_MEANS = 8  # by which the noise of a measurement is told
-FINEST_SHARE = 0.01  # share of the old return, to which one can be held
-
-
-def newest(noise: float) -> float:
-    """Return the share of the newest measurement in an average, by its std, in the unit of what is off.
-
-    So what is off is averaged over at most some 20 iterations.
-    """
-    return max(0.05, min(1.0, NOISE**2 / max(noise**2, 1e-12)))
+LIMIT_UNIT = 0.1  # share of its bound by which a limit is broken at a violation of 1
+MAX_WEIGHT_CHANGE = 1e3  # a limit's weight stays within this factor of its initial value
+LAST_ITERATIONS = 20  # number of iterations by which a limit is judged at the end
+MIN_MEANS = 8  # number of means from which the noise of a measurement is estimated
+MIN_LOST_SHARE = 0.01  # of the old return; the finest unit in which a kept share is steered
 
 
-def off_budget(
-    spent: float, budget: float, before: float = 0.0, samples: float = math.inf, variance: float | None = None
+def smoothing_weight(noise: float) -> float:
+    """Return the weight of the newest violation in a running average, by its std; the window is at most about 20."""
+    return max(0.05, min(1.0, MAX_NOISE**2 / max(noise**2, 1e-12)))
+
+
+def budget_violation(
+    spent: float, budget: float, last: float = 0.0, samples: float = math.inf, variance: float | None = None
 ) -> float:
-    """Return how far the nats that are spent are from the budget: the logarithm of their ratio, within bounds.
+    """Return log(spent / budget), clipped to ±`MAX_VIOLATION`.
 
-    They are a mean over samples, each with some variance (of a KL near its budget, twice the budget). Where its std is
-    much for a small budget (the measured KL may be below 0), this one is averaged with those `before`.
+    `spent` is a mean over samples, each with the given variance; for a KL near its budget, that is twice the budget.
+    Where it is noisy (a measured KL may even be negative), it is averaged with the `last` violation.
     """
     variance = 2 * budget if variance is None else variance
-    share = newest(math.sqrt(max(variance, 0.0) / samples) / budget)
-    if share < 1.0:
-        spent = share * spent + (1.0 - share) * budget * math.exp(before)
-    return max(-FARTHEST, min(FARTHEST, math.log(max(spent, budget * math.exp(-2 * FARTHEST)) / budget)))
+    weight = smoothing_weight(math.sqrt(max(variance, 0.0) / samples) / budget)
+    if weight < 1.0:
+        spent = weight * spent + (1.0 - weight) * budget * math.exp(last)
+    spent = max(spent, budget * math.exp(-2 * MAX_VIOLATION))  # a logarithm needs a number above 0
+    return max(-MAX_VIOLATION, min(MAX_VIOLATION, math.log(spent / budget)))
 
 
-def off_limit(broken_by: float, noise: float, before: float | None) -> float:
-    """Return how far a limit is from just holding, averaged with those before; all in the unit of the limit.
+def limit_violation(broken_by: float, noise: float, last: float | None) -> float:
+    """Return a limit's violation, averaged with the last one; all arguments are in the limit's unit.
 
-    Within bounds twice as wide, so that noise is cut on neither side.
+    The clip range is twice as wide as a budget's, so that noise around a bound is not cut on one side.
     """
-    off = max(-2 * FARTHEST, min(2 * FARTHEST, broken_by))
-    return off if before is None else before + newest(noise) * (off - before)
+    violation = max(-2 * MAX_VIOLATION, min(2 * MAX_VIOLATION, broken_by))
+    return violation if last is None else last + smoothing_weight(noise) * (violation - last)
 
 
-def near(off: float) -> float:
-    """Return how far off a limit is, within the bounds where its change says something."""
-    return max(-1.0, min(1.0, off))
+def limit_change(violation: float, last: float | None) -> float:
+    """Return the change of a violation, of which only the part within ±1 of a limit counts."""
+    last = violation if last is None else last
+    return max(-1.0, min(1.0, violation)) - max(-1.0, min(1.0, last))
 
 
-def raised(weight: float, off: float, change: float) -> float:
-    """Return a weight, larger where what it holds is broken or on its way there."""
-    return max(LEAST_WEIGHT, weight * math.exp(STEERING * off + DAMPING * change))
+def moved_weight(weight: float, violation: float, change: float) -> float:
+    """Return the weight of the next iteration, by the PI rule."""
+    return max(MIN_WEIGHT, weight * math.exp(STEERING * violation + DAMPING * change))
 
 
-def steered(objective: Objective, before: float, now: float, *, omega_alone: bool = False) -> Objective:
-    """Return the objective with more weight on the prior where the policy is beyond the budget or on its way there.
+def steered_objective(objective: Objective, last: float, violation: float, *, omega_alone: bool = False) -> Objective:
+    """Return the objective with the prior's weights moved by a budget's violation.
 
     omega and alpha move together: they are the multiplier of the constraint KL ≤ budget. A larger omega alone would
-    sharpen the policy around the prior's mode, and so move it away from the prior. But omega alone is the multiplier of
-    E[log prior] ≥ its own − budget, and a larger one always makes likelier actions.
+    sharpen the policy around the prior's mode, and so move it away from the prior. For a log-prior budget
+    (`omega_alone`), omega is the multiplier by itself, as a larger one always makes actions likelier.
     """
-    alpha = objective.alpha if omega_alone else raised(objective.alpha, now, now - before)
-    return replace(objective, omega=raised(objective.omega, now, now - before), alpha=alpha)
+    omega = moved_weight(objective.omega, violation, violation - last)
+    alpha = objective.alpha if omega_alone else moved_weight(objective.alpha, violation, violation - last)
+    return replace(objective, omega=omega, alpha=alpha)
 
 
 @dataclass
 class HeldLimit:
-    """A limit, the weight that holds it, and how far it is off: None before it was measured."""
+    """A limit with its multiplier, and its violation: None before it was measured."""
 
     limit: Limit
     weight: float = 0.0
-    first: float = 0.0  # where the weight began
-    unit: float = 0.0  # of what is off
-    off: float | None = None
+    initial_weight: float = 0.0
+    unit: float = 0.0  # by how much the limit is broken at a violation of 1
+    violation: float | None = None
 
     def begin(self, size: float, objective: Objective) -> None:
-        """Set the first weight, at which the quantity's `size` in a usual step is worth as much as a nat."""
-        self.first = self.weight = (objective.omega or objective.alpha or 1.0) / max(size, LEAST_WEIGHT)
+        """Set the initial weight, at which the quantity's typical `size` in a step is worth as much as a nat."""
+        self.initial_weight = self.weight = (objective.omega or objective.alpha or 1.0) / max(size, MIN_WEIGHT)
         self.unit = self.unit or LIMIT_UNIT * (abs(self.limit.bound) or size or 1.0)
 
     def move(self, measured: Estimate) -> None:
-        """Follow what was measured of its quantity."""
-        now = off_limit(self.limit.excess(measured.mean) / self.unit, measured.error / self.unit, self.off)
-        weight = raised(self.weight, now, near(now) - near(now if self.off is None else self.off))
-        self.weight = max(self.first / WIDEST, min(self.first * WIDEST, weight))
-        self.off = now
+        """Move the weight by the mean of the quantity that was measured."""
+        last = self.violation
+        broken_by = self.limit.excess(measured.mean) / self.unit
+        self.violation = limit_violation(broken_by, measured.error / self.unit, last)
+        weight = moved_weight(self.weight, self.violation, limit_change(self.violation, last))
+        lowest, highest = self.initial_weight / MAX_WEIGHT_CHANGE, self.initial_weight * MAX_WEIGHT_CHANGE
+        self.weight = max(lowest, min(highest, weight))
 
     def state(self) -> list[float]:
-        """Return what a checkpoint holds of it."""
-        numbers = [self.weight, self.first, self.unit]
-        return numbers if self.off is None else [*numbers, self.off]
+        """Return the numbers of a checkpoint."""
+        numbers = [self.weight, self.initial_weight, self.unit]
+        return numbers if self.violation is None else [*numbers, self.violation]
 
     def restore(self, numbers: Sequence[float]) -> None:
-        """Go on where `state` was taken."""
-        self.weight, self.first, self.unit, *off = numbers
-        self.off = off[0] if off else None
+        """Load what `state` returned."""
+        self.weight, self.initial_weight, self.unit, *violation = numbers
+        self.violation = violation[0] if violation else None
 
 
 class Limits(dict[str, HeldLimit]):
-    """Limits by their text, whoever measures their quantities: the engine or a host."""
+    """Limits by their text; the engine and hosts measure their quantities in their own ways."""
 
     def __init__(self, limits: Iterable[Limit]) -> None:
         super().__init__({str(limit): HeldLimit(limit) for limit in limits})
         self.measured: dict[str, Estimate] = {}
 
     def price(self, values: Iterable[Any]) -> Any:
-        """Return what all of them take from the reward, by the quantity of each, of any shape: nothing at a bound."""
+        """Return what all limits take from the reward, from each one's quantity (any shape); at a bound it is 0."""
         return sum(held.weight * held.limit.excess(one) for held, one in zip(self.values(), values, strict=True))
 
-    def told(self, measured: dict[str, Estimate], sizes: dict[str, float], objective: Objective) -> dict[str, float]:
-        """Return what the log says of the quantities' means; and begin the weights, where they have not.
+    def metrics(self, measured: dict[str, Estimate], sizes: dict[str, float], objective: Objective) -> dict[str, float]:
+        """Store what was measured and return its log columns; set the initial weights at the first call.
 
-        `sizes`: how large each quantity is in a usual step.
+        `sizes`: the typical size of each quantity in a step.
         """
-        self.measured, found = measured, dict[str, float]()
+        self.measured = measured
+        metrics = dict[str, float]()
         for name, held in self.items():
-            if not held.first:
+            if not held.initial_weight:
                 held.begin(sizes[name], objective)
-            found |= {f"limit_{name}": measured[name].mean, f"multiplier_{name}": held.weight}
-        return found
+            metrics |= {f"limit_{name}": measured[name].mean, f"multiplier_{name}": held.weight}
+        return metrics
 
     def steer(self) -> None:
         """Move every weight by what was measured."""
@@ -156,180 +159,188 @@ class Limits(dict[str, HeldLimit]):
             held.move(self.measured[name])
 
     def state(self) -> dict[str, list[float]]:
-        """Return what a checkpoint holds of them."""
+        """Return the numbers of a checkpoint."""
         return {name: held.state() for name, held in self.items()}
 
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Go on where `state` was taken; a limit that it does not know begins."""
+        """Load what `state` returned; a limit that is not in it begins anew."""
         for name, numbers in state.items():
             if name in self:
                 self[name].restore(numbers)
 
 
 class Multipliers:
-    """What a run holds. The weights that a budget moves stand in the run's objective, those of the limits here."""
+    """All constraints of an engine's run. A budget's weights are in the objective, those of limits here."""
 
     def __init__(self, request: Request, size: int) -> None:
-        """`size`: how many numbers of an observation a limit's quantity sees."""
+        """`size`: number of observation entries that a limit's quantity sees."""
         self.settings, self.size = request.settings, size
         self.keep = request.settings.keep
-        self.off_budget: float | None = None if self.keep else -FARTHEST
+        self.budget_violation: float | None = None if self.keep else -MAX_VIOLATION
         self.limits = Limits(parse_limits(request.limits, request.env))
         self.kept = Estimate(1.0, 0.0)  # the share of the prior's return
-        self.prior_earns: Tensor | None = None  # at each age of an episode [L], where a share of it is kept
+        self.prior_rewards: Tensor | None = None  # of `measure_prior_rewards` [L], where a share of them is kept
 
     @property
-    def measures(self) -> bool:
-        """Whether something is measured with the mean action."""
+    def needs_mean_action(self) -> bool:
+        """Whether something has to be measured with the mean action."""
         return bool(self.limits or self.keep)
 
     def price(self, rollout: Rollout) -> Tensor | None:
         """Return what the limits take from the reward of each step, `[T, N]`."""
         if not self.limits:
             return None
-        each = (held.limit.values(rollout, self.size) for held in self.limits.values())
-        return torch.from_numpy(self.limits.price(each))
+        values = (held.limit.values(rollout, self.size) for held in self.limits.values())
+        return torch.from_numpy(self.limits.price(values))
 
-    def sums(self, probed: Rollout | None, rollout: Rollout) -> Tensor:
-        """Return what is to be summed over the ranks, `[P]`: nothing where nothing is measured with the mean action.
+    def local_sums(self, mean_action_rollout: Rollout | None, rollout: Rollout) -> Tensor:
+        """Return this rank's share of the sums `[P]` that `metrics` takes; empty where nothing is measured.
 
-        Of each quantity, the sum of its means over the mean action's steps; the sums of those squared; of each limit's,
-        how large it is: the sum of its squares over the steps that train; what the prior is expected to have earned;
-        and how many means there are. The last quantity is what was earned beyond that, where it is kept.
+        The quantities are the limits' and, where a share is kept, the reward beyond the prior's. The numbers are: for
+        each quantity, the sum of its means; then the sums of their squares; for each limit, the sum of squares over the
+        training rollout, by which its typical size is known; the sum of the prior's means; the number of means.
         """
-        if probed is None:
+        if mean_action_rollout is None:
             return torch.empty(0, dtype=torch.float64)
-        values = [torch.from_numpy(held.limit.values(probed, self.size)) for held in self.limits.values()]
-        basic = torch.from_numpy(probed.basic)
-        usual = torch.zeros_like(basic)
-        if self.prior_earns is not None:
-            usual = expected(self.prior_earns, torch.from_numpy(probed.ages) - 1, torch.from_numpy(probed.terminated))
-            values.append(basic - usual)
-        sizes = [np.square(held.limit.values(rollout, self.size)).sum() for held in self.limits.values()]
-        means = [means_of(each) for each in values]
+        held_limits = self.limits.values()
+        values = [torch.from_numpy(held.limit.values(mean_action_rollout, self.size)) for held in held_limits]
+        basic = torch.from_numpy(mean_action_rollout.basic)
+        prior = torch.zeros_like(basic)
+        if self.prior_rewards is not None:
+            ages = torch.from_numpy(mean_action_rollout.ages) - 1
+            prior = expected_rewards(self.prior_rewards, ages, torch.from_numpy(mean_action_rollout.terminated))
+            values.append(basic - prior)
+        sizes = [np.square(held.limit.values(rollout, self.size)).sum() for held in held_limits]
+        means = [block_means(each) for each in values]
+        prior_means = block_means(prior)
         sums, squares = [mean.sum() for mean in means], [mean.square().sum() for mean in means]
-        usual = means_of(usual)
-        numbers = [*sums, *squares, *sizes, usual.sum(), len(usual)]
+        numbers = [*sums, *squares, *sizes, prior_means.sum(), len(prior_means)]
         return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
 
-    def told(self, totals: Tensor, objective: Objective) -> dict[str, float]:
-        """Return what the log says, from the sums; and begin the weights of limits, where they have not."""
+    def metrics(self, totals: Tensor, objective: Objective) -> dict[str, float]:
+        """Store what was measured and return its log columns, from `local_sums` summed over all ranks."""
         if not len(totals):
             return {}
-        limits, quantities = len(self.limits), len(self.limits) + (self.keep is not None)
-        sums, squares, sizes, (usual, count) = map(Tensor.tolist, totals.split([quantities, quantities, limits, 2]))
+        count_limits, count_all = len(self.limits), len(self.limits) + (self.keep is not None)
+        parts = totals.split([count_all, count_all, count_limits, 2])
+        sums, squares, sizes, (prior_sum, count) = (part.tolist() for part in parts)
         measured = [Estimate.of(total, square, count) for total, square in zip(sums, squares, strict=True)]
-        found = dict[str, float]()
+        metrics = dict[str, float]()
         if self.keep:
-            a_step = max(abs(usual / count), 1e-12)
-            more, noise = measured.pop()
-            self.kept = Estimate(1.0 + more / a_step, noise / a_step)
-            found["kept"] = self.kept.mean
+            prior_reward = max(abs(prior_sum / count), 1e-12)  # in a step
+            gain, noise = measured.pop()
+            self.kept = Estimate(1.0 + gain / prior_reward, noise / prior_reward)
+            metrics["kept"] = self.kept.mean
         typical = [math.sqrt(size / self.settings.iteration_steps) for size in sizes]
         by_name = dict(zip(self.limits, measured, strict=True))
-        return found | self.limits.told(by_name, dict(zip(self.limits, typical, strict=True)), objective)
+        return metrics | self.limits.metrics(by_name, dict(zip(self.limits, typical, strict=True)), objective)
 
     def steer(self, metrics: dict[str, float], objective: Objective) -> Objective:
-        """Move every weight by what was measured; return the objective with those that a budget moves."""
+        """Move every limit's weight, and return the objective with the weights that a budget or a kept share moves."""
         self.limits.steer()
-        budget, before = self.settings.budget, self.off_budget
+        budget, last = self.settings.budget, self.budget_violation
         if budget is None:
             return objective
         if self.keep:
-            (value, noise), unit = self.kept, max(1.0 - self.keep, FINEST_SHARE)
-            self.off_budget = now = off_limit((self.keep - value) / unit, noise / unit, before)
-            change = near(now) - near(now if before is None else before)
-            return replace(objective, omega=raised(objective.omega, now, change))
-        assert before is not None
+            (share, noise), unit = self.kept, max(1.0 - self.keep, MIN_LOST_SHARE)
+            violation = limit_violation((self.keep - share) / unit, noise / unit, last)
+            self.budget_violation = violation
+            return replace(objective, omega=moved_weight(objective.omega, violation, limit_change(violation, last)))
+        assert last is not None
         spent = metrics[budget.metric]
         variance = None if self.settings.kl_budget else metrics["below_prior_squares"] - spent**2
-        self.off_budget = off_budget(spent, budget.amount, before, self.settings.iteration_steps, variance)
-        return steered(objective, before, self.off_budget, omega_alone=not self.settings.kl_budget)
+        violation = budget_violation(spent, budget.amount, last, self.settings.iteration_steps, variance)
+        self.budget_violation = violation
+        return steered_objective(objective, last, violation, omega_alone=not self.settings.kl_budget)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of it; `prior_earns` is a tensor, and apart."""
-        off = {} if self.off_budget is None else {"off_budget": self.off_budget}
+        """Return the numbers of a checkpoint; `prior_rewards` is a tensor, which the worker stores."""
+        off = {} if self.budget_violation is None else {"off_budget": self.budget_violation}
         return off | ({"limits": self.limits.state()} if self.limits else {})
 
-    def restore(self, state: dict[str, Any], prior_earns: Tensor | None) -> None:
-        self.off_budget, self.prior_earns = state.get("off_budget"), prior_earns
+    def restore(self, state: dict[str, Any], prior_rewards: Tensor | None) -> None:
+        """Load what `state` returned."""
+        self.budget_violation, self.prior_rewards = state.get("off_budget"), prior_rewards
         self.limits.restore(state.get("limits", {}))
 
 
-def means_of(values: Tensor) -> Tensor:
-    """Return means `[..., M]` of what environments gave `[..., T, N]`: one of each, or of parts of the steps of few."""
-    *lead, steps, count = values.shape
-    parts = math.gcd(steps, max(1, FEWEST_MEANS // count))
-    return values.reshape(*lead, parts, steps // parts, count).mean(-2).flatten(-2)
+def block_means(values: Tensor) -> Tensor:
+    """Return means `[..., M]` of values `[..., T, N]`, whose spread shows the noise of the total mean.
 
-
-def expected(prior_earns: Tensor, ages: Tensor, ended: Tensor) -> Tensor:
-    """Return what the prior earns at the ages `[T, N]` of these steps, and in what an early end leaves out.
-
-    So the sum over an episode is the prior's return, however long it is. Beyond the last age, that one's goes on.
+    There is one for each environment; with few environments, one for each of several blocks of steps.
     """
-    rest = prior_earns.flip(0).cumsum(0).flip(0) - prior_earns
-    at = ages.clamp(max=len(prior_earns) - 1)
-    return prior_earns[at] + torch.where(ended, rest[at], 0.0)
+    *lead, steps, count = values.shape
+    blocks = math.gcd(steps, max(1, MIN_MEANS // count))
+    return values.reshape(*lead, blocks, steps // blocks, count).mean(-2).flatten(-2)
 
 
-def mean_episodes(policy: Policy, request: Request) -> Evaluation:
-    """Run the first episodes of a policy's mean action, which begin alike for whatever policy."""
+def expected_rewards(prior_rewards: Tensor, ages: Tensor, ended: Tensor) -> Tensor:
+    """Return the prior's rewards at these ages `[T, N]`; an early end gets all of the prior's later rewards as well.
+
+    So the sum over an episode is the prior's return, however long it is. Ages beyond the last one count as the last.
+    """
+    later = prior_rewards.flip(0).cumsum(0).flip(0) - prior_rewards
+    at = ages.clamp(max=len(prior_rewards) - 1)
+    return prior_rewards[at] + torch.where(ended, later[at], 0.0)
+
+
+def mean_action_episodes(policy: Policy, request: Request) -> Evaluation:
+    """Run a few episodes with a policy's mean action; they start alike for every policy."""
     seed = derived_seed(request.settings.seed, 0, 3000)
     with closing(make_envs(request.env, RETURN_EPISODES, seed, request.settings.backend)) as envs:
         return run_episodes(policy, envs, RETURN_EPISODES)
 
 
-def earned_by_age(prior: Policy, request: Request, team: Ranks) -> Tensor:
-    """Return what the prior earns with the mean action at each age of an episode `[L]`; the last is 0: all have ended.
+def measure_prior_rewards(prior: Policy, request: Request, team: Ranks) -> Tensor:
+    """Return the prior's mean reward at each age of an episode `[L]`; the last is 0, when all episodes have ended.
 
-    Found by the first rank, and the same bits on every rank.
+    The first rank measures them, and every rank gets the same bits.
     """
-    earned = torch.zeros(EPISODE_CAP, dtype=torch.float64)
+    means = torch.zeros(EPISODE_CAP, dtype=torch.float64)
     if team.index == 0:
-        found = mean_episodes(prior, request)
-        assert found.steps is not None
-        rewards = found.steps.rewards
-        lasts = np.arange(len(rewards))[:, None] < found.lengths
-        earned[: len(rewards)] = torch.from_numpy(np.where(lasts, rewards, 0.0).mean(1))[:EPISODE_CAP]
-    team.sum(earned)
-    last = int(earned.nonzero().max()) if earned.any() else 0
-    return torch.cat([earned[: last + 1], earned.new_zeros(1)])
+        episodes = mean_action_episodes(prior, request)
+        assert episodes.steps is not None
+        rewards = episodes.steps.rewards
+        is_running = np.arange(len(rewards))[:, None] < episodes.lengths
+        means[: len(rewards)] = torch.from_numpy(np.where(is_running, rewards, 0.0).mean(1))[:EPISODE_CAP]
+    team.sum(means)
+    last = int(means.nonzero().max()) if means.any() else 0
+    return torch.cat([means[: last + 1], means.new_zeros(1)])
 
 
-LATER = "the weights follow slowly, and more --steps give them time"
+MORE_STEPS = "the weights follow slowly, and more --steps give them time"
 
 
-def share_kept(prior: Policy, policy: Policy, request: Request) -> str:
-    """Return which share of its prior's return a finished run's policy keeps, in a sentence."""
-    before, after = (mean_episodes(each, request).basic for each in (prior, policy))
-    lost = (before - after) / max(abs(float(before.mean())), 1e-12)  # of episodes that began alike
+def kept_sentence(prior: Policy, policy: Policy, request: Request) -> str:
+    """Return a sentence on the share of the prior's return that a finished run's policy keeps."""
+    before, after = (mean_action_episodes(each, request).basic for each in (prior, policy))
+    lost = (before - after) / max(abs(float(before.mean())), 1e-12)  # of episodes with the same starts
     kept = Estimate.of(float((1.0 - lost).sum()), float(np.square(1.0 - lost).sum()), len(lost))
-    asked = float(request.settings.keep or 0.0)
+    wanted = float(request.settings.keep or 0.0)
     sentence = f"it keeps {kept.mean:.1%} ± {kept.error:.1%} of the old return with the mean action"
-    sentence += f", and was to keep {asked:.4g}"
-    return f"{sentence}; {LATER}" if asked - kept.mean > 2.0 * kept.error else sentence
+    sentence += f", and was to keep {wanted:.4g}"
+    return f"{sentence}; {MORE_STEPS}" if wanted - kept.mean > 2.0 * kept.error else sentence
 
 
-def broken(multipliers: Multipliers, logged: dict[str, list[Any]]) -> list[str]:
-    """Return what is to be said of a finished run that ends beyond its budget, or with a limit that is broken."""
-    budget, off, said = multipliers.settings.budget, multipliers.off_budget, []
-    if budget is not None and off is not None and not multipliers.keep and off > math.log(BEYOND):
+def constraint_warnings(multipliers: Multipliers, logged: dict[str, list[Any]]) -> list[str]:
+    """Return a sentence for a budget and for each limit that is broken at the end of a run."""
+    budget, violation, sentences = multipliers.settings.budget, multipliers.budget_violation, []
+    if budget is not None and violation is not None and not multipliers.keep and violation > math.log(OVERSPENT_RATIO):
         beside = budget.comparison.format(logged[budget.metric][-1], budget.amount)
-        said.append(f"the run ends beyond its budget: {beside}; {LATER}")
+        sentences.append(f"the run ends beyond its budget: {beside}; {MORE_STEPS}")
     for name, held in multipliers.limits.items():
         values = np.array(logged[f"limit_{name}"])
-        if beyond_noise(held.limit.excess(values[-LAST_ITERATIONS:]), held.unit):
+        if is_broken(held.limit.excess(values[-LAST_ITERATIONS:]), held.unit):
             count = min(LAST_ITERATIONS, len(values))
             nearest = min(np.convolve(values, np.full(count, 1 / count), "valid"), key=held.limit.excess)
-            said.append(
+            sentences.append(
                 f"limit {name} is broken: the last {count} iterations have {values[-count:].mean():.3g}, and no "
                 f"{count} came nearer than {nearest:.3g}; more --steps may do, or a wish that weighs less"
             )
-    return said
+    return sentences
 
 
-def beyond_noise(broken_by: np.ndarray, unit: float) -> bool:
-    """Return whether something is broken by more than a little and by more than two standard errors."""
+def is_broken(broken_by: np.ndarray, unit: float) -> bool:
+    """Return whether a limit is broken by more than a little, and by more than two standard errors."""
     error = broken_by.std() / math.sqrt(len(broken_by))
-    return bool(broken_by.mean() > unit * math.log(BEYOND) + 2.0 * error)
+    return bool(broken_by.mean() > unit * math.log(OVERSPENT_RATIO) + 2.0 * error)

@@ -13,9 +13,9 @@ import torch
 
 from repolicy.envs import Watchdog, decoder_options
 from repolicy.errors import RepolicyError, UsageError
-from repolicy.learning.multipliers import broken, share_kept
+from repolicy.learning.multipliers import constraint_warnings, kept_sentence
 from repolicy.learning.segments import Segments
-from repolicy.learning.terms import collapsed
+from repolicy.learning.terms import dial_warnings
 from repolicy.policies import add_to_card
 from repolicy.prepare.beginning import Start
 from repolicy.prepare.session import claim_folder
@@ -116,16 +116,15 @@ def work(
             segments.notes.clear()
         if worker.iteration == request.settings.iterations:
             if decoder_options(request.env) is None:  # of a generative policy's noise few nats are much
-                tell(callbacks, collapsed(metrics, worker.learner.policy))
+                tell(callbacks, dial_warnings(metrics, worker.learner.policy))
             if metrics and team.index == 0:
-                tell(callbacks, broken(worker.multipliers, folder.read_metrics()))
+                tell(callbacks, constraint_warnings(worker.multipliers, folder.read_metrics()))
                 if worker.multipliers.keep and worker.prior is not None:
-                    tell(callbacks, [share_kept(worker.prior, read_policy(folder.policy).policy, request)])
+                    tell(callbacks, [kept_sentence(worker.prior, read_policy(folder.policy).policy, request)])
     finished = worker.iteration == request.settings.iterations
     if not metrics and worker.iteration:  # nothing was left to do
-        metrics = {
-            name: values[-1] for name, values in folder.read_metrics().items() if values and values[-1] is not None
-        }
+        logged = folder.read_metrics()
+        metrics = {name: values[-1] for name, values in logged.items() if values and values[-1] is not None}
     if finished and team.index == 0 and not request.prior:
         tell_worth(request, folder)
     return Result(folder.path, worker.steps, finished, metrics)

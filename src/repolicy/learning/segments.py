@@ -1,8 +1,8 @@
 """A run as a chain of segments, each a pure function of the checkpoint before it.
 
-At a segment's start the environments and every random stream are made anew from (seed, segment, rank), in an
-uninterrupted run as much as in a resumed one. So whenever a run is killed, resuming it ends in the bits it would have
-ended in anyway. At a segment's end there are a short evaluation, a policy, and a checkpoint.
+At a segment's start the environments and every random stream are made anew from (seed, segment, rank), whether the run
+was interrupted or not. So a run that was killed and resumed ends with the same bits as an uninterrupted one. A segment
+ends with a short evaluation, a policy's file, and a checkpoint.
 """
 
 import time
@@ -26,7 +26,7 @@ from repolicy.envs import (
     staggered_cuts,
 )
 from repolicy.errors import FileError, NumericError
-from repolicy.learning.multipliers import earned_by_age
+from repolicy.learning.multipliers import measure_prior_rewards
 from repolicy.learning.worker import Worker
 from repolicy.objective import reformulated, task_reward
 from repolicy.policies import Policy, frozen, save_policy
@@ -37,29 +37,29 @@ from repolicy.priors import MeanPrior, ScoringPrior, decoder_bytes, read_policy
 from repolicy.runs import Estimate, Request, RunFolder, derived_seed, keep_freed_memory, ranks, versions
 
 ENDED_EARLY = "evaluation_ended_early"
-CAREFUL = 4  # times the episodes of a short evaluation, over which an earlier policy is compared with the last one
+COMPARISON_FACTOR = 4  # times the episodes of a short evaluation, for comparing the candidate with the last policy
 
 
 class Candidate(NamedTuple):
-    """The policy with the highest objective in the short evaluations so far; at a run's end it may be handed out."""
+    """The policy with the highest objective in the short evaluations so far; the run may end with it."""
 
     policy: Policy
     steps: int
     evaluation: dict[str, float]
 
 
-def clearly_better(gain: Estimate, longer: float) -> bool:
-    """Say whether an earlier policy is to be handed out instead of the last one.
+def is_clearly_better(gain: Estimate, longer: float) -> bool:
+    """Return whether an earlier policy should replace the last one.
 
-    `gain` is by how much its objective of an episode is higher, `longer` by how much its episodes are longer, over
-    episodes of both with the same starts. Where steps cost, an early fall raises the sum of an episode. A sum that is
-    higher in episodes that are not shorter is higher at whatever price the steps have that an early end leaves out.
+    `gain` is its higher objective of an episode, `longer` its greater length, over episodes with the same starts. Where
+    each step costs something, falling early raises the sum of an episode. So a policy with shorter episodes never
+    replaces the last one.
     """
     return gain.mean > 2.0 * gain.error and longer >= 0.0
 
 
 class Segments:
-    """One rank's way through the segments of a run."""
+    """The chain of a run's segments, as one rank runs it."""
 
     def __init__(
         self, request: Request, folder: RunFolder, team: ranks.Ranks, scoring_prior: ScoringPrior | None = None
@@ -70,26 +70,27 @@ class Segments:
         self.clone_of = None if saved is None else saved.card.get("clone_of")
         if saved is not None and isinstance(scoring_prior, MeanPrior):
             scoring_prior = scoring_prior.for_spaces(saved.policy.observation_size, saved.policy.actions)
-        first = read_policy(folder.init).policy if request.init else None
-        self.worker = Worker(request, None if saved is None else saved.policy, team, scoring_prior, first)
+        prior = None if saved is None else saved.policy
+        initial_policy = read_policy(folder.init).policy if request.init else None
+        self.worker = Worker(request, prior, team, scoring_prior, initial_policy)
         self.segment = 0
-        self.candidate: Candidate | None = None  # to be handed out instead of the last policy
-        self.notes: list[str] = []  # what is to be said of the segment that ended
+        self.candidate: Candidate | None = None
+        self.notes: list[str] = []  # sentences for the callbacks, about the segment that ended
 
     def remaining(self, stop: Callable[[], bool]) -> Iterator[dict[str, float]]:
-        """Yield the metrics of every iteration that is still to do; it ends early where `stop()` says so on any rank.
+        """Run the remaining iterations and yield the metrics of each, until `stop()` is true on any rank.
 
-        An iteration that was under way then is lost, unless it ended a segment.
+        The iteration that runs at that time is lost, unless it ends a segment.
         """
         worker, settings, started = self.worker, self.worker.settings, time.perf_counter()
-        if worker.prior is not None and worker.iteration == 0 and self.evaluates:
-            self.keep(self.evaluated(), start=True)
+        if worker.prior is not None and worker.iteration == 0 and self.has_evaluations:
+            self.update_candidate(self.evaluate())
         while worker.iteration < settings.iterations:
             end = min(worker.iteration + settings.checkpoint_every, settings.iterations)
             self.begin()
             with closing(worker):
                 while worker.iteration < end:
-                    metrics = self.iterated(stop())
+                    metrics = self.iterate(stop())
                     stopped = metrics.pop("stop")
                     if stopped and worker.iteration < end:
                         return
@@ -101,131 +102,128 @@ class Segments:
             if stopped:
                 return
 
-    def iterated(self, stop: bool) -> dict[str, float]:
-        """Run one iteration and return its metrics. Where numbers go wrong, what it saw is left in a file."""
+    def iterate(self, stop: bool) -> dict[str, float]:
+        """Run one iteration and return its metrics. If a number is not finite, write its tensors to a file."""
         worker = self.worker
         try:
             return worker.iterate(stop)
         except NumericError as error:
             path = self.folder.path / f"failure-rank{self.team.index}.safetensors"
             header = {"request": worker.request.as_dict(), "iteration": worker.iteration}
-            write(path, "failure", worker.evidence | {"parameters": worker.learner.parameters}, header)
+            write(path, "failure", worker.debug_tensors | {"parameters": worker.learner.parameters}, header)
             again = "to see it fail again, resume the run: segments repeat to the bit"
             raise NumericError(f"{error}; the batch is in {path}; {again}") from None
 
     def begin(self) -> None:
         """Make environments and random streams, all from (seed, segment, rank). The worker closes them."""
         worker, settings, index = self.worker, self.worker.settings, self.team.index
-        share = settings.envs // self.team.count
+        count = settings.envs // self.team.count
         stream = torch.Generator().manual_seed(derived_seed(settings.seed, self.segment, 1 + index))
-        envs = self.environments(0, share)
+        envs = self.make_envs(0, count)
         if worker.prior is not None:
             check_fit(worker.prior, envs, "the prior")
         if dials := len(worker.request.dials):
-            envs = DialedEnvs(
-                envs, derived_seed(settings.seed, self.segment, 10**6), index * share, settings.envs, dials
-            )
-        probes = None
-        if worker.multipliers.measures:
-            probes = self.collector(self.environments(10**7, probe_count(share)))
-        worker.begin(self.collector(envs, stream), stream, probes)
+            seed = derived_seed(settings.seed, self.segment, 10**6)
+            envs = DialedEnvs(envs, seed, index * count, settings.envs, dials)
+        mean_action_collector = None
+        if worker.multipliers.needs_mean_action:
+            mean_action_collector = self.make_collector(self.make_envs(10**7, probe_count(count)))
+        worker.begin(self.make_collector(envs, stream), stream, mean_action_collector)
 
-    def collector(self, envs: Envs, stream: torch.Generator | None = None) -> Collector:
-        """Return what acts in these environments; without a random stream, only the mean action can."""
+    def make_collector(self, envs: Envs, stream: torch.Generator | None = None) -> Collector:
+        """Return a collector over these environments; without a random stream, it must act with the mean action."""
         cuts = staggered_cuts(envs.limit, self.team.index * envs.count, envs.count, self.team.count * envs.count)
-        keeps = self.worker.terms.addon is not None
-        return Collector(envs, self.worker.settings.n_steps, stream or torch.Generator(), keeps, cuts)
+        keep_transitions = self.worker.terms.addon is not None
+        return Collector(envs, self.worker.settings.n_steps, stream or torch.Generator(), keep_transitions, cuts)
 
-    def environments(self, which: int, share: int) -> Envs:
-        """Return this rank's share of a stream of environments."""
+    def make_envs(self, stream: int, count: int) -> Envs:
+        """Return this rank's environments, with seeds of their own for each `stream`."""
         settings = self.worker.settings
-        seed = derived_seed(settings.seed, self.segment, which) + self.team.index * share
-        return make_envs(self.worker.request.env, share, seed, settings.backend, critic=True)
-
-    @property
-    def moves(self) -> bool:
-        """Whether each segment has weights of its own."""
-        return self.worker.settings.budget is not None or bool(self.worker.multipliers.limits)
+        seed = derived_seed(settings.seed, self.segment, stream) + self.team.index * count
+        return make_envs(self.worker.request.env, count, seed, settings.backend, critic=True)
 
     def end(self) -> dict[str, float]:
-        """Return a short evaluation, shared out over the ranks, and the policy that is handed out."""
+        """Close the environments, evaluate, write the policy, and return the evaluation."""
         self.worker.close()
-        return self.keep(self.evaluated() if self.evaluates else {})
+        return self.store_policy(self.evaluate() if self.has_evaluations else {})
 
     @property
-    def evaluates(self) -> bool:
+    def has_evaluations(self) -> bool:
         return self.worker.settings.evaluation_episodes > 0
 
-    def keep(self, metrics: dict[str, float], start: bool = False) -> dict[str, float]:
-        """Keep the policy as a candidate where its objective is the highest so far and, but at the start, as a file."""
-        worker = self.worker
-        last = Candidate(frozen(worker.learner.policy), worker.steps, metrics)
-        highest = -np.inf if self.candidate is None else self.candidate.evaluation["evaluation_objective"]
-        comparable = not self.moves and not worker.request.dials  # one weight that stays, of each term
-        if self.evaluates and comparable and metrics["evaluation_objective"] > highest:
-            self.candidate = last
-        if start:
-            return metrics
-        handed_out = self.chosen(last) if worker.iteration == worker.settings.iterations else last
-        if handed_out is not last:
-            self.write(self.folder.replaced, last, "last")
-        self.write(self.folder.policy, handed_out, "last" if handed_out is last else "earlier")
-        return metrics
+    @property
+    def has_fixed_objective(self) -> bool:
+        """Whether all segments have the same weights, so that their objectives can be compared."""
+        has_multipliers = self.worker.settings.budget is not None or bool(self.worker.multipliers.limits)
+        return not has_multipliers and not self.worker.request.dials
 
-    def chosen(self, last: Candidate) -> Candidate:
+    def update_candidate(self, evaluation: dict[str, float]) -> Candidate:
+        """Store the present policy as the candidate where its objective is the highest so far; return the policy."""
+        last = Candidate(frozen(self.worker.learner.policy), self.worker.steps, evaluation)
+        highest = -np.inf if self.candidate is None else self.candidate.evaluation["evaluation_objective"]
+        if self.has_evaluations and self.has_fixed_objective and evaluation["evaluation_objective"] > highest:
+            self.candidate = last
+        return last
+
+    def store_policy(self, evaluation: dict[str, float]) -> dict[str, float]:
+        """Write the policy of a segment's end, at the run's end the better one of two; return its evaluation."""
+        worker = self.worker
+        last = self.update_candidate(evaluation)
+        result = self.choose_result(last) if worker.iteration == worker.settings.iterations else last
+        if result is not last:
+            self.write(self.folder.replaced, last, "last")
+        self.write(self.folder.policy, result, "last" if result is last else "earlier")
+        return evaluation
+
+    def choose_result(self, last: Candidate) -> Candidate:
         """Return the candidate where it is clearly better than the last policy in new episodes; else the last."""
-        found = self.candidate
-        if found is None or not self.standing(found.evaluation).beats(self.standing(last.evaluation)):
+        candidate = self.candidate
+        if candidate is None or not objective_of(candidate.evaluation).beats(objective_of(last.evaluation)):
             return last
-        ours, others = (self.played(each.policy, CAREFUL, 2000) for each in (found, last))
-        gains, longer = (ours[name] - others[name] for name in ("evaluation_objective", "evaluation_length"))
+        # Compare both in more episodes, which differ from those in which the candidate was selected.
+        ours, theirs = (self.run_episodes(each.policy, COMPARISON_FACTOR, 2000) for each in (candidate, last))
+        gains, longer = (ours[name] - theirs[name] for name in ("evaluation_objective", "evaluation_length"))
         sums = [float(len(gains)), float(gains.sum()), float(np.square(gains).sum()), float(longer.sum())]
-        count, total, squares, more = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-        if not clearly_better(gain := Estimate.of(total, squares, count), more):
+        count, total, squares, steps_longer = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        gain = Estimate.of(total, squares, count)
+        if not is_clearly_better(gain, steps_longer):
             return last
-        first = "what the actor began as" if self.worker.request.init else "the prior"
-        called = f"the policy after {found.steps:,} steps" if found.steps else first
+        name = "what the actor began as" if self.worker.request.init else "the prior"
+        if candidate.steps:
+            name = f"the policy after {candidate.steps:,} steps"
         self.notes.append(
-            f"{called} is handed out: its objective of an episode is above the last policy's by {gain} "
+            f"{name} is handed out: its objective of an episode is above the last policy's by {gain} "
             f"({count:.0f} episodes each, from the same starts); the last policy is {self.folder.replaced}"
         )
-        return found
+        return candidate
 
-    def write(self, path: Path, which: Candidate, called: str) -> None:
+    def write(self, path: Path, candidate: Candidate, which: str) -> None:
         worker = self.worker
         if self.team.index == 0:
             self.folder.check_exists()
-            card = {"request": worker.request.as_dict(), "steps": which.steps, "evaluation": which.evaluation}
-            card |= {"versions": versions(), "which": called}
+            card = {"request": worker.request.as_dict(), "steps": candidate.steps, "evaluation": candidate.evaluation}
+            card |= {"versions": versions(), "which": which}
             if self.clone_of:
                 card["prior_is"] = self.clone_of
-            save_policy(
-                path,
-                which.policy,
-                card,
-                worker.prior,
-                worker.density,
-                decoder_bytes(decoder_options(worker.request.env)),
-            )
+            decoder_file = decoder_bytes(decoder_options(worker.request.env))
+            save_policy(path, candidate.policy, card, worker.prior, worker.density, decoder_file)
 
-    def standing(self, metrics: dict[str, float]) -> Estimate:
-        return Estimate(metrics["evaluation_objective"], metrics["evaluation_error"])
-
-    def evaluated(self) -> dict[str, float]:
-        """Return the run's own objective and its parts over a few sampled episodes, the same in all segments."""
-        totals = self.played(self.worker.shown[0], 1, 1000)
-        after = totals["evaluation_objective"]
-        sums = [float(len(after)), float(np.square(after).sum()), *(float(each.sum()) for each in totals.values())]
-        count, squares, *summed = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
-        found = dict(zip(totals, summed, strict=True))
-        error = Estimate.of(found["evaluation_objective"], squares, count).error
-        means = {name: total if name == ENDED_EARLY else total / count for name, total in found.items()}
+    def evaluate(self) -> dict[str, float]:
+        """Return the means of a few sampled episodes over all ranks; their seeds are the same in all segments."""
+        values = self.run_episodes(self.worker.evaluation_target[0], 1, 1000)
+        objectives = values["evaluation_objective"]
+        sums = [float(len(objectives)), float(np.square(objectives).sum())]
+        sums += [float(each.sum()) for each in values.values()]
+        count, squares, *totals = self.team.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        by_name = dict(zip(values, totals, strict=True))
+        means = {name: total if name == ENDED_EARLY else total / count for name, total in by_name.items()}
+        error = Estimate.of(by_name["evaluation_objective"], squares, count).error
         return means | {"evaluation_error": error}
 
-    def played(self, policy: Policy, times: int, stream: int) -> dict[str, np.ndarray]:
-        """Return this rank's share of so many times the episodes of a short evaluation: what each of them came to."""
+    def run_episodes(self, policy: Policy, factor: int, stream: int) -> dict[str, np.ndarray]:
+        """Run this rank's share of `factor` times the episodes of a short evaluation; return a number for each."""
         worker, settings, index = self.worker, self.worker.settings, self.team.index
-        objective, episodes = worker.shown[1], times * max(1, settings.evaluation_episodes // self.team.count)
+        episodes = factor * max(1, settings.evaluation_episodes // self.team.count)
         seed = derived_seed(settings.seed, 0, stream)
         with closing(make_envs(worker.request.env, episodes, seed + index * episodes, settings.backend)) as envs:
             evaluation = run_episodes(
@@ -233,10 +231,12 @@ class Segments:
                 addon=worker.terms.addon, prior=worker.scoring_prior, deterministic=False, seed=seed + index,
                 familiarity=worker.familiarity if worker.density is not None else None,
             )  # fmt: skip
+        # The reformulated reward is linear in its terms, so their sums over an episode give the episode's objective.
+        objective = worker.evaluation_target[1]
         task = task_reward(objective, evaluation.basic, evaluation.addon)
         terms = evaluation.log_prior, evaluation.log_policy, evaluation.familiarity
-        parts = reformulated(objective, task, *terms)  # of sums over an episode: it is linear
-        found = {
+        parts = reformulated(objective, task, *terms)
+        values = {
             "evaluation_objective": parts.total,
             "evaluation_task": parts.task,
             "evaluation_basic": evaluation.basic,
@@ -245,12 +245,12 @@ class Segments:
             "evaluation_length": evaluation.lengths,
             ENDED_EARLY: evaluation.terminated,
         }
-        return {name: values for name, values in found.items() if values is not None}
+        return {name: each for name, each in values.items() if each is not None}
 
-    # On disk ----------------------------------------------------------------------------------------------------------
+    # Checkpoints ------------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Save the end of the segment before this one, from which this one begins."""
+        """Write a checkpoint, from which the next segment begins."""
         if self.team.index > 0:
             return
         tensors, numbers = self.worker.state()
@@ -260,18 +260,18 @@ class Segments:
         self.folder.save(self.segment, tensors, numbers)
 
     def restore(self) -> list[str]:
-        """Take up the newest whole checkpoint. Returns what was wrong with others."""
-        if (checkpoint := self.folder.latest_checkpoint()) is None:
-            return self.learn_prior()
+        """Load the newest intact checkpoint, or begin the run; return sentences for the callbacks."""
+        checkpoint = self.folder.latest_checkpoint()
+        if checkpoint is None:
+            return self.measure_prior()
         tensors, numbers, complaints = checkpoint
         try:
-            self.take_up(tensors, numbers)
+            self.load_checkpoint(tensors, numbers)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise FileError(f"the last checkpoint in {self.folder.path} is none of this run's: {error}") from None
         return complaints
 
-    def take_up(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-        """Go on where a checkpoint ended."""
+    def load_checkpoint(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         self.worker.restore(tensors, numbers)
         self.segment = numbers["segment"]
         if "candidate" in numbers:
@@ -279,18 +279,22 @@ class Segments:
             policy.load_state_dict({name: tensors[f"candidate.{name}"] for name in policy.state_dict()})
             self.candidate = Candidate(policy, **numbers["candidate"])
 
-    def learn_prior(self) -> list[str]:
-        """Learn the prior's states and what it earns, where that is needed, once. Returns what is to be said of it."""
+    def measure_prior(self) -> list[str]:
+        """Measure the prior's rewards and the density of its states, where needed; return sentences about them."""
         worker = self.worker
         if worker.prior is not None and worker.multipliers.keep:
-            worker.multipliers.prior_earns = earned_by_age(worker.prior, worker.request, self.team)
+            worker.multipliers.prior_rewards = measure_prior_rewards(worker.prior, worker.request, self.team)
         if worker.prior is None or not worker.objective.reads_states:
             return []
         worker.density = fit_prior_density(worker.prior, worker.request, self.team)
         left_out = worker.density.left_out
         if not left_out:
             return []
-        named = ", ".join(map(str, left_out[:10]))
+        indices = ", ".join(map(str, left_out[:10]))
         if len(left_out) > 10:
-            named += f" and {len(left_out) - 10:,} more"
-        return [f"observations that never change under the prior, left out of its states: {named}"]
+            indices += f" and {len(left_out) - 10:,} more"
+        return [f"observations that never change under the prior, left out of its states: {indices}"]
+
+
+def objective_of(evaluation: dict[str, float]) -> Estimate:
+    return Estimate(evaluation["evaluation_objective"], evaluation["evaluation_error"])

@@ -1,8 +1,8 @@
-"""What a worker does with the terms of the return, where each has one weight, and for every weight of a range at once.
+"""Rewards, advantages and networks of a worker, for one weight per term (`FixedTerms`) or a range (`DialedTerms`).
 
-In the second case each environment shows where on the dials its episode stands, behind the observation (`Dialed`).
-The critic has a head for each part of the reward, none of which holds a dialed weight as a factor. Advantages are
-linear in reward and value, so those of the parts, each times its weight in that episode, add up to that of the whole.
+With ranges the environments are `DialedEnvs`: an episode draws a place on each dial, which ends every observation.
+The critic has a head for each part of the reward, without the part's dialed weight. Advantages are linear in rewards
+and values. So the weighted sum of the parts' advantages is the advantage of the whole reward.
 """
 
 import math
@@ -21,213 +21,216 @@ from repolicy.ranges import Dial
 from repolicy.runs import Ranks, Request, Settings
 
 
-class Task(NamedTuple):
-    """What is paid in a rollout beside the terms, and where on the dials its episodes stand."""
+class TaskRewards(NamedTuple):
+    """The task's rewards in a rollout, before prior and entropy terms, and the places on the dials."""
 
     total: Tensor  # [T, N]
-    weights: dict[str, Tensor]  # each step's own omega or alpha [T, N], where it is not the objective's
+    weights: dict[str, Tensor]  # omega or alpha of each step [T, N], where it differs from the objective's
     places: Tensor  # [T, N, dials]
-    parts: list[Tensor]  # each [T, N]: by what has one weight, where something has, and by each dialed wish
+    parts: list[Tensor]  # each [T, N]: the rewards with a fixed weight, if any; then each dialed add-on, unweighted
 
 
 class Normalized(NamedTuple):
-    """Advantages as the update takes them, and what all ranks together know of them."""
+    """Advantages as the update takes them, and statistics over all ranks."""
 
-    gains: Tensor  # [T, N]
-    returned: Tensor  # [3, H] the targets' `normalizer.sums`
-    explained: float  # the share of the returns' variance that the critic explains
+    advantages: Tensor  # [T, N]
+    target_sums: Tensor  # [3, H] the critic's targets, as `normalizer.sums`
+    explained_variance: float  # share of the returns' variance that the critic explains
 
 
-def paid(addon: Addon, rollout: Rollout, size: int) -> Tensor:
-    """Return what an add-on pays, `[T, N]`; it sees the first `size` numbers of each observation."""
+def addon_rewards(addon: Addon, rollout: Rollout, size: int) -> Tensor:
+    """Return an add-on's rewards `[T, N]`; it sees the first `size` entries of each observation."""
     return torch.from_numpy(rollout.per_decision(addon.reward(rollout.transitions.with_observation_size(size))))
 
 
-# Each term has one weight ---------------------------------------------------------------------------------------------
+# One weight per term --------------------------------------------------------------------------------------------------
 
 
 class FixedTerms:
-    """The critic has one head, which predicts the whole return."""
+    """Each term has one weight, and the critic one head, which predicts the whole return."""
 
     def __init__(self, request: Request) -> None:
         self.settings = request.settings
         self.addon = addons.combine_addons(request.addons) if request.objective.reads_addon else None
 
     def networks(self, policy: Policy, critic_size: int) -> tuple[Policy, Mlp]:
-        """Return policy and critic as they begin; `critic_size` is 0 where the critic sees what the policy sees."""
+        """Return the actor and a new critic; `critic_size` is 0 where the critic sees what the policy sees."""
         size, settings = critic_size or policy.observation_size, self.settings
         return policy, Mlp(size, settings.hidden, 1, settings.activation)
 
-    def task(self, objective: Objective, rollout: Rollout, size: int) -> Task:
-        """Return what is paid; add-ons see the first `size` numbers of each observation."""
+    def task(self, objective: Objective, rollout: Rollout, size: int) -> TaskRewards:
+        """Return the task's rewards; add-ons see the first `size` entries of each observation."""
         basic = torch.from_numpy(rollout.basic)
-        wished = None if self.addon is None else paid(self.addon, rollout, size)
-        total = task_reward(objective, basic, wished)
-        return Task(total, {}, total.new_empty(*total.shape, 0), [total])
+        addon = None if self.addon is None else addon_rewards(self.addon, rollout, size)
+        total = task_reward(objective, basic, addon)
+        return TaskRewards(total, {}, total.new_empty(*total.shape, 0), [total])
 
     def credit(
-        self, task: Task, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
+        self, task: TaskRewards, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return advantages `[T, N]`, and what each head is to predict, `[T, N, H]`, the shape of the values."""
-        both = values.squeeze(-1), next_values.squeeze(-1)
+        """Return advantages `[T, N]` and the targets of the critic's heads `[T, N, H]`; values are `[T, N, H]`."""
         gamma, gae_lambda = self.settings.gamma, self.settings.gae_lambda
-        gains = ppo.advantages(reward.total.float(), *both, terminated, ended, gamma, gae_lambda)
-        return gains, gains.unsqueeze(-1) + values
+        v, next_v = values.squeeze(-1), next_values.squeeze(-1)
+        advantages = ppo.advantages(reward.total.float(), v, next_v, terminated, ended, gamma, gae_lambda)
+        return advantages, advantages.unsqueeze(-1) + values
 
-    def normalized(self, task: Task, gains: Tensor, targets: Tensor, team: Ranks) -> Normalized:
+    def normalized(self, task: TaskRewards, advantages: Tensor, targets: Tensor, team: Ranks) -> Normalized:
         """Return the advantages as the update takes them."""
-        return normalized(gains, targets, team, self.settings.normalize_advantages)
+        return normalized(advantages, targets, team, self.settings.normalize_advantages)
 
 
-def normalized(gains: Tensor, targets: Tensor, team: Ranks, shifts: bool = True) -> Normalized:
-    """Return advantages `[T, N]` with mean 0 and variance 1 over all ranks, where they are to be shifted.
-
-    `targets` `[T, N, 1]` is what the critic's one head is to predict.
-    """
-    both = team.sum(moment_sums(torch.cat([gains.unsqueeze(-1), targets], -1)))
+def normalized(advantages: Tensor, targets: Tensor, team: Ranks, standardize: bool = True) -> Normalized:
+    """Return advantages `[T, N]`, standardized over all ranks unless told otherwise; targets are `[T, N, 1]`."""
+    both = team.sum(moment_sums(torch.cat([advantages.unsqueeze(-1), targets], -1)))
     count, total, squares = both
     means = total / count
-    gain, target = (squares / count - means.square()).clamp_min(0.0).tolist()  # variances
-    explained = 1.0 - gain / max(target, 1e-12)
-    if shifts:
-        gains = (gains - float(means[0])) / (gain**0.5 + 1e-8)
-    return Normalized(gains, both[:, 1:], explained)
+    advantage_var, target_var = (squares / count - means.square()).clamp_min(0.0).tolist()
+    explained = 1.0 - advantage_var / max(target_var, 1e-12)
+    if standardize:
+        advantages = (advantages - float(means[0])) / (advantage_var**0.5 + 1e-8)
+    return Normalized(advantages, both[:, 1:], explained)
 
 
-# For every weight of one or several ranges at once --------------------------------------------------------------------
+# Every weight of one or several ranges at once ------------------------------------------------------------------------
 
 
-# Parts of one dial, in each of which advantages have mean 0 and variance 1. Of several dials there are about as many
-# cells in all, 3 × 3 or 2 × 2 × 2: each must hold episodes enough to have a mean and a variance.
+# Advantages are standardized in each of so many strata of a dial; with several dials in about as many cells in all,
+# 3 × 3 or 2 × 2 × 2. Each must hold enough episodes for a mean and a variance.
 STRATA = 8
-ALIKE = 0.5  # of the usual budget: a dial whose ends are closer to each other than this hardly turns anything
-TERMS = {"prior": "omega", "entropy": "alpha", "states": "states"}  # of the reward, and their weights in an objective
+MIN_DIAL_KL = 0.5  # between a dial's ends, as a share of the usual budget; below it the dial hardly changes anything
+TERMS = {"prior": "omega", "entropy": "alpha", "states": "states"}  # fields of `Reward`, and their weights
 
 
 class Parts:
-    """The parts of a return whose weights differ from episode to episode, wherever the episodes run."""
+    """The parts of a return whose weights differ from episode to episode; the engine and hosts use it."""
 
     def __init__(
         self,
         settings: Settings,
         objective: Objective,
         dials: Sequence[Dial],
-        wished: Sequence[str] = (),
+        addon_dials: Sequence[str] = (),
         has_fixed: bool = True,
     ) -> None:
-        """Keep them. `wished` names the dials over wishes; `has_fixed` is whether something with one weight is paid."""
-        self.settings, self.objective, self.dials, self.wished = settings, objective, tuple(dials), tuple(wished)
-        self.has_fixed = has_fixed
-        self.terms = [part for part, weight in TERMS.items() if getattr(objective, weight)]
-        self.heads = int(has_fixed) + len(self.wished) + len(self.terms)
+        """`addon_dials` names the dials over add-ons; `has_fixed`: whether some task reward has a fixed weight."""
+        self.settings, self.objective, self.dials = settings, objective, tuple(dials)
+        self.addon_dials, self.has_fixed = tuple(addon_dials), has_fixed
+        self.terms = [term for term, weight in TERMS.items() if getattr(objective, weight)]
+        self.heads = int(has_fixed) + len(self.addon_dials) + len(self.terms)
 
     def values(self, places: Tensor) -> dict[str, Tensor]:
-        """Return each dial's value in each step, `[T, N]`, at `places` `[T, N, dials]`."""
-        each = places.double().unbind(-1)
-        return {dial.name: dial.value(place) for dial, place in zip(self.dials, each, strict=True)}
+        """Return each dial's weight in each step `[T, N]`, from the places `[T, N, dials]`."""
+        columns = places.double().unbind(-1)
+        return {dial.name: dial.value(place) for dial, place in zip(self.dials, columns, strict=True)}
 
-    def own_weights(self, places: Tensor) -> dict[str, Tensor]:
-        """Return each step's own omega or alpha `[T, N]`, where it is not the objective's."""
-        own = {name: value for name, value in self.values(places).items() if name not in self.wished}
-        return own | ({"alpha": own["omega"]} if self.objective.alpha == "omega" else {})
+    def step_weights(self, places: Tensor) -> dict[str, Tensor]:
+        """Return omega or alpha of each step `[T, N]`, where it differs from the objective's."""
+        weights = {name: value for name, value in self.values(places).items() if name not in self.addon_dials}
+        if self.objective.alpha == "omega":
+            weights["alpha"] = weights["omega"]
+        return weights
 
     def weights(self, places: Tensor) -> Tensor:
-        """Return the weights of the parts in each step's reward, `[T, N, H]`."""
-        values, own = self.values(places), self.own_weights(places)
+        """Return the weight of each part in each step's reward, `[T, N, H]`."""
+        values, step_weights = self.values(places), self.step_weights(places)
         weights: list[float | Tensor] = [1.0] if self.has_fixed else []
-        weights += [values[name] for name in self.wished]
-        weights += [own.get(TERMS[part], getattr(self.objective, TERMS[part])) for part in self.terms]
-        each = (torch.as_tensor(weight, device=places.device) for weight in weights)
-        return torch.stack([weight.expand(places.shape[:2]).double() for weight in each], -1)
+        weights += [values[name] for name in self.addon_dials]
+        for term in self.terms:
+            name = TERMS[term]
+            weights.append(step_weights[name] if name in step_weights else getattr(self.objective, name))
+        tensors = [torch.as_tensor(weight, device=places.device) for weight in weights]
+        return torch.stack([weight.expand(places.shape[:2]).double() for weight in tensors], -1)
 
-    def parts(self, task: Task, reward: Reward) -> Tensor:
-        """Return the parts without their weights, `[T, N, H]`. A wish may weigh 0; a term never does."""
-        terms, weights = [getattr(reward, part) for part in self.terms], self.weights(task.places).unbind(-1)
-        apart = [term / weight for term, weight in zip(terms, weights[len(task.parts) :], strict=True)]
-        return torch.stack([*task.parts, *apart], -1)
+    def parts(self, task: TaskRewards, reward: Reward) -> Tensor:
+        """Return the parts without their weights, `[T, N, H]`.
+
+        Terms are divided by their weights, which are above 0; an add-on's may be 0, so `task` has it unweighted.
+        """
+        term_weights = self.weights(task.places).unbind(-1)[len(task.parts) :]
+        terms = [getattr(reward, term) / weight for term, weight in zip(self.terms, term_weights, strict=True)]
+        return torch.stack([*task.parts, *terms], -1)
 
     def credit(
-        self, task: Task, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
+        self, task: TaskRewards, reward: Reward, values: Tensor, next_values: Tensor, terminated: Tensor, ended: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return advantages of the whole `[T, N]`, and what each head is to predict `[T, N, H]`."""
+        """Return advantages of the whole reward `[T, N]`, and the targets of the critic's heads `[T, N, H]`."""
         gamma, gae_lambda = self.settings.gamma, self.settings.gae_lambda
         rewards = self.parts(task, reward).to(values.dtype)
         heads = zip(rewards.unbind(-1), values.unbind(-1), next_values.unbind(-1), strict=True)
-        gains = torch.stack([ppo.advantages(*each, terminated, ended, gamma, gae_lambda) for each in heads], -1)
-        return (gains * self.weights(task.places)).sum(-1).to(values.dtype), gains + values
+        parts = torch.stack([ppo.advantages(*head, terminated, ended, gamma, gae_lambda) for head in heads], -1)
+        return (parts * self.weights(task.places)).sum(-1).to(values.dtype), parts + values
 
-    def normalized(self, task: Task, gains: Tensor, targets: Tensor, team: Ranks) -> Normalized:
-        """Return advantages with mean 0 and variance 1 in each stratum of the dials.
-
-        So a large omega does not rule over the others.
-        """
+    def normalized(self, task: TaskRewards, advantages: Tensor, targets: Tensor, team: Ranks) -> Normalized:
+        """Return advantages standardized in each stratum, so that episodes with a large omega do not dominate."""
+        # Find the stratum of each step.
         places = task.places
-        side = max(2, round(STRATA ** (1 / len(self.dials))))  # of each dial
+        side = max(2, round(STRATA ** (1 / len(self.dials))))  # strata of each dial
         cells = side ** torch.arange(len(self.dials), device=places.device)
         stratum = (((places + 1.0) * (side / 2)).long().clamp(0, side - 1) * cells).sum(-1)
-        both = torch.stack([gains.double(), (targets * self.weights(places)).sum(-1)], -1)
-        of_stratum = torch.stack([moment_sums(both[stratum == index]) for index in range(side ** len(self.dials))], 1)
-        packed = team.sum(torch.cat([of_stratum.reshape(3, -1), moment_sums(targets)], 1))
-        parts, returned = packed.tensor_split([of_stratum[0].numel()], 1)
-        count, total, squares = parts.reshape(of_stratum.shape)
+        # Sum advantages and whole returns by stratum, and the heads' targets, over all ranks at once.
+        both = torch.stack([advantages.double(), (targets * self.weights(places)).sum(-1)], -1)
+        by_stratum = torch.stack([moment_sums(both[stratum == index]) for index in range(side ** len(self.dials))], 1)
+        packed = team.sum(torch.cat([by_stratum.reshape(3, -1), moment_sums(targets)], 1))
+        parts, target_sums = packed.tensor_split([by_stratum[0].numel()], 1)
+        # Standardize.
+        count, total, squares = parts.reshape(by_stratum.shape)
         means = total / count.clamp_min(1.0)
         variances = (squares / count.clamp_min(1.0) - means.square()).clamp_min(0.0)
         unexplained, varied = (count * variances).sum(0).tolist()
         explained = 1.0 - unexplained / max(varied, 1e-12)
         if self.settings.normalize_advantages:
             shifted = both[..., 0] - means[stratum, 0]
-            gains = (shifted / (variances[stratum, 0].sqrt() + 1e-8)).float()
-        return Normalized(gains, returned, explained)
+            advantages = (shifted / (variances[stratum, 0].sqrt() + 1e-8)).float()
+        return Normalized(advantages, target_sums, explained)
 
 
 class DialedTerms(Parts):
-    """The environments are `Dialed`: each step's observation ends with where its episode stands on the dials."""
+    """Terms or add-ons with ranges of weights, in `DialedEnvs`."""
 
     def __init__(self, request: Request) -> None:
-        objective, wishes = request.objective, [addons.dials([each]) for each in request.addons]
-        fixed = [name for name, dials in zip(request.addons, wishes, strict=True) if not dials]
-        wished, has_fixed = [dial.name for each in wishes for dial in each], bool(fixed) or objective.reads_basic
-        super().__init__(request.settings, objective, request.dials, wished, has_fixed)
+        pairs = [(addon, addons.dials([addon])) for addon in request.addons]
+        fixed = [addon for addon, dials in pairs if not dials]
+        addon_dials = [dial.name for _, dials in pairs for dial in dials]
+        has_fixed = bool(fixed) or request.objective.reads_basic
+        super().__init__(request.settings, request.objective, request.dials, addon_dials, has_fixed)
+        # Evaluations use one add-on, with each dialed weight in the middle of its range.
         self.addon = addons.combine_addons(addons.with_weights(request.addons))
-        self.fixed = addons.combine_addons(fixed) if has_fixed else None
-        self.wishes = {  # each by itself
-            dial.name: addons.combine_addons(addons.with_weights([name], {dial.name: 1.0}))
-            for name, dials in zip(request.addons, wishes, strict=True)
-            for dial in dials
-        }
+        self.fixed_addon = addons.combine_addons(fixed) if has_fixed else None
+        self.dialed_addons: dict[str, Addon] = {}
+        for addon, dials in pairs:
+            for dial in dials:
+                unweighted = addons.with_weights([addon], {dial.name: 1.0})
+                self.dialed_addons[dial.name] = addons.combine_addons(unweighted)
 
     def networks(self, policy: Policy, critic_size: int) -> tuple[Policy, FilmMlp]:
-        """Return policy and critic as they begin: at every position the policy is the prior."""
+        """Return the actor, which is the given policy at every place on the dials, and a new critic."""
         size, settings = critic_size or policy.observation_size, self.settings
-        dialed = ConditionedPolicy.from_prior(policy, self.dials).requires_grad_(True)
-        return dialed, FilmMlp(size, settings.hidden, self.heads, settings.activation, dials=len(self.dials))
+        actor = ConditionedPolicy.from_prior(policy, self.dials).requires_grad_(True)
+        return actor, FilmMlp(size, settings.hidden, self.heads, settings.activation, dials=len(self.dials))
 
-    def task(self, objective: Objective, rollout: Rollout, size: int) -> Task:
-        """Return what is paid, each wish times its weight in the episode, and what each pays without it, for the heads.
-
-        Add-ons see the first `size` numbers of each observation.
-        """
-        places = self.asked(rollout, size)
+    def task(self, objective: Objective, rollout: Rollout, size: int) -> TaskRewards:
+        """Return the task's rewards; add-ons see the first `size` entries of each observation."""
+        places = self.dial_places(rollout, size)
         values, basic = self.values(places), torch.from_numpy(rollout.basic)
         parts = []
-        if self.fixed is not None:
-            parts.append(task_reward(objective, basic, paid(self.fixed, rollout, size)))
+        if self.fixed_addon is not None:
+            parts.append(task_reward(objective, basic, addon_rewards(self.fixed_addon, rollout, size)))
         total = torch.stack(parts).sum(0) if parts else torch.zeros_like(basic)
-        for name, wish in self.wishes.items():
-            parts.append(paid(wish, rollout, size))
+        for name, addon in self.dialed_addons.items():
+            parts.append(addon_rewards(addon, rollout, size))
             total = total + values[name] * parts[-1]
-        return Task(total, self.own_weights(places), places, parts)
+        return TaskRewards(total, self.step_weights(places), places, parts)
 
-    def asked(self, rollout: Rollout, size: int) -> Tensor:
-        """Return where on the dials each step's episode stands, `[T, N, dials]`: what is behind the first numbers."""
+    def dial_places(self, rollout: Rollout, size: int) -> Tensor:
+        """Return each step's places on the dials `[T, N, dials]`; observations hold them behind `size` entries."""
         return torch.from_numpy(rollout.observations[:-1, :, size : size + len(self.dials)])
 
 
-# Of a policy with dials -----------------------------------------------------------------------------------------------
+# Policies with dials --------------------------------------------------------------------------------------------------
 
 
-def in_the_middle(policy: Policy, objective: Objective) -> tuple[Policy, Objective]:
-    """Return both in the middle of the policy's dials, where it has some."""
+def at_dial_middle(policy: Policy, objective: Objective) -> tuple[Policy, Objective]:
+    """Return policy and objective with each dial in its middle; as they are where the policy has no dials."""
     if not isinstance(policy, ConditionedPolicy):
         return policy, objective
     middle = {dial.name: dial.value(0.0) for dial in policy.dials}
@@ -235,33 +238,43 @@ def in_the_middle(policy: Policy, objective: Objective) -> tuple[Policy, Objecti
 
 
 @torch.no_grad()
-def ends_apart(policy: Policy, inputs: Tensor) -> dict[str, float]:
-    """Return how far apart the ends of each dial are at some inputs: in nats, the smaller of the two KLs."""
+def dial_metrics(policy: Policy, inputs: Tensor) -> dict[str, float]:
+    """Return the KL in nats between the policies at both ends of each dial, the smaller of both directions."""
     if not isinstance(policy, ConditionedPolicy):
         return {}
-    apart = {}
+    kls = {}
     for index, dial in enumerate(policy.dials):
-        low, high = (_at_end(policy, inputs, index, end) for end in (-1.0, 1.0))
-        apart[dial.name] = min(float(low.kl(high).mean()), float(high.kl(low).mean()))
-    each = {f"dial_kl_{name}": value for name, value in apart.items()} if len(apart) > 1 else {}
-    return {"dial_kl": min(apart.values())} | each
+        low, high = (_at_dial_end(policy, inputs, index, end) for end in (-1.0, 1.0))
+        kls[dial.name] = min(float(low.kl(high).mean()), float(high.kl(low).mean()))
+    metrics = {"dial_kl": min(kls.values())}
+    if len(kls) > 1:
+        metrics |= {f"dial_kl_{name}": kl for name, kl in kls.items()}
+    return metrics
 
 
-def _at_end(policy: ConditionedPolicy, inputs: Tensor, index: int, place: float) -> Distribution:
-    """Return the policy with one dial at this end and the others in the middle."""
+def _at_dial_end(policy: ConditionedPolicy, inputs: Tensor, index: int, place: float) -> Distribution:
+    """Return the policy's distribution with one dial at this end and the others in the middle."""
     inputs = inputs.clone()
     inputs[:, -len(policy.dials) :] = 0.0
     inputs[:, index - len(policy.dials)] = place
     return policy.distribution(inputs)
 
 
+<<<<<<< HEAD
 def collapsed(metrics: dict[str, float], policy: Shape) -> list[str]:
     """Return what is to be said of a finished run whose dial, or one of whose dials, turns too little."""
     alike = ALIKE * default_kl_budget(policy)
     several = {name: value for name, value in metrics.items() if name.startswith("dial_kl_")}
+=======
+def dial_warnings(metrics: dict[str, float], policy: Shape) -> list[str]:
+    """Return a sentence for each dial of a finished run that hardly changes the policy."""
+    kls = {name: value for name, value in metrics.items() if name.startswith("dial_kl_")}
+    if not kls:
+        kls = {"dial_kl": metrics.get("dial_kl", math.inf)}
+>>>>>>> 6e97564b (Learning: multipliers, terms, segments and the worker with names and docstrings that can be read alone)
     return [
-        f"the two ends of the dial{name.removeprefix('dial_kl').replace('_', ' ', 1)} are only {value:.2g} nats apart, "
+        f"the two ends of the dial{name.removeprefix('dial_kl').replace('_', ' ', 1)} are only {kl:.2g} nats apart, "
         "so it hardly turns anything: take a wider range, a wish with a larger weight, or more steps"
-        for name, value in (several or {"dial_kl": metrics.get("dial_kl", math.inf)}).items()
-        if value <= alike
+        for name, kl in kls.items()
+        if kl <= MIN_DIAL_KL * usual_budget(policy)
     ]
