@@ -260,21 +260,14 @@ def _at_dial_end(policy: ConditionedPolicy, inputs: Tensor, index: int, place: f
     return policy.distribution(inputs)
 
 
-<<<<<<< HEAD
-def collapsed(metrics: dict[str, float], policy: Shape) -> list[str]:
-    """Return what is to be said of a finished run whose dial, or one of whose dials, turns too little."""
-    alike = ALIKE * default_kl_budget(policy)
-    several = {name: value for name, value in metrics.items() if name.startswith("dial_kl_")}
-=======
 def dial_warnings(metrics: dict[str, float], policy: Shape) -> list[str]:
     """Return a sentence for each dial of a finished run that hardly changes the policy."""
     kls = {name: value for name, value in metrics.items() if name.startswith("dial_kl_")}
     if not kls:
         kls = {"dial_kl": metrics.get("dial_kl", math.inf)}
->>>>>>> 6e97564b (Learning: multipliers, terms, segments and the worker with names and docstrings that can be read alone)
     return [
         f"the two ends of the dial{name.removeprefix('dial_kl').replace('_', ' ', 1)} are only {kl:.2g} nats apart, "
         "so it hardly turns anything: take a wider range, a wish with a larger weight, or more steps"
         for name, kl in kls.items()
-        if kl <= MIN_DIAL_KL * usual_budget(policy)
+        if kl <= MIN_DIAL_KL * default_kl_budget(policy)
     ]
