@@ -34,8 +34,8 @@ from repolicy.priors.opening import OpenedPolicy, open_agent
 from repolicy.readers.reading import Options
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
-from repolicy.wishes.learning_loop import ALONE, Taught, Teaching, basis, record
-from repolicy.wishes.pairs import Pairs, asked, candidates, fingerprint, learnt, spread_a_step
+from repolicy.wishes.learning_loop import ALONE_STEPS, TaughtPolicy, Teaching, best_round, record
+from repolicy.wishes.pairs import Pairs, candidates, choose_pairs, fingerprint, learn_from_answers, std_of_reward
 from repolicy.wishes.record import Labels, Record
 
 
@@ -55,7 +55,7 @@ class Task:
     length: int  # of the windows whose features are compared
     bad: int = 20  # steps before a take-over do not count
     watched: int = 2000  # steps in a round
-    alone: int = ALONE  # steps of the policy alone
+    alone: int = ALONE_STEPS  # steps of the policy alone
     updates: int = 2
     rql: bool = False  # customized by Residual Q-learning, because each step is dear
 
@@ -122,7 +122,7 @@ def answers_of(pairs: Pairs, random: np.random.Generator) -> np.ndarray:
 
 def learnt_from(pairs: list[Pairs], told: list[np.ndarray], features: str) -> LearntWish:
     known = {(page, p): float(each) for page, of in enumerate(told) for p, each in enumerate(of)}
-    return learnt(pairs, [dict(known)], features)
+    return learn_from_answers(pairs, [dict(known)], features)
 
 
 def correlation(wish: LearntWish, fresh: Pairs) -> float:
@@ -162,18 +162,18 @@ def prefer(runs: Path, features: str, seed: int) -> Row:
         pool = candidates(prior.agent, fingerprint(prior.path), CHEETAH.env, POOL, STEPS, NOISE, LATEST, 10_000 * seed)
         fresh = candidates(prior.agent, fingerprint(prior.path), CHEETAH.env, 200, STEPS, NOISE, LATEST, 900_000 + seed)
         told = answers_of(pool, random)
-        by_chance = pool.some([*range(ANSWERS)])
+        by_chance = pool.select([*range(ANSWERS)])
         curve: dict[str, list[float]] = {"random": [], "chosen": []}
         for count in range(20, ANSWERS + 1, 20):
-            wish = learnt_from([by_chance.some([*range(count)])], [told[:count]], FEATURES[features])
+            wish = learnt_from([by_chance.select([*range(count)])], [told[:count]], FEATURES[features])
             curve["random"].append(correlation(wish, fresh))
-        at_random, shown, known = wish, [by_chance.some([*range(20)])], [told[:20]]
+        at_random, shown, known = wish, [by_chance.select([*range(20)])], [told[:20]]
         left = [*range(20, len(pool.seeds))]
         for _ in range(20, ANSWERS + 1, 20):
             wish = learnt_from(shown, known, FEATURES[features])
             curve["chosen"].append(correlation(wish, fresh))
-            rest = pool.some(left)
-            chosen = asked(rest, 20, wish)
+            rest = pool.select(left)
+            chosen = choose_pairs(rest, 20, wish)
             places = [left[int(np.flatnonzero(rest.seeds == each)[0])] for each in chosen.seeds]
             left = [place for place in left if place not in places]
             shown.append(chosen)
@@ -183,7 +183,7 @@ def prefer(runs: Path, features: str, seed: int) -> Row:
     row |= {"correlation": curve, "prior": measured(CHEETAH.prior), "true": measured(true_one(runs, seed))}
     path = runs / f"wish-{features}-{seed}.safetensors"
     at_random.write(path)
-    weight = scale / spread_a_step([pool], at_random)
+    weight = scale / std_of_reward([pool], at_random)
     row["learnt"] = measured(customized(f"{path}={weight!r}", runs / f"prefer-{features}-{seed}", seed))
     return row | shares(row["learnt"], row)
 
@@ -255,7 +255,7 @@ def take_over(runs: Path, arm: str, seed: int, task: Task) -> Row:
         task.training | {"seed": seed}, seed, updates=task.updates, alone_steps=task.alone,
         customizing=task.customizing,
     )  # fmt: skip
-    policies = [teaching.untaught if arm != "true-wish" else Taught(str(expert), None, task.alpha)]
+    policies = [teaching.untaught if arm != "true-wish" else TaughtPolicy(str(expert), None, task.alpha)]
     row["updates"], row["rates"], row["person_steps"], row["theta"] = teaching.updates, [], [], []
     for number in range(ROUNDS + 1):
         person = Person(policy, task, low, high, seed)
@@ -267,12 +267,12 @@ def take_over(runs: Path, arm: str, seed: int, task: Task) -> Row:
         row["rates"].append(round(records[-1].rate, 4))
         row["person_steps"].append(int(records[-1].person.sum()))
         print(arm, seed, row["rates"], row["theta"][-1:], now.unit, flush=True)
-        best = basis(row["rates"])
+        best = best_round(row["rates"])
         if records[-1].rate < RATE or number == ROUNDS or best is None or arm == "true-wish":
             break
         if arm == "cloning":
             path = cloned(records, folder / f"cloned-{number}.safetensors", seed, task)
-            policies.append(Taught(str(path), None, task.alpha))
+            policies.append(TaughtPolicy(str(path), None, task.alpha))
             continue
         others = [each for place, each in enumerate(records) if place != best]
         policies.append(teaching.taught([*others, records[best]], policies[best], folder / f"round-{number}", print))

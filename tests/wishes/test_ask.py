@@ -20,7 +20,7 @@ from repolicy.priors.opening import open_agent
 from repolicy.readers.reading import Options
 from repolicy.report.movie import Shot, encoded
 from repolicy.wishes import ask_page
-from repolicy.wishes.pairs import Pairs, asked, candidates, learnt, read_answers
+from repolicy.wishes.pairs import Pairs, candidates, choose_pairs, learn_from_answers, read_answers
 
 PENDULUM = "Pendulum-v1"
 
@@ -143,7 +143,7 @@ def test_networks_learn_it_without_features(policy: Path, tmp_path: Path) -> Non
     pairs = pool(policy, 80)
     pairs.write(tmp_path)
     answers = read_answers(synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl"), [pairs])
-    learnt([pairs], [answers]).write(tmp_path / "w.safetensors")
+    learn_from_answers([pairs], [answers]).write(tmp_path / "w.safetensors")
     assert open_wish(str(tmp_path / "w.safetensors"))(*pairs.steps, {}).mean() == pytest.approx(
         0, abs=1e-4
     )  # answers tell nothing of what every step is paid
@@ -157,8 +157,8 @@ def test_a_wish_chooses_the_pairs_that_it_is_unsure_of(policy: Path, tmp_path: P
     pairs = pool(policy, 60)
     answers = read_answers(synthetic(pairs, f"{__file__}:slow", tmp_path / "a.jsonl"), [pairs])
     few = {key: value for key, value in answers.items() if key[1] < 20}
-    wish = learnt([pairs], [few], "next^1")
-    chosen = asked(pairs, 10, wish)
+    wish = learn_from_answers([pairs], [few], "next^1")
+    chosen = choose_pairs(pairs, 10, wish)
 
     def known(some: Pairs) -> float:
         """How far the wish tells the clips apart already."""
@@ -166,8 +166,8 @@ def test_a_wish_chooses_the_pairs_that_it_is_unsure_of(policy: Path, tmp_path: P
         return float(np.abs(sums[:, 0] - sums[:, 1]).mean())
 
     assert known(chosen) < known(pairs)
-    assert asked(pairs, 5, None).page == pairs.some([0, 1, 2, 3, 4]).page
-    assert len(asked(pairs, 5, learnt([pairs], [few])).seeds) == 5
+    assert choose_pairs(pairs, 5, None).page == pairs.select([0, 1, 2, 3, 4]).page
+    assert len(choose_pairs(pairs, 5, learn_from_answers([pairs], [few])).seeds) == 5
 
 
 def page(policy: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Pairs:

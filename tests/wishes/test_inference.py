@@ -8,8 +8,8 @@ from repolicy.envs.wish_file import Features
 from repolicy.errors import RepolicyError
 from repolicy.exact import MDP, enumerate_trajectories, soft_optimal, solve_residual
 from repolicy.objective import residual
-from repolicy.wishes.inference import Theta, beyond_start, gradient, inferred, share, weights
-from repolicy.wishes.preferences import as_belief, bradley_terry, fitted_networks, most_telling
+from repolicy.wishes.inference import Theta, effective_share, gradient, infer_theta, minus_expected, reweighted
+from repolicy.wishes.preferences import as_belief, bradley_terry, fit_networks, most_informative
 from repolicy.wishes.record import Labels, Record, Step, windows
 
 ALPHA, OMEGA = 0.7, 0.4
@@ -66,7 +66,7 @@ def test_theta_is_found_where_chance_moves_the_environment(twice: bool) -> None:
     theta = np.zeros(3)
     for _ in range(150):  # chance adds to the trajectories' spread, so each step is short
         policy = trajectories.probability(optimum(mdp, prior, torch.from_numpy(table @ theta))).numpy()
-        theta = inferred(features, features, ALPHA, theta, (person, policy)).value
+        theta = infer_theta(features, features, ALPHA, theta, (person, policy)).value
     assert table @ theta == pytest.approx(table @ TRUE, abs=1e-3)
     if not twice:
         assert theta == pytest.approx(TRUE, abs=1e-3)
@@ -85,8 +85,8 @@ def test_one_inference_is_enough_where_the_environment_repeats_itself() -> None:
     person, policy, features = (each[start] for each in (person, policy, features))
     person, policy = person / person.sum(), policy / policy.sum()
     able = person > 0
-    found = inferred(features[able], features[able], ALPHA, None, (person[able], policy[able]), least=0.01)
-    assert weights(features[able], found.value, ALPHA, policy[able]) == pytest.approx(person[able], abs=1e-6)
+    found = infer_theta(features[able], features[able], ALPHA, None, (person[able], policy[able]), min_share=0.01)
+    assert reweighted(features[able], found.value, ALPHA, policy[able]) == pytest.approx(person[able], abs=1e-6)
 
 
 def test_what_follows_a_take_over_tells_what_it_was_worth() -> None:
@@ -128,7 +128,7 @@ def test_a_gaussian_is_moved_by_its_covariance() -> None:
     far = []
     for _ in range(60):
         policy, person = (random.normal(size=(count, 2)) @ root.T for count in (1500, 300))
-        found = inferred(person + shift, policy, ALPHA)
+        found = infer_theta(person + shift, policy, ALPHA)
         far.append((found.value - theta) / found.error)
     assert np.abs(np.mean(far, 0)) == pytest.approx(0, abs=0.5)
     assert np.std(far, 0) == pytest.approx(1, abs=0.3)
@@ -143,29 +143,29 @@ def test_a_person_is_not_to_blame_for_where_they_take_over() -> None:
         return 3 * np.tanh(start[:, :1]) + start[:, 1:] + random.normal(size=(len(start), 1)) + moved
 
     policy, person = features(starts, 0.0), features(theirs, 0.4 / ALPHA)
-    plain = inferred(person, policy, ALPHA)
+    plain = infer_theta(person, policy, ALPHA)
     assert abs(plain.value - theta) > 4 * plain.error
-    mine, left = beyond_start((person, theirs), (policy, starts))
-    found = inferred(mine, left, ALPHA)
+    mine, left = minus_expected((person, theirs), (policy, starts))
+    found = infer_theta(mine, left, ALPHA)
     assert found.value == pytest.approx(theta, abs=3 * found.error[0])
     assert left.std() == pytest.approx(1.0, abs=0.1)
-    high, higher = beyond_start((person + 500.0, theirs), (policy + 500.0, starts))  # a height of which all have much
+    high, higher = minus_expected((person + 500.0, theirs), (policy + 500.0, starts))  # a height of which all have much
     assert high == pytest.approx(mine, abs=1e-9)
     assert higher == pytest.approx(left, abs=1e-9)
 
 
 def test_a_person_who_lets_all_pass_leaves_theta_within_its_error() -> None:
     random = np.random.default_rng(2)
-    found = inferred(random.normal(size=(200, 3)), random.normal(size=(400, 3)), ALPHA)
+    found = infer_theta(random.normal(size=(200, 3)), random.normal(size=(400, 3)), ALPHA)
     assert (np.abs(found.value) < 3 * found.error).all()
 
 
 def test_what_is_always_together_counts_once_in_the_error() -> None:
     random = np.random.default_rng(2)
     person, policy = random.normal(size=(20, 2)), random.normal(size=(50, 2))
-    once = inferred(person, policy, ALPHA)
+    once = infer_theta(person, policy, ALPHA)
     groups = np.repeat(np.arange(20), 4), np.repeat(np.arange(50), 4)
-    found = inferred(np.repeat(person, 4, 0), np.repeat(policy, 4, 0), ALPHA, groups=groups)
+    found = infer_theta(np.repeat(person, 4, 0), np.repeat(policy, 4, 0), ALPHA, groups=groups)
     assert found.value == pytest.approx(once.value)
     assert found.covariance == pytest.approx(once.covariance)
 
@@ -183,7 +183,7 @@ def test_intervals_of_features_that_drift_hold_theta_as_often_as_they_promise() 
     for _ in range(200):
         both = drifting(16), drifting(64)
         one, other = (windows(each, Features.of("next"), 10, np.ones(len(each.episode))) for each in both)
-        found = inferred(one.sums, other.sums, ALPHA, groups=(one.groups, other.groups))
+        found = infer_theta(one.sums, other.sums, ALPHA, groups=(one.groups, other.groups))
         held += (np.abs(found.value) < 1.96 * found.error).tolist()
     assert 0.9 < np.mean(held) < 0.99
 
@@ -191,9 +191,9 @@ def test_intervals_of_features_that_drift_hold_theta_as_often_as_they_promise() 
 def test_a_person_far_away_is_approached_as_far_as_the_trajectories_reach() -> None:
     random = np.random.default_rng(2)
     policy = random.normal(size=(1000, 2))
-    found = inferred(random.normal(size=(100, 2)) + 30.0, policy, ALPHA, least=0.2)
+    found = infer_theta(random.normal(size=(100, 2)) + 30.0, policy, ALPHA, min_share=0.2)
     alike = np.full(1000, 1 / 1000)
-    assert 0.2 <= share(weights(policy, found.value, ALPHA, alike), alike) < 0.4
+    assert 0.2 <= effective_share(reweighted(policy, found.value, ALPHA, alike), alike) < 0.4
 
 
 @pytest.mark.parametrize(
@@ -206,12 +206,12 @@ def test_a_person_far_away_is_approached_as_far_as_the_trajectories_reach() -> N
 )
 def test_what_cannot_be_inferred_is_one_sentence(person: np.ndarray, why: str) -> None:
     with pytest.raises(RepolicyError, match=why):
-        inferred(person, np.array([[1.0, 1.0], [3.0, 1.0]]), ALPHA)
+        infer_theta(person, np.array([[1.0, 1.0], [3.0, 1.0]]), ALPHA)
 
 
 def test_two_options_have_the_closed_form() -> None:
     """Of n answers k prefer the first: θ is the log odds, and its variance 1/(n·p·(1 − p))."""
-    found = bradley_terry(np.ones((40, 1)), np.repeat([1.0, 0.0], [30, 10]), spread=1e6)
+    found = bradley_terry(np.ones((40, 1)), np.repeat([1.0, 0.0], [30, 10]), prior_std=1e6)
     assert found.value == pytest.approx([np.log(3.0)], abs=1e-8)
     assert found.covariance == pytest.approx(np.array([[1 / (40 * 0.75 * 0.25)]]), abs=1e-8)
 
@@ -229,8 +229,8 @@ def test_intervals_of_few_answers_hold_theta_as_often_as_they_promise() -> None:
 
 def test_alike_is_half_of_each() -> None:
     some = np.array([[1.0], [1.0], [2.0], [2.0]])
-    halves = bradley_terry(np.array([[1.0], [2.0]]), np.array([1.0, 0.5]), spread=1.0)
-    twice = bradley_terry(some, np.array([1.0, 1.0, 1.0, 0.0]), spread=2**-0.5)
+    halves = bradley_terry(np.array([[1.0], [2.0]]), np.array([1.0, 0.5]), prior_std=1.0)
+    twice = bradley_terry(some, np.array([1.0, 1.0, 1.0, 0.0]), prior_std=2**-0.5)
     assert halves.value == pytest.approx(twice.value, abs=1e-8)
 
 
@@ -257,8 +257,8 @@ def test_a_spread_is_chosen_that_leaves_out_what_matters_not() -> None:
     random = np.random.default_rng(0)
     rows, fresh = random.normal(size=(100, 40)), random.normal(size=(1000, 40))
     answers = (2 * rows[:, 0] + random.logistic(size=100) > 0).astype(float)
-    chosen, free = (np.corrcoef(fresh @ found.value, fresh[:, 0])[0, 1]
-                    for found in (bradley_terry(rows, answers), bradley_terry(rows, answers, spread=1e3)))  # fmt: skip
+    fits = bradley_terry(rows, answers), bradley_terry(rows, answers, prior_std=1e3)
+    chosen, free = (np.corrcoef(fresh @ fit.value, fresh[:, 0])[0, 1] for fit in fits)
     assert chosen > max(0.85, free + 0.04)
 
 
@@ -272,10 +272,10 @@ def test_the_most_telling_pair_lowers_the_doubt_most() -> None:
         precision = np.linalg.inv(belief.covariance) + chance * (1 - chance) * np.outer(row, row)
         return -float(np.linalg.slogdet(precision)[1])
 
-    first, second = most_telling(rows, belief, 2)
+    first, second = most_informative(rows, belief, 2)
     assert first == int(np.argmin([left(row) for row in rows]))
     again = np.vstack([rows[first], rows])
-    assert most_telling(again, belief, 2)[1] != first + 1  # the same pair once more would tell less
+    assert most_informative(again, belief, 2)[1] != first + 1  # the same pair once more would tell less
     assert second != first
 
 
@@ -285,7 +285,7 @@ def test_an_ensemble_asks_where_it_disagrees() -> None:
     assert rows @ belief.value == pytest.approx(logits.mean(0))
     variance = np.einsum("pk,kl,pl->p", rows, belief.covariance, rows)
     assert variance == pytest.approx(logits.var(0, ddof=1))
-    assert most_telling(rows, belief, 1) == [1]
+    assert most_informative(rows, belief, 1) == [1]
 
 
 @pytest.mark.long
@@ -297,7 +297,7 @@ def test_networks_learn_what_no_linear_wish_says() -> None:
     def hidden(clips: np.ndarray) -> np.ndarray:
         return -np.abs(clips[..., 0]).sum(-1)
 
-    made = fitted_networks(left, right, (hidden(left) > hidden(right)).astype(float))
+    made = fit_networks(left, right, (hidden(left) > hidden(right)).astype(float))
     found = made(torch.from_numpy(fresh).float().reshape(-1, 3)).mean(0).reshape(300, 5).sum(-1).numpy()
     ranks = [np.argsort(np.argsort(each)) for each in (found, hidden(fresh))]
     assert np.corrcoef(*ranks)[0, 1] > 0.8
@@ -308,7 +308,7 @@ def test_networks_ignore_what_was_the_same_in_all_clips() -> None:
     random = np.random.default_rng(0)
     clips = random.normal(size=(2, 20, 5, 2))
     clips[..., 1] = 100.3
-    made = fitted_networks(*clips, (random.random(20) < 0.5).astype(float))
+    made = fit_networks(*clips, (random.random(20) < 0.5).astype(float))
     seen = torch.from_numpy(clips[0, :, 0]).float()
     moved = seen + torch.tensor([0.0, 0.1])
     assert torch.equal(made(moved), made(seen))

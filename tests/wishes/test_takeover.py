@@ -25,7 +25,7 @@ from repolicy.priors.opening import open_agent
 from repolicy.readers.reading import Options
 from repolicy.runs.result import Result
 from repolicy.text import number
-from repolicy.wishes.learning_loop import Taught, Teaching, alone, infer, learn_wish, record, response
+from repolicy.wishes.learning_loop import TaughtPolicy, Teaching, infer, learn_wish, record, record_alone, response
 from repolicy.wishes.record import Labels, Record, RecordFile, Step
 from repolicy.wishes.takeover import Takeover
 
@@ -246,7 +246,7 @@ def test_short_take_overs_tell_the_wish_at_the_usual_length(
 
 def test_a_person_who_never_takes_over_leaves_theta_within_its_error(policy: Path, tmp_path: Path) -> None:
     found = open_agent(policy, Options(), False)
-    wish = infer([alone(found, PENDULUM, seed=5)], found, "action[0]^1,next[2]", 0.1)
+    wish = infer([record_alone(found, PENDULUM, seed=5)], found, "action[0]^1,next[2]", 0.1)
     assert (np.abs(wish.theta) < 3 * wish.covariance.diagonal() ** 0.5).all()
 
 
@@ -255,7 +255,7 @@ def test_a_feature_that_never_changes_is_one_sentence(policy: Path, tmp_path: Pa
     (tmp_path / "my.py").write_text("def same(o, a, n, i): return n[:, :1] * 0 + 3.3\n")
     found = open_agent(policy, Options(), False)
     with pytest.raises(RepolicyError, match=r"same\[0\] is the same everywhere"):
-        infer([alone(found, PENDULUM, 5, 1600)], found, f"{tmp_path / 'my.py'}:same", 0.1, steps=1600)
+        infer([record_alone(found, PENDULUM, 5, 1600)], found, f"{tmp_path / 'my.py'}:same", 0.1, steps=1600)
 
 
 def test_a_person_who_pushes_is_found_to_like_pushing(policy: Path, tmp_path: Path) -> None:
@@ -314,11 +314,11 @@ def test_the_loop_goes_on_from_the_best_round_and_ends(
     """The person wants to act in more steps by each round, but for round 1."""
     asked, said = list[tuple[list[float], str]](), list[str]()
 
-    def taught(self: Teaching, records: list[Record], now: Taught, folder: Path, say: Any) -> Taught:
+    def taught(self: Teaching, records: list[Record], now: TaughtPolicy, folder: Path, say: Any) -> TaughtPolicy:
         asked.append(([record.rate for record in records], now.policy))
         copy = folder / "policy.safetensors"
         shutil.copy(policy, copy)
-        return Taught(str(copy), None, 1.0)
+        return TaughtPolicy(str(copy), None, 1.0)
 
     monkeypatch.setattr(Teaching, "taught", taught)
     shares = iter(each for count in (5, 2, 7, 9, 1) for each in [True] * count + [False] * (10 - count))

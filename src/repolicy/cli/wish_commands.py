@@ -134,7 +134,7 @@ class Infer(Beside, Acts):
         } | more  # fmt: skip
 
     def _of_answers(self, terminal: Any) -> tuple[Any, dict[str, Any]]:
-        from repolicy.wishes.pairs import Pairs, learnt, read_answers, spread_a_step
+        from repolicy.wishes.pairs import Pairs, learn_from_answers, read_answers, std_of_reward
 
         for each in fields(self):
             if each.name in OF_RECORDS and getattr(self, each.name) != each.default:
@@ -142,8 +142,8 @@ class Infer(Beside, Acts):
                 raise UsageError(f"{for_records}: leave out one of them")
         pages = [Pairs.read(Path(folder)) for folder in self.asked]
         answers = [read_answers(Path(name), pages) for name in self.data]
-        wish = learnt(pages, answers, self.features)
-        spread = spread_a_step(pages, wish)
+        wish = learn_from_answers(pages, answers, self.features)
+        spread = std_of_reward(pages, wish)
         judged = [pair for of_one in answers for pair, value in of_one.items() if value is not None]
         unknown = sum(map(len, answers)) - len(judged)
         if spread <= 1e-12:  # what is left of answers that contradict each other is rounding

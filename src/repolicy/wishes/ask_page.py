@@ -1,4 +1,4 @@
-"""One HTML file that asks which of two clips is better, by keys. It needs no server and nothing from a network."""
+"""An HTML file that asks which of two clips is better. It needs no server and no network."""
 
 import base64
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from repolicy.priors import OpenedPolicy
 from repolicy.report.movie import Shot, films
 from repolicy.report.page import page
 from repolicy.text import counted
-from repolicy.wishes.pairs import CANDIDATES, Pairs, asked, candidates, fingerprint
+from repolicy.wishes.pairs import CANDIDATES, Pairs, candidates, choose_pairs, fingerprint
 
 SCRIPT = (Path(__file__).parent / "ask.js").read_text()
 STYLE = """<style>
@@ -28,7 +28,7 @@ BUTTONS = {"left": "← left is better", "right": "right is better →", "alike"
 
 
 def ask(
-    found: OpenedPolicy,
+    opened: OpenedPolicy,
     env: str,
     out: Path,
     count: int = 20,
@@ -40,37 +40,37 @@ def ask(
     width: int = 320,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Pairs:
-    """Write a page that asks about pairs of clips, and the pairs beside it, into a folder.
+    """Write a page that asks about pairs of clips, and a file with the pairs, into a folder.
 
     Args:
-        found: who acts, as `priors.opening.acting` returns it.
-        env: where.
+        opened: the policy, as `priors.opening.open_agent` returns it.
+        env: the environment.
         out: the folder.
-        count: how many pairs.
-        seconds: how long each clip is.
-        noise: how far the clips deviate from the policy's mean action, in units of its own samples.
-        seed: of environments and deviations.
-        wish: the file of a wish that was learnt before: then the pairs are those that would tell most about it.
-        question: what stands above them.
-        width: of each clip, in pixels.
-        say: hears how far the films are.
+        count: the number of pairs.
+        seconds: the length of each clip.
+        noise: the clips' deviation from the policy's mean action, in units of a sample's deviation.
+        seed: the seed of environments and deviations.
+        wish: the file of an earlier wish; the pairs are then the most informative ones about it.
+        question: the title of the page.
+        width: the width of each clip, in pixels.
+        say: is called with messages about the progress of the films.
     """
     if wish:
         check_same_env(wish, env)
-    known = open_wish(wish) if wish else None
+    earlier = open_wish(wish) if wish else None
     check_plain(env, "a pair of clips")
     if not 0 < seconds <= 60:
         raise UsageError(f"a clip of {seconds} seconds cannot be shown: name more than 0, and at most 60")
     rate = steps_a_second(env)
     steps = max(2, round(seconds * rate))
-    many = count if known is None else CANDIDATES * count
-    pool = candidates(found.agent, fingerprint(found.path), env, many, steps, noise, 5 * steps, seed)
-    pairs = asked(pool, count, known)
+    size = count if earlier is None else CANDIDATES * count
+    pool = candidates(opened.agent, fingerprint(opened.path), env, size, steps, noise, 5 * steps, seed)
+    pairs = choose_pairs(pool, count, earlier)
     with TemporaryDirectory(prefix="repolicy-ask-") as folder:
-        file = found.path
-        if isinstance(found.agent, Policy):  # the process that renders knows no options of another library's file
+        file = opened.path
+        if isinstance(opened.agent, Policy):  # the rendering process cannot read another library's file with options
             file = Path(folder, "policy.safetensors")
-            save_policy(file, found.agent, {})
+            save_policy(file, opened.agent, {})
         clips = films(_shots(pairs, str(file), rate, width), say)
     pairs.write(out)
     write_bytes(out / "ask.html", _html(pairs, clips, question).encode())
@@ -90,7 +90,7 @@ def _shots(pairs: Pairs, policy: str, rate: float, width: int) -> list[Shot]:
 
 
 def steps_a_second(env: str) -> float:
-    """Return how many steps of an environment are a second of its films."""
+    """Return the number of an environment's steps in one second of film."""
     if not is_in_gymnasium(env):
         return 50.0
     made = make_one_env(env)

@@ -1,4 +1,4 @@
-"""Where a person's keys come from: a terminal, or a window of pygame's, which takes gamepads as well."""
+"""Sources of a person's keys: a terminal, or a window of pygame, which takes gamepads as well."""
 
 import os
 import re
@@ -10,16 +10,16 @@ from typing import Any
 from repolicy.errors import UsageError
 
 NAMED = {" ": "space", "\n": "enter", "\r": "enter", "\x7f": "backspace", "\b": "backspace", "\x1b": "escape"}
-BUTTONS = ("space", "enter", "backspace", "escape")  # the first ones of a gamepad; those behind them are digits
-STILL = 0.1  # so far from where it rests, an axis counts as untouched
-RATE = 30.0  # steps a second that a person can follow
-# Seconds for which a key of a terminal, which tells no release, counts as held. A keyboard repeats it after 0.5 s.
+BUTTONS = ("space", "enter", "backspace", "escape")  # the first buttons of a gamepad; the next ones are digits
+DEAD_ZONE = 0.1  # an axis within this distance of its rest position counts as untouched
+RATE = 30.0  # steps per second that a person can follow
+# A terminal reports no release, so a key counts as held for so many seconds. A keyboard repeats a key after 0.5 s.
 HELD, REPEATED = 0.7, 0.25
-SEQUENCE = re.compile(r"\x1b[\[O]?[\d;]*[A-Za-z~]")  # of a terminal: an arrow, a function key, or Alt with a key
+SEQUENCE = re.compile(r"\x1b[\[O]?[\d;]*[A-Za-z~]")  # an arrow, a function key, or Alt with a key
 
 
 class TerminalKeys:
-    """Keys of a terminal, without waiting for Enter."""
+    """Reads keys from a terminal, without waiting for Enter."""
 
     shows = False
 
@@ -31,18 +31,18 @@ class TerminalKeys:
             raise UsageError("a person's keys need a terminal or a window, and neither is here: add --person CODE")
         self._file = sys.stdin.fileno()
         self._before = termios.tcgetattr(self._file)
-        self._until: dict[str, float] = {}  # a key counts as held
+        self._held_until: dict[str, float] = {}
         tty.setcbreak(self._file)
 
     def pressed(self) -> list[str]:
-        found, before = list[str](), self.held()
+        keys, before = list[str](), self.held()
         while select.select([self._file], [], [], 0)[0] and (text := os.read(self._file, 64).decode(errors="ignore")):
-            found += [NAMED.get(each, each) for each in SEQUENCE.sub("", text)]
-        self._until |= {key: time.monotonic() + (REPEATED if key in before else HELD) for key in found}
-        return found
+            keys += [NAMED.get(key, key) for key in SEQUENCE.sub("", text)]
+        self._held_until |= {key: time.monotonic() + (REPEATED if key in before else HELD) for key in keys}
+        return keys
 
     def held(self) -> set[str]:
-        return {key for key, until in self._until.items() if time.monotonic() < until}
+        return {key for key, until in self._held_until.items() if time.monotonic() < until}
 
     def axes(self) -> dict[int, float]:
         return {}
@@ -60,7 +60,7 @@ class TerminalKeys:
 
 
 class WindowKeys:
-    """A window that shows the environment and takes its keys, and those of gamepads."""
+    """A window that shows the environment and reads keys and gamepads."""
 
     shows = True
 
@@ -70,7 +70,9 @@ class WindowKeys:
         except ImportError:
             raise UsageError("a window needs pygame: pip install 'repolicy[film]', or add --keys terminal") from None
         self._game, self._rate = pygame, rate
-        os.environ.setdefault("SDL_FRAMEBUFFER_ACCELERATION", "0")  # else it stays black beside MuJoCo's own OpenGL
+        os.environ.setdefault(
+            "SDL_FRAMEBUFFER_ACCELERATION", "0"
+        )  # with it the window stays black beside MuJoCo's OpenGL
         try:
             pygame.display.init()
             pygame.font.init()
@@ -82,24 +84,24 @@ class WindowKeys:
         self._screen = pygame.display.set_mode((480, 480), pygame.RESIZABLE)
         pygame.display.set_caption("Space: take over, hand back. Enter: ends well. Backspace: drop. Escape: leave.")
         self._clock = pygame.time.Clock()
-        self._pads = list[tuple[Any, list[float]]]()  # each with where its axes rest
+        self._pads = list[tuple[Any, list[float]]]()  # gamepads, and their axes' rest positions
 
     def pressed(self) -> list[str]:
-        game, found = self._game, []
+        game, keys = self._game, list[str]()
         for event in game.event.get():
             if event.type == game.QUIT:
-                found.append("escape")
+                keys.append("escape")
             elif event.type == game.KEYDOWN:
                 name = game.key.name(event.key)
-                found.append("enter" if name in ("return", "enter") else name)
+                keys.append("enter" if name in ("return", "enter") else name)
             elif event.type == game.JOYBUTTONDOWN and event.button < len(BUTTONS):
-                found.append(BUTTONS[event.button])
+                keys.append(BUTTONS[event.button])
             elif event.type == game.JOYDEVICEADDED:
                 pad = game.joystick.Joystick(event.device_index)
                 self._pads.append((pad, [pad.get_axis(axis) for axis in range(pad.get_numaxes())]))
             elif event.type == game.JOYDEVICEREMOVED:
                 self._pads = [each for each in self._pads if each[0].get_instance_id() != event.instance_id]
-        return found
+        return keys
 
     def held(self) -> set[str]:
         down = self._game.key.get_pressed()
@@ -117,16 +119,16 @@ class WindowKeys:
             axis: pad.get_axis(axis)
             for pad, rests in self._pads
             for axis, rest in enumerate(rests)
-            if abs(pad.get_axis(axis) - rest) > STILL
+            if abs(pad.get_axis(axis) - rest) > DEAD_ZONE
         }
 
     def show(self, picture: Any, words: str) -> None:
         game, screen = self._game, self._screen
         if picture is not None:
-            drawn = game.surfarray.make_surface(picture.swapaxes(0, 1))
-            fits = drawn.get_rect().fit(screen.get_rect())
+            surface = game.surfarray.make_surface(picture.swapaxes(0, 1))
+            area = surface.get_rect().fit(screen.get_rect())
             screen.fill((0, 0, 0))
-            screen.blit(game.transform.smoothscale(drawn, fits.size), fits)
+            screen.blit(game.transform.smoothscale(surface, area.size), area)
         screen.blit(game.font.Font(None, 24).render(words, True, (255, 255, 255), (0, 0, 0)), (8, 8))
         game.display.flip()
         self._clock.tick(self._rate)

@@ -1,4 +1,4 @@
-"""Record, infer, customize, until a person seldom takes over (MEReQ)."""
+"""Record take-overs, infer the wish and customize, until the person seldom takes over (MEReQ)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -30,22 +30,22 @@ from repolicy.priors import OpenedPolicy, open_agent
 from repolicy.readers.reading import Options
 from repolicy.report.movie import follow
 from repolicy.text import counted
-from repolicy.wishes.inference import beyond_start, inferred, spreads, weights
+from repolicy.wishes.inference import feature_stds, infer_theta, minus_expected, reweighted
 from repolicy.wishes.pairs import fingerprint
 from repolicy.wishes.record import Labels, Record, RecordFile, windows
 from repolicy.wishes.rounds_page import write_rounds
 from repolicy.wishes.takeover import Act, Keys, Takeover
 
-ENVS, ALONE = 16, 16_000  # how many environments, and steps in all, of the policy alone
-LEAST, MOST = 0.25, 2.0  # how far one update may be from what was foretold, for the next one
-FEWEST = 5  # windows that a person began: of fewer the error is chance, too
-PATIENCE = 2  # so many rounds in which the person is needed no less end the loop
+ENVS, ALONE_STEPS = 16, 16_000  # environments, and steps in all, of the policy without a person
+MIN_RESPONSE, MAX_RESPONSE = 0.25, 2.0  # the bounds of a response that changes the unit of the next inference
+MIN_WINDOWS = 5  # that the person began; with fewer the standard error itself is too uncertain
+PATIENCE = 2  # rounds without improvement that end the loop
 
 Say = Callable[[str], None]
 
 
 def record(
-    found: OpenedPolicy,
+    opened: OpenedPolicy,
     env: str,
     out: Path,
     steps: int,
@@ -54,9 +54,9 @@ def record(
     seed: int = 0,
     resume: bool = False,
 ) -> Record:
-    """Let a policy act beside a person for so many steps, and return the record, which lies in the file `out`.
+    """Let a policy and a person act together for so many steps; write the record to `out` and return it.
 
-    The policy samples its actions. With `resume`, the steps that are recorded already count.
+    The policy samples its actions. With `resume`, the steps already in the file count.
     """
     check_counts(steps=steps)
     check_plain(env, "a take-over")
@@ -64,126 +64,130 @@ def record(
     follow(made.unwrapped)
     with closing(made):
         spaces = probe_env(env, "gymnasium")
-        check_fit(found.agent, spaces)
-        sizes = (spaces.observation_size, found.agent.actions.width)
-        file = RecordFile(out, env, fingerprint(found.path), sizes, resume)
-        beside = Takeover(made, person, file, keys)
+        check_fit(opened.agent, spaces)
+        sizes = (spaces.observation_size, opened.agent.actions.width)
+        file = RecordFile(out, env, fingerprint(opened.path), sizes, resume)
+        takeover = Takeover(made, person, file, keys)
         with closing(file):
-            _run(found.agent, beside, file, steps, seed)
+            _run(opened.agent, takeover, file, steps, seed)
     return Record.read(out)
 
 
-def _run(agent: Agent, beside: Takeover, file: RecordFile, steps: int, seed: int) -> None:
-    """Go on until so many steps count, or the person leaves."""
+def _run(agent: Agent, takeover: Takeover, file: RecordFile, steps: int, seed: int) -> None:
+    """Run episodes until so many steps are recorded, or the person quits."""
     first_seed: int | None = seed + file.episode
     generator = torch.Generator().manual_seed(seed + file.episode)
-    while file.steps < steps and not beside.left:
-        observation, _ = beside.reset(seed=first_seed)
-        first_seed = None  # the environment goes on with its own stream
+    while file.steps < steps and not takeover.left:
+        observation, _ = takeover.reset(seed=first_seed)
+        first_seed = None  # later episodes continue the environment's random stream
         act = agent.actor(EPISODE_CAP, 1, generator)
         for _ in range(EPISODE_CAP):
             row = np.asarray(observation, np.float32).reshape(1, -1)
-            proposed = to_env_actions(agent.to_environment(act(row)), agent.actions, beside.action_space)[0]
-            observation, _, terminated, truncated, _ = beside.step(proposed)
+            proposed = to_env_actions(agent.to_environment(act(row)), agent.actions, takeover.action_space)[0]
+            observation, _, terminated, truncated, _ = takeover.step(proposed)
             if terminated or truncated or file.steps >= steps:
                 break
 
 
-def alone(found: OpenedPolicy, env: str, seed: int = 0, steps: int = ALONE) -> Record:
-    """Return what a policy does with no person beside it, by sampled actions."""
-    each = max(steps // ENVS, 1)
+def record_alone(opened: OpenedPolicy, env: str, seed: int = 0, steps: int = ALONE_STEPS) -> Record:
+    """Return a record of a policy's sampled actions without a person."""
+    length = max(steps // ENVS, 1)
     with closing(make_envs(env, ENVS, seed)) as envs:
         generator = torch.Generator().manual_seed(seed)
-        rollout = Collector(envs, each, generator, keep_transitions=True).collect(found.agent)
+        rollout = Collector(envs, length, generator, keep_transitions=True).collect(opened.agent)
     ended = (rollout.terminated | rollout.truncated).T
     episode = np.cumsum(np.concatenate([np.ones((ENVS, 1), int), ended[:, :-1]], 1).ravel()) - 1
-    before, actions, after = (part.swapaxes(0, 1).reshape(ENVS * each, -1) for part in rollout.transitions[:3])
+    before, actions, after = (part.swapaxes(0, 1).reshape(ENVS * length, -1) for part in rollout.transitions[:3])
     time = rollout.ages.T.ravel().astype(float)
     nobody = np.zeros(len(time), bool)
-    return Record(env, fingerprint(found.path), episode, time, before, actions, actions, after, nobody)
+    return Record(env, fingerprint(opened.path), episode, time, before, actions, actions, after, nobody)
 
 
 def infer(
     records: Sequence[Record],
-    found: OpenedPolicy,
+    opened: OpenedPolicy,
     features: str,
     alpha: float,
     earlier: LearntWish | None = None,
     labels: Labels | None = None,
     length: int = 10,
     seed: int = 0,
-    steps: int = ALONE,
-    usual: Record | None = None,
+    steps: int = ALONE_STEPS,
+    alone: Record | None = None,
 ) -> LearntWish:
-    """Return the wish that makes likeliest what a person did and let pass, beside what the policy does alone.
+    """Infer the wish by maximum likelihood of what the person did and allowed, compared with the policy alone.
 
     Args:
-        records: of take-overs; the last one beside this policy.
-        found: the policy, as `priors.opening.acting` returns it.
-        features: what the wish is a sum of.
-        alpha: the temperature α̂ at which the policy is customized.
-        earlier: the wish that it was customized to; none for a prior.
-        labels: the rule by which steps count.
-        length: of the windows in which features are summed, in steps.
-        seed: of the policy's own steps.
-        steps: how many steps of the policy alone they are compared with.
-        usual: these steps, where they are known already.
+        records: the records of take-overs. The last one was made with this policy.
+        opened: the policy, as `priors.opening.open_agent` returns it.
+        features: the features of which the wish is a weighted sum.
+        alpha: the temperature α̂ with which the policy was customized.
+        earlier: the wish to which the policy was customized. None for a prior.
+        labels: the rule that gives each step its weight.
+        length: the number of steps in a window, over which features are summed.
+        seed: the seed of the policy's own steps.
+        steps: the number of steps of the policy alone.
+        alone: a record of the policy alone, if there is one already.
     """
     joined = Record.joined([*records])
-    mine = fingerprint(found.path)
-    if records[-1].policy not in ("", mine):
-        raise UsageError(f"the record was made beside another policy than {found.path}: name that one")
+    policy = fingerprint(opened.path)
+    if records[-1].policy not in ("", policy):
+        raise UsageError(f"the record was made beside another policy than {opened.path}: name that one")
     if not 0 < alpha < np.inf:
         raise UsageError(f"alpha is {alpha}; a temperature must be above 0")
     if length < 1 or steps < 2 * ENVS * length:
         enough = f"a length of 1 or more, and {2 * ENVS} times as many steps of the policy alone"
         raise UsageError(f"{steps} steps of the policy alone and a length of {length} are too few: it takes {enough}")
     sizes = (joined.observation.shape[1], joined.action.shape[1])
-    check_fit(found.agent, probe_env(joined.env))
-    if sizes != (found.agent.observation_size, found.agent.actions.width):
+    check_fit(opened.agent, probe_env(joined.env))
+    if sizes != (opened.agent.observation_size, opened.agent.actions.width):
         raise UsageError(
             f"the record has other observations or actions than {joined.env}: it is of another environment"
         )
     described = Features.of(features)
-    usual = usual or alone(found, joined.env, seed, steps)
-    beside = windows(joined, described, length, (labels or Labels()).weights(joined))
-    without = windows(usual, described, length, np.ones(len(usual.person)))
-    own, begun = int(joined.person.sum()), int(joined.person[beside.firsts].sum())
-    within = int(joined.person[beside.firsts[:, None] + np.arange(length)].sum())
+    alone = alone or record_alone(opened, joined.env, seed, steps)
+    shared = windows(joined, described, length, (labels or Labels()).weights(joined))
+    own = windows(alone, described, length, np.ones(len(alone.person)))
+
+    # Check that there is enough to learn from.
+    person_steps, begun = int(joined.person.sum()), int(joined.person[shared.firsts].sum())
+    within = int(joined.person[shared.firsts[:, None] + np.arange(length)].sum())
     source = (
-        f"{counted(len(beside.sums), 'window')} of {counted(length, 'step')}, of which a person began {begun}, with "
-        f"{within} of their {counted(own, 'step')}"
+        f"{counted(len(shared.sums), 'window')} of {counted(length, 'step')}, of which a person began {begun}, with "
+        f"{within} of their {counted(person_steps, 'step')}"
     )
-    if own and begun < FEWEST:
-        few = f"the record has {source}; it takes {FEWEST} that they began"
+    if person_steps and begun < MIN_WINDOWS:
+        few = f"the record has {source}; it takes {MIN_WINDOWS} that they began"
         raise UsageError(f"{few}: record more, or name a smaller --length, --before or --settle")
     theta = None if earlier is None else earlier.theta
-    if theta is not None and len(theta) != beside.sums.shape[1]:
+    if theta is not None and len(theta) != shared.sums.shape[1]:
         raise UsageError("the earlier wish has other features")
-    names = described.names(beside.sums.shape[1], sizes)
-    spreads(beside.sums, without.sums, names)
-    chances = (beside.weights / beside.weights.sum(), without.weights / without.weights.sum())
-    person, policy = beyond_start(
-        (beside.sums, joined.observation[beside.firsts]), (without.sums, usual.observation[without.firsts])
+    names = described.names(shared.sums.shape[1], sizes)
+    feature_stds(shared.sums, own.sums, names)  # raises with the features' names
+
+    probabilities = (shared.weights / shared.weights.sum(), own.weights / own.weights.sum())
+    person_features, policy_features = minus_expected(
+        (shared.sums, joined.observation[shared.firsts]), (own.sums, alone.observation[own.firsts])
     )
-    wish = inferred(person, policy, alpha, theta, chances, (beside.groups, without.groups))
-    return LearntWish(joined.env, mine, source, sizes, described, names, wish.value, wish.covariance)
+    groups = shared.groups, own.groups
+    wish = infer_theta(person_features, policy_features, alpha, theta, probabilities, groups)
+    return LearntWish(joined.env, policy, source, sizes, described, names, wish.value, wish.covariance)
 
 
 def response(before: Record, after: Record, step: np.ndarray, features: Features, alpha: float, length: int) -> float:
-    """Return how far a policy followed a step `[K]` of its wish, as a share of what the inference foretold.
+    """Return the change of features between two records along a step `[K]` of θ, as a share of the predicted change.
 
-    It is 1 for a soft-optimal policy. A prior whose log-likelihood is worth more, and training that is not at its end,
-    follow less; θ is then larger by as much, for the same behavior.
+    It is 1 for a soft-optimal policy. It is smaller if the prior's log-likelihood has a higher weight, or if training
+    has not converged. θ must then be larger in proportion, for the same behavior.
     """
     one, other = (windows(each, features, length, np.ones(len(each.person))).sums for each in (before, after))
-    foretold = weights(one, step, alpha, np.full(len(one), 1 / len(one))) @ one - one.mean(0)
-    return float((other.mean(0) - one.mean(0)) @ step / (foretold @ step))
+    predicted = reweighted(one, step, alpha, np.full(len(one), 1 / len(one))) @ one - one.mean(0)
+    return float((other.mean(0) - one.mean(0)) @ step / (predicted @ step))
 
 
 @dataclass(frozen=True)
 class Teaching:
-    """How records become the next policy: each update infers the wish anew, and customizes the prior to it."""
+    """Settings of the updates between records. An update infers the wish and customizes the prior to it."""
 
     prior: str
     env: str
@@ -197,55 +201,56 @@ class Teaching:
     seed: int = 0
     trust: bool = False
     updates: int = 2
-    alone_steps: int = ALONE
+    alone_steps: int = ALONE_STEPS
     customizing: Callable[..., Any] = customize
 
     def __post_init__(self) -> None:
         check_counts(updates=self.updates)
 
     @property
-    def untaught(self) -> "Taught":
-        """Return the prior. Its unit is ω′: a prior is as wide as its log-likelihood at ω′ makes it."""
-        return Taught(self.prior, None, max(self.omega, self.alpha))
+    def untaught(self) -> "TaughtPolicy":
+        """Return the prior, with the temperature ω′: it is the soft optimum of ω′·log prior at that temperature."""
+        return TaughtPolicy(self.prior, None, max(self.omega, self.alpha))
 
-    def taught(self, records: Sequence[Record], now: "Taught", folder: Path, say: Say) -> "Taught":
-        """Return the policy after the updates, each of which lies in the folder."""
+    def taught(self, records: Sequence[Record], now: "TaughtPolicy", folder: Path, say: Say) -> "TaughtPolicy":
+        """Return the policy after all updates. Each update's wish and run are kept in the folder."""
         for number in range(self.updates):
-            found = open_agent(now.policy, Options(), self.trust)
-            usual = now.alone or alone(found, self.env, self.seed, self.alone_steps)
-            if number > 0:  # the record was made beside another policy, and tells of this one, too
-                records = [*records[:-1], replace(records[-1], policy=fingerprint(found.path))]
-            wish = infer(records, found, self.features, now.unit, now.wish, self.labels, self.length, usual=usual)
+            opened = open_agent(now.policy, Options(), self.trust)
+            alone = now.alone or record_alone(opened, self.env, self.seed, self.alone_steps)
+            if number > 0:  # the record was made with an earlier policy, and is used for this one as well
+                records = [*records[:-1], replace(records[-1], policy=fingerprint(opened.path))]
+            wish = infer(records, opened, self.features, now.unit, now.wish, self.labels, self.length, alone=alone)
             path, run = folder / f"wish-{number}.safetensors", folder / f"run-{number}"
             if path.exists():
-                kept, header = read(path, "wish")
-                if header["features"] != self.features or not np.array_equal(kept["theta"].numpy(), wish.theta):
+                tensors, header = read(path, "wish")
+                if header["features"] != self.features or not np.array_equal(tensors["theta"].numpy(), wish.theta):
                     raise UsageError(
                         f"{path} was learnt of other features, records or settings: repeat those, or name another --out"
                     )
             wish.write(path)
-            made = self.customizing(
+            result = self.customizing(
                 self.prior, str(path), residual(self.omega, self.alpha, self.states), run, dict(self.settings or {}),
                 env=self.env, resume=True, trust=self.trust, progress=False,
             )  # fmt: skip
-            if not made.finished:
+            if not result.finished:
                 raise KeyboardInterrupt
             step = wish.theta if now.wish is None else wish.theta - now.wish.theta
-            after = alone(open_agent(str(run), Options(), self.trust), self.env, self.seed, self.alone_steps)
-            followed = response(usual, after, step, Features.of(self.features), now.unit, self.length)
+            after = record_alone(open_agent(str(run), Options(), self.trust), self.env, self.seed, self.alone_steps)
+            followed = response(alone, after, step, Features.of(self.features), now.unit, self.length)
             say(f"{run}: the policy followed {followed:.0%} of what was foretold")
-            now = Taught(str(run), wish, now.unit / float(np.clip(followed, LEAST, MOST)), after)
+            unit = now.unit / float(np.clip(followed, MIN_RESPONSE, MAX_RESPONSE))
+            now = TaughtPolicy(str(run), wish, unit, after)
         return now
 
 
 @dataclass(frozen=True)
-class Taught:
-    """A policy, the wish that it has, and the temperature at which it follows one."""
+class TaughtPolicy:
+    """A policy, and the wish to which it was customized."""
 
     policy: str
     wish: LearntWish | None
-    unit: float
-    alone: Record | None = None
+    unit: float  # the temperature at which the next inference takes the policy to follow a wish
+    alone: Record | None = None  # steps of the policy without a person
 
 
 @dataclass(frozen=True)
@@ -255,13 +260,13 @@ class Round:
     rate: float
     """The share of steps in which the person acted."""
     person_steps: int
-    """How many these were, in this round."""
+    """The number of these steps."""
     policy: str
-    """Who acted beside them."""
+    """The policy that acted otherwise."""
 
 
-def basis(shares: Sequence[float]) -> int | None:
-    """Return the round of the person's smallest share, from which to go on; none once two rounds were no better."""
+def best_round(shares: Sequence[float]) -> int | None:
+    """Return the round with the person's smallest share, or None if PATIENCE later rounds were no better."""
     best = int(np.argmin(shares))
     return best if len(shares) - 1 - best < PATIENCE else None
 
@@ -277,28 +282,28 @@ def learn_wish(
     rate: float = 0.05,
     say: Say = lambda sentence: None,
 ) -> list[Round]:
-    """Record, infer and customize until the person takes over in less than this share of the steps; or go on so.
+    """Record, infer and customize in rounds, until the person acts in less than `rate` of the steps.
 
-    What lies in the folder is not done again. Each customizing begins from the prior, with the wish as it is by then:
-    that of the round in which the person was needed least. Two rounds that are no better end it.
+    Work that is in the folder already is not repeated. Each round customizes the prior. The inference continues from
+    the wish of the round in which the person acted least. Two rounds without improvement end the loop.
 
     Args:
-        teaching: the prior, and how it learns.
-        out: the folder; round K lies in round-K.
-        person: what the person does, from (observation, proposed action), as in `Takeover`.
-        keys: where the person's keys come from.
-        steps: how many steps each round records.
-        rounds: how many rounds at most.
-        rate: the share of the person's steps below which all is well.
-        say: hears how far it is.
+        teaching: the prior, and the settings of inference and training.
+        out: the folder, with a subfolder round-K for each round.
+        person: returns the person's action for (observation, proposed action), as in `Takeover`.
+        keys: the source of the person's keys.
+        steps: the number of steps recorded in each round.
+        rounds: the largest number of rounds.
+        rate: the share of the person's steps below which the loop ends.
+        say: is called with messages about the progress.
     """
     check_counts(rounds=rounds)
     now = teaching.untaught
-    records, policies = list[Record](), list[Taught]()  # of each round
+    records, policies = list[Record](), list[TaughtPolicy]()  # of each round
     for number in range(rounds):
         folder, seed = out / f"round-{number}", teaching.seed + 1000 * number
-        acts = open_agent(now.policy, Options(), teaching.trust)
-        last = record(acts, teaching.env, folder / "record.jsonl", steps, person, keys, seed, resume=True)
+        opened = open_agent(now.policy, Options(), teaching.trust)
+        last = record(opened, teaching.env, folder / "record.jsonl", steps, person, keys, seed, resume=True)
         if len(last.person) < steps:
             say(f"round {number}: {len(last.person):,} of {steps:,} steps are recorded; the same command goes on")
             break
@@ -308,13 +313,13 @@ def learn_wish(
         write_rounds(out, teaching.features, records, [each.wish for each in policies], rate)
         if last.rate < rate or number == rounds - 1:
             break
-        best = basis([each.rate for each in records])
+        best = best_round([each.rate for each in records])
         if best is None:
             say(f"{PATIENCE} rounds needed the person no less: this is the end")
             break
         if best != number:
             say(f"round {number} was no better than round {best}, from which it goes on")
-        others = [record for place, record in enumerate(records) if place != best]
+        others = [record for index, record in enumerate(records) if index != best]
         now = teaching.taught([*others, records[best]], policies[best], folder, say)
     return [
         Round(each.rate, int(each.person.sum()), taught.policy) for each, taught in zip(records, policies, strict=True)

@@ -1,6 +1,7 @@
-"""Pairs of clips from the same start, for a person to compare, and the wish that the answers tell.
+"""Pairs of clips with the same start for a person to compare, and the wish that is fitted to the answers.
 
-Of many candidates those become pairs that are worth an answer. Answers are a JSON line each, as a browser saves them.
+With an earlier wish, the most informative pairs of many candidates are chosen. A browser saves one JSON line per
+answer.
 """
 
 import json
@@ -31,50 +32,51 @@ from repolicy.policies import Agent
 from repolicy.policies.storage import check_shape, read, write
 from repolicy.text import counted, printable
 from repolicy.wishes.inference import Theta
-from repolicy.wishes.preferences import as_belief, bradley_terry, fitted_networks, most_telling
+from repolicy.wishes.preferences import as_belief, bradley_terry, fit_networks, most_informative
 
 FILE = "pairs.safetensors"
-CANDIDATES = 5  # for each pair that is asked about, where a wish says which
-PATIENCE = 5  # draws until there are enough clips in which no episode ends
+CANDIDATES = 5  # candidates per pair, if an earlier wish chooses among them
+MAX_ROUNDS = 5  # of simulation, until there are enough clips in which no episode ends
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """P pairs of clips of T steps, left and right, in arrays `[P, 2, T, ...]`."""
+    """P pairs of clips of T steps, left and right, as arrays `[P, 2, T, ...]`."""
 
     env: str
     policy: str  # its fingerprint
     observations: np.ndarray
     actions: np.ndarray  # as add-ons read them
-    after: np.ndarray
-    seeds: np.ndarray  # [P] of the environment
-    starts: np.ndarray  # [P] the step at which the two part
-    played: np.ndarray  # [P, 2, S, A] all actions since the reset, as the environment got them
+    after: np.ndarray  # next observations
+    seeds: np.ndarray  # [P] seeds of the environment
+    starts: np.ndarray  # [P] the step at which the two clips begin to differ
+    played: np.ndarray  # [P, 2, S, A] all actions since the reset, as the environment received them
 
     @property
     def page(self) -> str:
-        """What answers are known by."""
+        """The id of these pairs, which the page writes into each answer."""
         return sha256(self.after.tobytes() + self.actions.tobytes()).hexdigest()[:16]
 
     def features(self, features: Features) -> np.ndarray:
-        """Return the sums `[P, 2, K]` along the clips."""
+        """Return the sums of features over each clip, `[P, 2, K]`."""
         observations, actions, after = self.steps
         return features(observations, actions, after, {}).reshape(*self.after.shape[:3], -1).sum(2)
 
     @property
     def steps(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Observations, actions and next observations of all steps, `[P·2·T, ...]`."""
-        one, two, three = (each.reshape(-1, each.shape[-1]) for each in (self.observations, self.actions, self.after))
-        return one, two, three
+        arrays = self.observations, self.actions, self.after
+        observations, actions, after = (array.reshape(-1, array.shape[-1]) for array in arrays)
+        return observations, actions, after
 
     @property
     def inputs(self) -> np.ndarray:
-        """What networks read, `[P, 2, T, I]`."""
+        """The inputs of reward networks, `[P, 2, T, I]`."""
         return network_inputs(self.observations, self.actions, self.after)
 
-    def some(self, which: Sequence[int] | np.ndarray) -> "Pairs":
-        """Return these pairs alone."""
-        return replace(self, **{name: getattr(self, name)[which] for name in ARRAYS})
+    def select(self, indices: Sequence[int] | np.ndarray) -> "Pairs":
+        """Return the pairs with these indices."""
+        return replace(self, **{name: getattr(self, name)[indices] for name in ARRAYS})
 
     def write(self, folder: Path) -> None:
         tensors = {name: torch.from_numpy(np.ascontiguousarray(getattr(self, name))) for name in ARRAYS}
@@ -82,7 +84,7 @@ class Pairs:
 
     @classmethod
     def read(cls, folder: Path) -> "Pairs":
-        """Return those of a folder that `ask` wrote."""
+        """Read the pairs of a folder that `ask` wrote."""
         tensors, header = read(folder / FILE, "pairs")
         check_shape(header, {"env": str, "policy": str}, str(folder / FILE))
         if {*tensors} != {*ARRAYS} or any(len(each) != len(tensors["seeds"]) for each in tensors.values()):
@@ -94,66 +96,67 @@ ARRAYS = ("observations", "actions", "after", "seeds", "starts", "played")
 
 
 def fingerprint(path: Path) -> str:
-    """Return what a policy is known by, in a file that was made with it."""
+    """Return the id of a policy's file or folder."""
     return file_sum(path)[:16] if path.is_file() else sha256(str(path).encode()).hexdigest()[:16]
 
 
 def candidates(
     agent: Agent, policy: str, env: str, count: int, steps: int, noise: float, latest: int, seed: int
 ) -> Pairs:
-    """Return pairs in which the policy acts alike up to a step of its own, at most `latest`, and then in two ways.
+    """Return pairs of clips. Both follow the mean action up to a random step, at most `latest`, and differ from there.
 
-    Where episodes end too soon for that, further draws part earlier. Each way adds to the mean action one sample's
-    distance from it, times `noise`, all along the clip. A policy that makes choices samples each of them.
+    Each clip then adds a constant offset to the mean action: `noise` times the deviation of one sampled action from the
+    mean. With discrete actions, each step is sampled instead. Clips in which an episode ends are dropped; further
+    rounds then begin earlier in the episode.
     """
     if count < 1 or steps < 2 or not 0 < noise < np.inf:
-        asked = f"{count} pairs of {steps} steps with noise {noise} cannot be asked about"
-        raise UsageError(f"{asked}: name 1 or more, of 2 steps or more, and noise above 0")
+        what = f"{count} pairs of {steps} steps with noise {noise} cannot be asked about"
+        raise UsageError(f"{what}: name 1 or more, of 2 steps or more, and noise above 0")
     env = match_observation(env, agent.observation_size)
-    backend = "gymnasium" if is_in_gymnasium(env) else "envpool"  # the one that films
-    found = list[Pairs]()
-    for round_ in range(PATIENCE):
+    backend = "gymnasium" if is_in_gymnasium(env) else "envpool"  # films can be made of these
+    complete = list[Pairs]()
+    for round_ in range(MAX_ROUNDS):
         random = np.random.default_rng([seed, round_])
         starts, first = random.integers(0, (latest >> round_) + 1, count), seed + round_ * count
         sides = list[dict[str, np.ndarray]]()
-        for side in range(2):
-            generator = torch.Generator().manual_seed(int(random.integers(2**31)) + side)
+        for index in range(2):
+            generator = torch.Generator().manual_seed(int(random.integers(2**31)) + index)
             with closing(make_envs(env, count, first, backend)) as envs:  # type: ignore[arg-type]
                 check_fit(agent, envs)
-                sides.append(_played(agent, envs, starts, steps, latest + steps, noise, generator))
-        pairs = {name: np.stack([played[name] for played in sides], 1) for name in sides[0]}
-        whole = np.flatnonzero(pairs.pop("whole").all(1))
+                sides.append(_clips(agent, envs, starts, steps, latest + steps, noise, generator))
+        pairs = {name: np.stack([side[name] for side in sides], 1) for name in sides[0]}
+        is_complete = np.flatnonzero(pairs.pop("is_complete").all(1))
         pairs |= {"seeds": first + np.arange(count), "starts": starts}
-        found.append(Pairs(env, policy, **pairs).some(whole))
-        if sum(len(each.seeds) for each in found) >= count:
+        complete.append(Pairs(env, policy, **pairs).select(is_complete))
+        if sum(len(each.seeds) for each in complete) >= count:
             break
-    joined = {name: np.concatenate([getattr(each, name) for each in found])[:count] for name in ARRAYS}
+    joined = {name: np.concatenate([getattr(each, name) for each in complete])[:count] for name in ARRAYS}
     if not len(joined["seeds"]):
         raise UsageError(f"in {env} episodes end before a clip of {steps} steps does: name fewer --seconds")
     return Pairs(env, policy, **joined)
 
 
-def _played(
+def _clips(
     agent: Agent, envs: Envs, starts: np.ndarray, steps: int, total: int, noise: float, generator: torch.Generator
 ) -> dict[str, np.ndarray]:
-    """Return one side of the arrays of `Pairs`, `[P, ...]` each, and as `whole` whether no episode ends in the clip."""
-    count, chooses = len(starts), agent.actions.kind == "discrete"
+    """Return one side of the arrays of `Pairs`, `[P, ...]`, and `is_complete`: whether no episode ends in the clip."""
+    count, is_discrete = len(starts), agent.actions.kind == "discrete"
     mean_actor, sampling_actor = agent.actor(total, count), agent.actor(total, count, generator)
     observations = [envs.reset()]
     sent, after = list[np.ndarray](), list[np.ndarray]()
-    held = np.zeros(0)
-    alive, whole = np.ones(count, bool), np.zeros(count, bool)
+    offset = np.zeros(0)
+    is_alive, is_complete = np.ones(count, bool), np.zeros(count, bool)
     for t in range(total):
         mode, sample = mean_actor(observations[t]), sampling_actor(observations[t])
-        away = (sample - mode) * (1 if chooses else noise)
-        held = away if t == 0 else np.where((starts == t)[:, None] | chooses, away, held)
-        actions = np.where((t >= starts)[:, None], mode + held, mode).astype(mode.dtype)
+        deviation = (sample - mode) * (1 if is_discrete else noise)
+        offset = deviation if t == 0 else np.where((starts == t)[:, None] | is_discrete, deviation, offset)
+        actions = np.where((t >= starts)[:, None], mode + offset, mode).astype(mode.dtype)
         sent.append(agent.to_environment(actions))
         step = envs.step(sent[t])
         observations.append(step.observations)
         after.append(step.final)
-        alive &= ~(step.terminated | step.truncated) | (t >= starts + steps)
-        whole |= alive & (t == starts + steps - 1)
+        is_alive &= ~(step.terminated | step.truncated) | (t >= starts + steps)
+        is_complete |= is_alive & (t == starts + steps - 1)
     rows, clip = np.arange(count)[:, None], starts[:, None] + np.arange(steps)
     played = np.stack(sent, 1)
     return {
@@ -161,14 +164,14 @@ def _played(
         "actions": to_env_numbers(played[rows, clip], agent.actions).astype(np.float32),
         "after": np.stack(after, 1)[rows, clip],
         "played": played,
-        "whole": whole,
+        "is_complete": is_complete,
     }
 
 
-def asked(pool: Pairs, count: int, wish: LearntWish | None) -> Pairs:
-    """Return the pairs to ask about: those whose answers would tell most about a wish; else the first ones."""
+def choose_pairs(pool: Pairs, count: int, wish: LearntWish | None) -> Pairs:
+    """Return the pairs to ask about: the most informative ones for a wish, or without one the first ones."""
     if wish is None:
-        return pool.some(range(min(count, len(pool.seeds))))
+        return pool.select(range(min(count, len(pool.seeds))))
     if wish.networks is not None:
         rewards = wish.networks(torch.from_numpy(pool.inputs).reshape(-1, pool.inputs.shape[-1]))
         sums = rewards.reshape(-1, *pool.after.shape[:3]).sum(-1).numpy()
@@ -177,19 +180,17 @@ def asked(pool: Pairs, count: int, wish: LearntWish | None) -> Pairs:
         assert wish.features is not None
         sums = pool.features(wish.features)
         rows, belief = sums[:, 0] - sums[:, 1], Theta(wish.theta, wish.covariance)
-    return pool.some(most_telling(rows, belief, count))
+    return pool.select(most_informative(rows, belief, count))
 
 
-MEANS = {"left": 1.0, "right": 0.0, "alike": 0.5, "unknown": None}
-
-
+VALUES = {"left": 1.0, "right": 0.0, "alike": 0.5, "unknown": None}
 Answers = dict[tuple[int, int], float | None]  # of one person, by (page, pair)
 
 
 def read_answers(path: Path, pages: Sequence[Pairs]) -> Answers:
-    """Return the answers of a file, where pages count in the order of `pages`; of one given twice, the last."""
-    places = {page.page: index for index, page in enumerate(pages)}
-    found: Answers = {}
+    """Read a file of answers. Keys are (index in `pages`, pair); of several answers to a pair the last one counts."""
+    indices = {page.page: index for index, page in enumerate(pages)}
+    answers: Answers = {}
     for number, line in enumerate(read_bytes(path).decode(errors="replace").splitlines(), 1):
         if not line.strip():
             continue
@@ -199,57 +200,59 @@ def read_answers(path: Path, pages: Sequence[Pairs]) -> Answers:
         except (ValueError, RecursionError):
             raise FileError(f"{where} is no answer as the page saves it: {printable(line, 60)}") from None
         check_shape(answer, {"page": str, "pair": int, "answer": str}, where)
-        if answer["page"] not in places:
-            named = "name the folder that `repolicy ask` wrote for it with --asked"
-            raise UsageError(f"{where} answers a page that is none of those given; {named}")
-        place = places[answer["page"]]
-        if answer["answer"] not in MEANS or not 0 <= answer["pair"] < len(pages[place].seeds):
+        if answer["page"] not in indices:
+            remedy = "name the folder that `repolicy ask` wrote for it with --asked"
+            raise UsageError(f"{where} answers a page that is none of those given; {remedy}")
+        index = indices[answer["page"]]
+        if answer["answer"] not in VALUES or not 0 <= answer["pair"] < len(pages[index].seeds):
             raise FileError(f"{where} is no answer to a pair of that page")
-        found[place, answer["pair"]] = MEANS[answer["answer"]]
-    return found
+        answers[index, answer["pair"]] = VALUES[answer["answer"]]
+    return answers
 
 
-def learnt(pages: Sequence[Pairs], answers: Sequence[Answers], features: str = "") -> LearntWish:
-    """Return the wish that answers tell: θ of features or, where none are named, an ensemble of small networks.
+def learn_from_answers(pages: Sequence[Pairs], answers: Sequence[Answers], features: str = "") -> LearntWish:
+    """Fit a wish to answers: θ of the named features or, if none are named, an ensemble of small networks.
 
-    All of `answers` count, of a pair that two people answered both.
+    `answers` has one entry per file. If two people answered the same pair, both answers count.
     """
     if not pages:
         raise UsageError("answers need the folder that `repolicy ask` wrote: name it with --asked")
     if len({(page.env, page.after.shape[2:]) for page in pages}) > 1:
         raise UsageError("the pages are of several environments, or their clips differ in length: learn from one kind")
-    known = [(key, value) for of_one in answers for key, value in of_one.items() if value is not None]
-    values = np.array([value for _, value in known])
-    first, source = pages[0], f"{counted(len(known), 'answer')} on pairs of clips"
+    decided = [(key, value) for of_one in answers for key, value in of_one.items() if value is not None]
+    values = np.array([value for _, value in decided])
+    first, source = pages[0], f"{counted(len(decided), 'answer')} on pairs of clips"
     where = (first.env, first.policy, source, (first.observations.shape[-1], first.actions.shape[-1]))
 
-    def answered(arrays: Sequence[np.ndarray]) -> np.ndarray:
-        rows = [arrays[page][pair] for (page, pair), _ in known]
+    def of_answers(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the rows of the pairs that were answered, from one array `[P, ...]` per page."""
+        rows = [arrays[page][pair] for (page, pair), _ in decided]
         return np.stack(rows) if rows else np.empty((0, *arrays[0].shape[1:]))
 
     if not features:
-        inputs = answered([page.inputs for page in pages])
-        made = fitted_networks(inputs[:, 0], inputs[:, 1], values)
-        centre = made(torch.from_numpy(inputs).reshape(-1, inputs.shape[-1])).mean(1)
-        return LearntWish(*where, None, networks=_centred(made, centre))
+        inputs = of_answers([page.inputs for page in pages])
+        networks = fit_networks(inputs[:, 0], inputs[:, 1], values)
+        means = networks(torch.from_numpy(inputs).reshape(-1, inputs.shape[-1])).mean(1)
+        return LearntWish(*where, None, networks=_centered(networks, means))
     described = Features.of(features)
-    sums = answered([page.features(described) for page in pages])
+    sums = of_answers([page.features(described) for page in pages])
     names = described.names(sums.shape[-1], where[-1])
     theta = bradley_terry(sums[:, 0] - sums[:, 1], values, names=names)
     return LearntWish(*where, described, names, theta.value, theta.covariance)
 
 
-def _centred(made: Networks, centre: torch.Tensor) -> Networks:
-    """Return networks whose mean reward over the clips is 0: answers tell nothing of a reward for each step alike.
+def _centered(networks: Networks, means: torch.Tensor) -> Networks:
+    """Return the networks with their mean rewards over the clips subtracted, so that the mean is 0.
 
-    A unit whose input is always 1 takes it off.
+    Answers contain nothing about a constant reward per step. A hidden unit whose output is always 1 subtracts it.
     """
-    members, size, _ = made.first.shape
-    first = torch.cat([made.first, torch.zeros(members, size, 1)], 2)
-    bias = torch.cat([made.bias, torch.full((members, 1), 20.0)], 1)  # tanh(20) is 1
-    return Networks(made.shift, made.scale, first, bias, torch.cat([made.second, -centre[:, None]], 1))
+    members, size, _ = networks.first.shape
+    first = torch.cat([networks.first, torch.zeros(members, size, 1)], 2)
+    bias = torch.cat([networks.bias, torch.full((members, 1), 20.0)], 1)  # tanh(20) is 1
+    second = torch.cat([networks.second, -means[:, None]], 1)
+    return Networks(networks.shift, networks.scale, first, bias, second)
 
 
-def spread_a_step(pages: Sequence[Pairs], wish: LearntWish) -> float:
-    """Return the standard deviation of a wish's reward over the steps of the clips."""
+def std_of_reward(pages: Sequence[Pairs], wish: LearntWish) -> float:
+    """Return the std of a wish's reward over all steps of the clips."""
     return float(np.concatenate([wish(*page.steps, {}) for page in pages]).std())

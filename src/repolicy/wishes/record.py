@@ -1,4 +1,4 @@
-"""A record of who did what, step by step, and what each step says of the person's wish."""
+"""Records of take-overs: every step, and whether the person or the policy acted; and how steps are weighted."""
 
 import json
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from repolicy.loading import read_bytes
 from repolicy.policies.storage import check_shape, write_bytes
 from repolicy.readers.demonstrations import read_npz
 
-MOST_TOGETHER, FEWEST_GROUPS = 16, 8  # windows of a group, at most; and groups, at least
+MAX_GROUP_SIZE, MIN_GROUPS = 16, 8  # windows per group, and number of groups
 FORMAT = 1
 HEADER = {"record": int, "env": str, "policy": str, "sizes": [int]}
 LINE = {
@@ -24,23 +24,23 @@ LINE = {
 
 
 class Step(NamedTuple):
-    """One step, as it is recorded."""
+    """One recorded step."""
 
     episode: int
-    time: float  # seconds of the episode
+    time: float  # seconds since the episode began
     observation: np.ndarray  # [O]
-    action: np.ndarray  # [A] what was done, in the environment's own numbers
-    proposed: np.ndarray  # [A] what the policy would have done
+    action: np.ndarray  # [A] the action taken, as the environment takes it
+    proposed: np.ndarray  # [A] the policy's action
     next: np.ndarray  # [O]
     person: bool  # whether a person acted
 
 
 @dataclass(frozen=True)
 class Record:
-    """N steps of whole or cut episodes, in arrays `[N, ...]`."""
+    """N steps of complete or truncated episodes, as arrays `[N, ...]` with the names of `Step`."""
 
     env: str
-    policy: str  # the fingerprint of who proposed
+    policy: str  # fingerprint of the policy that proposed the actions
     episode: np.ndarray
     time: np.ndarray
     observation: np.ndarray
@@ -51,7 +51,7 @@ class Record:
 
     @classmethod
     def of(cls, steps: Iterable[Step], env: str, policy: str = "") -> Self:
-        """Return a record of steps from anywhere."""
+        """Return a record of steps from any source."""
         rows = [*steps]
         if not rows:
             raise UsageError("the record has no steps: record an episode first")
@@ -62,17 +62,17 @@ class Record:
             ]
         except ValueError:
             raise UsageError("the record's steps differ in how many numbers they have") from None
-        for place, name in enumerate(Step._fields):
-            if name not in kinds:  # a number alone is a row of one
-                arrays[place] = arrays[place].reshape(len(rows), -1)
+        for index, name in enumerate(Step._fields):
+            if name not in kinds:  # scalar observations and actions become rows of one number
+                arrays[index] = arrays[index].reshape(len(rows), -1)
         return cls(env, policy, *arrays)
 
     @classmethod
     def read(cls, path: Path, env: str = "") -> Self:
-        """Return what `takeover` wrote; or NumPy's .npz, or LeRobot's .parquet, both of which tell no environment."""
+        """Read the file of a take-over, NumPy's .npz or LeRobot's .parquet. For the latter two `env` must be named."""
         if path.suffix == ".npz":
             needed = ("observation", "action", "next", "person", "episode")
-            return cls._given(read_npz(path, needed, ("proposed", "time")), path, env)
+            return cls._from_arrays(read_npz(path, needed, ("proposed", "time")), path, env)
         if path.suffix == ".parquet":
             return cls._lerobot(path, env)
         lines, dropped, steps = read_bytes(path).decode(errors="replace").splitlines(), set[int](), list[Step]()
@@ -84,7 +84,7 @@ class Record:
             raise UsageError(f"{path} is a record of {header['env']}, not of {env}")
         for number, text in enumerate(lines[1:], 2):
             if number == len(lines) and not text.endswith("}"):
-                break  # the machine stopped while it was written
+                break  # the process was killed while it wrote this line
             line = _line(text, f"{path}, line {number}")
             if "dropped" in line:
                 dropped.add(line["dropped"])
@@ -95,7 +95,7 @@ class Record:
 
     @classmethod
     def _lerobot(cls, path: Path, env: str) -> Self:
-        """Read a parquet file of LeRobot's datasets: a frame's next observation is that of the frame behind it."""
+        """Read a parquet file of LeRobot's datasets. The next observation of a frame is that of the following frame."""
         try:
             import pyarrow.parquet as parquet
         except ImportError:
@@ -107,24 +107,25 @@ class Record:
             raise FileError(f"{path} cannot be read: {error}") from None
         ours = {"observation.state": "observation", "episode_index": "episode", "timestamp": "time"}
         arrays: dict[str, Any] = {ours.get(name, name): values for name, values in columns.items()}
-        who = next((name for name in arrays if name.rpartition(".")[2] in ("intervention", "is_intervention")), "")
-        if who:
-            arrays["person"] = np.ravel(arrays[who]).tolist()
+        flag = next((name for name in arrays if name.rpartition(".")[2] in ("intervention", "is_intervention")), "")
+        if flag:
+            arrays["person"] = np.ravel(arrays[flag]).tolist()
         if not {"observation", "action", "episode", "person"} <= arrays.keys():
             raise FileError(f"{path} has no observation.state, action, episode_index and intervention")
         episodes = np.array(arrays["episode"])
-        kept = np.flatnonzero(episodes[1:] == episodes[:-1])
+        has_next = np.flatnonzero(episodes[1:] == episodes[:-1])
         names = [name for name in ("observation", "action", "episode", "person", "time") if name in arrays]
-        steps: dict[str, Any] = {name: np.array(arrays[name])[kept] for name in names}
-        steps["next"] = np.array(arrays["observation"])[kept + 1]
-        return cls._given(steps, path, env)
+        steps: dict[str, Any] = {name: np.array(arrays[name])[has_next] for name in names}
+        steps["next"] = np.array(arrays["observation"])[has_next + 1]
+        return cls._from_arrays(steps, path, env)
 
     @classmethod
-    def _given(cls, arrays: dict[str, np.ndarray], path: Path, env: str) -> Self:
+    def _from_arrays(cls, arrays: dict[str, np.ndarray], path: Path, env: str) -> Self:
         arrays = {"proposed": arrays["action"], "time": np.arange(np.size(arrays["person"]))} | arrays
         if not env:
             raise UsageError(f"{path} does not say which environment it is of: name it with --env")
-        if len(lengths := {np.shape(arrays[name])[:1] for name in Step._fields}) > 1 or () in lengths:
+        lengths = {np.shape(arrays[name])[:1] for name in Step._fields}
+        if len(lengths) > 1 or () in lengths:
             raise FileError(f"{path} has arrays of several lengths")
         rows = zip(*(arrays[name] for name in Step._fields), strict=True)
         return cls.of((Step(*row) for row in rows), env)
@@ -150,19 +151,19 @@ class Record:
 
 def _line(text: str, where: str) -> Any:
     try:
-        found = json.loads(text)
+        values = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        values = None
+    if not isinstance(values, dict):
         raise FileError(f"{where} is no line of a record of take-overs")
-    return found
+    return values
 
 
 class RecordFile:
-    """A record as it is written: a line a step, flushed at once, so that whoever stops loses nothing."""
+    """Writes a record, one line per step. Each line is flushed at once, so that an interruption loses nothing."""
 
     def __init__(self, path: Path, env: str, policy: str, sizes: tuple[int, int], resume: bool = False) -> None:
-        self.path, self.episode, self.steps = path, 0, 0  # the present episode, and how many steps count
+        self.path, self.episode, self.steps = path, 0, 0  # the current episode, and the steps without dropped ones
         header = {"record": FORMAT, "env": env, "policy": policy, "sizes": list(sizes)}
         if path.exists() and path.stat().st_size:
             if not resume:
@@ -171,33 +172,33 @@ class RecordFile:
             lines = read_bytes(path).decode(errors="replace").splitlines()
             if _line(lines[0], f"{path}, line 1") != header:
                 raise UsageError(f"{path} is the record of another policy or environment: name another --out")
-            whole = [line for line in lines[1:] if line.endswith("}")]
-            if len(whole) < len(lines) - 1:  # the machine stopped while a line was written
-                write_bytes(path, "".join(f"{line}\n" for line in [lines[0], *whole]).encode())
-            kept = [_line(line, str(path)) for line in whole]
-            dropped = {line["dropped"] for line in kept if "dropped" in line}
-            told = [line.get("episode", -1) for line in kept if "dropped" not in line]
-            self.episode = 1 + max(told, default=-1)
-            self.steps = sum(episode not in dropped for episode in told)
+            complete = [line for line in lines[1:] if line.endswith("}")]
+            if len(complete) < len(lines) - 1:  # the process was killed while it wrote the last line
+                write_bytes(path, "".join(f"{line}\n" for line in [lines[0], *complete]).encode())
+            values = [_line(line, str(path)) for line in complete]
+            dropped = {line["dropped"] for line in values if "dropped" in line}
+            episodes = [line.get("episode", -1) for line in values if "dropped" not in line]
+            self.episode = 1 + max(episodes, default=-1)
+            self.steps = sum(episode not in dropped for episode in episodes)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._of_episode, self._header = 0, header
+        self._episode_steps, self._header = 0, header
         self._file = path.open("a")
 
     def add(self, step: Step) -> None:
         """Write a step."""
-        self._of_episode = self._of_episode + 1 if step.episode == self.episode else 1
+        self._episode_steps = self._episode_steps + 1 if step.episode == self.episode else 1
         self.episode, self.steps = step.episode, self.steps + 1
         names = ("observation", "action", "proposed", "next")
         numbers = {name: np.ravel(getattr(step, name)).astype(float).tolist() for name in names}
         self._write({"episode": step.episode, "time": float(step.time), **numbers, "person": bool(step.person)})
 
     def drop(self, episode: int) -> None:
-        """Note that an episode counts for nothing."""
-        self.steps -= self._of_episode
+        """Mark an episode as dropped, so that its steps do not count."""
+        self.steps -= self._episode_steps
         self._write({"dropped": episode})
 
     def _write(self, values: dict[str, Any]) -> None:
-        if not self._file.tell():  # who fails before the first step leaves nothing in the way
+        if not self._file.tell():  # the header is written late: without a step the file stays empty
             self._file.write(json.dumps(self._header) + "\n")
         self._file.write(json.dumps(values) + "\n")
         self._file.flush()
@@ -208,14 +209,14 @@ class RecordFile:
 
 @dataclass(frozen=True)
 class Labels:
-    """The rule by which steps count. Its three numbers."""
+    """The rule that gives each recorded step its weight."""
 
     before: int = 10
-    """So many steps before a take-over are bad: they led to it, and count for nothing."""
+    """The policy's steps before a take-over that get weight 0, because they led to it."""
     settle: int = 0
-    """So many steps after a take-over count for nothing: the person is still leaving a bad state."""
+    """The person's steps after a take-over that get weight 0, because the person is still leaving a bad state."""
     passed: float = 1.0
-    """What a step that the person let pass weighs beside one of their own."""
+    """The weight of a policy's step that the person allowed, relative to 1 for a person's step."""
 
     def __post_init__(self) -> None:
         check_counts(0, before=self.before, settle=self.settle)
@@ -223,48 +224,49 @@ class Labels:
             raise UsageError(f"passed is {self.passed}; it must be 0 or more")
 
     def weights(self, record: Record) -> np.ndarray:
-        """Return what each step weighs `[N]`: 1 the person's, `passed` the policy's own, 0 bad or settling."""
-        found = np.where(record.person, 1.0, self.passed)
+        """Return the weight of each step `[N]`."""
+        weights = np.where(record.person, 1.0, self.passed)
         same = record.episode[1:] == record.episode[:-1]
         for start in np.flatnonzero(same & record.person[1:] & ~record.person[:-1]) + 1:
             first = max(start - self.before, int(np.flatnonzero(record.episode == record.episode[start])[0]))
-            found[first:start] = np.where(record.person[first:start], found[first:start], 0.0)
-            behind = slice(start, start + self.settle)
-            settles = record.person[behind] & (record.episode[behind] == record.episode[start])
-            found[behind] = np.where(settles, 0.0, found[behind])
-        return found
+            weights[first:start] = np.where(record.person[first:start], weights[first:start], 0.0)
+            after = slice(start, start + self.settle)
+            is_settling = record.person[after] & (record.episode[after] == record.episode[start])
+            weights[after] = np.where(is_settling, 0.0, weights[after])
+        return weights
 
 
 class Windows(NamedTuple):
-    """M stretches of a record's steps, as long as each other."""
+    """M stretches of consecutive steps of a record, all of the same length."""
 
-    sums: np.ndarray  # [M, K] of the features of their steps
+    sums: np.ndarray  # [M, K] sums of features over the steps of each window
     weights: np.ndarray  # [M]
-    firsts: np.ndarray  # [M] the first step of each, by its place in the record
-    groups: np.ndarray  # [M] numbers, the same for some in a row of one episode
+    firsts: np.ndarray  # [M] index in the record of each window's first step
+    groups: np.ndarray  # [M] group numbers; neighboring windows of an episode share one
 
 
 def windows(record: Record, features: Features, length: int, weights: np.ndarray) -> Windows:
-    """Return windows of so many steps, one behind the other, by what each step of the record weighs `[N]`.
+    """Return successive windows of `length` steps, given the weight of each step of the record `[N]`.
 
-    A window lies in one episode, and weighs what its first step does. Each of its steps counts, or the first is the
-    person's, and the policy may go on within it: what it makes of their step is what the step was worth. So the mean
-    over the windows that a person began, less what the policy has from there, is the slope of their steps' likelihood.
+    A window lies within one episode and has the weight of its first step. Either all its steps have weight, or its
+    first step is the person's. In the latter case the policy may act in the rest: its outcome shows what the person's
+    step was worth. So the mean over windows that the person began, minus the policy's expected features from the same
+    states, is the gradient of the person's likelihood.
     """
     values = features(record.observation, record.action, record.next, {})
-    starts, places = list[int](), list[int]()  # of each its first step, and its place in its episode
+    starts, numbers = list[int](), list[int]()  # the first step of each window, and its number within its episode
     breaks = np.flatnonzero(record.episode[1:] != record.episode[:-1]) + 1
     for episode in np.split(np.arange(len(weights)), breaks):
         first, before = int(episode[0]), len(starts)
         while first + length <= episode[-1] + 1:
             counts = weights[first : first + length] > 0
             if counts.all() or (counts[0] and record.person[first]):
-                places.append(len(starts) - before)
+                numbers.append(len(starts) - before)
                 starts.append(first)
                 first += length
             else:
                 first += 1
     firsts = np.array(starts, int)
-    together = max(1, min(MOST_TOGETHER, len(starts) // FEWEST_GROUPS))
-    groups = np.cumsum(np.array(places, int) % together == 0)
+    group_size = max(1, min(MAX_GROUP_SIZE, len(starts) // MIN_GROUPS))
+    groups = np.cumsum(np.array(numbers, int) % group_size == 0)
     return Windows(values[firsts[:, None] + np.arange(length)].sum(1), weights[firsts], firsts, groups)

@@ -1,4 +1,4 @@
-"""The page of `repolicy learn-wish`: how often a person acted, what was learnt of it, and what came of that."""
+"""The report of `repolicy learn-wish`: how often the person acted, the wish of each round, and its effect."""
 
 import math
 from collections.abc import Sequence
@@ -14,12 +14,13 @@ from repolicy.wishes.record import Record
 def write_rounds(
     out: Path, features: str, records: Sequence[Record], wishes: Sequence[LearntWish | None], rate: float
 ) -> Path:
-    """Write the page of all rounds so far into the folder, and return its place.
+    """Write the report of all rounds so far into the folder, and return its path.
 
-    Of each round it takes the record and the wish that its policy had: none in the first, whose policy is the prior.
+    `records` and `wishes` have one entry per round: the record, and the wish of the policy that acted in it. The wish
+    is None in the first round, whose policy is the prior.
     """
     shares = [record.rate for record in records]
-    until = 4.0 * math.ceil((len(shares) - 1) / 4)  # so that the marks are whole
+    until = 4.0 * math.ceil((len(shares) - 1) / 4)  # a multiple of 4, so that the ticks are integers
     title = "your share of the steps, by round"
     curve = charts.curve(title, [*range(len(shares))], shares, until, levels={"enough": rate})
     drawn = charts.charts([curve]) if curve else ""
@@ -30,17 +31,19 @@ def write_rounds(
     parts = [
         page.section("How often you acted", page.table(["", "your share", "your steps", "steps"], rows), drawn),
         page.section("What the wish is", thetas(wishes), note="θ of each feature ± its error, by round."),
-        page.section("What was done", *spreads(features, records), note=DONE),
+        page.section("What was done", histograms(features, records), note=STEPS_NOTE),
     ]
     lead = f"{records[0].env}: a wish learnt from take-overs in {len(records)} rounds."
     return page.write(out / "report.html", "What you wish", lead, parts)
 
 
-DONE = "Each feature in the steps in which the prior acted, in yours of all rounds, and in those of the last policy."
+STEPS_NOTE = (
+    "Each feature in the steps in which the prior acted, in yours of all rounds, and in those of the last policy."
+)
 
 
 def thetas(wishes: Sequence[LearntWish | None]) -> str:
-    """Return a row for each feature, with what every round's policy had."""
+    """Return a table of θ: one row per feature, one column per round."""
     learnt = [(number, wish) for number, wish in enumerate(wishes) if wish is not None]
     if not learnt:
         return "<p>Nothing is learnt yet.</p>"
@@ -51,8 +54,8 @@ def thetas(wishes: Sequence[LearntWish | None]) -> str:
     return page.table(["feature", *(f"round {number}" for number, _ in learnt)], rows)
 
 
-def spreads(features: str, records: Sequence[Record]) -> list[str]:
-    """Return a drawing for each feature: how it spreads over the steps of the prior, the person and the last policy."""
+def histograms(features: str, records: Sequence[Record]) -> str:
+    """Return histograms of each feature over the steps of the prior, the person and the last policy."""
     described = Features.of(features)
     series = {"prior": described(*_steps(records[0], ~records[0].person), {})}
     yours = [described(*_steps(record, record.person), {}) for record in records if record.person.any()]
@@ -67,8 +70,8 @@ def spreads(features: str, records: Sequence[Record]) -> list[str]:
         charts.histogram({who: values[:, index] for who, values in series.items()}, name, "steps")
         for index, name in enumerate(names)
     ]
-    return [charts.charts(drawn)]
+    return charts.charts(drawn)
 
 
-def _steps(record: Record, which: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return record.observation[which], record.action[which], record.next[which]
+def _steps(record: Record, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return record.observation[mask], record.action[mask], record.next[mask]
