@@ -40,7 +40,7 @@ from repolicy.priors import (
 from repolicy.priors.hub import is_on_hub
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
-from repolicy.readers.recognize import RUNNABLE, PolicyFile
+from repolicy.readers.recognize import RUNNABLE_FORMATS, PolicyFile
 from repolicy.runs import Request, RunFolder, Terminal, budget_of
 
 FREE = tuple(f".{part}" for part in ("x", "y", "z", "qw", "qx", "qy", "qz"))  # what a joint's name is followed by
@@ -149,7 +149,7 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
 
 def _of_file(file: PolicyFile, options: Options) -> Story:
     if not is_repolicy_file(file.path, file.content):
-        carries = {"carries": file.carried.deployment_info} if file.carried and file.carried.deployment_info else {}
+        carries = {"carries": file.embedded.deployment_info} if file.embedded and file.embedded.deployment_info else {}
         if file.repolicy_bytes is None:
             return _of_foreign(file, options), carries
         facts, more = _of_policy(file, options, f", in a file of {file.format}")
@@ -307,7 +307,7 @@ def _of_uncopied(file: PolicyFile, why: FileError) -> dict[str, Any]:
     """Return another library's policy that can only run as it is; the reason again, where it cannot even do that."""
     from repolicy.priors.running import graph_signature
 
-    if file.format not in RUNNABLE:
+    if file.format not in RUNNABLE_FORMATS:
         raise why
     kind, runs = "TorchScript", "in PyTorch, as a program: with --trust"
     missing = "the environment (--env), a std (--std)"

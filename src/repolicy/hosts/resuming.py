@@ -39,9 +39,9 @@ class Checkpoint(NamedTuple):
 def read_checkpoint(path: Path) -> Checkpoint:
     """Return what a checkpoint of rsl_rl (.pt) or a model of Stable-Baselines3 (.zip) tells; no code of it runs."""
     file = PolicyFile(path)
-    if "policy.pth" in file.names:
+    if "policy.pth" in file.zip_names:
         return _of_sb3(open_zip(file.content, str(path)), str(path))
-    loaded = file.pickled
+    loaded = file.unpickled
     actor = loaded.get("actor_state_dict", loaded.get("model_state_dict")) if isinstance(loaded, dict) else None
     if not isinstance(actor, dict):
         raise FileError(f"{path} is no checkpoint of rsl_rl and no model of Stable-Baselines3")

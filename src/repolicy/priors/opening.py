@@ -24,7 +24,7 @@ from repolicy.priors.running import Graph, Script, check_trusted
 from repolicy.readers.copying import policy_from
 from repolicy.readers.description import CannotCopyError, PolicyDescription, Std
 from repolicy.readers.reading import Options, errors_in_python_terms
-from repolicy.readers.recognize import RUNNABLE, PolicyFile
+from repolicy.readers.recognize import RUNNABLE_FORMATS, PolicyFile
 
 
 def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy:
@@ -164,7 +164,7 @@ def open_policy(given: Any, options: Options | None = None, trust: bool = False)
     try:
         saved = read_file(file, options)
     except CannotCopyError as error:
-        if file.format not in RUNNABLE:
+        if file.format not in RUNNABLE_FORMATS:
             raise
         program: Graph | Script
         if file.format == "onnx":

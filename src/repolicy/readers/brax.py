@@ -31,7 +31,7 @@ OR_RAW = "its statistics are applied; if it was trained with normalize_observati
 OR_SQUEEZED = "the file does not tell mean_clip_scale, by which Brax may squeeze the mean: none is assumed"
 
 
-def recognized(parts: Any) -> bool:
+def matches(parts: Any) -> bool:
     """Return whether a pickle holds a normalizer's statistics and then layers."""
     return isinstance(parts, tuple | list) and len(parts) >= 2 and bool(_module(parts[1]))
 

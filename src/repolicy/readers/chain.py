@@ -190,8 +190,8 @@ def _sliced(output: Linear, step: Step) -> tuple[Linear, Linear | None]:
     start, end = int(step.low), int(min(step.high, size))
     if not 0 <= start < end:
         raise CannotCopyError("a slice leaves nothing of its last layer")
-    dropped = output.outputs(end) if start == 0 and 2 * end == size else None
-    return output.outputs(start, end), dropped
+    dropped = output.slice_outputs(end) if start == 0 and 2 * end == size else None
+    return output.slice_outputs(start, end), dropped
 
 
 def _merged(chain: Chain) -> list[Step]:

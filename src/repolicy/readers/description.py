@@ -1,9 +1,10 @@
-"""What a reader of somebody else's file hands back: a policy in plain arrays, with nothing of its library left.
+"""The result of every reader: a policy of another library, described by plain NumPy arrays.
 
     observations ─ normalizer ─ hidden layers ─ mean ──────────── distribution ─ (tanh, to the bounds) ─ environment
                                       └──────── std (from a vector, a layer, or the features themselves)
 
-A squashed policy's actions are those before tanh, as everywhere in Repolicy. `copying.py` makes a policy of it.
+As everywhere in Repolicy, the actions of a squashed policy are those before tanh. `copying.py` builds a `Policy` from a
+description.
 """
 
 from dataclasses import dataclass, replace
@@ -20,27 +21,27 @@ Place = Literal["before", "after"]
 
 
 class CannotCopyError(FileError):
-    """The file is whole and its format is known, but its network is none of ours. It may still be run as it is.
+    """The file is intact and its format is known, but Repolicy has no such network. The file may still be run as it is.
 
-    Readers say the reason alone, and `PolicyFile` of which file. What is damaged is a ValueError of theirs.
+    Readers raise it with the reason alone; `PolicyFile` adds the file's name. For damaged files they raise ValueError.
     """
 
 
 @dataclass(frozen=True)
 class Linear:
-    """`weight [outputs, inputs]` and `bias [outputs]`."""
+    """A linear layer: `weight [outputs, inputs]` and `bias [outputs]`."""
 
     weight: Array
     bias: Array
 
-    def outputs(self, start: int, end: int | None = None) -> "Linear":
-        """Return the layer with these of its outputs."""
+    def slice_outputs(self, start: int, end: int | None = None) -> "Linear":
+        """Return a layer of the outputs `[start:end]` only."""
         return Linear(self.weight[start:end], self.bias[start:end])
 
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """Applied before or after the layer's activation: `weight [units]`, `bias [units]`."""
+    """A LayerNorm before or after the activation of its layer: `weight [units]`, `bias [units]`."""
 
     weight: Array
     bias: Array
@@ -50,7 +51,7 @@ class LayerNorm:
 
 @dataclass(frozen=True)
 class HiddenLayer:
-    """A hidden layer."""
+    """A hidden layer; its activation is that of the whole `Perceptron`."""
 
     linear: Linear
     norm: LayerNorm | None = None
@@ -58,12 +59,12 @@ class HiddenLayer:
 
 @dataclass(frozen=True)
 class Perceptron:
-    """Hidden layers with one activation, and a last layer without."""
+    """Hidden layers that share one activation, and an output layer without activation."""
 
     hidden: tuple[HiddenLayer, ...]
     output: Linear
     activation: str
-    slope: float = 0.01  # of leaky_relu
+    slope: float = 0.01  # negative slope of leaky_relu
 
     @property
     def layers(self) -> list[Linear]:
@@ -71,33 +72,36 @@ class Perceptron:
 
     @property
     def width(self) -> int:
-        """How many numbers it takes."""
+        """Number of inputs."""
         return int(self.layers[0].weight.shape[1])
 
     def split_output(self) -> tuple["Perceptron", Linear]:
-        """Return the network of the means, and the other half of its last layer, of which stds are made."""
+        """Split an output layer of means and stds; return the network of the means and the layer of the stds."""
         size, odd = divmod(len(self.output.bias), 2)
         if odd:
             raise CannotCopyError(f"its last layer has {len(self.output.bias)} outputs, not means and stds")
-        return replace(self, output=self.output.outputs(0, size)), self.output.outputs(size)
+        return replace(self, output=self.output.slice_outputs(0, size)), self.output.slice_outputs(size)
 
 
 @dataclass(frozen=True)
 class Normalizer:
-    """`clip((observations − shift) · scale, ±clip)`, of `[observations]` each; count is how many were seen, or 0."""
+    """Normalizes observations: `clip((observations − shift) · scale, ±clip)`."""
 
-    shift: Array
-    scale: Array
+    shift: Array  # [observations]
+    scale: Array  # [observations]
     clip: float | None = None
-    count: float = 0.0
+    count: float = 0.0  # number of observations in the statistics; 0 where the file does not hold it
 
 
 @dataclass(frozen=True)
 class Std:
-    """Where a Gaussian's standard deviation comes from: `link(raw, low, high) + floor`.
+    """The standard deviation of a Gaussian policy: `link(raw, low, high) + floor`.
 
-    `raw` is a vector (one for all states), a layer on the last hidden layer's values (head), or a matrix whose product
-    with the squares of those values is the variance (features, known as gSDE): there `floor` is added in quadrature.
+    The source of `raw` is one of these:
+    - "vector": an array, the same for all states;
+    - "head": the output of a linear layer on the last hidden features;
+    - "features" (gSDE): a matrix that multiplies the squares of these features and gives the variance. There `floor`
+      is added in quadrature.
     """
 
     source: Source
@@ -110,27 +114,26 @@ class Std:
 
 @dataclass(frozen=True)
 class PolicyDescription:
-    """A policy as a file holds it."""
+    """A policy of another library, and what its file says about it."""
 
     library: str  # Stable-Baselines3, rsl_rl, ...
-    version: str  # of the library or of the layout, where the file tells
+    version: str  # version of the library or of the layout; empty where the file does not hold it
     kind: str  # PPO, SAC, "ONNX graph", ...
-    actor: Perceptron  # its last layer gives the mean, or the logits of all choices side by side
-    actions: ActionSpace  # bounds are empty where the file does not tell them
-    squashed: bool = False
+    actor: Perceptron  # outputs the mean, or the concatenated logits of all discrete choices
+    actions: ActionSpace  # without bounds where the file does not hold them
+    squashed: bool = False  # whether tanh follows the noise
     std: Std | None = None
     normalizer: Normalizer | None = None
-    mean_clip: float | None = None  # the mean stays within ± this, before any tanh
-    clips: bool = False  # whether its library cuts actions to their bounds on the way to the environment
-    groups: tuple[tuple[str, int], ...] = ()  # of an observation that is a Dict: its keys in order, and their sizes
-    notes: tuple[str, ...] = ()
+    mean_clip: float | None = None  # the mean is clipped to ± this before any tanh
+    clips: bool = False  # whether its library clips actions to their bounds before the environment sees them
+    groups: tuple[tuple[str, int], ...] = ()  # (key, size) of each part of a Dict observation, in order
+    notes: tuple[str, ...] = ()  # sentences for the user: assumptions of the reader
 
     @property
     def family(self) -> str:
-        """Which of Repolicy's families it belongs to. Without a std it counts as having one for all states."""
+        """Key of Repolicy's policy family for it; a missing std counts as one vector for all states."""
         if self.actions.kind == "discrete":
             return "categorical"
         source = "vector" if self.std is None else self.std.source
-        return {"vector": "", "head": "state_", "features": "features_"}[source] + (
-            "squashed" if self.squashed else "gaussian"
-        )
+        prefix = {"vector": "", "head": "state_", "features": "features_"}[source]
+        return prefix + ("squashed" if self.squashed else "gaussian")

@@ -142,7 +142,7 @@ BY_USER: dict[str, Any] = {
 }
 
 
-def recognized(saved: Any) -> bool:
+def matches(saved: Any) -> bool:
     """Return whether it is of a library's layout that is known here."""
     return _known(tensors_in(saved)) is not None
 
@@ -329,7 +329,7 @@ WIDTHS = ("std", "sigma")
 RECURRENT = ("weight_ih", "weight_hh")
 
 
-def suggested(saved: Any) -> str:
+def suggest_layout(saved: Any) -> str:
     """Return a layout to try, by the names and shapes of tensors; nothing where none of them looks like an actor."""
     tensors = {name: each for name, each in tensors_in(saved).items() if not _has(name, NOT_ACTORS)}
     modules = _modules(tensors)

@@ -244,7 +244,7 @@ NODES: dict[str, Callable[[list[Any], Attributes], Any]] = {
 TYPES = {1: "f4", 10: "f2", 11: "f8", 6: "i4", 7: "i8", 9: "b1"}  # of ONNX's tensors, those that are read
 
 
-def recognized(content: bytes) -> bool:
+def matches(content: bytes) -> bool:
     """Return whether bytes may be an ONNX model: its first part is the version, which begins so."""
     return content[:1] == b"\x08"
 

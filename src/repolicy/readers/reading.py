@@ -1,4 +1,4 @@
-"""What somebody else's policy file may not say, and its user can. (Without torch, so that `--help` is quick.)"""
+"""Options for reading another library's policy file. (This module does not import torch, so `--help` stays quick.)"""
 
 import contextlib
 import re
@@ -10,35 +10,35 @@ from typing import Any, Literal
 
 from repolicy.errors import RepolicyError, UsageError
 
-LEAST, MOST = 1e-12, 1e12  # what single precision divides by and squares
-MIN_STD = 1e-5  # with a smaller one, log-probabilities would be those of rounding errors of the mean
+MIN_NUMBER, MAX_NUMBER = 1e-12, 1e12  # single precision can still divide by these and square them
+MIN_STD = 1e-5  # with a smaller std, rounding errors of the mean would dominate log-probabilities
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to read a policy's file that another library wrote."""
+    """What the user adds to a policy file of another library, because the file does not hold it."""
 
     std: float | Literal["fit"] | None = None
-    """Of a policy that has none: the std of its actions (before tanh, where it squashes them); fit: from
-    --demonstrations."""
+    """Std of the actions of a policy that has none, before any tanh. "fit" estimates it from --demonstrations."""
     temperature: float | None = None
-    """Of another library's Q-network: the temperature at which it chooses its actions, in units of the return."""
+    """Temperature at which a Q-network chooses its actions, in units of the return."""
     vecnormalize: str | None = None
-    """Of another library's policy: a file with its observations' statistics, or none to go without."""
+    """File with the statistics of the observations, or "none" for no normalization."""
     file_activation: str | None = None
-    """Of another library's policy: its network's activation, where the file does not say."""
+    """Activation of the network, where the file does not name it."""
     demonstrations: str | None = None
-    """For --std fit: recorded observations and actions of the policy, an .npz file or a Minari dataset."""
+    """Recorded observations and actions for `std="fit"`: an .npz file or a Minari dataset."""
     layout: str | None = None
-    """Of a checkpoint of an unknown layout: which tensors are what, such as "actor=model.actor, log_std=model.logstd,
+    """Roles of the tensors in a checkpoint of an unknown layout, such as "actor=model.actor, log_std=model.logstd,
     activation=elu, normalizer=obs_rms"."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that a file would be blamed for later; what is kept can be written as JSON."""
+        """Check the numbers here, so that no error blames the file for them; store only what JSON can hold."""
         for name, value in vars(self).items():
-            number = name in ("std", "temperature") and not (name == "std" and value == "fit")
-            if value is not None:
-                object.__setattr__(self, name, _number(name, value) if number else str(value))
+            if value is None:
+                continue
+            is_number = name == "temperature" or (name == "std" and value != "fit")
+            object.__setattr__(self, name, _checked_number(name, value) if is_number else str(value))
 
 
 OPTION = re.compile(
@@ -48,30 +48,32 @@ OPTION = re.compile(
 
 
 def in_python_terms(text: str) -> str:
-    """Return a sentence with `load_policy`'s names for the options in the place of the command line's."""
+    """Replace command-line options in a message by the parameter names of `load_policy`: `--std 0.2` by `std=0.2`."""
 
-    def word(found: re.Match[str]) -> str:
-        name, value = found[1].removeprefix("file-"), found[2]
+    def python_name(match: re.Match[str]) -> str:
+        name, value = match[1].removeprefix("file-"), match[2]
         if value is None:
             return name
         return f"{name}={value}" if value[0].isdigit() else f"{name}={value!r}"
 
-    return OPTION.sub(word, text)
+    return OPTION.sub(python_name, text)
 
 
 @contextlib.contextmanager
-def errors_in_python_terms(where: str = "") -> Iterator[None]:
-    """Make an error name options as they are in Python; `where` says how to give them, at a door that has none."""
+def errors_in_python_terms(hint: str = "") -> Iterator[None]:
+    """Translate options in error messages to Python names, and append `hint` where there was an option."""
     try:
         yield
     except RepolicyError as error:
-        if (said := in_python_terms(str(error))) == str(error):
+        message = in_python_terms(str(error))
+        if message == str(error):
             raise
-        raise type(error)(said + where) from None
+        raise type(error)(message + hint) from None
 
 
-def _number(name: str, value: Any) -> float:
-    least = MIN_STD if name == "std" else LEAST
-    if not isinstance(value, Real) or not least <= float(value) <= MOST:
-        raise UsageError(f"--{name} is {reprlib.repr(value)}; it must be above 0, a number from {least:g} to {MOST:g}")
+def _checked_number(name: str, value: Any) -> float:
+    low = MIN_STD if name == "std" else MIN_NUMBER
+    if not isinstance(value, Real) or not low <= float(value) <= MAX_NUMBER:
+        allowed = f"it must be above 0, a number from {low:g} to {MAX_NUMBER:g}"
+        raise UsageError(f"--{name} is {reprlib.repr(value)}; {allowed}")
     return float(value)

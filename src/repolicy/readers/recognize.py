@@ -1,4 +1,4 @@
-"""Which format a file of another library has, by looking into it, and the description that its reader gives."""
+"""Recognize the format of a policy file by its contents, and call the reader of that format."""
 
 import hashlib
 import re
@@ -26,18 +26,18 @@ from repolicy.readers.reading import Options
 from repolicy.readers.zips import open_zip
 from repolicy.text import printable
 
-KNOWN = (
+KNOWN_LIBRARIES = (
     "Stable-Baselines3's, rsl_rl's, skrl's, RLlib's, CleanRL's, TorchRL's, rl_games's, tianshou's and Brax's, ONNX and "
     "TorchScript"
 )
-EXPORT = "export it to ONNX or TorchScript, which run as they are"
-# By the format of a file: of what PyTorch or pickle wrote the first that fits, then what the other readers take.
-CHECKPOINTS: dict[str, Any] = {"rsl_rl": rsl_rl, "skrl": skrl, "rllib": rllib, "brax": brax, "mapped": mapped}
-READERS: dict[str, Any] = CHECKPOINTS | {"sb3": sb3, "onnx": onnx, "torchscript": torchscript}
-OPENED: dict[str | None, Any] = {"sb3": sb3.open_model, "onnx": onnx.load_model, "torchscript": open_zip}
-CHANGED = "the graph is no more the one that Repolicy exported: it is read, and not the policy that it carries"
-RUNNABLE = ("onnx", "torchscript")
-CARRYING: dict[str | None, Callable[[Any], metadata.EmbeddedPolicy | None]] = {
+EXPORT_HINT = "export it to ONNX or TorchScript, which run as they are"
+CHANGED_NOTE = "the graph is no more the one that Repolicy exported: it is read, and not the policy that it carries"
+# The reader of each format. Among files that PyTorch or pickle wrote, the first reader that matches is taken.
+CHECKPOINT_READERS: dict[str, Any] = {"rsl_rl": rsl_rl, "skrl": skrl, "rllib": rllib, "brax": brax, "mapped": mapped}
+READERS: dict[str, Any] = CHECKPOINT_READERS | {"sb3": sb3, "onnx": onnx, "torchscript": torchscript}
+OPENERS: dict[str | None, Any] = {"sb3": sb3.open_model, "onnx": onnx.load_model, "torchscript": open_zip}
+RUNNABLE_FORMATS = ("onnx", "torchscript")
+EMBEDDED_READERS: dict[str | None, Callable[[Any], metadata.EmbeddedPolicy | None]] = {
     "onnx": metadata.embedded_in_onnx,
     "torchscript": metadata.embedded_in_torchscript,
     "rsl_rl": metadata.embedded_in_checkpoint,
@@ -45,7 +45,7 @@ CARRYING: dict[str | None, Callable[[Any], metadata.EmbeddedPolicy | None]] = {
 
 
 class PolicyFile:
-    """A policy's file. It is opened once, and what is in it is looked for once, when it is asked for."""
+    """A policy file of any library. It is read once; its contents are parsed when they are first needed."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -57,115 +57,119 @@ class PolicyFile:
 
     @cached_property
     def format(self) -> str | None:
-        """sb3, rsl_rl, skrl, rllib, brax, mapped (CleanRL, ...), onnx or torchscript; None if it is no such."""
-        names = self.names
-        if sb3.recognized(names):
+        """Key of the file's reader in READERS ("mapped" is CleanRL and others); None for an unknown format."""
+        if sb3.matches(self.zip_names):
             return "sb3"
-        if torchscript.recognized(names):
+        if torchscript.matches(self.zip_names):
             return "torchscript"
         if self.is_pickled or self.is_safetensors:
-            return next((name for name, each in CHECKPOINTS.items() if each.recognized(self.pickled)), None)
-        return "onnx" if onnx.recognized(self.content) else None
+            for name, reader in CHECKPOINT_READERS.items():
+                if reader.matches(self.unpickled):
+                    return name
+            return None
+        return "onnx" if onnx.matches(self.content) else None
 
     @cached_property
-    def names(self) -> list[str]:
-        """The names of a zip's entries; none where it is no zip."""
+    def zip_names(self) -> list[str]:
+        """Names of a zip's entries; empty where the file is no zip."""
         return open_zip(self.content, str(self.path)).namelist() if self.content[:4] == ZIP_MAGIC else []
 
     @property
     def is_pickled(self) -> bool:
-        return self.content[:1] == PICKLE_MAGIC or any(name.endswith("data.pkl") for name in self.names)
+        return self.content[:1] == PICKLE_MAGIC or any(name.endswith("data.pkl") for name in self.zip_names)
 
     @property
     def is_safetensors(self) -> bool:
         return self.content[5:9] == SAFETENSORS
 
     @cached_property
-    def pickled(self) -> Any:
-        """What PyTorch or pickle wrote, or safetensors in the place of it."""
+    def unpickled(self) -> Any:
+        """The object that PyTorch or pickle wrote, or the tensors of a safetensors file by name."""
         if not self.is_safetensors:
             return load(self.content, str(self.path))
         try:
             tensors = safetensors.torch.load(self.content)
         except safetensors.SafetensorError as error:
             raise FileError(f"{self.path} is damaged: {first_line(error)}") from None
-        names = sorted(tensors, key=lambda name: re.sub(r"\d+", lambda number: number[0].zfill(4), name))  # 2 before 10
-        plain = (tensors[name].double() if tensors[name].is_floating_point() else tensors[name] for name in names)
-        return {name: each.numpy() for name, each in zip(names, plain, strict=True)}
+        arrays = {}
+        for name in sorted(tensors, key=lambda name: re.sub(r"\d+", lambda digits: digits[0].zfill(4), name)):
+            tensor = tensors[name]  # in natural order: layer 2 comes before layer 10
+            arrays[name] = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
+        return arrays
 
     @cached_property
     def reader_input(self) -> Any:
-        """What the readers of the present format take."""
-        name = self.format
-        return OPENED[name](self.content, str(self.path)) if name in OPENED else self.pickled
+        """The parsed contents, as the `read` function of the file's format takes them."""
+        opener = OPENERS.get(self.format)
+        return opener(self.content, str(self.path)) if opener else self.unpickled
 
     @cached_property
     def repolicy_bytes(self) -> bytes | None:
-        """A policy's file of ours, in bytes: this file, or the one that an unchanged file carries; else None."""
+        """A policy in Repolicy's own format: this file, or the one embedded in an unchanged export; else None."""
         if is_repolicy_file(self.path, self.content):
             return self.content
-        return self.carried.policy if self.carried is not None and self.carried.is_as_exported else None
+        return self.embedded.policy if self.embedded is not None and self.embedded.is_as_exported else None
 
     @cached_property
-    def carried(self) -> metadata.EmbeddedPolicy | None:
-        """What a graph that Repolicy exported, or a checkpoint, carries beside it; None in any other file."""
-        if self.format not in CARRYING:
+    def embedded(self) -> metadata.EmbeddedPolicy | None:
+        """The policy that Repolicy embedded in a graph or a checkpoint when it exported it; None in other files."""
+        if self.format not in EMBEDDED_READERS:
             return None
-        opened = self.reader_input
+        reader_input = self.reader_input  # outside of the try: its errors are whole sentences already
         try:
-            return CARRYING[self.format](opened)
+            return EMBEDDED_READERS[self.format](reader_input)
         except (FileError, *DAMAGE_ERRORS) as error:
             raise FileError(f"{self.path} is damaged: {first_line(error)}") from None
 
     def describe(self, options: Options) -> PolicyDescription:
-        """Return the policy in the file, or raise one sentence about why there is none."""
+        """Read the policy in another library's file; raise a FileError or UsageError that says why it cannot be read.
+
+        With `options.layout` the user's layout replaces the recognized format.
+        """
         name = self.format if options.layout is None else "mapped"
-        if options.layout is not None and self.format in RUNNABLE:
+        if options.layout is not None and self.format in RUNNABLE_FORMATS:
             raise UsageError(f"{self.path} is a graph, which tells its layers itself: leave --layout out")
         if name is None:
-            what = f"{self.path} holds {self._found()}, and no policy of a known layout"
-            raise FileError(f"{what}; known are {KNOWN}; {EXPORT}{self._to_try()}")
+            problem = f"{self.path} holds {self._summarize_unknown()}, and no policy of a known layout"
+            raise FileError(f"{problem}; known are {KNOWN_LIBRARIES}; {EXPORT_HINT}{self._layout_hint()}")
+        context = ReadContext(self.path, options)
         try:
-            context = ReadContext(self.path, options)
-            found: PolicyDescription = READERS[name].read(
-                self.reader_input if options.layout is None else self.pickled, context
-            )
-            for idle in sorted({"std", "temperature", "file_activation"} - context.used_options):
-                if getattr(options, idle) not in (None, "fit"):
-                    word = idle.replace("_", "-")
-                    raise UsageError(f"{self.path} has its own {word}, or needs none: leave --{word} out")
-            if self.carried is not None and not self.carried.is_as_exported:
-                context.notes.append(CHANGED)
-            return replace(found, notes=tuple(context.notes))
+            reader_input = self.reader_input if options.layout is None else self.unpickled
+            description: PolicyDescription = READERS[name].read(reader_input, context)
         except CannotCopyError as error:
-            hint = "" if name in RUNNABLE else f"; {EXPORT}"
-            if options.layout is None and hint:
-                hint += self._to_try()
+            hint = "" if name in RUNNABLE_FORMATS else f"; {EXPORT_HINT}"
+            if hint and options.layout is None:
+                hint += self._layout_hint()
             raise CannotCopyError(f"{self.path} cannot be copied: {error}{hint}") from None
         except DAMAGE_ERRORS as error:
             raise FileError(f"{self.path} is damaged, or of another layout: {first_line(error)}") from None
+        for unused in sorted({"std", "temperature", "file_activation"} - context.used_options):
+            if getattr(options, unused) not in (None, "fit"):
+                word = unused.replace("_", "-")
+                raise UsageError(f"{self.path} has its own {word}, or needs none: leave --{word} out")
+        if self.embedded is not None and not self.embedded.is_as_exported:
+            context.notes.append(CHANGED_NOTE)
+        return replace(description, notes=tuple(context.notes))
 
-    def _to_try(self) -> str:
-        """Return the layout that the file may have, for the end of a sentence."""
+    def _layout_hint(self) -> str:
+        """Return the end of a message that suggests a --layout for this file; empty where none is likely."""
         try:
-            line = mapped.suggested(self.pickled)
+            layout = mapped.suggest_layout(self.unpickled)
         except FileError:
             return ""
-        return f', or say which tensors are what, such as --layout "{printable(line)}"' if line else ""
+        return f', or say which tensors are what, such as --layout "{printable(layout)}"' if layout else ""
 
-    def _found(self) -> str:
-        """Return what is in a file of an unknown format, for a sentence."""
-        if {"observations.npy", "actions.npy"} <= {*self.names}:
+    def _summarize_unknown(self) -> str:
+        """Return a few words about a file of an unknown format, for an error message."""
+        if {"observations.npy", "actions.npy"} <= {*self.zip_names}:
             return f"demonstrations (`repolicy imitate {self.path}` makes a policy of them)"
         if not (self.is_pickled or self.is_safetensors):
-            return f"a zip of {first_names(self.names)}" if self.names else f"{len(self.content):,} bytes"
-        inside = self.pickled
-        if isinstance(inside, dict) and {"state_dict", "data"} == inside.keys():
+            return f"a zip of {first_names(self.zip_names)}" if self.zip_names else f"{len(self.content):,} bytes"
+        saved = self.unpickled
+        if isinstance(saved, ObjectStub):
+            return f"a whole module, {short_repr(saved)}, whose code is not in it"
+        if not isinstance(saved, dict):
+            return f"a pickle of {short_repr(saved)}"
+        if {"state_dict", "data"} == saved.keys():
             return "what Stable-Baselines3's policy.save wrote (save the model itself instead)"
-        if isinstance(inside, ObjectStub):
-            return f"a whole module, {short_repr(inside)}, whose code is not in it"
-        return (
-            f"a dict of {first_names(map(str, inside))}"
-            if isinstance(inside, dict)
-            else f"a pickle of {short_repr(inside)}"
-        )
+        return f"a dict of {first_names(map(str, saved))}"

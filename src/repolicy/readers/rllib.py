@@ -49,7 +49,7 @@ SCALED = (
 )
 
 
-def recognized(saved: Any) -> bool:
+def matches(saved: Any) -> bool:
     """Return whether a pickle is the state of a module of RLlib's."""
     return isinstance(saved, dict) and f"{HEAD}.0.weight" in saved and bool(_bodies(saved))
 

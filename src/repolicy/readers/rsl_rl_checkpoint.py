@@ -49,7 +49,7 @@ LAYOUTS = (
 )
 
 
-def recognized(checkpoint: Any) -> bool:
+def matches(checkpoint: Any) -> bool:
     """Return whether a checkpoint's contents are rsl_rl's."""
     return isinstance(checkpoint, dict) and any(isinstance(checkpoint.get(layout.state), dict) for layout in LAYOUTS)
 

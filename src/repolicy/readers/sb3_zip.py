@@ -116,7 +116,7 @@ class Parts(NamedTuple):
     mean_clip: float | None = None
 
 
-def recognized(names: list[str]) -> bool:
+def matches(names: list[str]) -> bool:
     """Return whether a zip with these entries is Stable-Baselines3's."""
     return "data" in names and "policy.pth" in names
 

@@ -34,7 +34,7 @@ UNCLIPPED = "skrl clips actions to the environment's bounds, which are not in th
 OTHERS = ("value", "optimizer", "policy_optimizer", "target_policy")  # one of these is beside the policy
 
 
-def recognized(saved: Any) -> bool:
+def matches(saved: Any) -> bool:
     """Return whether a checkpoint's contents are skrl's."""
     return isinstance(saved, dict) and isinstance(saved.get("policy"), dict) and any(name in saved for name in OTHERS)
 

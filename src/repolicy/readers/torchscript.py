@@ -21,7 +21,7 @@ HOOKS = ("__forward_hooks__", "__forward_pre_hooks__")
 BUDGET = 20_000  # statements and expressions that are looked at
 
 
-def recognized(names: list[str]) -> bool:
+def matches(names: list[str]) -> bool:
     """Return whether a zip with these entries is TorchScript."""
     return any(name.endswith("constants.pkl") for name in names) and any("/code/" in name for name in names)
 

@@ -48,10 +48,10 @@ def kept(path: Path) -> dict[str, Any]:
     """Return what `ResidualPPO` has kept in a checkpoint; no code of it runs."""
     file = PolicyFile(path)
     key, loaded = "residual", None
-    if "policy.pth" in file.names:
+    if "policy.pth" in file.zip_names:
         key, loaded = "position", json.loads(read_zip_entry(open_zip(file.content, str(path)), "data"))
     elif file.is_pickled:
-        loaded = file.pickled
+        loaded = file.unpickled
     found = loaded.get(key) if isinstance(loaded, dict) else None
     if not isinstance(found, dict) or not isinstance(found.get("curves"), dict):
         raise FileError(f"{path} has no curves of ResidualPPO in it; name {FORMS}, of a run with that class")
