@@ -138,7 +138,7 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         "runs.ranks.launch_ranks": alone, "learning.bench.bench": note("a benchmark"),
         "envs.evaluation.run_episodes": note("episodes"), "report.movie._in_its_own_process": note("films"),
         "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: [],
-        "many.pool.on_ray": note("Ray"), "cli.about._renders": lambda *_: True,
+        "many.pool.connect_to_ray": note("Ray"), "cli.about._renders": lambda *_: True,
         "rql.customizing._algorithm": note("Q-learning"), "report.publish.import_hub": mock.MagicMock,
         "prepare.diagnosis.diagnose": note("a diagnosis"), "prepare.imitation.fit": note("an imitation"),
         "prepare.beginning.clone": note("a clone"), "priors.running.PATIENCE": 1.0,

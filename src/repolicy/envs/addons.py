@@ -1,13 +1,13 @@
-"""Add-on rewards: functions of whole batches, `(observations, actions, next_observations, info) -> rewards [B]`.
+"""Add-on rewards: functions of batches of steps, `(observations, actions, next_observations, info) -> rewards [B]`.
 
     repolicy customize halfcheetah --addon hind_leg
     repolicy customize hopper --addon height=1.0 --addon my_rewards.py:quiet=0.1
     repolicy customize hopper --addon wish.safetensors=2
 
-The registered ones are in `registered.py`, a function each. A user's own is named by `module:function` or
-`file.py:function`, and one that was learnt by its file. Add-ons are added up with weights. One that has an attribute
-`metric`, a function of the same arguments, reports that for people. A class is an add-on with a past (`gaits.py`). A
-limit holds the mean of one.
+`registered.py` holds the add-ons that ship. A user names their own as `module:function` or `file.py:function`, and a
+learnt wish by its file. A class is a stateful add-on (`gaits.py`). Several add-ons are summed with weights. If a
+function has an attribute `metric`, a function of the same arguments, reports show that metric. A `Limit` bounds the
+mean of an add-on.
 """
 
 import inspect
@@ -31,11 +31,10 @@ from repolicy.loading import load_object, reference_to
 from repolicy.ranges import Dial, Range
 from repolicy.text import as_number, nearest, without_version
 
-PREVIEW_NUMBERS = 6  # numbers of an observation and of an action, in a sentence
+PREVIEW_NUMBERS = 6  # numbers of an observation or action that an error message shows
 
-
-# The metric of an add-on for people: its name, a function like an add-on, and what is made of that one's numbers.
-Reported = tuple[str, Function | StatefulAddon, Callable[[np.ndarray], np.ndarray]]
+# What reports show of an add-on: the metric's name, a function like an add-on, and a map from its values to the metric.
+MetricSource = tuple[str, Function | StatefulAddon, Callable[[np.ndarray], np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Addon:
     names: tuple[str, ...]
     functions: tuple[Function | StatefulAddon, ...]
     weights: tuple[float, ...]
-    metric_source: Reported | None = None  # of the first one that has one
+    metric_source: MetricSource | None = None  # of the first add-on that has a metric
 
     @property
     def metric_name(self) -> str:
@@ -53,41 +52,41 @@ class Addon:
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """The names without their files, where those tell them apart."""
+        """The names without their files, if these differ from each other; else the full names."""
         short = tuple(map(_title, self.names))
         return short if len(set(short)) == len(set(self.names)) else self.names
 
     @property
     def largest_weight(self) -> float:
-        """The largest size of a weight, 1 of no add-on."""
+        """The largest absolute weight; 1 without add-ons."""
         return max(map(abs, self.weights), default=1.0)
 
     @property
     def stateful_names(self) -> tuple[str, ...]:
-        """The names of those that have a past."""
+        """The names of the stateful add-ons."""
         return tuple(
             name for name, each in zip(self.names, self.functions, strict=True) if isinstance(each, StatefulAddon)
         )
 
     def reward(self, steps: Transitions) -> np.ndarray:
-        """Return the rewards `[...]` of transitions with observations `[..., O]`, each function's shape checked."""
+        """Return the summed rewards `[...]` of transitions with observations `[..., O]`."""
         return sum(self.weighted_rewards(steps), np.zeros(steps.observations.shape[:-1]))
 
     def weighted_rewards(self, steps: Transitions) -> Iterator[np.ndarray]:
         """Yield the rewards of each function, times its weight, in the order of `names`."""
         rows = steps.flattened()
         for name, function, weight in zip(self.names, self.functions, self.weights, strict=True):
-            entry = REGISTERED.get(name.partition("(")[0])  # reads its own environment's numbers, wherever it runs
-            made_for = f" (made for {entry.envs[0]})" if entry and entry.envs else ""
+            entry = REGISTERED.get(name.partition("(")[0])
+            made_for = f" (made for {entry.envs[0]})" if entry and entry.envs else ""  # explains a wrong index
             rewards = weight * _call_function(f"add-on {name!r}{made_for}", function, rows)
             yield rewards.reshape(steps.observations.shape[:-1])
 
     def metric(self, steps: Transitions) -> np.ndarray:
-        """Return what is reported of transitions, `[...]`."""
+        """Return the metric `[...]` that reports show of transitions; there must be a `metric_source`."""
         assert self.metric_source is not None
-        name, function, measure = self.metric_source
-        numbers = _call_function(f"the add-on's metric {name!r}", function, steps.flattened())
-        return measure(numbers).reshape(steps.observations.shape[:-1])
+        name, function, to_metric = self.metric_source
+        values = _call_function(f"the add-on's metric {name!r}", function, steps.flattened())
+        return to_metric(values).reshape(steps.observations.shape[:-1])
 
 
 def _title(name: str) -> str:
@@ -95,46 +94,49 @@ def _title(name: str) -> str:
     return Path(name.partition("(")[0]).stem if is_wish_file(name) else name.rpartition(":")[2]
 
 
-def _call_function(what: str, function: Function | StatefulAddon, rows: Transitions) -> np.ndarray:
-    """Return a finite number for each transition `[B, ...]`, or a sentence about what came instead."""
+def _call_function(name: str, function: Function | StatefulAddon, rows: Transitions) -> np.ndarray:
+    """Call an add-on's function with flattened transitions, and return its values `[B]`.
+
+    Raises an error that begins with `name` if the function fails or returns anything but finite numbers `[B]`.
+    """
     _, actions, after, info, past = rows
-    with in_one_sentence(f"{what} failed", UsageError):  # on copies: the function may change its arguments in place
-        copies = rows.each(np.copy)
+    with in_one_sentence(f"{name} failed", UsageError):
+        copies = rows.map(np.copy)  # the function may change its arguments in place
         try:
             if not isinstance(function, StatefulAddon):
-                found: Any = function(*copies[:4])
+                returned: Any = function(*copies[:4])
             elif past is None:
-                raise UsageError("an add-on that has a past needs the steps in their order, which are not known here")
+                raise UsageError("an add-on that has a past needs the steps in their order, which is not known here")
             else:
-                found = past.paid(function, copies)
-            if found is None:
-                raise UsageError(f"{what} returned None: it has no `return`, or one without a value")
-            rewards = np.asarray(found, np.float64)
+                returned = past.rewards(function, copies)
+            if returned is None:
+                raise UsageError(f"{name} returned None: it has no `return`, or one without a value")
+            rewards = np.asarray(returned, np.float64)
         except KeyError as error:
-            told = ", ".join(sorted(info)) or "nothing"
+            keys = ", ".join(sorted(info)) or "nothing"
             remedy = "what only some steps tell is read by info.get(NAME, np.zeros(len(actions)))"
-            raise UsageError(f"{what} failed: {described(error)}; info has {told}; {remedy}") from error
+            raise UsageError(f"{name} failed: {described(error)}; info has {keys}; {remedy}") from error
     count = len(actions)
     if rewards.shape != (count,):
         shape = f"shape {rewards.shape}" if rewards.shape else "one number"
-        raise UsageError(f"{what} returned {shape} for {count} transitions, not one number each")
+        raise UsageError(f"{name} returned {shape} for {count} transitions, not one number each")
     if not np.isfinite(rewards).all():
         wrong = np.flatnonzero(~np.isfinite(rewards))
         raise NumericError(
-            f"{what} returned {rewards[wrong[0]]:g} for {len(wrong):,} of {count:,} transitions; the first has "
+            f"{name} returned {rewards[wrong[0]]:g} for {len(wrong):,} of {count:,} transitions; the first has "
             f"next_observations {_preview(after[wrong[0]])} and actions {_preview(actions[wrong[0]])}"
         )
     return rewards
 
 
 def _preview(numbers: np.ndarray) -> str:
-    """Return the first numbers of a row."""
+    """Return the first numbers of a row as text."""
     shown = ", ".join(f"{number:.4g}" for number in numbers[:PREVIEW_NUMBERS])
     return f"{shown}, …" if len(numbers) > PREVIEW_NUMBERS else shown
 
 
 def check_env(requests: Sequence[str], env: str) -> None:
-    """Raise where a registered add-on would take other numbers of an environment for those that it means."""
+    """Raise if an add-on was made for another environment: its indices would then mean something else."""
     own = "write your own and name it as file.py:function"
     for request in requests:
         if is_wish_file(called := _split_weight(request)[0]):
@@ -151,42 +153,43 @@ def check_env(requests: Sequence[str], env: str) -> None:
             raise UsageError(f"{what}; leave that option out, or {own}")
 
 
-Wish = str | Function | Sequence[str | Function]  # an add-on by its name or as a function, or several
+Wish = str | Function | Sequence[str | Function]  # one add-on or several, by name or as functions
 
 
-def names(wanted: Wish) -> tuple[str, ...]:
-    """Return one name or function or several, as names. One that weighs 1 is named without its weight."""
-    several = wanted if isinstance(wanted, list | tuple) else (wanted,)
-    return tuple(_without_unit_weight(each) if isinstance(each, str) else reference_to(each) for each in several)
+def names(wish: Wish) -> tuple[str, ...]:
+    """Return the requests, such as `height=0.5`, of a wish. A weight of 1 is left out: a wish has one spelling."""
+    requests = list[str]()
+    for each in wish if isinstance(wish, list | tuple) else (wish,):
+        if isinstance(each, str):
+            name, weight = _split_weight(each)
+            requests.append(name if as_number(weight) == 1.0 else each)
+        else:
+            requests.append(reference_to(each))
+    return tuple(requests)
 
 
-def _without_unit_weight(request: str) -> str:
-    called, weight = _split_weight(request)
-    return called if as_number(weight) == 1.0 else request
-
-
-def load_addon(wanted: Wish, env: str) -> Addon | None:
-    """Return one add-on of all that is wished for in an environment; None where that is nothing."""
-    requests = names(wanted)
+def load_addon(wish: Wish, env: str) -> Addon | None:
+    """Return the add-on of a wish after checking that it fits the environment; None for an empty wish."""
+    requests = names(wish)
     check_env(requests, env)
     return combine_addons(requests) if requests else None
 
 
 def combine_addons(requests: Sequence[str]) -> Addon:
     """Return one add-on of requests such as `height`, `height=0.5`, `hind_leg(joint=bshin)=2` or `my.py:quiet=0.1`."""
-    each = [parse(request) for request in requests]
-    names, functions, weights, metrics = zip(*each, strict=True) if each else ((),) * 4
-    return Addon(names, functions, weights, next((metric for metric in metrics if metric is not None), None))
+    parsed = [parse(request) for request in requests]
+    names, functions, weights, metrics = zip(*parsed, strict=True) if parsed else ((),) * 4
+    return Addon(names, functions, weights, next(filter(None, metrics), None))
 
 
 def import_target(request: str) -> str:
-    """Return what an add-on imports, `module:name` or `file.py:name`, or which file it is; empty for one that ships."""
+    """Return the code or file that a request loads, `module:name` or `wish.safetensors`; empty for one that ships."""
     called, _ = _split_weight(request)
     return called if ":" in called or is_wish_file(called) else ""
 
 
-def parse(request: str) -> tuple[str, Function | StatefulAddon, float, Reported | None]:
-    """Return (name, function, weight, metric) of one request."""
+def parse(request: str) -> tuple[str, Function | StatefulAddon, float, MetricSource | None]:
+    """Return (name, function, weight, metric source) of one request; a user's own code is imported here."""
     called, written = _split_weight(request)
     _, colon, name = called.rpartition(":")
     bare, bracket, options = name.partition("(")

@@ -1,7 +1,7 @@
-"""Act T times in N environments, into one buffer.
+"""Collect rollouts: step N environments T times and store the result in one buffer.
 
-The loop holds the physics, the actor and nothing else. What can be computed for the whole rollout at once (values,
-log-probabilities, add-on rewards) is left to those who come after.
+The loop runs the physics and the actor only. Values, log-probabilities and add-on rewards are computed later, for the
+whole rollout at once.
 """
 
 from collections.abc import Callable
@@ -21,41 +21,43 @@ from repolicy.policies import Agent, EnvAwareAgent, RecurrentActor
 
 
 class Transitions(NamedTuple):
-    """What an add-on is asked about: arrays `[..., size]` of steps, and `[...]` for each entry of info."""
+    """The input of an add-on: a batch of steps, in arrays `[..., size]`, and `[...]` for each entry of info."""
 
     observations: np.ndarray
     actions: np.ndarray  # in the environment's own numbers
-    next_observations: np.ndarray  # what a step led to, also where the episode ended there
+    next_observations: np.ndarray  # true next observations, also where the episode ended
     info: Info
-    past: "AddonState | None" = None  # where the steps are in their order
+    past: "AddonState | None" = None  # what stateful add-ons need; None where the order of the steps is unknown
 
     def with_observation_size(self, size: int | None) -> "Transitions":
-        """Return the same with the first numbers of each observation, or with all."""
+        """Return the transitions with the first `size` numbers of each observation; None leaves all of them."""
         return self._replace(
             observations=self.observations[..., :size], next_observations=self.next_observations[..., :size]
         )
 
     def flattened(self) -> "Transitions":
-        """Return arrays `[B, ...]`, so that who writes an add-on need think of one dimension only."""
-        count = self.observations.ndim - 1
-        return self.each(lambda array: array.reshape(-1, *array.shape[count:]))
+        """Return arrays `[B, ...]`: an add-on then has one batch dimension, whatever the rollout looks like."""
+        batch_dimensions = self.observations.ndim - 1
+        return self.map(lambda array: array.reshape(-1, *array.shape[batch_dimensions:]))
 
-    def each(self, change: Callable[[np.ndarray], np.ndarray]) -> "Transitions":
-        """Return the same with every array changed."""
-        before, actions, after = map(change, self[:3])
-        return Transitions(before, actions, after, {key: change(value) for key, value in self.info.items()}, self.past)
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> "Transitions":
+        """Return the transitions with `function` applied to every array."""
+        info = {key: function(value) for key, value in self.info.items()}
+        arrays = (function(self.observations), function(self.actions), function(self.next_observations))
+        return Transitions(*arrays, info, self.past)
 
 
 def all_arguments(step: Transitions) -> tuple[np.ndarray, np.ndarray, np.ndarray, Info]:
-    """Return all that is known of a step by itself, without what was before."""
+    """Return observations, actions, next observations and info: the arguments of an add-on without state."""
     return step[:4]
 
 
 @dataclass(frozen=True)
 class StatefulAddon:
-    """An add-on whose objects are called with the parts that `reads` takes of a step, and `began` `[N]`.
+    """An add-on that remembers earlier steps of an episode; `make` returns an object that holds this memory.
 
-    A class of the user's own is called with all that is known of a step.
+    For each step the object is called with the arguments that `reads` takes from the transitions, followed by
+    `began` `[N]`: whether an episode begins with this step. A user's own class gets all arguments.
     """
 
     make: Callable[[], Any]
@@ -64,28 +66,28 @@ class StatefulAddon:
 
 @dataclass
 class AddonState:
-    """What add-ons with a past need beside the steps of a rollout, which they see once, whoever asks how often."""
+    """The memory of stateful add-ons in one rollout. Rewards are cached: a rollout must pass through a memory once."""
 
     began: np.ndarray  # [T, N] bool: whether an episode began with this step
-    objects: dict[StatefulAddon, Any]  # which go on to the next rollout of the same environments
-    _paid: dict[StatefulAddon, np.ndarray] = field(default_factory=dict)
+    objects: dict[StatefulAddon, Any]  # shared with the next rollout of the same environments
+    _rewards: dict[StatefulAddon, np.ndarray] = field(default_factory=dict)
 
-    def paid(self, wish: StatefulAddon, rows: Transitions) -> np.ndarray:
-        """Return the rewards of transitions `[T·C·N, ...]`, in the order of time; a decision is C steps."""
-        if wish in self._paid:
-            return self._paid[wish]
-        if wish not in self.objects:
-            self.objects[wish] = wish.make()
+    def rewards(self, addon: StatefulAddon, rows: Transitions) -> np.ndarray:
+        """Return the rewards `[T·C·N]` of flattened transitions in the order of time; a decision is C steps."""
+        if addon in self._rewards:
+            return self._rewards[addon]
+        if addon not in self.objects:
+            self.objects[addon] = addon.make()
         decisions, count = self.began.shape  # T and N
         steps = len(rows.actions) // count  # T · C
         began = np.zeros((decisions, steps // decisions, count), bool)
-        began[:, 0] = self.began  # of a decision's steps only the first can begin an episode
+        began[:, 0] = self.began  # only the first step of a decision can begin an episode
         rewards = []
-        for t, begins in enumerate(began.reshape(steps, count)):
-            step = rows.each(itemgetter(slice(t * count, (t + 1) * count)))  # of all environments
-            rewards.append(self.objects[wish](*wish.reads(step), begins))
-        self._paid[wish] = np.concatenate(rewards)
-        return self._paid[wish]
+        for t, began_now in enumerate(began.reshape(steps, count)):
+            step = rows.map(itemgetter(slice(t * count, (t + 1) * count)))  # all environments at time t
+            rewards.append(self.objects[addon](*addon.reads(step), began_now))
+        self._rewards[addon] = np.concatenate(rewards)
+        return self._rewards[addon]
 
 
 @dataclass
@@ -98,37 +100,37 @@ class Episodes:
 
 @dataclass
 class Rollout:
-    """What happened in T steps of N environments."""
+    """T steps of N environments. `next_observations`, `infos` and `chunks` are there if transitions are kept."""
 
-    observations: np.ndarray  # [T + 1, N, O] raw, perhaps with the critic's behind; the last is what to act on next
-    actions: Tensor  # [T, N, A] as sampled
-    env_actions: np.ndarray  # [T, N, A] the same as the environment got them
-    log_probs: Tensor  # [T, N] log π of the actions, as it was when they were taken
+    observations: np.ndarray  # [T + 1, N, O] raw; the last is the one to act on next; the critic's own numbers follow
+    actions: Tensor  # [T, N, A] as the policy sampled them
+    env_actions: np.ndarray  # [T, N, A] as the environment received them
+    log_probs: Tensor  # [T, N] log π of the actions under the policy that acted
     basic: np.ndarray  # [T, N] the environment's own reward
     terminated: np.ndarray  # [T, N]
     truncated: np.ndarray  # [T, N]
     ages: np.ndarray  # [T, N] steps of the episode so far, this one included
-    cut_indices: np.ndarray  # [K, 2] (t, n) of the episodes that a time limit cut
-    cut_observations: np.ndarray  # [K, O] what they ended in
-    next_observations: np.ndarray | None  # [T, N, O] true next observations, where they are kept
-    infos: list[Info]  # T of them, where they are kept
+    cut_indices: np.ndarray  # [K, 2] (t, n) of the truncated episodes
+    cut_observations: np.ndarray  # [K, O] their last observations, from which the value is bootstrapped
+    next_observations: np.ndarray | None  # [T, N, O] true next observations
+    infos: list[Info]  # [T]
     episodes: Episodes
     physics_seconds: float
     policy_seconds: float
-    chunks: list[Chunk] = field(default_factory=list)  # T of them, where they are kept and a decision is several steps
-    pasts: dict[StatefulAddon, Any] = field(default_factory=dict)  # of add-ons, as they go from rollout to rollout
+    chunks: list[Chunk] = field(default_factory=list)  # [T], where a decision is several steps
+    memories: dict[StatefulAddon, Any] = field(default_factory=dict)  # of stateful add-ons; they outlive the rollout
 
     @property
     def prior_inputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What a prior is asked about: observations, actions, and after which steps an episode ended."""
+        """Observations, actions, and whether an episode ended after each step: what a prior scores."""
         ended = torch.from_numpy(self.terminated | self.truncated)
         return torch.from_numpy(self.observations[:-1]), self.actions, ended
 
     @property
     def transitions(self) -> Transitions:
-        """The steps `[T, N, ...]` as an add-on is asked about them.
+        """The steps `[T, N, ...]` as the input of an add-on.
 
-        Where a decision is several steps, these are its steps, `[T, C, N, ...]`; `per_decision` adds up what they pay.
+        Where a decision is several steps, the shape is `[T, C, N, ...]`; `per_decision` sums the rewards.
         """
         if self.chunks:
             before, actions, after, infos, _ = zip(*self.chunks, strict=True)
@@ -139,9 +141,10 @@ class Rollout:
         return Transitions(self.observations[:-1], self.env_actions, self.next_observations, self.info, self.past)
 
     def per_decision(self, values: np.ndarray, mean: bool = False) -> np.ndarray:
-        """Return `[T, N]` of values of the transitions: as they are, or the sum of a decision's steps.
+        """Return values of the transitions as `[T, N]`: each decision has the sum over its steps.
 
-        The sum over the usual number of steps, where `mean`: so the mean of all decisions is that of all steps.
+        With `mean` the sum is divided by the average number of steps in a decision. The mean over decisions then
+        equals the mean over steps.
         """
         if not self.chunks:
             return values
@@ -155,14 +158,14 @@ class Rollout:
 
     @cached_property
     def past(self) -> AddonState:
-        return AddonState(self.ages == 1, self.pasts)
+        return AddonState(self.ages == 1, self.memories)
 
 
 class Collector:
-    """N environments and where they stand. `collect` goes on where the last call stopped.
+    """Collects rollouts from N environments; each `collect` continues where the last one stopped.
 
-    cuts: after how many steps the first episode of each environment is cut, as by a time limit; 0 for no cut.
-    longest: the same for every episode of all environments.
+    cuts: `[N]`, the steps after which the first episode of each environment is truncated; 0 for no limit.
+    longest: the number of steps after which every episode is truncated; 0 for no limit.
     """
 
     def __init__(
@@ -179,8 +182,8 @@ class Collector:
         self.generator = generator
         self.keep_transitions = keep_transitions
         self._current = envs.reset()
-        self._memory: Any = None  # of an agent that has one
-        self._pasts: dict[StatefulAddon, Any] = {}
+        self._memory: Any = None  # of a recurrent agent
+        self._addon_memories: dict[StatefulAddon, Any] = {}
         self._returns = np.zeros(envs.count)
         self._lengths = np.zeros(envs.count, np.int64)
         self._cuts = np.zeros(envs.count, np.int64) if cuts is None else cuts.copy()
@@ -188,72 +191,78 @@ class Collector:
 
     @torch.no_grad()
     def collect(self, agent: Agent, deterministic: bool = False) -> Rollout:
-        """Take T steps with sampled actions, or with the mode of each distribution."""
+        """Take T steps with sampled actions or, if `deterministic`, with the mode of each distribution."""
         if isinstance(agent, EnvAwareAgent):
             agent.watch(self.envs)
         act = agent.actor(self.n_steps, self.envs.count, None if deterministic else self.generator)
         recalling = act if isinstance(act, RecurrentActor) else None
         if recalling is not None and self._memory is not None:
             recalling.memory = self._memory
-        own, seen, episodes = self.envs.observation_size, [self._current], Episodes()
+        policy_size = self.envs.observation_size  # the critic's own numbers follow and are not for the policy
+        observations, episodes = [self._current], Episodes()
         actions: list[np.ndarray] = []
-        sent: list[np.ndarray] = []
+        env_actions: list[np.ndarray] = []
         ages: list[np.ndarray] = []
         steps: list[Step] = []
         physics_seconds, started = 0.0, perf_counter()
         for t in range(self.n_steps):
-            self._check(seen[t], t)
-            actions.append(act(seen[t][:, :own]))
-            sent.append(agent.to_environment(actions[t]))
-            before = perf_counter()
-            step = self.envs.step(sent[t])
-            physics_seconds += perf_counter() - before
+            self._check_finite(observations[t], t)
+            actions.append(act(observations[t][:, :policy_size]))
+            env_actions.append(agent.to_environment(actions[t]))
+            step_started = perf_counter()
+            step = self.envs.step(env_actions[t])
+            physics_seconds += perf_counter() - step_started
             self._returns += step.rewards
             self._lengths += 1
             ages.append(self._lengths.copy())
-            step = self._followed(step, episodes)
+            step = self._truncate_due(step, episodes)
             ended = step.terminated | step.truncated
             if ended.any():
                 self._returns[ended], self._lengths[ended] = 0.0, 0
                 if recalling is not None:
                     recalling.reset_memory(ended)
             steps.append(step)
-            seen.append(step.observations)
-        self._check(seen[-1], self.n_steps)
-        self._current, self._memory = seen[-1], None if recalling is None else recalling.memory
+            observations.append(step.observations)
+        self._check_finite(observations[-1], self.n_steps)
+        self._current = observations[-1]
+        self._memory = None if recalling is None else recalling.memory
 
-        observations, truncated = np.stack(seen), np.stack([step.truncated for step in steps])
-        cut, taken, keeps = np.argwhere(truncated), torch.from_numpy(np.stack(actions)), self.keep_transitions
-        last = [steps[t].final[n] for t, n in cut]
+        sampled, keeps = torch.from_numpy(np.stack(actions)), self.keep_transitions
+        truncated = np.stack([step.truncated for step in steps])
+        cut_indices = np.argwhere(truncated)
+        cut_observations = np.array([steps[t].final[n] for t, n in cut_indices], np.float32)
         return Rollout(
-            observations=observations,
-            actions=taken,
-            env_actions=to_env_numbers(np.stack(sent), self.envs.actions),
-            log_probs=act.log_probs(taken),
+            observations=np.stack(observations),
+            actions=sampled,
+            env_actions=to_env_numbers(np.stack(env_actions), self.envs.actions),
+            log_probs=act.log_probs(sampled),
             basic=np.stack([step.rewards for step in steps]),
             terminated=np.stack([step.terminated for step in steps]),
             truncated=truncated,
             ages=np.stack(ages),
-            cut_indices=cut,
-            cut_observations=np.array(last, np.float32).reshape(-1, observations.shape[-1]),
+            cut_indices=cut_indices,
+            cut_observations=cut_observations.reshape(-1, self._current.shape[-1]),
             next_observations=np.stack([step.final for step in steps]) if keeps else None,
             infos=[step.info for step in steps] if keeps else [],
             chunks=[step.chunk for step in steps if step.chunk is not None] if keeps else [],
-            pasts=self._pasts,
+            memories=self._addon_memories,
             episodes=episodes,
             physics_seconds=physics_seconds,
             policy_seconds=perf_counter() - started - physics_seconds,
         )
 
-    def _check(self, observations: np.ndarray, t: int) -> None:
-        """Raise where an observation is no number: the next action would be none either, and hide where it began."""
+    def _check_finite(self, observations: np.ndarray, t: int) -> None:
+        """Raise if an observation is not finite: later the error would appear in the actions, far from its cause."""
         if not np.isfinite(observations).all():
             n = np.flatnonzero(~np.isfinite(observations).all(-1))[0]
             what = f"environment {n} of {self.envs.name!r} returned an observation that is not finite (rollout step {t}"
             raise NumericError(f"{what}, after {self._lengths[n]} steps of an episode)")
 
-    def _followed(self, step: Step, episodes: Episodes) -> Step:
-        """Return the step with the episodes cut that are due. Those count for nothing in the statistics."""
+    def _truncate_due(self, step: Step, episodes: Episodes) -> Step:
+        """Record ended episodes, and return the step with those truncated that reached a limit of the collector.
+
+        The truncated ones are left out of `episodes`: their returns are incomplete.
+        """
         ended = step.terminated | step.truncated
         if ended.any():
             episodes.returns += self._returns[ended].tolist()
@@ -267,9 +276,9 @@ class Collector:
 
 
 def staggered_cuts(limit: int | None, first: int, count: int, total: int) -> np.ndarray:
-    """Return cuts for the environments from `first` on, of `total`: their later episodes begin at times spread evenly.
+    """Return the first episodes' lengths `[count]` for environments from `first` on, of `total`, evenly spread.
 
-    Environments that start together and never fall stay in step: every rollout then holds one part of an episode, of
-    all of them, and the policy is fitted to one part after the other.
+    Environments that start together and never fall stay in phase. Each rollout would then show one part of an
+    episode only, and the policy would be fitted to one part after the other.
     """
     return np.arange(first + 1, first + count + 1) * (limit or 0) // total

@@ -37,8 +37,8 @@ class LearnedModel:
                 collector = Collector(envs, STEPS, torch.Generator().manual_seed(seed), keep_transitions=True)
                 rollout = collector.collect(prior)
             steps, ended = rollout.transitions, rollout.terminated | rollout.truncated
-            self._fit(steps.each(lambda part: part[:, HELD_OUT:]), seed)
-            self.errors = self._validate(steps.each(lambda part: part[:, :HELD_OUT]), ended[:, :HELD_OUT])
+            self._fit(steps.map(lambda part: part[:, HELD_OUT:]), seed)
+            self.errors = self._validate(steps.map(lambda part: part[:, :HELD_OUT]), ended[:, :HELD_OUT])
 
     @property
     def note(self) -> str:
