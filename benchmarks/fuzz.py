@@ -136,7 +136,7 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         "cli.main._surprise": surprise, "learning.segments.Segments.remaining": remaining,
         "learning.training.try_addon": lambda *_: [],
         "runs.ranks.launch_ranks": alone, "learning.bench.bench": note("a benchmark"),
-        "envs.evaluation.run_episodes": note("episodes"), "report.movie._in_its_own_process": note("films"),
+        "envs.evaluation.run_episodes": note("episodes"), "report.movie._render_in_process": note("films"),
         "many.sweep._train": note("a sweep's points"), "many.sweep.try_addon": lambda *_: [],
         "many.pool.connect_to_ray": note("Ray"), "cli.about._renders": lambda *_: True,
         "rql.customizing._algorithm": note("Q-learning"), "report.publish.import_hub": mock.MagicMock,

@@ -265,7 +265,7 @@ ROOMS = [
     Mutant("prepare/spending.py", "held += 3 *", "held += 2 *", "tests/prepare/test_states.py", "what the prior earns is not counted"),
     Mutant("envs/addons.py", "max(-1.0, min(1.0, weight))", "(weight / abs(weight))", "tests/prepare/test_weights.py", "a small wish is measured at weight 1"),
     Mutant("runs/request.py", "low < 0.0 < high and", "", "tests/runs/test_settings.py", "a new policy begins beyond the bounds"),
-    Mutant("report/verdict.py", "keep - share > ENOUGH * error", "keep > share", "tests/report/test_verdict.py", "a share that chance may lack is said to be too little"),
+    Mutant("report/verdict.py", "keep - share > LIMIT_ERRORS * error", "keep > share", "tests/report/test_verdict.py", "a share that chance may lack is said to be too little"),
     Mutant("prepare/spending.py", "(segments + 1)", "segments", "tests/prepare/test_states.py", "the first evaluation is not counted"),
     Mutant("prepare/states.py", "// OBSERVATIONS_PER_ENV * SKIPPED_STEPS", "// OBSERVATIONS_PER_ENV", "tests/prepare/test_states.py", "how episodes begin is not counted"),
     Mutant("prepare/defaults.py", "3e-4 * math.sqrt(64 / widest)", "3e-4 * math.sqrt(widest / 64)", "tests/runs/test_settings.py", "a wide network takes larger steps"),

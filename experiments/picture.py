@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 
 from experiments import campaign
 from repolicy.envs.evaluation import evaluate
-from repolicy.report.movie import Shot, films
+from repolicy.report.movie import Shot, render_films
 
 COLUMNS = 7
 
@@ -25,7 +25,7 @@ def main(options: campaign.Options) -> None:
     shots = [Shot(str(file), env, seconds=4.0, width=480, height=360, fine=True) for file in files.values()]
     figure, rows = plt.subplots(2, COLUMNS, figsize=(2 * COLUMNS, 3.3))
     figure.subplots_adjust(0.002, 0.002, 0.998, 0.92, wspace=0.02, hspace=0.18)
-    for (name, file), film, row in zip(files.items(), films(shots), rows, strict=True):
+    for (name, file), film, row in zip(files.items(), render_films(shots), rows, strict=True):
         found = evaluate(file, env, 100, addon=addon).as_dict()["summary"]
         scores = f"basic return {found['basic_reward']['mean']:,.0f}, mean |angle| {found['metric']['mean']:.2f}"
         row[0].set_title(f"{name}: {scores}", loc="left", fontsize=12)

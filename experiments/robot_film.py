@@ -25,7 +25,7 @@ from repolicy.loading import file_sum
 from repolicy.policies.policy import Policy
 from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
-from repolicy.report.movie import FRAMES_A_SECOND, Shot, films
+from repolicy.report.movie import FRAMES_A_SECOND, Shot, render_films
 
 PRIOR = "playground:go1"
 NAMES = ("the published policy", "with the wish for less power")
@@ -105,7 +105,7 @@ def main(options: campaign.Options) -> None:
             name, imageio.mimread(film, format="mp4", memtest=False), watts[::2], -row["energy"][0] / ENERGY_SCALE,
             row["basic"][0] / rows[0]["basic"][0], color,
         )
-        for name, film, (_, watts), row, color in zip(NAMES, films(shots, print), did, rows, COLOR, strict=True)
+        for name, film, (_, watts), row, color in zip(NAMES, render_films(shots, print), did, rows, COLOR, strict=True)
     )  # fmt: skip
     start, *rest = beside(left, right)
     start.save(options.out, save_all=True, append_images=rest, duration=1000 * EVERY // FRAMES_A_SECOND, loop=0)

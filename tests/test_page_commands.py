@@ -143,9 +143,9 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worth.measure_worths, "__defaults__", ("auto", 4))  # episodes of each kind, in a round
     patch.setattr(dial_page, "STOPS", (3, 2))  # positions of one dial, and of each of two
     patch.setattr(dial_page, "TENTHS", [0.5, 1.0])
-    patch.setattr(film, "films", filmed)
-    patch.setattr(report, "films", filmed)
-    patch.setattr(ask_page, "films", filmed)
+    patch.setattr(film, "render_films", filmed)
+    patch.setattr(report, "render_films", filmed)
+    patch.setattr(ask_page, "render_films", filmed)
     patch.setattr(sweep, "run_jobs", worked)
 
 
@@ -155,7 +155,7 @@ def filmed(shots: Sequence[film.Shot], say: object = None) -> list[bytes]:
         film._check(shot)
     if ":" in shots[0].env:
         short = replace(shots[0], policy=str(find_policy(shots[0].policy)), seconds=0.01)
-        return [film.encoded(*film.frames(short), short.format)] * len(shots)
+        return [film.encode_film(*film.render_pictures(short), short.format)] * len(shots)
     return [b"a film"] * len(shots)
 
 

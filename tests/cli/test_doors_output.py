@@ -205,7 +205,7 @@ def test_inspect_tells_the_std(family: str, told: str, tmp_path: Path) -> None:
 def test_options_of_reading_are_refused_for_files_of_ours(
     option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("repolicy.report.movie.films", lambda *_: pytest.fail("filmed"))
+    monkeypatch.setattr("repolicy.report.movie.render_films", lambda *_: pytest.fail("filmed"))
     save_policy("mine", repolicy.Policy(PolicySpec(11, SPACE)), {"request": {"env": "Hopper-v4"}})
     storage.write(Path("batch"), "checkpoint", {"a": torch.ones(1)}, {})
     RunFolder(Path("run")).begin(Request("Hopper-v4", soft(0.1), SMALL), {}, False)

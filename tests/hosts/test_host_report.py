@@ -23,7 +23,7 @@ from repolicy.envs.evaluation import Evaluation
 from repolicy.errors import FileError
 from repolicy.hosts.sb3 import ResidualPPO, Unclipped
 from repolicy.policies.file import save_policy
-from repolicy.report.host_page import evaluation, kept, write_host_report
+from repolicy.report.host_page import read_stored, to_evaluation, write_host_report
 from repolicy.report.verdict import verdict
 
 
@@ -51,10 +51,10 @@ def test_a_runners_folder_tells_its_curves_and_the_verdict_that_learning_ended_w
     method = runner.alg.method
     assert method.curves["steps"] == [240, 480, 720]
     assert all(len(values) == 3 for values in method.curves.values())
-    told = kept(tmp_path / "model_2.pt")
+    told = read_stored(tmp_path / "model_2.pt")
     assert told["curves"] == method.curves
     words, page = reported(tmp_path, capsys)
-    ended = verdict([(evaluation(a), evaluation(b)) for a, b in (told["compared"][:2], told["compared"][2:])])
+    ended = verdict([(to_evaluation(a), to_evaluation(b)) for a, b in (told["compared"][:2], told["compared"][2:])])
     assert ended in said
     assert ended in words.replace("\n", " ")
     assert all(title in page for title in ("KL to the prior", "Task&#x27;s reward a step", "log prior, a step"))
@@ -86,7 +86,7 @@ def test_a_saved_model_tells_its_curves_and_the_verdict_that_was_asked_for(
 
 def test_episodes_are_told_whole() -> None:
     told = {"who": "customized", "sampled": True, "basic": [None, 1.0], "addon": [2.0, 3.0], "lengths": [4, 5]}
-    found = evaluation(told)
+    found = to_evaluation(told)
     assert isinstance(found, Evaluation)
     assert not found.deterministic
     assert np.isnan(found.basic[0])

@@ -344,7 +344,9 @@ def test_the_page_shows_the_map_and_films_the_worst_place(
     vary: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shots: list[Any] = []
-    monkeypatch.setattr(compare_page, "filmed", lambda wanted, say: (shots.extend(wanted), ([b"one", b"two"], ""))[1])
+    monkeypatch.setattr(
+        compare_page, "films_for_page", lambda wanted, say: (shots.extend(wanted), ([b"one", b"two"], ""))[1]
+    )
     policy = Policy(PolicySpec(3, ActionSpace("continuous", (1,), (-2.0,), (2.0,)), hidden=(4,)))
     save_policy(path := tmp_path / "a.safetensors", policy, {"request": {"env": "Pendulum-v1"}})
     words = [str(path), str(path), "--backend", "gymnasium", "--episodes", "2", "--json", *vary]

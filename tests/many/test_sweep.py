@@ -25,7 +25,7 @@ from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.policies.storage import write_json
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Range
-from repolicy.report.sweep_page import legend
+from repolicy.report.sweep_page import tradeoff_note
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
 
@@ -90,7 +90,7 @@ def test_a_total_that_is_as_good_in_the_same_episodes_is_counted() -> None:
     points = [Point(omega, Path("nowhere"), evaluation(each, none), None) for omega, each in totals.items()]
     swept = Found({}, Path("nowhere"), points[0], points[1:], {})
     assert (swept.best, swept.as_good, swept.marks(0)) == (0, 1, " (one of 2 best totals)")
-    assert "the highest total, ω′ 0.1 (1 other within its error)" in legend(swept)
+    assert "the highest total, ω′ 0.1 (1 other within its error)" in tradeoff_note(swept)
     alone = Found({}, Path("nowhere"), points[0], [points[1], points[3]], {})
     assert (alone.as_good, alone.marks(0)) == (0, " (best total)")
 

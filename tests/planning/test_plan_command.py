@@ -77,9 +77,9 @@ def test_evaluate_takes_the_folder(folder, capsys):
 @pytest.mark.filterwarnings("ignore:.*out of date")
 def test_a_film_shows_the_planner(folder, monkeypatch):
     """Here a picture is where the robot stands, and nothing is drawn."""
-    monkeypatch.setattr(movie, "follow", lambda _: False)
+    monkeypatch.setattr(movie, "use_tracking_camera", lambda _: False)
     monkeypatch.setattr(movie, "_picture", lambda env, _: env.unwrapped.data.qpos.copy())
-    pictures, _ = movie.frames(movie.Shot(str(folder), "HalfCheetah-v4", seconds=0.2))
+    pictures, _ = movie.render_pictures(movie.Shot(str(folder), "HalfCheetah-v4", seconds=0.2))
     agent, envs = open_agent(folder, Options(), trust=False).agent, GymnasiumEnvs("HalfCheetah-v4", 1, 0)
     seen, act = envs.reset(), agent.actor(1, 1)
     for picture in pictures:

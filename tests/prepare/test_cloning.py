@@ -35,7 +35,7 @@ from repolicy.priors.fitting import Samples
 from repolicy.priors.kinds import MeanPrior, ScoredPrior, ScoringPrior, State, wrap_prior
 from repolicy.priors.opening import read_policy
 from repolicy.ranges import Range
-from repolicy.report.run_page import repeat
+from repolicy.report.run_page import repeat_command
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import shares_memory
 from repolicy.runs.result import Result
@@ -89,7 +89,7 @@ def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, t
     folder = RunFolder(result.folder)
     saved, request = read_policy(folder.prior), folder.load_request()
     assert saved.card["clone_of"]["kl"] == pytest.approx(0.0, abs=0.05)
-    assert repeat(folder, request) == ""  # the prior of a command would be the clone
+    assert repeat_command(folder, request) == ""  # the prior of a command would be the clone
     assert read_policy(folder.last_policy).card["prior_is"] == saved.card["clone_of"]
 
 

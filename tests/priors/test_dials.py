@@ -193,8 +193,8 @@ def test_a_place_that_cannot_be_written_is_found_before_the_work(
     def never(*_: object) -> None:
         raise AssertionError("it began")
 
-    monkeypatch.setattr("repolicy.report.dial_page.measured", never)
-    monkeypatch.setattr("repolicy.report.movie.films", never)
+    monkeypatch.setattr("repolicy.report.dial_page.evaluate_positions", never)
+    monkeypatch.setattr("repolicy.report.movie.render_films", never)
     (tmp_path / "taken").write_text("")
     for words in (
         ["dial", str(file), "--out", f"{tmp_path}/taken"],
@@ -207,7 +207,7 @@ def test_the_report_has_every_position_and_needs_nothing_else(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report, "FILM_SECONDS", 0.1)
-    monkeypatch.setattr("repolicy.report.dial_page.filmed", lambda shots, say: ([b""] * len(shots), ""))
+    monkeypatch.setattr("repolicy.report.dial_page.films_for_page", lambda shots, say: ([b""] * len(shots), ""))
     with pytest.raises(SystemExit):
         cli.main(["dial", str(file)])  # its add-on is code
     cli.main(["dial", str(file), "--trust", "--episodes", "2", "--out", str(tmp_path / "dial"), "--json"])

@@ -9,7 +9,16 @@ import pytest
 
 from repolicy.envs.evaluation import Evaluation
 from repolicy.objective import residual
-from repolicy.report.charts import FEW, LEFT, Axes, beside, curve, histogram, learning, lines
+from repolicy.report.charts import (
+    LEFT,
+    MAX_MARKED_POINTS,
+    Axes,
+    curve,
+    histogram,
+    learning_section,
+    place_labels,
+    reference_levels,
+)
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.request import Request
 from repolicy.runs.settings import Settings
@@ -31,19 +40,19 @@ def test_a_change_of_a_third_of_a_percent_is_drawn_small() -> None:
     small = heights(curve("return", STEPS, np.linspace(1000.0, 997.0, 10).tolist()))
     large = heights(curve("return", STEPS, np.linspace(1000.0, 500.0, 10).tolist()))
     assert max(small) - min(small) < 0.04 * (max(large) - min(large))
-    nats = heights(curve("entropy", STEPS, np.linspace(0.02, 0.0, 10).tolist(), least=1.0))
+    nats = heights(curve("entropy", STEPS, np.linspace(0.02, 0.0, 10).tolist(), min_span=1.0))
     assert max(nats) - min(nats) < 0.03 * (max(large) - min(large))
 
 
 def test_few_points_are_marked_and_many_are_not() -> None:
-    few, many = ([float(i) for i in range(count)] for count in (FEW, FEW + 1))
-    assert curve("few", few, few).count('class="mark"') == FEW
+    few, many = ([float(i) for i in range(count)] for count in (MAX_MARKED_POINTS, MAX_MARKED_POINTS + 1))
+    assert curve("few", few, few).count('class="mark"') == MAX_MARKED_POINTS
     assert 'class="mark"' not in curve("many", many, many)
 
 
 def test_every_curve_has_the_same_steps() -> None:
-    early = curve("early", STEPS[:5], STEPS[:5], until=1000.0)
-    late = curve("late", STEPS[5:], STEPS[5:], until=1000.0)
+    early = curve("early", STEPS[:5], STEPS[:5], last_step=1000.0)
+    late = curve("late", STEPS[5:], STEPS[5:], last_step=1000.0)
     width = Axes([0.0, 1000.0], [0.0, 1.0])
     assert points(early)[:, 0] == pytest.approx([width.x(step) for step in STEPS[:5]], abs=0.06)
     assert points(late)[:, 0] == pytest.approx([width.x(step) for step in STEPS[5:]], abs=0.06)
@@ -85,21 +94,21 @@ def asked(**settings: float) -> Request:
 
 
 def test_the_prior_stands_beside_what_was_learned() -> None:
-    values = {name: levels["prior"] for name, levels in lines(asked(), prior()).items()}
+    values = {name: levels["prior"] for name, levels in reference_levels(asked(), prior()).items()}
     assert values == pytest.approx(
         {"basic_return": 3.0, "evaluation_addon": -5.0, "evaluation_metric": 0.25, "episode_length": 10.0,
          "prior_kl": 0.0, "below_prior": 0.0, "log_prior": -2.0, "entropy": 2.0, "reward_task": -0.5,
          "evaluation_objective": -5.0 + 0.1 * -20.0 + 0.2 * 20.0}
     )  # fmt: skip
-    assert "basic_return" not in lines(asked(), prior(np.nan))
-    assert lines(asked(), None) == {}
+    assert "basic_return" not in reference_levels(asked(), prior(np.nan))
+    assert reference_levels(asked(), None) == {}
 
 
 def test_a_budget_is_a_line_and_weights_that_move_have_no_objective() -> None:
-    held = lines(asked(kl_budget=2.0), prior())
+    held = reference_levels(asked(kl_budget=2.0), prior())
     assert held["prior_kl"] == {"prior": 0.0, "budget": 2.0}
     assert "evaluation_objective" not in held
-    assert lines(asked(log_prior_budget=0.5), prior())["below_prior"]["budget"] == 0.5
+    assert reference_levels(asked(log_prior_budget=0.5), prior())["below_prior"]["budget"] == 0.5
 
 
 def test_small_weights_are_read_out() -> None:
@@ -112,15 +121,15 @@ def test_an_objective_whose_weights_move_is_no_curve(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (100, 200):
         folder.log({"iteration": step, "steps": step, "evaluation_objective": 1.0 * step})
-    assert "own objective" in learning(folder, asked(), {})
-    assert "own objective" not in learning(folder, asked(kl_budget=2.0), {})
+    assert "own objective" in learning_section(folder, asked(), {})
+    assert "own objective" not in learning_section(folder, asked(kl_budget=2.0), {})
 
 
 def test_the_metric_is_a_curve_under_its_own_name(tmp_path: object) -> None:
     folder = RunFolder(str(tmp_path))
     for step in (100, 200):
         folder.log({"iteration": step, "steps": step, "evaluation_metric": 0.3 + step, "omega": 0.1})
-    text = learning(folder, asked(), {"prior": prior()})
+    text = learning_section(folder, asked(), {"prior": prior()})
     assert "<figcaption>Mean |θ| in an episode<" in text
     assert "ω′" not in text  # it did not move
     assert text.count("<figure") == 1
@@ -130,7 +139,7 @@ def test_names_stand_off_the_points_the_path_and_each_other() -> None:
     axes = Axes([0.0, 1.0], [0.0, 1.0], 400, 300)
     at = [(200.0, 150.0), (230.0, 140.0), (260.0, 150.0), (300.0, 250.0)]
     names = ["prior", "ω′ 0.1", "ω′ 0.3", "ω′ 1"]
-    found = beside(names, at, at, axes)
+    found = place_labels(names, at, at, axes)
     boxes = [(x - 4 * len(name), x + 4 * len(name), y - 12, y + 3) for name, (x, y) in zip(names, found, strict=True)]
     for index, (left, right, top, foot) in enumerate(boxes):
         assert left >= LEFT
@@ -147,7 +156,7 @@ def test_names_stand_off_the_points_the_path_and_each_other() -> None:
 def test_axes_say_what_they_are() -> None:
     axes = Axes([0.0, 1.0], [0.0, 1.0], 400, 300)
     before = axes.x(0.0), axes.y(0.0)
-    assert {">across<", ">up<"} <= set(re.findall(r">\w+<", axes.named("across", "up")))
+    assert {">across<", ">up<"} <= set(re.findall(r">\w+<", axes.name_axes("across", "up")))
     assert axes.x(0.0) > before[0]  # room is made for them
     assert axes.y(0.0) < before[1]
 
@@ -157,7 +166,7 @@ def test_a_limit_is_drawn_with_its_bound_and_its_weight(tmp_path: object) -> Non
     for step in (100, 200):
         folder.log({"iteration": step, "steps": step, "kept": 0.9, "limit_power<=2": 3.0, "multiplier_power<=2": 0.5})
     asked = Request("env", residual(0.1, 0.2), Settings(keep=0.95), ("hind_leg",), limits=("my.py:power<=2",))
-    text = learning(folder, asked, {"prior": prior()})
+    text = learning_section(folder, asked, {"prior": prior()})
     for words in ("power&lt;=2: with the mean action", "power&lt;=2: its weight", "limit 2", "to keep 0.95"):
         assert words in text
     assert text.count("<figure") == 3

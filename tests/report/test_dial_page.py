@@ -18,7 +18,7 @@ from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.ranges import Dial, Range
 from repolicy.report import dial_page as pages
-from repolicy.report.dial_page import points_of
+from repolicy.report.dial_page import read_sweep_points
 
 
 def pushing(observations: Any, actions: Any, next_observations: Any, info: Any) -> Any:
@@ -53,7 +53,7 @@ def test_what_is_no_position_of_a_dial_is_not_written_over(
 def test_the_page_has_every_position_and_the_points_beside_it(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("repolicy.report.dial_page.filmed", lambda shots, say: ([b""] * len(shots), ""))
+    monkeypatch.setattr("repolicy.report.dial_page.films_for_page", lambda shots, say: ([b""] * len(shots), ""))
     means = {"summary": {"basic_reward": {"mean": 3.5}, "addon_reward": {"mean": -2.25}}}
     silent = {"summary": {"basic_reward": {"mean": None}, "addon_reward": {"mean": -2.0}}}  # of its old reward
     request = {key: read_card(file)["request"][key] for key in ("env", "addons")}
@@ -77,11 +77,11 @@ def test_a_damaged_sweep_is_refused(tmp_path: Path) -> None:
     for content in ("[]", '{"points": [{"omega": "a"}]}', "no json"):
         (tmp_path / "sweep.json").write_text(content)
         with pytest.raises(FileError):
-            points_of(tmp_path, "InvertedPendulum-v4", [])
+            read_sweep_points(tmp_path, "InvertedPendulum-v4", [])
     other = {"request": {"env": "Hopper-v4", "addons": ["height"]}, "points": []}
     (tmp_path / "sweep.json").write_text(json.dumps(other))
     with pytest.raises(UsageError, match="is a sweep of height in Hopper-v4, and the dial is of height=2 in Hopper-v4"):
-        points_of(tmp_path, "Hopper-v4", ["height=2"])
+        read_sweep_points(tmp_path, "Hopper-v4", ["height=2"])
 
 
 def test_points_through_noise_are_those_of_sampled_noise_as_the_drawing(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_points_through_noise_are_those_of_sampled_noise_as_the_drawing(tmp_path
     for name, addon in (("Hopper-v4", 1.0), (env, 2.0)):
         sweep = {"request": {"env": name, "addons": ["height"]}, "points": points}
         (tmp_path / "sweep.json").write_text(json.dumps(sweep))
-        assert points_of(tmp_path, name, ["height"]) == ((0.3, None, 0.5, addon),)
+        assert read_sweep_points(tmp_path, name, ["height"]) == ((0.3, None, 0.5, addon),)
 
 
 # Several dials --------------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def reported(
     made = ConditionedPolicy.from_prior(prior, dials)
     made.network.film.data.normal_(0.0, 0.5)
     save_policy(folder / "policy.safetensors", made, {"request": {"env": "InvertedPendulum-v4"} | request}, prior)
-    patch.setattr(pages, "filmed", lambda shots, say: ([b"a film"] * len(shots), ""))
+    patch.setattr(pages, "films_for_page", lambda shots, say: ([b"a film"] * len(shots), ""))
     asked = [str(folder / "policy.safetensors"), "--episodes", "2", "--out", str(folder / "dial"), "--trust", *words]
     cli.main(["dial", *asked])
     html = (folder / "dial" / "report.html").read_text()
@@ -154,10 +154,12 @@ def test_the_command_on_the_page_keeps_that_position(two: tuple[dict[str, Any], 
 def test_positions_that_lie_close_together_have_commands_and_files_of_their_own(others: list[Dial]) -> None:
     prior = Policy(PolicySpec(4, ActionSpace("continuous", (1,), (-3.0,), (3.0,)), hidden=(8,)))
     made = ConditionedPolicy.from_prior(prior, [Dial("fast", 1e6, 1e6 + 10, "linear"), *others])
-    turning = pages.Turning(Path("policy.safetensors"), SavedPolicy(made, prior, {}))
-    for each in (turning.command, lambda position: turning.file(position, "at")):
+    turning = pages.DialedPolicy(Path("policy.safetensors"), SavedPolicy(made, prior, {}))
+    for each in (turning.command, lambda position: turning.default_file(position, "at")):
         assert len({each(position) for position in turning.positions}) == len(turning.positions)
-    assert "1000003.0" in turning.command(turning.asked(1_000_003.0, {})[0] if not others else (1_000_003.0, 1.0))
+    assert "1000003.0" in turning.command(
+        turning.find_position(1_000_003.0, {})[0] if not others else (1_000_003.0, 1.0)
+    )
 
 
 def test_one_dial_over_another_weight_has_the_page_of_one_dial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

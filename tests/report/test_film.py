@@ -24,8 +24,8 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.report import movie, scenes
-from repolicy.report.movie import QUALITIES, Shot, encoded, films
-from repolicy.report.scenes import Episode, episode, story, typical_and_worst, wrong_at
+from repolicy.report.movie import QUALITIES, Shot, encode_film, render_films
+from repolicy.report.scenes import Episode, describe_worst, first_episode, typical_and_worst, wrong_step
 
 ENV = "InvertedPendulum-v5"
 
@@ -50,7 +50,7 @@ def pictures(content: bytes, path: Path) -> np.ndarray:
 def test_a_machine_that_cannot_render_says_what_to_install(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(movie, "LIBRARIES", ("disabled",))
     with pytest.raises(RepolicyError, match=r"cannot render off-screen: install .*libegl1 .*libosmesa6"):
-        films([Shot(policy, ENV)])
+        render_films([Shot(policy, ENV)])
 
 
 def test_the_other_library_is_tried_after_a_driver_that_crashes(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,12 +64,12 @@ def test_the_other_library_is_tried_after_a_driver_that_crashes(policy: str, mon
 
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     said: list[str] = []
-    monkeypatch.setattr(movie, "_in_its_own_process", pretended)
-    assert films([Shot(policy, ENV)], said.append) == [b"film"]
+    monkeypatch.setattr(movie, "_render_in_process", pretended)
+    assert render_films([Shot(policy, ENV)], said.append) == [b"film"]
     assert tried == ["egl", "osmesa"]
     assert said == ["filming: 1 film, up to 150 pictures"]  # before the first is drawn
     with pytest.raises(UsageError, match="^it lacks a package$"):
-        films([Shot(policy, ENV)])
+        render_films([Shot(policy, ENV)])
 
 
 def test_the_second_picture_tells_how_long_all_take_and_later_ones_every_ten_seconds(
@@ -77,7 +77,7 @@ def test_the_second_picture_tells_how_long_all_take_and_later_ones_every_ten_sec
 ) -> None:
     times = iter([100.0, 102.0, 103.0, 113.0])
     monkeypatch.setattr(movie.time, "monotonic", lambda: next(times))
-    seen = movie.teller([Shot("", ENV, seconds=2.0), Shot("", ENV, seconds=2.0)])
+    seen = movie.progress_printer([Shot("", ENV, seconds=2.0), Shot("", ENV, seconds=2.0)])
     told = [(seen(), capsys.readouterr().out)[1] for _ in range(4)]
     assert told == ["", "filming: 2% drawn, about 3:16 left\n", "", "filming: 4% drawn, about 6:56 left\n"]
 
@@ -85,14 +85,14 @@ def test_the_second_picture_tells_how_long_all_take_and_later_ones_every_ten_sec
 @pytest.mark.parametrize(("shot", "said"), [({"seconds": 0.0}, "seconds is 0"), ({"width": 3}, "width is 3")])
 def test_a_film_that_cannot_be_is_refused(policy: str, shot: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        films([Shot(policy, ENV, **shot)])
+        render_films([Shot(policy, ENV, **shot)])
 
 
 def test_an_environment_that_does_not_fit_is_refused_in_one_sentence(policy: str) -> None:
     with pytest.raises(UsageError, match="neither Gymnasium nor EnvPool"):
-        films([Shot(policy, "NoSuchEnvironment-v0")])
+        render_films([Shot(policy, "NoSuchEnvironment-v0")])
     with pytest.raises(UsageError, match="takes observations of 4 numbers"):
-        movie.frames(Shot(policy, "Hopper-v5", fine=True))  # here, because nothing is drawn
+        movie.render_pictures(Shot(policy, "Hopper-v5", fine=True))  # here, because nothing is drawn
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_an_environment_that_lacks_a_package_says_which_one_would_help(
     monkeypatch.setitem(sys.modules, "pygame", None)
     monkeypatch.setattr(names, "envpool_names", lambda: pytest.fail("a film of Gymnasium's needs no EnvPool"))
     with pytest.raises(UsageError, match=r"without pygame: pip install 'repolicy\[film\]'"):
-        movie.frames(Shot(str(path), "CartPole-v1", seconds=0.4))
+        movie.render_pictures(Shot(str(path), "CartPole-v1", seconds=0.4))
 
 
 # Which episodes are filmed, and the step at which the worst one went wrong --------------------------------------------
@@ -130,13 +130,13 @@ def agent(observations: int, bound: float = 1.0, width: int = 1) -> Policy:
 def test_a_robot_that_runs_away_stays_in_the_picture_and_on_its_floor() -> None:
     env = gymnasium.make("HalfCheetah-v5", render_mode="rgb_array").unwrapped
     size, repeats = env.model.geom_size.copy(), env.model.mat_texrepeat.copy()
-    assert movie.follow(env)
+    assert movie.use_tracking_camera(env)
     assert env.mujoco_renderer.camera_id == env.model.camera("track").id
     floor = env.model.geom("floor").id
     assert env.model.geom_size[floor, 0] > 1000.0
     tiles = env.model.mat_texrepeat / repeats
     assert (tiles[env.model.geom_matid[floor]] == env.model.geom_size[floor, 0] / size[floor, 0]).all()
-    assert not movie.follow(gymnasium.make("CartPole-v1", render_mode="rgb_array").unwrapped)
+    assert not movie.use_tracking_camera(gymnasium.make("CartPole-v1", render_mode="rgb_array").unwrapped)
 
 
 def test_the_typical_one_is_in_the_middle_and_the_worst_at_the_end() -> None:
@@ -154,26 +154,26 @@ def test_the_typical_one_is_in_the_middle_and_the_worst_at_the_end() -> None:
 def test_an_episode_goes_wrong_where_its_reward_drops(step: int) -> None:
     rewards = np.ones(100)
     rewards[step - 1 :] = 0.0
-    assert wrong_at(Episode(1, rewards, False, NOTHING), USUAL) == step
+    assert wrong_step(Episode(1, rewards, False, NOTHING), USUAL) == step
     told = "was behind from its start" if step == 1 else f"went wrong about step {step}"
-    assert f": it {told}" in story(Episode(1, rewards, False, NOTHING), USUAL, 10)
+    assert f": it {told}" in describe_worst(Episode(1, rewards, False, NOTHING), USUAL, 10)
 
 
 def test_an_episode_that_ended_sooner_went_wrong_there() -> None:
     fallen = Episode(1, np.full(37, 2.0), True, NOTHING)
-    assert wrong_at(fallen, USUAL) == 37
-    assert story(fallen, USUAL, 10) == "the worst of 10 episodes, which earns 74.0: it ended early, at step 37"
+    assert wrong_step(fallen, USUAL) == 37
+    assert describe_worst(fallen, USUAL, 10) == "the worst of 10 episodes, which earns 74.0: it ended early, at step 37"
 
 
 def test_an_episode_that_takes_longer_went_wrong_where_the_usual_one_was_done() -> None:
     usual, slow = Episode(0, -np.ones(110), True, NOTHING), Episode(1, -np.ones(160), True, NOTHING)
-    assert wrong_at(slow, usual) == 111
+    assert wrong_step(slow, usual) == 111
 
 
 def test_a_little_less_is_nothing_wrong() -> None:
-    assert wrong_at(Episode(1, np.full(100, 0.91), False, NOTHING), USUAL) is None
-    assert "nothing went wrong" in story(Episode(1, np.full(100, 0.91), False, NOTHING), USUAL, 10)
-    assert wrong_at(Episode(1, np.full(100, 0.89), False, NOTHING), USUAL) == 1
+    assert wrong_step(Episode(1, np.full(100, 0.91), False, NOTHING), USUAL) is None
+    assert "nothing went wrong" in describe_worst(Episode(1, np.full(100, 0.91), False, NOTHING), USUAL, 10)
+    assert wrong_step(Episode(1, np.full(100, 0.89), False, NOTHING), USUAL) == 1
 
 
 @pytest.mark.parametrize("backend", ["gymnasium", "envpool"])
@@ -183,18 +183,18 @@ def test_an_episode_of_an_evaluation_is_the_same_again_to_the_bit(backend: Backe
         agent(17, width=6), "HalfCheetah-v4", 5, addon="hind_leg", seed=EVALUATION_SEED, backend=backend, longest=300
     )
     for place in (0, 4):
-        one = episode(found, place)
+        one = first_episode(found, place)
         envs = make_envs("HalfCheetah-v4", 1, one.seed, backend)
         envs.reset()
-        assert len(one.rewards) == len(one.sent) == 300
+        assert len(one.rewards) == len(one.actions) == 300
         assert float(one.rewards.sum()) == pytest.approx(found.total[place], rel=1e-12)
-        assert np.cumsum([envs.step(action[None]).rewards[0] for action in one.sent])[-1] == found.basic[place]
+        assert np.cumsum([envs.step(action[None]).rewards[0] for action in one.actions])[-1] == found.basic[place]
 
 
 def test_the_first_episodes_are_kept_and_only_these() -> None:
     found = evaluate(agent(1), tiny("LinearQuadratic"), 60, addon=f"{tiny('stay_near')}=2", seed=EVALUATION_SEED)
     for place in (0, 49):
-        assert episode(found, place).total == pytest.approx(found.total[place], rel=1e-9)
+        assert first_episode(found, place).total == pytest.approx(found.total[place], rel=1e-9)
     assert len(found.steps.env_actions) - found.lengths[:50].max() < 20  # a block
 
 
@@ -203,15 +203,15 @@ def test_the_first_episodes_are_kept_and_only_these() -> None:
 def test_a_page_has_the_prior_a_typical_episode_and_the_worst(prior: bool, backend: Backend) -> None:
     found = evaluate(agent(4, 3.0), "InvertedPendulum-v4", 20, seed=EVALUATION_SEED, backend=backend)
     before = evaluate(agent(4, 3.0), "InvertedPendulum-v4", 20, seed=EVALUATION_SEED, backend=backend)
-    chosen = scenes.scenes(Path("a policy"), ({"prior": before} if prior else {}) | {"customized": found})
+    chosen = scenes.choose_scenes(Path("a policy"), ({"prior": before} if prior else {}) | {"customized": found})
     typical, worst = (EVALUATION_SEED + place for place in typical_and_worst(found)[0])
     assert worst == EVALUATION_SEED + found.basic.argmin()
     shots = [scene.shot for scene in chosen]
     assert [scene.kind for scene in chosen] == ["prior"] * prior + ["customized"] * 2
     assert [shot.seed for shot in shots] == [typical] * (1 + prior) + [worst]
-    assert [shot.which for shot in shots] == ["prior"] * prior + ["policy"] * 2
-    assert shots[-1].around == len(shots[-1].actions) == found.lengths[worst - EVALUATION_SEED]
-    assert f"it ended early, at step {shots[-1].around}" in chosen[-1].caption
+    assert [shot.role for shot in shots] == ["prior"] * prior + ["policy"] * 2
+    assert shots[-1].center_step == len(shots[-1].actions) == found.lengths[worst - EVALUATION_SEED]
+    assert f"it ended early, at step {shots[-1].center_step}" in chosen[-1].caption
 
 
 @pytest.mark.usefixtures("_renderer")
@@ -227,14 +227,14 @@ def test_films(policy: str, tmp_path: Path) -> None:
     save_policy(tmp_path / "other.safetensors", pushing, {})
     only_envpool_has_it = replace(small, policy=str(tmp_path / "other.safetensors"), env="PendulumSwingup-v1")
     save_policy(tmp_path / "agent.safetensors", agent(4, 3.0), {})
-    one = episode(evaluate(agent(4, 3.0), "InvertedPendulum-v4", 3, seed=EVALUATION_SEED, backend="gymnasium"), 2)
+    one = first_episode(evaluate(agent(4, 3.0), "InvertedPendulum-v4", 3, seed=EVALUATION_SEED, backend="gymnasium"), 2)
     still = replace(small, format="gif", seconds=9.0, env="InvertedPendulum-v4")
-    shot = replace(still, policy=str(tmp_path / "agent.safetensors"), seed=one.seed, actions=one.sent.tolist())
+    shot = replace(still, policy=str(tmp_path / "agent.safetensors"), seed=one.seed, actions=one.actions.tolist())
     steps = len(one.rewards)
     assert steps > 13
-    shown = [shot, replace(shot, seconds=0.8, around=steps), replace(shot, actions=[[3.0]] * 5)]
+    shown = [shot, replace(shot, seconds=0.8, center_step=steps), replace(shot, actions=[[3.0]] * 5)]
     noise, length = through_noise(tmp_path)
-    found = films([small, replace(small, format="gif"), only_envpool_has_it, *shown, noise])
+    found = render_films([small, replace(small, format="gif"), only_envpool_has_it, *shown, noise])
     assert found[0][4:8] == b"ftyp"
     assert found[1][:4] == b"GIF8"
     for content, name in zip(found, ("film.mp4", "film.gif", "other.mp4"), strict=False):
@@ -258,22 +258,22 @@ def through_noise(folder: Path) -> tuple[Shot, int]:
     found = evaluate(policy, env, 3, seed=EVALUATION_SEED, backend="gymnasium")
     lengths = [int(paid) for paid in found.basic]  # each step is paid 1
     [place, *_] = [place for place, length in enumerate(lengths) if length % 3]
-    one = episode(found, place)
-    shot = Shot(str(path), env, seed=one.seed, format="gif", actions=one.sent.tolist(), width=96, height=64)
+    one = first_episode(found, place)
+    shot = Shot(str(path), env, seed=one.seed, format="gif", actions=one.actions.tolist(), width=96, height=64)
     return shot, lengths[place]
 
 
 def test_choices_that_are_done_again_are_counted_as_policies_count_them() -> None:
     """`sent` has the environment's own numbers, which an environment may count from elsewhere than 0."""
     shot = Shot("", "", actions=[[2], [4]])
-    assert movie.choices(shot, ActionSpace("discrete", (3,), (2.0,))).tolist() == [[0], [2]]
-    assert movie.choices(shot, ActionSpace("discrete", (5,))).tolist() == [[2], [4]]
+    assert movie.recorded_actions(shot, ActionSpace("discrete", (3,), (2.0,))).tolist() == [[0], [2]]
+    assert movie.recorded_actions(shot, ActionSpace("discrete", (5,))).tolist() == [[2], [4]]
 
 
 def test_a_film_is_made_coarser_until_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = [np.random.default_rng(i).integers(0, 255, (64, 96, 3), np.uint8) for i in range(3)]
-    fine, coarse = (movie._encoded(noise, 25, "mp4", quality) for quality in (QUALITIES[0], QUALITIES[-1]))
+    fine, coarse = (movie._encode_film(noise, 25, "mp4", quality) for quality in (QUALITIES[0], QUALITIES[-1]))
     assert len(coarse) < 0.5 * len(fine)
-    monkeypatch.setattr(movie, "_encoded", lambda pictures, rate, format, quality: bytes(100 - quality))
-    sizes = [len(encoded(noise, 25, "mp4", most_bytes)) for most_bytes in (0, 68, 67, 1)]
+    monkeypatch.setattr(movie, "_encode_film", lambda pictures, rate, format, quality: bytes(100 - quality))
+    sizes = [len(encode_film(noise, 25, "mp4", max_bytes)) for max_bytes in (0, 68, 67, 1)]
     assert sizes == [100 - quality for quality in (28, 32, 36, 51)]

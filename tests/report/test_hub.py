@@ -152,7 +152,7 @@ def test_what_can_go_wrong_is_a_sentence(
         assert (code, said.count("\n"), sentence in said) == (1, 1, True), said
     a_policy(request={"env": ENV})
     monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr(publish, "evaluations", lambda *_, **__: pytest.fail("evaluated"))
+    monkeypatch.setattr(publish, "evaluate_with_prior", lambda *_, **__: pytest.fail("evaluated"))
     push = ["push", "mine.safetensors", "hf://somebody/mine", "--episodes", "1", "--trust"]
     code, _, said = typed(capsys, *push[:-1])
     assert (code, said.count("\n"), "names code that would be run" in said) == (2, 1, True), said

@@ -25,10 +25,10 @@ from repolicy.prepare.decision import decide
 from repolicy.prepare.defaults import customize_defaults, train_defaults
 from repolicy.priors.opening import read_policy
 from repolicy.report import run_page as report
-from repolicy.report.charts import curve, labels, short, ticks
+from repolicy.report.charts import curve, short_number, tick_labels, ticks
 from repolicy.report.movie import CANNOT_RENDER, Shot
 from repolicy.report.run_page import write_report
-from repolicy.report.verdict import rounded, spread, verdict
+from repolicy.report.verdict import mean_and_std, rounded, verdict
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.settings import Settings
 from repolicy.text import number
@@ -63,12 +63,14 @@ def _no_renderer(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(shots: list[Shot], say: object) -> list[bytes]:
         raise RepolicyError(CANNOT_RENDER)
 
-    monkeypatch.setattr(report, "films", refuse)
+    monkeypatch.setattr(report, "render_films", refuse)
 
 
 @pytest.fixture
 def _short_films(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "films", lambda shots, say: [f"film of the {shot.which}".encode() for shot in shots])
+    monkeypatch.setattr(
+        report, "render_films", lambda shots, say: [f"film of the {shot.role}".encode() for shot in shots]
+    )
 
 
 @pytest.mark.usefixtures("_short_films")
@@ -155,7 +157,7 @@ def test_an_unknown_basic_reward_is_left_out(
 @pytest.mark.parametrize("which", [0, 1])
 def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, RunFolder], which: int) -> None:
     request = runs[which].load_request()
-    words = shlex.split(report.repeat(runs[which], request))
+    words = shlex.split(report.repeat_command(runs[which], request))
     command = cli._parsed(words[1], words[2:])
     steps = command.settings.get("steps", 1_000_000)
     usual = customize_defaults(read_policy(command.prior).policy, steps) if which else train_defaults(ENV)
@@ -172,8 +174,8 @@ def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, Ru
 
 def test_no_command_is_shown_for_a_run_that_none_can_repeat(runs: tuple[RunFolder, RunFolder]) -> None:
     request = runs[1].load_request()
-    assert report.repeat(runs[1], replace(request, objective=Objective("both", omega=0.05, alpha=0.1))) == ""
-    assert "--sparse" in report.repeat(runs[1], replace(request, sparse=True))
+    assert report.repeat_command(runs[1], replace(request, objective=Objective("both", omega=0.05, alpha=0.1))) == ""
+    assert "--sparse" in report.repeat_command(runs[1], replace(request, sparse=True))
 
 
 @pytest.mark.usefixtures("_no_renderer")
@@ -219,18 +221,18 @@ def test_a_mean_ends_at_the_second_digit_of_its_error() -> None:
 
 
 def test_one_episode_has_no_spread() -> None:
-    assert spread(Column("", np.array([7.5]))) == "7.50"
-    assert spread(Column("", np.array([7.0, 8.0]))) == "7.50 ± 0.50"
+    assert mean_and_std(Column("", np.array([7.5]))) == "7.50"
+    assert mean_and_std(Column("", np.array([7.0, 8.0]))) == "7.50 ± 0.50"
 
 
 def test_a_label_that_rounds_up_to_a_thousand_is_a_thousand() -> None:
-    assert [short(value) for value in (999.4, 999.7, 999_600.0, -1500.0)] == ["999", "1k", "1M", "−1.5k"]
+    assert [short_number(value) for value in (999.4, 999.7, 999_600.0, -1500.0)] == ["999", "1k", "1M", "−1.5k"]
 
 
 def test_ticks_have_labels_of_their_own() -> None:
-    assert labels([3650.0, 3652.5, 3655.0]) == ["3.65k", "3.6525k", "3.655k"]
-    assert labels([-0.5, 0.0, 0.25, 2e6]) == ["−0.5", "0", "0.25", "2M"]
-    assert labels([]) == []
+    assert tick_labels([3650.0, 3652.5, 3655.0]) == ["3.65k", "3.6525k", "3.655k"]
+    assert tick_labels([-0.5, 0.0, 0.25, 2e6]) == ["−0.5", "0", "0.25", "2M"]
+    assert tick_labels([]) == []
 
 
 def test_ticks_are_round_and_inside() -> None:
@@ -255,7 +257,7 @@ def test_a_constant_curve_is_drawn() -> None:
 def test_of_a_generative_policy_sampled_noise_comes_first() -> None:
     for env, first in (("Hopper-v4", "mean"), ("Hopper-v4?decoder=flow.py:decode&noise=4&chunk=2", "sampled")):
         both = ({"policy": SimpleNamespace(env=env, name=name)} for name in ("mean", "sampled"))
-        assert report.judged_by(*both)[0]["policy"].name == first
+        assert report.deciding_first(*both)[0]["policy"].name == first
 
 
 NO_CHANGE = "no certain difference (0.00 ± 0.00); prior −2.00"
@@ -269,8 +271,8 @@ def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
         returns = wave + basic, 0 * wave + addon, 0 * wave + metric
         return Evaluation("env", "gymnasium", True, next(seeds), *returns, one, one, -2.0 * one, metric_name="mean z")
 
-    found = report.tiles({"prior": evaluation(100, 5, 0.3), "customized": evaluation(101, 9, 0.2)})
-    said = {tile.what: (tile.change, tile.standing, tile.unit) for tile in found}
+    found = report.reward_tiles({"prior": evaluation(100, 5, 0.3), "customized": evaluation(101, 9, 0.2)})
+    said = {tile.name: (tile.change, tile.standing, tile.unit) for tile in found}
     assert said == {
         "total reward": ("▲ 5.00 ± 0.47 better; prior 105.0", "better", "an episode, mean action"),
         "basic reward": ("no certain difference (1.00 ± 0.47); prior 100.0", "", "an episode, mean action"),
@@ -278,4 +280,4 @@ def test_a_tile_says_what_changed_and_whether_that_is_good() -> None:
         "add-on reward": ("▲ 4.00 ± 0.00 better; prior 5.00", "better", "an episode, mean action"),
         "log prior a step": (NO_CHANGE, "", "nats, mean over all steps, mean action"),
     }
-    assert report.tiles({"policy": evaluation(1, 2, 3)})[0].change == ""
+    assert report.reward_tiles({"policy": evaluation(1, 2, 3)})[0].change == ""

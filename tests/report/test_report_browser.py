@@ -18,7 +18,7 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy, PolicySpec
 from repolicy.report import run_page as report
-from repolicy.report.movie import encoded
+from repolicy.report.movie import encode_film
 from repolicy.report.run_page import write_report
 from repolicy.runs.settings import Settings
 
@@ -32,8 +32,8 @@ def calm(observations: np.ndarray, actions: np.ndarray, next_observations: np.nd
 @pytest.fixture
 def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Two points that are trained, and one whose folder is in the way; their films show nothing."""
-    black = encoded([np.zeros((320, 480, 3), np.uint8)] * 9, 25, "mp4")
-    monkeypatch.setattr(report, "films", lambda shots, say: [black] * len(shots))
+    black = encode_film([np.zeros((320, 480, 3), np.uint8)] * 9, 25, "mp4")
+    monkeypatch.setattr(report, "render_films", lambda shots, say: [black] * len(shots))
 
     def here(jobs: Sequence[Job], start: Any, at_once: int, ended: Callable[[Job, str], None], watch: Any) -> None:
         for job in jobs:

@@ -12,7 +12,7 @@ from experiments.verdicts import KINDS, STARTS, wrong
 from repolicy.envs.evaluation import Column, Evaluation, evaluate
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec, frozen
-from repolicy.report.verdict import advice, basis, chance, difference
+from repolicy.report.verdict import advice, basis, difference, student_t_p_value
 from repolicy.report.verdict import verdict as judged
 
 HALF = np.array([-1.0, 1.0] * 25)  # 50 episodes with a mean of 0 and a variance of 50 / 49
@@ -91,8 +91,8 @@ def test_a_difference_within_its_error_is_none() -> None:
 def test_chance_is_students() -> None:
     """Table values of the two-sided 5 %."""
     for freedom, quantile in {1: 12.7062047, 2: 4.3026527, 3: 3.1824463, 10: 2.2281389, 49: 2.0095752}.items():
-        assert chance(quantile, freedom) == pytest.approx(0.05, abs=1e-7)
-    assert (chance(0.0, 4), chance(float("inf"), 5)) == (1.0, 0.0)
+        assert student_t_p_value(quantile, freedom) == pytest.approx(0.05, abs=1e-7)
+    assert (student_t_p_value(0.0, 4), student_t_p_value(float("inf"), 5)) == (1.0, 0.0)
 
 
 def test_a_run_that_changed_nothing_is_seldom_told_to_be_better_or_worse() -> None:

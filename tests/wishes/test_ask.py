@@ -18,7 +18,7 @@ from repolicy.envs.wish_file import open_wish
 from repolicy.policies.policy import Policy
 from repolicy.priors.opening import open_agent
 from repolicy.readers.reading import Options
-from repolicy.report.movie import Shot, encoded
+from repolicy.report.movie import Shot, encode_film
 from repolicy.wishes import ask_page
 from repolicy.wishes.pairs import Pairs, candidates, choose_pairs, learn_from_answers, read_answers
 
@@ -173,7 +173,7 @@ def test_a_wish_chooses_the_pairs_that_it_is_unsure_of(policy: Path, tmp_path: P
 def page(policy: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> Pairs:
     """Four pairs, with films of two pictures."""
     pictures = [np.full((32, 48, 3), shade, np.uint8) for shade in (60, 200)]
-    monkeypatch.setattr(ask_page, "films", lambda shots, say: [encoded(pictures, 10, "mp4")] * len(shots))
+    monkeypatch.setattr(ask_page, "render_films", lambda shots, say: [encode_film(pictures, 10, "mp4")] * len(shots))
     return ask_page.ask(open_agent(policy, Options(), False), PENDULUM, out, 4, 0.2)
 
 
@@ -224,7 +224,7 @@ def test_the_page_is_made_with_films(
 ) -> None:
     """Of both clips, each with all that was done since the reset; how a film is drawn is tested elsewhere."""
     shots = list[Shot]()
-    monkeypatch.setattr(ask_page, "films", lambda given, say: shots.extend(given) or [b"film"] * len(given))
+    monkeypatch.setattr(ask_page, "render_films", lambda given, say: shots.extend(given) or [b"film"] * len(given))
     words = ["--pairs", "1", "--seconds", "0.2", "--width", "64", "--out", str(tmp_path / "my pairs"), "--json"]
     main(["ask", str(policy), *words])
     said = capsys.readouterr()
@@ -269,7 +269,7 @@ def test_another_librarys_mean_is_filmed_as_it_acts(tmp_path: Path, monkeypatch:
         read.extend(open_agent(shot.policy, Options(), False).agent for shot in shots)
         return [b""] * len(shots)
 
-    monkeypatch.setattr(ask_page, "films", filmed)
+    monkeypatch.setattr(ask_page, "render_films", filmed)
     ask_page.ask(open_agent(file, Options(std=0.3), False), PENDULUM, tmp_path / "asked", 1, 0.2)
     assert [policy.std.item() for policy in read] == [pytest.approx(0.3)] * 2
 

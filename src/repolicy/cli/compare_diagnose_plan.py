@@ -295,7 +295,7 @@ class Plan(Acts):
     def _evaluated(self, terminal: Terminal, made: "Planned", agents: dict[str, Any]) -> dict[str, Any]:
         """Show the rewards of these agents, and return them."""
         from repolicy.envs import EVALUATION_SEED, combine_addons, evaluate
-        from repolicy.report.run_page import rewards
+        from repolicy.report.run_page import reward_table
         from repolicy.runs import one_thread
 
         found = {}
@@ -305,7 +305,7 @@ class Plan(Acts):
                     agent, made.env, self.episodes, addon=combine_addons(made.addons), seed=EVALUATION_SEED + self.seed,
                     longest=self.steps, backend=made.backend,
                 )  # fmt: skip
-        terminal.numbers(f"{made.env}, {counted(self.episodes, 'episode')} each", *rewards(found))
+        terminal.numbers(f"{made.env}, {counted(self.episodes, 'episode')} each", *reward_table(found))
         return {name: evaluation.as_dict()["summary"] for name, evaluation in found.items()}
 
 

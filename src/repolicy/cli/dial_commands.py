@@ -1,4 +1,4 @@
-"""The commands about several weights: dial turns a policy's, and sweep trains at each."""
+"""The commands about several weights: dial takes positions between policies, sweep trains a policy at each weight."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,15 +10,15 @@ from repolicy.errors import UsageError
 from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Settings, Terminal
 
 if TYPE_CHECKING:
-    from repolicy.report.dial_page import Turning
+    from repolicy.report.dial_page import DialedPolicy
 
 
 @dataclass(frozen=True)
 class Dial(Command):
     """Turn between a prior and its customized policy: one position as a file, or all in a report.
 
-    Of a run with a range of omega, alpha or an add-on's weight, each position is a weight that it was trained for. Of
-    any other, the positions cost no training.
+    After a run with a range of omega, alpha or an add-on's weight, each position is a weight that it was trained for.
+    After any other run, a position is a mixture of prior and customized policy, and costs no training.
 
     Example: repolicy dial runs/cheetah --at 0.5 --out half.safetensors
     """
@@ -26,11 +26,11 @@ class Dial(Command):
     policy: Annotated[str, Positional("RUN")]
     """A run's folder, or a customized policy's file, which holds its prior."""
     at: Repeated = ()
-    """The position: 0 is the prior, 1 the customized policy; of a run with a range, the weight; of one with several,
-    NAME=WEIGHT for each. Without it: a report on ten positions or more."""
+    """The position: 0 is the prior, 1 the customized policy. For a run with a range it is the weight; for a run with
+    several ranges NAME=WEIGHT for each. Without --at, a report on ten positions or more is written."""
     how: Literal["mixture", "weights"] | None = None
-    """mixture (the usual one): of the two distributions, prior^(1−t) · customized^t; weights: of the numbers in the two
-    networks. Of a run with a range there is nothing to choose."""
+    """mixture (the default): mix the two distributions, prior^(1−t) · customized^t; weights: interpolate the numbers in
+    the two networks. Not for a run with a range."""
     beside: Path | None = None
     """The folder of a sweep, whose points the report shows beside those of a run with a range of omega."""
     out: Path | None = None
@@ -40,79 +40,78 @@ class Dial(Command):
     addon: Repeated = ()
     """Add-on reward of the report; by default the one that the policy was customized to. Repeatable."""
     episodes: int | None = None
-    """Episodes of each position in the report: as many with the mean action, and as many with sampled ones; by default
-    10."""
+    """Episodes of each position in the report, with the mean action and again with sampled ones; by default 10."""
     trust: bool = False
     """Run code that the policy's file names as its environment or add-on."""
 
     def run(self) -> dict[str, Any]:
         from repolicy.priors import find_policy, read_policy, require_prior
-        from repolicy.report.dial_page import Turning
+        from repolicy.report.dial_page import DialedPolicy
 
         path = find_policy(self.policy)
         saved = read_policy(path)
         warn_of_unfinished(self.policy)
-        require_prior(saved, path)
-        turning = Turning(path, saved, self.how or "mixture")
-        if turning.trained and self.how is not None:
+        require_prior(saved, path)  # raises if the file holds no prior
+        policy = DialedPolicy(path, saved, self.how or "mixture")
+        if policy.dials and self.how is not None:
             raise UsageError(f"{path} was trained at all positions, so there is nothing to mix: leave out --how")
-        if self.beside is not None and (self.at or [dial.name for dial in turning.trained] != ["omega"]):
+        if self.beside is not None and (self.at or [dial.name for dial in policy.dials] != ["omega"]):
             raise UsageError("--beside is for the report on a run with a range of omega and no other dial")
         if self.at and (self.env or self.addon or self.episodes is not None):
             raise UsageError("--env, --addon and --episodes are for the report; with --at nothing is evaluated")
-        return self._one(turning) if self.at else self._all(turning)
+        return self._save_position(policy) if self.at else self._report(policy)
 
-    def _one(self, turning: "Turning") -> dict[str, Any]:
-        from repolicy.report.dial_page import exactly
+    def _save_position(self, policy: "DialedPolicy") -> dict[str, Any]:
+        from repolicy.report.dial_page import exact_text
 
-        position, warning = turning.asked(*_asked(self.at))
-        out = self.out or turning.file(position, turning.how)
-        turning.save(position, out)
-        terminal, named = Terminal(), turning.named(position)
+        position, warning = policy.find_position(*_parse_position(self.at))
+        out = self.out or policy.default_file(position, policy.method)
+        policy.save(position, out)
+        terminal, values = Terminal(), policy.named(position)
         if warning:
             terminal.say(f"warning: {warning}")
-        place = ", ".join(f"{name} = {exactly(value)}" for name, value in named.items())
-        terminal.say(f"policy: {out}, {turning.how} at {place}")
-        at = position[0] if len(position) == 1 else named
-        return {"file": str(out), "at": at, "how": turning.how, "of": str(turning.path)}
+        place = ", ".join(f"{name} = {exact_text(value)}" for name, value in values.items())
+        terminal.say(f"policy: {out}, {policy.method} at {place}")
+        at = position[0] if len(position) == 1 else values
+        return {"file": str(out), "at": at, "how": policy.method, "of": str(policy.path)}
 
-    def _all(self, turning: "Turning") -> dict[str, Any]:
+    def _report(self, policy: "DialedPolicy") -> dict[str, Any]:
         from repolicy.envs import addons_from_card, check_env, env_from_card
         from repolicy.policies.storage import check_writable
         from repolicy.priors import output_folder
-        from repolicy.report.dial_page import as_dict, measured, points_of, write_dial_report
+        from repolicy.report.dial_page import as_dict, evaluate_positions, read_sweep_points, write_dial_report
 
-        path, saved = turning.path, turning.saved
+        path, saved = policy.path, policy.saved
         env = self.env or env_from_card(saved.card, path, self.trust)
         addons = self.addon or addons_from_card(saved.card, path, self.trust)
         if not addons:
             raise UsageError(f"{path} does not say which add-on it was customized to; name one with --addon")
         check_env(addons, env)
-        beside = points_of(self.beside, env, addons) if self.beside else ()
+        sweep_points = read_sweep_points(self.beside, env, addons) if self.beside else ()
         out = self.out or output_folder(path) / f"{path.stem}-dial"
-        turning = replace(turning, env=env, addons=addons, out=out, beside=beside)
-        check_writable(turning.out / "report.html")  # before the work, which would be lost
+        policy = replace(policy, env=env, addons=addons, out=out, sweep_points=sweep_points)
+        check_writable(out / "report.html")  # before the evaluation, which would be lost
         if (out / "report.html").exists() and not (out / "dial.json").exists():
             raise UsageError(f"{out / 'report.html'} is there already, and of no dial: choose another --out")
         terminal = Terminal()
         with terminal.status("evaluating") as status:
-            swept = measured(
-                turning, 10 if self.episodes is None else self.episodes,
-                lambda done: status.update(f"{env}: {done} of {len(turning.positions)} positions"),
+            swept = evaluate_positions(
+                policy, 10 if self.episodes is None else self.episodes,
+                lambda done: status.update(f"{env}: {done} of {len(policy.positions)} positions"),
             )  # fmt: skip
             status.update("films")
-            report = write_dial_report(turning, swept, terminal.say)
-        title = " and ".join(map(str, turning.trained))
-        title = title or f"from the prior (0) to the customized policy (1), {turning.how}"
+            report = write_dial_report(policy, swept, terminal.say)
+        title = " and ".join(map(str, policy.dials))
+        title = title or f"from the prior (0) to the customized policy (1), {policy.method}"
         if swept.in_a_row:
             terminal.say(swept.verdict)
         terminal.numbers(f"{env}: {title}", *swept.table())
         terminal.say(f"report: {report}")
-        return as_dict(turning, swept) | {"report": str(report)}
+        return as_dict(policy, swept) | {"report": str(report)}
 
 
-def _asked(at: tuple[str, ...]) -> tuple[float | None, dict[str, float]]:
-    """Return one number, or values by name."""
+def _parse_position(at: tuple[str, ...]) -> tuple[float | None, dict[str, float]]:
+    """Parse the values of --at: one number (or None), and the values that have a name."""
     values: dict[str, float] = {}
     for text in at:
         name, _, number = text.rpartition("=")
@@ -144,18 +143,18 @@ class Sweep(OfPolicy):
     """The values of ω′; 0 is the add-on alone."""
     alpha: str | None = None
     """α̂, the reward that a nat of entropy is worth; by default the prior's own α, else a third of the smallest
-    ω′. omega: each point's own ω′, as always of a generative policy."""
+    ω′. omega: each point's own ω′, as always for a generative policy."""
     states: float | None = None
     """Price of a nat by which a state is less likely than the prior's own states; by default what a nat is worth in the
     old reward. 0: the paper's objective."""
     jobs: int = 0
-    """How many points are trained at a time, each on one core; 0 means one a physical core."""
+    """Number of points that are trained at the same time, each on one core; 0: one for each physical core."""
     ray: bool = False
     """Train the points as Ray tasks, in the cluster that RAY_ADDRESS names (all of it must see the folder)."""
     noise: int = 0
-    """Of a generative policy: how many numbers of noise it takes, as in customize."""
+    """For a generative policy: the size of its noise input, as in customize."""
     chunk: int = 1
-    """How many actions in a row a generative policy gives at a time."""
+    """For a generative policy: the number of successive actions in its output."""
     sparse: bool = False
     """Accept an add-on that is constant over some thousand trial steps."""
     episodes: int = 50
@@ -163,11 +162,11 @@ class Sweep(OfPolicy):
     out: Path | None = None
     """The sweep's folder; by default runs/PRIOR-sweep."""
     resume: bool = False
-    """Go on with the sweep in the folder; values of --omega that are new are added to it."""
+    """Continue the sweep in the folder; new values of --omega are added to it."""
     settings_file: Annotated[Path | None, Named("settings")] = None
     """A JSON file of settings; options on the command line override it."""
     settings: Settings = field(default_factory=Settings)
-    UNUSED: ClassVar = (*BUDGETS, *ACTOR_SETTINGS, "ranks")  # settings that it has no use for
+    UNUSED: ClassVar = (*BUDGETS, *ACTOR_SETTINGS, "ranks")  # settings without effect here
     usual = staticmethod(usual_by_prior)
 
     def run(self) -> dict[str, Any]:

@@ -106,10 +106,10 @@ class Render(Acts):
         from repolicy.policies import read_card
         from repolicy.policies.storage import is_repolicy_file, write_bytes
         from repolicy.priors import PLAN_FILE, check_own_file_options, is_plan, read_policy, saved_policy_bytes
-        from repolicy.report.movie import FORMATS, Shot, file_of, films
+        from repolicy.report.movie import FORMATS, Shot, policy_path, render_films
 
         warn_of_unfinished(self.policy)
-        planned, path = is_plan(self.policy), file_of(self.policy)
+        planned, path = is_plan(self.policy), policy_path(self.policy)
         card = read_json(path / PLAN_FILE) if planned else read_card(path)
         env = self.env or env_from_card(card, path, self.trust)
         suffix = ".mp4" if self.out is None else self.out.suffix.lower()
@@ -127,7 +127,7 @@ class Render(Acts):
                 own = Path(folder, "policy.safetensors")
                 write_bytes(own, saved_policy_bytes(read_policy(path, self.reading)))
                 shot = replace(shot, policy=str(own))
-            [content] = films([shot], Terminal().say)
+            [content] = render_films([shot], Terminal().say)
         write_bytes(out, content)
         Terminal().say(f"film: {out}")
         return {"file": str(out), "env": env, "seconds": self.seconds}

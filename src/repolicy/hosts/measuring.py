@@ -27,8 +27,8 @@ from repolicy.prepare.states import (
 )
 from repolicy.prepare.weights import Shape, WeightFinder
 from repolicy.prepare.worth import MAX_EPISODE_STEPS, WORTH_EPISODES, EpisodeSums, Worth, Worths, worth_of
-from repolicy.report.host_page import evaluation
-from repolicy.report.verdict import Pair, action, spread, verdict
+from repolicy.report.host_page import to_evaluation
+from repolicy.report.verdict import Pair, action_words, mean_and_std, verdict
 
 LOOKED_AT = 64  # environments whose states are kept, at most
 SHARED = 256  # environments, from which on several who act run side by side: each still has more than `WORTH_EPISODES`
@@ -253,10 +253,10 @@ def compared(method: Method, envs: Envs, policy: Any) -> str:
             {"who": name, "sampled": sample} | _told(next(episodes), method.steering.limited)
             for name in ("prior", "customized")
         ]
-        before, after = map(evaluation, told[-2:])
+        before, after = map(to_evaluation, told[-2:])
         for who, found in (("prior", before), ("customized", after)):
-            numbers = ", ".join(f"{column.title} {spread(column)}" for column in found.columns.values())
-            lines.append(f"{who} with {action(found)}: {numbers}")
+            numbers = ", ".join(f"{column.title} {mean_and_std(column)}" for column in found.columns.values())
+            lines.append(f"{who} with {action_words(found)}: {numbers}")
         pairs.append((before, after))
     envs.begin()
     method.forget()

@@ -23,7 +23,7 @@ from repolicy.llm.rloo import padded, prompt_ids, response_log_probs
 from repolicy.loading import load_object
 from repolicy.objective import Objective, residual
 from repolicy.report.page import page, section, table
-from repolicy.report.verdict import chance
+from repolicy.report.verdict import student_t_p_value
 from repolicy.text import counted
 
 IDENTITY, ADAPTER = "repolicy.json", "adapter_config.json"
@@ -315,7 +315,7 @@ def _reach(units: Any) -> float:
     low, high = 0.0, 13.0
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if chance(middle, freedom) > 0.05 else (low, middle)
+        low, high = (middle, high) if student_t_p_value(middle, freedom) > 0.05 else (low, middle)
     return high * float(units.std(ddof=1)) / math.sqrt(len(units))
 
 

@@ -1,4 +1,4 @@
-"""Drawings of a page, as SVG: curves over steps, how episodes spread, and the axes that others draw in."""
+"""Charts as SVG: learning curves, histograms of episodes, and axes for the charts of other pages."""
 
 import json
 import math
@@ -20,20 +20,20 @@ from repolicy.text import capitalized, number
 WIDTH, HEIGHT = 340, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 10, 12, 28
 CURVE_POINTS = 240
-SIZES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
-FEW = 30  # points that are marked one by one
+UNIT_PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+MAX_MARKED_POINTS = 30  # a curve of more points has no marks
 
 
 class Axes:
-    """From data to the drawing, and the drawing's frame."""
+    """The scales of a chart, from data to SVG coordinates, and its frame."""
 
     def __init__(
-        self, xs: Sequence[float], ys: Sequence[float], width: int = WIDTH, height: int = HEIGHT, least: float = 0.0
+        self, xs: Sequence[float], ys: Sequence[float], width: int = WIDTH, height: int = HEIGHT, min_span: float = 0.0
     ) -> None:
-        """Span the data; `least` is how much the vertical axis spans at least, in its unit."""
+        """Span the data; the vertical axis spans at least `min_span`, in its unit."""
         self.width, self.height, self.left, self.bottom = width, height, LEFT, BOTTOM
         self.x0, self.x1 = _limits(xs, 0.0)
-        self.y0, self.y1 = _limits(ys, 0.06, least)
+        self.y0, self.y1 = _limits(ys, 0.06, min_span)
 
     def x(self, value: float) -> float:
         return self.left + (value - self.x0) / (self.x1 - self.x0) * (self.width - self.left - RIGHT)
@@ -41,142 +41,156 @@ class Axes:
     def y(self, value: float) -> float:
         return self.height - self.bottom - (value - self.y0) / (self.y1 - self.y0) * (self.height - TOP - self.bottom)
 
-    def widened(self, share: float) -> "Axes":
-        """Widen the range, with room left and right of the data. Returns these axes."""
-        room = share * (self.x1 - self.x0)
-        self.x0, self.x1 = self.x0 - room, self.x1 + room
-        return self
+    def widen(self, share: float) -> None:
+        """Add a margin left and right of the data, as a share of the horizontal range."""
+        margin = share * (self.x1 - self.x0)
+        self.x0, self.x1 = self.x0 - margin, self.x1 + margin
 
-    def named(self, across: str, up: str) -> str:
-        """Return the names of the axes, for which room is made on both sides."""
+    def name_axes(self, horizontal: str, vertical: str) -> str:
+        """Make room for the names of both axes, and return them as SVG."""
         self.left, self.bottom = LEFT + 28, BOTTOM + 22
         middle = (TOP + self.height - self.bottom) / 2
-        below = text("name", (self.left + self.width - RIGHT) / 2, self.height - 6, across, "middle")
-        tag = f'<text class="name" transform="translate(14 {_f(middle)}) rotate(-90)" text-anchor="middle">'
-        return f"{below}{tag}{escape(up)}</text>"
+        below = text("name", (self.left + self.width - RIGHT) / 2, self.height - 6, horizontal, "middle")
+        tag = f'<text class="name" transform="translate(14 {_coordinate(middle)}) rotate(-90)" text-anchor="middle">'
+        return f"{below}{tag}{escape(vertical)}</text>"
 
     def frame(self, with_y: bool = True) -> str:
-        drawn, end, base = [], self.width - RIGHT, self.height - self.bottom
-        marks = ticks(self.y0, self.y1) if with_y else []
-        for y, label in zip(map(self.y, marks), labels(marks), strict=True):
-            drawn += [line("grid", self.left, y, end, y), text("tick", self.left - 6, y + 4, label, "end")]
-        marks = ticks(self.x0, self.x1)
-        for x, label in zip(map(self.x, marks), labels(marks), strict=True):
-            drawn.append(text("tick", x, base + 18, label, "end" if x > end - 14 else "middle"))
-        return "".join([*drawn, line("axis", self.left, base, end, base)])
+        """Return the horizontal axis and all ticks as SVG; `with_y` is whether the vertical scale has ticks."""
+        parts, end, base = [], self.width - RIGHT, self.height - self.bottom
+        values = ticks(self.y0, self.y1) if with_y else []
+        for y, label in zip(map(self.y, values), tick_labels(values), strict=True):
+            parts += [line("grid", self.left, y, end, y), text("tick", self.left - 6, y + 4, label, "end")]
+        values = ticks(self.x0, self.x1)
+        for x, label in zip(map(self.x, values), tick_labels(values), strict=True):
+            parts.append(text("tick", x, base + 18, label, "end" if x > end - 14 else "middle"))
+        return "".join([*parts, line("axis", self.left, base, end, base)])
 
-    def svg(self, drawn: str, label: str, attributes: str = "") -> str:
+    def svg(self, content: str, label: str, attributes: str = "") -> str:
         tag = f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(label)}" {attributes}>'
-        return f"{tag}{drawn}</svg>"
+        return f"{tag}{content}</svg>"
 
 
 def curve(
     title: str,
     xs: Sequence[float | None],
     ys: Sequence[float | None],
-    until: float = 0.0,
-    least: float = 0.0,
+    last_step: float = 0.0,
+    min_span: float = 0.0,
     levels: Mapping[str, float] | None = None,
 ) -> str:
-    """Return a line over environment steps from 0 to `until`; empty where there is nothing to draw.
+    """Return a learning curve over environment steps from 0 to `last_step`; empty for fewer than two points.
 
-    `levels` are horizontal lines with their names: where the prior is, or a budget. The vertical axis spans a tenth of
-    the largest value, and `least`, at the least: what hardly moves looks like it.
+    `levels` are named horizontal lines, such as the prior's value or a budget. The vertical axis spans at least
+    `min_span` and a tenth of the largest value, so a quantity that hardly changes looks flat.
     """
     pairs = [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and y is not None and math.isfinite(y)]
     if len(pairs) < 2:
         return ""
     points = np.array([chunk.mean(axis=0) for chunk in np.array_split(np.array(pairs), min(len(pairs), CURVE_POINTS))])
-    level = {name: value for name, value in (levels or {}).items() if math.isfinite(value)}
-    heights = [*points[:, 1].tolist(), *level.values()]
-    axes = Axes([0.0, until or points[-1, 0]], heights, least=max(least, 0.1 * max(map(abs, heights))))
-    drawn = axes.frame()
-    for name, value in level.items():
-        y, above = axes.y(value), value > points[-1, 1]  # the label stands on the side where the line does not end
-        y_label = y - 5 if (above and y > TOP + 12) or y > axes.height - axes.bottom - 18 else y + 14
-        drawn += line(f"level {name}", axes.left, y, axes.width - RIGHT, y)
-        drawn += text("level", axes.width - RIGHT, y_label, f"{name} {short(value)}", "end")
-    path = "M" + "L".join(f"{_f(axes.x(x))},{_f(axes.y(y))}" for x, y in points)
-    drawn += f'<path class="line" d="{path}"/>'
-    if len(points) <= FEW:
-        drawn += "".join(circle("mark", axes.x(x), axes.y(y), 2.4) for x, y in points)
-    drawn += '<circle class="dot" r="3.5" hidden="hidden"/>'
-    data = json.dumps([[round(axes.x(x), 1), round(axes.y(y), 1), short(x), read_out(y)] for x, y in points])
-    first, last = (read_out(float(points[index, 1])) for index in (0, -1))
-    beside = "".join(f"; {name}: {read_out(value)}" for name, value in level.items())
-    sentence = f"{title}: from {first} to {last} over {short(float(points[-1, 0]))} steps{beside}"
+    levels = {name: value for name, value in (levels or {}).items() if math.isfinite(value)}
+    heights = [*points[:, 1].tolist(), *levels.values()]
+    axes = Axes([0.0, last_step or points[-1, 0]], heights, min_span=max(min_span, 0.1 * max(map(abs, heights))))
+    content = axes.frame()
+    for name, value in levels.items():
+        y, is_above = axes.y(value), value > points[-1, 1]  # the label stands on the side without the curve's end
+        y_label = y - 5 if (is_above and y > TOP + 12) or y > axes.height - axes.bottom - 18 else y + 14
+        content += line(f"level {name}", axes.left, y, axes.width - RIGHT, y)
+        content += text("level", axes.width - RIGHT, y_label, f"{name} {short_number(value)}", "end")
+    path = "M" + "L".join(f"{_coordinate(axes.x(x))},{_coordinate(axes.y(y))}" for x, y in points)
+    content += f'<path class="line" d="{path}"/>'
+    if len(points) <= MAX_MARKED_POINTS:
+        content += "".join(circle("mark", axes.x(x), axes.y(y), 2.4) for x, y in points)
+    content += '<circle class="dot" r="3.5" hidden="hidden"/>'
+    data = [[round(axes.x(x), 1), round(axes.y(y), 1), short_number(x), format_value(y)] for x, y in points]
+    first, last = (format_value(float(points[index, 1])) for index in (0, -1))
+    level_words = "".join(f"; {name}: {format_value(value)}" for name, value in levels.items())
+    label = f"{title}: from {first} to {last} over {short_number(float(points[-1, 0]))} steps{level_words}"
     head = f'<figure class="chart"><figcaption>{escape(title)}<output>{last}</output></figcaption>'
-    return head + axes.svg(drawn, sentence, f"data-points='{escape(data)}'") + "</figure>"
+    return head + axes.svg(content, label, f"data-points='{escape(json.dumps(data))}'") + "</figure>"
 
 
-def charts(figures: Sequence[str]) -> str:
+def chart_grid(figures: Sequence[str]) -> str:
     return f'<div class="charts">{"".join(figures)}</div>'
 
 
-def histogram(series: Mapping[str, np.ndarray], what: str, of: str = "episodes") -> str:
-    """Return how episodes, or steps, spread: a row for each of the series, whose name is its color, on one axis."""
-    low, high = (float(end(np.concatenate([*series.values()]))) for end in (np.min, np.max))
+def histogram(series: Mapping[str, np.ndarray], title: str, unit: str = "episodes") -> str:
+    """Return histograms on one axis, a row for each series of episodes or steps; its name is the CSS class."""
+    values = np.concatenate([*series.values()])
+    low, high = float(values.min()), float(values.max())
     if high - low < 1e-9 * max(1.0, abs(high)):
         low, high = low - 0.5, high + 0.5
     edges, row = np.linspace(low, high, 31), 76
-    axes = Axes([low, high], [0.0, 1.0], 400, TOP + BOTTOM + row * len(series)).widened(0.02)
-    drawn = axes.frame(with_y=False)
+    axes = Axes([low, high], [0.0, 1.0], 400, TOP + BOTTOM + row * len(series))
+    axes.widen(0.02)
+    content = axes.frame(with_y=False)
     for index, (name, sample) in enumerate(series.items()):
         base = TOP + row * (index + 1) - 4
         counts, _ = np.histogram(sample, edges)
         for count, left, right in zip(counts, edges[:-1], edges[1:], strict=True):
             if count:
-                tall = (row - 36) * count / counts.max()
-                drawn += (
-                    f'<rect class="{name}" x="{_f(axes.x(left) + 0.5)}" width="{_f(axes.x(right) - axes.x(left) - 1)}" '
-                    f'y="{_f(base - tall)}" height="{_f(tall)}"><title>{count} of {len(sample)} {of}</title></rect>'
+                height = (row - 36) * count / counts.max()
+                x, width = axes.x(left) + 0.5, axes.x(right) - axes.x(left) - 1
+                content += (
+                    f'<rect class="{name}" x="{_coordinate(x)}" width="{_coordinate(width)}" '
+                    f'y="{_coordinate(base - height)}" height="{_coordinate(height)}">'
+                    f"<title>{count} of {len(sample)} {unit}</title></rect>"
                 )
         mean, top = float(sample.mean()), base - row + 22
-        x, right = axes.x(mean), axes.x(mean) > 0.5 * axes.width
-        label = f"{name}: mean {number(mean)}"
-        drawn += line("mean", x, base, x, top)
-        drawn += text("label", x - 6 if right else x + 6, top + 4, label, "end" if right else "start")
+        x, is_right = axes.x(mean), axes.x(mean) > 0.5 * axes.width
+        content += line("mean", x, base, x, top)
+        anchor = "end" if is_right else "start"
+        content += text("label", x - 6 if is_right else x + 6, top + 4, f"{name}: mean {number(mean)}", anchor)
     means = ", ".join(f"{name} {number(float(sample.mean()))} on average" for name, sample in series.items())
-    drawing = axes.svg(drawn, f"{what}: {means}")
-    return f'<figure class="chart">{drawing}<figcaption class="below">{escape(what)}</figcaption></figure>'
+    chart = axes.svg(content, f"{title}: {means}")
+    return f'<figure class="chart">{chart}<figcaption class="below">{escape(title)}</figcaption></figure>'
 
 
-Spot = tuple[float, float]
+Position = tuple[float, float]
 
 
-def beside(names: Sequence[str], at: Sequence[Spot], path: Sequence[Spot], axes: Axes) -> list[Spot]:
-    """Return where the names of points stand, the middle of each foot: off the points, the path and each other."""
-    taken = [*at, *(a + share * (b - a) for a, b in pairwise(map(np.array, path)) for share in np.linspace(0, 1, 40))]
-    feet: list[Spot] = []
-    for name, (x, y) in zip(names, at, strict=True):
-        half = 4.0 * len(name) + 2
-        ways = [(way * across, down) for across in (0, half + 12) for down in (-16, 26, 5, -30, 40) for way in (1, -1)]
-        places = [(x + across, y + down) for across, down in ways if across or down != 5]
+def place_labels(
+    labels: Sequence[str], points: Sequence[Position], path: Sequence[Position], axes: Axes
+) -> list[Position]:
+    """Return a position for each point's label, the middle of its baseline.
+
+    Each label takes the candidate position that covers the fewest points, parts of the path and earlier labels.
+    """
+    taken = [*points]
+    for start, end in pairwise(map(np.array, path)):
+        taken += [start + share * (end - start) for share in np.linspace(0, 1, 40)]
+    positions: list[Position] = []
+    for label, (x, y) in zip(labels, points, strict=True):
+        half = 4.0 * len(label) + 2
+        offsets = [(sign * dx, dy) for dx in (0, half + 12) for dy in (-16, 26, 5, -30, 40) for sign in (1, -1)]
+        candidates = [(x + dx, y + dy) for dx, dy in offsets if dx or dy != 5]
         fewest = math.inf
-        for px, py in places:
-            left, right, top, foot = px - half, px + half, py - 13, py + 4
-            crowd = sum(left < tx < right and top < ty < foot for tx, ty in taken)
-            if left <= axes.left or right >= axes.width or foot >= axes.height - axes.bottom:
-                crowd += 99  # it would leave the drawing
-            if crowd < fewest:
-                fewest, spot, box = crowd, (px, py), (left, right, top, foot)
-        left, right, top, foot = box
-        taken += [(tx, ty) for tx in np.linspace(left, right, 9) for ty in (top, (top + foot) / 2, foot)]
-        feet.append(spot)
-    return feet
+        for px, py in candidates:
+            left, right, top, bottom = px - half, px + half, py - 13, py + 4
+            covered = sum(left < tx < right and top < ty < bottom for tx, ty in taken)
+            if left <= axes.left or right >= axes.width or bottom >= axes.height - axes.bottom:
+                covered += 99  # it would leave the chart
+            if covered < fewest:
+                fewest, best, box = covered, (px, py), (left, right, top, bottom)
+        left, right, top, bottom = box
+        taken += [(tx, ty) for tx in np.linspace(left, right, 9) for ty in (top, (top + bottom) / 2, bottom)]
+        positions.append(best)
+    return positions
 
 
 def line(css_class: str, x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line class="{css_class}" x1="{_f(x1)}" y1="{_f(y1)}" x2="{_f(x2)}" y2="{_f(y2)}"/>'
+    ends = f'x1="{_coordinate(x1)}" y1="{_coordinate(y1)}" x2="{_coordinate(x2)}" y2="{_coordinate(y2)}"'
+    return f'<line class="{css_class}" {ends}/>'
 
 
 def text(css_class: str, x: float, y: float, words: str, anchor: str = "start") -> str:
-    return f'<text class="{css_class}" x="{_f(x)}" y="{_f(y)}" text-anchor="{anchor}">{escape(words)}</text>'
+    start = f'<text class="{css_class}" x="{_coordinate(x)}" y="{_coordinate(y)}" text-anchor="{anchor}">'
+    return f"{start}{escape(words)}</text>"
 
 
 def circle(css_class: str, x: float, y: float, radius: float, tip: str = "", attributes: str = "") -> str:
     title = f"<title>{escape(tip)}</title>" if tip else ""
-    return f'<circle class="{css_class}" cx="{_f(x)}" cy="{_f(y)}" r="{radius:g}" {attributes}>{title}</circle>'
+    start = f'<circle class="{css_class}" cx="{_coordinate(x)}" cy="{_coordinate(y)}" r="{radius:g}" {attributes}>'
+    return f"{start}{title}</circle>"
 
 
 # Numbers on axes ------------------------------------------------------------------------------------------------------
@@ -193,46 +207,46 @@ def ticks(low: float, high: float) -> list[float]:
     return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def short(value: float, digits: int = 3) -> str:
+def short_number(value: float, digits: int = 3) -> str:
     """Return a short number: 1.5M, 200k, 0.25."""
-    near = float(f"{value:.{digits}g}")  # 999.7 is 1k
-    size, letter = next(((size, letter) for size, letter in SIZES if abs(near) >= size), (1.0, ""))
+    near = float(f"{value:.{digits}g}")  # rounded first, so 999.7 becomes 1k
+    size, letter = next(((size, letter) for size, letter in UNIT_PREFIXES if abs(near) >= size), (1.0, ""))
     return f"{near / size:.{max(digits, 4)}g}{letter}".replace("-", "−")
 
 
-def read_out(value: float) -> str:
-    """Return a value of a curve; a small one, such as a weight, keeps its digits."""
-    return short(value) if 0 < abs(value) < 0.01 else number(value)
+def format_value(value: float) -> str:
+    """Return a value of a curve; a small value, such as a weight, keeps its digits."""
+    return short_number(value) if 0 < abs(value) < 0.01 else number(value)
 
 
-def labels(values: Sequence[float]) -> list[str]:
-    """Return labels of ticks, with as many digits as put them where they are."""
+def tick_labels(values: Sequence[float]) -> list[str]:
+    """Return labels with enough digits to tell the ticks apart."""
     digits = enough_digits(values)
-    return [short(value, digits) for value in values]
+    return [short_number(value, digits) for value in values]
 
 
-def _limits(values: Sequence[float], room: float, least: float = 0.0) -> tuple[float, float]:
+def _limits(values: Sequence[float], margin: float, min_span: float = 0.0) -> tuple[float, float]:
     low, high = min(values), max(values)
     if high - low < 1e-9 * max(1.0, abs(high)):
-        least = max(least, 1e-6, abs(low))
-    room = max(room * (high - low), 0.5 * (least - (high - low)))
-    return low - room, high + room
+        min_span = max(min_span, 1e-6, abs(low))
+    margin = max(margin * (high - low), 0.5 * (min_span - (high - low)))
+    return low - margin, high + margin
 
 
-def _f(value: float) -> str:
+def _coordinate(value: float) -> str:
     return f"{value:.1f}"
 
 
-# What a run logged while it learned, as curves; beside them where the prior stands, and the budget --------------------
+# Curves of logged metrics, with the prior's values and the budget as levels -------------------------------------------
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A quantity of metrics.jsonl; its axis spans `least` at the least, so that next to nothing looks like it."""
+    """A metric of metrics.jsonl to draw; its axis spans at least `min_span`, so that small changes look small."""
 
     name: str
     title: str
-    least: float = 0.0
+    min_span: float = 0.0
 
 
 CURVES = [
@@ -253,58 +267,62 @@ CURVES = [
     Curve("explained_variance", "Share of the returns that the critic explains", 0.5),
     Curve("kl", "KL of an update, nats", 0.01),
 ]
-NOTE = (
-    "With sampled actions where no other are named, over environment steps. The number is the last one drawn, or that "
-    "under the pointer."
+CURVES_NOTE = (
+    "With sampled actions unless the title says otherwise, over environment steps. The number beside a title is the "
+    "last value, or the value under the pointer."
 )
 OF_AN_EPISODE = "“Of an episode” is from short evaluations or from the episodes that ended in training."
 
 
-def learning(folder: RunFolder, request: Request, sampled: dict[str, Evaluation], of_clone: bool = False) -> str:
-    """Return the section; `sampled` are evaluations with sampled actions, by who acts.
+def learning_section(
+    folder: RunFolder, request: Request, sampled: dict[str, Evaluation], has_clone: bool = False
+) -> str:
+    """Return the section with the learning curves; `sampled` are the agents' evaluations with sampled actions.
 
-    `of_clone`: the prior's is of a clone, and the run was scored by the prior, so its levels are others.
+    With `has_clone`, the evaluated prior is only a clone of the one that scored the run, so its levels are left out.
     """
-    prior = sampled.get("prior")
-    columns, settings = folder.read_metrics(), request.settings
-    steps, levels = columns.get("steps", []), {} if of_clone else lines(request, prior)
-    until = max([float(settings.steps), *(step for step in steps if step is not None)])
-    metric = next((each.metric_name for each in sampled.values() if each.metric_name), "Metric")
-    drawn = []
+    metrics, settings = folder.read_metrics(), request.settings
+    steps = metrics.get("steps", [])
+    levels = {} if has_clone else reference_levels(request, sampled.get("prior"))
+    last_step = max([float(settings.steps), *(step for step in steps if step is not None)])
+    addon_metric = next((each.metric_name for each in sampled.values() if each.metric_name), "Metric")
+    curves = []
     for each in CURVES:
-        values = columns.get(each.name)
+        values = metrics.get(each.name)
         if values is None or (each.name == "omega" and len(set(values)) < 2):
-            continue  # omega is drawn where a budget moves it
+            continue  # omega is only drawn where a budget moves it
         if each.name == "evaluation_objective" and settings.budget is not None:
-            continue  # each value of it has weights of its own
-        title = each.title.format(metric=capitalized(metric))
-        drawn.append(curve(title, steps, values, until, each.least, levels.get(each.name)))
-    drawn += of_limits(request.limits, columns, steps, until, "the mean action")
-    if not any(drawn):
+            continue  # its values have different weights, so they cannot be compared
+        title = each.title.format(metric=capitalized(addon_metric))
+        curves.append(curve(title, steps, values, last_step, each.min_span, levels.get(each.name)))
+    curves += limit_curves(request.limits, metrics, steps, last_step, "the mean action")
+    curves = [each for each in curves if each]
+    if not curves:
         return page.section("While it learned", note="The run logged no metrics.")
-    return page.section("While it learned", charts([chart for chart in drawn if chart]), note=f"{NOTE} {OF_AN_EPISODE}")
+    return page.section("While it learned", chart_grid(curves), note=f"{CURVES_NOTE} {OF_AN_EPISODE}")
 
 
-def of_limits(
-    limits: Sequence[str], columns: Mapping[str, list[Any]], steps: list[Any], until: float, how: str
+def limit_curves(
+    limits: Sequence[str], metrics: Mapping[str, list[Any]], steps: list[Any], last_step: float, action: str
 ) -> list[str]:
-    """Return two curves of each limit: its quantity, measured with some kind of action, and its weight."""
-    drawn = []
+    """Return two curves for each limit: its quantity, measured with this kind of action, and its multiplier."""
+    curves = []
     for limit in map(Limit.of, limits):
-        values, weights = (columns.get(f"{what}_{limit}", [None] * len(steps)) for what in ("limit", "multiplier"))
-        drawn.append(curve(f"{limit}: with {how}", steps, values, until, 0.0, {"limit": limit.bound}))
-        drawn.append(curve(f"{limit}: its weight", steps, weights, until))
-    return drawn
+        missing = [None] * len(steps)
+        values, multipliers = metrics.get(f"limit_{limit}", missing), metrics.get(f"multiplier_{limit}", missing)
+        curves.append(curve(f"{limit}: with {action}", steps, values, last_step, levels={"limit": limit.bound}))
+        curves.append(curve(f"{limit}: its weight", steps, multipliers, last_step))
+    return curves
 
 
-def lines(request: Request, prior: Evaluation | None) -> dict[str, dict[str, float]]:
-    """Return the horizontal lines of each curve: what the prior has of it, with sampled actions, and the budget."""
+def reference_levels(request: Request, prior: Evaluation | None) -> dict[str, dict[str, float]]:
+    """Return the horizontal lines of each curve: the prior's value with sampled actions, and the budget."""
     if prior is None:
         return {}
     objective, budget = request.objective, request.settings.budget
     columns = prior.columns
     means = {name: column.mean for name, column in columns.items()}
-    at = {
+    prior_values = {
         "basic_return": means.get("basic_reward"),
         "evaluation_addon": means.get("addon_reward"),
         "evaluation_metric": means.get("metric"),
@@ -316,11 +334,11 @@ def lines(request: Request, prior: Evaluation | None) -> dict[str, dict[str, flo
     }
     if objective.task == "addon" or "basic_reward" in columns:
         task = task_reward(objective, prior.basic, prior.addon)
-        at["reward_task"] = float(task.sum() / prior.lengths.sum())
-        if not objective.states and budget is None:  # which moves the weights
+        prior_values["reward_task"] = float(task.sum() / prior.lengths.sum())
+        if not objective.states and budget is None:  # a budget moves the weights
             parts = reformulated(objective, task, prior.log_prior, prior.log_policy)
-            at["evaluation_objective"] = float(np.mean(parts.total))
-    drawn = {name: {"prior": value} for name, value in at.items() if value is not None}
+            prior_values["evaluation_objective"] = float(np.mean(parts.total))
+    levels = {name: {"prior": value} for name, value in prior_values.items() if value is not None}
     if budget is not None:
-        drawn.setdefault(budget.metric, {})["to keep" if request.settings.keep else "budget"] = budget.amount
-    return drawn
+        levels.setdefault(budget.metric, {})["to keep" if request.settings.keep else "budget"] = budget.amount
+    return levels

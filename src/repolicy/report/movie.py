@@ -1,9 +1,9 @@
-"""Films of policies, rendered off-screen.
+"""Render films of policies off-screen.
 
-    films([Shot(policy_file, "HalfCheetah-v4")])        # [the bytes of an mp4]
+    render_films([Shot(policy_file, "HalfCheetah-v4")])        # [the bytes of an mp4]
 
-A process of its own renders: the graphics library is chosen before MuJoCo is imported, whatever was imported here, and
-a driver that crashes takes nothing with it.
+A separate process renders. It can choose the graphics library before MuJoCo is imported, and a driver that crashes
+does not end this process.
 """
 
 import gc
@@ -47,25 +47,25 @@ from repolicy.text import counted
 CANNOT_RENDER = (
     "this machine cannot render off-screen: install Debian's package libegl1 (or libosmesa6, for rendering in software)"
 )
-NO_RENDERER = 3  # the exit code of a process that found its graphics library unusable
+EXIT_NO_RENDERER = 3  # exit code of a rendering process whose graphics library is unusable
 LIBRARIES = ("egl", "osmesa")
 FRAMES_A_SECOND = 25
-FARTHER = 100.0  # times as far as the model says, a floor is drawn: a cheetah leaves its 40 m within seconds
-TELLS = "filming: "  # how a line begins that a user is to see
+FLOOR_SCALE = 100.0  # floors are drawn so many times larger: a cheetah leaves its 40 m within seconds
+PROGRESS_PREFIX = "filming: "  # lines of the rendering process that begin so are shown to the user
 FORMATS = ("mp4", "gif")
-QUALITIES = (28, 32, 36, 40, 44, 51)  # of H.264: the larger, the coarser
+QUALITIES = (28, 32, 36, 40, 44, 51)  # CRF of H.264, best quality first
 
 
 @dataclass(frozen=True)
 class Shot:
-    """One film to make: who acts, where, for how long, and how it looks."""
+    """A film to make: the policy, the environment, the length and the look."""
 
     policy: str
     """A policy's file, or a planner's folder."""
     env: str
     """The environment, as Gymnasium knows it or, where it does not, EnvPool."""
-    which: str = "policy"
-    """Whom of the file to film: the policy, or the prior in it."""
+    role: str = "policy"
+    """Whether to film the file's `policy`, or the `prior` in it."""
     seconds: float = 6.0
     seed: int = 0
     width: int = 480
@@ -74,39 +74,39 @@ class Shot:
     fine: bool = False
     """With shadows and smooth edges, at ten times the work."""
     actions: list[list[float]] = field(default_factory=list)
-    """What is done in each step, to the end of the episode; else the policy acts, and another episode may follow."""
-    around: int = 0
-    """The step to show what is before and after it; 0: from the beginning."""
+    """Actions to replay until the episode ends. Without any the policy acts, in several episodes if needed."""
+    center_step: int = 0
+    """The step in the middle of the film; 0: the film starts with the episode."""
     trust: bool = False
     """Run code that a planner's folder names."""
-    most_bytes: int = 0
-    """How large the film may be; it is made coarser until it fits. 0: as large as it gets."""
+    max_bytes: int = 0
+    """The film's quality is lowered until its size is below this; 0: no limit."""
 
 
-def films(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> list[bytes]:
-    """Make the films; raise CANNOT_RENDER where there is nothing to render with.
+def render_films(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> list[bytes]:
+    """Render the films; raise CANNOT_RENDER where no graphics library works.
 
-    `say` hears what is to be drawn, how long that takes once two pictures tell, and every ten seconds how far it is.
+    `say` prints the number of pictures, the time left after the second picture, and again every ten seconds.
     """
     for shot in shots:
         _check(shot)
-    say(f"{TELLS}{counted(len(shots), 'film')}, up to {sum(map(pictures_of, shots)):,} pictures")
+    say(f"{PROGRESS_PREFIX}{counted(len(shots), 'film')}, up to {sum(map(max_pictures, shots)):,} pictures")
     with tempfile.TemporaryDirectory(prefix="repolicy-film-") as folder:
-        ready = [asdict(replace(shot, policy=str(file_of(shot.policy).resolve()))) for shot in shots]
-        Path(folder, "shots.json").write_text(json.dumps(ready))
+        found = [asdict(replace(shot, policy=str(policy_path(shot.policy).resolve()))) for shot in shots]
+        Path(folder, "shots.json").write_text(json.dumps(found))
         for library in libraries():
-            code, output = _in_its_own_process(folder, library, say)
+            code, output = _render_in_process(folder, library, say)
             if code == 0:
                 return [Path(folder, str(index)).read_bytes() for index in range(len(shots))]
             sentence = output.removeprefix("repolicy: ")
             if code == UsageError.exit_code:
                 raise UsageError(sentence)
-            if code > 0 and code != NO_RENDERER:  # below 0: the driver crashed
+            if code > 0 and code != EXIT_NO_RENDERER:  # below 0: the driver crashed
                 raise RepolicyError(sentence if output.startswith("repolicy: ") else f"filming failed: {output}")
     raise RepolicyError(CANNOT_RENDER)
 
 
-def file_of(policy: str) -> Path:
+def policy_path(policy: str) -> Path:
     """Return a policy's file, or a planner's folder."""
     return Path(policy) if is_plan(policy) else find_policy(policy)
 
@@ -119,27 +119,28 @@ def _check(shot: Shot) -> None:
             raise UsageError(f"{name} is {getattr(shot, name):g}; it must lie between {least} and {most}")
 
 
-def pictures_of(shot: Shot) -> int:
-    """Return how many it has at most; an environment with fewer a second has fewer."""
+def max_pictures(shot: Shot) -> int:
+    """Return the number of pictures; a slow environment has fewer, because it makes fewer steps per second."""
     return round(shot.seconds * FRAMES_A_SECOND)
 
 
 def libraries() -> tuple[str, ...]:
-    """Return what may draw here, in the order in which it is tried."""
-    wanted = os.environ.get("MUJOCO_GL", "")
-    return (wanted,) if wanted in LIBRARIES else LIBRARIES
+    """Return the graphics libraries to try, in order: the one that MUJOCO_GL names, else all."""
+    requested = os.environ.get("MUJOCO_GL", "")
+    return (requested,) if requested in LIBRARIES else LIBRARIES
 
 
-def _in_its_own_process(folder: str, library: str, say: Callable[[str], None]) -> tuple[int, str]:
-    """Return (exit code, last line that it said)."""
+def _render_in_process(folder: str, library: str, say: Callable[[str], None]) -> tuple[int, str]:
+    """Run `main` in a process with this graphics library, and return its exit code and last line on stderr."""
     environment = os.environ | {"MUJOCO_GL": library, "PYOPENGL_PLATFORM": library, "SDL_VIDEODRIVER": "dummy"}
     program = [*PYTHON, "-W", "ignore", "-c", "from repolicy.report.movie import main; main()", folder]
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, stderr=errors) as process:
             assert process.stdout is not None
             for line in process.stdout:  # environments may print there, too
-                if (words := line.decode(errors="replace").strip()).startswith(TELLS):
-                    say(words)
+                progress = line.decode(errors="replace").strip()
+                if progress.startswith(PROGRESS_PREFIX):
+                    say(progress)
         errors.seek(0)
         lines = errors.read().decode(errors="replace").strip().splitlines()
     return process.returncode, lines[-1] if lines else ""
@@ -149,192 +150,191 @@ def _in_its_own_process(folder: str, library: str, say: Callable[[str], None]) -
 
 
 def main() -> None:
-    """Make every film that `shots.json` in a folder asks for."""
+    """Render every film that the folder's `shots.json` names, each into a file that is named by its index."""
     import torch
 
     torch.set_num_threads(1)
     folder, code = Path(sys.argv[1]), 0
     try:
         shots = [Shot(**values) for values in json.loads((folder / "shots.json").read_text())]
-        seen = teller(shots)
+        on_picture = progress_printer(shots)
         for index, shot in enumerate(shots):
-            (folder / str(index)).write_bytes(encoded(*frames(shot, seen), shot.format, shot.most_bytes))
+            pictures, rate = render_pictures(shot, on_picture)
+            (folder / str(index)).write_bytes(encode_film(pictures, rate, shot.format, shot.max_bytes))
             gc.collect()  # a renderer that Python frees later would break the next film
     except RepolicyError as error:
         print(f"repolicy: {error}", file=sys.stderr)
         code = error.exit_code
     except _NoRendererError:
-        code = NO_RENDERER
+        code = EXIT_NO_RENDERER
     sys.stderr.flush()
-    os._exit(code)  # some drivers crash while Python takes itself apart
+    os._exit(code)  # some drivers crash when Python exits normally
 
 
-def teller(shots: Sequence[Shot]) -> Callable[[], None]:
-    """Return what is called after each picture: it prints how long all will take, and how long it still takes."""
-    total = sum(map(pictures_of, shots))
-    done, began, shown = 0, 0.0, 0.0
+def progress_printer(shots: Sequence[Shot]) -> Callable[[], None]:
+    """Return a function to call after each picture: it prints the share that is drawn and the time left."""
+    total = sum(map(max_pictures, shots))
+    done, first_time, printed_time = 0, 0.0, 0.0
 
-    def seen() -> None:
-        nonlocal done, began, shown
+    def on_picture() -> None:
+        nonlocal done, first_time, printed_time
         now, done = time.monotonic(), done + 1
         if done == 1:
-            began = now  # what comes before is the making of the environment
-        elif now - shown >= SECONDS_BETWEEN_LINES:  # the first time at the second picture
-            left = (now - began) / (done - 1) * max(total - done, 0)
-            print(f"{TELLS}{min(done / total, 1):.0%} drawn, about {format_duration(left)} left", flush=True)
-            shown = now
+            first_time = now  # the time before it was spent on making the environment
+        elif now - printed_time >= SECONDS_BETWEEN_LINES:  # true for the second picture
+            left = (now - first_time) / (done - 1) * max(total - done, 0)
+            print(f"{PROGRESS_PREFIX}{min(done / total, 1):.0%} drawn, about {format_duration(left)} left", flush=True)
+            printed_time = now
 
-    return seen
+    return on_picture
 
 
 class _NoRendererError(Exception):
     """The graphics library cannot be loaded, or gives no picture."""
 
 
-def frames(shot: Shot, seen: Callable[[], None] = lambda: None) -> tuple[list[np.ndarray], float]:
-    """Return the pictures `[H, W, 3]` of a policy that takes its mean action, and how many make a second."""
+def render_pictures(shot: Shot, on_picture: Callable[[], None] = lambda: None) -> tuple[list[np.ndarray], float]:
+    """Return the pictures `[H, W, 3]` of a policy that takes its mean action, and the pictures per second."""
     opened = open_agent(shot.policy, Options(), shot.trust)
-    policy = opened.prior if shot.which == "prior" else opened.agent
+    policy = opened.prior if shot.role == "prior" else opened.agent
     assert policy is not None
     backend: Backend = "gymnasium" if is_in_gymnasium(shot.env) else "auto"  # importing EnvPool is slow
-    filming = Filming(replace(shot, env=match_observation(shot.env, policy.observation_size, backend)), policy, seen)
-    pictures = filming.pictures()
+    env = match_observation(shot.env, policy.observation_size, backend)
+    filming = Filming(replace(shot, env=env), policy, on_picture)
+    pictures = filming.render()
     if all(picture.min() == picture.max() for picture in pictures):
         raise _NoRendererError
     return pictures, filming.rate
 
 
 class Filming:
-    """An agent at work, and a camera."""
+    """An agent that acts in one environment, and the pictures of it."""
 
-    def __init__(self, shot: Shot, agent: Agent, seen: Callable[[], None]) -> None:
-        self._shot, self._agent, self._seen = shot, agent, seen
-        self._taken, self._steps = list[np.ndarray](), 0
-        self._env, self._batch, self._steps_a_second = _stage(shot, self._look)
+    def __init__(self, shot: Shot, agent: Agent, on_picture: Callable[[], None]) -> None:
+        self._shot, self._agent, self._on_picture = shot, agent, on_picture
+        self._pictures, self._steps = list[np.ndarray](), 0
+        self._env, self._batch, self._steps_a_second = _make_envs(shot, self._after_env_step)
         check_fit(agent, self._batch)
         self._stride = max(1, round(self._steps_a_second / FRAMES_A_SECOND))
         self.rate = self._steps_a_second / self._stride
         if isinstance(agent, EnvAwareAgent):
             agent.watch(self._batch)
         self._act, self._observations = agent.actor(1, 1), self._batch.reset()
-        self._given = choices(shot, agent.actions)
-        self._has_decoder = decoder_options(shot.env) is not None  # which looks at each of a decision's steps
+        self._recorded = recorded_actions(shot, agent.actions)  # those that are still to be replayed
+        self._has_decoder = decoder_options(shot.env) is not None  # it calls _after_env_step for each step of a chunk
+        self._max_pictures = max(2, round(shot.seconds * self.rate))
 
-    def pictures(self) -> list[np.ndarray]:
-        """Return them all."""
+    def render(self) -> list[np.ndarray]:
+        """Run to the start of the film, then return all its pictures."""
         shot = self._shot
-        for _ in range(shot.around - round(shot.seconds * self._steps_a_second / (2 * chunk_length(shot.env)))):
-            self._go()
-        self._taken, self._steps = [_picture(self._env, shot)], 0
-        while len(self._taken) < self._most and (len(self._given) or not shot.actions):
-            self._go()
+        for _ in range(shot.center_step - round(shot.seconds * self._steps_a_second / (2 * chunk_length(shot.env)))):
+            self._step()
+        self._pictures, self._steps = [_picture(self._env, shot)], 0
+        while len(self._pictures) < self._max_pictures and (len(self._recorded) or not shot.actions):
+            self._step()
         self._batch.close()
-        return self._taken
+        return self._pictures
 
-    @property
-    def _most(self) -> int:
-        return max(2, round(self._shot.seconds * self.rate))
-
-    def _go(self) -> None:
-        """Do a step: what is given, or what the agent does."""
-        now, self._given = self._given[:1], self._given[1:]
-        step = self._batch.step(now if len(now) else self._agent.to_environment(self._act(self._observations)))
+    def _step(self) -> None:
+        """Step the environment by the next recorded action, else by the agent's."""
+        action, self._recorded = self._recorded[:1], self._recorded[1:]
+        step = self._batch.step(action if len(action) else self._agent.to_environment(self._act(self._observations)))
         self._observations, ended = step.observations, step.terminated | step.truncated
         if ended.any() and isinstance(self._act, RecurrentActor):
             self._act.reset_memory(ended)
         if not self._has_decoder:
-            self._look(bool(ended[0]))
+            self._after_env_step(bool(ended[0]))
 
-    def _look(self, over: bool) -> None:
-        """See what a step of the environment led to; where that is over, it has begun anew."""
+    def _after_env_step(self, ended: bool) -> None:
+        """Take a picture if one is due. After the end of an episode the environment shows the next one already."""
         self._steps += 1
-        due = self._steps % self._stride == 0 and not (over and self._shot.actions)
-        if due and self._taken and len(self._taken) < self._most:
-            self._taken.append(_picture(self._env, self._shot))
-            self._seen()
+        is_due = self._steps % self._stride == 0 and not (ended and self._shot.actions)
+        if is_due and self._pictures and len(self._pictures) < self._max_pictures:
+            self._pictures.append(_picture(self._env, self._shot))
+            self._on_picture()
 
 
-def choices(shot: Shot, space: ActionSpace) -> np.ndarray:
-    """Return the given actions `[T, A]`; of discrete ones, counted from 0 as policies count them."""
-    given = np.array(shot.actions)
-    return given - np.array(space.low, int) if space.kind == "discrete" and space.low else given
+def recorded_actions(shot: Shot, space: ActionSpace) -> np.ndarray:
+    """Return the actions to replay `[T, A]`; discrete ones are counted from 0, as policies count them."""
+    actions = np.array(shot.actions)
+    return actions - np.array(space.low, int) if space.kind == "discrete" and space.low else actions
 
 
-def _stage(shot: Shot, look: Callable[[bool], None]) -> tuple[Any, Envs, float]:
-    """Return who renders, the same one behind the contract that policies act in, and its steps a second."""
+def _make_envs(shot: Shot, on_step: Callable[[bool], None]) -> tuple[Any, Envs, float]:
+    """Return the environment that renders, the batch of it in which a policy acts, and its steps per second."""
     if not is_in_gymnasium(shot.env):
-        with _drawing():  # EnvPool draws robots into a context, and ends the process where there is none
+        with _errors_mean_no_renderer():  # EnvPool renders robots into a context, and ends the process without one
             import mujoco
 
             _CONTEXTS.append(mujoco.GLContext(shot.width, shot.height))
             _CONTEXTS[-1].make_current()
         pool = EnvPoolEnvs(shot.env, 1, shot.seed, filmed=(shot.width, shot.height))
-        return pool, wrap_decoder(pool, shot.env, look), pool.steps_a_second
-    env = _made(env_maker(shot.env), shot)
+        return pool, wrap_decoder(pool, shot.env, on_step), pool.steps_a_second
+    env = _make_env(env_maker(shot.env), shot)
     if getattr(env, "render_mode", None) != "rgb_array":
         raise UsageError(f"environment {shot.env!r} cannot be filmed: it takes no render_mode='rgb_array'")
-    if follow(env.unwrapped) and not shot.fine:
-        _plain(env.unwrapped)
-    batch = wrap_decoder(GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), shot.env, look)
+    if use_tracking_camera(env.unwrapped) and not shot.fine:
+        _turn_off_shadows(env.unwrapped)
+    batch = wrap_decoder(GymnasiumEnvs(shot.env, 1, shot.seed, lambda: env), shot.env, on_step)
     return env, batch, float(env.metadata.get("render_fps") or 30)
 
 
 @contextmanager
-def _drawing() -> Iterator[None]:
-    """Take whatever fails here for a graphics library that gives no picture."""
+def _errors_mean_no_renderer() -> Iterator[None]:
+    """Turn any error inside into the error of a graphics library that gives no picture."""
     try:
         yield
     except Exception as error:
         raise _NoRendererError from error
 
 
-_CONTEXTS: list[Any] = []  # kept, so that they live as long as this process
+_CONTEXTS: list[Any] = []  # references that keep the contexts alive as long as this process
 
 
-def _made(make: Any, shot: Shot) -> Any:
-    """Return the environment at the wanted size, if it takes a size; None where it takes nothing."""
-    drawn = {"render_mode": "rgb_array"}
-    for options in (drawn | {"width": shot.width, "height": shot.height}, drawn, {}):
+def _make_env(make: Any, shot: Shot) -> Any:
+    """Make the environment with the options that it takes, a size among them if it can; None if it takes nothing."""
+    render_mode = {"render_mode": "rgb_array"}
+    for options in (render_mode | {"width": shot.width, "height": shot.height}, render_mode, {}):
         try:
             return make(**options)
         except TypeError:
             continue
         except Exception as error:
-            with _drawing():
-                import mujoco  # noqa: F401  # which fails without the graphics library that it is to use
-            raise UsageError(_why(shot, error)) from error
+            with _errors_mean_no_renderer():
+                import mujoco  # noqa: F401  # it fails without its graphics library
+            raise UsageError(_error_sentence(shot, error)) from error
     return None
 
 
-def _why(shot: Shot, error: Exception) -> str:
-    """Return what is wrong in a sentence; where a package is missing, which one would help."""
+def _error_sentence(shot: Shot, error: Exception) -> str:
+    """Return why it cannot be filmed; if a package is missing, the command that installs it."""
     if "pygame" in str(error):
         return f"environment {shot.env!r} cannot be filmed without pygame: pip install 'repolicy[film]'"
     return f"environment {shot.env!r} cannot be filmed: {type(error).__name__}: {error}"
 
 
-def follow(task: Any) -> bool:
-    """Look through the camera that follows a robot, on a floor without an end; return whether MuJoCo draws it."""
+def use_tracking_camera(task: Any) -> bool:
+    """Select the camera that follows the robot, and enlarge its floor; return whether MuJoCo renders the task."""
     if getattr(task, "mujoco_renderer", None) is None:
         return False
     import mujoco
 
     model = task.model
     camera = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
-    if camera >= 0:  # else Gymnasium's own choice, which in its version 1.4 stays where it is
+    if camera >= 0:  # without it Gymnasium chooses the camera; in its version 1.4 that one does not move
         task.mujoco_renderer.camera_id = camera
     floors = (model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE) & (model.geom_size[:, 0] > 0) & (model.geom_matid >= 0)
-    model.geom_size[floors, :2] *= FARTHER  # of what is drawn: whoever touches it finds no end anyway
-    model.mat_texrepeat[model.geom_matid[floors]] *= FARTHER
+    model.geom_size[floors, :2] *= FLOOR_SCALE  # changes the picture only: in contacts a plane is infinite
+    model.mat_texrepeat[model.geom_matid[floors]] *= FLOOR_SCALE
     return True
 
 
-def _plain(task: Any) -> None:
-    """Leave out what costs most where the processor draws."""
+def _turn_off_shadows(task: Any) -> None:
+    """Turn off what costs most when the CPU renders: shadows, reflections and smooth edges."""
     import mujoco
 
     task.model.vis.quality.offsamples = 0
-    with _drawing():
+    with _errors_mean_no_renderer():
         task.render()  # makes the scene
     task.mujoco_renderer.viewer.scn.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
     task.mujoco_renderer.viewer.scn.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
@@ -346,23 +346,23 @@ def _picture(env: Any, shot: Shot) -> np.ndarray:
     except Exception as error:
         if hasattr(getattr(env, "unwrapped", None), "mujoco_renderer"):
             raise _NoRendererError from error
-        raise UsageError(_why(shot, error)) from error
+        raise UsageError(_error_sentence(shot, error)) from error
     picture = np.asarray(picture)
     if picture.ndim != 3 or picture.shape[2] != 3:
         raise UsageError(f"environment {shot.env!r} cannot be filmed: it renders pictures of shape {picture.shape}")
     return picture[: picture.shape[0] // 2 * 2, : picture.shape[1] // 2 * 2].astype(np.uint8)  # H.264 wants even sizes
 
 
-def encoded(pictures: list[np.ndarray], rate: float, format: str, most_bytes: int = 0) -> bytes:
-    """Return an mp4 that every browser plays, or a gif that goes round and round; an mp4 of at most so many bytes."""
+def encode_film(pictures: list[np.ndarray], rate: float, format: str, max_bytes: int = 0) -> bytes:
+    """Encode an mp4 that every browser plays, or an endless gif; an mp4 loses quality until it fits `max_bytes`."""
     for quality in QUALITIES:
-        content = _encoded(pictures, rate, format, quality)
-        if format != "mp4" or not most_bytes or len(content) <= most_bytes:
+        content = _encode_film(pictures, rate, format, quality)
+        if format != "mp4" or not max_bytes or len(content) <= max_bytes:
             break
     return content
 
 
-def _encoded(pictures: list[np.ndarray], rate: float, format: str, quality: int) -> bytes:
+def _encode_film(pictures: list[np.ndarray], rate: float, format: str, quality: int) -> bytes:
     try:
         import imageio.v2 as imageio
     except ImportError:

@@ -1,4 +1,4 @@
-// A curve's value under the pointer.
+// Show a curve's value under the pointer.
 for (const chart of document.querySelectorAll("svg[data-points]")) {
   const points = JSON.parse(chart.dataset.points);
   const dot = chart.querySelector(".dot");
@@ -21,7 +21,7 @@ for (const chart of document.querySelectorAll("svg[data-points]")) {
 for (const button of document.querySelectorAll("button.copy")) {
   button.addEventListener("click", () => {
     const code = button.parentElement.querySelector("code");
-    const chosen = () => { // where a page may not copy, the words are chosen and the reader does it
+    const chosen = () => { // if the browser forbids copying, select the command so that the reader can copy it
       getSelection().selectAllChildren(code);
       button.textContent = "chosen";
     };
@@ -30,7 +30,7 @@ for (const button of document.querySelectorAll("button.copy")) {
   });
 }
 
-// Films in step: all that are seen begin together, and begin again when the last one has ended.
+// Films in step: all visible films start together, and start again when the last one has ended.
 const together = document.querySelector("#together");
 const filmed = () => [...document.querySelectorAll("figure:not([hidden]) > video")];
 const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -65,7 +65,7 @@ if (together && filmed().length) {
   if (!still) begin();
 }
 
-// A table that is wider than the screen says so until its end is seen.
+// A table that is wider than the screen shows a hint until the reader has scrolled to its end.
 function cue(scroll) {
   const left = scroll.scrollWidth - scroll.clientWidth - scroll.scrollLeft;
   scroll.classList.toggle("more", left > 2);

@@ -1,9 +1,9 @@
-"""Pieces of a page that needs nothing but itself: a verdict, tables and films as HTML; charts.py has the drawings.
+"""Build self-contained HTML pages from verdicts, tables, films and commands; charts.py makes their charts.
 
     page("Hopper-v4", [section("Table", table([...], [...]))])
 
-Colours come from the reader's own dark or light setting; the few lines of JavaScript read out curves, play
-the films in step, and copy.
+Colors follow the reader's dark or light setting. The JavaScript shows the value of a curve under the pointer, plays
+films in step, and copies commands.
 """
 
 import base64
@@ -20,7 +20,7 @@ SCRIPT = (Path(__file__).parent / "page.js").read_text()
 
 
 def page(title: str, lead: str, parts: Sequence[str], script: str = "") -> str:
-    """Return the whole document. `lead` is HTML; `script` is added to what every page does."""
+    """Return the HTML document. `lead` is HTML; `script` is appended to the script of every page."""
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -41,24 +41,24 @@ def section(heading: str, *content: str, note: str = "") -> str:
     return f"<section>\n<h2>{escape(heading)}</h2>\n{paragraph}\n" + "\n".join(content) + "\n</section>"
 
 
-def verdict(words: str, basis: str) -> str:
-    """Return what a reader should take away, and what it rests on."""
-    return f'<p class="verdict">{escape(capitalized(words))}.</p>\n<p class="note">{escape(basis)}.</p>'
+def verdict(sentence: str, basis: str) -> str:
+    """Return the verdict and the data that it rests on."""
+    return f'<p class="verdict">{escape(capitalized(sentence))}.</p>\n<p class="note">{escape(basis)}.</p>'
 
 
 class Tile(NamedTuple):
-    """A large number: what it is, what it changed by and how that is to be taken, and what it is measured in."""
+    """A large number with its name, its change from the prior and its unit."""
 
-    what: str
+    name: str
     value: str
     change: str
-    standing: str  # better, worse, or nothing, for its color
+    standing: str  # better, worse or empty; selects the color of the change
     unit: str
 
 
 def tiles(entries: Sequence[Tile]) -> str:
     cells = [
-        f'<div class="tile"><span class="what">{escape(tile.what)}</span>'
+        f'<div class="tile"><span class="what">{escape(tile.name)}</span>'
         f'<span class="number">{escape(tile.value)}</span>'
         f'<span class="change {tile.standing}">{escape(tile.change)}</span>'
         f'<span class="beside">{escape(tile.unit)}</span></div>'
@@ -68,7 +68,7 @@ def tiles(entries: Sequence[Tile]) -> str:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], attributes: Sequence[str] = ()) -> str:
-    """Return a table, text first and numbers after it. `attributes[i]` is HTML that goes into the i-th row's tag."""
+    """Return a table whose first column is text. `attributes[i]` is HTML for the tag of row i."""
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     body = ""
     for index, row in enumerate(rows):
@@ -82,12 +82,12 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], attributes: Se
     )
 
 
-def film(content: bytes, caption: str, whose: str, attributes: str = "") -> str:
-    """Return a short film; `whose` is prior or customized, for its color."""
+def film(content: bytes, caption: str, kind: str, attributes: str = "") -> str:
+    """Return an mp4 with its caption; `kind`, prior or customized, selects the color."""
     source = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
     name = escape(f"film, {caption}")
-    picture = f'<video controls muted playsinline preload="auto" aria-label="{name}" src="{source}"></video>'
-    return f'<figure class="film {whose}" {attributes}>{picture}<figcaption>{escape(caption)}</figcaption></figure>'
+    video = f'<video controls muted playsinline preload="auto" aria-label="{name}" src="{source}"></video>'
+    return f'<figure class="film {kind}" {attributes}>{video}<figcaption>{escape(caption)}</figcaption></figure>'
 
 
 def films(figures: Sequence[str], complaint: str = "") -> str:
@@ -102,9 +102,9 @@ def command(words: str) -> str:
     return f'<div class="command"><pre><code>{escape(words)}</code></pre>{button}</div>'
 
 
-def settings(values: Mapping[str, Any], what: str = "settings") -> str:
-    """Return names and values, folded away."""
+def settings(values: Mapping[str, Any], title: str = "settings") -> str:
+    """Return names and values that the reader can unfold."""
     rows = "".join(
         f"<div><dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd></div>" for name, value in values.items()
     )
-    return f"<details><summary>{len(values)} {escape(what)}</summary><dl>{rows}</dl></details>"
+    return f"<details><summary>{len(values)} {escape(title)}</summary><dl>{rows}</dl></details>"

@@ -1,4 +1,4 @@
-"""A policy goes to the Hugging Face Hub: its file, a card that tells what it is, and its film where there is one."""
+"""Upload a policy to the Hugging Face Hub: its file, a model card, and its film if there is one."""
 
 import hashlib
 import shlex
@@ -12,13 +12,13 @@ from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import find_policy, read_policy, saved_policy_bytes
 from repolicy.priors.hub import FILE, Repository, import_hub, repository_of, translate_hub_errors
 from repolicy.readers.reading import Options
-from repolicy.report.run_page import evaluations, repeat, rewards
-from repolicy.report.verdict import action, basis, name_of_prior, verdict
+from repolicy.report.run_page import evaluate_with_prior, repeat_command, reward_table
+from repolicy.report.verdict import action_words, basis, name_of_prior, verdict
 from repolicy.runs import Request, RunFolder, command_options, command_words, one_thread
 from repolicy.text import capitalized, counted, printable
 
 EPISODES = 20
-FILMS = (".mp4", ".gif")
+FILM_SUFFIXES = (".mp4", ".gif")
 
 
 def push(
@@ -33,104 +33,100 @@ def push(
     reading: Options | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Upload a policy, or that of a run, with a card, and return its place, revision and files.
+    """Upload a policy, or that of a run, with a model card, and return its address, revision and files.
 
     The hub's own login is used (`hf auth login`). The arguments are the options of `repolicy push`.
     """
-    at, path = repository_of(target), find_policy(policy)
+    repository, path = repository_of(target), find_policy(policy)
     saved = read_policy(path, reading)
     content = saved_policy_bytes(saved)
     hub = import_hub()
     env = env or env_from_card(saved.card, path, trust)
     addon = load_addon(addons_from_card(saved.card, path, trust), env)
-    with translate_hub_errors(at):  # before the evaluation, which takes a while
+    with translate_hub_errors(repository):  # before the evaluation, which takes a while
         api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
-        api.create_repo(at.repository, exist_ok=True, private=private)
+        api.create_repo(repository.repository, exist_ok=True, private=private)
     say(f"evaluating: {counted(episodes, 'episode')}")
     with one_thread():
-        found = evaluations(saved, env, addon, episodes, deterministic=decoder_options(env) is None)  # as `judged_by`
-    films = (path.with_suffix(suffix) for suffix in FILMS)
+        # With the kind of action that decides, as in `deciding_first`.
+        evaluations = evaluate_with_prior(saved, env, addon, episodes, deterministic=decoder_options(env) is None)
+    films = (path.with_suffix(suffix) for suffix in FILM_SUFFIXES)
     film = next((file for file in films if file.is_file()), None)
-    page = card(saved, path, at, found, film, license, hashlib.sha256(content).hexdigest())
-    files = {FILE: content, "README.md": page.encode()}
+    card = model_card(saved, path, repository, evaluations, film, license, hashlib.sha256(content).hexdigest())
+    files = {FILE: content, "README.md": card.encode()}
     if film:
         files[film.name] = film.read_bytes()
-    with translate_hub_errors(at):
+    with translate_hub_errors(repository):
         added = [hub.CommitOperationAdd(*file) for file in files.items()]
         message = "A policy, by repolicy push"
-        done = api.create_commit(at.repository, added, commit_message=message, revision=at.revision)
+        commit = api.create_commit(repository.repository, added, commit_message=message, revision=repository.revision)
     if license is None:
         say("its card names no license: others may not use it; --license mit says that they may")
-    say(f"pushed: {at}, {', '.join(files)}, revision {done.oid}")
-    return {"place": str(at), "revision": done.oid, "files": list(files)}
+    say(f"pushed: {repository}, {', '.join(files)}, revision {commit.oid}")
+    return {"place": str(repository), "revision": commit.oid, "files": list(files)}
 
 
-def card(
+def model_card(
     saved: SavedPolicy,
     path: Path,
-    at: Repository,
-    by: dict[str, Evaluation],
+    repository: Repository,
+    evaluations: dict[str, Evaluation],
     film: Path | None,
     license: str | None,
     checksum: str,
 ) -> str:
     """Return the model card, in Markdown with the header that the hub reads."""
     request = saved.card.get("request", {})
-    env, wishes = next(iter(by.values())).env, _quoted(" + ".join(request.get("addons", [])))
-    episodes = len(next(iter(by.values())).basic)
-    title = f"a policy for {env}" + (f", customized to `{wishes}`" if saved.prior else "")
+    name, first = repository.repository.partition("/")[2], next(iter(evaluations.values()))
+    env, addons = first.env, _code_safe(" + ".join(request.get("addons", [])))
+    title = f"a policy for {env}" + (f", customized to `{addons}`" if saved.prior else "")
     task = "reinforcement-learning"
     kind = {"library_name": "repolicy", "pipeline_tag": task, "tags": [task, "repolicy"]}
     header = import_hub().ModelCardData(license=license or "unknown", **kind)
-    lines = ["---", header.to_yaml(), "---", "", f"# {at.repository.partition('/')[2]}: {title}", ""]
+    lines = ["---", header.to_yaml(), "---", "", f"# {name}: {title}", ""]
     if saved.prior:
-        sentence = verdict([(by["prior"], by["customized"])], name_of_prior(saved.card))
-        lines += [f"{capitalized(sentence)} ({basis([by['customized']])}).", ""]
+        sentence = verdict([(evaluations["prior"], evaluations["customized"])], name_of_prior(saved.card))
+        lines += [f"{capitalized(sentence)} ({basis([evaluations['customized']])}).", ""]
     if film:
         tag = f"![film]({film.name})" if film.suffix == ".gif" else f'<video src="{film.name}" controls></video>'
         lines += [tag, ""]
-    headings, rows = rewards(by)
+    headings, rows = reward_table(evaluations)
     lines += [_row(headings), _row(["---"] * len(headings)), *map(_row, rows), ""]
-    how = action(next(iter(by.values())))
-    lines += [f"Mean ± std over {counted(episodes, 'episode')} with {how}.", "", "## Use it", ""]
-    lines += _code(
-        "pip install 'repolicy[hub]'",
-        f"repolicy evaluate {at}{_env(env, request)}",
-        f"repolicy customize {at}{_env(env, request)} --addon NAME",
-    )
-    if again := _repeat(path, saved, f"runs/{at.repository.partition('/')[2]}"):
-        lines += ["## Make it again", "", *_code(again)]
-    made = _quoted(", ".join(f"{name} {version}" for name, version in saved.card.get("versions", {}).items()))
-    lines += [f"Made with `{made}`." if made else "", f"The file's sha256 is {checksum}."]
+    episodes = counted(len(first.basic), "episode")
+    lines += [f"Mean ± std over {episodes} with {action_words(first)}.", "", "## Use it", ""]
+    # Code does not travel with a policy, so the reader must name such an environment.
+    env_option = " --env ENV" if ":" in env or not request.get("env") else ""
+    evaluate = f"repolicy evaluate {repository}{env_option}"
+    customize = f"repolicy customize {repository}{env_option} --addon NAME"
+    lines += _code("pip install 'repolicy[hub]'", evaluate, customize)
+    if command := _repeat_command(path, saved, f"runs/{name}"):
+        lines += ["## Make it again", "", *_code(command)]
+    versions = _code_safe(", ".join(f"{name} {version}" for name, version in saved.card.get("versions", {}).items()))
+    lines += [f"Made with `{versions}`." if versions else "", f"The file's sha256 is {checksum}."]
     return "\n".join(lines) + "\n"
 
 
-def _env(env: str, request: dict[str, Any]) -> str:
-    """Return ` --env ENV` where the environment is code, which does not travel with a policy, or is not known."""
-    return " --env ENV" if ":" in env or not request.get("env") else ""
-
-
-def _repeat(path: Path, saved: SavedPolicy, elsewhere: str) -> str:
-    """Return the command that makes the policy again: a run's own to the bit, else as far as the card tells."""
+def _repeat_command(path: Path, saved: SavedPolicy, out: str) -> str:
+    """Return the command that makes the policy again: exact from a run's folder, else as far as the file says."""
     folder, card = RunFolder(path.resolve().parent), saved.card
-    asked = card.get("request", {})
-    if "dial" in card:  # a position of a dial, which no run ends with
+    stored = card.get("request", {})
+    if "dial" in card:  # a position of a dial, which is not the result of a run
         return ""
-    if "method" in asked:  # residual Q-learning's, whose settings are of another kind
-        return _quoted(str(card.get("command", "")))
+    if "method" in stored:  # Residual Q-learning, which has other settings
+        return _code_safe(str(card.get("command", "")))
     request = folder.request() if path.name in (folder.policy.name, folder.replaced.name) else None
     if request is not None:
-        return repeat(folder, request).replace(str(folder.path), elsewhere)
-    if "prior" not in asked or "sparse" not in asked:
-        return _quoted(str(card.get("command", "")))
-    whole = Request.from_dict(asked)
-    arguments = command_words(whole, "PRIOR" if saved.prior else "")
-    usual = implied_settings(saved.prior, whole.settings.steps) if saved.prior else train_defaults(whole.env)
-    return shlex.join(["repolicy", *arguments, *command_options(whole.settings, usual)]) if arguments else ""
+        return repeat_command(folder, request).replace(str(folder.path), out)
+    if "prior" not in stored or "sparse" not in stored:
+        return _code_safe(str(card.get("command", "")))
+    request = Request.from_dict(stored)
+    arguments = command_words(request, "PRIOR" if saved.prior else "")
+    usual = implied_settings(saved.prior, request.settings.steps) if saved.prior else train_defaults(request.env)
+    return shlex.join(["repolicy", *arguments, *command_options(request.settings, usual)]) if arguments else ""
 
 
-def _quoted(text: str) -> str:
-    """Return what a file says, to stand in a code span or block and not to leave it."""
+def _code_safe(text: str) -> str:
+    """Return text of a file that cannot end the code span or block around it."""
     return printable(text).replace("`", "'")
 
 

@@ -1,4 +1,4 @@
-"""report.html: what a run changed, for a person to see, in one file that needs no other and no network."""
+"""Write a run's report.html: what the run changed, as one file that needs no other file and no network."""
 
 import contextlib
 import math
@@ -26,19 +26,19 @@ from repolicy.policies import SavedPolicy, read_card
 from repolicy.prepare.defaults import implied_settings, train_defaults
 from repolicy.priors import SHIPPED_FOLDER, read_policy, restore_decoder, shipped_names
 from repolicy.report import charts, page
-from repolicy.report.charts import learning
-from repolicy.report.movie import Shot, films
-from repolicy.report.scenes import scenes
+from repolicy.report.charts import learning_section
+from repolicy.report.movie import Shot, render_films
+from repolicy.report.scenes import choose_scenes
 from repolicy.report.verdict import (
     Difference,
     Pair,
-    action,
+    action_words,
     advice,
     basis,
     differences,
-    early,
+    early_ends,
+    mean_and_std,
     name_of_prior,
-    spread,
     verdict,
 )
 from repolicy.runs import Request, RunFolder, command_options, command_words, format_table, ranks, recipe
@@ -46,7 +46,7 @@ from repolicy.text import number
 
 FILM_SECONDS = 6.0
 EPISODES = 50
-FILM_BYTES = 900_000  # of all films: as text they are a third larger, and the page is to stay below 1.5 MB
+FILM_BYTES = 900_000  # all films together; base64 makes them a third larger, and the page must stay below 1.5 MB
 
 UNITS = {"metric": "mean of an episode", "length": "steps", "log_prior_a_step": "nats, mean over all steps"}
 REWARDS = ("total_reward", "basic_reward", "addon_reward")
@@ -59,9 +59,9 @@ def write_report(
 
     Args:
         out: the run's folder.
-        episodes: of each evaluation.
-        say: is given each sentence that there is to say.
-        trust: run code that the folder names, such as an environment in a file.
+        episodes: number of episodes in each evaluation.
+        say: a function that prints each progress sentence.
+        trust: whether to run code that the folder names, such as an environment in a file.
     """
     folder = RunFolder(out)
     request = folder.load_request()
@@ -74,36 +74,36 @@ def write_report(
     addon = combine_addons(with_weights(request.addons)) if request.addons else None
     say(f"report: {episodes} episodes each with the mean action and sampled ones")
     with ranks.one_thread():
-        backend = backend_of(request)
+        backend = evaluation_backend(request)
         mean, sampled = (
-            evaluations(saved, request.env, addon, episodes, deterministic, backend, request.limits)
+            evaluate_with_prior(saved, request.env, addon, episodes, deterministic, backend, request.limits)
             for deterministic in (True, False)
         )
-    pairs = pairs_of(mean, sampled)
-    top = ""
+    pairs = prior_pairs(mean, sampled)
+    headline = ""
     if pairs:
-        said = verdict(pairs, name_of_prior(saved.card), request.settings.keep)
-        why = basis([after for _, after in pairs])
-        say(f"{said} ({why})")
-        top = page.verdict(said, why)
-    elif ends := early(mean["policy"]):
-        top = page.verdict(ends[0], f"With {action(mean['policy'])}")
-    say(format_table(*rewards(by_action(mean, sampled))))
-    if pairs and (sentence := hint(folder, request, pairs)):
-        say(sentence)
-    chosen = scenes(folder.policy, mean)
-    pictures, complaint = filmed([scene.shot for scene in chosen], say)
+        sentence = verdict(pairs, name_of_prior(saved.card), request.settings.keep)
+        evidence = basis([customized for _, customized in pairs])
+        say(f"{sentence} ({evidence})")
+        headline = page.verdict(sentence, evidence)
+    elif ends := early_ends(mean["policy"]):
+        headline = page.verdict(ends[0], f"With {action_words(mean['policy'])}")
+    say(format_table(*reward_table(by_action(mean, sampled))))
+    if pairs and (hint := next_step_hint(folder, request, pairs)):
+        say(hint)
+    scenes = choose_scenes(folder.policy, mean)
+    films, complaint = films_for_page([scene.shot for scene in scenes], say)
     if complaint:
         say(f"report: no films, {complaint}")
-    figures = [page.film(picture, each.caption, each.kind) for each, picture in zip(chosen, pictures, strict=True)]
-    parts = [top, *_parts(folder, request, saved, mean, sampled, page.films(figures, complaint))]
+    figures = [page.film(film, scene.caption, scene.kind) for scene, film in zip(scenes, films, strict=True)]
+    parts = [headline, *_sections(folder, request, saved, mean, sampled, page.films(figures, complaint))]
     title = request.env
     if request.addons:
         title += f" with {' + '.join(request.addons)}"
     return page.write(folder.path / "report.html", title, _lead(folder, request, saved), parts)
 
 
-def evaluations(
+def evaluate_with_prior(
     saved: SavedPolicy,
     env: str,
     addon: Addon | None,
@@ -112,20 +112,20 @@ def evaluations(
     backend: Backend = "auto",
     limits: Sequence[str] = (),
 ) -> dict[str, Evaluation]:
-    """Return the same seeds for all: prior and customized, or the policy alone."""
-    who = {"policy": saved.policy} if saved.prior is None else {"prior": saved.prior, "customized": saved.policy}
+    """Evaluate prior and customized policy from the same seeds, or the policy alone where it has no prior."""
+    agents = {"policy": saved.policy} if saved.prior is None else {"prior": saved.prior, "customized": saved.policy}
     return {
         name: evaluate(
             policy, env, episodes,
             addon=addon, prior=saved.prior, deterministic=deterministic, seed=EVALUATION_SEED,
             backend=backend, limits=limits,
         )
-        for name, policy in who.items()
+        for name, policy in agents.items()
     }  # fmt: skip
 
 
-def backend_of(request: Request) -> Backend:
-    """Return where films are drawn: Gymnasium where it can make the environment, else the run's own."""
+def evaluation_backend(request: Request) -> Backend:
+    """Return Gymnasium where it has the environment, because films are rendered there; else the run's backend."""
     if is_in_gymnasium(request.env):
         with contextlib.suppress(RepolicyError):
             probe_env(request.env, "gymnasium")
@@ -133,18 +133,21 @@ def backend_of(request: Request) -> Backend:
     return request.settings.backend
 
 
-def filmed(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> tuple[list[bytes], str]:
-    """Return the films, or empty ones and a sentence why. Of many, each is smaller: a page stays small."""
+def films_for_page(shots: Sequence[Shot], say: Callable[[str], None] = lambda _: None) -> tuple[list[bytes], str]:
+    """Render films and return them with an empty complaint; on failure return empty films and the reason.
+
+    All films share `FILM_BYTES`, so many films are smaller each.
+    """
     width, height = (480, 320) if len(shots) <= 3 else (360, 240)
-    share = FILM_BYTES // max(1, len(shots))
-    alike = [replace(shot, seconds=FILM_SECONDS, width=width, height=height, most_bytes=share) for shot in shots]
+    max_bytes = FILM_BYTES // max(1, len(shots))
+    shots = [replace(shot, seconds=FILM_SECONDS, width=width, height=height, max_bytes=max_bytes) for shot in shots]
     try:
-        return films(alike, say), ""
+        return render_films(shots, say), ""
     except RepolicyError as error:
         return [b""] * len(shots), str(error)
 
 
-def _parts(
+def _sections(
     folder: RunFolder,
     request: Request,
     saved: SavedPolicy,
@@ -152,24 +155,24 @@ def _parts(
     sampled: dict[str, Evaluation],
     films: str,
 ) -> list[str]:
-    """Return what stands below the verdict."""
-    again, judged = repeat(folder, request), judged_by(mean, sampled)[0]
+    """Return the sections of the page below the verdict."""
+    command, judged = repeat_command(folder, request), deciding_first(mean, sampled)[0]
     episodes = len(next(iter(judged.values())).basic)
     note = f"Mean ± std over {episodes} episodes a row, in {escape(request.env)}."
     if "prior" in mean:
         note += " “Log prior” is the prior's log-probability of the actions that were taken."
     objective = {f"objective: {name}": value for name, value in request.objective.as_dict().items()}
     return [
-        page.tiles(tiles(judged)),
+        page.tiles(reward_tiles(judged)),
         page.section(
             "How it moves", films, note="In real time, with the mean action; what an episode earns is its total reward."
         ),
-        page.section("What it earns", page.table(*rewards(by_action(mean, sampled))), note=note),
-        distribution(judged),
-        learning(folder, request, sampled, "prior_is" in saved.card),
+        page.section("What it earns", page.table(*reward_table(by_action(mean, sampled))), note=note),
+        distribution_section(judged),
+        learning_section(folder, request, sampled, has_clone="prior_is" in saved.card),
         page.section(
             "The same again",
-            page.command(again) if again else "",
+            page.command(command) if command else "",
             page.settings(request.settings.as_dict() | objective),
             page.settings(saved.card.get("versions", {}), "versions"),
         ),
@@ -178,17 +181,18 @@ def _parts(
 
 def _lead(folder: RunFolder, request: Request, saved: SavedPolicy) -> str:
     steps = saved.card.get("steps", 0)
-    shown = "last policy" if folder.last_policy == folder.policy else "policy"
+    is_last = folder.last_policy == folder.policy
     beside = f", beside {name_of_prior(saved.card)}" if saved.prior is not None else ""
-    lead = f"{escape(recipe(request))}. Shown is the {shown}, after {steps:,} environment steps{beside}."
-    if shown == "policy":
+    policy = "last policy" if is_last else "policy"
+    lead = f"{escape(recipe(request))}. Shown is the {policy}, after {steps:,} environment steps{beside}."
+    if not is_last:
         lead += " By the run's own objective it was clearly better than the last one."
     if warning := folder.unfinished_notice(request):
         lead += f" <strong>{warning}</strong>"
     return lead
 
 
-# What both kinds of report say ----------------------------------------------------------------------------------------
+# Pieces that the pages of runs, hosts, dials and sweeps share ---------------------------------------------------------
 
 
 def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> dict[str, Evaluation]:
@@ -197,42 +201,41 @@ def by_action(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> di
     return {f"{who}, {how}": evaluation for each, how in kinds for who, evaluation in each.items()}
 
 
-def rewards(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
+def reward_table(evaluations: dict[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
     """Return headings and rows as in the paper's Table 2: total, basic, the add-on's metric, the add-on."""
     columns = [evaluation.columns for evaluation in evaluations.values()]
     titles = {name: column.title for each in columns for name, column in each.items()}
     sizes = {name: max(abs(each[name].mean) for each in columns if name in each) for name in titles}
-    rows = [
-        [who, *(spread(each[name], sizes[name]) if name in each else "–" for name in titles)]
-        for who, each in zip(evaluations, columns, strict=True)
-    ]
+    rows = []
+    for agent, each in zip(evaluations, columns, strict=True):
+        rows.append([agent, *(mean_and_std(each[name], sizes[name]) if name in each else "–" for name in titles)])
     return ["", *titles.values()], rows
 
 
-def tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
-    """Return the few numbers that a reader looks for first, each with what it changed by."""
+def reward_tiles(evaluations: dict[str, Evaluation]) -> list[page.Tile]:
+    """Return the few numbers that a reader looks for first, each with its change from the prior."""
     *_, after = evaluations.values()
-    changes = differences(evaluations["prior"], after, told=2) if "prior" in evaluations else {}
+    changes = differences(evaluations["prior"], after, comparisons=2) if "prior" in evaluations else {}
     wanted = [*REWARDS, "metric", *(["log_prior_a_step"] if changes else ["length"])]
     return [
         page.Tile(
-            column.title, number(column.mean), *_change(name, changes.get(name)),
-            f"{UNITS.get(name, 'an episode')}, {how_acted(after)}",
+            column.title, number(column.mean), *_describe_change(name, changes.get(name)),
+            f"{UNITS.get(name, 'an episode')}, {action_kind(after)}",
         )
         for name, column in after.columns.items() if name in wanted
     ]  # fmt: skip
 
 
-def how_acted(evaluation: Evaluation) -> str:
+def action_kind(evaluation: Evaluation) -> str:
     return "mean action" if evaluation.deterministic else "sampled"
 
 
-def _change(name: str, change: Difference | None) -> tuple[str, str]:
-    """Return what a tile says of a change, and how it is to be taken."""
+def _describe_change(name: str, change: Difference | None) -> tuple[str, str]:
+    """Return the words of a tile's change, and `better` or `worse` for its color (empty if it is neither)."""
     if change is None:
         return "", ""
     before = f"prior {number(change.before)}"
-    if not change.is_real:
+    if not change.is_significant:
         return f"no certain difference ({change}); {before}", ""
     higher = change.value > 0
     words = "higher" if higher else "lower"
@@ -241,73 +244,77 @@ def _change(name: str, change: Difference | None) -> tuple[str, str]:
         words = standing = "better" if higher else "worse"
     if name == "log_prior_a_step":
         words += " (more like the prior)" if higher else " (less like the prior)"
-    return f"{'▲' if higher else '▼'} {change.size} {words}; {before}", standing
+    return f"{'▲' if higher else '▼'} {change.unsigned} {words}; {before}", standing
 
 
-def caption(who: str, evaluation: Evaluation) -> str:
+def film_caption(agent: str, evaluation: Evaluation) -> str:
     """Return `customized, mean action: on average total reward 5,488, mean |θ| 0.36`; the film shows one episode."""
     columns = evaluation.columns
     wanted = ["total_reward" if "total_reward" in columns else "basic_reward"]
     wanted.append("metric" if "metric" in columns else "addon_reward")
     parts = [f"{columns[name].title} {number(columns[name].mean)}" for name in wanted if name in columns]
     mean = ": on average " if evaluation.deterministic else "; sampled, on average "
-    return f"{who}, mean action{mean if parts else ''}{', '.join(parts)}"
+    return f"{agent}, mean action{mean if parts else ''}{', '.join(parts)}"
 
 
-def pairs_of(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> list[Pair]:
-    """Return prior and customized, with the mean action and sampled; nothing where there is no prior."""
-    return [(each["prior"], each["customized"]) for each in judged_by(mean, sampled) if "prior" in each]
+def prior_pairs(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> list[Pair]:
+    """Return (prior, customized) for each kind of action; empty where there is no prior."""
+    return [(each["prior"], each["customized"]) for each in deciding_first(mean, sampled) if "prior" in each]
 
 
-def judged_by(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> tuple[dict[str, Evaluation], ...]:
-    """Return both, and first what counts: of a generative policy sampled noise, for its mean is a policy nobody has."""
+def deciding_first(mean: dict[str, Evaluation], sampled: dict[str, Evaluation]) -> tuple[dict[str, Evaluation], ...]:
+    """Return both kinds of action, the one that decides first.
+
+    This is the mean action, but sampled noise for a generative policy: nobody uses such a policy with mean noise.
+    """
     return (sampled, mean) if decoder_options(next(iter(mean.values())).env) else (mean, sampled)
 
 
-def hint(folder: RunFolder, request: Request, pairs: Sequence[Pair]) -> str:
-    """Return what to try after a run, from its verdict and the last that it logged; empty where it gained."""
-    logged = folder.read_metrics()
+def next_step_hint(folder: RunFolder, request: Request, pairs: Sequence[Pair]) -> str:
+    """Return what to try after a run, from its verdict and its last logged metrics; empty where it gained."""
+    metrics = folder.read_metrics()
 
     def last(name: str, default: float) -> float:
-        return next((value for value in reversed(logged.get(name, [])) if value is not None), default)
+        return next((value for value in reversed(metrics.get(name, [])) if value is not None), default)
 
-    holds = "--omega" if request.objective.omega else ""
-    return advice(pairs, last("prior_kl", math.inf), last("explained_variance", 0.0), holds)
+    hold_option = "--omega" if request.objective.omega else ""
+    return advice(pairs, last("prior_kl", math.inf), last("explained_variance", 0.0), hold_option)
 
 
-def distribution(evaluations: dict[str, Evaluation]) -> str:
-    columns = {who: evaluation.columns for who, evaluation in evaluations.items()}
+def distribution_section(evaluations: dict[str, Evaluation]) -> str:
+    """Return histograms of the episodes' rewards: at most two quantities, each of all agents."""
+    columns = {agent: evaluation.columns for agent, evaluation in evaluations.items()}
     shared = [name for name in next(iter(columns.values())) if all(name in each for each in columns.values())]
     wanted = ["metric" if "metric" in shared else "addon_reward", "total_reward", "basic_reward"]
-    how = how_acted(next(iter(evaluations.values())))
-    drawn = ""
+    kind = action_kind(next(iter(evaluations.values())))
+    histograms = ""
     for name in [name for name in wanted if name in shared][:2]:
-        quantities = {who: each[name] for who, each in columns.items()}
-        title = f"{next(iter(quantities.values())).title} of an episode, {how}"
-        drawn += charts.histogram({who: column.values for who, column in quantities.items()}, title)
-    note = "How many of the evaluation's episodes came out how."
-    return page.section("Episode by episode", f'<div class="charts pair">{drawn}</div>', note=note)
+        quantities = {agent: each[name] for agent, each in columns.items()}
+        title = f"{next(iter(quantities.values())).title} of an episode, {kind}"
+        histograms += charts.histogram({agent: column.values for agent, column in quantities.items()}, title)
+    note = "The number of the evaluation's episodes that earned so much."
+    return page.section("Episode by episode", f'<div class="charts pair">{histograms}</div>', note=note)
 
 
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def repeat(folder: RunFolder, request: Request) -> str:
-    """Return the command that makes the run again, to the bit; empty where none can.
+def repeat_command(folder: RunFolder, request: Request) -> str:
+    """Return the command that repeats the run bit by bit; empty where no command can.
 
-    Some is asked for in Python alone. Where the prior could not be copied, the folder holds a clone of it, and the run
-    was scored by the prior. And a folder may have been copied without the prior.
+    There is none for options that exist only in Python, or for a folder that was copied without its prior. There is
+    none for a prior that could not be copied: the folder holds its clone, but the run was scored by the prior itself.
     """
-    customized = bool(request.prior)
-    if customized and (not folder.prior.exists() or "clone_of" in read_card(folder.prior)):
+    is_customized = bool(request.prior)
+    if is_customized and (not folder.prior.exists() or "clone_of" in read_card(folder.prior)):
         return ""
-    arguments = command_words(request, _prior_of(folder, request) if customized else "", folder.init)
-    usual = implied_settings(folder.prior, request.settings.steps) if customized else train_defaults(request.env)
+    arguments = command_words(request, _prior_argument(folder, request) if is_customized else "", folder.init)
+    usual = implied_settings(folder.prior, request.settings.steps) if is_customized else train_defaults(request.env)
     parts = ["repolicy", *arguments, *command_options(request.settings, usual), "--out", f"{folder.path}-again"]
     return shlex.join(parts) if arguments else ""
 
 
-def _prior_of(folder: RunFolder, request: Request) -> Path | str:
-    """Return the shipped prior's name where it is one, else the copy in the folder."""
-    same = (name for name in shipped_names() if file_sum(SHIPPED_FOLDER / f"{name}.safetensors") == request.prior)
-    return next(same, folder.prior)
+def _prior_argument(folder: RunFolder, request: Request) -> Path | str:
+    """Return the name of the prior if it is one that ships, else the path of its copy in the folder."""
+    names = (name for name in shipped_names() if file_sum(SHIPPED_FOLDER / f"{name}.safetensors") == request.prior)
+    return next(names, folder.prior)

@@ -1,7 +1,7 @@
-"""Which episodes are worth a film: a typical one, and the worst with the step at which it went wrong.
+"""Choose the episodes to film: a typical one, and the worst one around the step at which it went wrong.
 
-A film does again what was done in an episode of the evaluation, from the same seed. To let the policy act again would
-not do: alone it rounds otherwise than beside others, and after some hundred steps that is another episode.
+A film replays the recorded actions of an evaluation's episode, from the same seed. The policy itself could not repeat
+it: in a batch of one it rounds differently, and after some hundred steps the episode is another one.
 """
 
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from repolicy.envs import MAX_ENVS, Evaluation
 from repolicy.report.movie import Shot
 from repolicy.text import number
 
-BEHIND = 0.1  # an episode with this share less reward than the typical one has gone wrong
+WRONG_SHARE = 0.1  # an episode went wrong if it earns less than the typical one by more than this share
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One whole episode of an evaluation."""
+    """A whole episode of an evaluation."""
 
     seed: int
-    rewards: np.ndarray  # [T] basic reward and add-on as far as they are known
+    rewards: np.ndarray  # [T] the sum of basic reward and add-on, or the one that is known
     terminated: bool
-    sent: np.ndarray  # [T, A] the actions as the environment got them
+    actions: np.ndarray  # [T, A] the actions that the environment received
 
     def __str__(self) -> str:
         return number(self.total)
@@ -35,47 +35,51 @@ class Episode:
 
 @dataclass(frozen=True)
 class Scene:
-    """A film of a page: what to film, what stands beneath it, and whose it is, for its color."""
+    """A film of a page with its caption; `kind`, prior or customized, selects its color."""
 
     shot: Shot
     caption: str
     kind: str = "customized"
 
 
-def scenes(file: Path, mean: dict[str, Evaluation]) -> list[Scene]:
-    """Return the prior, where there is one, a typical episode from the same start, and the mean action's worst one.
+def choose_scenes(file: Path, mean: dict[str, Evaluation]) -> list[Scene]:
+    """Return a typical episode, the prior's from the same start if there is a prior, and the worst episode.
 
-    `file` is the policy's, and `mean` its evaluation, the last, behind the prior's.
+    `file` is the policy's file. `mean` are the evaluations with the mean action: of the prior, if any, and the policy.
     """
-    *_, (who, evaluation) = mean.items()
-    (typical, worst), count = typical_and_worst(evaluation)
-    usual, bad = episode(evaluation, typical), episode(evaluation, worst)
+    *_, (agent, evaluation) = mean.items()
+    (typical_index, worst_index), count = typical_and_worst(evaluation)
+    typical, worst = first_episode(evaluation, typical_index), first_episode(evaluation, worst_index)
 
-    def shot(one: Episode, which: str = "policy", around: int = 0) -> Shot:
-        return Shot(str(file), evaluation.env, which, seed=one.seed, around=around, actions=one.sent.tolist())
+    def shot(episode: Episode, role: str = "policy", center_step: int = 0) -> Shot:
+        return Shot(
+            str(file), evaluation.env, role, seed=episode.seed, center_step=center_step,
+            actions=episode.actions.tolist(),
+        )  # fmt: skip
 
-    chosen = [Scene(shot(usual), f"{who}, a typical episode of {count}, which earns {usual}")]
+    scenes = [Scene(shot(typical), f"{agent}, a typical episode of {count}, which earns {typical}")]
     if "prior" in mean:
-        before = episode(mean["prior"], typical)
-        chosen.insert(0, Scene(shot(before, "prior"), f"prior, from the same start, which earns {before}", "prior"))
-    if bad.seed != usual.seed:
-        chosen.append(Scene(shot(bad, around=wrong_at(bad, usual) or 0), f"{who}, {story(bad, usual, count)}"))
-    return chosen
+        before = first_episode(mean["prior"], typical_index)
+        scenes.insert(0, Scene(shot(before, "prior"), f"prior, from the same start, which earns {before}", "prior"))
+    if worst.seed != typical.seed:
+        wrong_shot = shot(worst, center_step=wrong_step(worst, typical) or 0)
+        scenes.append(Scene(wrong_shot, f"{agent}, {describe_worst(worst, typical, count)}"))
+    return scenes
 
 
-def episode(evaluation: Evaluation, place: int) -> Episode:
-    """Return the first one of the environment at this place."""
-    length, steps = int(evaluation.lengths[place]), evaluation.steps
+def first_episode(evaluation: Evaluation, index: int) -> Episode:
+    """Return the first episode of the environment with this index."""
+    length, steps = int(evaluation.lengths[index]), evaluation.steps
     assert steps is not None
     assert evaluation.terminated is not None
-    rewards, sent = steps.rewards[:length, place], steps.env_actions[:length, place]
-    return Episode(evaluation.seed + place, rewards, bool(evaluation.terminated[place]), sent)
+    rewards, actions = steps.rewards[:length, index], steps.env_actions[:length, index]
+    return Episode(evaluation.seed + index, rewards, bool(evaluation.terminated[index]), actions)
 
 
 def typical_and_worst(evaluation: Evaluation) -> tuple[tuple[int, int], int]:
-    """Return the episodes with the median and the lowest reward, as far as it is known, and of how many.
+    """Return the indices of the episodes with the median and the lowest reward, and the number of candidates.
 
-    Of more episodes than environments, those that are the first of their environments: only these begin by its seed.
+    Candidates are the first episode of each environment: only these begin with the environment's seed.
     """
     columns = evaluation.columns
     name = next(each for each in ("total_reward", "basic_reward", "addon_reward", "length") if each in columns)
@@ -84,32 +88,32 @@ def typical_and_worst(evaluation: Evaluation) -> tuple[tuple[int, int], int]:
     return (typical, int(np.argmin(rewards))), len(rewards)
 
 
-def wrong_at(episode: Episode, usual: Episode) -> int | None:
-    """Return the step, from 1, at which an episode went wrong beside the usual one; None where it did not.
+def wrong_step(episode: Episode, typical: Episode) -> int | None:
+    """Return the step, counted from 1, at which an episode went wrong compared with a typical one; None if it did not.
 
-    That is its end where the environment ended it sooner. Else, if it earns much less, it is the step that best parts
-    its rewards into those before and those after (the largest sum of differences from their mean).
+    If the environment terminated it earlier, this is its last step. Else, if it earns much less, it is the change point
+    of the reward that it lacks: the minimum of the cumulative sum of the differences from their mean.
     """
-    if episode.terminated and len(episode.rewards) < len(usual.rewards):
+    if episode.terminated and len(episode.rewards) < len(typical.rewards):
         return len(episode.rewards)
-    if usual.total - episode.total <= BEHIND * abs(usual.total):
+    if typical.total - episode.total <= WRONG_SHARE * abs(typical.total):
         return None
-    count = max(len(episode.rewards), len(usual.rewards))  # who has reached the end earns nothing more
-    own, others = (np.pad(each.rewards, (0, count - len(each.rewards))) for each in (episode, usual))
-    behind = others - own
-    step = int(np.argmin(np.round(np.cumsum([0.0, *(behind - behind.mean())]), 9))) + 1
+    length = max(len(episode.rewards), len(typical.rewards))  # after its end an episode earns nothing
+    rewards, typical_rewards = (np.pad(each.rewards, (0, length - len(each.rewards))) for each in (episode, typical))
+    lacking = typical_rewards - rewards
+    step = int(np.argmin(np.round(np.cumsum([0.0, *(lacking - lacking.mean())]), 9))) + 1
     return min(step, len(episode.rewards))
 
 
-def story(episode: Episode, usual: Episode, count: int) -> str:
-    """Return what a film of the worst episode shows, in words."""
-    step = wrong_at(episode, usual)
+def describe_worst(episode: Episode, typical: Episode, count: int) -> str:
+    """Return the caption of the worst episode, without whose episode it is."""
+    step = wrong_step(episode, typical)
     if step is None:
-        what = "nothing went wrong in it"
+        outcome = "nothing went wrong in it"
     elif episode.terminated and step == len(episode.rewards):
-        what = f"it ended early, at step {step:,}"
+        outcome = f"it ended early, at step {step:,}"
     elif step > 1:
-        what = f"it went wrong about step {step:,}"
+        outcome = f"it went wrong about step {step:,}"
     else:
-        what = "it was behind from its start"
-    return f"the worst of {count} episodes, which earns {episode}: {what}"
+        outcome = "it was behind from its start"
+    return f"the worst of {count} episodes, which earns {episode}: {outcome}"

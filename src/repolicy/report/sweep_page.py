@@ -1,4 +1,4 @@
-"""The page of a sweep: the trade-off curve, and a slider that switches table and film; a dial's page has the same."""
+"""Write the page of a sweep: a slider that selects verdict, film and table, and the trade-off chart; dials use both."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,13 +9,14 @@ from typing import NamedTuple
 from repolicy.many.tradeoff import Found, Point
 from repolicy.report import charts, page
 from repolicy.report.movie import Shot
-from repolicy.report.run_page import by_action, caption, filmed, how_acted, rewards, tiles
-from repolicy.report.verdict import action, basis, spread, verdict
+from repolicy.report.run_page import action_kind, by_action, film_caption, films_for_page, reward_table, reward_tiles
+from repolicy.report.verdict import action_words, basis, mean_and_std, verdict
 from repolicy.text import capitalized, counted, number
 
-MOST_LABELS = 7  # of a drawing: of more points only the ends and those with a ring have their names beside them
+MAX_LABELS = 7  # with more points, only the ends and the points with a ring have labels
 SCRIPT = """
-// The sliders: of all that belongs to a point, what belongs to one is shown. Of several, the last one counts fastest.
+// The sliders select a point: of all parts that belong to a point, only its own are shown. Points are numbered
+// such that the last slider changes fastest.
 const sliders = [...document.querySelectorAll(".slider input")];
 const stops = (slider) => Number(slider.max) + 1;
 function show(index) {
@@ -33,11 +34,11 @@ function show(index) {
   cues();
   if (running || !still) begin();
 }
-const turned = () => sliders.reduce((index, slider) => index * stops(slider) + Number(slider.value), 0);
-for (const slider of sliders) slider.addEventListener("input", () => show(turned()));
+const selected = () => sliders.reduce((index, slider) => index * stops(slider) + Number(slider.value), 0);
+for (const slider of sliders) slider.addEventListener("input", () => show(selected()));
 for (const mark of document.querySelectorAll("[data-point]"))
   mark.addEventListener("click", () => show(Number(mark.dataset.point)));
-show(turned());
+show(selected());
 """
 
 
@@ -45,75 +46,68 @@ def write_sweep_report(swept: Found, say: Callable[[str], None] = lambda _: None
     """Film the prior and every point, and write `report.html` into the sweep's folder."""
     env = swept.request["env"]
     files = [swept.prior.folder, *(point.policy for point in swept.points)]
-    pictures, complaint = filmed([Shot(str(file), env) for file in files], say)
-    wanted, states = " + ".join(swept.request["addons"]), swept.request["states"]
+    pictures, complaint = films_for_page([Shot(str(file), env) for file in files], say)
+    addons, states, alpha = " + ".join(swept.request["addons"]), swept.request["states"], swept.request["alpha"]
     price = f"a price of {states:.3g} for a nat of new states; " if states else ""
-    alpha = swept.request["alpha"]
+    alpha_words = "the same" if alpha == "omega" else f"{alpha:g}"
     lead = (
-        f"{len(swept.points)} values of ω′, what a nat of the prior is worth; "
-        f"α̂ {'the same' if alpha == 'omega' else f'{alpha:g}'}; {price}"
+        f"{len(swept.points)} values of ω′, what a nat of the prior is worth; α̂ {alpha_words}; {price}"
         f"{swept.request['settings']['steps']:,} environment steps each. {capitalized(swept.verdict)}."
     )
+    failures = [f'<p class="complaint">ω′ {omega:g} failed: {escape(why)}</p>' for omega, why in swept.failed.items()]
+    longer = [at_stop(index, page.command(swept.longer(point))) for index, point in enumerate(swept.points)]
     parts = [
         page.section(
             "Choose ω′",
-            slider(swept, "add-on first", "prior first"),
-            *verdicts(swept),
-            page.films(figures(swept, pictures), complaint),
-            *tables(swept),
+            point_slider(swept, "add-on first", "prior first"),
+            *point_verdicts(swept),
+            page.films(film_figures(swept, pictures), complaint),
+            *point_tables(swept),
         ),
-        page.section("The trade-off", tradeoff(swept), note=legend(swept)),
-        page.section(
-            "Every point",
-            every_point(swept),
-            *(f'<p class="complaint">ω′ {omega:g} failed: {escape(why)}</p>' for omega, why in swept.failed.items()),
-            note=over(swept),
-        ),
-        page.section(
-            "Train one for longer",
-            *(at_stop(index, page.command(swept.longer(point))) for index, point in enumerate(swept.points)),
-            page.settings(swept.request["settings"]),
-        ),
+        page.section("The trade-off", tradeoff_chart(swept), note=tradeoff_note(swept)),
+        page.section("Every point", points_table(swept), *failures, note=points_note(swept)),
+        page.section("Train one for longer", *longer, page.settings(swept.request["settings"])),
     ]
-    return page.write(swept.folder / "report.html", f"{env} with {wanted}: choosing ω′", lead, parts, SCRIPT)
+    return page.write(swept.folder / "report.html", f"{env} with {addons}: choosing ω′", lead, parts, SCRIPT)
 
 
 # The pieces of a page with a slider -----------------------------------------------------------------------------------
 
 
-def figures(swept: Found, pictures: Sequence[bytes]) -> list[str]:
-    """Return the films of the prior and of each point, of which the slider shows one."""
-    drawn = []
-    for position, (point, picture) in enumerate(zip([swept.prior, *swept.points], pictures, strict=True)):
-        words = caption("prior" if position == 0 else swept.name(point), point.judged)
-        shown = "" if position == 0 else f'data-shown="{position - 1}"'
-        drawn.append(page.film(picture, words, "prior" if position == 0 else "customized", shown))
-    return drawn
+def film_figures(swept: Found, films: Sequence[bytes]) -> list[str]:
+    """Return the prior's film, which is always shown, and each point's film, which the slider selects."""
+    prior, *rest = films
+    figures = [page.film(prior, film_caption("prior", swept.prior.judged), "prior")]
+    for index, (point, film) in enumerate(zip(swept.points, rest, strict=True)):
+        caption = film_caption(swept.name(point), point.judged)
+        figures.append(page.film(film, caption, "customized", f'data-shown="{index}"'))
+    return figures
 
 
 def at_stop(index: int, content: str) -> str:
-    """Return what is shown while the slider stands at this point."""
+    """Return content that is only shown while the slider stands at this point."""
     return f'<div class="beneath" data-shown="{index}">{content}</div>'
 
 
-def verdicts(swept: Found) -> list[str]:
-    """Return the verdict on each point, and its numbers beside the prior's."""
-    drawn, prior = [], swept.prior
+def point_verdicts(swept: Found) -> list[str]:
+    """Return the verdict on each point, with its numbers beside the prior's."""
+    contents, prior = [], swept.prior
     for index, point in enumerate(swept.points):
         before, after = prior.judged, point.judged
         pairs = sorted([(prior.mean, point.mean), (prior.sampled, point.sampled)], key=lambda pair: pair[1] != after)
         sentence = page.verdict(f"{swept.name(point)}: {verdict(pairs)}", basis([each for _, each in pairs]))
-        drawn.append(at_stop(index, sentence + page.tiles(tiles({"prior": before, "customized": after}))))
-    return drawn
+        contents.append(at_stop(index, sentence + page.tiles(reward_tiles({"prior": before, "customized": after}))))
+    return contents
 
 
-def slider(swept: Found, left: str, right: str) -> str:
-    names = [f"{swept.name(point)}{swept.marks(i)}" for i, point in enumerate(swept.points)]
-    return one_slider("omega", swept.letter, names, swept.first, left, right)
+def point_slider(swept: Found, left: str, right: str) -> str:
+    """Return the slider over all points of a sweep, or of a dial with one weight."""
+    names = [f"{swept.name(point)}{swept.marks(index)}" for index, point in enumerate(swept.points)]
+    return slider("omega", swept.letter, names, swept.first, left, right)
 
 
-def one_slider(name: str, label: str, stops: Sequence[str], first: int, left: str, right: str) -> str:
-    """Return an input with a name for each of its stops."""
+def slider(name: str, label: str, stops: Sequence[str], first: int, left: str, right: str) -> str:
+    """Return a range input that shows the name of its stop, with words at both ends."""
     return (
         f'<div class="slider"><label for="{name}">{escape(left)}</label>'
         f'<input type="range" id="{name}" min="0" max="{len(stops) - 1}" step="1" value="{first}" '
@@ -122,31 +116,31 @@ def one_slider(name: str, label: str, stops: Sequence[str], first: int, left: st
     )
 
 
-def tables(swept: Found) -> list[str]:
-    """Return prior and one point, as in the paper's Table 2, for each point."""
-    drawn = []
+def point_tables(swept: Found) -> list[str]:
+    """Return for each point a table of prior and point, as in the paper's Table 2."""
+    contents = []
     for index, point in enumerate(swept.points):
         mean = {"prior": swept.prior.mean, swept.name(point): point.mean}
         sampled = {"prior": swept.prior.sampled, swept.name(point): point.sampled}
-        drawn.append(at_stop(index, page.table(*rewards(by_action(mean, sampled)))))
-    return drawn
+        contents.append(at_stop(index, page.table(*reward_table(by_action(mean, sampled)))))
+    return contents
 
 
-def every_point(swept: Found) -> str:
-    places = ["", *(f'data-point="{index}"' for index in range(len(swept.points)))]
-    return page.table(*swept.table(spread), places)
+def points_table(swept: Found) -> str:
+    """Return the table of all points, whose rows select a point."""
+    attributes = ["", *(f'data-point="{index}"' for index in range(len(swept.points)))]
+    return page.table(*swept.table(mean_and_std), attributes)
 
 
-def over(swept: Found) -> str:
-    """Return what the numbers of every point are."""
+def points_note(swept: Found) -> str:
     episodes = counted(len(swept.prior.mean.basic), "episode")
     return (
-        f"Mean ± std over {episodes} with {action(swept.prior.judged)}; log prior and KL(policy ‖ prior) over as many "
-        "with sampled ones, at the states that the policy itself visits."
+        f"Mean ± std over {episodes} with {action_words(swept.prior.judged)}; log prior and KL(policy ‖ prior) over as "
+        "many with sampled ones, at the states that the policy itself visits."
     )
 
 
-def legend(swept: Found) -> str:
+def tradeoff_note(swept: Found) -> str:
     knee = "the dotted ring marks the knee" if swept.knee is not None else escape(swept.verdict)
     best = ""
     if swept.best is not None:
@@ -159,7 +153,7 @@ def legend(swept: Found) -> str:
 
 
 class Beside(NamedTuple):
-    """A point of another sweep, to compare with."""
+    """A point of another sweep, which a dial's trade-off chart shows for comparison."""
 
     omega: float
     basic: float | None
@@ -167,56 +161,66 @@ class Beside(NamedTuple):
     addon: float
 
 
-def tradeoff(swept: Found, beside: Sequence[Beside] = ()) -> str:
-    """Return what each point keeps, across, and what it gains, up, with the errors of both."""
-    everyone = [swept.prior, *swept.points]
-    costs = [_with_error(point, swept.cost) for point in everyone]
-    gains = [_with_error(point, "addon_reward") for point in everyone]
-    spots = list(zip(costs, gains, strict=True))
-    places = [(other, other.basic if swept.basic_known else other.kl) for other in beside]
-    others = [(other.omega, x, other.addon) for other, x in places if x is not None]
-    xs = [end for x, bar in costs for end in (x - bar, x + bar)] + [x for _, x, _ in others]
-    ys = [end for y, bar in gains for end in (y - bar, y + bar)] + [y for _, _, y in others]
-    axes = charts.Axes(xs, ys, 400, 300)
-    how = how_acted(swept.prior.judged)
-    a_step = swept.prior.sampled.columns["kl_a_step"].title.removeprefix("KL ")  # or a decision
-    across = f"basic reward, {how}" if swept.basic_known else f"KL to the prior, nats {a_step}, sampled"
-    drawn = axes.named(across, f"add-on reward, {how}")
-    axes.widened(0.08)
-    drawn += axes.frame()
-    for omega, x, y in others:
-        tip = f"trained alone, {swept.letter} {omega:g}: {charts.read_out(x)}, {charts.read_out(y)}"
-        drawn += charts.circle("beside", axes.x(x), axes.y(y), 6.5, tip)
-    at = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in spots]
-    # The prior is what t = 0 is, and what the largest ω′ leads to.
-    path = {"t": at, "ω′": [*at[1:], at[0]]}.get(swept.letter, at[1:])
-    drawn += f'<path class="path" d="M{"L".join(f"{x:.1f},{y:.1f}" for x, y in path)}"/>'
+def tradeoff_chart(swept: Found, others: Sequence[Beside] = ()) -> str:
+    """Return a chart of all points: horizontal what a point keeps, vertical what it gains, with error bars.
+
+    `others` are points of another sweep, drawn in grey.
+    """
+    points = [swept.prior, *swept.points]
     names = ["prior", *(swept.name(point) for point in swept.points)]
-    for index, (name, (px, py), ((x, dx), (y, dy))) in enumerate(zip(names, at, spots, strict=True)):
-        drawn += charts.line("error", axes.x(x - dx), py, axes.x(x + dx), py)
-        drawn += charts.line("error", px, axes.y(y - dy), px, axes.y(y + dy))
+    costs = [_mean_and_bar(point, swept.cost) for point in points]
+    gains = [_mean_and_bar(point, "addon_reward") for point in points]
+    other_costs = [(other, other.basic if swept.basic_known else other.kl) for other in others]
+    grey = [(other.omega, x, other.addon) for other, x in other_costs if x is not None]
+
+    # The axes, which must hold all error bars.
+    xs = [end for x, bar in costs for end in (x - bar, x + bar)] + [x for _, x, _ in grey]
+    ys = [end for y, bar in gains for end in (y - bar, y + bar)] + [y for _, _, y in grey]
+    axes = charts.Axes(xs, ys, 400, 300)
+    action = action_kind(swept.prior.judged)
+    a_step = swept.prior.sampled.columns["kl_a_step"].title.removeprefix("KL ")  # "a step" or "a decision"
+    horizontal = f"basic reward, {action}" if swept.basic_known else f"KL to the prior, nats {a_step}, sampled"
+    content = axes.name_axes(horizontal, f"add-on reward, {action}")
+    axes.widen(0.08)
+    content += axes.frame()
+
+    # The points, and the path from one to the next. The prior is the position t = 0, and the limit of a large ω′.
+    for omega, x, y in grey:
+        tip = f"trained alone, {swept.letter} {omega:g}: {charts.format_value(x)}, {charts.format_value(y)}"
+        content += charts.circle("beside", axes.x(x), axes.y(y), 6.5, tip)
+    places = [(axes.x(x), axes.y(y)) for (x, _), (y, _) in zip(costs, gains, strict=True)]
+    path = {"t": places, "ω′": [*places[1:], places[0]]}.get(swept.letter, places[1:])
+    content += f'<path class="path" d="M{"L".join(f"{x:.1f},{y:.1f}" for x, y in path)}"/>'
+    for index, (name, (px, py), (x, dx), (y, dy)) in enumerate(zip(names, places, costs, gains, strict=True)):
+        content += charts.line("error", axes.x(x - dx), py, axes.x(x + dx), py)
+        content += charts.line("error", px, axes.y(y - dy), px, axes.y(y + dy))
         if index and index - 1 == swept.knee:
-            drawn += charts.circle("knee", px, py, 13)
+            content += charts.circle("knee", px, py, 13)
         if index and index - 1 == swept.best:
-            drawn += charts.circle("best", px, py, 10)
-        tip = f"{name}: {_with_bar(x, dx)}, {_with_bar(y, dy)}"
-        chooses = f'data-point="{index - 1}"' if index else ""
-        drawn += charts.circle("point" if index else "prior", px, py, 6.5, tip, chooses)
-    marked = {0, 1, len(names) - 1, *(place + 1 for place in (swept.knee, swept.best) if place is not None)}
-    labelled = sorted(marked) if len(names) > MOST_LABELS else range(len(names))
+            content += charts.circle("best", px, py, 10)
+        tip = f"{name}: {_format_with_bar(x, dx)}, {_format_with_bar(y, dy)}"
+        attributes = f'data-point="{index - 1}"' if index else ""
+        content += charts.circle("point" if index else "prior", px, py, 6.5, tip, attributes)
+
+    labelled = list(range(len(names)))
+    if len(names) > MAX_LABELS:
+        ringed = [index + 1 for index in (swept.knee, swept.best) if index is not None]
+        labelled = sorted({0, 1, len(names) - 1, *ringed})
     labels = [names[index] for index in labelled]
-    feet = charts.beside(labels, [at[index] for index in labelled], path, axes)
-    drawn += "".join(charts.text("label", x, y, name, "middle") for name, (x, y) in zip(labels, feet, strict=True))
-    numbers = "; ".join(f"{name} {number(x)}, {number(y)}" for name, ((x, _), (y, _)) in zip(names, spots, strict=True))
-    heading = f"the trade-off, {across} and add-on reward: {numbers}"
-    return f'<figure class="chart tradeoff">{axes.svg(drawn, heading)}</figure>'
+    for name, (x, y) in zip(
+        labels, charts.place_labels(labels, [places[i] for i in labelled], path, axes), strict=True
+    ):
+        content += charts.text("label", x, y, name, "middle")
+    numbers = [f"{name} {number(x)}, {number(y)}" for name, (x, _), (y, _) in zip(names, costs, gains, strict=True)]
+    label = f"the trade-off, {horizontal} and add-on reward: {'; '.join(numbers)}"
+    return f'<figure class="chart tradeoff">{axes.svg(content, label)}</figure>'
 
 
-def _with_error(point: Point, name: str) -> tuple[float, float]:
-    """Return a quantity and two of its standard errors; no error where there is one episode."""
+def _mean_and_bar(point: Point, name: str) -> tuple[float, float]:
+    """Return a quantity's mean and its error bar, two standard errors; one episode has no bar."""
     column = point.column(name)
     return column.mean, 0.0 if math.isnan(column.error) else 2 * column.error
 
 
-def _with_bar(value: float, bar: float) -> str:
-    return charts.read_out(value) + (f" ± {charts.read_out(bar)}" if bar else "")
+def _format_with_bar(value: float, bar: float) -> str:
+    return charts.format_value(value) + (f" ± {charts.format_value(bar)}" if bar else "")

@@ -1,9 +1,9 @@
-"""Whether a customized policy is better than its prior, in words and with the error of the claim.
+"""Judge whether a customized policy is better than its prior, in a sentence with standard errors.
 
     verdict([(prior, customized)])      # "it has 89 % of the old return and gained 1,509 of the wish; better than …"
 
-A difference counts where chance makes one as large in at most 5 % of runs that change nothing, by Student's t. Where
-several differences are told as one verdict, by each kind of action, these 5 % are divided among them.
+A difference is significant if chance produces one as large in at most 5 % of runs that change nothing (Student's t).
+A verdict that compares several kinds of action divides these 5 % among them (Bonferroni).
 """
 
 import math
@@ -16,51 +16,53 @@ from repolicy.text import number
 
 
 def rounded(value: float, error: float, of: float | None = None) -> str:
-    """Round to the second digit of its error, to three decimals at most where they show it: 653 of 653.2 ± 84.1.
+    """Format a value with two significant digits of its error, so 653.2 ± 84.1 becomes 653.
 
-    `of` is the number that has the error, where `value` is the error itself.
+    At most three decimals are kept where these are enough. To format the error itself, pass it as `value` and pass the
+    number that has this error as `of`.
     """
     size = abs(value if of is None else of)
-    if not 1e-9 * size < error < math.inf:  # a smaller one is the rounding of a sum
+    if not 1e-9 * size < error < math.inf:  # a smaller error is only rounding of a sum
         return number(value)
     digits = max(0, 1 - math.floor(math.log10(error)))
-    enough = size >= 0.01 and error >= 0.001
-    return f"{value:,.{min(digits, 3) if enough else digits}f}".replace("-", "−")
+    three_are_enough = size >= 0.01 and error >= 0.001
+    return f"{value:,.{min(digits, 3) if three_are_enough else digits}f}".replace("-", "−")
 
 
-def spread(column: Column, like: float | None = None) -> str:
-    """Return `mean ± std` of a quantity of each episode, with the digits of `like`; of one episode there is no std."""
+def mean_and_std(column: Column, like: float | None = None) -> str:
+    """Format a quantity of each episode as `mean ± std`, with the digits of `like`; one episode has no std."""
     mean, like = column.mean, column.mean if like is None else like
     if len(column.values) < 2 or not math.isfinite(mean):
         return number(mean, like)
     return f"{number(mean, like)} ± {number(column.std, like)}"
 
 
-ERROR = 0.05  # probability at most that a verdict claims a difference where there is none
-ENOUGH = 2.0  # standard errors by which a limit is broken
-DRIFT = 0.1  # nats a step from the prior, below which a policy has hardly moved
-IN = {"total_reward": "in total", "basic_reward": "in the basic reward", "addon_reward": "in the wish"}
+FALSE_POSITIVE_RATE = 0.05  # largest probability that a verdict claims a difference where there is none
+LIMIT_ERRORS = 2.0  # a limit counts as broken from so many standard errors beyond it
+HARDLY_MOVED_KL = 0.1  # nats per step to the prior, below which a policy has hardly moved
+REWARD_WORDS = {"total_reward": "in total", "basic_reward": "in the basic reward", "addon_reward": "in the wish"}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Between the means of two sets of episodes."""
+    """The difference between the means of two sets of episodes."""
 
     before: float
     value: float
-    error: float  # standard error of the value; not a number where a set has one episode
-    freedom: int  # degrees of freedom of the error
-    told: int = 1  # differences in the same verdict
+    error: float  # standard error of `value`; NaN where a set has only one episode
+    degrees_of_freedom: int
+    comparisons: int = 1  # number of differences in the same verdict
 
     @property
-    def is_real(self) -> bool:
+    def is_significant(self) -> bool:
         if self.error == 0.0:
             return self.value != 0.0
-        return chance(abs(self.value) / self.error, self.freedom) < ERROR / self.told  # False where it is unknown
+        p_value = student_t_p_value(abs(self.value) / self.error, self.degrees_of_freedom)
+        return p_value < FALSE_POSITIVE_RATE / self.comparisons  # False where the error is NaN
 
     @property
     def share(self) -> str:
-        """` (18 %)` of the value before; nothing where that is no positive number."""
+        """The difference as a share of the value before, such as ` (18 %)`; empty if that value is not positive."""
         if not self.before > 0:
             return ""
         share = abs(self.value) / self.before
@@ -72,213 +74,214 @@ class Difference:
         return f"{rounded(self.value, self.error)} ± {rounded(self.error, self.error, of=self.value)}"
 
     @property
-    def size(self) -> "Difference":
-        """The same without its sign."""
+    def unsigned(self) -> "Difference":
         return replace(self, value=abs(self.value))
 
 
-def chance(size: float, freedom: int) -> float:
-    """Return the probability that Student's t of so many degrees of freedom is beyond ±size.
+def student_t_p_value(t: float, degrees_of_freedom: int) -> float:
+    """Return the two-sided p-value: the probability that Student's t is beyond ±t.
 
-    By the finite series of Abramowitz and Stegun (26.7.3 and 26.7.4).
+    It is computed by the finite series of Abramowitz and Stegun (26.7.3 and 26.7.4).
     """
-    angle, odd = math.atan(size / math.sqrt(freedom)), freedom % 2
+    angle, odd = math.atan(t / math.sqrt(degrees_of_freedom)), degrees_of_freedom % 2
     term = total = math.cos(angle) if odd else 1.0
-    for index in range(2 + odd, freedom - 1, 2):
+    for index in range(2 + odd, degrees_of_freedom - 1, 2):
         term *= math.cos(angle) ** 2 * (index - 1) / index
         total += term
     inside = math.sin(angle) * total
     if odd:
-        inside = 2.0 / math.pi * (angle + (inside if freedom > 1 else 0.0))
+        inside = 2.0 / math.pi * (angle + (inside if degrees_of_freedom > 1 else 0.0))
     return 1.0 - inside
 
 
-def difference(before: Column, after: Column, paired: bool = False, told: int = 1) -> Difference:
-    """Return how two sets of episodes, apart or in pairs, differ; `told`: how many differences a verdict tells."""
+def difference(before: Column, after: Column, paired: bool = False, comparisons: int = 1) -> Difference:
+    """Compare a quantity of two sets of episodes: of pairs by their differences, else by Welch's test."""
     counts = len(before.values), len(after.values)
-    freedom = min(counts) - 1
+    degrees = min(counts) - 1
     if paired and before.weights is None:
-        apart = Column("", after.values - before.values).error
+        error = Column("", after.values - before.values).error
     else:
         errors = before.error, after.error
-        apart = math.hypot(*errors)
-        if apart > 0 and freedom > 0:  # Welch's
-            shares = [(error / apart) ** 4 / (count - 1) for error, count in zip(errors, counts, strict=True)]
-            freedom = math.floor(1.0 / sum(shares) + 1e-9)
-    return Difference(before.mean, after.mean - before.mean, apart, max(freedom, 1), told)
+        error = math.hypot(*errors)
+        if error > 0 and degrees > 0:  # Welch–Satterthwaite
+            shares = [(each / error) ** 4 / (count - 1) for each, count in zip(errors, counts, strict=True)]
+            degrees = math.floor(1.0 / sum(shares) + 1e-9)
+    return Difference(before.mean, after.mean - before.mean, error, max(degrees, 1), comparisons)
 
 
-def differences(prior: Evaluation, customized: Evaluation, told: int = 1) -> dict[str, Difference]:
-    """Return that of every quantity that both evaluations know. By one seed, the episodes of both are pairs."""
+def differences(prior: Evaluation, customized: Evaluation, comparisons: int = 1) -> dict[str, Difference]:
+    """Compare every quantity that both evaluations have. With the same seed, their episodes are pairs."""
     before, after = prior.columns, customized.columns
-    drawn = [(each.env, each.backend, each.seed, len(each.basic)) for each in (prior, customized)]
-    paired = drawn[0] == drawn[1]
-    return {name: difference(before[name], after[name], paired, told) for name in before if name in after}
+    setups = [(each.env, each.backend, each.seed, len(each.basic)) for each in (prior, customized)]
+    paired = setups[0] == setups[1]
+    return {name: difference(before[name], after[name], paired, comparisons) for name in before if name in after}
 
 
-Pair = tuple[Evaluation, Evaluation]  # a prior's and the customized policy's, with the same kind of action
+Pair = tuple[Evaluation, Evaluation]  # the prior and the customized policy, with the same kind of action
 
 
-def verdict(pairs: Sequence[Pair], than: str = "its prior", keep: float | None = None) -> str:
-    """Return a sentence without its full stop: what is kept and won, better or worse in total, limits, and who fell.
+def verdict(pairs: Sequence[Pair], prior_name: str = "its prior", keep: float | None = None) -> str:
+    """Return the verdict as one sentence without its full stop.
 
-    What is kept and won is that of the first kind of action by which there is a difference in total. `keep` is the
-    share of the old return that was to be kept.
+    It reports what was kept and gained, whether the policy is better or worse in total, the limits, and the episodes
+    that ended early. What was kept and gained is reported for the first kind of action that has a significant
+    difference in total. `keep` is the share of the old return that the user asked to keep.
     """
     changes = [differences(*pair, len(pairs)) for pair in pairs]
-    name = _judging(changes[0])
-    actions = [action(customized) for _, customized in pairs]
-    parts = [_judged([each[name] for each in changes], actions, name, than)]
-    if name == "total_reward":
-        which = next((index for index, each in enumerate(changes) if each[name].is_real), 0)
-        change = changes[which]
-        words = f"it {_kept(change['basic_reward'])} and {_won(change, pairs[which][1].metric_name)}"
+    quantity = _deciding_quantity(changes[0])
+    actions = [action_words(customized) for _, customized in pairs]
+    parts = [_compare([each[quantity] for each in changes], actions, quantity, prior_name)]
+    if quantity == "total_reward":
+        index = next((index for index, each in enumerate(changes) if each[quantity].is_significant), 0)
+        change = changes[index]
+        words = f"it {_describe_kept(change['basic_reward'])} and {_describe_gain(change, pairs[index][1].metric_name)}"
         if len(pairs) > 1:
-            words = f"with {actions[which]} {words}"
-        is_certain = change["basic_reward"].is_real or change["addon_reward"].is_real
+            words = f"with {actions[index]} {words}"
+        is_certain = change["basic_reward"].is_significant or change["addon_reward"].is_significant
         parts.insert(0 if is_certain else 1, words)
-    elif name == "addon_reward":
+    elif quantity == "addon_reward":
         parts.append("the environment tells no basic reward, so what it cost is unknown")
-    parts += [f"with {actions[0]} {sentence}" for sentence in held(pairs[0][1])]
+    parts += [f"with {actions[0]} {sentence}" for sentence in _describe_limits(pairs[0][1])]
     if keep is not None and "basic_reward" in changes[0]:
-        parts.append(f"with {actions[0]} {_share_held(changes[0]['basic_reward'], keep)}")
-    for (prior, customized), acted in zip(pairs, actions, strict=True):
-        where = f"with {acted} " if len(pairs) > 1 else ""
-        parts += [where + sentence for sentence in early(customized, prior)]
+        parts.append(f"with {actions[0]} {_describe_kept_share(changes[0]['basic_reward'], keep)}")
+    for (prior, customized), action in zip(pairs, actions, strict=True):
+        prefix = f"with {action} " if len(pairs) > 1 else ""
+        parts += [prefix + sentence for sentence in early_ends(customized, prior)]
     return "; ".join(parts)
 
 
-def held(evaluation: Evaluation) -> list[str]:
+def _describe_limits(evaluation: Evaluation) -> list[str]:
     """Return for each limit whether it holds, with its mean: `limit energy<=0.09 holds (0.0894 ± 0.0003)`."""
     sentences = []
     for text in evaluation.limits:
         column, limit = evaluation.columns[f"limit_{text}"], Limit.of(text)
-        off = limit.excess(column.mean)
-        beyond = rounded(off, column.error)
-        if off > ENOUGH * column.error:
-            how = f" is broken by {beyond}"
-        elif off > 0:
-            how = f": cannot tell, {beyond} beyond it may be chance"
+        excess = limit.excess(column.mean)
+        excess_words = rounded(excess, column.error)
+        if excess > LIMIT_ERRORS * column.error:
+            outcome = f" is broken by {excess_words}"
+        elif excess > 0:
+            outcome = f": cannot tell, {excess_words} beyond it may be chance"
         else:
-            how = " holds"
+            outcome = " holds"
         mean = f"{rounded(column.mean, column.error)} ± {rounded(column.error, column.error, of=column.mean)}"
-        sentences.append(f"limit {text}{how} ({mean})")
+        sentences.append(f"limit {text}{outcome} ({mean})")
     return sentences
 
 
-def _share_held(change: Difference, keep: float) -> str:
-    """Return whether a share of the old return is kept: `it keeps 0.962 ± 0.004 of the old return, and 0.95 was …`."""
+def _describe_kept_share(change: Difference, keep: float) -> str:
+    """Return whether the share was kept: `it keeps 0.962 ± 0.004 of the old return, and 0.95 was asked for: …`."""
     size = abs(change.before) or 1.0
     share, error = 1.0 + change.value / size, change.error / size
-    how = "that holds"
+    outcome = "that holds"
     if share < keep:
-        how = "too little" if keep - share > ENOUGH * error else "cannot tell, what is lacking may be chance"
+        outcome = "too little" if keep - share > LIMIT_ERRORS * error else "cannot tell, what is lacking may be chance"
     kept = f"{rounded(share, error)} ± {rounded(error, error, of=share)}"
-    return f"it keeps {kept} of the old return, and {keep:g} was asked for: {how}"
+    return f"it keeps {kept} of the old return, and {keep:g} was asked for: {outcome}"
 
 
 def name_of_prior(card: dict[str, Any]) -> str:
-    """Return what stands as the prior in a policy's file: where that could not be copied, what was fitted to it."""
+    """Return what a policy's file holds as its prior: a clone, where the prior itself could not be copied."""
     return "the clone of its prior" if "prior_is" in card else "its prior"
 
 
-def advice(pairs: Sequence[Pair], drift: float, explained: float, holds: str) -> str:
-    """Return what to try, from the verdict alone: empty where any kind of action shows a gain and none shows a loss.
+def advice(pairs: Sequence[Pair], prior_kl: float, explained_variance: float, hold_option: str) -> str:
+    """Return what to try next; empty if some kind of action is significantly better and none is worse.
 
-    `drift` is how many nats a step the run ended from its prior, `explained` the share of the returns that its critic
-    explained, `holds` the option that holds it to the prior, or nothing.
+    `prior_kl` is the KL to the prior in nats per step at the end of the run, `explained_variance` that of its critic,
+    and `hold_option` the command's option that holds the policy to its prior (empty if there is none).
     """
     changes = [differences(*pair, len(pairs)) for pair in pairs]
-    name = _judging(changes[0])
-    real = [each[name].value for each in changes if each[name].is_real]
-    if real and min(real) > 0:
+    quantity = _deciding_quantity(changes[0])
+    significant = [each[quantity].value for each in changes if each[quantity].is_significant]
+    if significant and min(significant) > 0:
         return ""
-    if explained < 0.0:
+    if explained_variance < 0.0:
         return (
-            f"its critic explained nothing (explained variance {explained:.2g}): look less far ahead (--gamma 0.9), or "
-            "learn from more at a time (twice the --envs and --minibatch)"
+            f"its critic explained nothing (explained variance {explained_variance:.2g}): look less far ahead "
+            "(--gamma 0.9), or learn from more at a time (twice the --envs and --minibatch)"
         )
-    if not real and drift < DRIFT:
-        less = f", or less {holds}" if holds else ""
-        return f"it has hardly moved: more --steps{less}"
-    if not real:
-        return f"it has moved {drift:.2g} nats a step away for no certain gain: more --steps, or more episodes to tell"
-    held = "a larger --omega, " if holds else ""
+    if not significant and prior_kl < HARDLY_MOVED_KL:
+        return "it has hardly moved: more --steps" + (f", or less {hold_option}" if hold_option else "")
+    if not significant:
+        return (
+            f"it has moved {prior_kl:.2g} nats a step away for no certain gain: more --steps, or more episodes to tell"
+        )
+    larger_omega = "a larger --omega, " if hold_option else ""
     return (
-        f"where its steps were far fewer than the usual million: more of them (--steps); to hold it more: {held}"
-        "a price on new states (--states) or a smaller --kl-budget; to see whether the prior acts as it should: "
-        "repolicy diagnose"
+        "where its steps were far fewer than the usual million: more of them (--steps); to hold it more: "
+        f"{larger_omega}a price on new states (--states) or a smaller --kl-budget; to see whether the prior acts as it "
+        "should: repolicy diagnose"
     )
 
 
-def _judging(changes: dict[str, Difference]) -> str:
-    """Return which difference decides: in total, where that is known."""
-    return next(name for name in (*IN, "length") if name in changes)
+def _deciding_quantity(changes: dict[str, Difference]) -> str:
+    """Return the quantity that decides the verdict: the total reward where it is known."""
+    return next(name for name in (*REWARD_WORDS, "length") if name in changes)
 
 
 def basis(evaluations: Sequence[Evaluation]) -> str:
-    """Return what a verdict rests on: `50 episodes each with the mean action, from the same starts`."""
+    """Return the data behind a verdict: `50 episodes each with the mean action, from the same starts`."""
     count = len(evaluations[0].basic)
-    who = f"{count} episode{'s' if count > 1 else ''} each with {' and '.join(map(action, evaluations))}"
-    return f"{who}, from the same starts; ± behind a difference is its standard error"
+    episodes = f"{count} episode{'s' if count > 1 else ''} each with {' and '.join(map(action_words, evaluations))}"
+    return f"{episodes}, from the same starts; ± behind a difference is its standard error"
 
 
-def action(evaluation: Evaluation) -> str:
+def action_words(evaluation: Evaluation) -> str:
     return "the mean action" if evaluation.deterministic else "sampled actions"
 
 
-def early(evaluation: Evaluation, prior: Evaluation | None = None) -> list[str]:
-    """Return `1 of 50 episodes ended early, at step 212`, and how many of the prior's; or nothing."""
-    steps = evaluation.lengths[evaluation.terminated] if evaluation.terminated is not None else []
-    if not len(steps):
+def early_ends(evaluation: Evaluation, prior: Evaluation | None = None) -> list[str]:
+    """Return `1 of 50 episodes ended early, at step 212`, with the number of the prior's; empty if none did."""
+    lengths = evaluation.lengths[evaluation.terminated] if evaluation.terminated is not None else []
+    if not len(lengths):
         return []
-    when = f"at step {min(steps):,.0f}"
-    if len(steps) > 1:
+    when = f"at step {min(lengths):,.0f}"
+    if len(lengths) > 1:
         when = f"the first {when}"
     if prior is not None and prior.terminated is not None:
         when += f" (of the prior's: {prior.terminated.sum() or 'none'})"
-    return [f"{len(steps)} of {len(evaluation.basic)} episodes ended early, {when}"]
+    return [f"{len(lengths)} of {len(evaluation.basic)} episodes ended early, {when}"]
 
 
-def _judged(changes: Sequence[Difference], actions: Sequence[str], name: str, than: str) -> str:
+def _compare(changes: Sequence[Difference], actions: Sequence[str], quantity: str, prior_name: str) -> str:
     """Return `better than its prior in total: by 88 ± 24 (2 %) with the mean action, by 65 ± 30 with sampled ones`."""
-    what = IN.get(name, "in steps an episode")
-    words = [_one_judged(change) for change in changes]
-    if len({word for word, _ in words}) == 1:
-        word, detail = words[0]
-        if len(words) > 1:
-            detail = ", ".join(f"{each} with {action}" for (_, each), action in zip(words, actions, strict=True))
-        return f"{word} {'it from' if word == 'cannot tell' else 'than'} {than} {what}: {detail}"
-    each = [f"{word} with {how} ({detail})" for (word, detail), how in zip(words, actions, strict=True)]
-    return f"{what}, beside {than}: {', '.join(each)}"
+    quantity_words = REWARD_WORDS.get(quantity, "in steps an episode")
+    results = [_compare_one(change) for change in changes]
+    if len({word for word, _ in results}) == 1:
+        word, detail = results[0]
+        if len(results) > 1:
+            detail = ", ".join(f"{each} with {action}" for (_, each), action in zip(results, actions, strict=True))
+        return f"{word} {'it from' if word == 'cannot tell' else 'than'} {prior_name} {quantity_words}: {detail}"
+    each = [f"{word} with {action} ({detail})" for (word, detail), action in zip(results, actions, strict=True)]
+    return f"{quantity_words}, beside {prior_name}: {', '.join(each)}"
 
 
-def _one_judged(change: Difference) -> tuple[str, str]:
-    """Return the word of a comparison, and the number behind it."""
+def _compare_one(change: Difference) -> tuple[str, str]:
+    """Return `better`, `worse` or `cannot tell`, and the number behind it."""
     if math.isnan(change.error):
         return "cannot tell", f"one episode each, {number(change.value, plus=True)}"
-    if not change.is_real:
+    if not change.is_significant:
         return "cannot tell", f"a difference of {change} may be chance"
-    return "better" if change.value > 0 else "worse", f"by {change.size}{change.share}"
+    return "better" if change.value > 0 else "worse", f"by {change.unsigned}{change.share}"
 
 
-def _kept(change: Difference) -> str:
+def _describe_kept(change: Difference) -> str:
     """Return `has 89 % of the old return`."""
-    if change.is_real and change.before > 0:
+    if change.is_significant and change.before > 0:
         return f"has {f'{1.0 + change.value / change.before:.1%}'.replace('%', ' %')} of the old return"
-    return _moved(change, "of the old return")
+    return _describe_change(change, "of the old return")
 
 
-def _won(changes: dict[str, Difference], title: str) -> str:
-    """Return `has a mean |θ| of 0.28 instead of 0.39`, or, of a wish without a number for people, what it gained."""
-    if "metric" in changes and changes["metric"].is_real:
+def _describe_gain(changes: dict[str, Difference], title: str) -> str:
+    """Return `has a mean |θ| of 0.28 instead of 0.39` if the add-on has a metric, else the gained reward."""
+    if "metric" in changes and changes["metric"].is_significant:
         before, after = changes["metric"].before, changes["metric"].before + changes["metric"].value
         return f"has a {title} of {number(after)} instead of {number(before)}"
-    return _moved(changes["addon_reward"], "of the wish")
+    return _describe_change(changes["addon_reward"], "of the wish")
 
 
-def _moved(change: Difference, what: str) -> str:
-    if not change.is_real:
-        return f"showed no certain change {what} ({change})"
+def _describe_change(change: Difference, of_what: str) -> str:
+    if not change.is_significant:
+        return f"showed no certain change {of_what} ({change})"
     verb = "gained" if change.value > 0 else "lost"
-    return f"{verb} {rounded(abs(change.value), change.error)} {what}"
+    return f"{verb} {rounded(abs(change.value), change.error)} {of_what}"

@@ -11,7 +11,7 @@ from repolicy.errors import UsageError
 from repolicy.policies import Policy, save_policy
 from repolicy.policies.storage import write_bytes
 from repolicy.priors import OpenedPolicy
-from repolicy.report.movie import Shot, films
+from repolicy.report.movie import Shot, render_films
 from repolicy.report.page import page
 from repolicy.text import counted
 from repolicy.wishes.pairs import CANDIDATES, Pairs, candidates, choose_pairs, fingerprint
@@ -71,7 +71,7 @@ def ask(
         if isinstance(opened.agent, Policy):  # the rendering process cannot read another library's file with options
             file = Path(folder, "policy.safetensors")
             save_policy(file, opened.agent, {})
-        clips = films(_shots(pairs, str(file), rate, width), say)
+        clips = render_films(_shots(pairs, str(file), rate, width), say)
     pairs.write(out)
     write_bytes(out / "ask.html", _html(pairs, clips, question).encode())
     return pairs
@@ -83,7 +83,7 @@ def _shots(pairs: Pairs, policy: str, rate: float, width: int) -> list[Shot]:
         Shot(
             policy, pairs.env, seed=int(pairs.seeds[p]), seconds=steps / rate,
             actions=pairs.played[p, side, : pairs.starts[p] + steps].tolist(),
-            around=int(pairs.starts[p]) + round(steps / 2), width=width, height=width * 2 // 3,
+            center_step=int(pairs.starts[p]) + round(steps / 2), width=width, height=width * 2 // 3,
         )
         for p in range(len(pairs.seeds)) for side in range(2)
     ]  # fmt: skip

@@ -28,7 +28,7 @@ from repolicy.policies import Agent
 from repolicy.policies.storage import read
 from repolicy.priors import OpenedPolicy, open_agent
 from repolicy.readers.reading import Options
-from repolicy.report.movie import follow
+from repolicy.report.movie import use_tracking_camera
 from repolicy.text import counted
 from repolicy.wishes.inference import feature_stds, infer_theta, minus_expected, reweighted
 from repolicy.wishes.pairs import fingerprint
@@ -61,7 +61,7 @@ def record(
     check_counts(steps=steps)
     check_plain(env, "a take-over")
     made = make_one_env(env, **({"render_mode": "rgb_array"} if keys and keys.shows else {}))
-    follow(made.unwrapped)
+    use_tracking_camera(made.unwrapped)
     with closing(made):
         spaces = probe_env(env, "gymnasium")
         check_fit(opened.agent, spaces)

@@ -23,7 +23,7 @@ def write_rounds(
     until = 4.0 * math.ceil((len(shares) - 1) / 4)  # a multiple of 4, so that the ticks are integers
     title = "your share of the steps, by round"
     curve = charts.curve(title, [*range(len(shares))], shares, until, levels={"enough": rate})
-    drawn = charts.charts([curve]) if curve else ""
+    drawn = charts.chart_grid([curve]) if curve else ""
     rows = [
         [f"round {number}", f"{share:.1%}", f"{record.person.sum():,}", f"{len(record.person):,}"]
         for number, (share, record) in enumerate(zip(shares, records, strict=True))
@@ -50,7 +50,9 @@ def thetas(wishes: Sequence[LearntWish | None]) -> str:
     rows = []
     for index, name in enumerate(learnt[0][1].names):
         values = [(wish.theta[index], wish.covariance[index, index] ** 0.5) for _, wish in learnt]
-        rows.append([name, *(f"{charts.short(value)} ± {charts.short(error, 2)}" for value, error in values)])
+        rows.append(
+            [name, *(f"{charts.short_number(value)} ± {charts.short_number(error, 2)}" for value, error in values)]
+        )
     return page.table(["feature", *(f"round {number}" for number, _ in learnt)], rows)
 
 
@@ -70,7 +72,7 @@ def histograms(features: str, records: Sequence[Record]) -> str:
         charts.histogram({who: values[:, index] for who, values in series.items()}, name, "steps")
         for index, name in enumerate(names)
     ]
-    return charts.charts(drawn)
+    return charts.chart_grid(drawn)
 
 
 def _steps(record: Record, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
