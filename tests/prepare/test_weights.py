@@ -225,11 +225,11 @@ def test_beside_a_dial_no_budget_finds_what_cannot_be_told() -> None:
 def test_where_few_episodes_of_noise_end_the_limit_tells_how_long_they_are(ended: list[int]) -> None:
     policy, env = noise_prior(f"{WORLDS}:same", 6, 1, "HalfCheetah-v4", FEW)
     task = NoiseWeightFinder({}, policy, FEW, lambda _: None, env, ("hind_leg",))
-    assert task.tried.episodes.lengths == []
-    task.tried = replace(task.tried, episodes=Episodes([0.0] * len(ended), ended))
-    task.tried.terminated[ended, range(len(ended))] = True
+    assert task.trial_rollout.episodes.lengths == []
+    task.trial_rollout = replace(task.trial_rollout, episodes=Episodes([0.0] * len(ended), ended))
+    task.trial_rollout.terminated[ended, range(len(ended))] = True
     assert task.default_kl_budget() == 5.0 / 1000
-    assert task.spread() == pytest.approx(float(np.std(task.paid().sum(0))))
+    assert task.return_std() == pytest.approx(float(np.std(task.addon_rewards().sum(0))))
 
 
 def test_where_a_worth_stays_uncertain_alpha_begins_at_the_most_that_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,10 +302,10 @@ class InHost(WeightFinder):
             raise UsageError(f"{untold}, and a function has no environment to measure it in: name omega and alpha")
         return self.look
 
-    def worths(self) -> Worths:
+    def measure_worths(self) -> Worths:
         return self.episodes.worths()
 
-    def paid(self) -> np.ndarray:
+    def addon_rewards(self) -> np.ndarray:
         return self.episodes.paid()
 
 

@@ -75,12 +75,12 @@ def train(
         trust: run code that the resumed run names as its add-on.
     """
     callbacks = [*callbacks, *session.display_callbacks(progress)]
-    asked = RequestOptions.of(env, addon, objective=objective)
+    asked = RequestOptions.from_arguments(env, addon, objective=objective)
     called = session.objective_label(objective or soft())
     folder = RunFolder(session.folder_for(out, asked.env, called, settings, resume))
     folder.check_new(resume)  # before anything that takes a while
     before = session.earlier_request(folder, resume, trust, asked)
-    asked = asked.completed(before)
+    asked = asked.filled_from(before)
     env = with_observed_keys(asked.env, observe, observe_critic)
     if before is not None:
         env = with_observed_keys_of(env, before.env)
@@ -162,13 +162,13 @@ def customize(
     """
     callbacks = [*callbacks, *session.display_callbacks(progress)]
     reading = reading if std is None else replace(reading or Options(), std=std)
-    asked = RequestOptions.of(env, addon, limits, objective, sparse)
+    asked = RequestOptions.from_arguments(env, addon, limits, objective, sparse)
     called = session.objective_label(objective or residual())
     folder = RunFolder(session.folder_for(out, prior, called, settings, resume))
     folder.check_new(resume)  # before anything that takes a while
     trusted = trust or isinstance(prior, Result)  # the names are of this session
     before = session.earlier_request(folder, resume, trusted, asked, customizes=True)
-    asked = asked.completed(before)
+    asked = asked.filled_from(before)
     if not asked.addons:
         raise UsageError(f"customizing {NO_ADDON}")
     if before is not None and before.init and init == "auto":
@@ -178,8 +178,8 @@ def customize(
     kept, resumed = folder.prior, before is not None
     start, env = open_start(prior, asked.env, settings, noise, chunk, trust, kept, resumed, reading, init)
     env = with_observed_keys(env or start.env(trust), observe, observe_critic)
-    usual = start.usual(env, settings) if before is None else before.settings
-    settings = start.settings(session.complete_settings(settings, usual))
+    usual = start.default_settings(env, settings) if before is None else before.settings
+    settings = start.limit_ranks(session.complete_settings(settings, usual))
     settings, notes = session.ranks_for(settings, [env, *asked.addons])
     objective, settings = session.resume_choices(
         asked.objective or residual(), settings.resolved(), before, folder.path
@@ -213,10 +213,10 @@ def _prepared(
         notes.clear()
 
     # The actor begins as the prior, as what is fitted to it, or as another policy.
-    start = start.cloned(request.env, request.settings, folder.prior, say)
-    start.check_not_fitted_to_another(folder.prior)
+    start = start.fit_clone(request.env, request.settings, folder.prior, say)
+    start.check_not_a_clone(folder.prior)
     if init not in INITS:
-        start = start.beginning_as(init)
+        start = start.with_initial_policy(init)
         notes.append(f"the actor begins as {init}, and {start.name} stays the prior")
     prior = start.saved
     assert prior is not None

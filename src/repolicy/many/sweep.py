@@ -110,19 +110,19 @@ def sweep(
     if before is None:
         _check_new(folder)  # before anything that takes a while
     RunFolder(folder).check_writable()
-    asked = RequestOptions.of(env, addon, sparse=sparse)
+    asked = RequestOptions.from_arguments(env, addon, sparse=sparse)
     if before is not None:
-        asked.confirm(before, folder / "sweep.json", trust)
+        asked.check_trust(before, folder / "sweep.json", trust)
         alpha = before.objective.alpha if alpha is None else alpha  # with other values of omega, the same
         states = before.objective.states if states is None else states
-    asked = asked.completed(before)
+    asked = asked.filled_from(before)
 
     # Open the prior, which tells its environment and its settings.
     kept, resumed = folder / "prior.safetensors", before is not None
     start, env = open_start(prior, asked.env, settings, noise, chunk, trust, kept, resumed, reading)
     if start.scoring_prior is not None or start.saved is None:
         raise UsageError(f"{start.name} cannot be copied, which a sweep needs: customize at each --omega instead")
-    settings = complete_settings(settings, start.usual("", settings) if before is None else before.settings)
+    settings = complete_settings(settings, start.default_settings("", settings) if before is None else before.settings)
     env = env or start.env(trust)
     _check_points(env, asked.addons, settings, alpha)
     settings = replace(settings, ranks=1)

@@ -1,4 +1,4 @@
-"""What a customization begins with: the prior, and the policy that the actor starts as."""
+"""Open the prior of a customization, and choose the policy that the actor starts as."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -25,34 +25,34 @@ from repolicy.priors import (
 from repolicy.readers.reading import Options
 from repolicy.runs import Result, Settings, torchrun_place, validate_settings
 
-INITS = ("auto", "copy", "clone")  # whatever else is the file of a policy that the actor begins as
+INITS = ("auto", "copy", "clone")  # any other value of `init` is the file of the policy that the actor starts as
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a user gave as a prior, and the policy that the actor starts as."""
+    """An opened prior, and the policy that the actor starts as."""
 
-    given: Any
+    reference: Any  # the prior as the user gave it
     name: str
-    notes: tuple[str, ...]  # what is to be known of it
-    saved: SavedPolicy | None  # the policy that the actor starts as
-    content: bytes  # of its file
-    scoring_prior: ScoringPrior | None = None  # where `saved` is no copy of it, but fitted to it
-    source: PriorSource | None = None  # how other processes load that
-    init: bytes | None = None  # the file of what the actor starts as, where that is another policy than `saved`
-    trials: int = 1  # how often some steps of it are looked at before the run
+    notes: tuple[str, ...]  # messages for the user about the prior
+    saved: SavedPolicy | None  # the policy that the actor starts as; None until a clone is fitted
+    content: bytes  # the file of `saved`
+    scoring_prior: ScoringPrior | None = None  # the prior itself, where `saved` is only fitted to it
+    source: PriorSource | None = None  # from which other processes load `scoring_prior`
+    init: bytes | None = None  # the file of the actor's first policy, where it is not `saved`
+    trials: int = 1  # number of trial rollouts of the prior before the run
 
     def env(self, trust: bool) -> str:
-        """Return the environment that the prior was made for, where it is known."""
+        """Return the environment that the prior was made for; raise where it is not known."""
         if self.saved is None:
             raise UsageError(f"{self.name} does not say which environment it is for; name one with --env")
-        if isinstance(self.given, Policy):
+        if isinstance(self.reference, Policy):
             raise UsageError("a policy alone does not say which environment it is for; give env=...")
-        session = isinstance(self.given, Result)  # the names in it come from this session
+        session = isinstance(self.reference, Result)  # its names come from this session, so they are trusted
         return env_from_card(self.saved.card, Path(self.name), trust=session or trust)
 
-    def settings(self, settings: Settings) -> Settings:
-        """Return the settings with as many ranks as can have the prior."""
+    def limit_ranks(self, settings: Settings) -> Settings:
+        """Return the settings with one rank where other processes cannot load the prior."""
         if self.scoring_prior is not None and settings.log_prior_budget is not None:
             what = "a log-prior budget asks how likely the prior's own actions are, which only a copied policy tells"
             raise UsageError(f"{what}: take a KL budget")
@@ -63,8 +63,8 @@ class Start:
             raise UsageError(f"{alone}: take one rank, or put it into a module and name it as module:function")
         return replace(settings, ranks=1)
 
-    def usual(self, env: str, settings: Settings | Mapping[str, Any] | None) -> Settings:
-        """Return the default settings for as many steps as these name."""
+    def default_settings(self, env: str, settings: Settings | Mapping[str, Any] | None) -> Settings:
+        """Return the default settings for the number of steps in `settings`."""
         steps = settings.get("steps") if isinstance(settings, Mapping) else None
         steps = DEFAULT_STEPS if steps is None else validate_settings({"steps": steps}, "settings")["steps"]
         if self.scoring_prior is None:
@@ -76,16 +76,16 @@ class Start:
         return customize_defaults(Policy(clone_spec(prior, probe_env(env))), steps)
 
     def with_roles(self, env: str, backend: Backend = "auto") -> str:
-        """Return the environment's name with the parts that this prior and a critic observe."""
-        who: object = self.scoring_prior
+        """Return the environment's name, extended by the observation groups of this prior and of a critic."""
+        agent: object = self.scoring_prior
         if self.saved is not None:
-            who = self.saved.policy
-        elif isinstance(who, MeanPrior):
-            who = who.mean
-        return with_observation_roles(env, getattr(who, "observation_size", 0), backend)
+            agent = self.saved.policy
+        elif isinstance(agent, MeanPrior):
+            agent = agent.mean
+        return with_observation_roles(env, getattr(agent, "observation_size", 0), backend)
 
-    def cloned(self, env: str, settings: Settings, file: Path, say: Callable[[str], None]) -> "Start":
-        """Return the same with a policy to start from, fitted to the prior where it is no copy of it."""
+    def fit_clone(self, env: str, settings: Settings, file: Path, say: Callable[[str], None]) -> "Start":
+        """Return a start whose actor is fitted to the prior, where the prior cannot be copied."""
         prior = self.scoring_prior
         if prior is None:
             return self
@@ -96,12 +96,12 @@ class Start:
 
     @property
     def checksums(self) -> tuple[str, str]:
-        """Those of the prior's file, and of what the actor begins as where that is another."""
+        """SHA-256 of the prior's file, and of the actor's first policy where that is another file; else empty."""
         prior, init = (hashlib.sha256(each).hexdigest() if each else "" for each in (self.content, self.init))
         return prior, init
 
-    def beginning_as(self, file: str | Path) -> "Start":
-        """Return the same with another policy to start from, of the prior's shape: the prior scores its actions."""
+    def with_initial_policy(self, file: str | Path) -> "Start":
+        """Return a start whose actor begins as another policy of the prior's shape; the prior scores its actions."""
         first, prior = read_policy(find_policy(file)), self.saved
         assert prior is not None
         for name in ("observation_size", "actions", "family", "clips"):
@@ -113,8 +113,8 @@ class Start:
                 )
         return replace(self, init=saved_policy_bytes(first))
 
-    def check_not_fitted_to_another(self, kept: Path) -> None:
-        """Raise where a run is resumed from its own copy of its prior, and that was only fitted to what scores."""
+    def check_not_a_clone(self, kept: Path) -> None:
+        """Raise where the named prior is the run's own clone, which was only fitted to the prior that scores it."""
         if self.scoring_prior is None and self.saved is not None and "clone_of" in self.saved.card:
             named = Path(self.name)
             if named.is_file() and kept.is_file() and named.samefile(kept):
@@ -124,9 +124,9 @@ class Start:
 def open_prior(
     given: Any, reading: Options | None = None, init: str | Path = "auto", trust: bool = False, file: Path = Path()
 ) -> Start:
-    """Read what a user gave as a prior, once; it is not fitted yet. `file` is the copy that a run keeps.
+    """Open a prior in any form; a clone is not fitted yet. `file` is the copy that a run keeps.
 
-    What has been read is returned as it is.
+    A `Start` is returned unchanged, so the prior is read only once.
     """
     if isinstance(given, Start):
         return given

@@ -1,4 +1,4 @@
-"""What is looked at before a run begins: the wish under the prior, and what cannot work."""
+"""Check a request before a run begins: try the add-ons under the prior, and refuse what cannot work."""
 
 from dataclasses import replace
 
@@ -21,13 +21,13 @@ NO_ADDON = (
 
 
 def unused_settings(settings: Settings) -> list[str]:
-    """Return a note on what customizing has no use for."""
+    """Return a note on actor settings that customizing does not use."""
     named = [name for name in ACTOR_SETTINGS if getattr(settings, name) != getattr(Settings, name)]
     return [f"{' and '.join(named)} changed nothing: the actor begins as its prior"] if named else []
 
 
 def try_addon(prior: Policy, request: Request) -> list[str]:
-    """Drive the prior for some steps and look at each add-on and limit: its shape, whether it is finite, its range."""
+    """Run the prior for trial steps, check shape and values of each add-on and limit, and return notes on them."""
     env, limits = request.env, limits_of(request.limits, request.env)
     rollout = collect_trial(prior, env, request.settings)
     means = {limit: limit.values(rollout, prior.observation_size).mean() for limit in limits}
@@ -53,7 +53,7 @@ def try_addon(prior: Policy, request: Request) -> list[str]:
 
 
 def choose_weights(request: Request, prior: SavedPolicy, say: Say) -> tuple[Request, Decision]:
-    """Return the request of a customization with all its weights, and the decision on them; refuse what cannot work."""
+    """Choose the weights of a customization, check its request, and return it with the decision on the weights."""
     check_dials(request)  # before episodes are spent on the weights
     decision = decide(request.objective, prior, request.env, request.addons, request.settings, say)
     request = replace(request, objective=decision.objective, settings=decision.settings)
@@ -66,7 +66,7 @@ def choose_weights(request: Request, prior: SavedPolicy, say: Say) -> tuple[Requ
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse another family than the prior's, and a customization that would end before its first update."""
+    """Raise where a family is named, or where a customization would end before its first update."""
     if settings.family != "auto":
         raise UsageError("a policy keeps the family of its prior while it is customized: leave --family out")
     if settings.steps < settings.iteration_steps:
@@ -75,7 +75,7 @@ def check_settings(settings: Settings) -> None:
 
 
 def check_request(request: Request) -> None:
-    """Refuse early what cannot work, before anything is written."""
+    """Raise UsageError for what cannot work, before anything is written."""
     if request.objective.reads_addon and not request.addons:
         raise UsageError(f"this {NO_ADDON}")
     if request.addons and not request.objective.reads_addon:
@@ -92,10 +92,10 @@ def check_request(request: Request) -> None:
 
 
 def check_budget(objective: Objective, settings: Settings) -> None:
-    """Refuse a budget that weights, all of them numbers, could not hold.
+    """Raise where the budget could not be reached from these weights.
 
-    Weights that grow while omega / alpha stays at c lead to prior^c, whose KL is ½ (1/c − 1 + ln c) a number
-    where that is a Gaussian: with a budget below it they would grow for ever.
+    While both weights grow and omega / alpha stays at c, the policy tends to prior^c. For a Gaussian its KL is
+    ½ (1/c − 1 + ln c) for each number of the action. With a budget below that, the weights would grow for ever.
     """
     if settings.kl_budget is not None and not 0 < objective.omega == objective.alpha:
         raise UsageError(
@@ -108,6 +108,6 @@ def check_budget(objective: Objective, settings: Settings) -> None:
 
 
 def check_wish(wishes: tuple[str, ...], env: str) -> None:
-    """Refuse add-ons that are none, or not for this environment."""
+    """Raise where an add-on does not exist, or is not made for this environment."""
     addons.combine_addons(addons.with_weights(wishes))
     addons.check_env(wishes, env)

@@ -1,4 +1,4 @@
-"""What each term of the return weighs, where the user names no weight."""
+"""Choose the weight of each term of the return that the user did not name."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,7 @@ class Decision(NamedTuple):
     objective: Objective
     settings: Settings
     notes: list[str]
-    steps: int = 0  # of the environment, that it took to find them
+    steps: int = 0  # environment steps that it took to find the weights
 
 
 def decide(
@@ -30,12 +30,12 @@ def decide(
     settings: Settings,
     say: Say = lambda sentence: None,
 ) -> Decision:
-    """Return a run's objective with all its weights: each that is not set yet is set to the usual one.
+    """Set all weights of a run's objective that are not set yet.
 
-    Training from nothing (`prior` is None) takes alpha from a row of settings, else from the reward of trial steps.
-    Customizing takes omega and states from what a nat of the prior is worth, else holds a budget; and alpha from the
-    prior's file, else from omega. `say` hears of what takes a while. Raises UsageError where a budget and a named
-    weight exclude each other.
+    Training from nothing (`prior` is None) takes alpha from a table, else from the reward of trial steps. Customizing
+    takes omega and states from what a nat of the prior is worth. Where that cannot be measured, it sets a KL budget,
+    which moves omega. Alpha comes from the prior's file, else from omega. `say` is called before slow steps. Raises
+    UsageError where a budget and a named weight exclude each other.
     """
     if objective.is_set:
         return Decision(objective, settings, [])
@@ -43,25 +43,25 @@ def decide(
         alpha, why = training_alpha(objective, env, wishes, settings)
         unset: dict[str, Any] = {name: alpha for name in ("alpha", "bonus") if getattr(objective, name) is None}
         return Decision(replace(objective, **unset), settings, [f"alpha is {alpha:g}, {why}; --alpha sets another"])
-    kind = EnvWeightFinder if decoder_options(env) is None else NoiseWeightFinder
-    return decide_weights(objective, kind(prior.card, prior.policy, settings, say, env, wishes))
+    finder = EnvWeightFinder if decoder_options(env) is None else NoiseWeightFinder
+    return decide_weights(objective, finder(prior.card, prior.policy, settings, say, env, wishes))
 
 
-def decide_weights(objective: Objective, task: WeightFinder) -> Decision:
-    """Return the same for a policy that is customized, wherever its episodes run."""
-    terms, settings = _choose_prior_terms(objective, task), task.settings
+def decide_weights(objective: Objective, finder: WeightFinder) -> Decision:
+    """Set the weights for customizing a prior; `finder` runs its episodes."""
+    terms, settings = _choose_prior_terms(objective, finder), finder.settings
     omega = terms.omega
     notes = [terms.why] if terms.why else []
     if omega == "auto" and settings.budget is None:
-        settings = replace(settings, kl_budget=task.default_kl_budget())
+        settings = replace(settings, kl_budget=finder.default_kl_budget())
         notes.append(
             f"omega and alpha move together so that the policy drifts {settings.kl_budget:g} nats a step from its "
             "prior; --kl-budget sets another distance, --omega a weight"
         )
 
     alpha = objective.alpha
-    if alpha is None or (omega == "auto" and alpha == "omega"):  # which move together anyway
-        alpha, why = task.alpha(omega, terms.most)
+    if alpha is None or (omega == "auto" and alpha == "omega"):  # a budget moves both together
+        alpha, why = finder.alpha(omega, terms.max_worth)
         if why:
             begins = "begins at" if omega == "auto" else "is"
             notes.append(f"alpha {begins} {alpha}, {why}; --alpha sets another")
@@ -71,55 +71,55 @@ def decide_weights(objective: Objective, task: WeightFinder) -> Decision:
             raise UsageError(f"alpha is {alpha}; where a budget moves omega and alpha it must be one number above 0")
         omega = alpha
     objective = replace(objective, omega=omega, alpha=alpha, states=terms.states or 0.0)
-    return Decision(objective, settings, notes, task.taken)
+    return Decision(objective, settings, notes, finder.steps_taken)
 
 
 class PriorTerms(NamedTuple):
-    """What the terms of the prior weigh, why where nobody named it, and the most that a nat of it can be worth."""
+    """The weights of the prior's terms, the reason for them (empty if named), and an upper bound on a nat's worth."""
 
     omega: Any  # "auto" where a budget moves it
     states: float | None
     why: str = ""
-    most: float = 0.0
+    max_worth: float = 0.0
 
 
-def _choose_prior_terms(objective: Objective, task: WeightFinder) -> PriorTerms:
-    """Return both weights as they are named; what is not, by what a nat of the prior is worth."""
-    omega, states, settings = objective.omega, objective.states, task.settings
+def _choose_prior_terms(objective: Objective, finder: WeightFinder) -> PriorTerms:
+    """Return omega and states as the user named them, else by what a nat of the prior is worth."""
+    omega, states, settings = objective.omega, objective.states, finder.settings
     if settings.budget is not None and settings.keep is None:
         if omega not in (None, "auto"):
             option = "--kl-budget" if settings.kl_budget is not None else "--log-prior-budget"
             raise UsageError(f"{option} goes with --omega auto and no other --objective than residual")
         return PriorTerms("auto", states)
-    if not task.nats_have_worth:
+    if not finder.nats_have_worth:
         return PriorTerms("auto" if omega is None else omega, states)
     if omega is None:
-        return _both_by_worth(objective, task)
+        return _both_by_worth(objective, finder)
     if omega == "auto" or states is not None:
         return PriorTerms(omega, states)
-    return _states_by_worth(omega, task)  # small omegas alone would stand still
+    return _states_by_worth(omega, finder)  # with a small omega and no price on states, a policy stands still
 
 
-def _both_by_worth(objective: Objective, task: WeightFinder) -> PriorTerms:
-    """Return what a nat is worth; where that cannot be told, a budget is to move omega."""
-    known, most, reward = task.weights("--omega")
+def _both_by_worth(objective: Objective, finder: WeightFinder) -> PriorTerms:
+    """Return what a nat is worth as both weights; where that cannot be measured, return "auto" for a budget."""
+    known, max_worth, reward = finder.weights("--omega")
     if known is not None:
         states = known.states if objective.states is None else objective.states
         why = (
             f"omega is {known.omega:.3g}, what a nat of the prior is worth of {reward}, and states {states:.3g}, the "
             "weight of its states; --omega and --states set others"
         )
-        return PriorTerms(known.omega, states, why, most)
-    if isinstance(objective.alpha, Range) or task.has_dials:
+        return PriorTerms(known.omega, states, why, max_worth)
+    if isinstance(objective.alpha, Range) or finder.has_dials:
         what = "what the prior's log-probability is worth cannot be told, and beside a dial no budget can find it"
         raise UsageError(f"{what}: name --omega, a number or a range such as 0.03..3")
     unknown = "what a nat of the prior is worth cannot be told from these episodes"
-    return PriorTerms("auto", objective.states, f"{unknown}: does it act as it should{task.hint}?", most)
+    return PriorTerms("auto", objective.states, f"{unknown}: does it act as it should{finder.hint}?", max_worth)
 
 
-def _states_by_worth(omega: Any, task: WeightFinder) -> PriorTerms:
-    """Return the states' weight beside an omega that somebody named; 0 where a nat's worth cannot be told."""
-    known, _, _ = task.weights("--states")
+def _states_by_worth(omega: Any, finder: WeightFinder) -> PriorTerms:
+    """Return the states' weight for a named omega; it is 0 where a nat's worth cannot be measured."""
+    known, _, _ = finder.weights("--states")
     if known is None:
         unknown = "what a nat of the prior is worth cannot be told, so new states have no price; --states names one"
         return PriorTerms(omega, 0.0, unknown)

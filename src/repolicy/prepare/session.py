@@ -1,4 +1,4 @@
-"""Where a run begins: its folder, what it was asked for before, where it is resumed, and who looks on."""
+"""Begin or resume a run: choose its folder, read its earlier request, claim the folder, attach a live display."""
 
 import contextlib
 import os
@@ -47,7 +47,7 @@ from repolicy.text import as_file_name, stem_of
 
 
 def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Return one rank where a function or an id lives in this process alone; refused where more were asked for."""
+    """Return settings with one rank where a name exists only in this process; raise where more ranks were named."""
     name = find_session_only(names)
     if not name or torchrun_place() is not None:  # under torchrun every process has run the same program
         return settings, []
@@ -64,7 +64,7 @@ RUNS_FOLDER = Path("runs")
 def folder_for(
     out: str | Path | None, name: object, objective: str, settings: Any, resume: bool, root: Path = RUNS_FOLDER
 ) -> Path:
-    """Return the run's folder; without a name, runs/NAME-OBJECTIVE-SEED or, where that is taken, the next free one."""
+    """Return `out`, else runs/NAME-OBJECTIVE-SEED or, where a new run finds that taken, the next free number."""
     if out is not None:
         return Path(out)
     stem = display_name(name)
@@ -73,14 +73,14 @@ def folder_for(
     if resume:
         return plain
     tried, count = plain, 1
-    while os.path.exists(tried):  # False where the name is too long, which is said later
+    while os.path.exists(tried):  # False where the name is too long; creating the folder reports that
         count += 1
         tried = plain.with_name(f"{plain.name}-{count}")
     return tried
 
 
 def objective_label(objective: Objective) -> str:
-    """Return what a run's folder calls its objective: not each has a name."""
+    """Return the objective's name, or "custom", for the name of a run's folder."""
     if not isinstance(objective, Objective):
         kind = type(objective).__name__
         raise UsageError(f"the objective is a {kind}, and no objective such as residual(); for settings, settings=...")
@@ -89,7 +89,7 @@ def objective_label(objective: Objective) -> str:
 
 
 def display_name(thing: object) -> str:
-    """Return what to call an environment, or a prior in whatever form; a run's folder is named after it."""
+    """Return the name of an environment or of a prior in any form, for messages and folder names."""
     if isinstance(thing, str | Path | Policy):
         return "policy" if isinstance(thing, Policy) else str(thing)
     return str(thing.folder) if isinstance(thing, Result) else qualname_of(thing)
@@ -97,7 +97,7 @@ def display_name(thing: object) -> str:
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """What a user named for a run. What is empty was not named, and is as in the run that is resumed."""
+    """The parts of a request that the user named. Empty fields are filled from the run that is resumed."""
 
     env: str = ""
     addons: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class RequestOptions:
     sparse: bool = False
 
     @classmethod
-    def of(
+    def from_arguments(
         cls,
         env: EnvLike | None,
         addon: Wish,
@@ -114,12 +114,12 @@ class RequestOptions:
         objective: Objective | None = None,
         sparse: bool = False,
     ) -> Self:
-        """Return the same with names for functions, and in tuples."""
+        """Return the options of a call: functions become names, and single values become tuples."""
         limits = (limits,) if isinstance(limits, str) else tuple(limits)
         return cls("" if env is None else env_name(env), addons.names(addon), limits, objective, sparse)
 
-    def completed(self, before: Request | None) -> "RequestOptions":
-        """Return the same with what the earlier run was asked for in the place of what is empty."""
+    def filled_from(self, before: Request | None) -> "RequestOptions":
+        """Return a copy whose empty fields have the values of the earlier request."""
         if before is None:
             return self
         return RequestOptions(
@@ -130,8 +130,8 @@ class RequestOptions:
             self.sparse or before.sparse,
         )
 
-    def confirm(self, before: Request, file: Path, trust: bool) -> None:
-        """Raise UsageError where what is empty comes from the file as code, which nobody trusts."""
+    def check_trust(self, before: Request, file: Path, trust: bool) -> None:
+        """Raise UsageError where an empty field would be filled with code from the file, and the file is not trusted."""
         code = list[str]()
         if not self.addons:
             code += before.addons
@@ -143,10 +143,10 @@ class RequestOptions:
 def earlier_request(
     folder: RunFolder, resume: bool, trust: bool, asked: RequestOptions, customizes: bool = False
 ) -> Request | None:
-    """Return what the run that is resumed was asked for, None where there is none.
+    """Return the request of the run that is resumed, or None where there is none.
 
-    Raises UsageError where it is a run of the other function, or where something that is not asked for again, and so
-    taken from there, is code which nobody trusts.
+    Raises UsageError where `train` would resume a run of `customize`, or the reverse; and where an option that is not
+    named again is code in a file that the user does not trust.
     """
     before = folder.request() if resume else None
     if before is None:
@@ -154,17 +154,17 @@ def earlier_request(
     if bool(before.prior) != customizes:
         whose = "customize" if before.prior else "train"
         raise UsageError(f"{folder.path} is a run of `{whose}`; go on with it by that command")
-    asked.confirm(before, folder.path / "run.json", trust)
+    asked.check_trust(before, folder.path / "run.json", trust)
     restore_decoder(folder.policy, decoder_options(before.env))
     return before
 
 
 def describe_folder(folder: RunFolder, resume: bool, before: Request | None) -> str:
-    """Return where a run goes, in words; who resumes one that is not there hears that another begins."""
+    """Return the folder for a message, with a note where there is no run to resume."""
     return f"{folder.path}, where no run is yet: a new one begins" if resume and before is None else str(folder.path)
 
 
-# Settings that only one choice of another setting reads: that choice, and whether it was made.
+# Settings that are read only with one choice of another setting: that choice in words, and a test for it.
 CONDITIONAL_SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "desired_kl": ("schedule adaptive", lambda made: made.schedule == "adaptive"),
     "clip": ("surrogate clipped", lambda made: made.surrogate == "clipped"),
@@ -173,7 +173,7 @@ CONDITIONAL_SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def complete_settings(given: S | Mapping[str, Any] | None, usual: S) -> S:
-    """Return whole settings as they are given; of a mapping, the usual ones with its values in place of theirs."""
+    """Return whole settings unchanged; for a mapping, return the default settings with its values."""
     if isinstance(given, AnySettings):
         return given  # type: ignore[return-value]
     named = validate_settings(dict(given or {}), "settings", type(usual))
@@ -188,9 +188,9 @@ def complete_settings(given: S | Mapping[str, Any] | None, usual: S) -> S:
 def resume_choices(
     objective: Objective, settings: Settings, before: Request | None, out: Path
 ) -> tuple[Objective, Settings]:
-    """Return both with what the run that is resumed chose by itself, where nobody names another.
+    """Fill in the weights and the budget that the resumed run chose by itself, unless the user names others.
 
-    A run that could not tell what a nat is worth has taken a budget, and both weights began at alpha.
+    A run that could not measure what a nat is worth has chosen a budget, and both its weights began at alpha.
     """
     if before is None:
         return objective, settings
@@ -209,17 +209,15 @@ def resume_choices(
     return replace(objective, **{name: getattr(before.objective, name) for name in unset}), settings
 
 
-FINGERPRINT_STEPS = 32  # steps of a trial in each of its environments, by which a resumed run is known again
-FINGERPRINT_TOLERANCE = (
-    1e-3  # of a number's largest value: another processor rounds otherwise, and a robot makes more of it
-)
+FINGERPRINT_STEPS = 32  # trial steps of each environment, compared when a run is resumed
+FINGERPRINT_TOLERANCE = 1e-3  # share of a number's largest value; processors round differently, and robots amplify it
 
 
 def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start | None) -> list[str]:
-    """Claim the folder for a run. Returns what is to be said.
+    """Claim the folder for a run and return messages for the user.
 
-    Raises where an environment or an add-on does not give what it gave when the run began, though it repeats itself
-    and the versions are the same: the source of one of them, or what it imports, has changed.
+    Raises where an environment or an add-on gives other numbers than when the run began, although it is reproducible
+    and the versions are the same: then its source, or something that it imports, has changed.
     """
     prior, init = (None, None) if start is None else (start.content, start.init)
     notes = folder.begin(request, versions(), resume, prior, init)
@@ -227,8 +225,9 @@ def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start
     if not folder.trial.exists():
         write(folder.trial, "trial", now, {})
         return notes
-    kept, _ = read(folder.trial, "trial")
-    if (what := _first_difference(kept, now)) is None:
+    stored, _ = read(folder.trial, "trial")
+    what = _first_difference(stored, now)
+    if what is None:
         return notes
     sentence = f"{what} is not what it was when the run in {folder.path} began: the same trial steps differ"
     if _first_difference(now, _trial_numbers(request, folder)) is not None:
@@ -239,7 +238,7 @@ def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start
 
 
 def _trial_numbers(request: Request, folder: RunFolder) -> dict[str, Tensor]:
-    """Return what environment and add-ons give in some steps, without what fails there, which the run then says."""
+    """Return the numbers of environment and add-ons in trial steps, up to the first error: the run reports that later."""
     settings, found = request.settings, dict[str, Tensor]()
     with contextlib.suppress(RepolicyError):
         if request.prior:
@@ -257,8 +256,8 @@ def _trial_numbers(request: Request, folder: RunFolder) -> dict[str, Tensor]:
 
 
 def _first_difference(kept: dict[str, Tensor], now: dict[str, Tensor]) -> str | None:
-    """Return the first thing whose numbers `[T, N, ...]` are others than those that were kept."""
-    for name in sorted(kept, key=lambda name: (name.startswith("add-on"), name)):  # which follow the environment
+    """Return the name of the first entry whose numbers `[T, N, ...]` differ; add-ons come after the environment."""
+    for name in sorted(kept, key=lambda name: (name.startswith("add-on"), name)):
         before, after = kept[name], now.get(name)
         if after is None or after.shape != before.shape:
             return name
@@ -269,7 +268,7 @@ def _first_difference(kept: dict[str, Tensor], now: dict[str, Tensor]) -> str | 
 
 
 def display_callbacks(progress: bool | None) -> list[Any]:
-    """Return the live display, by default where somebody looks: in a terminal or a notebook."""
+    """Return the live display as a callback; by default only in a terminal or a notebook, and on the first rank."""
     if progress is None:
         progress = sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
     place = torchrun_place()

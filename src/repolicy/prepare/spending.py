@@ -1,4 +1,4 @@
-"""How many steps a customization asks its environment for: not only those that it trains on."""
+"""Count the environment steps that a customization takes in all, not only those that it trains on."""
 
 import math
 from typing import NamedTuple
@@ -8,28 +8,28 @@ from repolicy.prepare import states, weights
 from repolicy.prepare.session import FINGERPRINT_STEPS
 from repolicy.runs import Request
 
-ENVS_PER_PROBE = 8  # for so many environments that train there is one with the mean action, where something is held
-RETURN_EPISODES = 32  # by which it is known what a policy earns
+ENVS_PER_PROBE = 8  # training environments for each one that runs the mean action, where a limit or keep needs it
+RETURN_EPISODES = 32  # episodes that measure the return of a policy
 
 
 class Spending(NamedTuple):
-    """Steps until a run ends, by what they are for, or decisions of a generative policy; episodes may take fewer."""
+    """Upper bounds on a run's steps by purpose; of a generative policy, on its decisions."""
 
-    trials: int = 0  # of the wish, and by which the run is known again
-    weights: int = 0  # to find them, mostly by what a nat is worth
-    free: int = 0  # to tell what a generative policy gives without training
-    states: int = 0  # to learn the prior's states
+    trials: int = 0  # trial rollouts, to check the add-on and to recognize a resumed run
+    weights: int = 0  # measuring the worth of a nat
+    free: int = 0  # evaluating a generative policy without training
+    states: int = 0  # learning the prior's states
     training: int = 0
-    evaluations: int = 0  # while it trains
-    held: int = 0  # to measure what is held with the mean action
+    evaluations: int = 0
+    held: int = 0  # measuring limits and returns of the mean action
 
     def sentence(self, chunk: int = 1) -> str:
         """Return `22,752 steps of the environment in all: 2,304 to try the wish, ...`."""
-        whats = (
-            *("to try the wish", "to find the weights", "without training", "for the prior's states", "to train"),
-            *("for evaluations", "to measure what is held"),
-        )
-        parts = [f"{count:,} {what}" for count, what in zip(self, whats, strict=True) if count]
+        purposes = (
+            "to try the wish", "to find the weights", "without training", "for the prior's states", "to train",
+            "for evaluations", "to measure what is held",
+        )  # fmt: skip
+        parts = [f"{count:,} {purpose}" for count, purpose in zip(self, purposes, strict=True) if count]
         what = "steps of the environment" if chunk == 1 else f"decisions, of {chunk} steps of the environment each,"
         return f"{sum(self):,} {what} in all: {', '.join(parts)}"
 
@@ -37,10 +37,10 @@ class Spending(NamedTuple):
 def estimate_spending(
     request: Request, found: int = 0, length: float = EPISODE_CAP, free: int = 0, trials: int = 1
 ) -> Spending:
-    """Return what a run is going to take.
+    """Return the steps of a run.
 
-    `found` and `free` are the steps that were taken for the weights and without training, `trials` how often some
-    steps of the prior were, and `length` those of an episode whose time limit is not told.
+    `found` and `free` are steps that were taken already: for the weights, and without training. `trials` is the number
+    of trial rollouts, and `length` the episode length where the environment has no time limit.
     """
     settings = request.settings
     longest = probe_env(request.env, settings.backend).limit or math.ceil(length)
@@ -64,5 +64,5 @@ def estimate_spending(
 
 
 def probe_count(envs: int) -> int:
-    """Return in how many environments the mean action is measured, beside so many that train."""
+    """Return the number of environments that run the mean action, for `envs` that train."""
     return max(1, envs // ENVS_PER_PROBE)

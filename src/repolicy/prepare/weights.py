@@ -21,28 +21,26 @@ from repolicy.ranges import Range
 from repolicy.runs import Settings, one_thread, spec_for
 from repolicy.text import without_version
 
-# A row an environment (of any version): the temperatures of the paper.
+# The temperatures of the paper, by environment (of any version).
 ALPHAS = {"HalfCheetah": 0.13472, "Hopper": 0.001, "Ant": 0.0001}
-ALPHA_PER_REWARD = (
-    0.01  # elsewhere, a nat of entropy in every number of the action is worth this share of the reward a step
-)
-ALPHA_PER_OMEGA = (
-    1 / 3
-)  # of omega, where the prior's file tells no alpha: by itself the std goes to 58 % of the prior's
-ALPHA_WITHOUT_REWARD = 0.01  # alpha where the trial steps see no reward
-DEFAULT_KL_BUDGET = 2.0  # nats a step that a policy may drift, where nobody can tell what a nat is worth
-DISCRETE_BUDGET_SHARE = 0.25  # the same for choices, as a share of what can be chosen from, in nats
-NOISE_BUDGET = 5.0  # nats an episode that the noise of a generative policy may drift
-MEASURING_SHARE = 0.25  # share of a run's steps that measuring a nat may take
-MIN_EPISODES = 8  # episodes of each kind that it takes in any case
+# In other environments, one nat of entropy in every number of the action is worth this share of a step's reward.
+ALPHA_PER_REWARD = 0.01
+# Used where the prior's file has no alpha. Without a wish, the std then falls to 58 % of the prior's.
+ALPHA_PER_OMEGA = 1 / 3
+ALPHA_WITHOUT_REWARD = 0.01  # used where all rewards in the trial steps are 0
+DEFAULT_KL_BUDGET = 2.0  # nats a step, used where the worth of a nat cannot be measured
+DISCRETE_BUDGET_SHARE = 0.25  # the same for discrete actions, as a share of their largest entropy
+NOISE_BUDGET = 5.0  # nats an episode, for the noise of a generative policy
+MEASURING_SHARE = 0.25  # largest share of a run's steps that is spent on measuring the worth of a nat
+MIN_EPISODES = 8  # episodes of each kind in a measurement, also in a short run
 
-TRIAL_ENVS, TRIAL_STEPS = 8, 256  # of a trial
+TRIAL_ENVS, TRIAL_STEPS = 8, 256
 
 Say = Callable[[str], None]
 
 
 class Shape(Protocol):
-    """What weights depend on of a policy, beside its card."""
+    """The parts of a policy that its weights depend on, beside its card."""
 
     @property
     def observation_size(self) -> int: ...
@@ -51,7 +49,7 @@ class Shape(Protocol):
 
 
 def default_kl_budget(prior: Shape) -> float:
-    """Return the nats a step that a policy may drift, where nobody can tell what a nat is worth."""
+    """Return the KL budget in nats a step for a prior whose nats have no measurable worth."""
     if prior.actions.kind == "continuous":
         return DEFAULT_KL_BUDGET
     return two_digits(DISCRETE_BUDGET_SHARE * float(np.log(prior.actions.sizes).sum()))
@@ -59,20 +57,20 @@ def default_kl_budget(prior: Shape) -> float:
 
 @dataclass
 class WeightFinder(ABC):
-    """A prior that is customized, for which weights are found; who runs its episodes says what they tell."""
+    """Chooses the weights for customizing a prior. Subclasses run the prior's episodes where their environments are."""
 
     card: dict[str, Any]
     prior: Shape
     settings: Settings
     say: Say
-    taken: int = field(default=0, init=False)  # steps of the environment until now
-    hint: ClassVar[str] = ""  # how to see whether the prior acts as it should
+    steps_taken: int = field(default=0, init=False)  # environment steps that this finder has run so far
+    hint: ClassVar[str] = ""  # tells the user how to check that the prior acts well
     nats_have_worth: ClassVar[bool] = True
 
     @property
     @abstractmethod
     def wish(self) -> str:
-        """What to call the add-on, in a sentence."""
+        """The name of the add-on in messages."""
 
     @property
     def has_dials(self) -> bool:
@@ -80,66 +78,66 @@ class WeightFinder(ABC):
         return False
 
     @abstractmethod
-    def worths(self) -> Worths:
-        """Return what a nat is worth by episodes of the prior."""
+    def measure_worths(self) -> Worths:
+        """Run episodes of the prior and return what a nat is worth in them."""
 
     @abstractmethod
-    def paid(self) -> np.ndarray:
-        """Return what the wish pays in some steps of the prior."""
+    def addon_rewards(self) -> np.ndarray:
+        """Return the add-on's rewards in some steps of the prior."""
 
     def default_kl_budget(self) -> float:
         return default_kl_budget(self.prior)
 
-    def weights(self, unless: str) -> "tuple[Weights | None, float, str]":
-        """Return the weights by the prior's card or, where that does not tell, by its episodes.
+    def weights(self, option: str) -> "tuple[Weights | None, float, str]":
+        """Return the weights, an upper bound on the worth of a nat, and the name of the reward it was measured in.
 
-        And the most that a nat can be worth by these, and of which reward. A wish is measured at weight 1, so that ten
-        times its weight is ten times more beside the prior; one that weighs less, at its own weight. `unless` names the
-        option that goes without measuring.
+        They come from the prior's card or, where it does not have them, from episodes. `option` names the option that
+        makes measuring unnecessary. A wish is measured at weight 1, so that ten times its weight counts ten times as
+        much against the prior; a wish of a smaller weight is measured at its own.
         """
-        numbers = self.prior.observation_size
-        known = weights_from_card(self.card, numbers)
+        state_size = self.prior.observation_size
+        known = weights_from_card(self.card, state_size)
         if known is not None:
-            trained_with = self.card.get("request", {}).get("addons")
-            whose = "the reward that it was trained with" if trained_with else "the environment's reward"
-            return known, known.omega, whose
-        how = f"by episodes with its mean action and with sampled ones; with {unless} named, this is not needed"
+            has_addons = self.card.get("request", {}).get("addons")
+            reward = "the reward that it was trained with" if has_addons else "the environment's reward"
+            return known, known.omega, reward
+        how = f"by episodes with its mean action and with sampled ones; with {option} named, this is not needed"
         self.say(f"measuring what a nat of the prior is worth, {how}")
-        found = self.worths()
-        self.taken += found.steps
-        weights = weights_from_worths(found, numbers)
-        in_wish = weights is not None and max(found.known, key=lambda worth: worth.value) is found.addon
-        return weights, found.most, self.wish if in_wish else "the environment's reward"
+        worths = self.measure_worths()
+        self.steps_taken += worths.steps
+        weights = weights_from_worths(worths, state_size)
+        in_wish = weights is not None and max(worths.known, key=lambda worth: worth.value) is worths.addon
+        return weights, worths.upper_bound, self.wish if in_wish else "the environment's reward"
 
-    def alpha(self, omega: Any, most: float) -> tuple[Weight, str]:
-        """Return the prior's own alpha, without a reason; else one by omega; else one by the wish's reward."""
+    def alpha(self, omega: Any, min_alpha: float) -> tuple[Weight, str]:
+        """Return alpha and the reason for it: the prior's own (no reason), else by omega, else by the wish's reward."""
         known = alpha_from_card(self.card)
         if known is not None:
             return known, ""
         if omega in ("auto", "alpha", 0):
-            return self.alpha_alone(most)
-        return self.alpha_beside(omega)
+            return self.alpha_from_addon(min_alpha)
+        return self.alpha_from_omega(omega)
 
-    def alpha_beside(self, omega: float | Range) -> tuple[Weight, str]:
-        """Return a third of omega."""
-        least = omega.low if isinstance(omega, Range) else omega
-        third = two_digits(ALPHA_PER_OMEGA * least)
-        return third, f"a third of omega {least:g}, since the prior's file does not tell its own"
+    def alpha_from_omega(self, omega: float | Range) -> tuple[Weight, str]:
+        low = omega.low if isinstance(omega, Range) else omega
+        third = two_digits(ALPHA_PER_OMEGA * low)
+        return third, f"a third of omega {low:g}, since the prior's file does not tell its own"
 
-    def alpha_alone(self, most: float) -> tuple[Weight, str]:
-        """Return an alpha by the wish's reward, but no less than the `most` that a nat of the prior can be worth.
+    def alpha_from_addon(self, min_alpha: float) -> tuple[Weight, str]:
+        """Return an alpha scaled from the add-on's reward, but at least `min_alpha`, the most a nat can be worth.
 
-        Who is held too much is let go later, who is lost stays lost.
+        An alpha that is too large only slows the policy down; one that is too small lets it lose its behavior for good.
         """
-        alpha, why = _alpha_for_rewards(self.paid(), self.prior.actions.width, "add-on's reward under the prior")
-        if alpha < most:
-            return two_digits(most), "the most that a nat of the prior can be worth"
+        rewards, action_size = self.addon_rewards(), self.prior.actions.width
+        alpha, why = _alpha_for_rewards(rewards, action_size, "add-on's reward under the prior")
+        if alpha < min_alpha:
+            return two_digits(min_alpha), "the most that a nat of the prior can be worth"
         return alpha, why
 
 
 @dataclass
 class EnvWeightFinder(WeightFinder):
-    """The same, by episodes in the engine's environments."""
+    """Finds weights by episodes in the engine's own environments."""
 
     prior: Policy
     env: str
@@ -154,73 +152,76 @@ class EnvWeightFinder(WeightFinder):
     def has_dials(self) -> bool:
         return bool(addons.dials(self.wishes))
 
-    def worths(self) -> Worths:
-        longest = int(MEASURING_SHARE * self.settings.steps)
-        episodes = max(MIN_EPISODES, min(WORTH_EPISODES, longest // (2 * MAX_EPISODE_STEPS)))
+    def measure_worths(self) -> Worths:
+        max_steps = int(MEASURING_SHARE * self.settings.steps)
+        episodes = max(MIN_EPISODES, min(WORTH_EPISODES, max_steps // (2 * MAX_EPISODE_STEPS)))
         with one_thread():
             wishes = addons.with_clipped_weights(self.wishes)
-            return measure_worths(self.prior, self.env, wishes, longest, self.settings.backend, episodes)
+            return measure_worths(self.prior, self.env, wishes, max_steps, self.settings.backend, episodes)
 
-    def paid(self) -> np.ndarray:
-        """Return what the wish pays in some steps of the prior, `[T, N]`."""
-        return self.tried.per_decision(
-            addons.combine_addons(addons.with_weights(self.wishes)).reward(self.tried.transitions)
-        )
+    def addon_rewards(self) -> np.ndarray:
+        """Return the add-on's rewards in the trial steps, `[T, N]`."""
+        rollout = self.trial_rollout
+        addon = addons.combine_addons(addons.with_weights(self.wishes))
+        return rollout.per_decision(addon.reward(rollout.transitions))
 
     @cached_property
-    def tried(self) -> Rollout:
-        """Some steps of the prior."""
-        self.taken += TRIAL_ENVS * TRIAL_STEPS
+    def trial_rollout(self) -> Rollout:
+        self.steps_taken += TRIAL_ENVS * TRIAL_STEPS
         return collect_trial(self.prior, self.env, self.settings)
 
 
 class NoiseWeightFinder(EnvWeightFinder):
-    """The same of a generative policy, which acts through its noise: its likeliest action is no better than others."""
+    """Finds weights for a generative policy, whose action is its noise.
+
+    Its most likely noise acts no better than any other, so nats have no worth and budgets count a whole episode's nats.
+    """
 
     nats_have_worth = False
 
     def default_kl_budget(self) -> float:
-        """Return the nats a decision at which an episode has spent those that a generative policy may drift."""
-        lengths, limit = self.tried.episodes.lengths, probe_env(self.env, self.settings.backend).limit or math.inf
-        if len(lengths) < 2 * TRIAL_ENVS:  # those that ended so soon are the short ones
-            length = min(limit, self.tried.ages.size / max(1, len(lengths)))
+        """Return the nats a decision that add up to `NOISE_BUDGET` over an episode."""
+        rollout = self.trial_rollout
+        lengths, limit = rollout.episodes.lengths, probe_env(self.env, self.settings.backend).limit or math.inf
+        if len(lengths) < 2 * TRIAL_ENVS:  # few episodes ended in the trial: these are the short ones
+            length = min(limit, rollout.ages.size / max(1, len(lengths)))
         else:
             length = float(np.mean(lengths))
         return two_digits(NOISE_BUDGET / length)
 
-    def alpha_beside(self, omega: float | Range) -> tuple[Weight, str]:
+    def alpha_from_omega(self, omega: float | Range) -> tuple[Weight, str]:
         return "omega", "since N(0, I) is what entropy is measured from, too"
 
-    def alpha_alone(self, most: float) -> tuple[Weight, str]:
-        """Return the alpha at which the nats of an episode buy what the wish varies by, where it varies."""
-        spread = self.spread()
+    def alpha_from_addon(self, min_alpha: float) -> tuple[Weight, str]:
+        """Return the alpha at which an episode's budget of nats pays for the spread of the add-on's return."""
+        spread = self.return_std()
         if not spread > 0.0:
-            return super().alpha_alone(most)
+            return super().alpha_from_addon(min_alpha)
         alpha = two_digits(spread / math.sqrt(2.0 * NOISE_BUDGET))
         return alpha, f"at which {NOISE_BUDGET:g} nats buy what the wish varies by in a trial episode ({spread:.3g})"
 
-    def spread(self) -> float:
-        """Return the std of what the wish pays in an episode of the prior, or in `STEPS` steps where few end.
+    def return_std(self) -> float:
+        """Return the std of the add-on's return in the trial episodes, or over all trial steps where few episodes end.
 
         To weigh episodes by exp(R / α) costs Var(R) / (2·α²) nats, as long as these are few.
         """
-        paid = self.paid()
-        running, sums = np.zeros(paid.shape[1]), list[float]()
-        for rewards, ended in zip(paid, self.tried.terminated | self.tried.truncated, strict=True):
-            running += rewards
-            sums += running[ended].tolist()
+        rewards = self.addon_rewards()
+        running, returns = np.zeros(rewards.shape[1]), list[float]()
+        for row, ended in zip(rewards, self.trial_rollout.terminated | self.trial_rollout.truncated, strict=True):
+            running += row
+            returns += running[ended].tolist()
             running[ended] = 0.0
-        return float(np.std(sums if len(sums) >= TRIAL_ENVS else paid.sum(0)))
+        return float(np.std(returns if len(returns) >= TRIAL_ENVS else rewards.sum(0)))
 
 
 # From trial steps -----------------------------------------------------------------------------------------------------
 
 
 def training_alpha(objective: Objective, env: str, wishes: tuple[str, ...], settings: Settings) -> tuple[float, str]:
-    """Return the row of the environment, else an alpha by the size of the reward that a new policy meets."""
-    row = without_version(env)
-    if row in ALPHAS:
-        return ALPHAS[row], f"the usual one for {row}"
+    """Return alpha for training from nothing: the environment's entry in `ALPHAS`, else scaled from trial rewards."""
+    name = without_version(env)
+    if name in ALPHAS:
+        return ALPHAS[name], f"the usual one for {name}"
     policy = make_policy(spec_for(probe_env(env, settings.backend), settings), settings.seed)
     steps = collect_trial(policy, env, settings)
     rewards = steps.basic
@@ -230,18 +231,18 @@ def training_alpha(objective: Objective, env: str, wishes: tuple[str, ...], sett
     return _alpha_for_rewards(rewards, policy.actions.width, "reward in trial steps")
 
 
-def _alpha_for_rewards(rewards: np.ndarray, numbers: int, what: str) -> tuple[float, str]:
-    """Return a hundredth of the usual size of a reward for a nat in every number of the action, in two digits."""
+def _alpha_for_rewards(rewards: np.ndarray, action_size: int, what: str) -> tuple[float, str]:
+    """Return alpha and its reason: `ALPHA_PER_REWARD` of the rewards' RMS, divided by `action_size`."""
     if not np.isfinite(rewards).all():
         raise NumericError(f"the {what} is not a finite number everywhere")
     size = float(np.sqrt(np.mean(rewards**2)))
     if size == 0:
         return ALPHA_WITHOUT_REWARD, f"because the {what} was 0 throughout"
-    return two_digits(ALPHA_PER_REWARD * size / numbers), f"scaled from the {what} ({size:.3g} a step)"
+    return two_digits(ALPHA_PER_REWARD * size / action_size), f"scaled from the {what} ({size:.3g} a step)"
 
 
 def collect_trial(agent: Agent, env: str, settings: Settings, steps: int = TRIAL_STEPS) -> Rollout:
-    """Return some thousand steps of an agent, to look at what they bring."""
+    """Collect `TRIAL_ENVS` times `steps` steps of an agent, to look at its observations and rewards."""
     with closing(make_envs(env, TRIAL_ENVS, settings.seed, settings.backend)) as envs:
         check_fit(agent, envs, "the prior")
         return Collector(envs, steps, torch.Generator().manual_seed(0), keep_transitions=True).collect(agent)
@@ -251,52 +252,53 @@ def collect_trial(agent: Agent, env: str, settings: Settings, steps: int = TRIAL
 
 
 class Weights(NamedTuple):
-    """What the two terms of the prior weigh."""
+    """The weights of the prior's two terms: its actions and its states."""
 
     omega: float
     states: float
 
 
 def alpha_from_card(card: dict[str, Any]) -> float | None:
-    """Return the alpha that a prior was trained with, where its card tells one above 0."""
+    """Return the alpha that the prior was trained with, or None where its card has none above 0."""
     alpha = card.get("request", {}).get("objective", {}).get("alpha")
     return float(alpha) if alpha and isinstance(alpha, int | float) else None
 
 
 def worth_from_card(card: dict[str, Any]) -> Worth | None:
-    """Return what a nat of this prior is worth, where its card tells it."""
-    told = card.get("nat_worth")
-    return None if told is None else Worth(told["value"], told["error"], told["episodes"])
+    """Return what a nat of the prior is worth, or None where its card does not have it."""
+    stored = card.get("nat_worth")
+    return None if stored is None else Worth(stored["value"], stored["error"], stored["episodes"])
 
 
-def weights_from_card(card: dict[str, Any], numbers: int) -> Weights | None:
-    """Return the weights by a prior's card, where it tells well enough what a nat is worth: its old reward counts once.
+def weights_from_card(card: dict[str, Any], state_size: int) -> Weights | None:
+    """Return weights at which the prior's old reward counts once, or None where its card has no significant worth.
 
-    A nat of a state counts as a nat of an action, unless the prior's states, of so many numbers, cannot be learned.
+    A nat of a state weighs as much as a nat of an action, or 0 where the states cannot be learned.
     """
     worth = worth_from_card(card)
     if worth is None or not worth.is_known:
         return None
     length = float(card.get("evaluation", {}).get("evaluation_length", 0.0))
-    return Weights(worth.value, states_weight(worth.value, length, numbers))
+    return Weights(worth.value, states_weight(worth.value, length, state_size))
 
 
-def weights_from_worths(worths: Worths, numbers: int) -> Weights | None:
-    """Return the weights by what was measured: ω′ is the larger worth, for noise shall cost as much in neither reward.
+def weights_from_worths(worths: Worths, state_size: int) -> Weights | None:
+    """Return the weights by measured worths, or None where no worth is significant.
 
-    States are priced by the old reward alone, which they are to guard.
+    Omega is the larger worth, so that noise costs too much in neither reward. The states' weight is the worth in the
+    old reward alone, which that term is to protect.
     """
     if not worths.known:
         return None
     states = worths.basic.value if worths.basic in worths.known else 0.0
     omega = max(worth.value for worth in worths.known)
-    return Weights(two_digits(omega), states_weight(two_digits(states), worths.length, numbers))
+    return Weights(two_digits(omega), states_weight(two_digits(states), worths.length, state_size))
 
 
 def two_digits(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def states_weight(weight: float, length: float, numbers: int) -> float:
-    """Return the weight, or 0 where episodes are too short to learn their states, or a state has too many numbers."""
-    return weight if length >= 2 * SKIPPED_STEPS and numbers <= MAX_STATE_SIZE else 0.0
+def states_weight(weight: float, length: float, state_size: int) -> float:
+    """Return the weight, or 0 where episodes are too short to learn their states, or states have too many numbers."""
+    return weight if length >= 2 * SKIPPED_STEPS and state_size <= MAX_STATE_SIZE else 0.0

@@ -1,8 +1,8 @@
-"""What a nat of a policy's log-probability is worth in its reward: the α at which they really stand.
+"""Measure what a nat of a policy's log-probability is worth in its reward: the temperature α of the policy.
 
-A policy that is soft-optimal at α is exp((Q − V)/α). So the return of its mode is ahead of that of its own sampled
-actions by α times so many nats: log π of the mode, summed along the mode's episodes, and the entropy, summed along the
-sampled ones. That holds exactly, also where one of them falls. It tells α, however the policy came to be.
+A soft-optimal policy at α is exp((Q − V)/α). So the return of its mean action exceeds the return of its sampled actions
+by α times a number of nats: log π of the mean actions, summed over their episodes, plus the entropy, summed over the
+sampled episodes. This is exact, also where episodes end early, and holds however the policy was trained.
 """
 
 import math
@@ -14,9 +14,9 @@ import numpy as np
 from repolicy.envs import EVALUATION_SEED, Backend, Evaluation, evaluate
 from repolicy.policies import Policy
 
-WORTH_EPISODES = 32  # of each kind, in a round
-MAX_EPISODE_STEPS = 1_000  # of an episode
-MIN_NATS = 1e-6  # below which nothing can be told: a policy without noise, or one that is not soft-optimal at all
+WORTH_EPISODES = 32  # of each kind (mean action, sampled) in a round
+MAX_EPISODE_STEPS = 1_000
+MIN_NATS = 1e-6  # with fewer nats nothing can be measured: the policy has no noise, or is far from soft-optimal
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Worth:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is above 0 by more than chance; else the noise costs nothing that could be measured."""
+        """Whether it is above 0 by two standard errors; otherwise the noise has no measurable cost."""
         return self.value > 2 * self.error
 
 
 class EpisodeSums(NamedTuple):
-    """Of each of some episodes, `[E]`: the return, and the nats.
+    """Returns and nats of some episodes, each `[E]`.
 
-    Those are log π of its actions by the mean action, and the policy's entropy where it sampled. Both are over the same
-    steps, so it does not matter where an episode is cut.
+    Nats are log π of the mean actions, or the entropy where actions were sampled. Both sums go over the same steps, so
+    it does not matter where an episode is cut.
     """
 
     returns: np.ndarray
@@ -52,18 +52,19 @@ def nats_of(found: Evaluation) -> np.ndarray:
 
 
 def worth_of(by_mean: EpisodeSums, sampled: EpisodeSums) -> Worth | None:
-    """Return the worth that a nat has by these episodes.
+    """Return what a nat is worth in these episodes.
 
-    None where a return is not finite, as an environment without a reward shows NaN; and where the nats are none.
+    The result is None where a return is not finite (NaN: the environment has no reward), or where there are no nats.
     """
     both = (by_mean, sampled)
     nats = sum(float(each.nats.mean()) for each in both)
     if not np.isfinite([*by_mean.returns, *sampled.returns]).all() or nats < MIN_NATS:
         return None
     value = float(by_mean.returns.mean() - sampled.returns.mean()) / nats
-    # of a ratio, to first order: what is left of each return without its nats at that worth
-    left = by_mean.returns - value * by_mean.nats, sampled.returns + value * sampled.nats
-    return Worth(value, math.sqrt(sum(each.var(ddof=1) / len(each) for each in left)) / nats, len(sampled.returns))
+    # The first-order error of a ratio: that of the residuals, the returns without their nats at this worth.
+    residuals = by_mean.returns - value * by_mean.nats, sampled.returns + value * sampled.nats
+    error = math.sqrt(sum(each.var(ddof=1) / len(each) for each in residuals)) / nats
+    return Worth(value, error, len(sampled.returns))
 
 
 def measure_worth(
@@ -75,7 +76,7 @@ def measure_worth(
     backend: Backend = "auto",
     addon_alone: bool = False,
 ) -> Worth | None:
-    """Measure it by episodes, in the environment's reward and the add-ons', or in theirs alone."""
+    """Run episodes and return what a nat is worth in the total reward, or in the add-ons' alone."""
     both = _evaluate_both(policy, env, episodes, EVALUATION_SEED, addons, backend)
     reward = "addon" if addon_alone else "total"
     return worth_of(*(EpisodeSums(getattr(each, reward), nats_of(each)) for each in both))
@@ -83,62 +84,68 @@ def measure_worth(
 
 @dataclass(frozen=True)
 class Worths:
-    """What a nat is worth in the environment's reward and in the add-on, and how long sampled episodes are."""
+    """What a nat is worth in the environment's reward and in the add-on's, and the mean length of sampled episodes."""
 
-    basic: Worth | None  # None where the environment's reward is no number
+    basic: Worth | None  # None where the environment's reward is not finite
     addon: Worth | None
     length: float
-    steps: int = 0  # that these episodes took, of both kinds
+    steps: int = 0  # environment steps of the measurement
 
     @property
     def known(self) -> list[Worth]:
-        return [worth for worth in self.told if worth.is_known]
+        return [worth for worth in self.measured if worth.is_known]
 
     @property
-    def told(self) -> list[Worth]:
+    def measured(self) -> list[Worth]:
         return [worth for worth in (self.basic, self.addon) if worth is not None]
 
     @property
-    def most(self) -> float:
-        """What a nat can be worth at most, but for chance."""
-        return max((worth.value + 2 * worth.error for worth in self.told), default=0.0)
+    def upper_bound(self) -> float:
+        """The largest value that is within two standard errors of a measured worth."""
+        return max((worth.value + 2 * worth.error for worth in self.measured), default=0.0)
 
 
 def measure_worths(
     policy: Policy,
     env: str,
     addons: tuple[str, ...],
-    steps: int,
+    max_steps: int,
     backend: Backend = "auto",
     episodes: int = WORTH_EPISODES,
 ) -> Worths:
-    """Run rounds of episodes until a worth is known, nothing speaks for one, or this took so many steps."""
+    """Run rounds of episodes until a worth is significant or looks like 0, or until `max_steps` steps were taken."""
     rounds = list[tuple[Evaluation, Evaluation]]()
     while True:
-        seed = EVALUATION_SEED + episodes * len(rounds)  # an environment has the seed of the one before it, plus 1
+        seed = EVALUATION_SEED + episodes * len(rounds)  # the environments of a round have consecutive seeds
         rounds.append(_evaluate_both(policy, env, episodes, seed, addons, backend))
         found = _pool_rounds(rounds)
-        likely = any(worth.value > worth.error for worth in found.told)
-        if found.known or not likely or found.steps >= steps:
+        likely = any(worth.value > worth.error for worth in found.measured)
+        if found.known or not likely or found.steps >= max_steps:
             return found
 
 
 def _pool_rounds(rounds: list[tuple[Evaluation, Evaluation]]) -> Worths:
-    def in_reward(name: Literal["basic", "addon"]) -> Worth | None:
-        if getattr(rounds[0][0], name) is None:
-            return None
-        kinds = ([(getattr(one, name), nats_of(one)) for one in each] for each in zip(*rounds, strict=True))
-        return worth_of(*(EpisodeSums(*map(np.concatenate, zip(*each, strict=True))) for each in kinds))
+    """Return the worths by the episodes of all rounds together."""
+    by_mean, sampled = zip(*rounds, strict=True)
 
-    length = float(np.mean([sampled.lengths for _, sampled in rounds]))
-    taken = int(sum(one.lengths.sum() for each in rounds for one in each))
-    return Worths(in_reward("basic"), in_reward("addon"), length, taken)
+    def pooled(evaluations: tuple[Evaluation, ...], reward: str) -> EpisodeSums:
+        returns = np.concatenate([getattr(each, reward) for each in evaluations])
+        return EpisodeSums(returns, np.concatenate([nats_of(each) for each in evaluations]))
+
+    def worth_in(reward: Literal["basic", "addon"]) -> Worth | None:
+        if getattr(by_mean[0], reward) is None:
+            return None
+        return worth_of(pooled(by_mean, reward), pooled(sampled, reward))
+
+    length = float(np.mean([each.lengths for each in sampled]))
+    steps = int(sum(each.lengths.sum() for each in by_mean + sampled))
+    return Worths(worth_in("basic"), worth_in("addon"), length, steps)
 
 
 def _evaluate_both(
     policy: Policy, env: str, episodes: int, seed: int, addons: tuple[str, ...], backend: Backend
 ) -> tuple[Evaluation, Evaluation]:
-    """Return episodes by the mean action and sampled."""
+    """Run episodes with the mean action, and as many with sampled actions."""
 
     def run(deterministic: bool) -> Evaluation:
         return evaluate(

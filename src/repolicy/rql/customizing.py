@@ -118,11 +118,11 @@ def train(
 
     An alpha that is not set is the task's own. The other parameters are as in `repolicy.train`.
     """
-    asked = RequestOptions.of(env, addon)
+    asked = RequestOptions.from_arguments(env, addon)
     if objective.reads_prior:
         raise UsageError("an objective with omega above 0 needs a prior: use customize")
     before = earlier_request(RunFolder(out, Request), resume, trust, asked)
-    asked = asked.completed(before)
+    asked = asked.filled_from(before)
     if objective.alpha is None:
         known = task_of(asked.env) if before is None else before.objective
         if known is None:
@@ -156,9 +156,9 @@ def customize(
     """
     path, folder = find_policy(prior), RunFolder(out, Request)
     saved = read_policy(path, options)
-    asked = RequestOptions.of(env, addon)
+    asked = RequestOptions.from_arguments(env, addon)
     before = earlier_request(folder, resume, trust, asked, customizes=True)
-    asked = asked.completed(before)
+    asked = asked.filled_from(before)
     env = asked.env or env_from_card(saved.card, path, trust)
     if objective.reads_basic:
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
