@@ -112,7 +112,7 @@ def sweep(
     RunFolder(folder).check_writable()
     asked = RequestOptions.from_arguments(env, addon, sparse=sparse)
     if before is not None:
-        asked.check_trust(before, folder / "sweep.json", trust)
+        asked.require_trust(before, folder / "sweep.json", trust)
         alpha = before.objective.alpha if alpha is None else alpha  # with other values of omega, the same
         states = before.objective.states if states is None else states
     asked = asked.filled_from(before)

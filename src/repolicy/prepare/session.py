@@ -130,8 +130,8 @@ class RequestOptions:
             self.sparse or before.sparse,
         )
 
-    def check_trust(self, before: Request, file: Path, trust: bool) -> None:
-        """Raise UsageError where an empty field would be filled with code from the file, and the file is not trusted."""
+    def require_trust(self, before: Request, file: Path, trust: bool) -> None:
+        """Raise UsageError where an empty field would take code from a file that is not trusted."""
         code = list[str]()
         if not self.addons:
             code += before.addons
@@ -154,7 +154,7 @@ def earlier_request(
     if bool(before.prior) != customizes:
         whose = "customize" if before.prior else "train"
         raise UsageError(f"{folder.path} is a run of `{whose}`; go on with it by that command")
-    asked.check_trust(before, folder.path / "run.json", trust)
+    asked.require_trust(before, folder.path / "run.json", trust)
     restore_decoder(folder.policy, decoder_options(before.env))
     return before
 
@@ -238,7 +238,7 @@ def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start
 
 
 def _trial_numbers(request: Request, folder: RunFolder) -> dict[str, Tensor]:
-    """Return the numbers of environment and add-ons in trial steps, up to the first error: the run reports that later."""
+    """Return the numbers of environment and add-ons in trial steps, up to the first error."""
     settings, found = request.settings, dict[str, Tensor]()
     with contextlib.suppress(RepolicyError):
         if request.prior:
