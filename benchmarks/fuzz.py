@@ -142,7 +142,7 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         "rql.customizing._algorithm": note("Q-learning"), "report.publish.import_hub": mock.MagicMock,
         "prepare.diagnosis.diagnose": note("a diagnosis"), "prepare.imitation.fit": note("an imitation"),
         "prepare.beginning.clone": note("a clone"), "priors.running.PATIENCE": 1.0,
-        "envs.evaluation.MAX_ENVS": 2, "prepare.weights.trial.__defaults__": (32,),
+        "envs.evaluation.MAX_ENVS": 2, "prepare.weights.collect_trial.__defaults__": (32,),
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for place in replaced:  # a module that is imported later would keep another's replacement

@@ -29,7 +29,7 @@ INFO_TYPES = (*NUMBERS, np.bool_)
 
 
 class EnvPoolEnvs(Batch):
-    """EnvPool: physics batches in C++, one thread. `filmed` at a width and a height, it has a picture to give."""
+    """EnvPool's environments, which step in C++ in one thread. With `filmed=(width, height)` they can `render`."""
 
     backend = "envpool"
 
@@ -77,19 +77,19 @@ class EnvPoolEnvs(Batch):
 
     @property
     def steps_a_second(self) -> float:
-        """Of the robot's own time, where the task tells it."""
+        """Control steps per second of simulated time; 30 where the task does not say."""
         return 1.0 / float(getattr(self._pool.spec.config, "ctrl_dt", 1.0 / 30.0))
 
     def render(self) -> np.ndarray:
-        """Return what the first environment looks like, `[H, W, 3]`."""
+        """Return a picture of the first environment, `[H, W, 3]`."""
         return np.asarray(self._pool.render())[0]  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self._pool.close()
 
 
-COPY_TEST_STEPS = 10  # steps by which a copy is compared with its environment
-SHARED_TYPES = ("MjModel", "EnvSpec")  # what no step changes, and is large
+COPY_TEST_STEPS = 10  # steps in which a copy is compared with its environment
+SHARED_TYPES = ("MjModel", "EnvSpec")  # large, and no step changes them: copies share them
 
 
 class GymnasiumEnvs(Batch):
@@ -114,7 +114,7 @@ class GymnasiumEnvs(Batch):
         return [one.env for one in self._ones]
 
     def copies(self, times: int, random: np.random.Generator) -> "GymnasiumEnvs":
-        """Return so many copies of each environment, side by side: each stands where it stands, with other luck."""
+        """Return `times` copies of each environment, side by side, in its state, with new random streams."""
         other = copy.copy(self)
         other.count = self.count * times
         other._ones = [
@@ -130,21 +130,21 @@ class GymnasiumEnvs(Batch):
         return None if steps is None or not math.isfinite(steps) else int(steps)
 
     def reset(self) -> np.ndarray:
-        return self.flat(self.call(self._begun, self._ones, range(self._seed, self._seed + self.count)))
+        return self.flat(self.call(self._reset, self._ones, range(self._seed, self._seed + self.count)))
 
     def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
         ones = [self._ones[n] for n in np.flatnonzero(which)]
         observations = observations.copy()
-        observations[which] = self.flat(self.call(self._begun, ones, [None] * len(ones)), len(ones))
+        observations[which] = self.flat(self.call(self._reset, ones, [None] * len(ones)), len(ones))
         return observations
 
     def step(self, actions: np.ndarray) -> Step:
-        return self.answered(*self.call(self._stepped, to_env_actions(actions, self.actions, self._own)))
+        return self.answered(*self.call(self._step, to_env_actions(actions, self.actions, self._own)))
 
-    def _begun(self, ones: Sequence["_One"], seeds: Sequence[int | None]) -> Any:
+    def _reset(self, ones: Sequence["_One"], seeds: Sequence[int | None]) -> Any:
         return stack_observations(self._space, [one.reset(seed) for one, seed in zip(ones, seeds, strict=True)])
 
-    def _stepped(self, actions: np.ndarray) -> Any:
+    def _step(self, actions: np.ndarray) -> Any:
         steps = [one.step(action) for one, action in zip(self._ones, actions, strict=True)]
         observations, rewards, terminated, truncated, infos = zip(*steps, strict=True)
         ends = np.array([terminated, truncated], bool)
@@ -160,11 +160,11 @@ class GymnasiumEnvs(Batch):
         try:
             self.call(lambda: [one.env.close() for one in ones])
         except RepolicyError:
-            if failed is None:  # else that is what is said
+            if failed is None:  # an earlier error is reported instead of this one
                 raise
 
     def _check_one_step(self) -> None:
-        """Look at the shape of one observation, to name it."""
+        """Raise if reset or step returns observations of another shape than the space declares."""
         one = self._ones[0]
         one.env.action_space.seed(0)
         observation = self.call(one.reset, 0)
@@ -178,7 +178,7 @@ class GymnasiumEnvs(Batch):
 
 
 class _One:
-    """One environment of a batch, whose answers are looked at before NumPy makes numbers of whatever they are."""
+    """One environment of a batch, whose return values are checked before NumPy converts them."""
 
     def __init__(self, name: str, index: int, env: Any) -> None:
         self.name, self.index, self.env = name, index, env
@@ -206,26 +206,27 @@ class _One:
 
 
 def stack_observations(space: spaces.Space[Any], observations: Sequence[Any]) -> Any:
-    """Return observations of N environments as one, `[N, ...]` each part of a Dict."""
+    """Return the observations of N environments as one array `[N, ...]`, or as a dict of such arrays."""
     if isinstance(space, spaces.Dict):
         return {key: stack_observations(part, [each[key] for each in observations]) for key, part in space.items()}
     return np.array(observations).reshape(len(observations), *(space.shape or ()))
 
 
 def merge_infos(infos: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    """Return the numbers that environments tell, 0 for those that do not: Gymnasium takes longer than many a step.
+    """Return the numeric entries of N infos as arrays `[N]`, with 0 where an environment has no such number.
 
-    A truth value is 1 or 0.
+    Booleans become 1 or 0. (Gymnasium's own function for this takes longer than a step of many environments.)
     """
-    told: dict[str, Any] = {}
+    known: dict[str, Any] = {}
     for info in reversed(infos):
-        told |= info
-    found = {}
-    for key, first in told.items():
+        known |= info
+    merged = {}
+    for key, first in known.items():
         if _is_number(first) or any(_is_number(info.get(key)) for info in infos):
-            values = np.array([value if _is_number(value := info.get(key, 0)) else 0 for info in infos])
-            found[key] = values.astype(np.float64) if values.dtype.kind in "iub" else values
-    return found
+            entries = [info.get(key, 0) for info in infos]
+            values = np.array([entry if _is_number(entry) else 0 for entry in entries])
+            merged[key] = values.astype(np.float64) if values.dtype.kind in "iub" else values
+    return merged
 
 
 def _is_number(value: Any) -> bool:
@@ -240,28 +241,29 @@ def _kind(answer: Any) -> str:
 
 
 def copy_env(env: Any, random: np.random.Generator) -> Any:
-    """Return a copy of an environment, with a random stream of its own, so that luck is not foreseen."""
-    stream = getattr(env.unwrapped, "np_random", None)  # which several parts of an environment may hold
+    """Return a copy of an environment with a new random stream: a planner must not foresee the noise."""
+    stream = getattr(env.unwrapped, "np_random", None)  # several parts of an environment may share it
     return clone_env(env, {} if stream is None else {id(stream): np.random.default_rng(random.integers(2**63))})
 
 
 def check_copies(made: Any, name: str) -> None:
-    """Raise where a copy goes elsewhere than its environment, or takes it along."""
+    """Raise if a copy steps differently from its environment, or if a step of a copy changes the environment."""
     made.action_space.seed(0)
     made.reset(seed=0)
     for _ in range(COPY_TEST_STEPS):
-        action, elsewhere = made.action_space.sample(), made.action_space.sample()
-        one, other = clone_env(made, {}), clone_env(made, {})
-        one.step(elsewhere)
-        (found, *_), (wanted, _, terminated, truncated, _) = other.step(action), made.step(action)
-        if not np.array_equal(flatten_observations(found, 1), flatten_observations(wanted, 1), equal_nan=True):
+        action, other_action = made.action_space.sample(), made.action_space.sample()
+        disturbing, copied = clone_env(made, {}), clone_env(made, {})
+        disturbing.step(other_action)  # must not change `made`
+        found, *_ = copied.step(action)
+        expected, _, terminated, truncated, _ = made.step(action)
+        if not np.array_equal(flatten_observations(found, 1), flatten_observations(expected, 1), equal_nan=True):
             raise UsageError(f"environment {name!r} cannot be copied: a copy goes elsewhere than it does")
         if terminated or truncated:
             made.reset()
 
 
 def clone_env(env: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy that stands where an environment stands. (Many classes would begin anew where they are copied.)"""
+    """Return a copy in the same state. (`deepcopy` alone would construct many classes anew, in their first state.)"""
     other = memo[id(env)] = object.__new__(type(env))
     for name, value in vars(env).items():
         if isinstance(value, gymnasium.Env):
@@ -271,7 +273,7 @@ def clone_env(env: Any, memo: dict[int, Any]) -> Any:
         else:
             try:
                 part = copy.deepcopy(value, memo)
-            except Exception:  # such as a window: the check finds out whether it matters
+            except Exception:  # such as a window; `check_copies` finds out whether sharing it does harm
                 part = value
         vars(other)[name] = part
     return other

@@ -1,4 +1,4 @@
-"""The paper's protocol: whole episodes, basic / add-on / total return of each."""
+"""Evaluate a policy for whole episodes: the basic, add-on and total return of each, as in the paper."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,25 +23,26 @@ from repolicy.priors import MeanPrior, Scorer
 from repolicy.readers.reading import Options
 from repolicy.text import counted
 
-BLOCK_STEPS = 20  # steps that are scored together
+BLOCK_STEPS = 20  # steps between two batches of scoring (add-on, prior, metrics)
 EVALUATION_SEED = 10_000  # far from the small seeds that runs are trained with
-MAX_ENVS = 50  # that run side by side
-EPISODE_CAP = 10_000  # steps, after which an episode that does not end is counted as it stands
+MAX_ENVS = 50  # environments that run side by side
+EPISODE_CAP = 10_000  # steps after which an episode that does not end counts as one
 
-Familiarity = Callable[[np.ndarray | None, np.ndarray], Tensor | None]  # of next observations to the prior, and ages
+# (next observations, ages of the episodes) -> how much states look like the prior's, `[T, N]`
+Familiarity = Callable[[np.ndarray | None, np.ndarray], Tensor | None]
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What N environments did until each had ended its first episode."""
+    """The steps of N environments until each has ended its first episode; films replay them."""
 
-    rewards: np.ndarray  # [T, N] basic reward and add-on, as far as they are known
-    env_actions: np.ndarray  # [T, N, A] the actions as the environment got them
+    rewards: np.ndarray  # [T, N] basic reward plus add-on; the add-on alone where the basic reward is unknown
+    env_actions: np.ndarray  # [T, N, A] the actions as the environment received them
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Sums over each of E episodes, in arrays `[E]`."""
+    """The result of an evaluation: arrays `[E]` with a sum over each of E episodes, unless noted otherwise."""
 
     env: str
     backend: str
@@ -49,18 +50,18 @@ class Evaluation:
     seed: int
     basic: np.ndarray
     addon: np.ndarray | None
-    metric: np.ndarray | None  # what the add-on reports for people, as the mean over each episode
+    metric: np.ndarray | None  # the add-on's metric, as the mean over each episode
     lengths: np.ndarray
     log_policy: np.ndarray
     log_prior: np.ndarray | None
     metric_name: str = ""
-    familiarity: np.ndarray | None = None  # of the states to the prior
-    terminated: np.ndarray | None = None  # whether the environment ended it, and no time limit
-    wishes: dict[str, np.ndarray] = field(default_factory=dict)  # what each of several add-ons paid
-    limits: dict[str, np.ndarray] = field(default_factory=dict)  # of each limit's quantity, the mean over each episode
-    inner: np.ndarray | None = None  # the environment's own steps: more than `lengths`, where a decision is several
-    entropy: np.ndarray | None = None  # of a policy whose actions were sampled
-    steps: Steps | None = None  # by which the first episode of each environment can be shown again
+    familiarity: np.ndarray | None = None  # how much the states look like the prior's
+    terminated: np.ndarray | None = None  # bool: the environment ended the episode, not a time limit
+    wishes: dict[str, np.ndarray] = field(default_factory=dict)  # the reward of each add-on, if there are several
+    limits: dict[str, np.ndarray] = field(default_factory=dict)  # each limit's quantity, as the mean over each episode
+    inner: np.ndarray | None = None  # steps of the environment; more than `lengths` where a decision is several steps
+    entropy: np.ndarray | None = None  # only where actions are sampled
+    steps: Steps | None = None
 
     @property
     def total(self) -> np.ndarray:
@@ -68,9 +69,9 @@ class Evaluation:
 
     @property
     def columns(self) -> dict[str, "Column"]:
-        """Every quantity that is known, in the order of the paper's tables."""
-        basic = self.basic if np.isfinite(self.basic).all() else None  # not every environment tells it
-        wide = {
+        """All known quantities, in the order of the paper's tables."""
+        basic = self.basic if np.isfinite(self.basic).all() else None  # some environments do not report it
+        sums = {
             "total_reward": ("total reward", None if basic is None or self.addon is None else self.total),
             "basic_reward": ("basic reward", basic),
             "metric": (self.metric_name, self.metric),
@@ -78,22 +79,23 @@ class Evaluation:
             **{f"addon_reward_{name}": (f"of it {name}", values) for name, values in self.wishes.items()},
             "length": ("length", self.lengths),
         }
-        known = {name: Column(title, values) for name, (title, values) in wide.items() if values is not None}
+        known = {name: Column(title, values) for name, (title, values) in sums.items() if values is not None}
         steps = self.lengths if self.inner is None else self.inner
         known |= {f"limit_{name}": Column(name, values, steps) for name, values in self.limits.items()}
-        through = decoder_options(self.env)  # then a step is a decision, and the prior is N(0, I)
-        step = "step" if through is None else "decision"
-        if self.log_prior is not None:
-            likely = self.log_prior / self.lengths
-            known["log_prior_a_step"] = Column(f"log prior a {step}", likely, self.lengths)
-            if not self.deterministic:  # samples of KL(policy ‖ prior), at the states that the policy itself visits
-                apart = self.log_policy - self.log_prior
-                known["kl_a_step"] = Column(f"KL a {step}", apart / self.lengths, self.lengths)
-                if through is not None:
-                    known["kl_an_episode"] = Column("KL an episode", apart)
-            if through is not None:
-                squares = -2.0 * likely / through.noise - math.log(2.0 * math.pi)
-                known["noise_square"] = Column("square of the noise (prior: 1)", squares, self.lengths)
+        if self.log_prior is None:
+            return known
+        decoder = decoder_options(self.env)  # with a decoder, a step is a decision, and the prior is N(0, I)
+        step = "step" if decoder is None else "decision"
+        mean_log_prior = self.log_prior / self.lengths
+        known["log_prior_a_step"] = Column(f"log prior a {step}", mean_log_prior, self.lengths)
+        if not self.deterministic:  # samples of KL(policy ‖ prior), at the states that the policy itself visits
+            kl = self.log_policy - self.log_prior
+            known["kl_a_step"] = Column(f"KL a {step}", kl / self.lengths, self.lengths)
+            if decoder is not None:
+                known["kl_an_episode"] = Column("KL an episode", kl)
+        if decoder is not None:
+            squares = -2.0 * mean_log_prior / decoder.noise - math.log(2.0 * math.pi)
+            known["noise_square"] = Column("square of the noise (prior: 1)", squares, self.lengths)
         return known
 
     def __repr__(self) -> str:
@@ -116,10 +118,10 @@ class Evaluation:
 
 
 class Column(NamedTuple):
-    """One quantity of each episode, and what people call it.
+    """One quantity of each episode, with the title that people read.
 
-    What is "a step" is the mean over an episode's steps; its mean is that over all steps, as training logs it, so that
-    each episode has the weight of its length.
+    A quantity "a step" is the mean over an episode's steps. It is averaged with the episodes' lengths as weights: that
+    is the mean over all steps, as training logs it.
     """
 
     title: str
@@ -136,7 +138,7 @@ class Column(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The standard error of the mean; not a number where there is but one episode."""
+        """The standard error of the mean; nan for a single episode."""
         count, shares = len(self.values), np.ones(len(self.values)) if self.weights is None else self.weights
         if count < 2:
             return math.nan
@@ -214,7 +216,7 @@ def resolve_backend(backend: Backend, *agents: Agent) -> Backend:
 
 
 def check_fit(agent: Agent, envs: HasSpaces, what: str = "the policy") -> None:
-    """Raise unless the agent's observations and actions are the environment's, with both sizes named."""
+    """Raise unless the agent's observations and actions fit the environment."""
     if isinstance(agent, ConditionedPolicy) and agent.observation_size == envs.observation_size + len(agent.dials):
         raise UsageError(agent.missing_dials_message(what))
     if not agent.observation_size:  # a `MeanPrior` that was not placed
@@ -248,27 +250,26 @@ def run_episodes(
     limits: Sequence[Limit] = (),
     look: Callable[[Rollout], None] | None = None,
 ) -> Evaluation:
-    """Run the episodes, shared out evenly beforehand: environments with short episodes do not run more of them.
+    """Run whole episodes, and return their sums. `look` is called with each block of steps.
 
-    The environments act in blocks of steps, and each block is scored at once. Episodes are in the order of their
-    environments, not of their ends, so those of two policies by one seed are pairs that began alike. `look` is given
-    each block.
+    Each environment runs a fixed share of the episodes: taking the first to end would favour short ones. Results are
+    in the order of the environments, so episode i of two policies with the same seed began in the same state.
     """
     keeps, longest = bool(addon or familiarity or limits), longest or EPISODE_CAP
     collector = Collector(envs, BLOCK_STEPS, torch.Generator().manual_seed(seed), keeps, longest=longest)
     scorer = None if prior is None else Scorer(prior)
     entropy_of = agent if isinstance(agent, Policy) and not deterministic else None
-    sums, rewards, sent = EpisodeSums(envs.count, episodes), list[np.ndarray](), list[np.ndarray]()
+    sums, rewards, env_actions = EpisodeSums(envs.count, episodes), list[np.ndarray](), list[np.ndarray]()
     while sums.missing > 0:
         rollout = collector.collect(agent, deterministic)
-        found = quantities(rollout, addon, scorer, familiarity, limits, entropy_of)
+        scores = step_quantities(rollout, addon, scorer, familiarity, limits, entropy_of)
         if look is not None:
             look(rollout)
-        if sums.first:
-            extra = found.get("addon", 0.0)
-            rewards.append(np.where(np.isfinite(rollout.basic), rollout.basic + extra, extra))
-            sent.append(rollout.env_actions)
-        sums.add(found, rollout, progress)
+        if sums.has_first_episodes:
+            addon_reward = scores.get("addon", 0.0)
+            rewards.append(np.where(np.isfinite(rollout.basic), rollout.basic + addon_reward, addon_reward))
+            env_actions.append(rollout.env_actions)
+        sums.add(scores, rollout, progress)
     each = sums.each()
     inner = each.get("inner", each["length"])
     return Evaluation(
@@ -289,14 +290,14 @@ def run_episodes(
         wishes={name.removeprefix(OF_ADDON): values for name, values in each.items() if name.startswith(OF_ADDON)},
         limits={str(limit): each[f"limit {limit}"] / inner for limit in limits},
         inner=inner,
-        steps=Steps(np.concatenate(rewards), np.concatenate(sent)),
+        steps=Steps(np.concatenate(rewards), np.concatenate(env_actions)),
     )
 
 
 OF_ADDON = "of "  # before the name of one add-on of several
 
 
-def quantities(
+def step_quantities(
     rollout: Rollout,
     addon: Addon | None,
     scorer: Scorer | None,
@@ -304,7 +305,7 @@ def quantities(
     limits: Sequence[Limit],
     entropy_of: Policy | None,
 ) -> dict[str, np.ndarray]:
-    """Return what is summed over an episode, of each step `[T, N]`."""
+    """Return the quantities to sum over episodes, by name, for each step `[T, N]`."""
     found = {"basic": rollout.basic, "length": np.ones_like(rollout.basic), "log_policy": rollout.log_probs.numpy()}
     if scorer is not None:
         found["log_prior"] = scorer(*rollout.prior_inputs).numpy()
@@ -326,25 +327,25 @@ def quantities(
 
 
 class EpisodeSums:
-    """Sums over the episodes that run, and over those that ended, as many as each environment has to run."""
+    """Adds up quantities over episodes, until each environment has ended its share of them."""
 
     def __init__(self, environments: int, episodes: int) -> None:
         self.missing = episodes
         self._quota = np.full(environments, episodes // environments)
         self._quota[: episodes % environments] += 1
-        self._begun = np.zeros(environments, int)
+        self._ended = np.zeros(environments, int)
         self._running: dict[str, np.ndarray] = {}
         self._done: list[dict[str, float]] = []
 
     @property
-    def first(self) -> bool:
+    def has_first_episodes(self) -> bool:
         """Whether an environment is still in its first episode."""
-        return bool((self._begun == 0).any())
+        return bool((self._ended == 0).any())
 
     def add(
         self, steps: dict[str, np.ndarray], rollout: Rollout, progress: Callable[[int], None] | None = None
     ) -> None:
-        """Add a block of steps `[T, N]`."""
+        """Add a block of steps `[T, N]`, and close the episodes that end in it."""
         self._running = self._running or {name: np.zeros(len(self._quota)) for name in steps}
         for t in range(len(rollout.basic)):
             for name, values in self._running.items():
@@ -359,14 +360,14 @@ class EpisodeSums:
                     values[ended] = 0.0
 
     def _end(self, n: int, terminated: bool) -> None:
-        place = self._begun[n] * len(self._quota) + n
+        place = self._ended[n] * len(self._quota) + n
         sums = {name: float(values[n]) for name, values in self._running.items()}
         self._done.append(sums | {"terminated": terminated, "place": place})
-        self._begun[n] += 1
+        self._ended[n] += 1
         self._quota[n] -= 1
         self.missing -= 1
 
     def each(self) -> dict[str, np.ndarray]:
-        """Return what each episode came to, in the order in which the environments began them."""
+        """Return the sums of each episode `[E]`, in the order in which the environments began them."""
         ordered = sorted(self._done, key=lambda sums: sums["place"])
         return {name: np.array([sums[name] for sums in ordered]) for name in ordered[0] if name != "place"}

@@ -1,7 +1,7 @@
-"""The `Step` contract: what a batch of environments answers.
+"""The `Step` contract: what a batch of environments returns.
 
-`step.observations` is always what to act on next: an environment whose episode ended has been reset already. What the
-episode ended *in* is in `step.final`. There is no step whose action is ignored.
+`step.observations` is always what to act on next: an environment whose episode ended has been reset already. The last
+observation of that episode is in `step.final`. No action is ever ignored.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Info = dict[str, np.ndarray]
 
 
 class Chunk(NamedTuple):
-    """The C steps of N environments that one decision led to. Those after an episode's end count for nothing."""
+    """The C steps that N environments take by one decision; `counts` is false after an episode's end."""
 
     observations: np.ndarray  # [C, N, O]
     actions: np.ndarray  # [C, N, A]
@@ -31,31 +31,31 @@ class Chunk(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What N environments answer to N actions."""
+    """The result of N actions in N environments."""
 
     observations: np.ndarray  # [N, O] float32: to act on next; the critic's own numbers, where there are any, follow
     rewards: np.ndarray  # [N] float64: the basic reward
     terminated: np.ndarray  # [N] bool: the task ended the episode; nothing follows
     truncated: np.ndarray  # [N] bool: a time limit cut the episode; its value goes on
     final: np.ndarray  # [N, O] float32: true next observations, also where an episode ended
-    info: Info  # numeric entries of shape [N], as they were at the end of the step
-    chunk: Chunk | None = None  # where an action is a decision that several steps follow from
+    info: Info  # numeric entries of shape [N], from before any reset
+    chunk: Chunk | None = None  # the steps of a decision, where an action is one
 
 
 class HasSpaces(Protocol):
-    """What can be seen and done in an environment."""
+    """An environment's name, observation size and action space."""
 
     @property
     def name(self) -> str: ...
     @property
     def observation_size(self) -> int:
-        """How many numbers the policy sees."""
+        """The number of values in the policy's observation."""
 
     @property
     def actions(self) -> ActionSpace: ...
     @property
     def groups(self) -> dict[str, int]:
-        """Of an observation that is a Dict, how many numbers each part has."""
+        """The size of each part of a Dict observation; empty for a Box."""
 
 
 class Envs(HasSpaces, Protocol):
@@ -66,11 +66,11 @@ class Envs(HasSpaces, Protocol):
 
     @property
     def limit(self) -> int | None:
-        """The number of steps after which an episode is cut, where the environment tells it."""
+        """The number of steps after which an episode is truncated; None if the environment does not say."""
 
     def reset(self) -> np.ndarray: ...
     def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
-        """Reset the environments where `which` `[N]` is true; the observations, with theirs in place."""
+        """Reset the environments where `which` `[N]` is true; return `observations` with their new ones in place."""
 
     def step(self, actions: np.ndarray) -> Step: ...
     def close(self) -> None: ...
@@ -80,19 +80,19 @@ NUMBERS = (float, int, np.floating, np.integer)
 
 
 def check_reward(reward: Any, name: str) -> None:
-    """Raise where what an environment paid for a step is no number."""
+    """Raise if an environment's reward is not a real number."""
     if not isinstance(reward, NUMBERS) and (np.shape(reward) != () or np.asarray(reward).dtype.kind not in "fiub"):
         raise RepolicyError(f"environment {name!r} returns the reward {reward!r}, which is no real number")
 
 
 class Batch:
-    """What EnvPool's and Gymnasium's environments have: their spaces as a policy sees them, and how they answer."""
+    """Base of EnvPool's and Gymnasium's batches: spaces as a policy sees them, and conversion to a `Step`."""
 
     name: str
     count: int
 
     def note_spaces(self, space: Any, actions: Any, critic: bool) -> None:
-        """Keep what a policy sees of these spaces, or a critic too."""
+        """Store sizes and keys of the observation space and the action space; with `critic`, of its parts too."""
         self.groups = group_sizes(space, self.name)
         self._keys, self.observation_size = observed_parts(space, self.name, critic)
         self._own, self.actions = actions, action_space(actions, self.name)
@@ -100,10 +100,10 @@ class Batch:
     def renew(self, which: np.ndarray, observations: np.ndarray) -> np.ndarray:
         raise NotImplementedError
 
-    def call(self, function: Callable[..., Any], *given: Any, **options: Any) -> Any:
-        """Return what a function of the environments gives; one that does not come back is noticed."""
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the environments, watched by the watchdog."""
         with ENV_CALL.calling(self.name):
-            return function(*given, **options)
+            return function(*arguments)
 
     def flat(self, observations: Any, count: int | None = None) -> np.ndarray:
         return flatten_observations(observations, self.count if count is None else count, self._keys)
@@ -111,12 +111,12 @@ class Batch:
     def answered(
         self, observations: Any, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: Any
     ) -> Step:
-        """Return an answer of Gymnasium's form as a step; what ended is reset, so that no later step is spent on it."""
+        """Convert Gymnasium's five return values to a `Step`, and reset the environments whose episode ended."""
         final = current = self.flat(observations)
         ended = terminated | truncated
         if ended.any():
             wrong = np.flatnonzero(ended & ~np.isfinite(final).all(-1))
-            if len(wrong):  # (what is acted on next is looked at by who collects)
+            if len(wrong):  # (the collector checks the observations to act on)
                 last = f"environment {wrong[0]} of {self.name!r} ended an episode in an observation"
                 raise NumericError(f"{last} that is not finite")
             current = self.renew(ended, final)
@@ -125,9 +125,9 @@ class Batch:
 
 
 def observed_parts(space: Any, name: str, critic: bool) -> tuple[tuple[str, ...], int]:
-    """Return the parts of an observation to lay side by side, and how many numbers the policy sees.
+    """Return the keys of a Dict observation to concatenate, and the size of the policy's part.
 
-    Its parts are first. Where the critic is to see as well, the parts that the name gives to it follow.
+    The policy's keys come first. With `critic`, the keys of the name's `observe_critic` follow.
     """
     own = _parts(space, observed_keys(name), name, "observe")
     extra = _parts(space, critic_keys(name), name, "observe_critic") if critic else ()
@@ -136,7 +136,7 @@ def observed_parts(space: Any, name: str, critic: bool) -> tuple[tuple[str, ...]
 
 
 def _parts(space: Any, keys: tuple[str, ...], name: str, option: str) -> tuple[str, ...]:
-    """Return the same keys, if they are parts of a Dict."""
+    """Return the keys; raise if one is not a part of the observation space."""
     known = list(space) if isinstance(space, spaces.Dict) else []
     missing = [key for key in keys if key not in known]
     if missing:
@@ -148,12 +148,12 @@ def _parts(space: Any, keys: tuple[str, ...], name: str, option: str) -> tuple[s
 
 
 def group_sizes(space: Any, name: str) -> dict[str, int]:
-    """Return how many numbers each part of a Dict has."""
+    """Return the size of each part of a Dict; empty for other spaces."""
     return {key: observation_size(part, name) for key, part in space.items()} if isinstance(space, spaces.Dict) else {}
 
 
 def observation_size(space: Any, name: str) -> int:
-    """Return how many numbers an observation has."""
+    """Return the number of values in an observation."""
     if isinstance(space, spaces.Dict):
         size = sum(observation_size(part, name) for part in space.values())
     elif isinstance(space, spaces.Box):
@@ -169,7 +169,7 @@ def observation_size(space: Any, name: str) -> int:
 
 
 def action_space(space: Any, name: str) -> ActionSpace:
-    """Return the space laid out flat; `low` are the lower bounds or, unless all are 0, each head's first choice."""
+    """Return the space flattened. For choices, `low` is the first value of each, or empty if all start at 0."""
     if 0 in (space.shape or ()):
         raise UsageError(f"environment {name!r} has an empty action ({space}): there is nothing to choose")
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
@@ -193,7 +193,7 @@ def _floats(values: np.ndarray) -> tuple[float, ...]:
 
 
 def to_env_numbers(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
-    """Return actions `[..., A]`, whose choices count from 0, in the environment's own numbers: what add-ons read."""
+    """Return actions `[..., A]` in the environment's numbers: its choices may not start at 0. Add-ons read these."""
     return actions + np.array(space.low, np.int64) if space.kind == "discrete" and space.low else actions
 
 
@@ -203,11 +203,11 @@ def to_env_actions(actions: np.ndarray, space: ActionSpace, own: Any) -> np.ndar
 
 
 def flatten_observations(observations: Any, count: int, keys: tuple[str, ...] = ()) -> np.ndarray:
-    """Return observations as rows of numbers; of a Dict, these parts or all."""
+    """Return observations as float32 rows `[count, O]`; of a Dict, the parts `keys`, or all."""
     if isinstance(observations, dict):
         parts = [observations[key] for key in keys] if keys else observations.values()
         return np.concatenate([flatten_observations(part, count) for part in parts], axis=1)
-    with np.errstate(over="ignore"):  # what is beyond single precision is not finite, and refused as that
+    with np.errstate(over="ignore"):  # overflow gives inf, which the collector refuses
         return np.array(observations, dtype=np.float32).reshape(count, -1)
 
 
@@ -227,6 +227,6 @@ def shapes(thing: Any) -> Any:
 
 
 def stack_infos(infos: list[Info]) -> Info:
-    """Return infos as arrays `[T, ...]`, 0 in the steps that do not tell an entry."""
+    """Return infos as arrays `[T, ...]`, with 0 in steps that lack an entry."""
     zeros = {key: np.zeros_like(value) for info in infos for key, value in info.items()}
     return {key: np.stack([info.get(key, zero) for info in infos]) for key, zero in sorted(zeros.items())}
