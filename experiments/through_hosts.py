@@ -64,7 +64,7 @@ def through_rsl_rl(prior: str, seed: int, steps: int) -> Policy:
     """Customize in rsl_rl, with its own kind of std; its critic has a normalizer of its own."""
     from rsl_rl.runners import OnPolicyRunner
 
-    from repolicy.hosts.kept_prior import as_squashed
+    from repolicy.hosts.priors import as_squashed
     from repolicy.hosts.rsl_rl import to_repolicy
 
     torch.manual_seed(seed)

@@ -83,4 +83,4 @@ def rollout(of: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def kl_of(of: Any) -> float:
     """KL(policy ‖ prior) of the last rollout."""
-    return float(of.method.spent[0]["prior_kl"])
+    return float(of.method.spending[0]["prior_kl"])

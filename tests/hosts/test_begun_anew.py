@@ -21,7 +21,7 @@ from repolicy.prepare.states import SKIPPED_STEPS
 def away(started: OnPolicyRunner) -> float:
     """How far the actor's log-probabilities are from the prior's in a rollout, at most."""
     collected(started)
-    paid, weights = started.alg.method.rewarded.reward, started.alg.steering.objective
+    paid, weights = started.alg.method.rollout_rewards.reward, started.alg.steering.objective
     return float((paid.entropy / weights.alpha + paid.prior / weights.omega).abs().max())
 
 
@@ -61,7 +61,7 @@ def test_how_an_episode_begins_has_no_price_in_the_second_learn_either(monkeypat
 
     def price(**named: Any) -> float:
         model.learn(32, **named)  # eight steps of each environment
-        return float(model.method.rewarded.reward.states.abs().max())
+        return float(model.method.rollout_rewards.reward.states.abs().max())
 
     for _ in range(SKIPPED_STEPS // 8 + 1):
         assert price() == 0.0

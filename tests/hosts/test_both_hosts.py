@@ -95,7 +95,7 @@ def test_beside_a_weight_the_logarithm_of_a_std_learns_as_fast_as_in_the_engine(
 def test_a_budget_turns_both_weights_by_a_mean_over_the_rollouts_steps(host: Any) -> None:
     started = host(copy_prior=False, alpha=0.3, kl_budget=0.1)
     started.learn(1)
-    spent, steps = started.method.spent
+    spent, steps = started.method.spending
     expected = steered_objective(
         Objective("addon", 0.3, 0.3), -MAX_VIOLATION, budget_violation(spent["prior_kl"], 0.1, -MAX_VIOLATION, steps)
     )
@@ -136,9 +136,9 @@ def test_a_runner_that_is_told_to_resume_measures_nothing_but_what_its_checkpoin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = list[Any]()
-    right = measuring.one_each
+    right = measuring.run_episodes
     monkeypatch.setattr(measuring, "MAX_EPISODE_STEPS", 30)
-    monkeypatch.setattr(measuring, "one_each", lambda *given, **named: measured.append(0) or right(*given, **named))
+    monkeypatch.setattr(measuring, "run_episodes", lambda *given, **named: measured.append(0) or right(*given, **named))
     how = runner_envs.settings("mlp", runners.residual(PRIOR, omega=None, alpha=None, states=0.0))
     first = runners.OnPolicyRunner(runner_envs.Drift(), how, None, "cpu")
     first.save(str(tmp_path / "model_0.pt"))

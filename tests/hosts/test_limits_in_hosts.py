@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from repolicy.envs.rollout import Transitions
 from repolicy.errors import NumericError, UsageError
-from repolicy.hosts.method import SUMMED, Method, Seen
+from repolicy.hosts.method import ROLLOUT_SUMS, HostRollout, Method
 from repolicy.hosts.sb3 import ResidualPPO, Unclipped
 from repolicy.hosts.steering import Steering
 from repolicy.learning.multipliers import Multipliers
@@ -46,9 +46,9 @@ class Unlikely:
         return torch.zeros(ended.shape), None
 
 
-def seen(held: Tensor) -> Seen:
+def seen(held: Tensor) -> HostRollout:
     still = torch.zeros(held.shape[1:])
-    return Seen(still[..., None], still[..., None], still, still, still.bool(), lambda: still[..., None], held)
+    return HostRollout(still[..., None], still[..., None], still, still, still.bool(), lambda: still[..., None], held)
 
 
 def followed(method: Method, rollouts: list[Tensor]) -> tuple[list[dict[str, float]], list[Tensor]]:
@@ -57,9 +57,9 @@ def followed(method: Method, rollouts: list[Tensor]) -> tuple[list[dict[str, flo
     for held in rollouts:
         paid.append(method.reward(seen(held)))
         method.credit(torch.randn(STEPS, ENVS), torch.zeros(STEPS, ENVS))
-        told.append(method.measured())
-        method.steering.explained = 1.0
-        method.steering.steer(*method.spent)
+        told.append(method.iteration_metrics())
+        method.steering.explained_variance = 1.0
+        method.steering.steer(*method.spending)
     return told, paid
 
 
@@ -69,7 +69,7 @@ def test_multipliers_move_as_the_engines_do() -> None:
     settings = Settings(envs=ENVS, n_steps=STEPS, steps=100 * STEPS * ENVS)
     engine = Multipliers(Request("HalfCheetah-v4", weights(0.5, 0.25), settings, ("height",), limits=tuple(HELD)), 1)
     method = Method(Steering(weights(0.5, 0.25), limits=HELD), Unlikely())
-    method.scaled(nn.Linear(1, 1), nn.Linear(1, 1))
+    method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))
     told, paid = followed(method, rollouts)
     for held, found, got in zip(rollouts, told, paid, strict=True):
         numbers = held.double().numpy()
@@ -138,17 +138,17 @@ def test_a_resumed_multiplier_is_the_same_to_the_bit(tmp_path: Path) -> None:
     saved = in_sb3(limit).learn(16 * 4 * 3)
     saved.save(tmp_path / "model.zip")
     loaded = ResidualPPO.load(tmp_path / "model.zip", saved.env)
-    assert loaded.steering.held == saved.steering.held
+    assert loaded.steering.priced_limits == saved.steering.priced_limits
     first = in_rsl_rl([limit])
     first.learn(3)
     first.save(str(tmp_path / "model_3.pt"))
     again = in_rsl_rl([limit])
     again.load(str(tmp_path / "model_3.pt"))
     for before, after in ((saved.steering, loaded.steering), (first.alg.steering, again.alg.steering)):
-        [held] = before.held.values()
+        [held] = before.priced_limits.values()
         assert held.violation is not None
         assert held.weight > 0
-        assert after.held == before.held
+        assert after.priced_limits == before.priced_limits
 
 
 @pytest.mark.parametrize("host", ["rsl_rl", "sb3"])
@@ -167,17 +167,17 @@ def test_a_share_that_is_kept_is_a_limit_on_the_old_reward(
         trained.save(str(tmp_path / "model_2.pt"))
         other.load(str(tmp_path / "model_2.pt"))
         first, again = trained.alg.method, other.alg.method
-    [held] = first.steering.share.values()
+    [held] = first.steering.kept_share.values()
     said = capsys.readouterr().out
     earned = float(re.search(r"keep is 0.9 of (\S+) ± \S+, what the prior's mean", said)[1])
     assert earned < 0.0
     assert (held.limit.name, held.limit.sign) == ("basic_reward", -1)
     assert held.limit.bound == pytest.approx(1.1 * earned, rel=0.01)
-    assert first.steering.gap != 0.0
-    assert len(multipliers(first, first.steering.kept)) == 2
+    assert first.steering.sampling_gap != 0.0
+    assert len(multipliers(first, first.steering.kept_limit)) == 2
     assert first.steering.objective.omega == held.weight != 0.3
     assert again.steering == first.steering
-    assert again.steering.share == first.steering.share
+    assert again.steering.kept_share == first.steering.kept_share
     assert "errors are larger than what may be lost" in said, "0.2 of 1.4 is more than a tenth"
     in_rsl_rl((), keep=0.5)
     assert "errors are larger" not in capsys.readouterr().out
@@ -194,15 +194,15 @@ def test_what_the_mean_action_keeps_is_told_by_sampled_steps(std: float) -> None
 
     torch.manual_seed(0)
     method = Method(Steering(weights(0.3, 0.2), keep=0.9), Wide())
-    method.scaled(nn.Linear(1, 1), nn.Linear(1, 1))
-    method.steering.hold("basic_reward>=-1", gap=2 * 0.5**2)
+    method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))
+    method.steering.hold_share("basic_reward>=-1", sampling_gap=2 * 0.5**2)
     acting = torch.distributions.Normal(torch.full((200, 64, 2), 0.4), std)
     actions = acting.sample()
     paid, nothing = -actions.square().sum(-1), torch.zeros(200, 64)
     rollout = seen(paid[None])._replace(actions=actions, log_policy=acting.log_prob(actions).sum(-1))
     method.reward(rollout)
     method.credit(nothing, nothing)
-    assert method.measured()["limit_basic_reward>=-1"] == pytest.approx(-2 * 0.4**2, abs=0.01)
+    assert method.iteration_metrics()["limit_basic_reward>=-1"] == pytest.approx(-2 * 0.4**2, abs=0.01)
 
 
 @pytest.mark.parametrize("falls", [0.002, 0.05])
@@ -214,14 +214,14 @@ def test_ends_earlier_than_the_sampled_priors_cost_what_it_earned_later(falls: f
         row |= (torch.rand(64) < falls) | (age == 39)
         age = torch.where(row, 0, age + 1)
     method = Method(Steering(weights(0.3, 0.2), keep=0.9), Unlikely())
-    method.scaled(nn.Linear(1, 1), nn.Linear(1, 1))
-    method.steering.hold("basic_reward>=1.8", earns=[*(2.0 * 0.99 ** torch.arange(40)).tolist(), 0.0])
+    method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))
+    method.steering.hold_share("basic_reward>=1.8", earnings_by_age=[*(2.0 * 0.99 ** torch.arange(40)).tolist(), 0.0])
     later, kept = [], []
     for steps in ended.split(25):
         method.reward(seen(torch.full((1, *steps.shape), 2.0))._replace(ended=steps))
         method.credit(torch.zeros(steps.shape), torch.zeros(steps.shape))
-        kept.append(method.measured()["limit_basic_reward>=1.8"])
-        later.append(float(method.rewarded.sums[SUMMED.index("later")]) / steps.numel())
+        kept.append(method.iteration_metrics()["limit_basic_reward>=1.8"])
+        later.append(float(method.rollout_rewards.sums[ROLLOUT_SUMS.index("later")]) / steps.numel())
     length, usual = ended.numel() / float(ended.sum()), (1 - 0.99**40) / 0.01
     assert np.mean(later) == pytest.approx(2.0 * (length - usual) / length, abs=0.03)
     assert np.mean(kept[80:]) == pytest.approx(2.0 + min(0.0, np.mean(later)), abs=0.05)
@@ -237,7 +237,7 @@ class TellingRunner(RunnerDrift):
 
 def test_a_runner_may_tell_the_old_reward_in_its_extras() -> None:
     started = OnPolicyRunner(TellingRunner(), settings(algorithm=residual(PRIOR, keep=0.9)), None, "cpu")
-    assert started.alg.steering.kept == "basic_reward>=1.8"
+    assert started.alg.steering.kept_limit == "basic_reward>=1.8"
     started.learn(1)
 
 
@@ -252,8 +252,8 @@ class Wished(Drift):
 def test_the_wrapper_that_pays_the_add_on_tells_the_old_reward() -> None:
     env = DummyVecEnv([lambda: Unclipped(TaskReward(Wished(), weights(0.3, 0.2)))] * 4)
     started = in_sb3("basic_reward<=3", env=env, keep=0.9).learn(64)
-    assert list(started.steering.limited) == ["basic_reward<=3", "basic_reward>=1.8"]
-    assert list(started.steering.held) == ["basic_reward<=3"]
+    assert list(started.steering.all_limits) == ["basic_reward<=3", "basic_reward>=1.8"]
+    assert list(started.steering.priced_limits) == ["basic_reward<=3"]
     assert started.method.curves["limit_basic_reward>=1.8"] == [2.0]
     assert started.method.curves["reward_task"][0] < 0.0
     with pytest.raises(UsageError, match="basic_reward>=1 and basic_reward>=1.8 name the same side twice"):
@@ -308,6 +308,6 @@ def test_what_cannot_be_held_is_one_sentence(host: Any, limits: list[str], more:
 
 def test_a_quantity_that_is_no_number_is_one_sentence() -> None:
     method = Method(Steering(Objective(), limits=HELD), None)
-    method.scaled(nn.Linear(1, 1), nn.Linear(1, 1))
+    method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))
     with pytest.raises(NumericError, match="the quantity of the limit speed>=0.5 is not finite"):
         followed(method, [torch.stack([torch.ones(STEPS, ENVS), torch.full((STEPS, ENVS), torch.nan)])])

@@ -23,8 +23,16 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
 
 from repolicy import Policy
 from repolicy.errors import UsageError
-from repolicy.hosts.measuring import SHARED, Episodes, Look, Paid, Sizes, one_each, side_by_side
-from repolicy.hosts.method import Method, Seen
+from repolicy.hosts.measuring import (
+    MIN_SHARED_ENVS,
+    EnvStep,
+    HostEpisodes,
+    PriorEpisodes,
+    Sizes,
+    run_episodes,
+    run_side_by_side,
+)
+from repolicy.hosts.method import HostRollout, Method
 from repolicy.hosts.sb3 import Unclipped
 from repolicy.hosts.sb3_vec_envs import ModelEnvs
 from repolicy.hosts.steering import Steering
@@ -54,18 +62,18 @@ class Ages:
     sizes: Any = None
     wish_weight = 1.0
 
-    def begin(self) -> tuple[torch.Tensor, bool]:
+    def reset(self) -> tuple[torch.Tensor, bool]:
         self.time = torch.zeros(self.count, 1)
         return self.time, self.fresh
 
     def __init__(self, fresh: bool, count: int = 2) -> None:
         self.fresh, self.count = fresh, count
 
-    def step(self, actions: torch.Tensor) -> Paid:
+    def step(self, actions: torch.Tensor) -> EnvStep:
         self.time = self.time + 1
         ended = self.time.squeeze(-1) == torch.tensor([3.0, 5.0]).repeat(self.count // 2)
         self.time = torch.where(ended[:, None], 0.0, self.time)
-        return Paid(self.time, torch.full((self.count,), 10.0), actions.squeeze(-1), ended)
+        return EnvStep(self.time, torch.full((self.count,), 10.0), actions.squeeze(-1), ended)
 
     def states(self, observations: torch.Tensor) -> torch.Tensor:
         return observations
@@ -79,43 +87,43 @@ class Telling:
     def act(self, observations: torch.Tensor, sample: bool) -> tuple[torch.Tensor, torch.Tensor]:
         return observations + float(sample), torch.full((len(observations),), 7.0)
 
-    def forget(self, ended: torch.Tensor | None = None) -> None: ...
+    def reset(self, ended: torch.Tensor | None = None) -> None: ...
 
 
 @pytest.mark.parametrize("fresh", [True, False])
 def test_of_each_environment_one_episode_counts_from_its_beginning(fresh: bool) -> None:
     """Where the first episode had begun before, the next one counts: this one may be short."""
-    found = one_each(Ages(fresh), Telling(), sample=False)
+    found = run_episodes(Ages(fresh), Telling(), sample=False)
     assert found.lengths.tolist() == [3, 5]
     assert found.basic.tolist() == [30, 50]
     assert found.addon.tolist() == [0 + 1 + 2, 0 + 1 + 2 + 3 + 4]
     assert found.nats.tolist() == [21, 35]
-    assert found.squares.tolist() == [0 + 1 + 4, 0 + 1 + 4 + 9 + 16]
+    assert found.squared_addon.tolist() == [0 + 1 + 4, 0 + 1 + 4 + 9 + 16]
 
 
 def test_of_an_episode_that_goes_on_the_second_thousand_steps_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 2)
-    found = one_each(Ages(fresh=False), Telling(), sample=False)
+    found = run_episodes(Ages(fresh=False), Telling(), sample=False)
     assert found.lengths.tolist() == [1, 2]
     assert found.addon.tolist() == [2, 2 + 3]
 
 
 def test_many_environments_are_shared_by_who_acts() -> None:
-    envs, who = Ages(fresh=True, count=SHARED), [(Telling(), False), (Telling(), True)]
-    [by_mean], [sampled] = side_by_side(envs, who) or []
+    envs, who = Ages(fresh=True, count=MIN_SHARED_ENVS), [(Telling(), False), (Telling(), True)]
+    [by_mean], [sampled] = run_side_by_side(envs, who) or []
     assert {*by_mean.lengths.tolist()} == {3.0}  # the first of each two environments
     assert {*sampled.lengths.tolist()} == {5.0}
     assert {*by_mean.addon.tolist()} == {0 + 1 + 2.0}
     assert {*sampled.addon.tolist()} == {1 + 2 + 3 + 4 + 5.0}
     assert {*by_mean.nats.tolist()} == {21.0}
-    assert len(by_mean.nats) == len(sampled.nats) == SHARED // 2
+    assert len(by_mean.nats) == len(sampled.nats) == MIN_SHARED_ENVS // 2
     who[0][0].has_memory = True
-    assert side_by_side(envs, who) is None
-    assert side_by_side(Ages(fresh=True), who[1:]) is None
+    assert run_side_by_side(envs, who) is None
+    assert run_side_by_side(Ages(fresh=True), who[1:]) is None
 
 
 def test_a_runner_of_many_environments_measures_the_same() -> None:
-    env = Drift(count=SHARED)
+    env = Drift(count=MIN_SHARED_ENVS)
     assert in_runner(env).objective.omega == pytest.approx(2 * STD**2, rel=0.2)
     assert len(env.paid) == 2 * env.max_episode_length  # both at once, after episodes that were under way
 
@@ -218,7 +226,7 @@ def test_actions_that_a_policy_scales_itself_are_sent_as_in_training() -> None:
     env = DummyVecEnv([Wide] * 2)
     how: dict[str, Any] = {"use_sde": True, "policy_kwargs": {"squash_output": True}}
     acted_in = ModelEnvs(sb3(env=env, prior=trained(env, **how), **how))
-    acted_in.begin()
+    acted_in.reset()
     assert acted_in.step(torch.tensor([[0.5, -1.0], [0.0, 0.25]])).addon.tolist() == [-(2.0**2 + 4.0**2), -1.0]
 
 
@@ -251,19 +259,21 @@ def test_few_environments_run_as_many_episodes_as_their_states_take() -> None:
         def __init__(self) -> None:
             self.count = count
 
-        def begin(self) -> tuple[torch.Tensor, bool]:
+        def reset(self) -> tuple[torch.Tensor, bool]:
             self.time = 0
             return torch.zeros(count, 1), True
 
-        def step(self, actions: torch.Tensor) -> Paid:
+        def step(self, actions: torch.Tensor) -> EnvStep:
             self.time += 1
             states = torch.randn(count, 1, generator=self.generator)
-            return Paid(states, None, actions.squeeze(-1), torch.full((count,), self.time % (2 * SKIPPED_STEPS) == 0))
+            return EnvStep(
+                states, None, actions.squeeze(-1), torch.full((count,), self.time % (2 * SKIPPED_STEPS) == 0)
+            )
 
         def states(self, observations: torch.Tensor) -> torch.Tensor:
             return observations
 
-    look = Look(Wandering(), Telling())
+    look = PriorEpisodes(Wandering(), Telling())
     look.density()
     assert MIN_OBSERVATIONS <= sum(len(each.states) for each in look.sampled) < MIN_OBSERVATIONS + 100 * count
 
@@ -271,7 +281,9 @@ def test_few_environments_run_as_many_episodes_as_their_states_take() -> None:
 def test_of_stacked_frames_the_newest_is_the_state() -> None:
     env = VecFrameStack(envs(), 3)
     seen = env.reset()
-    np.testing.assert_allclose(sb3(env=env, omega=0.0, alpha=0.0).rows(seen[None])[0], seen[:, -3:], rtol=1e-6)
+    np.testing.assert_allclose(
+        sb3(env=env, omega=0.0, alpha=0.0).flat_observations(seen[None])[0], seen[:, -3:], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("shape", [(2, 12, 13), (12, 13, 2)])
@@ -296,8 +308,8 @@ def test_an_image_is_as_the_environment_shows_it_and_the_newest_of_a_stack(shape
         model = sb3(env=env, omega=0.0, alpha=0.0)
         model.env.reset()
         seen, *_ = model.env.step(np.zeros((4, 2)))
-        assert model.rows(seen[None])[0].tolist() == [(pixels + 2.0).tolist()] * 4
-        found = model.observed(seen[None])
+        assert model.flat_observations(seen[None])[0].tolist() == [(pixels + 2.0).tolist()] * 4
+        found = model.prior_observations(seen[None])
         newest = found[..., -2:] if shape[-1] == 2 else found[:, :, -2:]
         assert newest.flatten(2)[0].tolist() == [(pixels + 2.0).tolist()] * 4, "what any prior but its own kind sees"
 
@@ -316,7 +328,7 @@ def test_unfamiliar_states_cost_once_an_episode_is_under_way() -> None:
     ended = torch.zeros(steps, 1, dtype=torch.bool)
     ended[0] = True
     found = method.reward(
-        Seen(zeros, zeros, zeros, zeros, ended, lambda: torch.full((steps, 1, 1), 4.0), zeros[None][:0])
+        HostRollout(zeros, zeros, zeros, zeros, ended, lambda: torch.full((steps, 1, 1), 4.0), zeros[None][:0])
     )
     assert found.squeeze(-1).tolist() == [0.0] * (SKIPPED_STEPS + 1) + [-2.0]
     assert method.ages is not None
@@ -346,23 +358,23 @@ def test_the_verdict_is_the_engines(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_what_a_step_earns_is_told_by_as_many_episodes_of_each_kind() -> None:
-    look = Look(Ages(fresh=True), Telling())
-    look.earned()
+    look = PriorEpisodes(Ages(fresh=True), Telling())
+    look.earnings()
     assert [sum(len(each.nats) for each in kind) for kind in (look.by_mean, look.sampled)] == [WORTH_EPISODES] * 2
 
 
 def test_what_a_step_earns_has_the_error_of_a_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("repolicy.hosts.measuring.WORTH_EPISODES", 2)
-    look, no = Look(None, None), torch.empty(0)
+    look, no = PriorEpisodes(None, None), torch.empty(0)
     paid, steps = torch.tensor([2.0, 4.0, 9.0]), torch.tensor([1.0, 2.0, 3.0])
-    look.by_mean = [Episodes(paid, no, no, steps, steps, no, no)]
-    look.sampled = [Episodes(torch.tensor([3.0, 3.0]), no, no, steps[:2], steps[:2], no, no)]
-    by_age, (by_mean, sampled) = look.earned()
+    look.by_mean = [HostEpisodes(paid, no, no, steps, steps, no, no)]
+    look.sampled = [HostEpisodes(torch.tensor([3.0, 3.0]), no, no, steps[:2], steps[:2], no, no)]
+    by_age, (by_mean, sampled) = look.earnings()
     assert by_mean == pytest.approx((2.5, math.sqrt((0.5**2 + 1.0**2 + 1.5**2) * 3 / 2) / 6))
     assert sampled == pytest.approx((2.0, math.sqrt((1.0**2 + 1.0**2) * 2) / 3))
     assert by_age == [2.0, 1.0, 0.0]
     monkeypatch.setattr("repolicy.hosts.measuring.MAX_EPISODE_STEPS", 2)
-    assert look.earned()[0] == [2.0, 1.0], "some still went on when nobody counted any more"
+    assert look.earnings()[0] == [2.0, 1.0], "some still went on when nobody counted any more"
 
 
 class Ending(Drift):
@@ -385,11 +397,11 @@ class OnlyObserves(Ending):
         return self.get_observations()
 
 
-@pytest.mark.parametrize(("env", "count"), [(Ending, 32), (Resettable, SHARED), (OnlyObserves, 32)])
+@pytest.mark.parametrize(("env", "count"), [(Ending, 32), (Resettable, MIN_SHARED_ENVS), (OnlyObserves, 32)])
 def test_episodes_that_a_runner_left_under_way_are_neither_measured_nor_compared(env: Any, count: int) -> None:
     algorithm = {"class_name": OURS, "addon": "addon", "prior": resting(), "num_mini_batches": 1}
     runner = OnPolicyRunner(env(count=count), settings(algorithm=algorithm), None, "cpu")
     assert runner.alg.steering.objective.omega == pytest.approx(2 * STD**2, rel=0.1)
     runner.learn(1, init_at_random_ep_len=True)
     runner.alg.verdict()
-    assert {length for told in runner.alg.method.compared for length in told["lengths"]} == {12.0}
+    assert {length for told in runner.alg.method.verdict_episodes for length in told["lengths"]} == {12.0}

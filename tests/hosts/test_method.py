@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from repolicy.hosts.method import Method, Seen, ages_of, quicken
-from repolicy.hosts.steering import EXPLAINS, WARMUP, Steering
+from repolicy.hosts.method import HostRollout, Method, accelerate_std, episode_ages
+from repolicy.hosts.steering import DEFAULT_WARMUP, WARMUP_EXPLAINED_VARIANCE, Steering
 from repolicy.learning.ppo import STD_SPEED, STD_SPEED_MIN_SAMPLES
 from repolicy.learning.worker import MAX_WARMUPS
 from repolicy.objective import Objective, residual
@@ -20,32 +20,32 @@ class Pushing:
         return actions.squeeze(-1), torch.full(ended.shape, 2.0)
 
 
-def seen(task: torch.Tensor) -> Seen:
+def seen(task: torch.Tensor) -> HostRollout:
     actions, log_policy = torch.full((*task.shape, 1), 3.0), torch.full_like(task, -1.0)
-    return Seen(task, actions, log_policy, task, ENDED, lambda: task, torch.zeros(0, *task.shape))
+    return HostRollout(task, actions, log_policy, task, ENDED, lambda: task, torch.zeros(0, *task.shape))
 
 
 def test_the_age_of_a_state_is_its_steps_into_the_episode() -> None:
-    assert ages_of(ENDED, torch.tensor([7, 0])).tolist() == [[7, 0], [8, 1], [0, 2], [1, 3], [2, 0], [3, 1]]
+    assert episode_ages(ENDED, torch.tensor([7, 0])).tolist() == [[7, 0], [8, 1], [0, 2], [1, 3], [2, 0], [3, 1]]
 
 
 def test_a_rollout_pays_its_parts_and_tells_their_means() -> None:
     method, task = Method(Steering(residual(0.5, 0.25), critic_warmup=0), Pushing()), torch.arange(10.0).view(5, 2)
-    method.scaled(nn.Linear(1, 1), nn.Linear(1, 1))
+    method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))
     assert torch.equal(method.reward(seen(task)), task + 0.5 * 3.0 + 0.25)
     method.credit(task.clone(), torch.zeros(5, 2))
-    found = method.measured()
+    found = method.iteration_metrics()
     assert {name: found[name] for name in ("reward_task", "reward_prior", "reward_entropy", "prior_kl")} == {
         "reward_task": 4.5, "reward_prior": 1.5, "reward_entropy": 0.25, "prior_kl": -4.0,
     }  # fmt: skip
-    assert method.spent == ({"prior_kl": -4.0, "below_prior": -5.0, "below_prior_squares": 25.0}, 10)
+    assert method.spending == ({"prior_kl": -4.0, "below_prior": -5.0, "below_prior_squares": 25.0}, 10)
     assert found["explained_variance"] == pytest.approx(0.0)
 
 
 def test_the_critic_learns_in_the_unit_of_its_returns_and_acts_in_rewards() -> None:
     critic, inputs = nn.Linear(3, 1), torch.randn(5, 2, 3)
     method = Method(Steering(residual(0.5, 0.25)), Pushing())
-    method.scaled(critic, critic)
+    method.normalize_critic(critic, critic)
     for spread in (1.0, 40.0, 3.0):
         with torch.no_grad():
             values = critic(inputs).squeeze(-1)
@@ -62,7 +62,7 @@ def test_the_critic_learns_in_the_unit_of_its_returns_and_acts_in_rewards() -> N
 
 def test_without_weights_the_critic_is_the_hosts_own() -> None:
     method, critic = Method(Steering(Objective()), None), nn.Linear(1, 1)
-    method.scaled(critic, critic)
+    method.normalize_critic(critic, critic)
     returns, values = torch.randn(5, 2), torch.randn(5, 2)
     copies = returns.clone(), values.clone()
     method.credit(returns, values)
@@ -71,12 +71,15 @@ def test_without_weights_the_critic_is_the_hosts_own() -> None:
     assert not critic._forward_hooks
 
 
-@pytest.mark.parametrize(("explained", "first"), [(EXPLAINS, WARMUP), (EXPLAINS - 0.1, MAX_WARMUPS * WARMUP)])
+@pytest.mark.parametrize(
+    ("explained", "first"),
+    [(WARMUP_EXPLAINED_VARIANCE, DEFAULT_WARMUP), (WARMUP_EXPLAINED_VARIANCE - 0.1, MAX_WARMUPS * DEFAULT_WARMUP)],
+)
 def test_the_usual_warm_up_waits_for_a_critic_that_explains_too_little(explained: float, first: int) -> None:
     steering = Steering(residual(0.5, 0.25), critic_warmup=None)
-    while not steering.fits_actor:
-        steering.explained = explained
-        if not steering.fits_actor:
+    while not steering.trains_actor:
+        steering.explained_variance = explained
+        if not steering.trains_actor:
             steering.steer({}, 1)
     assert steering.iterations == first
 
@@ -101,17 +104,17 @@ def test_a_weight_that_is_named_anew_goes_before_a_budget_that_was_found() -> No
 
 def test_the_learning_rate_follows_each_update_of_the_actor_once() -> None:
     method, rates = Method(Steering(residual(0.5, 0.25), critic_warmup=1), Pushing()), list[float]()
-    method.scaled(nn.Linear(1, 1), nn.Linear(1, 1))
+    method.normalize_critic(nn.Linear(1, 1), nn.Linear(1, 1))
     actor, kept = nn.Parameter(torch.zeros(1)), 3e-4
     for kl in (0.0, 1.0, 1e-3, None, None):
         method.reward(seen(torch.zeros(5, 2)))
         method.credit(torch.zeros(5, 2), torch.zeros(5, 2))
-        method.measured()
-        with method.updating([actor], kept, rates.append) as alone:
+        method.iteration_metrics()
+        with method.policy_update([actor], kept, rates.append) as alone:
             assert actor.requires_grad != alone
         kept = rates[-1]
         if kl is not None:
-            method.moved = torch.tensor([4.0 * kl, 4.0])
+            method.update_kl_sums = torch.tensor([4.0 * kl, 4.0])
     slower = pytest.approx(3e-4 / 1.5)
     assert rates == [1e-3, 3e-4, 3e-4, 3e-4, slower, slower, 3e-4, 3e-4, 3e-4, 3e-4]
 
@@ -123,7 +126,7 @@ def test_a_quickened_std_moves_as_in_a_group_of_its_own() -> None:
     others = torch.nn.Parameter(torch.zeros(3))
     together = torch.optim.Adam([quick, others], lr=1e-2)
     apart = torch.optim.Adam([{"params": [alone], "lr": 1e-2 * STD_SPEED}, {"params": [rest]}], lr=1e-2)
-    quicken(together, quick, STD_SPEED_MIN_SAMPLES)
+    accelerate_std(together, quick, STD_SPEED_MIN_SAMPLES)
     for _ in range(5):
         for first, second in ((quick, alone), (others, rest)):
             first.grad = torch.randn(3, generator=generator)

@@ -177,7 +177,7 @@ def test_an_actor_s_own_optimizer_counts(tmp_path: Path) -> None:
     sac = pytest.importorskip("stable_baselines3").SAC("MlpPolicy", "Pendulum-v1", learning_starts=10, device="cpu")
     sac.learn(20)
     sac.save(tmp_path / "sac.zip")
-    assert read_checkpoint(tmp_path / "sac.zip").remembers
+    assert read_checkpoint(tmp_path / "sac.zip").has_optimizer_state
 
 
 def rollout(folder: Path) -> tuple[Path, Path]:

@@ -18,7 +18,7 @@ from runner_envs import NETWORKS, OURS, SIZE, Drift, settings
 from tensordict import TensorDict
 
 from repolicy import save_policy
-from repolicy.hosts.rsl_rl import ResidualPPO, say_what_works_against
+from repolicy.hosts.rsl_rl import ResidualPPO, warn_about_settings
 from repolicy.objective import reformulated
 
 
@@ -58,7 +58,7 @@ def test_beside_a_weight_nobody_is_paid_twice_for_the_entropy(more: Algorithm, b
     ],
 )
 def test_what_works_against_a_prior_is_said(capsys: pytest.CaptureFixture[str], more: Algorithm, said: str) -> None:
-    say_what_works_against({"schedule": "fixed"} | more)
+    warn_about_settings({"schedule": "fixed"} | more)
     found = capsys.readouterr().out
     assert said in found
     assert bool(found) == bool(said)
@@ -139,7 +139,7 @@ def test_the_first_ratio_is_one(tmp_path: Path, network: str) -> None:
 @pytest.mark.parametrize("network", ["cnn", "lstm"])
 def test_a_run_with_a_schedule_ends_with_the_verdict(tmp_path: Path, network: str, capsys: Any) -> None:
     ours = runner(network, residual(str(checkpoint(tmp_path, network)), schedule="fixed"))
-    ours.alg._left = 1
+    ours.alg._iterations_left = 1
     ours.learn(1)
     assert "ResidualPPO: prior with the mean action" in capsys.readouterr().out
 
@@ -284,9 +284,9 @@ def test_a_wish_of_a_file_pays_what_the_actor_sees(tmp_path: Path, monkeypatch: 
     st = collected(ours)
     states = torch.cat([st.observations["policy"], ours.env.get_observations()["policy"][None]])
     wanted = torch.where(st.dones.squeeze(-1) > 0, 0.0, 2.0 * states.diff(dim=0).sum(-1))
-    torch.testing.assert_close(ours.alg.method.rewarded.reward.total, wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.alg.method.rollout_rewards.reward.total, wanted, rtol=0, atol=1e-5)
     with torch.inference_mode():
-        told = ours.alg.envs.begin()
+        told = ours.alg.envs.reset()
         step = ours.alg.envs.step(torch.zeros(8, 2))
     assert step.basic is not None
     moved = 2.0 * (step.observations["policy"] - told[0]["policy"]).sum(-1)
@@ -317,4 +317,4 @@ def test_a_wish_is_paid_for_actions_as_they_were_sent_in_every_step(
         st.clear()
     assert st.dones.any()
     wanted = -sent(st.actions).square().sum(-1)
-    torch.testing.assert_close(ours.alg.method.rewarded.reward.task.float(), wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.alg.method.rollout_rewards.reward.task.float(), wanted, rtol=0, atol=1e-5)

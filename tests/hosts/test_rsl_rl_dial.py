@@ -60,7 +60,7 @@ def test_where_all_episodes_stand_at_one_place_its_weight_is_a_number_as_any(pla
     one, other = storages
     assert torch.equal(one.actions, other.actions)
     torch.testing.assert_close(standardized(one.advantages), standardized(other.advantages), rtol=1e-4, atol=1e-4)
-    told, plain = dialed.alg.method.measured(), number.alg.method.measured()
+    told, plain = dialed.alg.method.iteration_metrics(), number.alg.method.iteration_metrics()
     assert "omega" not in told
     for name in ("reward_task", "reward_prior", "reward_entropy"):
         assert told[name] == pytest.approx(plain[name], rel=1e-5)
@@ -82,7 +82,7 @@ def test_a_time_limit_is_worth_what_the_critic_says_of_its_last_step_and_an_end_
         for part in started.alg.critic.mlp.parameters():
             part.data *= size
         torch.manual_seed(1)
-        storage, cut = collected(started), started.alg._cut
+        storage, cut = collected(started), started.alg._timed_out
         ended = (storage.dones.squeeze(-1) > 0) & ~cut
         assert cut.any()
         assert ended.any()

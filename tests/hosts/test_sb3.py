@@ -105,7 +105,7 @@ def test_what_is_told_of_the_task_is_what_was_paid_also_at_a_time_limit() -> Non
         before, after = rollout(ours)
         assert (before != 1.0).any(), "a time limit"
         assert ours.logger.name_to_value["residual/task"] == 1.0
-        paid = ours.method.rewarded.reward
+        paid = ours.method.rollout_rewards.reward
         np.testing.assert_allclose(after, before + paid.prior.numpy() + paid.entropy.numpy(), rtol=0, atol=1e-6)
         ours.learn(64)
 

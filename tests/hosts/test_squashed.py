@@ -19,7 +19,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 
 from repolicy import Policy
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import as_gaussian, with_one_std
+from repolicy.hosts.priors import as_gaussian, with_one_std
 from repolicy.hosts.sb3 import ResidualPPO, Squashed, to_repolicy
 from repolicy.priors import read_policy
 from repolicy.readers.description import CannotCopyError
@@ -81,7 +81,7 @@ def test_rsl_rl_pays_by_torchs_own_densities() -> None:
     observations, actions = storage.observations["policy"], storage.actions
     own = prior(observations)
     log_prob = behind_tanh(own.mean, own.log_std.exp().expand_as(own.mean), actions)
-    paid = runner.alg._paid + (OMEGA - ALPHA) * log_prob  # the actor begins as the prior
+    paid = runner.alg._task_rewards + (OMEGA - ALPHA) * log_prob  # the actor begins as the prior
     at_limits = storage.rewards.squeeze(-1) - paid
     cut = at_limits.abs() > 1e-3
     assert int(cut.sum()) < 10  # rsl_rl adds a value where a time limit cut

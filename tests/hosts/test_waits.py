@@ -19,7 +19,7 @@ from runners import runner
 from sb3_models import residual as sb3
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from repolicy.hosts.method import Seen
+from repolicy.hosts.method import HostRollout
 from repolicy.policies.density import fit_density
 from repolicy.policies.normalizer import Normalizer
 from repolicy.priors.kinds import MeanPrior
@@ -141,7 +141,7 @@ def test_a_rollout_stays_on_its_device_up_to_the_one_wait(kind: str, actor: str,
     assert storage.returns.shape == storage.rewards.shape == storage.advantages.shape == (6, 8, 1)
     assert {part.device.type for part in (storage.returns, storage.rewards, started.method.scale.mean)} == {"meta"}
     with pytest.raises((NotImplementedError, RuntimeError), match="meta"):  # here it would wait
-        started.method.measured()
+        started.method.iteration_metrics()
 
 
 @pytest.mark.parametrize("kind", ["a file of ours", "an object", "a mean"])
@@ -150,7 +150,7 @@ def test_a_rollout_of_stable_baselines3_is_copied_once(kind: str) -> None:
 
     model = sb3(env=DummyVecEnv([Other] * 4), prior=PRIORS[kind](), policy_kwargs={}, copy_prior=False)
     ended, task, no_limits = torch.zeros(8, 4, dtype=torch.bool), torch.randn(8, 4), torch.zeros(0, 8, 4)
-    seen = Seen(torch.randn(8, 4, 3), torch.randn(8, 4, 2), task, task, ended, lambda: task, no_limits)
+    seen = HostRollout(torch.randn(8, 4, 3), torch.randn(8, 4, 2), task, task, ended, lambda: task, no_limits)
     with Calls("to") as calls:
         model.method.reward(seen)
     assert calls.waits.total() == 1

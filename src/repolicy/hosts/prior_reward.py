@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import check_squashed, open_in_host, unbounded
-from repolicy.hosts.measuring import Sizes, density_of_states, in_hosts_words, weighed
-from repolicy.hosts.method import PARTS, check_finite
+from repolicy.hosts.measuring import Sizes, density_of_states, set_weights, with_setting_names
+from repolicy.hosts.method import REWARD_PARTS, check_finite
+from repolicy.hosts.priors import check_squashed, open_prior, unbounded_actions
 from repolicy.hosts.steering import Steering
 from repolicy.objective import Objective, reformulated, residual
 from repolicy.policies import ActionSpace, Density, Policy, Prior
@@ -43,19 +43,27 @@ def prior_reward(
         visited: for `states`, observations `[M, O]` that the prior visits, in the order of time.
         kl_budget: after each rollout omega = alpha moves so that the policy stays so many nats a step from the prior.
     """
-    source = open_in_host(prior)
-    steering = Steering(residual(omega, alpha, states), kl_budget)
+    source = open_prior(prior)
     sizes = source.agent if isinstance(source.agent, Policy) else Sizes(0, ActionSpace("discrete", ()))
-    steering = weighed(steering, source.card, sizes, None, lambda said: print(f"prior_reward: {in_hosts_words(said)}"))
+
+    def say(sentence: str) -> None:
+        print(f"prior_reward: {with_setting_names(sentence)}")
+
+    steering = Steering(residual(omega, alpha, states), kl_budget)
+    steering = set_weights(steering, source.card, sizes, None, say)
     if states and visited is None:
         raise UsageError("states has a price and visited is missing: observations of the prior's own, [M, O]")
-    density = density_of_states(_checked(torch.as_tensor(visited).float(), sizes)) if states else None
+    density = None
+    if states:
+        visited = torch.as_tensor(visited).float()
+        _check_visited(visited, sizes.observation_size)
+        density = density_of_states(visited)
     return PriorReward(source, steering, density)
 
 
-def _checked(visited: Tensor, sizes: Any) -> Tensor:
-    """Return observations of the prior's own. Raises where these are none, or so few that nothing can be fitted."""
-    shape, width = tuple(visited.shape), sizes.observation_size or visited.shape[-1]
+def _check_visited(visited: Tensor, size: int) -> None:
+    """Raise where observations are not finite, too few to be fitted, or not of this size, where 0 is unknown."""
+    shape, width = tuple(visited.shape), size or visited.shape[-1]
     if (
         visited.dim() != 2
         or shape[1] != width
@@ -64,20 +72,19 @@ def _checked(visited: Tensor, sizes: Any) -> Tensor:
     ):
         wanted = f"it must be finite observations [M, {width}], {MIN_FIT_OBSERVATIONS:,} or more"
         raise UsageError(f"visited has the shape {shape}; {wanted}")
-    return visited
 
 
 class PriorReward:
-    """What `prior_reward` returns.
+    """The function that `prior_reward` returns.
 
-    parts: of the last rollout, the means of task, prior, entropy and states, and prior_kl; unknown inside of `jax.jit`.
+    parts: the last rollout's means of task, prior, entropy, states and prior_kl; empty inside `jax.jit`.
     """
 
     def __init__(self, source: OpenedPolicy, steering: Steering, density: Density | None) -> None:
         self.steering, self.density, self.parts = steering, density, dict[str, float]()
         prior = source.agent
         check_squashed(source, False, "give an object whose log_prob scores what you store")
-        self._score = _scored_by(prior) if isinstance(prior, Policy | MeanPrior) else prior.log_prob
+        self._score = _log_prob_of(prior) if isinstance(prior, Policy | MeanPrior) else prior.log_prob
 
     @property
     def objective(self) -> Objective:
@@ -94,13 +101,13 @@ class PriorReward:
         observations that the steps led to. All are tensors, and the result is one on their device without a gradient;
         or all are arrays, and it is an array. It changes none of them. Raises where a part is not finite.
 
-        A prior of ours computes with torch. Any other gets the observations and actions as they come, so with a
-        `log_prob` of your own in JAX the whole function can be compiled.
+        A prior of ours computes with torch. Any other gets the observations and actions as they are, so with your own
+        `log_prob` in JAX the whole function can be compiled.
         """
         objective = self.objective
         _check_same_shape("log-probabilities", log_policy, rewards)
         parts = (observations, rewards, log_policy)
-        if len({isinstance(part, Tensor) for part in parts if _is_ours(part)}) > 1:
+        if len({isinstance(part, Tensor) for part in parts if _is_concrete(part)}) > 1:
             what = "of observations, rewards and log-probabilities"
             raise UsageError(f"{what} some are tensors and some arrays: give all as one of the two")
         rewards, log_policy, log_prior = _detached(rewards), _detached(log_policy), None
@@ -109,51 +116,53 @@ class PriorReward:
             _check_same_shape("the prior's log-probabilities", log_prior, rewards)
         familiar = self._familiarity(observations, next_observations, rewards)
         reward = reformulated(objective, rewards, log_prior, log_policy, familiar)
-        if _is_ours(rewards):
-            given = {"task": rewards, "entropy": log_policy} | ({} if log_prior is None else {"prior": log_prior})
-            check_finite({name: _mean(part) for name, part in given.items()})
-            shown = {name: _mean(getattr(reward, name)) for name in PARTS}
-            apart = 0.0 if log_prior is None else _mean(log_policy - log_prior)
-            self.parts = shown | {"prior_kl": apart}
-            self.steering.steer({"prior_kl": apart}, int(np.prod(rewards.shape)))
+        if _is_concrete(rewards):
+            means = {"task": _mean(rewards), "entropy": _mean(log_policy)}
+            prior_kl = 0.0
+            if log_prior is not None:
+                means["prior"] = _mean(log_prior)
+                prior_kl = _mean(log_policy - log_prior)
+            check_finite(means)
+            self.parts = {name: _mean(getattr(reward, name)) for name in REWARD_PARTS} | {"prior_kl": prior_kl}
+            self.steering.steer({"prior_kl": prior_kl}, int(np.prod(rewards.shape)))
         return reward.total
 
-    def _familiarity(self, observations: Any, following: Any, rewards: Any) -> Any:
-        """Return how familiar states `[..., O]` are to the prior, `[...]`."""
+    def _familiarity(self, observations: Any, next_observations: Any, rewards: Any) -> Any:
+        """Return how familiar the next states `[..., O]` are to the prior, `[...]`; None where states have no price."""
         if self.density is None:
             return None
-        if following is None:
+        if next_observations is None:
             raise UsageError("states has a price, so the function takes next_observations as well")
-        if tuple(following.shape) != tuple(observations.shape):
-            shapes = f"{tuple(following.shape)} and observations {tuple(observations.shape)}"
+        if tuple(next_observations.shape) != tuple(observations.shape):
+            shapes = f"{tuple(next_observations.shape)} and observations {tuple(observations.shape)}"
             raise UsageError(f"next_observations have the shape {shapes}; both must be the same")
-        density = self.density.to(following.device if isinstance(following, Tensor) else "cpu")
-        found = density.familiarity(density.normalized(torch.as_tensor(following).float()))
+        density = self.density.to(next_observations.device if isinstance(next_observations, Tensor) else "cpu")
+        found = density.familiarity(density.normalized(torch.as_tensor(next_observations).float()))
         return found.to(rewards.dtype) if isinstance(rewards, Tensor) else found.numpy().astype(rewards.dtype)
 
 
-def _scored_by(prior: Policy | MeanPrior) -> Callable[[Any, Any], Any]:
-    """Return the prior's log_prob for tensors of any device and for arrays."""
-    placed = None if isinstance(prior, Policy) else functools.cache(prior.for_spaces)
+def _log_prob_of(prior: Policy | MeanPrior) -> Callable[[Any, Any], Any]:
+    """Return the prior's log_prob for arrays, and for tensors on any device."""
+    placed = functools.cache(prior.for_spaces) if isinstance(prior, MeanPrior) else None
 
-    def score(observations: Any, actions: Any) -> Any:
-        own: Any = prior
+    def log_prob(observations: Any, actions: Any) -> Any:
+        scoring: Any = prior
         if placed is not None:
-            own = placed(observations.shape[-1], unbounded(actions.shape[-1]))
+            scoring = placed(observations.shape[-1], unbounded_actions(actions.shape[-1]))
         if isinstance(observations, Tensor):
             actions = torch.as_tensor(actions, dtype=torch.float32, device=observations.device)
-            return own.to(observations.device).log_prob(observations.float(), actions)
+            return scoring.to(observations.device).log_prob(observations.float(), actions)
         tensors = (torch.from_numpy(np.asarray(part, np.float32)) for part in (observations, actions))
-        return own.log_prob(*tensors).numpy()
+        return scoring.log_prob(*tensors).numpy()
 
-    return score
+    return log_prob
 
 
 def _mean(part: Any) -> float:
-    return float((1.0 * part).mean())  # also of integers
+    return float((1.0 * part).mean())  # torch has no mean of integers
 
 
-def _is_ours(part: Any) -> bool:
+def _is_concrete(part: Any) -> bool:  # not traced by JAX
     return isinstance(part, Tensor | np.ndarray)
 
 
@@ -161,10 +170,10 @@ def _detached(part: Any) -> Any:
     return part.detach() if isinstance(part, Tensor) and part.requires_grad else part
 
 
-def _check_same_shape(what: str, given: Any, rewards: Any) -> None:
-    """Raise where shapes differ: those that almost fit would be broadcast over each other without an error."""
-    if not (hasattr(given, "shape") and hasattr(rewards, "shape")):
+def _check_same_shape(what: str, part: Any, rewards: Any) -> None:
+    """Raise where shapes differ, because [N, 1] and [N] would be broadcast to [N, N] without an error."""
+    if not (hasattr(part, "shape") and hasattr(rewards, "shape")):
         raise UsageError(f"{what} or rewards are no tensor and no array")
-    if tuple(given.shape) != tuple(rewards.shape):
-        shapes = f"{what} have the shape {tuple(given.shape)} and rewards {tuple(rewards.shape)}"
+    if tuple(part.shape) != tuple(rewards.shape):
+        shapes = f"{what} have the shape {tuple(part.shape)} and rewards {tuple(rewards.shape)}"
         raise UsageError(f"{shapes}; both must be one number a step and environment")

@@ -18,17 +18,18 @@ from torch import Tensor
 
 
 def term(wish: Callable[[], Any], reads: Callable[[Any], Sequence[Tensor]]) -> Callable[[Any], Tensor]:
-    """Return a term: a function of an environment, whose result is a reward for each of its N robots.
+    """Return a reward term: a function that returns a reward for each of the N robots in an environment.
 
-    wish: makes an object of a class of `repolicy.envs.gaits`, such as the class itself, for one environment.
-    reads: returns what that is called with, tensors `[N, ...]`, from an environment.
+    wish: returns a new wish for one environment, such as a class of `repolicy.envs.gaits`.
+    reads: returns the tensors `[N, ...]` of an environment with which the wish is called.
     """
-    objects: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+    wishes: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     @functools.wraps(reads)
-    def paid(env: Any) -> Tensor:
-        if env not in objects:
-            objects[env] = wish()
-        return objects[env](*reads(env), env.episode_length_buf == 1)  # which both count up before they pay
+    def reward(env: Any) -> Tensor:
+        if env not in wishes:
+            wishes[env] = wish()
+        begins = env.episode_length_buf == 1  # both count a step before they compute its reward
+        return wishes[env](*reads(env), begins)
 
-    return paid
+    return reward

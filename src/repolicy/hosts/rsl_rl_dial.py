@@ -1,7 +1,7 @@
-"""A range of weights inside rsl_rl: each episode stands somewhere on the dials, and actor and critic see where.
+"""A range of weights inside rsl_rl: each episode has a place on the dials, which actor and critic observe.
 
-`ResidualPPO` becomes this class by itself where `omega` or `alpha` is a range. The networks, the parts of the return
-with their advantages, and the draws are the engine's own.
+`ResidualPPO` becomes this class by itself where `omega` or `alpha` is a range. The networks, the advantages of the
+parts of the return, and the random places are the engine's own.
 """
 
 from dataclasses import replace
@@ -22,54 +22,58 @@ class DialedPPO(ResidualPPO):
 
     ranges = True
 
-    def __init__(self, actor: Any, critic: Any, storage: Any, **named: Any) -> None:
-        super().__init__(actor, critic, storage, **named)
+    def __init__(self, actor: Any, critic: Any, storage: Any, **options: Any) -> None:
+        super().__init__(actor, critic, storage, **options)
         self.dials, heads = self.steering.objective.dials, len(critic.mlp.biases[-1])
-        self.drawn = DialPositions(storage.num_envs, torch.initial_seed(), dials=len(self.dials)).drawn
+        self.draw_places = DialPositions(storage.num_envs, torch.initial_seed(), dials=len(self.dials)).drawn
         self.places = self._draw(1)[0]  # [N, dials]
         storage.values, storage.returns = (part.repeat(1, 1, heads) for part in (storage.values, storage.returns))
-        self.value_loss_coef *= heads  # of a mean over heads, where the engine has a sum
-        self._cut = torch.zeros_like(storage.dones.squeeze(-1), dtype=torch.bool)  # by a time limit, [T, N]
+        self.value_loss_coef *= heads  # rsl_rl takes the mean over heads, the engine the sum
+        self._timed_out = torch.zeros_like(storage.dones.squeeze(-1), dtype=torch.bool)  # [T, N]
 
     def _draw(self, count: int) -> Tensor:
-        return torch.stack([torch.from_numpy(self.drawn()).float() for _ in range(count)]).to(self.device)
+        places = [torch.from_numpy(self.draw_places()).float() for _ in range(count)]
+        return torch.stack(places).to(self.device)
 
-    def shown(self, obs: Any) -> Any:
-        """Return the observations with where on the dials each episode stands."""
+    def with_places(self, obs: Any) -> Any:
+        """Return the observations with the place of each episode on the dials."""
         found = obs.clone(recurse=False)
         found[GROUP] = self.places
         return found
 
     def act(self, obs: Any) -> Tensor:
         if not self.storage.step:
-            self._next = self._draw(self.storage.num_transitions_per_env)  # for the episodes that begin meanwhile
-        return super().act(self.shown(obs))
+            # places for the episodes that begin in this rollout, drawn at once so that no step waits for the device
+            self._next_places = self._draw(self.storage.num_transitions_per_env)
+        return super().act(self.with_places(obs))
 
     def process_env_step(self, obs: Any, rewards: Tensor, dones: Tensor, extras: dict[str, Any]) -> None:
         step = self.storage.step
-        self._cut[step].copy_(extras.get("time_outs", torch.zeros_like(dones)))
-        others = {name: part for name, part in extras.items() if name != "time_outs"}  # of which one head would know
+        self._timed_out[step].copy_(extras.get("time_outs", torch.zeros_like(dones)))
+        # rsl_rl would add the bootstrap value of one head only; `compute_returns` handles time limits
+        others = {name: part for name, part in extras.items() if name != "time_outs"}
         super().process_env_step(obs, rewards, dones, others)
-        self.places = torch.where((dones > 0).unsqueeze(-1), self._next[step], self.places)
+        self.places = torch.where((dones > 0).unsqueeze(-1), self._next_places[step], self.places)
 
     def verdict(self) -> str:
-        """Return the verdict on the middle of each range, where an actor stands that is told no place."""
+        """Return the verdict on the middle of each range, which an actor takes where it is given no place."""
         places = " and ".join(f"{dial.name} {dial.value(0.0):.3g}" for dial in self.dials)
         return f"at {places}, the middle of the range:\n{super().verdict()}"
 
     def compute_returns(self, obs: Any) -> None:
-        """Compute the engine's advantages of the parts, each times its weight in the episode."""
+        """Compute the engine's advantages of the parts of the return, each times its weight in the episode."""
         st, settings = self.storage, replace(Settings(), gamma=self.gamma, gae_lambda=self.lam)
         parts = Parts(settings, self.steering.objective, self.dials)
         places = st.observations[GROUP]
-        self._pay_wish(obs)
-        task = TaskRewards(self._paid, parts.step_weights(places), places, [self._paid])
-        self.method.reward(self.seen(obs), **task.weights)
-        following = torch.cat([st.values[1:], self.critic(self.shown(obs)).unsqueeze(0)])
-        following = torch.where(self._cut.unsqueeze(-1), st.values, following)  # as rsl_rl takes a time limit
+        self._add_wish_rewards(obs)
+        task = TaskRewards(self._task_rewards, parts.step_weights(places), places, [self._task_rewards])
+        self.method.reward(self.rollout(obs), **task.weights)
+        next_values = torch.cat([st.values[1:], self.critic(self.with_places(obs)).unsqueeze(0)])
+        next_values = torch.where(self._timed_out.unsqueeze(-1), st.values, next_values)  # as rsl_rl at a time limit
         ended = st.dones.squeeze(-1) > 0
+        terminated = ended & ~self._timed_out
         gains, targets = parts.credit(
-            task, self.method.rewarded.reward, st.values, following, ended & ~self._cut, ended
+            task, self.method.rollout_rewards.reward, st.values, next_values, terminated, ended
         )
         credit = parts.normalized(task, gains, targets, self)
         st.returns.copy_(targets)
@@ -77,5 +81,5 @@ class DialedPPO(ResidualPPO):
         self.method.credit(st.returns, st.values, credit.explained_variance)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add a tensor up over all GPUs, in place: what the parts ask of a team."""
+        """Sum a tensor over all GPUs, in place. `Parts.normalized` calls this on its team."""
         return self._add_up(tensor)

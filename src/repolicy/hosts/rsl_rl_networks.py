@@ -1,4 +1,4 @@
-"""Policies of ours as rsl_rl's actors, whatever their shape, and the other way round; the critic of a range of weights.
+"""rsl_rl's networks: actors made of policies of ours and the other way round, and the critic for a range of weights.
 
 actor = {"class_name": "repolicy.hosts.rsl_rl:PolicyActor"}    # beside a `prior` that Repolicy can copy
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from repolicy.errors import UsageError
-from repolicy.hosts import kept_prior
+from repolicy.hosts import priors
 from repolicy.learning.terms import TERMS
 from repolicy.loading import check_version
 from repolicy.objective import Objective
@@ -27,31 +27,33 @@ try:
 except ImportError:
     raise UsageError("this runs inside rsl_rl, which is not installed: pip install 'repolicy[rsl-rl]'") from None
 
-GROUP = "dial"  # of observations: where on the dials an episode stands
+GROUP = "dial"  # the observation group with an episode's place on the dials
 
 
 class PolicyActor(MLPModel):
-    """What an `MLPModel` is, made of the parts of a policy. A policy whose actions pass through tanh acts before it.
+    """An rsl_rl actor made of the parts of a policy. A squashed policy gives its actions before tanh.
 
-    policy: as a `prior` is named; the algorithm's, where nothing is named.
-    dials: of a range, whose positions it sees as the group `dial`, and else stands in the middle.
+    policy: named as a `prior` is; the algorithm's prior by default.
+    dials: of a range. The actor observes its place as the group `dial`, and takes the middle where that is missing.
     """
 
     def __init__(
         self, obs: Any, obs_groups: Any, obs_set: str, output_dim: int, policy: Any = None, dials: Any = (), **_: Any
     ) -> None:
         nn.Module.__init__(self)
-        given = kept_prior.open_in_host(policy).agent
-        if not isinstance(given, Policy):
-            raise UsageError(f"the prior is a {type(given).__name__}, which cannot be copied: name another actor")
+        prior = priors.open_prior(policy).agent
+        if not isinstance(prior, Policy):
+            raise UsageError(f"the prior is a {type(prior).__name__}, which cannot be copied: name another actor")
         self.obs_groups, self.obs_dim = self._get_obs_dim(obs, obs_groups, obs_set)
-        kept_prior.check_sizes(given, self.obs_dim, kept_prior.unbounded(output_dim))
-        own = kept_prior.as_gaussian(given)
-        self.squashed = given.actions if given.family.squashes else None  # what tanh takes actions to
-        own = (ConditionedPolicy.from_prior(own, dials) if dials else copy.deepcopy(own)).requires_grad_(True)
-        self.spec, self.dials = own.spec, dials
-        self.mlp, self.obs_normalizer, self.obs_normalization = own.network, own.normalizer, False
-        self.distribution = OfFamily(own.spec, own.log_std)
+        priors.check_sizes(prior, self.obs_dim, priors.unbounded_actions(output_dim))
+        self.squashed = prior.actions if prior.family.squashes else None  # the action bounds after tanh
+        gaussian = priors.as_gaussian(prior)
+        copied = (ConditionedPolicy.from_prior(gaussian, dials) if dials else copy.deepcopy(gaussian)).requires_grad_(
+            True
+        )
+        self.spec, self.dials = copied.spec, dials
+        self.mlp, self.obs_normalizer, self.obs_normalization = copied.network, copied.normalizer, False
+        self.distribution = PolicyDistribution(copied.spec, copied.log_std)
 
     def get_latent(self, obs: Any, *memory: Any) -> Tensor:
         latent = torch.cat([obs[group] for group in self.obs_groups], -1)
@@ -62,33 +64,33 @@ class PolicyActor(MLPModel):
 
     @torch.no_grad()
     def as_jit(self) -> nn.Module:
-        """Return what rsl_rl exports, its parts traced, which TorchScript could not compile."""
-        whole = super().as_jit().to("cpu")
-        passed = torch.zeros(1, self.obs_dim + len(self.dials))
-        for name, part in whole.named_children():
-            traced = torch.jit.trace(part, passed)
-            setattr(whole, name, traced)
-            passed = traced(passed)
-        return whole
+        """Return rsl_rl's export with traced parts, because TorchScript could not compile ours."""
+        exported = super().as_jit().to("cpu")
+        example = torch.zeros(1, self.obs_dim + len(self.dials))
+        for name, part in exported.named_children():
+            traced = torch.jit.trace(part, example)
+            setattr(exported, name, traced)
+            example = traced(example)
+        return exported
 
     def as_onnx(self, verbose: bool) -> nn.Module:
-        """Return what rsl_rl exports; it takes the places on the dials behind the observations."""
-        whole: Any = super().as_onnx(verbose)
-        whole.input_size += len(self.dials)
-        return whole
+        """Return rsl_rl's export, whose inputs are the observations followed by the place on the dials."""
+        exported: Any = super().as_onnx(verbose)
+        exported.input_size += len(self.dials)
+        return exported
 
     def to_repolicy(self) -> Policy:
-        """Return it as the policy that it is now, through tanh where the one that it was made of is."""
+        """Return the present actor as a policy, which is squashed if the policy it was made of is."""
         found = ConditionedPolicy(self.spec, self.dials) if self.dials else Policy(self.spec)
         found.network.load_state_dict(self.mlp.state_dict())
         found.normalizer.load_state_dict(self.obs_normalizer.state_dict())
         if (log_std := self.distribution.log_std) is not None:
             found.log_std = nn.Parameter(log_std.detach().cpu())
-        return frozen(found) if self.squashed is None else kept_prior.as_squashed(found, self.squashed)
+        return frozen(found) if self.squashed is None else priors.as_squashed(found, self.squashed)
 
 
-class OfFamily(GaussianDistribution):
-    """The normal distribution that a network's outputs `[..., outputs]` stand for in a policy of ours."""
+class PolicyDistribution(GaussianDistribution):
+    """The normal distribution of a policy of ours at its network's outputs `[..., outputs]`."""
 
     def __init__(self, spec: PolicySpec, log_std: nn.Parameter | None) -> None:
         Distribution.__init__(self, spec.actions.width)
@@ -107,21 +109,21 @@ class OfFamily(GaussianDistribution):
 
 
 class Means(nn.Module):
-    """The means of a network's outputs, for a graph."""
+    """A module that maps a network's outputs to the clipped means, for exported graphs."""
 
-    def __init__(self, width: int, most: float) -> None:
+    def __init__(self, width: int, bound: float) -> None:
         super().__init__()
-        self.width, self.most = width, most
+        self.width, self.bound = width, bound
 
     def forward(self, outputs: Tensor) -> Tensor:
-        return outputs[..., : self.width].clip(-self.most, self.most)
+        return outputs[..., : self.width].clip(-self.bound, self.bound)
 
 
 class HeadsCritic(MLPModel):
-    """An `MLPModel` with a head for each part of the return. Its layers see the positions as the policy's do."""
+    """An `MLPModel` with a head for each part of the return. Its layers get the place on the dials."""
 
-    def __init__(self, *given: Any, heads: int, dials: Any, **network: Any) -> None:
-        super().__init__(*given, **network)
+    def __init__(self, *args: Any, heads: int, dials: Any, **network: Any) -> None:
+        super().__init__(*args, **network)
         hidden, activation = tuple(network.get("hidden_dims", (256, 256, 256))), network.get("activation", "elu")
         self.mlp = FilmMlp(self.obs_dim, hidden, heads, activation, dials=len(dials))
 
@@ -129,8 +131,8 @@ class HeadsCritic(MLPModel):
         return torch.cat([super().get_latent(obs, *memory), obs[GROUP]], -1)
 
 
-def dialed(weights: Objective, obs: Any, cfg: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the first observations and the settings of a run with a range."""
+def dial_settings(weights: Objective, obs: Any, cfg: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the first observations and the settings, extended for a run with a range."""
     actor, critic, algorithm = cfg["actor"], cfg["critic"], cfg["algorithm"]
     for who, network, wanted in (("actor", actor, PolicyActor), ("critic", critic, MLPModel)):
         if resolve_callable(network["class_name"]) is not wanted:
@@ -141,28 +143,29 @@ def dialed(weights: Objective, obs: Any, cfg: dict[str, Any]) -> tuple[Any, dict
     heads = 1 + sum(getattr(weights, name) != 0 for name in TERMS.values())
     critic = critic | {"class_name": "repolicy.hosts.rsl_rl_networks:HeadsCritic", "heads": heads}
     algorithm = algorithm | {"class_name": "repolicy.hosts.rsl_rl_dial:DialedPPO"}
-    seen, dials = obs.clone(recurse=False), weights.dials
-    seen[GROUP] = torch.zeros(*obs.batch_size, len(dials), device=obs.device)
+    obs, dials = obs.clone(recurse=False), weights.dials
+    obs[GROUP] = torch.zeros(*obs.batch_size, len(dials), device=obs.device)
     networks = {"actor": actor | {"dials": dials}, "critic": critic | {"dials": dials}}
-    return seen, cfg | networks | {"algorithm": algorithm}
+    return obs, cfg | networks | {"algorithm": algorithm}
 
 
-# Actors of rsl_rl's own -----------------------------------------------------------------------------------------------
+# rsl_rl's own actors -----------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def from_repolicy(policy: Policy, actor: Any) -> None:
-    """Make rsl_rl's actor (an `MLPModel`) act as the policy; refuse where its networks are others."""
-    spec, host, std = policy.spec, _spec_of(actor), policy.std
+    """Make rsl_rl's actor (an `MLPModel`) act as the policy. Raises where its network has another architecture."""
+    spec, std = policy.spec, policy.std
+    host = _spec_of(actor)
     if std is None or policy.family.squashes:
         raise UsageError(f"the policy is {spec.family}, and rsl_rl's GaussianDistribution has one std for all states")
     remedy = "make the actor's settings the same, or set copy_prior to false to begin elsewhere"
-    kept_prior.check_same_network(spec, host, "actor", remedy)
+    priors.check_same_network(spec, host, "actor", remedy)
     low, high = _std_range(actor)
     if not torch.allclose(std.clamp(low, high), std, rtol=1e-4, atol=0.0):
-        own = f"the policy has a std from {std.min():.3g} to {std.max():.3g}"
-        raise UsageError(f"{own}, and the actor's distribution_cfg a std_range of {low:g} to {high:g}: widen it")
-    for ours, theirs in kept_prior.paired(policy, actor.mlp):
+        has = f"the policy has a std from {std.min():.3g} to {std.max():.3g}"
+        raise UsageError(f"{has}, and the actor's distribution_cfg a std_range of {low:g} to {high:g}: widen it")
+    for ours, theirs in priors.layer_pairs(policy, actor.mlp):
         theirs.copy_(ours)
     if actor.distribution.std_type == "log":
         actor.distribution.log_std_param.copy_(std.log())
@@ -177,7 +180,7 @@ def to_repolicy(actor: Any) -> Policy:
     if isinstance(actor, PolicyActor):
         return actor.to_repolicy()
     policy = Policy(_spec_of(actor))
-    for ours, theirs in kept_prior.paired(policy, actor.mlp):
+    for ours, theirs in priors.layer_pairs(policy, actor.mlp):
         ours.copy_(theirs)
     distribution = actor.distribution
     std = distribution.std_param if distribution.std_type != "log" else distribution.log_std_param.exp()
@@ -186,7 +189,7 @@ def to_repolicy(actor: Any) -> Policy:
     normalizer = actor.obs_normalizer
     if isinstance(normalizer, EmpiricalNormalization):
         var = (normalizer._std.squeeze(0).double() + normalizer.eps).square() - 1e-8
-        kept_prior.set_statistics(policy.normalizer, normalizer._mean.squeeze(0), var, normalizer.count)
+        priors.set_statistics(policy.normalizer, normalizer._mean.squeeze(0), var, normalizer.count)
     return policy.requires_grad_(False).eval()
 
 
@@ -214,7 +217,7 @@ def layers_of(actor: Any) -> list[nn.Linear]:
 
 
 def _spec_of(actor: Any) -> PolicySpec:
-    """Return what rsl_rl's actor would be as a policy of ours, or a sentence that says why it cannot be one."""
+    """Return the spec of rsl_rl's actor as a policy of ours. Raises where it cannot be one."""
     if actor.is_recurrent or hasattr(actor, "cnns") or type(actor.distribution) is not GaussianDistribution:
         kinds = f"{type(actor).__name__} with a {type(actor.distribution).__name__}"
         raise UsageError(f"the actor is a {kinds}; a policy of Repolicy is an MLPModel with a GaussianDistribution")
@@ -225,5 +228,5 @@ def _spec_of(actor: Any) -> PolicySpec:
     if not activation or not all(a.out_features == b.in_features for a, b in pairwise(layers)):
         names = ", ".join(sorted(each.__name__ for each in classes))
         raise UsageError(f"the actor's network has {names}; Repolicy's have {', '.join(ACTIVATION_MODULES)}")
-    space, hidden = kept_prior.unbounded(sizes[-1]), tuple(sizes[1:-1])
+    space, hidden = priors.unbounded_actions(sizes[-1]), tuple(sizes[1:-1])
     return PolicySpec(sizes[0], space, "gaussian", hidden, activation[0], min_std=0.0, observation_bound=None)

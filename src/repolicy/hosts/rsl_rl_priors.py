@@ -1,4 +1,4 @@
-"""Priors inside rsl_rl: a checkpoint of the runner's, or any other in the form that the runner asks."""
+"""Priors inside rsl_rl: a checkpoint of the runner's own, or any other prior."""
 
 import copy
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from repolicy.errors import FileError, UsageError
-from repolicy.hosts import kept_prior
-from repolicy.hosts.kept_prior import ByDistribution, Given
+from repolicy.hosts import priors
+from repolicy.hosts.priors import FlatPrior, HostPrior
 from repolicy.hosts.rsl_rl_networks import PolicyActor, from_repolicy
 from repolicy.loading import read_bytes
 from repolicy.policies import Policy
@@ -23,31 +23,32 @@ from repolicy.readers.rsl_rl_checkpoint import STD_RANGE
 
 from rsl_rl.utils import resolve_nn_activation  # isort: skip  # after ours, which say what to install where it is missing
 
-RANGES = {"std_range": STD_RANGE, "action_range": "-1.0, 1.0"}  # settings of a distribution, with rsl_rl's defaults
+DEFAULT_RANGES = {"std_range": STD_RANGE, "action_range": "-1.0, 1.0"}  # rsl_rl's, for settings of a distribution
 
 
-class RunnersPrior(ByDistribution):
+class RunnerPrior(HostPrior):
     """A copy of the runner's actor with a checkpoint's weights: its normalizer, memory and images included."""
 
     def __init__(self, actor: Any, weights: Mapping[str, Tensor], path: Path, env_steps: int = 0) -> None:
-        """Copy the actor; `env_steps` is how long it was trained in each environment, where that is told."""
+        """Copy the actor; `env_steps` is how long the prior was trained in each environment, 0 where unknown."""
         super().__init__()
-        last = vars(actor.distribution).values()  # after an update it hangs on a graph, which has no copy
-        graph = {id(x): None for x in last if isinstance(x, Distribution) or getattr(x, "grad_fn", None)}
-        self.model, self.has_memory = copy.deepcopy(actor, graph), actor.is_recurrent
+        # After an update the actor's last distribution is part of a graph, which cannot be copied: leave it out.
+        last = vars(actor.distribution).values()
+        left_out = {id(x): None for x in last if isinstance(x, Distribution) or getattr(x, "grad_fn", None)}
+        self.model, self.has_memory = copy.deepcopy(actor, left_out), actor.is_recurrent
         self.env_steps = env_steps
         self.model.reset()
-        kept_prior.fill(self.model, weights, f"the prior {path}")
+        priors.load_weights(self.model, weights, f"the prior {path}")
         self.requires_grad_(False).eval()
 
-    def distribution(self, observations: Any) -> "Shown":
-        """Return the distribution, without a sample, which would take random numbers from the actor."""
+    def distribution(self, observations: Any) -> "RunnerDistribution":
+        """Return the distribution. It draws no sample, which would change the actor's random numbers."""
         outputs = self.model.mlp(self.model.get_latent(observations))
         self.model.distribution.update(outputs)
-        return Shown(self.model.distribution, outputs)
+        return RunnerDistribution(self.model.distribution, outputs)
 
-    def forget(self, ended: Tensor | None = None) -> None:
-        """Begin anew where an episode ended. (rsl_rl's own reset of some rows waits for the device.)"""
+    def reset(self, ended: Tensor | None = None) -> None:
+        """Reset the memory where an episode ended. rsl_rl's own reset of some rows would wait for the device."""
         if ended is None or not self.has_memory:
             self.model.reset()
             return
@@ -56,82 +57,84 @@ class RunnersPrior(ByDistribution):
         self.model.reset(hidden_state=parts if isinstance(state, tuple) else parts[0])
 
 
-class Shown(NamedTuple):
-    """rsl_rl's distribution by a network's outputs, with the names that ours have."""
+class RunnerDistribution(NamedTuple):
+    """rsl_rl's distribution at a network's outputs, with the methods of our distributions."""
 
-    theirs: Any
+    distribution: Any
     outputs: Tensor
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        return self.theirs.log_prob(actions)
+        return self.distribution.log_prob(actions)
 
     def entropy(self) -> Tensor:
-        return self.theirs.entropy
+        return self.distribution.entropy
 
     def sample(self) -> Tensor:
-        return self.theirs.sample()
+        return self.distribution.sample()
 
     def mode(self) -> Tensor:
-        return self.theirs.deterministic_output(self.outputs)
+        return self.distribution.deterministic_output(self.outputs)
 
 
-def prior_for(given: Any, actor: Any, storage: Any, copied: bool) -> RunnersPrior | Given:
-    """Return the prior in the form that the runner asks, and the actor begun as it."""
-    path = kept_prior.path_of(given)
+def build_prior(prior: Any, actor: Any, storage: Any, copy_prior: bool) -> RunnerPrior | FlatPrior:
+    """Open the prior of the settings; with `copy_prior`, also copy its weights into the actor."""
+    path = priors.prior_path(prior)
     if isinstance(path, str | Path) and Path(path).suffix == ".pt":
         weights, steps = _read_checkpoint(Path(path))
         if weights is not None and not isinstance(actor, PolicyActor):
-            if isinstance(given, Mapping) and (idle := given.keys() - {"path", "trust"}):
-                raise UsageError(f"{path} is the runner's checkpoint, and has no use for {', '.join(sorted(idle))}")
-            own = RunnersPrior(actor, weights, Path(path), steps)
+            if isinstance(prior, Mapping) and (unused := prior.keys() - {"path", "trust"}):
+                raise UsageError(f"{path} is the runner's checkpoint, and has no use for {', '.join(sorted(unused))}")
+            runner_prior = RunnerPrior(actor, weights, Path(path), steps)
             check_trained_alike(actor, Path(path))
-            if copied:
+            if copy_prior:
                 actor.load_state_dict(weights)
-                actor.obs_normalization = False  # its statistics would move the policy without a gradient
-            return own
+                actor.obs_normalization = False  # moving statistics would change the policy without a gradient
+            return runner_prior
     groups = [*actor.obs_groups]
 
-    def side_by_side(seen: Any) -> Tensor:
-        return torch.cat([seen[group] for group in groups], dim=-1)
+    def concatenate(observations: Any) -> Tensor:
+        return torch.cat([observations[group] for group in groups], dim=-1)
 
-    width = side_by_side(storage.observations).shape[-1]
-    prior = Given(kept_prior.open_in_host(given), width, kept_prior.unbounded(storage.actions_shape[0]), side_by_side)
-    if copied and isinstance(prior.prior, Policy) and not isinstance(actor, PolicyActor):
-        begun = kept_prior.with_one_std(gaussian := kept_prior.as_gaussian(prior.prior))
-        from_repolicy(begun, actor)
+    width = concatenate(storage.observations).shape[-1]
+    actions = priors.unbounded_actions(storage.actions_shape[0])
+    flat_prior = FlatPrior(priors.open_prior(prior), width, actions, concatenate)
+    if copy_prior and isinstance(flat_prior.prior, Policy) and not isinstance(actor, PolicyActor):
+        gaussian = priors.as_gaussian(flat_prior.prior)
+        initial = priors.with_one_std(gaussian)
+        from_repolicy(initial, actor)
         remedy = "with actor={'class_name': 'repolicy.hosts.rsl_rl:PolicyActor'}"
-        kept_prior.say_of_one_std(gaussian, begun, prior.name, remedy)
+        priors.warn_about_one_std(gaussian, initial, flat_prior.name, remedy)
         actor.obs_normalization = False
-    return prior
+    return flat_prior
 
 
 def check_trained_alike(actor: Any, path: Path) -> None:
-    """Raise where the settings beside a checkpoint are of another actor than this one, whose tensors fit as well."""
-    agent, own, groups = agent_settings(path), type(actor.mlp[1]), [*actor.obs_groups]
+    """Raise where the settings beside a checkpoint differ from the actor's in what its tensors do not show."""
+    agent, module, groups = agent_settings(path), type(actor.mlp[1]), [*actor.obs_groups]
     if not agent:
         untold = "does not say which activation its network has, nor which observation groups it saw"
-        print(f"ResidualPPO: {path} {untold}: {own.__name__} and {', '.join(groups)}, the actor's, are assumed")
-    activation, told = agent.get("activation"), parse_list(agent.get("actor", ""))
+        print(f"ResidualPPO: {path} {untold}: {module.__name__} and {', '.join(groups)}, the actor's, are assumed")
+    activation, seen_groups = agent.get("activation"), parse_list(agent.get("actor", ""))
     remedy = "give the actor the settings in the prior's params/agent.yaml"
-    if activation and not hasattr(actor, "cnns") and type(resolve_nn_activation(activation)) is not own:
-        raise UsageError(f"the prior has the activation {activation}, and the actor {own.__name__}: {remedy}")
-    if "actor" in agent and [group for group in told if group in groups] != groups:
-        raise UsageError(f"the prior saw the groups {', '.join(told)}, and the actor {', '.join(groups)}: {remedy}")
-    for name, usual in RANGES.items():
+    if activation and not hasattr(actor, "cnns") and type(resolve_nn_activation(activation)) is not module:
+        raise UsageError(f"the prior has the activation {activation}, and the actor {module.__name__}: {remedy}")
+    if "actor" in agent and [group for group in seen_groups if group in groups] != groups:
+        saw = ", ".join(seen_groups)
+        raise UsageError(f"the prior saw the groups {saw}, and the actor {', '.join(groups)}: {remedy}")
+    for name, default in DEFAULT_RANGES.items():
         today = getattr(actor.distribution, name, None)
         if not agent or today is None:
             continue
-        before = parse_numbers(agent, name, usual)
-        if not np.allclose(before, today, atol=1e-5):
-            raise UsageError(f"the prior has the {name} {before}, and the actor {[*today]}: {remedy}")
+        trained = parse_numbers(agent, name, default)
+        if not np.allclose(trained, today, atol=1e-5):
+            raise UsageError(f"the prior has the {name} {trained}, and the actor {[*today]}: {remedy}")
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor] | None, int]:
-    """Return the actor in one of the runner's checkpoints, without running anything.
+    """Return the actor's weights in a checkpoint of the runner's, and the steps that its environments had taken.
 
-    None where it is no such file, or of a `PolicyActor`, which is read as any policy of ours.
-
-    And how many steps its environments had taken, which mjlab's checkpoints tell.
+    No code in the file runs. The weights are None where the file is another one, or of a `PolicyActor`, which is read
+    as any policy of ours. Only mjlab's checkpoints tell the steps.
     """
     loaded = load(read_bytes(path), str(path))
     actor = loaded.get("actor_state_dict") if isinstance(loaded, dict) and POLICY not in loaded else None
@@ -142,5 +145,5 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor] | None, int]:
             raise FileError(f"{path} cannot be read: {name} is {short_repr(part)}, and no tensor")
         if part.dtype.kind == "f" and not np.isfinite(part).all():
             raise FileError(f"{path} cannot be used: {name} has numbers that are not finite")
-    told = ((loaded.get("infos") or {}).get("env_state") or {}).get("common_step_counter", 0)
-    return {name: torch.from_numpy(np.array(part)) for name, part in actor.items()}, int(told)
+    steps = ((loaded.get("infos") or {}).get("env_state") or {}).get("common_step_counter", 0)
+    return {name: torch.from_numpy(np.array(part)) for name, part in actor.items()}, int(steps)

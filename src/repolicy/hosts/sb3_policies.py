@@ -1,4 +1,4 @@
-"""Policies of ours as Stable-Baselines3's, and the other way round."""
+"""Conversion between policies of ours and Stable-Baselines3's."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from repolicy.envs import action_space
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import as_squashed, behind, check_same_network, paired, set_statistics, squashes
+from repolicy.hosts.priors import as_squashed, check_same_network, layer_pairs, set_statistics, squashes, unwrap_prior
 from repolicy.policies import (
     ACTIVATION_MODULES,
     FAMILIES,
@@ -30,7 +30,7 @@ except ImportError:
 
 
 class Standardized(BaseFeaturesExtractor):
-    """Observations `[B, ...]` by fixed means and variances, as a policy of Repolicy takes them."""
+    """Normalize observations `[B, ...]` by fixed means and variances, as a policy of Repolicy does."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class Standardized(BaseFeaturesExtractor):
 
 
 class HeadPolicy(ActorCriticPolicy):
-    """Stable-Baselines3's MlpPolicy with a std for each state, which is made of outputs as in a policy of ours.
+    """Stable-Baselines3's MlpPolicy with a std for each state, computed by the network as in a policy of ours.
 
-    head: what a `PolicySpec` says of its std.
+    head: the fields `HEAD` of a `PolicySpec`.
     """
 
-    def __init__(self, *given: Any, head: dict[str, Any], **named: Any) -> None:
+    def __init__(self, *args: Any, head: dict[str, Any], **kwargs: Any) -> None:
         self.head = head
-        super().__init__(*given, **named)
+        super().__init__(*args, **kwargs)
 
     def _build(self, lr_schedule: Any) -> None:
         space = space_of(self.action_space)
@@ -75,54 +75,57 @@ class HeadPolicy(ActorCriticPolicy):
 
 
 def check_choices(space: spaces.Space[Any]) -> None:
-    """Raise where Stable-Baselines3 would send other choices than are meant."""
+    """Raise where Stable-Baselines3 would send other choices to the environment than the policy made."""
     if np.any(first := getattr(space, "start", 0)):
         what = f"the environment's choices begin at {first}, and Stable-Baselines3 sends them counted from 0"
         raise UsageError(f"{what}: let the environment count from 0, too")
 
 
 def space_of(space: spaces.Space[Any]) -> ActionSpace:
-    """Return a model's actions laid out flat."""
+    """Return a model's action space as one of ours, with a single axis."""
     check_choices(space)
     return action_space(space, "of the model")
 
 
-HEAD = ("std", "min_std", "std_bounds", "initial_std", "mean_clip")  # what a `PolicySpec` says of it
+HEAD = ("std", "min_std", "std_bounds", "initial_std", "mean_clip")  # a `PolicySpec`'s fields about means and stds
 
 
 def like(policy: Policy, critic: tuple[int, ...] = (64, 64)) -> dict[str, Any]:
     """Return `policy_kwargs` that build Stable-Baselines3's MlpPolicy like this policy, with its normalizer.
 
-    Where its std depends on the state, they are a `HeadPolicy`'s.
+    Where its std depends on the state, they are those of a `HeadPolicy`.
     """
     spec, normalizer = policy.spec, policy.normalizer
     if spec.family not in ("gaussian", "state_gaussian", "categorical"):
         raise UsageError(f"the policy is {spec.family}, and Stable-Baselines3's PPO has normal numbers or choices")
     if spec.activation not in ACTIVATION_MODULES:
         raise UsageError(f"the policy's activation is {spec.activation}, none of {', '.join(ACTIVATION_MODULES)}")
-    numbers = {name: getattr(normalizer, name).tolist() for name in ("mean", "var", "count")}
-    return {
+    statistics = {name: getattr(normalizer, name).tolist() for name in ("mean", "var", "count")}
+    kwargs = {
         "net_arch": {"pi": list(spec.hidden), "vf": list(critic)},
         "activation_fn": ACTIVATION_MODULES[spec.activation],
         "features_extractor_class": Standardized,
-        "features_extractor_kwargs": numbers | {"bound": spec.observation_bound},
-    } | ({"head": {name: getattr(spec, name) for name in HEAD}} if spec.family == "state_gaussian" else {})
+        "features_extractor_kwargs": statistics | {"bound": spec.observation_bound},
+    }
+    if spec.family == "state_gaussian":
+        kwargs["head"] = {name: getattr(spec, name) for name in HEAD}
+    return kwargs
 
 
 @torch.no_grad()
 def from_repolicy(policy: Policy, model: PPO) -> None:
-    """Make a model with an MlpPolicy of the same shape act as the policy; `like(policy)` builds such a one."""
-    theirs, spec = model.policy, policy.spec
-    host = _spec_of(model)
-    check_same_network(spec, host, "model", "leave out policy_kwargs, or set copy_prior to False to begin elsewhere")
-    for ours, own in paired(policy, _layers(theirs)):
-        own.copy_(ours)
+    """Make a model act as the policy. Its MlpPolicy must have the same architecture, as `like(policy)` builds it."""
+    host, remedy = _spec_of(model), "leave out policy_kwargs, or set copy_prior to False to begin elsewhere"
+    check_same_network(policy.spec, host, "model", remedy)
+    for ours, theirs in layer_pairs(policy, _layers(model.policy)):
+        theirs.copy_(ours)
     if policy.std is not None:
-        theirs.log_std.copy_(policy.std.log())
-    if isinstance(theirs.features_extractor, Standardized):
-        if theirs.features_extractor.normalizer.bound != policy.normalizer.bound:
+        model.policy.log_std.copy_(policy.std.log())
+    extractor = model.policy.features_extractor
+    if isinstance(extractor, Standardized):
+        if extractor.normalizer.bound != policy.normalizer.bound:
             raise UsageError("the model clips its observations elsewhere than the prior: leave out policy_kwargs")
-        theirs.features_extractor.normalizer.load_state_dict(policy.normalizer.state_dict())
+        extractor.normalizer.load_state_dict(policy.normalizer.state_dict())
     elif float(policy.normalizer.count):
         raise UsageError("the prior normalizes its observations, and the model does not: leave out policy_kwargs")
 
@@ -130,19 +133,19 @@ def from_repolicy(policy: Policy, model: PPO) -> None:
 @torch.no_grad()
 def to_repolicy(model: PPO) -> Policy:
     """Return a model with an MlpPolicy as a policy of ours, with the normalizer of its own or of its VecNormalize."""
-    theirs, normalized = model.policy, model.get_vec_normalize_env()
-    policy = Policy(_spec_of(model))
-    for ours, own in paired(policy, _layers(theirs)):
-        ours.copy_(own)
+    policy, normalized = Policy(_spec_of(model)), model.get_vec_normalize_env()
+    for ours, theirs in layer_pairs(policy, _layers(model.policy)):
+        ours.copy_(theirs)
     if policy.log_std is not None:
-        policy.log_std.copy_(theirs.log_std)
-    if isinstance(theirs.features_extractor, Standardized):
-        policy.normalizer.load_state_dict(theirs.features_extractor.normalizer.state_dict())
+        policy.log_std.copy_(model.policy.log_std)
+    if isinstance(model.policy.features_extractor, Standardized):
+        policy.normalizer.load_state_dict(model.policy.features_extractor.normalizer.state_dict())
     elif normalized is not None and normalized.norm_obs:
-        seen = normalized.obs_rms
-        set_statistics(policy.normalizer, seen.mean, seen.var + (normalized.epsilon - 1e-8), seen.count)
+        statistics = normalized.obs_rms
+        var = statistics.var + (normalized.epsilon - 1e-8)
+        set_statistics(policy.normalizer, statistics.mean, var, statistics.count)
     prior: Any = getattr(model, "prior", None)
-    return as_squashed(policy, behind(prior).actions) if squashes(prior) else policy.requires_grad_(False).eval()
+    return as_squashed(policy, unwrap_prior(prior).actions) if squashes(prior) else policy.requires_grad_(False).eval()
 
 
 def _layers(policy: ActorCriticPolicy) -> list[nn.Linear]:
@@ -150,7 +153,7 @@ def _layers(policy: ActorCriticPolicy) -> list[nn.Linear]:
 
 
 def _spec_of(model: PPO) -> PolicySpec:
-    """Return what a model's actor would be as a policy of ours, or a sentence that says why it cannot be one."""
+    """Return the spec of a model's actor as a policy of ours. Raises where it cannot be one."""
     policy, layers = model.policy, _layers(model.policy)
     if model.use_sde:
         raise UsageError("the model has gSDE: its prior is prior=PPO.load(FILE), and `load_policy` reads what it saves")

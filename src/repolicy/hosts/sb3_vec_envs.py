@@ -1,4 +1,4 @@
-"""Environments of Stable-Baselines3: what must hold of them, and episodes of a prior in them."""
+"""Environments of Stable-Baselines3: checks of them, and episodes of a prior in them."""
 
 from functools import cached_property
 from typing import Any
@@ -11,10 +11,11 @@ from stable_baselines3.common.vec_env import unwrap_vec_normalize
 from torch import Tensor
 
 from repolicy.errors import UsageError
-from repolicy.hosts.kept_prior import check_squashed, of_each
-from repolicy.hosts.measuring import Paid, Sizes
+from repolicy.hosts.measuring import EnvStep, Sizes
+from repolicy.hosts.priors import check_squashed, map_observations
 from repolicy.hosts.sb3_policies import check_choices, space_of
-from repolicy.hosts.steering import weighs
+from repolicy.hosts.sb3_priors import ModelPrior
+from repolicy.hosts.steering import has_weight
 from repolicy.objective import Objective
 from repolicy.prepare.states import MAX_STATE_SIZE
 
@@ -31,45 +32,64 @@ class ModelEnvs:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """How many numbers a state has, and the actions; observations in a Dict have too many."""
-        space, numbers = self.env.observation_space, MAX_STATE_SIZE + 1
+        """The sizes of states and actions; observations in a Dict count as too large for a density."""
+        space, size = self.env.observation_space, MAX_STATE_SIZE + 1
         if isinstance(space, spaces.Box):
-            numbers = int(self.model.rows(space.sample()[None, None]).shape[-1])
-        return Sizes(numbers, space_of(self.model.action_space))
+            size = int(self.model.flat_observations(space.sample()[None, None]).shape[-1])
+        return Sizes(size, space_of(self.model.action_space))
 
     @property
     def wish_weight(self) -> float:
-        """What `repolicy.rql.WithAddon` tells."""
+        """The largest weight of the wishes in `repolicy.rql.WithAddon`."""
         return max(self.env.get_attr("wish_weight")) if self.env.has_attr("wish_weight") else 1.0
 
-    def begin(self) -> tuple[Any, bool]:
+    def reset(self) -> tuple[Any, bool]:
         """Return the first observations of episodes."""
-        self.seen = self.env.reset()
-        return self._observed(), True
+        self.last_observations = self.env.reset()
+        return self._prior_observations(), True
 
-    def _observed(self) -> Any:
-        return of_each(self.model.observed(of_each(self.seen, lambda part: part[None])), lambda part: part[0])
+    def _prior_observations(self) -> Any:
+        """Return the last observations in the prior's form, which is made of whole rollouts `[T, N, ...]`."""
+        rollout = map_observations(self.last_observations, lambda part: part[None])
+        return map_observations(self.model.prior_observations(rollout), lambda part: part[0])
 
-    def step(self, actions: Tensor) -> Paid:
-        """Return what followed; an environment may tell its own reward as `basic_reward` in its info."""
-        space, taken = self.env.action_space, actions.cpu().numpy().reshape(-1, *self.env.action_space.shape)
+    def step(self, actions: Tensor) -> EnvStep:
+        """Take a step. An environment may give its own reward as `basic_reward` in its info."""
+        space = self.env.action_space
+        sent = actions.cpu().numpy().reshape(-1, *space.shape)
         if isinstance(space, spaces.Box):  # as Stable-Baselines3 sends them
             policy = self.model.policy
-            taken = policy.unscale_action(taken) if policy.squash_output else taken.clip(space.low, space.high)
-        self.seen, rewards, ended, infos = self.env.step(taken)
-        basic = [info.get("basic_reward", np.nan) for info in infos]
-        own, paid = (torch.from_numpy(np.array(part, np.float32)) for part in (basic, rewards))
-        held = torch.from_numpy(self.model.held_in(infos))
-        return Paid(self._observed(), own, paid, torch.from_numpy(np.array(ended)), held)
+            sent = policy.unscale_action(sent) if policy.squash_output else sent.clip(space.low, space.high)
+        self.last_observations, rewards, ended, infos = self.env.step(sent)
+        basic = np.array([info.get("basic_reward", np.nan) for info in infos], np.float32)
+        return EnvStep(
+            self._prior_observations(),
+            torch.from_numpy(basic),
+            torch.from_numpy(np.array(rewards, np.float32)),
+            torch.from_numpy(np.array(ended)),
+            torch.from_numpy(self.model.read_limit_values(infos)),
+        )
 
     def states(self, observations: Any) -> Tensor:
-        """Return states in rows, or nothing of those that have too many numbers to be learned."""
-        few = self.sizes.observation_size <= MAX_STATE_SIZE
-        return self.model.rows(self.seen[None])[0] if few else torch.empty(self.count, 0)
+        """Return states as flat vectors `[N, O]`; empty ones where they are too large for a density."""
+        if self.sizes.observation_size > MAX_STATE_SIZE:
+            return torch.empty(self.count, 0)
+        return self.model.flat_observations(self.last_observations[None])[0]
+
+
+class ModelActor(ModelPrior):
+    """A model's policy in its environments. It gets the observations of the model, not those of the prior."""
+
+    def __init__(self, model: Any, envs: ModelEnvs) -> None:
+        super().__init__(model.policy)
+        self.model_observations = lambda: map_observations(envs.last_observations, model.to_tensor)
+
+    def distribution(self, observations: Any) -> Any:
+        return super().distribution(self.model_observations())
 
 
 class Unclipped(gymnasium.ActionWrapper[Any, Any, Any]):
-    """The environment with bounds so wide that Stable-Baselines3's clipping to them leaves actions as they are."""
+    """An environment with such wide action bounds that Stable-Baselines3's clipping to them changes nothing."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -80,7 +100,7 @@ class Unclipped(gymnasium.ActionWrapper[Any, Any, Any]):
 
 
 class Squashed(Unclipped):
-    """The same, and actions of any size reach the environment through tanh, within its bounds."""
+    """An environment without action bounds, which maps actions through tanh into the bounds of the one inside."""
 
     def action(self, action: Any) -> Any:
         space = self.env.action_space
@@ -88,12 +108,12 @@ class Squashed(Unclipped):
         return (space.low + (np.tanh(action) + 1.0) * 0.5 * (space.high - space.low)).astype(space.dtype)
 
 
-# What must hold -------------------------------------------------------------------------------------------------------
+# Checks ---------------------------------------------------------------------------------------------------------------
 
 
 def check_env(objective: Objective, env: Any, prior: Any) -> None:
-    """Raise where rewards or observations reach the model on a scale that moves, or actions not as the prior's."""
-    if env is None or not weighs(objective):
+    """Raise where the scale of rewards or observations moves, or a squashed prior's environment takes no tanh."""
+    if env is None or not has_weight(objective):
         return
     check_choices(env.action_space)
     normalized = unwrap_vec_normalize(env)
@@ -110,15 +130,15 @@ def check_env(objective: Objective, env: Any, prior: Any) -> None:
 
 
 def check_seen_alike(model: Any) -> None:
-    """Raise where an actor that is copied from a policy of ours would see other observations than that one."""
+    """Raise where an actor that is copied from a policy of ours would get other observations than the policy."""
     normalized = model.get_vec_normalize_env()
     if normalized is not None and normalized.norm_obs:
         remedy = "set norm_obs=False, or copy_prior=False to begin elsewhere"
         raise UsageError(f"VecNormalize changes what the actor sees, and the prior has its own normalizer: {remedy}")
 
 
-def clips(model: Any) -> str:
-    """Return how Stable-Baselines3 clips this model's actions, or nothing."""
+def clipping_of(model: Any) -> str:
+    """Return a sentence about how Stable-Baselines3 clips this model's actions; empty where it does not."""
     space = model.action_space
     if not isinstance(space, spaces.Box) or float(np.abs([space.low, space.high]).max()) >= WIDE:
         return ""

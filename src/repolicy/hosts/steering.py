@@ -1,4 +1,4 @@
-"""The objective in force, and what moves it from iteration to iteration: a warm-up, a budget, limits."""
+"""The weights in force, and what moves them from iteration to iteration: a warm-up, a budget, limits."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,15 +26,15 @@ from repolicy.prepare.checks import check_budget
 from repolicy.runs import Budget, Settings
 from repolicy.text import nearest
 
-WARMUP = 5  # iterations in which a critic that begins with nothing learns alone, where nobody names another number
-EXPLAINS = 0.3  # share of the returns that it must explain by then, or it has up to three times as many
+DEFAULT_WARMUP = 5  # iterations in which an untrained critic is trained alone
+WARMUP_EXPLAINED_VARIANCE = 0.3  # of the returns; below it the default warm-up lasts up to three times as long
 
 
 @dataclass
 class Steering:
-    """The objective in force, and what a warm-up, a budget and limits make of it from iteration to iteration.
+    """The weights in force, which a budget and limits move at the end of each iteration.
 
-    `critic_warmup` of None: the usual one, which waits longer for a critic that explains too little.
+    `critic_warmup` of None is the default one, which lasts longer for a critic that explains too little.
     """
 
     objective: Objective
@@ -42,28 +42,28 @@ class Steering:
     log_prior_budget: float | None = None
     critic_warmup: int | None = 0
     limits: Sequence[str] | str = ()
-    keep: float | None = None  # share of what the prior's mean action earns of the old reward a step
-    kept: str = ""  # the limit that this is, once it is known what the prior earns; its weight is omega
-    gap: float = 0.0  # how much less the prior's sampled steps earn
-    earns: Sequence[float] = (0.0,)  # by the prior's sampled actions at each age of an episode: 0 once all ended
-    later: float = 0.0  # what a step has earned lately because episodes ended later than theirs
-    ranges: bool = False  # whether the host knows a weight that is a range
+    keep: float | None = None  # share of the old reward a step that the prior's mean action earns
+    kept_limit: str = ""  # the limit that `keep` becomes, once the prior's earnings are measured; omega holds it
+    sampling_gap: float = 0.0  # how much less a step of the prior earns with sampled actions than with mean ones
+    earnings_by_age: Sequence[float] = (0.0,)  # of the prior's sampled actions at each episode age; 0 once all ended
+    later_earnings: float = 0.0  # running mean of what a step earns because episodes end later than the prior's
+    ranges: bool = False  # whether the host supports weights that are ranges
     iterations: int = 0
-    off_budget: float = -MAX_VIOLATION
-    explained: float = field(default=0.0, compare=False)  # share of the returns, in the iteration under way
+    budget_violation: float = -MAX_VIOLATION  # averaged log(nats spent / budget)
+    explained_variance: float = field(default=0.0, compare=False)  # of the returns in the running iteration
 
     def __post_init__(self) -> None:
         self.limits = tuple(map(str, (self.limits,) if isinstance(self.limits, str | Real) else self.limits))
-        self.held, self.share = Limits(parse_limits(self.limits)), Limits(())
+        self.priced_limits, self.kept_share = Limits(parse_limits(self.limits)), Limits(())
         if self.objective.is_set or self.objective.dials:
             plain(self.objective, "this host", states=True, ranges=self.ranges)
         warmup = self.critic_warmup
         if warmup is not None and not (isinstance(warmup, Real) and float(warmup).is_integer() and warmup >= 0):
             raise UsageError(f"critic_warmup is {warmup!r}; here it counts iterations, so it must be 0, 1, 2 ...")
-        self.settings.resolved()  # checked as the engine's
+        self.settings.resolved()  # raises where the engine's checks of settings do
         if self.settings.budget is not None and not self.objective.reads_prior:
             raise UsageError("a budget adapts omega, so omega must start above 0")
-        if self.objective.dials and (self.settings.budget is not None or self.held):
+        if self.objective.dials and (self.settings.budget is not None or self.priced_limits):
             raise UsageError("a range trains for many weights at once, and a budget or a limit moves one: leave it out")
         self._check_budget()
 
@@ -77,88 +77,102 @@ class Steering:
 
     @property
     def budget(self) -> Budget | None:
-        """What the policy may spend."""
+        """The nats that the policy may spend. None beside `keep`, which moves omega itself."""
         return None if self.keep else self.settings.budget
 
     @property
-    def limited(self) -> dict[str, HeldLimit]:
-        """All limits, by their text: those that are priced, and the share that is kept."""
-        return {**self.held, **self.share}
+    def all_limits(self) -> dict[str, HeldLimit]:
+        """All limits by their text: those with a price in the reward, then the kept share."""
+        return {**self.priced_limits, **self.kept_share}
 
     @property
-    def reads(self) -> list[tuple[str, str]]:
-        """What an environment must tell beside its reward, and why."""
-        unknown = [("basic_reward", "keep needs")] if self.keep and not self.kept else []
-        return [(held.limit.name, f"{text} limits") for text, held in self.limited.items()] + unknown
+    def required_entries(self) -> list[tuple[str, str]]:
+        """The name of each entry that an environment must give beside its reward, and the reason for messages."""
+        entries = [(held.limit.name, f"{text} limits") for text, held in self.all_limits.items()]
+        if self.keep and not self.kept_limit:
+            entries.append(("basic_reward", "keep needs"))
+        return entries
 
-    def hold(self, kept: str, unit: float = 0.0, gap: float = 0.0, earns: Sequence[float] = (0.0,)) -> None:
-        """Hold the share that is to be kept, by this limit; `unit` is what must be lacking until it is off by 1."""
-        self.gap, self.earns = gap, [*earns]
-        *_, limit = parse_limits([*self.limits, kept])
-        self.kept = str(limit)
-        self.share = Limits([limit])
-        self.share[self.kept] = HeldLimit(limit, unit=unit)
+    def hold_share(
+        self, limit: str, unit: float = 0.0, sampling_gap: float = 0.0, earnings_by_age: Sequence[float] = (0.0,)
+    ) -> None:
+        """Hold the kept share by this limit on the old reward. A reward that misses the bound by `unit` is off by 1."""
+        self.sampling_gap, self.earnings_by_age = sampling_gap, [*earnings_by_age]
+        *_, parsed = parse_limits([*self.limits, limit])  # raises where a user's limit is on the same side
+        self.kept_limit = str(parsed)
+        self.kept_share = Limits([parsed])
+        self.kept_share[self.kept_limit] = HeldLimit(parsed, unit=unit)
 
     def earned_later(self, ages: Tensor, ended: Tensor) -> Tensor:
-        """Return what steps at these ages `[T, N]` earn by later ends than the sampled prior's; below 0 by earlier."""
-        earns = torch.tensor(self.earns, dtype=torch.double, device=ended.device)
-        return earns[0] - expected_rewards(earns, ages, ended)
+        """Return what steps at these ages `[T, N]` earn by ends later than the sampled prior's; negative if earlier."""
+        earnings = torch.tensor(self.earnings_by_age, dtype=torch.double, device=ended.device)
+        return earnings[0] - expected_rewards(earnings, ages, ended)
 
     @property
-    def fits_actor(self) -> bool:
-        """Whether the actor learns in the iteration under way; the critic always does."""
+    def trains_actor(self) -> bool:
+        """Whether the actor is trained in this iteration; the critic always is."""
         if self.critic_warmup is not None:
             return self.iterations >= self.critic_warmup
-        explains = self.explained >= EXPLAINS or self.iterations >= MAX_WARMUPS * WARMUP
-        return self.iterations >= WARMUP and explains
+        if self.iterations < DEFAULT_WARMUP:
+            return False
+        is_good = self.explained_variance >= WARMUP_EXPLAINED_VARIANCE
+        return is_good or self.iterations >= MAX_WARMUPS * DEFAULT_WARMUP
 
-    def steer(self, spent: Mapping[str, float], samples: int) -> None:
-        """End an iteration over so many steps, in which so many nats a step were spent."""
-        if self.fits_actor and self.explained > MIN_EXPLAINED_VARIANCE:
-            self.held.steer()
-            self.share.steer()
-            for held in self.share.values():
+    def steer(self, spending: Mapping[str, float], samples: int) -> None:
+        """End an iteration: move the weights by its metrics in nats a step, which are means over `samples` steps."""
+        if self.trains_actor and self.explained_variance > MIN_EXPLAINED_VARIANCE:
+            self.priced_limits.steer()
+            self.kept_share.steer()
+            for held in self.kept_share.values():
                 self.objective = replace(self.objective, omega=held.weight)
             if self.budget is not None:
-                self._spend(self.budget, spent, samples)
+                self._follow_budget(self.budget, spending, samples)
         self.iterations += 1
 
-    def _spend(self, budget: Budget, spent: Mapping[str, float], samples: int) -> None:
-        before, nats, alone = self.off_budget, spent[budget.metric], self.log_prior_budget is not None
-        variance = spent["below_prior_squares"] - nats**2 if alone else None
-        self.off_budget = budget_violation(nats, budget.amount, before, samples, variance)
-        self.objective = steered_objective(self.objective, before, self.off_budget, omega_alone=alone)
+    def _follow_budget(self, budget: Budget, spending: Mapping[str, float], samples: int) -> None:
+        before, nats = self.budget_violation, spending[budget.metric]
+        omega_alone = self.log_prior_budget is not None
+        variance = spending["below_prior_squares"] - nats**2 if omega_alone else None
+        self.budget_violation = budget_violation(nats, budget.amount, before, samples, variance)
+        self.objective = steered_objective(self.objective, before, self.budget_violation, omega_alone=omega_alone)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold to go on from here; plain numbers and words."""
-        names = ("iterations", "off_budget", "kl_budget", "kept", "gap", "earns", "later")
-        told = {"objective": self.objective.as_dict(), "limits": self.held.state() | self.share.state()}
-        return told | {name: getattr(self, name) for name in names}
+        """Return what a checkpoint stores, in plain numbers and words."""
+        return {
+            "objective": self.objective.as_dict(),
+            "limits": self.priced_limits.state() | self.kept_share.state(),
+            "iterations": self.iterations,
+            "off_budget": self.budget_violation,
+            "kl_budget": self.kl_budget,
+            "kept": self.kept_limit,
+            "gap": self.sampling_gap,
+            "earns": self.earnings_by_age,
+            "later": self.later_earnings,
+        }
 
     def check_same_ranges(self, state: Mapping[str, Any]) -> None:
-        """Raise where `state` is of another range: what was learnt of places on the dial would be of other weights."""
-        theirs, today = (
-            " and ".join(map(str, each.dials)) or "none" for each in (Objective(**state["objective"]), self.objective)
-        )
+        """Raise where `state` has another range: its networks have learned places on a dial of other weights."""
+        objectives = Objective(**state["objective"]), self.objective
+        theirs, today = (" and ".join(map(str, each.dials)) or "none" for each in objectives)
         if theirs != today:
             raise UsageError(f"the checkpoint's range is {theirs}, and today's {today}: name its own, or begin anew")
 
     def resume(self, state: Mapping[str, Any], named: Objective | None = None, budget: Budget | None = None) -> None:
-        """Go on where `state` was taken, with its weights and its budget.
+        """Continue from `state`, with its weights and its budget.
 
-        `named` and `budget` are what today's settings name. A budget goes before that of the state. Where a weight
-        differs from the state's, today's weights stay, also those that were measured beside it; but not where a budget
-        moves them.
+        `named` and `budget` are what today's settings name. A budget named today replaces that of the state. Where
+        a weight named today differs from the state's, all of today's weights stay; but not where a budget moves them.
         """
-        told = Objective(**state["objective"])
-        weights = {name: getattr(told, name) for name in WEIGHTS}
+        saved = Objective(**state["objective"])
+        weights = {name: getattr(saved, name) for name in WEIGHTS}
         today = {name: getattr(named, name, None) for name in WEIGHTS}
         unchanged = all(isinstance(weight, str | None) or weight == weights[name] for name, weight in today.items())
-        self.iterations, self.off_budget = int(state["iterations"]), float(state["off_budget"])
+        self.iterations, self.budget_violation = int(state["iterations"]), float(state["off_budget"])
         if self.keep and state.get("kept"):
-            self.hold(state["kept"], gap=state.get("gap", 0.0), earns=state.get("earns", (0.0,)))
-            self.later = state.get("later", 0.0)
-        for each in (self.held, self.share):
+            gap, earnings = state.get("gap", 0.0), state.get("earns", (0.0,))
+            self.hold_share(state["kept"], sampling_gap=gap, earnings_by_age=earnings)
+            self.later_earnings = state.get("later", 0.0)
+        for each in (self.priced_limits, self.kept_share):
             each.restore(state.get("limits", {}))
         if budget is None and unchanged:
             self.kl_budget = state.get("kl_budget")
@@ -167,31 +181,31 @@ class Steering:
         self._check_budget()
 
 
-def weights_named(objective: Any, omega: Any, alpha: Any, states: Any) -> Objective:
-    """Return the objective that settings name; beside a range, states have no price where none is named."""
+def objective_from_settings(objective: Any, omega: Any, alpha: Any, states: Any) -> Objective:
+    """Return the objective that settings name. Beside a range, `states` is 0 where it is not named."""
     found = given_objective(objective, omega, alpha, states)
     return replace(found, states=0.0) if found.dials and found.states is None else found
 
 
-def check_options(named: Iterable[str], *takers: Callable[..., Any]) -> None:
-    """Raise where a name is that of no option which one of these takes."""
-    known = {option for taker in takers for option in signature(taker).parameters}
-    for name in named:
+def check_options(names: Iterable[str], *functions: Callable[..., Any]) -> None:
+    """Raise where a name is not a parameter of any of these functions."""
+    known = {parameter for function in functions for parameter in signature(function).parameters}
+    for name in names:
         if name not in known:
             raise UsageError(f"ResidualPPO has no option {name}{nearest(name, known)}")
 
 
-def usual_warmup(named: int | None, begins_as_prior: bool) -> int | None:
-    """Return how long the critic learns alone: where nobody names it, only beside an actor that begins as the prior."""
+def default_warmup(named: int | None, begins_as_prior: bool) -> int | None:
+    """Return the setting `critic_warmup`; where it is not named, only an actor that begins as the prior waits."""
     return named if named is not None or begins_as_prior else 0
 
 
-def weighs(objective: Objective) -> bool:
-    """Say whether there is a weight, perhaps one that is not measured yet; without any, a class is its host's own."""
+def has_weight(objective: Objective) -> bool:
+    """Return whether a weight is not 0, or still to be measured. Without any, a class is its host's own PPO."""
     return any(weight != 0 for weight in (objective.omega, objective.alpha, objective.states))
 
 
-def say_of_bonus(name: str, host: Mapping[str, Any]) -> None:
-    """Print that a host's own bonus for entropy does harm beside a prior."""
+def warn_about_entropy_bonus(name: str, host: Mapping[str, Any]) -> None:
+    """Print that a host's own entropy bonus does harm beside a prior."""
     if bonus := host.get(name):
         print(f"ResidualPPO: {name} is {bonus:g}, and alpha pays for the entropy already: set it to 0")
