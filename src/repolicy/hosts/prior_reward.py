@@ -64,12 +64,8 @@ def prior_reward(
 def _check_visited(visited: Tensor, size: int) -> None:
     """Raise where observations are not finite, too few to be fitted, or not of this size, where 0 is unknown."""
     shape, width = tuple(visited.shape), size or visited.shape[-1]
-    if (
-        visited.dim() != 2
-        or shape[1] != width
-        or len(visited) < MIN_FIT_OBSERVATIONS
-        or not bool(visited.isfinite().all())
-    ):
+    has_shape = visited.dim() == 2 and shape[1] == width
+    if not has_shape or len(visited) < MIN_FIT_OBSERVATIONS or not bool(visited.isfinite().all()):
         wanted = f"it must be finite observations [M, {width}], {MIN_FIT_OBSERVATIONS:,} or more"
         raise UsageError(f"visited has the shape {shape}; {wanted}")
 
