@@ -37,7 +37,7 @@ from repolicy.readers.recognize import PolicyFile
 from repolicy.report import compare_page
 from repolicy.report.compare_page import write_compare_report
 
-FIVE = Margin.of("5%")
+FIVE = Margin.parse("5%")
 
 
 def judge(old: np.ndarray, new: np.ndarray, name: str = "basic_reward", margin: Margin = FIVE) -> QuantityComparison:
@@ -70,7 +70,7 @@ def test_verdicts(new: float, verdict: str, sign: float) -> None:
     row = judge(old, old + new - 1.0)
     assert row.verdict == verdict
     assert row.low <= new - 1.0 <= row.high
-    assert judge(old, old + new - 1.0, margin=Margin.of(0.05)).verdict == verdict
+    assert judge(old, old + new - 1.0, margin=Margin.parse(0.05)).verdict == verdict
 
 
 def test_more_early_ends_are_worse_and_their_bound_is_one() -> None:
@@ -95,8 +95,8 @@ def test_the_worst_of_those_that_decide_is_the_verdict() -> None:
     ("given", "margin"), [("5%", Margin(0.05, True)), ("2.5 %", Margin(0.025, True)), (100, Margin(100.0, False))]
 )
 def test_margins(given: str | float, margin: Margin) -> None:
-    assert Margin.of(given) == margin
-    assert Margin.of(str(margin)) == margin
+    assert Margin.parse(given) == margin
+    assert Margin.parse(str(margin)) == margin
 
 
 # Policies -------------------------------------------------------------------------------------------------------------

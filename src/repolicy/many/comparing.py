@@ -1,8 +1,8 @@
-"""Whether a new policy may take the place of an old one: episodes of both from the same starts, until that is told.
+"""Compare two policies: run episodes of both from the same starts until a verdict on the new one is certain.
 
     compare("halfcheetah", "runs/cheetah", not_worse="5%").verdict      # better, not worse, worse, or cannot tell
 
-Each verdict is a bet that was won (`bets`), so the episodes may end at the first round that tells.
+Each verdict is a bet that was won (`bets`), so the episodes may end at the first round that decides.
 """
 
 import math
@@ -44,25 +44,25 @@ from repolicy.readers.reading import Options
 from repolicy.runs import format_table
 from repolicy.text import as_number, counted, number
 
-DEFAULT_MARGIN = "5%"  # by how much the new policy may be worse
-EPISODES_PER_ROUND = 25  # episodes of each policy between two looks
+DEFAULT_MARGIN = "5%"
+EPISODES_PER_ROUND = 25  # episodes of each policy between two tests
 TITLES = {"basic_reward": "return", "addon_reward": "add-on", "length": "length", "ended_early": "ended early"}
 ACTIONS = {"mean": "with the mean action", "sampled": "with sampled actions"}
-Quantities = dict[str, np.ndarray]  # of each episode
+Quantities = dict[str, np.ndarray]  # a value of each episode, by the quantity's name
 Table = tuple[list[str], list[list[str]]]
-INFORMATIVE = ("length", "ended_early")  # these decide nothing: in some tasks an early end is a success
+INFORMATIVE = ("length", "ended_early")  # reported only: in some tasks an early end is a success
 
 
 @dataclass(frozen=True)
 class Margin:
-    """How much less the new policy may have and still be called not worse."""
+    """The loss up to which the new policy is still called not worse."""
 
     value: float
-    is_share: bool  # of the size of the old policy's mean
+    is_share: bool  # whether the value is a share of the old policy's mean
 
     @classmethod
-    def of(cls, given: str | float) -> "Margin":
-        """Return what `5%` or `100` says."""
+    def parse(cls, given: str | float) -> "Margin":
+        """Return the margin of a text such as `5%` or `100`."""
         text = str(given).strip()
         value = as_number(text.removesuffix("%"))
         if not 0.0 < value < math.inf:
@@ -75,12 +75,12 @@ class Margin:
 
 @dataclass(frozen=True)
 class QuantityComparison:
-    """One quantity of both policies' episodes."""
+    """The comparison of one quantity of both policies' episodes."""
 
     name: str
-    old: float  # means
+    old: float  # mean of the old policy
     new: float
-    low: float  # an interval of new − old; each of its ends errs with the comparison's error
+    low: float  # interval of new − old; each end is wrong with the comparison's error
     high: float
     verdict: Verdict
 
@@ -90,7 +90,7 @@ class QuantityComparison:
 
     @property
     def loss(self) -> float:
-        """How much less the new policy has, as a share of the old one's."""
+        """The loss of the new policy, as a share of the old one's mean."""
         return (self.old - self.new) / (abs(self.old) or 1.0)
 
     @property
@@ -99,7 +99,7 @@ class QuantityComparison:
 
     @property
     def cells(self) -> list[str]:
-        """One row of the table."""
+        """The row of this quantity in the table."""
         changes = (self.new - self.old, self.low, self.high)
         if self.name == "ended_early":
             old, new, difference, low, high = (
@@ -114,7 +114,7 @@ class QuantityComparison:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """What two policies did in `episodes` episodes each, by the kind of action that decides and by the other one."""
+    """The result of a comparison: two policies in `episodes` episodes each, with mean and with sampled actions."""
 
     env: str
     backend: str
@@ -124,11 +124,11 @@ class Comparison:
     margin: str
     error: float
     seed: int
-    rows: dict[str, list[QuantityComparison]]  # with the mean action, with sampled actions: the first decides
+    rows: dict[str, list[QuantityComparison]]  # by the kind of action; the first kind decides
 
     @property
     def deciding(self) -> list[QuantityComparison]:
-        """The quantities that decide."""
+        """The rows that decide the verdict."""
         return [row for row in next(iter(self.rows.values())) if row.decides]
 
     @property
@@ -137,23 +137,23 @@ class Comparison:
         return min((row.verdict for row in self.deciding), key=VERDICT_ORDER.index)
 
     def sentences(self, where: str = "", count: int = 1) -> list[str]:
-        """Return the verdict, and what it rests on; of `count` places, the worst of which is `where`."""
+        """Return the verdict and its conditions. `where` names this place, the worst of `count` places."""
         starts = "the same starts" if self.is_paired else "starts of their own, as the environment has no seed"
         judges = " and ".join(row.title for row in self.deciding if row.verdict == self.verdict)
         shares = self.deciding if self.margin.endswith("%") else []
         nothing = [row.title for row in shares if row.old == 0.0 and row.name != "ended_early"]
-        told = [
+        lines = [
             f"{self.verdict}{where}, {ACTIONS[next(iter(self.rows))]}, by {judges}; the margin is {self.margin}",
             f"{counted(self.episodes, 'episode')} each in {self.env} ({self.backend}), from {starts}, in "
             f"{counted(self.rounds, 'round')}; a verdict is wrong with a probability of at most "
             f"{100 * self.error * count:.3g}%, but for losses that are rare and larger than all that were seen",
         ]
         no_share = "has a mean of 0, of which no share is a margin: name a number, as --not-worse 0.1"
-        return told + [f"{title} {no_share}" for title in nothing]
+        return lines + [f"{title} {no_share}" for title in nothing]
 
     @property
     def tables(self) -> list[Table]:
-        """The table of each kind of action."""
+        """A table for each kind of action."""
         headings = ["old", "new", "difference", f"{100 - 200 * self.error:.6g}% interval", "verdict"]
         return [([ACTIONS[action], *headings], [row.cells for row in rows]) for action, rows in self.rows.items()]
 
@@ -161,7 +161,7 @@ class Comparison:
         return format_comparison(self.sentences(), self.tables)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON takes it."""
+        """Return the comparison as JSON content."""
         rows = {action: {row.name: asdict(row) for row in rows} for action, rows in self.rows.items()}
         return {"verdict": self.verdict} | asdict(self) | {"rows": rows}
 
@@ -171,26 +171,25 @@ def format_comparison(sentences: list[str], tables: list[Table]) -> str:
 
 
 def compare_quantity(
-    name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: float, among: int = 1
+    name: str, old: np.ndarray, new: np.ndarray, margin: Margin, error: float, quantities: int = 1
 ) -> QuantityComparison:
-    """Return one quantity's verdict from its values `[E]` in both policies' episodes, in pairs and in order.
+    """Compare one quantity by its values `[E]` in both policies' episodes, in pairs and in the order of time.
 
-    The mean of new − old + margin is shown to be above 0, or below. A share of the old mean is taken of each old
-    value, so that the mean itself need not be known. What an episode could lose is told by those seen so far.
-    `among` is how many quantities decide. A *worse* of any is enough, so each has this share of the error for it; *not
-    worse* must be shown of all, and has the whole.
+    The bets are on the mean of new − old + margin. A share of the old mean is taken of each old value, so that the mean
+    itself need not be known. `quantities` is the number of quantities that decide: one that is worse is enough for the
+    verdict *worse*, so each has this share of the error for it; *not worse* must hold for all, so each has the whole.
     """
     old, new = old.astype(float), new.astype(float)
     losses = loss_bounds(old, new)
     allowed = np.full_like(old, margin.value)
     sign = 1.0
-    if name == "ended_early":  # fewer are better; a share is a number of episodes in a hundred
+    if name == "ended_early":  # fewer are better; a margin of 5 % is 5 episodes in a hundred
         sign, losses = -1.0, np.ones_like(old)
     elif margin.is_share:
         allowed = margin.value * math.copysign(1.0, old.mean()) * old
     gain = sign * (new - old)
     verdict: Verdict = "cannot tell"
-    if is_mean_proven_positive(-gain - allowed, losses + abs(allowed), error / among)[-1]:
+    if is_mean_proven_positive(-gain - allowed, losses + abs(allowed), error / quantities)[-1]:
         verdict = "worse"
     elif is_mean_proven_positive(gain, losses, error)[-1]:
         verdict = "better"
@@ -219,7 +218,7 @@ def compare(
     new_options: Options | None = None,
     trust: bool = False,
 ) -> Comparison:
-    """Run two policies from the same starts until it is told whether the new one is worse, and return the verdicts.
+    """Run two policies from the same starts until it is certain whether the new one is worse.
 
     Args:
         old: a policy, its file, its run's folder, or the name of one that ships; or a generative policy, which the new
@@ -238,7 +237,7 @@ def compare(
         new_options: the same of the new policy's file.
         trust: run code that a policy's file names.
     """
-    margin = Margin.of(not_worse)
+    margin = Margin.parse(not_worse)
     if not 0.0 < error < 0.5:
         raise UsageError(f"error is {error:g}; it must be above 0 and below 0.5")
     check_counts(episodes=episodes)
@@ -248,26 +247,26 @@ def compare(
     if not isinstance(addon, Addon):
         addon = load_addon(addon, env)
     backend = resolve_backend(backend, *(side.agent for side in sides))
-    ready = [_fit_to_env(side, env, backend) for side in sides]
-    by_noise = decoder_options(env) is not None  # a generative policy's likeliest noise is a policy that nobody has
+    pairs = [_fit_to_env(side, env, backend) for side in sides]
+    by_noise = decoder_options(env) is not None  # a generative policy with its most likely noise is never used
     kinds = ("sampled", "mean") if sampled or by_noise else ("mean", "sampled")
-    is_paired = _is_reproducible(*ready[0], seed, backend)
-    drawn = {kind: list[list[Quantities]]() for kind in kinds}
+    is_paired = _is_reproducible(*pairs[0], seed, backend)
+    results = {kind: list[list[Quantities]]() for kind in kinds}
     rounds = done = 0
 
-    def ran(agent: Agent, place: str, kind: str, count: int) -> Evaluation:
+    def run(agent: Agent, place: str, kind: str, count: int) -> Evaluation:
         with closing(make_envs(place, count, seed + done, backend)) as envs:  # an episode each
             return run_episodes(agent, envs, count, addon=addon, deterministic=kind == "mean", seed=seed + done)
 
     while True:
         count = min(EPISODES_PER_ROUND, episodes - done)
         for kind in kinds:
-            pair = [ran(*each, kind, count) for each in ready]
-            drawn[kind].append([_quantities(each) for each in pair])
+            evaluations = [run(*each, kind, count) for each in pairs]
+            results[kind].append([_quantities(each) for each in evaluations])
         rounds += 1
         done += count
-        rows = {kind: _compare_quantities(drawn[kind], margin, error) for kind in kinds}
-        found = Comparison(env, pair[0].backend, done, rounds, is_paired, str(margin), error, seed, rows)
+        rows = {kind: _compare_quantities(results[kind], margin, error) for kind in kinds}
+        found = Comparison(env, evaluations[0].backend, done, rounds, is_paired, str(margin), error, seed, rows)
         deciding = [row.verdict for row in found.deciding]
         if not deciding:
             raise UsageError(f"environment {env!r} tells no reward, so that nothing can decide; name one with --addon")
@@ -284,33 +283,33 @@ def open_policies(
     old: Any, new: Any, env: EnvLike | None, options: Options | None = None, new_options: Options | None = None,
     trust: bool = False, **_: Any,
 ) -> tuple[tuple[OpenedPolicy, OpenedPolicy], str]:  # fmt: skip
-    """Return both policies and their environment's name; policies that were opened before stay as they are."""
+    """Open both policies and return them with their environment's name; opened policies are returned unchanged."""
     name = None if env is None else env_name(env)
     newer = _open_policy(new, NEW_NAME, name, new_options, trust)
-    known = name or newer.card.get("request", {}).get("env")  # its decoder may be the old policy
+    known = name or newer.card.get("request", {}).get("env")  # the decoder in it may be the old policy
     sides = (_open_policy(old, OLD_NAME, known, options, trust), newer)
     return sides, name or _common_env(sides, trust)
 
 
 def _compare_quantities(rounds: list[list[Quantities]], margin: Margin, error: float) -> list[QuantityComparison]:
-    """Return each quantity's verdict. A margin that is a number is one of rewards; the others have the usual."""
-    usual = margin if margin.is_share else Margin.of(DEFAULT_MARGIN)
-    known = []
+    """Compare each quantity. A margin that is a number is for rewards; other quantities have the default margin."""
+    default = margin if margin.is_share else Margin.parse(DEFAULT_MARGIN)
+    values = dict[str, tuple[np.ndarray, np.ndarray]]()
     for name in rounds[0][0]:
         old, new = (np.concatenate([each[name] for each in side]) for side in zip(*rounds, strict=True))
-        if np.isfinite([old, new]).all():  # not every environment tells its reward
-            known.append((name, old, new))
-    among = sum(name not in INFORMATIVE for name, _, _ in known)
+        if np.isfinite([old, new]).all():  # some environments have no reward
+            values[name] = old, new
+    decisive = len(values.keys() - {*INFORMATIVE})
     return [
-        compare_quantity(*each, usual, error)
-        if each[0] in INFORMATIVE
-        else compare_quantity(*each, margin, error, among)
-        for each in known
+        compare_quantity(name, old, new, default, error)
+        if name in INFORMATIVE
+        else compare_quantity(name, old, new, margin, error, decisive)
+        for name, (old, new) in values.items()
     ]
 
 
 def _quantities(evaluation: Evaluation) -> Quantities:
-    """Return what is compared, of each episode. Of several wishes, each is."""
+    """Return the quantities of each episode; several wishes are separate quantities."""
     assert evaluation.terminated is not None
     wishes = {f"addon_reward_{name}": values for name, values in evaluation.wishes.items()}
     if not wishes and evaluation.addon is not None:
@@ -331,15 +330,15 @@ def _open_policy(
     try:
         found = open_policy_in_env(env, given, options or Options(), trust)
     except UsageError as error:
-        said = f"{what}: {error}"
+        message = f"{what}: {error}"
         if what == NEW_NAME and "--" in str(error):
-            said += "; its options stand behind --of-new, such as --of-new std=0.2"
-        raise UsageError(said) from None
+            message += "; its options stand behind --of-new, such as --of-new std=0.2"
+        raise UsageError(message) from None
     return replace(found, name=f"{what}, {given},")
 
 
 def _common_env(sides: tuple[OpenedPolicy, OpenedPolicy], trust: bool) -> str:
-    """Return the environment that the files name; refused where they name two, or none."""
+    """Return the environment that the files name; raise where they name two, or none."""
     known = [side for side in sides if side.card.get("request", {}).get("env") or shelf_entry(side.path) is not None]
     if not known and sides[0].path == sides[1].path == Path():
         raise UsageError("two policies alone do not say for which environment; name one: compare(old, new, ENV)")
@@ -352,7 +351,7 @@ def _common_env(sides: tuple[OpenedPolicy, OpenedPolicy], trust: bool) -> str:
 
 
 def _fit_to_env(side: OpenedPolicy, env: str, backend: Backend) -> tuple[Agent, str]:
-    """Return the policy in the environment, with the part of an observation that it takes."""
+    """Return the policy and the environment's name with the observation groups that the policy takes."""
     if isinstance(side.agent, MeanPrior):
         return place_prior(side.agent, env, backend)
     env = match_observation(env, side.agent.observation_size, backend)
@@ -361,10 +360,10 @@ def _fit_to_env(side: OpenedPolicy, env: str, backend: Backend) -> tuple[Agent, 
 
 
 def _is_reproducible(agent: Agent, env: str, seed: int, backend: Backend) -> bool:
-    """Return whether an environment can be seeded: by one seed, the same actions lead to the same twice."""
+    """Return whether the environment can be seeded: one seed gives the same observations twice."""
 
-    def seen() -> np.ndarray:
+    def observations() -> np.ndarray:
         with closing(make_envs(env, 2, seed, backend)) as envs:
             return Collector(envs, BLOCK_STEPS, torch.Generator().manual_seed(seed)).collect(agent, True).observations
 
-    return np.array_equal(seen(), seen())
+    return np.array_equal(observations(), observations())

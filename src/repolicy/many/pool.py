@@ -1,7 +1,7 @@
-"""Many runs: some at a time, each a process of its own, until all are done.
+"""Run many jobs, a limited number at a time, each in a process of its own.
 
-A job is a program that goes on where it was when it is started again. One that is killed (a crash, no memory left) or
-stopped is started again; one that ends with an error of its own is not, because it would end so again.
+A job is a program that resumes its work when it is started again. A job that is killed (a crash, no memory left) or
+interrupted is started again; one that ends with an error of its own is not, because it would fail again.
 """
 
 import os
@@ -20,13 +20,13 @@ from repolicy.loading import PYTHON
 from repolicy.runs import terminated_as_interrupted
 
 MAX_ATTEMPTS = 3
-INTERRUPTED = 130  # the exit code of a run of ours that was told to stop
-STOP_TIMEOUT = 10.0  # seconds that a run has to stop by itself
+INTERRUPTED = 130  # exit code of a run of ours that was interrupted
+STOP_TIMEOUT = 10.0  # seconds that a job has to stop after an interrupt
 
 
 @dataclass(frozen=True)
 class Job:
-    """A program, and the file that takes what it says."""
+    """A program, and the file for its output."""
 
     name: str
     program: tuple[str, ...]
@@ -50,8 +50,8 @@ def run_jobs(
 ) -> list[Job]:
     """Run the jobs in order, `at_once` at a time, each as soon as it is ready.
 
-    `ended` is told of each what went wrong, or nothing; `watch`, now and then, which are at work. Returns those that
-    never became ready. Ctrl-C and SIGTERM stop all of them.
+    `ended` is called after each job with its error message, or "". `watch` is called regularly with the running jobs.
+    Returns the jobs that never became ready. Ctrl-C and SIGTERM stop all jobs.
     """
     waiting = list(jobs)
     running, attempts = dict[Job, Any](), dict[Job, int]()
@@ -66,8 +66,8 @@ def run_jobs(
                 if not running:
                     break
                 time.sleep(pause)
-                for job, at_work in list(running.items()):
-                    code = at_work.poll()
+                for job, process in list(running.items()):
+                    code = process.poll()
                     if code is None:
                         continue
                     del running[job]
@@ -83,18 +83,18 @@ def run_jobs(
 
 
 def _stop_jobs(running: Sequence[Any]) -> None:
-    for at_work in running:
-        at_work.interrupt()
+    for process in running:
+        process.interrupt()
     until = time.monotonic() + STOP_TIMEOUT
-    while time.monotonic() < until and any(at_work.poll() is None for at_work in running):
+    while time.monotonic() < until and any(process.poll() is None for process in running):
         time.sleep(0.05)
-    for at_work in running:
-        if at_work.poll() is None:
-            at_work.kill()
+    for process in running:
+        if process.poll() is None:
+            process.kill()
 
 
 def failure_message(log: Path, code: int) -> str:
-    """Return what a run that failed said at the end."""
+    """Return the last message of a job that failed."""
     if code < 0:
         return f"it was killed by signal {-code}, {MAX_ATTEMPTS} times"
     text = log.read_text(errors="replace") if log.is_file() else ""  # a machine of Ray's may not see this folder
@@ -107,13 +107,13 @@ def failure_message(log: Path, code: int) -> str:
 
 
 def bound_to_this_process(program: Sequence[str]) -> list[str]:
-    """Return the program that runs `program` (by its whole path) and dies with this process (on Linux)."""
-    lives = f"import os, sys; from repolicy.runs.machine import die_with; die_with({os.getpid()})"
-    return [*PYTHON, "-c", f"{lives}; os.execv(sys.argv[1], sys.argv[1:])", *program]  # which exec does not change
+    """Return a program that runs `program` (an absolute path) and dies with this process (on Linux)."""
+    guard = f"import os, sys; from repolicy.runs.machine import die_with; die_with({os.getpid()})"
+    return [*PYTHON, "-c", f"{guard}; os.execv(sys.argv[1], sys.argv[1:])", *program]  # exec keeps the setting
 
 
 class LocalProcess:
-    """A process on this machine, away from the terminal: Ctrl-C is for the pool, which tells it."""
+    """A job as a process on this machine, in a process group of its own: Ctrl-C reaches it only through the pool."""
 
     def __init__(self, job: Job) -> None:
         job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ class LocalProcess:
             )
 
     def poll(self) -> int | None:
-        """Return its exit code, negative where a signal killed it, or None while it is at work."""
+        """Return its exit code, negative where a signal killed it, or None while it runs."""
         return self._process.poll()
 
     def interrupt(self) -> None:
@@ -145,11 +145,11 @@ class LocalProcess:
 # Jobs as Ray tasks of one core each, in a cluster or on this machine --------------------------------------------------
 
 
-CONNECT_TIMEOUT = 10.0  # seconds that a cluster has to answer
+CONNECT_TIMEOUT = 10.0  # seconds
 
 
 def connect_to_ray(address: str | None = None) -> StartJob:
-    """Start jobs in the cluster at `address`, else in the one that RAY_ADDRESS names, else on this machine.
+    """Connect to the cluster at `address`, else at RAY_ADDRESS, else start Ray here; return what starts jobs in it.
 
     All machines of the cluster must see the folders that the jobs name.
     """
@@ -192,7 +192,7 @@ def connect_to_ray(address: str | None = None) -> StartJob:
 
 
 def _run_in_ray(program: Sequence[str], log: str, place: str) -> int:
-    """Run one job in the cluster."""
+    """Run one job as a Ray task, and return its exit code."""
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as file:
         return subprocess.run(
@@ -206,7 +206,7 @@ def _run_in_ray(program: Sequence[str], log: str, place: str) -> int:
 
 
 def check_ray_address(address: str | None) -> None:
-    """Raise if nothing answers at HOST:PORT. (Ray itself would try for minutes, and print pages.)"""
+    """Raise if nothing answers at HOST:PORT. (Ray itself would try for minutes and print a long error.)"""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if address in (None, "auto", "local"):
         return

@@ -1,6 +1,6 @@
-"""Choosing ω′: the same customization at several values, side by side, and the trade-off that comes out.
+"""Run the same customization at several values of ω′ in parallel, and show the trade-off between them.
 
-Each point is a run of its own, on one core, in `OUT/omega-VALUE`. A sweep that is stopped goes on where it was.
+Each point is a run of its own, on one core, in `OUT/omega-VALUE`. A stopped sweep can be resumed.
 """
 
 import json
@@ -40,7 +40,7 @@ from repolicy.runs import (
 )
 from repolicy.text import counted, usual_out
 
-# What a sweep that is resumed relies on in its sweep.json.
+# The parts of sweep.json that a resumed sweep reads.
 SWEEP_SHAPE = {
     "request": {
         "env": str, "addons": [str], "alpha": OBJECTIVE_SHAPE["alpha"], "states": float, "settings": {}, "sparse": bool
@@ -73,7 +73,7 @@ def sweep(
 ) -> Found:
     """Train every point, evaluate prior and points, write `sweep.json` into the folder `out`, and return them.
 
-    Each point is a process, which imports what it is named.
+    Each point is a process of its own, which imports the functions that it is given by name.
 
     Args:
         prior: a policy's file, a run's folder, the name of a policy that ships, or the result of a run.
@@ -94,8 +94,8 @@ def sweep(
         jobs: how many points are trained at a time; 0 means one a core.
         on_ray: train the points as Ray tasks.
         episodes: of each evaluation afterwards.
-        say: is given each sentence that there is to say.
-        progress: is given the share of each point that is done, by its ω′.
+        say: is called with each message.
+        progress: is called with the share of each point that is done, by its ω′.
     """
     if not isinstance(prior, str | Path | Result):
         kind = type(prior).__name__
@@ -117,7 +117,7 @@ def sweep(
         states = before.objective.states if states is None else states
     asked = asked.filled_from(before)
 
-    # Open the prior, which tells its environment and its settings.
+    # Open the prior, which may name its environment and settings.
     kept, resumed = folder / "prior.safetensors", before is not None
     start, env = open_start(prior, asked.env, settings, noise, chunk, trust, kept, resumed, reading)
     if start.scoring_prior is not None or start.saved is None:
@@ -127,7 +127,7 @@ def sweep(
     _check_points(env, asked.addons, settings, alpha)
     settings = replace(settings, ranks=1)
 
-    # Try the wish, and decide for all points what alpha and states weigh.
+    # Try the add-on, and choose alpha and states for all points.
     env = start.with_roles(env, settings.backend)
     least = next((omega for omega in omegas if omega), 0.0)
     objective = Objective("addon", least, alpha, states=states)
@@ -145,13 +145,13 @@ def sweep(
         count = jobs or (len(omegas) if on_ray else physical_cores())
         say(f"training {counted(len(omegas), 'point')}, {min(count, len(omegas))} at a time")
         failed = _train(omegas, folder, shared, starter, count, say, progress)
-        swept = _evaluate_all(folder, shared, start.saved.policy, omegas, failed, episodes, say)
-        write_json(folder / "sweep.json", {"format": FORMAT} | as_dict(swept))
-    return swept
+        result = _evaluate_all(folder, shared, start.saved.policy, omegas, failed, episodes, say)
+        write_json(folder / "sweep.json", {"format": FORMAT} | as_dict(result))
+    return result
 
 
 def _check_new(folder: Path) -> None:
-    """Refuse a folder that holds a sweep or a run already."""
+    """Raise where the folder holds a sweep or a run already."""
     if os.path.lexists(folder / "sweep.json"):
         raise UsageError(f"{folder} holds a sweep already; add --resume to go on with it, or choose another --out")
     if RunFolder(folder).request() is not None:
@@ -159,7 +159,7 @@ def _check_new(folder: Path) -> None:
 
 
 def _check_points(env: str, wishes: tuple[str, ...], settings: Settings, alpha: Weight) -> None:
-    """Refuse what would move or vary a weight within a point, and what a point's process cannot do."""
+    """Raise for settings that vary a weight within a point, and for what a point's process cannot import."""
     if settings.ranks > 1:
         raise UsageError(f"ranks is {settings.ranks}; a sweep trains each point on one core: leave ranks out")
     if settings.budget is not None:
@@ -174,7 +174,7 @@ def _check_points(env: str, wishes: tuple[str, ...], settings: Settings, alpha: 
 
 
 def _shared_request(request: Request, tied: bool) -> dict[str, Any]:
-    """Return what all points are asked for, as `sweep.json` has it; `tied`: each at its own omega as its alpha."""
+    """Return the part of the request that all points share; `tied`: each point's alpha is its own omega."""
     return {
         "env": request.env,
         "addons": list(request.addons),
@@ -186,7 +186,7 @@ def _shared_request(request: Request, tied: bool) -> dict[str, Any]:
 
 
 def _stored_request(content: dict[str, Any], folder: Path) -> Request:
-    """Return what the points of a sweep that is resumed were asked for, without an omega."""
+    """Return the request of the resumed sweep's points, without an omega."""
     kept = content["request"]
     objective = Objective("addon", None, kept["alpha"], states=kept["states"])
     settings = Settings(**validate_settings(kept["settings"], f"the sweep in {folder}"))
@@ -194,13 +194,13 @@ def _stored_request(content: dict[str, Any], folder: Path) -> Request:
 
 
 def sorted_omegas(omegas: Collection[float]) -> list[float]:
-    """Return the values in order; refused where one is no weight or comes twice."""
+    """Return the values in ascending order; raise where one is no weight, or occurs twice."""
     if not len(omegas):
         raise UsageError("a sweep needs values: --omega 0 0.05 0.1 0.2 0.4")
     for omega in omegas:
         if not isinstance(omega, Real) or not math.isfinite(omega) or omega < 0:
             raise UsageError(f"omega is {omega!r}; it must be a finite number, 0 or greater")
-    values = [float(omega) + 0.0 for omega in omegas]  # which makes 0 of -0
+    values = [float(omega) + 0.0 for omega in omegas]  # −0 becomes 0
     written = [_omega_text(omega) for omega in values]
     twice = sorted({omega for omega in written if written.count(omega) > 1}, key=float)
     if twice:
@@ -217,7 +217,7 @@ def _point_folder(folder: Path, omega: float) -> Path:
 
 
 def _claim_folder(folder: Path, request: dict[str, Any], omegas: list[float], prior: bytes) -> list[float]:
-    """Claim the folder for this sweep, a new one or the one before with more values of ω′. Returns all values."""
+    """Claim the folder for a new sweep, or for a resumed one with more values of ω′. Returns all values."""
     file, before = folder / "sweep.json", read_sweep(folder)
     if before is not None:
         omegas = sorted_omegas({*before["omegas"], *omegas})
@@ -229,7 +229,7 @@ def _claim_folder(folder: Path, request: dict[str, Any], omegas: list[float], pr
         changes += [] if same_prior else ["the prior is another"]
         if changes:
             raise UsageError(f"{folder} cannot be resumed with other settings: {'; '.join(changes)}")
-        write_json(folder / "settings.json", request["settings"])  # what the points read; it may have been edited
+        write_json(folder / "settings.json", request["settings"])  # read by the points; it may be edited
         write_json(file, before | {"omegas": omegas})
         return omegas
     for name in ("prior.safetensors", "settings.json", "report.html"):
@@ -242,7 +242,7 @@ def _claim_folder(folder: Path, request: dict[str, Any], omegas: list[float], pr
 
 
 def read_sweep(folder: Path) -> dict[str, Any] | None:
-    """Return what the sweep in this folder was asked for, and found so far, or None where there is none."""
+    """Return the content of the folder's sweep.json, or None where there is no sweep."""
     file = folder / "sweep.json"
     if not os.path.lexists(file):
         return None
@@ -263,7 +263,7 @@ def _train(
     say: Callable[[str], None],
     progress: Callable[[dict[float, float]], None],
 ) -> dict[float, str]:
-    """Train all points, so many at a time. Returns what went wrong with those that failed; raises where all did."""
+    """Train all points, `at_once` at a time. Returns the errors of those that failed; raises where all failed."""
     jobs, errors = dict[Job, float](), dict[float, str]()
     for omega in omegas:
         jobs[
@@ -295,7 +295,7 @@ def _point_command(omega: float, folder: Path, request: dict[str, Any]) -> tuple
 
 
 def _point_progress(place: Path, request: dict[str, Any]) -> float:
-    """Return how much of a point is done, from the last line that it logged."""
+    """Return the share of a point that is done, by the last line of its log."""
     settings = Settings(**request["settings"])
     try:
         with open(RunFolder(place).metrics, "rb") as file:

@@ -1,4 +1,4 @@
-"""What a sweep over ω′ found: what each point keeps of the basic reward, what it gains, and where the bend is."""
+"""The result of a sweep over ω′: what each point keeps of the basic reward, what it gains, and where the knee is."""
 
 import math
 import shlex
@@ -17,27 +17,27 @@ from repolicy.policies.storage import replace_nonfinite
 from repolicy.runs import Request, RunFolder, Settings, command_words, format_table
 from repolicy.text import number
 
-MIN_AGREEMENT = 0.95  # of the drawings must agree on where the bend is
+MIN_AGREEMENT = 0.95  # share of the bootstrap resamplings that must agree on the knee
 RESAMPLINGS = 1000
 
 
 @dataclass(frozen=True)
 class Point:
-    """One ω′ of the sweep, and what came of it."""
+    """One value of ω′, and the evaluations of the policy that was trained with it."""
 
     omega: float
     folder: Path
     mean: Evaluation  # with the mean action
     sampled: Evaluation
-    label: str = ""  # where one number does not tell it
+    label: str = ""  # its name, where omega alone is not enough
 
     @property
     def judged(self) -> Evaluation:
-        """What counts: the mean action, but of a generative policy sampled noise, whose mean is another policy."""
+        """The evaluation that counts: with the mean action or, for a generative policy, with sampled noise."""
         return self.sampled if decoder_options(self.mean.env) else self.mean
 
     def column(self, name: str) -> Column:
-        """Return a quantity of each episode: of those that count, and the KL of sampled ones."""
+        """Return a quantity of the episodes that count; the KL is always of sampled actions."""
         return (self.sampled if name == "kl_a_step" else self.judged).columns[name]
 
     @property
@@ -46,7 +46,7 @@ class Point:
 
     @property
     def basic(self) -> float | None:
-        """None where the environment does not tell its basic reward."""
+        """The mean basic return, or None where the environment has no basic reward."""
         column = self.judged.columns.get("basic_reward")
         return None if column is None else column.mean
 
@@ -55,7 +55,7 @@ class Point:
         return RunFolder(self.folder).policy
 
     def as_dict(self) -> dict[str, Any]:
-        """Return how far it is from the prior, with sampled actions, and its episodes."""
+        """Return the distance to the prior (with sampled actions), and both evaluations."""
         columns = self.sampled.columns
         distance = {"kl": columns["kl_a_step"].mean, "log_prior": columns["log_prior_a_step"].mean}
         return distance | {"mean_action": self.mean.as_dict(), "sampled_action": self.sampled.as_dict()}
@@ -67,14 +67,14 @@ def _format_mean(column: Column, like: float) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Found:
-    """The prior, the points that could be trained, and where the bend is."""
+    """The result of a sweep: the prior, the points that could be trained, and the knee of their trade-off."""
 
     request: dict[str, Any]
     folder: Path
     prior: Point
     points: list[Point]
-    failed: dict[float, str]  # why, of each ω′
-    letter: str = "ω′"  # what the points are values of
+    failed: dict[float, str]  # error message by ω′
+    letter: str = "ω′"  # symbol of the quantity that is swept
     in_a_row: bool = True  # whether the points lie on one curve
 
     def name(self, point: Point) -> str:
@@ -87,26 +87,26 @@ class Found:
 
     @property
     def cost(self) -> str:
-        """What stands on the trade-off's horizontal axis."""
+        """The quantity on the trade-off's horizontal axis."""
         return "basic_reward" if self.basic_known else "kl_a_step"
 
     @cached_property
     def knee(self) -> int | None:
-        """Index of the point at the bend of the trade-off, or None where it has none, or none that is certain."""
-        return self._bend - 1 if self.in_a_row and self._bend > 0 and self._certain else None
+        """Index of the point at the knee of the trade-off, or None where there is no knee, or no certain one."""
+        return self._knee - 1 if self.in_a_row and self._knee > 0 and self._is_certain else None
 
     @property
     def best(self) -> int | None:
-        """Index of the point with the highest total reward; None where that is the prior's, or is not known."""
+        """Index of the point with the highest total reward, or None where the prior has it, or it is not known."""
         totals = [(point.basic or 0.0) + point.addon for point in [self.prior, *self.points]]
         best = int(np.argmax(totals)) - 1  # −1: the prior
         return best if self.basic_known and best >= 0 else None
 
     @property
     def as_good(self) -> int:
-        """How many other points have a total within two standard errors of the best one's, in the same episodes."""
+        """Number of other points whose total is within two standard errors of the best one, in paired episodes."""
         if self.best is None or len(self.prior.mean.basic) < 2:
-            return 0  # one episode says nothing of its own error
+            return 0  # one episode has no standard error
         totals = [point.judged.columns["total_reward"].values for point in self.points]
         lacking = [totals[self.best] - each for each in totals]
         errors = [each.std(ddof=1) / math.sqrt(len(each)) for each in lacking]
@@ -115,53 +115,53 @@ class Found:
 
     @property
     def first(self) -> int:
-        """Index of the point that a page opens at: the best one, else the one at the bend, else the middle."""
+        """Index of the point that a page shows first: the best one, else the knee, else the middle."""
         return next((each for each in (self.best, self.knee) if each is not None), len(self.points) // 2)
 
     def marks(self, index: int) -> str:
-        """Return what is to be said behind a point's name."""
+        """Return the remarks behind a point's name, such as ` (knee)`."""
         best = f"one of {self.as_good + 1} best totals" if self.as_good else "best total"
         words = [word for word, place in (("knee", self.knee), (best, self.best)) if place == index]
         return f" ({', '.join(words)})" if words else ""
 
     @cached_property
-    def _bend(self) -> int:
-        """The same of the means, as they are: 0 is the prior, for a trade-off that is a line, or no gain."""
-        return int(self._bends(None)[0])
+    def _knee(self) -> int:
+        """Position of the knee by the means, counted from the prior at 0; 0 also where nothing bends or gains."""
+        return int(self._knees(None)[0])
 
     @cached_property
-    def _certain(self) -> bool:
-        """Whether the bend stays where it is when each point's episodes are drawn again, with replacement."""
+    def _is_certain(self) -> bool:
+        """Whether the knee stays in place when each point's episodes are resampled (bootstrap)."""
         if any(len(point.mean.basic) < 2 for point in [self.prior, *self.points]):
-            return False  # one episode says nothing of its own error
-        return bool(np.mean(self._bends(np.random.default_rng(0)) == self._bend) >= MIN_AGREEMENT)
+            return False  # one episode has no standard error
+        return bool(np.mean(self._knees(np.random.default_rng(0)) == self._knee) >= MIN_AGREEMENT)
 
-    def _bends(self, random: np.random.Generator | None) -> np.ndarray:
-        """Return where the bend is, for each drawing of the episodes, or of the episodes as they are."""
+    def _knees(self, random: np.random.Generator | None) -> np.ndarray:
+        """Return the position of the knee in each resampling; without `random`, by the episodes as they are."""
         drawn = [_resampled_means(point, [self.cost, "addon_reward"], random) for point in [self.prior, *self.points]]
         costs, gains = (np.stack([each[index] for each in drawn], axis=-1) for index in (0, 1))  # [R, points]
         if self.basic_known:
             least = 0.0 if (self.prior.basic or 0.0) > 0 else -math.inf
-            costs = -np.maximum(least, costs)  # who has lost all can lose no more: −10⁶ would dwarf the others
+            costs = -np.maximum(least, costs)  # a lower bound: a return of −10⁶ would dwarf the others
         return np.array([knee(cost.tolist(), gain.tolist()) for cost, gain in zip(costs, gains, strict=True)])
 
     @property
     def verdict(self) -> str:
-        """Where the bend is, in a sentence."""
+        """A sentence on the knee."""
         if not self.in_a_row:
             return "the points lie on no one curve, so none of them is a bend"
         if self.knee is not None:
             return f"the trade-off bends at {self.name(self.points[self.knee])}"
         if not any(point.addon > self.prior.addon for point in self.points):
             return f"no value of {self.letter} gains on the prior"
-        if self._bend == 0:
+        if self._knee == 0:
             return "the trade-off has no knee: no point lies above the straight line between its ends"
         return "no knee: the points' errors leave open which of them bends most; more episodes or steps would tell"
 
     def table(self, cell: Callable[[Column, float], str] = _format_mean) -> tuple[list[str], list[list[str]]]:
-        """Return headings and rows, the prior first: what is kept of the basic reward, what is gained, how far it is.
+        """Return headings and rows, the prior first: basic reward kept, gain, distance.
 
-        `cell` writes a quantity with the digits of its largest mean.
+        `cell` formats a quantity, with the digits that its largest mean has.
         """
         everyone = [self.prior, *self.points]
         columns = [point.judged.columns for point in everyone]
@@ -217,21 +217,21 @@ def _largest(values: Sequence[float]) -> float:
 def evaluate_point(
     policy: Policy, prior: Policy, env: str, addon: Addon, episodes: int, backend: Backend = "auto"
 ) -> tuple[Evaluation, Evaluation]:
-    """Return whole episodes of a point's policy with the mean action, and with sampled ones."""
+    """Evaluate a point's policy in whole episodes, with the mean action and with sampled actions."""
     usual: dict[str, Any] = {"addon": addon, "prior": prior, "seed": EVALUATION_SEED, "backend": backend}
     mean, sampled = (evaluate(policy, env, episodes, deterministic=how, **usual) for how in (True, False))
     return mean, sampled
 
 
 def point_arguments(request: dict[str, Any], omega: float, folder: Path) -> list[str]:
-    """Return what follows `repolicy` on the command line that trains one point of the sweep in this folder."""
+    """Return the arguments of the `repolicy` command that trains one point of the sweep in this folder."""
     settings, objective = Settings(**request["settings"]), residual(omega, request["alpha"], request["states"])
     asked = Request(request["env"], objective, settings, tuple(request["addons"]), sparse=request["sparse"])
     return [*command_words(asked, folder / "prior.safetensors"), "--settings", str(folder / "settings.json")]
 
 
 def knee(costs: Sequence[float], gains: Sequence[float]) -> int:
-    """Return where a trade-off bends: the index of the point farthest above the straight line between its ends.
+    """Return the knee of a trade-off: the index of the point farthest above the straight line between its ends.
 
     Both are scaled to [0, 1] first, so the distance is gain − cost up to a factor (the "kneedle" of Satopää et al.).
     """
@@ -239,12 +239,12 @@ def knee(costs: Sequence[float], gains: Sequence[float]) -> int:
 
 
 def _resampled_means(point: Point, names: Sequence[str], random: np.random.Generator | None) -> list[np.ndarray]:
-    """Return means of quantities over a point's episodes `[R]`, in R drawings of these episodes with replacement."""
+    """Return the mean of each quantity `[R]` over R bootstrap resamplings of a point's episodes."""
     columns = [point.column(name) for name in names]
     if random is None:
         return [np.array([column.mean]) for column in columns]
     count, means = len(columns[0].values), []
-    picked = random.integers(0, count, (RESAMPLINGS, count))  # the same for all
+    picked = random.integers(0, count, (RESAMPLINGS, count))  # the same episodes for all quantities
     for column in columns:
         weights = np.ones(count) if column.weights is None else column.weights
         means.append((column.values * weights)[picked].sum(-1) / weights[picked].sum(-1))
@@ -261,7 +261,7 @@ def _scaled_to_unit(values: Sequence[float]) -> np.ndarray:
 
 
 def as_dict(swept: Found) -> dict[str, Any]:
-    """Return what `sweep.json` holds; numbers that are not finite become null."""
+    """Return the content of `sweep.json`; numbers that are not finite become null."""
 
     def described(point: Point) -> dict[str, Any]:
         file = point.policy if math.isfinite(point.omega) else point.folder

@@ -1,9 +1,9 @@
-"""A comparison where the old policy was trained and around it: the same two policies, in places with other options.
+"""Compare two policies also in environments with other options than the old policy was trained with.
 
     compare_around("theirs.zip", "runs/mine", "HalfCheetah-v5", vary=["reset_noise_scale=0.1..0.5"])
 
-An option is whatever the environment takes when it is made or, as `reset.NAME`, at each reset. The error is divided
-among the places, so that a *worse* at any of them is wrong no more often than in one comparison.
+An option is a keyword of the environment's constructor or, as `reset.NAME`, of its resets. The error is divided among
+the places, so that a *worse* at any of them is wrong no more often than in one comparison.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ from repolicy.many.comparing import Comparison, QuantityComparison, Table, compa
 from repolicy.policies import Agent
 from repolicy.ranges import Range
 
-VALUES_PER_OPTION, MAX_OPTIONS = 5, 2  # places along a range, and options that are varied at once
+VALUES_PER_OPTION, MAX_OPTIONS = 5, 2
 
 
 def parse_variation(text: str) -> tuple[str, list[float]]:
-    """Return what `NAME=LOW..HIGH` says: an option, and values from one end to the other, at equal distances.
+    """Return the option of `NAME=LOW..HIGH`, and equidistant values from one end to the other.
 
-    Between whole ends they are whole, where there are enough such numbers: an option may be a count.
+    They are rounded to integers where both ends are integers and the steps are 1 or more: an option may be a count.
     """
     name, equals, ends = text.partition("=")
     try:
@@ -45,7 +45,7 @@ def parse_variation(text: str) -> tuple[str, list[float]]:
 
 @dataclass(frozen=True)
 class Place:
-    """What the options are, and what was found there."""
+    """A set of option values, and the comparison in the environment that has them."""
 
     options: dict[str, float]
     found: Comparison
@@ -56,13 +56,13 @@ class Place:
 
     @property
     def most_lost(self) -> QuantityComparison:
-        """Of the quantities that decide, the one that loses most."""
+        """The decisive quantity with the largest loss."""
         return max(self.found.deciding, key=lambda row: row.loss)
 
 
 @dataclass(frozen=True)
 class VariedComparison:
-    """Every place."""
+    """The comparisons at all places."""
 
     places: list[Place]
 
@@ -77,12 +77,12 @@ class VariedComparison:
 
     @property
     def worst(self) -> Place:
-        """Where the verdict is worst; among those, where most is lost."""
+        """The place with the worst verdict; among those, the one with the largest loss."""
         return min(self.places, key=lambda place: (VERDICT_ORDER.index(place.found.verdict), -place.most_lost.loss))
 
     @property
     def sentences(self) -> list[str]:
-        """The verdict at the worst place, and what it rests on."""
+        """The verdict at the worst place, and its conditions."""
         place, count = self.worst, len(self.places)
         if count == 1:
             return place.found.sentences()
@@ -96,13 +96,13 @@ class VariedComparison:
 
     @property
     def tables(self) -> list[Table]:
-        """The places, where there are several; and the table of each kind of action at the worst of them."""
+        """The table of places, if there are several, and the tables of the worst place."""
         tables = self.worst.found.tables
         return [self.table, *tables] if len(self.places) > 1 else tables
 
     @property
     def table(self) -> Table:
-        """A row for each place, of the quantity that loses most there."""
+        """A row for each place, with the quantity of the largest loss there."""
         rows = [[place.words, *place.most_lost.cells[:-1], place.found.verdict] for place in self.places]
         return ["place", "what", "old", "new", "difference", "interval", "verdict"], rows
 
@@ -110,7 +110,7 @@ class VariedComparison:
         return format_comparison(self.sentences, self.tables)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON takes it."""
+        """Return the comparisons as JSON content."""
         places = [{"options": place.options} | place.found.as_dict() for place in self.places]
         return {"verdict": self.verdict, "worst": self.worst.options, "places": places}
 
@@ -126,13 +126,13 @@ def compare_around(
     progress: Callable[[str, int], None] | None = None,
     **options: Any,
 ) -> VariedComparison:
-    """Compare two policies at each place of a grid, or as things are. What is not told here is as in `compare`.
+    """Compare two policies at each place of a grid of options; without options, once. Other arguments: see `compare`.
 
     Args:
         vary: options of the environment and their ranges, such as "reset_noise_scale=0.1..0.5"; two at most.
-        error: the probability at most of a wrong *worse* at any place.
-        progress: is given the place in words and how many episodes are done there.
-        options: what else `compare` takes.
+        error: the largest probability of a wrong *worse* at any place.
+        progress: is called with the place in words and the number of episodes that are done there.
+        options: other arguments of `compare`.
     """
     axes = dict(map(parse_variation, vary))
     if len(axes) > MAX_OPTIONS or len(axes) < len(vary):
