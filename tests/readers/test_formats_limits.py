@@ -77,6 +77,13 @@ def test_one_large_thing_is_not_made_again_and_again(made: bytes, again: bytes) 
         read_pickle(b"\x80\x04](" + made + 400 * again + b"e.", "a file")
 
 
+def test_a_negative_number_does_not_raise_the_limit() -> None:
+    number = b"ctorch._utils\n_rebuild_parameter\nJ\x00\x00\x00\x80\x85R"
+    made, again = b"c_codecs\nencode\nq\x00" + TEXT, b"h\x00h\x01X\x06\x00\x00\x00latin1\x86R"
+    with pytest.raises(FileError, match="it would unpack to far more than it holds"):
+        read_pickle(b"\x80\x04](" + number + made + 400 * again + b"e.", "a file")
+
+
 @pytest.mark.parametrize(
     "many",
     [
