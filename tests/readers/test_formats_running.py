@@ -84,7 +84,7 @@ def test_a_graph_that_mixes_rows_up_or_takes_one_alone_runs_row_by_row(mixing: s
 def test_a_graph_that_keeps_rows_apart_runs_them_together(tmp_path: Path) -> None:
     program = Graph(PolicyFile(residual(tmp_path)))
     program.prepare(5)
-    assert not program._one_by_one
+    assert not program._runs_row_by_row
 
 
 @pytest.mark.parametrize("kind", [onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16])
@@ -339,9 +339,9 @@ def test_an_lstm_remembers_each_episode_of_its_own(layers: int, tmp_path: Path) 
     assert torch.equal(again.mode(), first.mode())
     fast, slow = Script(PolicyFile(path)), Script(PolicyFile(path))
     assert fast.prepare(5)
-    assert fast._together  # rows are kept apart, so that they run together
+    assert fast._runs_batches  # rows are kept apart, so that they run together
     slow.prepare(5)
-    slow._together = False
+    slow._runs_batches = False
     state = fast.begin(4)
     for rows in steps:
         a, after = fast.step(rows.numpy(), state)

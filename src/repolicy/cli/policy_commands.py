@@ -187,7 +187,7 @@ class Export(OfPolicy):
             told = contract(
                 match_observation(self.env or env_from_card(saved.card, path), saved.policy.spec.observation_size)
             )
-        difference = export(saved.policy, out, format, prior=saved.prior, card=saved.card, told=told)
+        difference = export(saved.policy, out, format, prior=saved.prior, card=saved.card, env_info=told)
         if through is not None:
             say("what comes out is a generative policy's noise, and no action: decode it")
         say(f"exported: {out}, {format}, equal to the policy within {max(difference, 1e-9):.1g}")

@@ -1,9 +1,9 @@
-"""A policy for other programs: raw observations to the mean action, in one ONNX or TorchScript file.
+"""Export a policy for other programs, as one ONNX or TorchScript file from raw observations to the mean action.
 
-What the environment takes comes out: the normalizer is inside, squashed actions are squashed and scaled, and of
-discrete actions the most probable is chosen. A policy with dials has a second input, a value for each dial, which the
-graph keeps within its range. The file that was written is read back and must agree with the policy. It carries what a
-robot's program must know, and the policy itself (`metadata`).
+The file contains the normalizer, and its output is in the environment's form: squashed actions are squashed and scaled,
+and of discrete actions the most probable is chosen. A policy with dials has a second input, one value for each dial,
+which the graph clips to its range. The exported file is run and must agree with the policy. `metadata.py` embeds a
+description and the policy itself.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ from repolicy.ranges import Dial
 Format = Literal["onnx", "torchscript"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torchscript": ".pt"}
 FORMAT_BY_SUFFIX = {suffix: format for format, suffix in SUFFIXES.items()}
-TOLERANCE = 1e-5
-AS_FAR = 4.0  # or that many times as far as the policy's own rounding takes it
+TOLERANCE = 1e-5  # of actions, relative to the largest one
+ROUNDING_FACTOR = 4.0  # a larger error is accepted up to this many times the policy's own rounding error
 
 
 class MeanActionModule(nn.Module):
-    """Raw observations `[N, O]` to the mean action as the environment takes it: `[N, A]`, or `[N]` for one choice."""
+    """A module from raw observations `[N, O]` to the environment's mean action, `[N, A]` or `[N]` for one choice."""
 
     mean: Tensor
     scale: Tensor
@@ -48,47 +48,47 @@ class MeanActionModule(nn.Module):
         super().__init__()
         space = policy.spec.actions
         self.family, self.spec, self.bound = policy.family, policy.spec, policy.normalizer.bound
-        self.one_choice = space.kind == "discrete" and len(space.sizes) == 1
+        self.is_single_choice = space.kind == "discrete" and len(space.sizes) == 1
         size = policy.spec.observation_size
-        self.network = frozen(policy).network  # a copy: the policy may go on learning
+        self.network = frozen(policy).network  # a copy, as the policy may be trained further
         self.register_buffer("mean", policy.normalizer.shift[:size])
         self.register_buffer("scale", policy.normalizer.scale[:size])
         self.register_buffer("low", torch.tensor(space.low))
         self.register_buffer("high", torch.tensor(space.high))
 
     def forward(self, observations: Tensor) -> Tensor:
-        return self.acted(self.inputs(observations))
+        return self.action(self.normalize(observations))
 
-    def inputs(self, observations: Tensor) -> Tensor:
+    def normalize(self, observations: Tensor) -> Tensor:
         return ((observations - self.mean) * self.scale).clamp(-self.bound, self.bound)
 
-    def acted(self, inputs: Tensor) -> Tensor:
-        """Return the action by the network in torch's own operations, which every exporter knows."""
+    def action(self, inputs: Tensor) -> Tensor:
+        """Return the action at normalized observations, with torch operations that every exporter knows."""
         mode = self.family.mode(self.network(inputs), self.spec)
         if self.spec.actions.kind == "discrete":
-            mode = mode + self.low.to(mode.dtype) if self.spec.actions.low else mode  # choices are counted from there
+            mode = mode + self.low.to(mode.dtype) if self.spec.actions.low else mode  # `low` is the first choice
         elif self.spec.clips:
             mode = mode.clamp(self.low, self.high)
         else:
             mode = self.family.to_environment(mode, self.low, self.high)
-        return mode.squeeze(-1) if self.one_choice else mode
+        return mode.squeeze(-1) if self.is_single_choice else mode
 
 
 class DialedActionModule(MeanActionModule):
-    """The same of a policy with dials: a value for each, `[N, dials]`, beside the observations."""
+    """A mean-action module for a policy with dials: its second input has a value for each dial, `[N, dials]`."""
 
     def __init__(self, policy: ConditionedPolicy) -> None:
         super().__init__(policy)
         self.dials = policy.dials
 
     def forward(self, observations: Tensor, dials: Tensor) -> Tensor:  # type: ignore[override]
-        places = [place(dial, values) for dial, values in zip(self.dials, dials.unbind(-1), strict=True)]
-        inputs = torch.cat([self.inputs(observations), torch.stack(places, -1)], -1)
-        return self.acted(inputs)
+        positions = [dial_position(dial, values) for dial, values in zip(self.dials, dials.unbind(-1), strict=True)]
+        inputs = torch.cat([self.normalize(observations), torch.stack(positions, -1)], -1)
+        return self.action(inputs)
 
 
-def place(dial: Dial, values: Tensor) -> Tensor:
-    """Return the same as `Dial.place`, of tensors. What is beyond an end counts as that end, and NaN as a safe one."""
+def dial_position(dial: Dial, values: Tensor) -> Tensor:
+    """Return `Dial.place` for a tensor of values. Values are clipped to the range, and NaN becomes `dial.if_nan`."""
     values = torch.where(torch.isnan(values), dial.if_nan, values).clamp(dial.low, dial.high)
     if dial.scale == "linear":
         return 2.0 * (values - dial.low) / (dial.high - dial.low) - 1.0
@@ -102,42 +102,41 @@ def export(
     *,
     prior: Policy | None = None,
     card: dict[str, Any] | None = None,
-    told: dict[str, Any] | None = None,
+    env_info: dict[str, Any] | None = None,
 ) -> float:
-    """Write the policy for other programs. Returns the largest difference found between the file and the policy.
+    """Write the policy for other programs. Return the largest error of the file's actions.
 
-    The file tells of the `prior` that it was customized from, of its `card`, and what the environment `told` of itself.
+    The embedded description names the `prior` and the add-ons of the `card`, and contains what `env_info` says.
     """
     if format not in SUFFIXES:
         raise UsageError(f"there is no format {format!r}; choose from {', '.join(SUFFIXES)}")
-    acting: MeanActionModule = MeanActionModule(policy)
+    module: MeanActionModule = MeanActionModule(policy)
     example: tuple[Tensor, ...] = (torch.zeros(2, policy.spec.observation_size),)
     if isinstance(policy, ConditionedPolicy):
-        acting, example = DialedActionModule(policy), (*example, torch.ones(2, len(policy.dials)))
-    module = acting.eval().requires_grad_(False)
+        module, example = DialedActionModule(policy), (*example, torch.ones(2, len(policy.dials)))
+    module.eval().requires_grad_(False)
     card = card or {}
-    beside = deployment_info(policy, prior, card, told or {}), policy_bytes(policy, card)
+    info, saved_policy = deployment_info(policy, prior, card, env_info or {}), policy_bytes(policy, card)
     if format == "onnx":
-        content = embed_in_onnx(onnx_graph(module, example), *beside)
-        act = onnx_runner(content)
+        content = embed_in_onnx(onnx_graph(module, example), info, saved_policy)
+        run = onnx_runner(content)
     else:
-        content = _torchscript(module, example, *beside)
-        act = _torchscript_reader(content)
-    worst, own = differences(policy, act)
-    if not worst <= max(TOLERANCE, AS_FAR * own):
-        raise RepolicyError(f"the exported policy differs from the original by {worst:.3g}; {path} was not written")
+        content = _torchscript(module, example, info, saved_policy)
+        run = _torchscript_runner(content)
+    error, rounding_error = export_errors(policy, run)
+    if not error <= max(TOLERANCE, ROUNDING_FACTOR * rounding_error):
+        raise RepolicyError(f"the exported policy differs from the original by {error:.3g}; {path} was not written")
     write_bytes(Path(path), content)
-    return worst
+    return error
 
 
-def differences(policy: Policy, act: Callable[..., np.ndarray]) -> tuple[float, float]:
-    """Return how far `act`, and the policy in single precision, are at worst from the mean action in double precision.
+def export_errors(policy: Policy, run: Callable[..., np.ndarray]) -> tuple[float, float]:
+    """Compare `run` and the policy in single precision with the policy in double precision; return both largest errors.
 
-    Both are relative to the largest action where that is above 1. Each number of an action has its own largest one:
-    rounding does as much to its small values as to its large ones. Where a network's large numbers cancel, rounding
-    alone takes actions further away than 1e-5, and no file could come nearer than the policy does.
+    Each component of an action is compared relative to its largest value, where that is above 1. The policy's own error
+    is needed because large numbers may cancel in a network: rounding alone can then exceed 1e-5, in any file.
 
-    It is tried on observations like those that the policy was trained on, and on some that the normalizer clips.
+    The observations are like those of training, and some are so large that the normalizer clips them.
     """
     generator = torch.Generator().manual_seed(0)
     spread = torch.cat([torch.ones(256), torch.full((64,), 30.0)])[:, None]
@@ -145,30 +144,34 @@ def differences(policy: Policy, act: Callable[..., np.ndarray]) -> tuple[float, 
     observations = policy.normalizer.denormalized_noise(noise)
     exact = frozen(policy).double()
     with torch.no_grad():
-        own = policy.to_environment(policy(observations).mode().numpy())
-        wanted = exact.to_environment(exact(observations.double()).mode().numpy())
-    least = np.maximum(1.0, np.abs(wanted).max(0))
-    rounded = float((np.abs(own - wanted) / least).max())
+        single = policy.to_environment(policy(observations).mode().numpy())
+        expected = exact.to_environment(exact(observations.double()).mode().numpy())
+    rounding_error = _relative_error(single, expected)
+
     if policy.actions.kind == "discrete" and policy.actions.low:
-        wanted = wanted + np.array(policy.actions.low, wanted.dtype)  # an environment may count choices from there
+        expected = expected + np.array(policy.actions.low, expected.dtype)  # the environment's first choices
     if isinstance(policy, ConditionedPolicy):
         size = policy.spec.observation_size
         values = [dial.value(each) for dial, each in zip(policy.dials, observations[:, size:].unbind(-1), strict=True)]
-        actions = act(observations[:, :size].contiguous().numpy(), torch.stack(values, -1).numpy())
+        actions = run(observations[:, :size].contiguous().numpy(), torch.stack(values, -1).numpy())
     else:
-        actions = act(observations.numpy())
+        actions = run(observations.numpy())
     if policy.actions.kind == "discrete" and len(policy.actions.sizes) == 1:
-        wanted = wanted[:, 0]
-    if actions.shape != wanted.shape:
-        raise RepolicyError(f"the exported policy gives actions of shape {actions.shape}, not {wanted.shape}")
-    return float((np.abs(actions - wanted) / np.maximum(1.0, np.abs(wanted).max(0))).max()), rounded
+        expected = expected[:, 0]
+    if actions.shape != expected.shape:
+        raise RepolicyError(f"the exported policy gives actions of shape {actions.shape}, not {expected.shape}")
+    return _relative_error(actions, expected), rounding_error
+
+
+def _relative_error(actions: np.ndarray, expected: np.ndarray) -> float:
+    return float((np.abs(actions - expected) / np.maximum(1.0, np.abs(expected).max(0))).max())
 
 
 # ONNX -----------------------------------------------------------------------------------------------------------------
 
 
 def onnx_graph(module: nn.Module, example: tuple[Tensor, ...]) -> bytes:
-    """Return a module as an ONNX graph, which takes any number of rows and calls its output `actions`."""
+    """Export a module as an ONNX graph that takes batches of any size and names its output `actions`."""
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -184,35 +187,39 @@ def onnx_graph(module: nn.Module, example: tuple[Tensor, ...]) -> bytes:
 
 
 def onnx_session(content: bytes) -> Any:
-    """Return a graph in onnxruntime, on one core."""
+    """Load a graph into onnxruntime, on one core."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # fatal: what else goes wrong is raised
+    options.log_severity_level = 4  # log only fatal errors, as others are raised
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 def onnx_runner(content: bytes) -> Callable[..., np.ndarray]:
-    """Return what runs a graph: its inputs in their order, to its first output."""
+    """Return a function from the graph's inputs, in order, to its first output."""
     session = onnx_session(content)
     names = [each.name for each in session.get_inputs()]
-    return lambda *inputs: np.asarray(session.run(None, dict(zip(names, inputs, strict=True)))[0])
+
+    def run(*inputs: np.ndarray) -> np.ndarray:
+        return np.asarray(session.run(None, dict(zip(names, inputs, strict=True)))[0])
+
+    return run
 
 
 # TorchScript ----------------------------------------------------------------------------------------------------------
 
 
-def _torchscript(module: MeanActionModule, example: tuple[Tensor, ...], told: dict[str, Any], policy: bytes) -> bytes:
+def _torchscript(module: MeanActionModule, example: tuple[Tensor, ...], info: dict[str, Any], policy: bytes) -> bytes:
     with suppress_export_warnings():
-        frozen = torch.jit.freeze(torch.jit.trace(module, example))
+        script = torch.jit.freeze(torch.jit.trace(module, example))
         bare, buffer = io.BytesIO(), io.BytesIO()
-        torch.jit.save(frozen, bare)
-        torch.jit.save(frozen, buffer, _extra_files=torchscript_files(zipfile.ZipFile(bare), told, policy))
+        torch.jit.save(script, bare)  # the digest of this file is embedded in the second one
+        torch.jit.save(script, buffer, _extra_files=torchscript_files(zipfile.ZipFile(bare), info, policy))
     return buffer.getvalue()
 
 
-def _torchscript_reader(content: bytes) -> Callable[..., np.ndarray]:
+def _torchscript_runner(content: bytes) -> Callable[..., np.ndarray]:
     with suppress_export_warnings():
         loaded = torch.jit.load(io.BytesIO(content))
     return lambda *inputs: np.asarray(loaded(*map(torch.from_numpy, inputs)).numpy())
@@ -220,7 +227,7 @@ def _torchscript_reader(content: bytes) -> Callable[..., np.ndarray]:
 
 @contextlib.contextmanager
 def suppress_export_warnings() -> Iterator[None]:
-    """Silence PyTorch's notices about itself, and that TorchScript is deprecated: people ask for it by name."""
+    """Silence PyTorch's exporter, and its warnings that TorchScript is deprecated: the user asked for that format."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""A policy's file: the policy, the prior that it was customized from, and what it tells of its training."""
+"""The file of a policy: its weights, the prior that it was customized from, and a card that describes its training."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,10 +18,10 @@ from repolicy.policies.storage import Shape, check_shape, is_repolicy_file, read
 from repolicy.ranges import MOST_DIALS, Dial
 from repolicy.text import printable
 
-PROBE_COUNT = 64
-DECODER = "decoder"  # the name of the tensor that is the bytes of a decoder's file
+PROBE_COUNT = 64  # observations and actions stored with a policy, to check its log-probabilities when it is read
+DECODER = "decoder"  # the tensor that holds the bytes of a decoder's file
 
-# An objective's JSON; in a policy's file any of it may be missing.
+# The JSON of an objective.
 OBJECTIVE_SHAPE: dict[str, Shape] = {
     "task": str,
     "omega": (float, [float]),
@@ -29,8 +29,8 @@ OBJECTIVE_SHAPE: dict[str, Shape] = {
     "bonus": float,
     "states?": float,
 }
-# What readers rely on in the header that a policy's file tells, and in the spec of a policy.
-CARD = {
+# The parts of a policy's card and of its spec that the code reads. In the objective of a card, any part may be missing.
+CARD_SHAPE = {
     "request?": {
         "env?": str,
         "addons?": [str],
@@ -47,7 +47,7 @@ CARD = {
     "origin?": {"library": str, "version": str, "kind": str, "file": str, "sha256": str, "options": {}, "notes": [str]},
     "dial?": {"at?": float, "values?": {str: float}, "how": str, "of": str},
 }
-SPEC = {
+SPEC_SHAPE = {
     "observation_size": int,
     "actions": {"kind": str, "sizes": [int], "low": [float], "high": [float]},
     "family": str,
@@ -67,16 +67,13 @@ SPEC = {
 
 
 class SavedPolicy(NamedTuple):
-    """What a policy's file holds: the policy, the prior that it was customized from, its card, and the prior's states.
-
-    `content` is the file itself, where it is one of ours.
-    """
+    """The contents of a policy's file."""
 
     policy: Policy
-    prior: Policy | None
-    card: dict[str, Any]
-    density: Density | None = None
-    content: bytes = b""
+    prior: Policy | None  # that it was customized from
+    card: dict[str, Any]  # JSON that describes the policy and its training
+    density: Density | None = None  # of the prior's states
+    content: bytes = b""  # the file itself, if Repolicy wrote it
 
 
 def save_policy(
@@ -87,15 +84,15 @@ def save_policy(
     density: Density | None = None,
     decoder: bytes = b"",
 ) -> None:
-    """Write one self-contained file: weights, normalizer, and probes to recognize the policy by.
+    """Write a policy into one self-contained file: weights, normalizer, and probes that verify it when it is read.
 
     Args:
-        path: where it goes, as NAME.safetensors.
-        policy: what is written.
-        card: what is said of it, such as `{"request": {"env": "Pendulum-v1"}}`.
-        prior: the policy that it was customized from, which the file then holds, too.
-        density: how likely the prior's states are.
-        decoder: of a generative policy, the file that turns its noise into actions.
+        path: the file to write, NAME.safetensors.
+        policy: the policy.
+        card: a description of the policy, such as `{"request": {"env": "Pendulum-v1"}}`.
+        prior: the policy that it was customized from; the file then contains both.
+        density: a density model of the states that the prior visits.
+        decoder: for a generative policy, the contents of the file that decodes its noise into actions.
     """
     if Path(path).suffix not in ("", ".safetensors"):
         raise UsageError(f"{path}: a policy's file is called NAME.safetensors; `repolicy export` writes other formats")
@@ -110,7 +107,7 @@ def policy_bytes(
     density: Density | None = None,
     extra: dict[str, Tensor] | None = None,
 ) -> bytes:
-    """Return what `save_policy` writes; `extra` tensors are not read with the policy."""
+    """Return the file that `save_policy` writes; `extra` tensors are stored beside those of the policy."""
     tensors = _policy_tensors(policy, "policy") | (extra or {})
     header: dict[str, Any] = {"policy": asdict(policy.spec), "card": card}
     if isinstance(policy, ConditionedPolicy):
@@ -123,39 +120,40 @@ def policy_bytes(
     return serialize("policy", tensors, header)
 
 
-def add_to_card(path: Path, more: dict[str, Any]) -> None:
-    """Say more on the card of a policy's file; its tensors stay the same to the bit."""
+def add_to_card(path: Path, entries: dict[str, Any]) -> None:
+    """Add entries to the card of a policy's file; its tensors do not change."""
     tensors, header = read(path, "policy")
-    write(path, "policy", tensors, header | {"card": _card(path, header) | more})
+    write(path, "policy", tensors, header | {"card": _checked_card(path, header) | entries})
 
 
 def read_saved_policy(path: Path, content: bytes) -> SavedPolicy:
-    """Return what a file of ours holds; FileError unless the policy reproduces the log-probabilities stored with it."""
+    """Read a file that Repolicy wrote; raise if the policy does not reproduce its stored log-probabilities."""
     tensors, header = read(path, "policy", content)
-    prior = _rebuilt(path, tensors, header, "prior") if "prior" in header else None
-    policy = _rebuilt(path, tensors, header, "policy")
-    return SavedPolicy(policy, prior, _card(path, header), _density(path, tensors, prior), content)
+    prior = _build_policy(path, tensors, header, "prior") if "prior" in header else None
+    policy = _build_policy(path, tensors, header, "policy")
+    return SavedPolicy(policy, prior, _checked_card(path, header), _read_density(path, tensors, prior), content)
 
 
 def origin_notes(card: dict[str, Any]) -> list[str]:
-    """Return what is to be known of a policy that another library trained, a sentence each."""
+    """Return sentences with what a user must know about a policy that was copied from another library."""
     return list(card.get("origin", {}).get("notes", ()))
 
 
 def read_card(path: Path) -> dict[str, Any]:
-    """Return the card of a policy's file, and nothing else of it; another library's file has none."""
+    """Return the card of a policy's file without loading the policy; empty for another library's file."""
     if not is_repolicy_file(path):
         return {}
-    return _card(path, read(path, "policy")[1])
+    return _checked_card(path, read(path, "policy")[1])
 
 
 def read_decoder(path: Path) -> bytes:
-    """Return the file of the decoder that a policy's file holds; nothing where it holds none."""
-    found = read(path, "policy")[0].get(DECODER) if is_repolicy_file(path) else None
-    return b"" if found is None else found.numpy().tobytes()
+    """Return the contents of the decoder's file that is stored in a policy's file; empty if there is none."""
+    decoder = read(path, "policy")[0].get(DECODER) if is_repolicy_file(path) else None
+    return b"" if decoder is None else decoder.numpy().tobytes()
 
 
 def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:
+    """Return the weights of a policy, and probes: observations, actions, and the log-probabilities of these."""
     generator = torch.Generator().manual_seed(0)
     observations = policy.normalizer.denormalized_noise(
         torch.randn(PROBE_COUNT, policy.observation_size, generator=generator)
@@ -163,27 +161,27 @@ def _policy_tensors(policy: Policy, name: str) -> dict[str, Tensor]:
     with torch.no_grad():
         actions = policy(observations).sample(generator)
     probes = {"observations": observations, "actions": actions, "log_probs": policy.log_prob(observations, actions)}
-    return {f"{name}.{key}": value for key, value in policy.state_dict().items()} | {
-        f"{name}_probes.{key}": value for key, value in probes.items()
-    }
+    weights = {f"{name}.{key}": value for key, value in policy.state_dict().items()}
+    return weights | {f"{name}_probes.{key}": value for key, value in probes.items()}
 
 
-def _card(path: str | Path, header: dict[str, Any]) -> dict[str, Any]:
-    check_shape(header, {"card": CARD}, f"{path} is no whole policy: its header")
+def _checked_card(path: str | Path, header: dict[str, Any]) -> dict[str, Any]:
+    check_shape(header, {"card": CARD_SHAPE}, f"{path} is no whole policy: its header")
     return dict(header["card"])
 
 
-def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], name: str) -> Policy:
+def _build_policy(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], name: str) -> Policy:
+    """Build the policy that a file stores as `name`, "policy" or "prior", and verify it with its probes."""
     spec = header.get(name)
-    if isinstance(spec, dict):  # a bound that is null is none
+    if isinstance(spec, dict):  # null means that there is no such bound
         spec = {key: value for key, value in spec.items() if value is not None}
-    check_shape({name: spec}, {name: SPEC}, f"{path} is no whole policy: its header")
+    check_shape({name: spec}, {name: SPEC_SHAPE}, f"{path} is no whole policy: its header")
     state = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
     try:
         spec = PolicySpec.from_dict(header[name])
-        make = _maker(header) if name == "policy" else Policy
-        _check_sizes(spec, state, make)
-        policy = make(spec)
+        constructor = _policy_constructor(header) if name == "policy" else Policy
+        _check_sizes(spec, state, constructor)
+        policy = constructor(spec)
         policy.load_state_dict(state)
         probes = {key: tensors[f"{name}_probes.{key}"] for key in ("observations", "actions", "log_probs")}
         check_fingerprint(policy, probes, f"the {name} in {path}")
@@ -194,20 +192,20 @@ def _rebuilt(path: Path, tensors: dict[str, Tensor], header: dict[str, Any], nam
     return frozen(policy)
 
 
-def _maker(header: dict[str, Any]) -> Callable[[PolicySpec], Policy]:
-    """Return what makes the policy in a file: a conditioned one, where the header tells of dials."""
+def _policy_constructor(header: dict[str, Any]) -> Callable[[PolicySpec], Policy]:
+    """Return the constructor of the policy in a file: a conditioned policy if the header lists dials."""
     if header.get("dials") is None:
         return Policy
     check_shape(header, {"dials": [{"name": str, "low": float, "high": float, "scale": str}]}, "its header")
     dials = [Dial(each["name"], each["low"], each["high"], each["scale"]).checked() for each in header["dials"]]
-    names = {dial.name for dial in dials if dial.scale in ("log", "linear")}
-    if not 0 < len(dials) == len(names) <= MOST_DIALS:
-        raise ValueError(f"it has {len(dials)} dials of {len(names)} names and known scales")
+    valid_names = {dial.name for dial in dials if dial.scale in ("log", "linear")}
+    if not 0 < len(dials) == len(valid_names) <= MOST_DIALS:
+        raise ValueError(f"it has {len(dials)} dials of {len(valid_names)} names and known scales")
     return lambda spec: ConditionedPolicy(spec, dials)
 
 
-def _density(path: str | Path, tensors: dict[str, Tensor], prior: Policy | None) -> Density | None:
-    """Return the density of the prior's states, where the file holds one."""
+def _read_density(path: str | Path, tensors: dict[str, Tensor], prior: Policy | None) -> Density | None:
+    """Return the density of the prior's states, or None if the file has none."""
     if prior is None or "states.mean" not in tensors:
         return None
     try:
@@ -218,8 +216,8 @@ def _density(path: str | Path, tensors: dict[str, Tensor], prior: Policy | None)
     return density
 
 
-def _check_sizes(spec: PolicySpec, state: dict[str, Tensor], make: Callable[[PolicySpec], Policy]) -> None:
-    """Raise unless the tensors are those of such a policy, before memory is set aside for what a file claims."""
+def _check_sizes(spec: PolicySpec, state: dict[str, Tensor], constructor: Callable[[PolicySpec], Policy]) -> None:
+    """Raise unless the tensors fit the spec, before a damaged spec makes us allocate too much memory."""
     actions = spec.actions
     if not {len(actions.low), len(actions.high)} <= {0, actions.width}:
         raise ValueError(f"its bounds are not those of {actions}")
@@ -228,25 +226,28 @@ def _check_sizes(spec: PolicySpec, state: dict[str, Tensor], make: Callable[[Pol
     widths = (spec.observation_size, *spec.hidden, FAMILIES[spec.family].outputs(spec))
     if min(widths) < 1:
         raise ValueError(f"it has a layer of {min(widths)} numbers")
-    claimed, present = sum(a * b for a, b in pairwise(widths)), sum(tensor.numel() for tensor in state.values())
+    claimed = sum(inputs * outputs for inputs, outputs in pairwise(widths))
+    present = sum(tensor.numel() for tensor in state.values())
     if claimed > present:
         raise ValueError(f"its spec makes weights of {claimed:,} numbers, and it holds {present:,}")
-    wanted = make(spec).state_dict()
-    if missing := {*wanted} ^ {*state}:
-        raise ValueError(f"it lacks {min(missing)}, or should not have it")
-    for key, tensor in wanted.items():
-        found, made = (f"{list(each.shape)} {each.dtype}" for each in (state[key], tensor))
-        if found != made:
-            raise ValueError(f"{key} is {found}, and its spec makes it {made}")
+    expected = constructor(spec).state_dict()
+    if mismatched := {*expected} ^ {*state}:
+        raise ValueError(f"it lacks {min(mismatched)}, or should not have it")
+    for key, tensor in expected.items():
+        if (state[key].shape, state[key].dtype) != (tensor.shape, tensor.dtype):
+            found, wanted = (f"{list(each.shape)} {each.dtype}" for each in (state[key], tensor))
+            raise ValueError(f"{key} is {found}, and its spec makes it {wanted}")
 
 
-def check_fingerprint(policy: Policy, probes: dict[str, Tensor], who: str) -> None:
-    """Raise unless a policy that was loaded gives the log-probabilities that it gave when it was saved."""
-    log_probs, stored = policy.log_prob(probes["observations"], probes["actions"]), probes["log_probs"]
-    worst = float((log_probs - stored).abs().max())
+def check_fingerprint(policy: Policy, probes: dict[str, Tensor], name: str) -> None:
+    """Raise unless a loaded policy gives the log-probabilities that were stored with it."""
+    stored = probes["log_probs"]
+    error = policy.log_prob(probes["observations"], probes["actions"]) - stored
+    worst = float(error.abs().max())
     if worst <= 1e-3 * (1.0 + float(stored.abs().max())):
         return
-    offset = (log_probs - stored).mean()
-    constant = float((log_probs - stored - offset).abs().max()) < 0.01 * worst
-    cause = "the std or the scale of actions" if constant else "the observation normalizer or the weights"
-    raise FileError(f"{who} does not reproduce its log-probabilities (off by {worst:.3g}); the likely cause is {cause}")
+    is_constant = float((error - error.mean()).abs().max()) < 0.01 * worst
+    cause = "the std or the scale of actions" if is_constant else "the observation normalizer or the weights"
+    raise FileError(
+        f"{name} does not reproduce its log-probabilities (off by {worst:.3g}); the likely cause is {cause}"
+    )

@@ -1,12 +1,10 @@
-"""What an exported graph carries beside its numbers: what a robot's program must know, as JSON, and the policy itself.
+"""Metadata that is embedded in an exported graph: a JSON description for the robot's program, and the policy's file.
 
-A checkpoint of rsl_rl's carries the policy alone.
-
-    about = json.loads(session.get_modelmeta().custom_metadata_map["repolicy.json"])      # of ONNX
+    info = json.loads(session.get_modelmeta().custom_metadata_map["repolicy.json"])       # of ONNX
     extra = {"repolicy.json": ""}; torch.jit.load("policy.pt", _extra_files=extra)        # of TorchScript
 
-The policy is a file of ours, so that a graph is read back to the bit, with its std and its dials. It counts only while
-the graph is the one that was exported: a sum over the graph is kept beside it.
+With the embedded file, a graph can be read back as the exact policy, with its std and its dials. It is used only if the
+graph has not changed since the export, which a digest shows. In a checkpoint of rsl_rl only the policy is embedded.
 """
 
 import base64
@@ -30,8 +28,8 @@ from repolicy.policies.storage import check_shape, checksum
 
 FORMAT = 1
 ABOUT, POLICY = "repolicy.json", "policy.safetensors"
-SUM = "policy.sha256"  # in a checkpoint, over the actor that became this policy
-SHAPE = {
+DIGEST = "policy.sha256"  # in a checkpoint: the digest of the actor that the policy was made from
+INFO_SHAPE = {
     "format": int,
     "env": str,
     "observations": {"size": int, "names?": [str], "units?": [str]},
@@ -48,62 +46,66 @@ SHAPE = {
 
 @dataclass(frozen=True)
 class EmbeddedPolicy:
-    """What was found in an exported graph, or in a checkpoint."""
+    """A policy that was found in an exported graph or in a checkpoint."""
 
     deployment_info: dict[str, Any]  # empty in a checkpoint
-    policy: bytes  # a file of ours
-    is_as_exported: bool  # the graph, or the actor, is still the one that belongs to this policy
+    policy: bytes  # the contents of the policy's file
+    is_as_exported: bool  # whether the graph, or the actor, is still the one that belongs to this policy
 
 
 def fingerprint(policy: Policy) -> str:
-    """Return a sum over all that a policy is: two are equal where it is."""
+    """Return a digest of a policy's weights, family, activation and dials."""
     dials = [dial._asdict() for dial in policy.dials] if isinstance(policy, ConditionedPolicy) else []
-    what = {"family": policy.spec.family, "activation": policy.spec.activation, "dials": dials}
-    return checksum(policy.state_dict(), what)
+    header = {"family": policy.spec.family, "activation": policy.spec.activation, "dials": dials}
+    return checksum(policy.state_dict(), header)
 
 
-def deployment_info(policy: Policy, prior: Policy | None, card: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
-    """Return what a robot's program must know; `told` is what the environment tells of itself, as far as it does."""
-    spec, request = policy.spec, card.get("request", {})
-    for what, size in (("observations", spec.observation_size), ("actions", spec.actions.width)):
-        names = told.get(what, {}).get("names")
+def deployment_info(
+    policy: Policy, prior: Policy | None, card: dict[str, Any], env_info: dict[str, Any]
+) -> dict[str, Any]:
+    """Describe a policy for the program that runs it; `env_info` describes the environment, as far as it is known."""
+    spec, actions = policy.spec, policy.spec.actions
+    for side, size in (("observations", spec.observation_size), ("actions", actions.width)):
+        names = env_info.get(side, {}).get("names")
         if names is not None and len(names) != size:
-            raise UsageError(f"{told['env']} has {len(names)} {what}, and the policy {size}: name its own with --env")
-    within = spec.actions.kind == "discrete" or spec.clips or "squashed" in spec.family
-    bounded = all(map(math.isfinite, (*spec.actions.low, *spec.actions.high)))
-    bounds: dict[str, Any] = {} if bounded else {"low": (), "high": ()}  # JSON knows no infinite number
-    if spec.actions.kind == "discrete":
-        low = spec.actions.low or (0.0,) * spec.actions.width
-        bounds = {"low": low, "high": [first + size - 1.0 for first, size in zip(low, spec.actions.sizes, strict=True)]}
+            env = env_info["env"]
+            raise UsageError(f"{env} has {len(names)} {side}, and the policy {size}: name its own with --env")
+    stays_within = actions.kind == "discrete" or spec.clips or "squashed" in spec.family
+    bounds: dict[str, Any] = {}
+    if actions.kind == "discrete":
+        low = actions.low or (0.0,) * actions.width
+        bounds = {"low": low, "high": [first + size - 1.0 for first, size in zip(low, actions.sizes, strict=True)]}
+    elif not all(map(math.isfinite, (*actions.low, *actions.high))):
+        bounds = {"low": (), "high": ()}  # JSON has no infinite numbers
     dials = policy.dials if isinstance(policy, ConditionedPolicy) else ()
     return {
         "format": FORMAT,
-        "env": told.get("env", ""),
-        "control_period": told.get("control_period"),
-        "observations": {"size": spec.observation_size} | told.get("observations", {}),
-        "actions": asdict(spec.actions) | bounds | {"stay_within": within} | told.get("actions", {}),
+        "env": env_info.get("env", ""),
+        "control_period": env_info.get("control_period"),
+        "observations": {"size": spec.observation_size} | env_info.get("observations", {}),
+        "actions": asdict(actions) | bounds | {"stay_within": stays_within} | env_info.get("actions", {}),
         "dials": [dial._asdict() | {"if_nan": dial.if_nan} for dial in dials],
-        "addons": list(request.get("addons", ())),
+        "addons": list(card.get("request", {}).get("addons", ())),
         "policy": fingerprint(policy),
         "prior": None if prior is None else fingerprint(prior),
         "repolicy": version("repolicy"),
     }
 
 
-def embed_in_onnx(content: bytes, told: dict[str, Any], policy: bytes) -> bytes:
-    """Return a graph with what it is to carry, and without its exporter's notes on each node."""
+def embed_in_onnx(content: bytes, info: dict[str, Any], policy: bytes) -> bytes:
+    """Return an ONNX graph with the metadata, and without the notes that torch's exporter leaves on each node."""
     import onnx
 
     model = onnx.load_model_from_string(content)
     for part in (model.graph, *model.graph.node, *model.graph.value_info):
         part.ClearField("metadata_props")
-    entries = {ABOUT: _text(told | {"graph": onnx_digest(model)}), POLICY: base64.b64encode(policy).decode()}
+    entries = {ABOUT: _to_json(info | {"graph": onnx_digest(model)}), POLICY: base64.b64encode(policy).decode()}
     onnx.helper.set_model_props(model, entries)
     return model.SerializeToString(deterministic=True)
 
 
 def embedded_in_onnx(model: Any) -> EmbeddedPolicy | None:
-    """Return what a graph carries; None where it is not Repolicy's."""
+    """Return the policy that is embedded in an ONNX graph, or None if there is none."""
     entries = {entry.key: entry.value for entry in model.metadata_props}
     if not {ABOUT, POLICY} <= entries.keys():
         return None
@@ -111,29 +113,29 @@ def embedded_in_onnx(model: Any) -> EmbeddedPolicy | None:
         policy = base64.b64decode(entries[POLICY], validate=True)
     except (binascii.Error, ValueError):
         raise FileError(f"its {POLICY} is damaged") from None
-    return _carried(entries[ABOUT], policy, onnx_digest(model))
+    return _embedded(entries[ABOUT], policy, onnx_digest(model))
 
 
 def onnx_digest(model: Any) -> str:
-    """Return a sum over a graph, its constants included."""
+    """Return a digest of a graph, including its constants."""
     return hashlib.sha256(model.graph.SerializeToString(deterministic=True)).hexdigest()
 
 
-def torchscript_files(archive: zipfile.ZipFile, told: dict[str, Any], policy: bytes) -> dict[str, Any]:
-    """Return what TorchScript is to carry; `archive` is the same without it."""
-    return {ABOUT: _text(told | {"graph": torchscript_digest(archive)}), POLICY: policy}
+def torchscript_files(archive: zipfile.ZipFile, info: dict[str, Any], policy: bytes) -> dict[str, Any]:
+    """Return the extra files to embed in TorchScript; `archive` is the script without them."""
+    return {ABOUT: _to_json(info | {"graph": torchscript_digest(archive)}), POLICY: policy}
 
 
 def embedded_in_torchscript(archive: zipfile.ZipFile) -> EmbeddedPolicy | None:
-    """Return what TorchScript carries; None where it is not Repolicy's."""
-    found = {name.partition("/extra/")[2]: name for name in archive.namelist() if "/extra/" in name}
-    if not {ABOUT, POLICY} <= found.keys():
+    """Return the policy that is embedded in TorchScript, or None if there is none."""
+    extra = {name.partition("/extra/")[2]: name for name in archive.namelist() if "/extra/" in name}
+    if not {ABOUT, POLICY} <= extra.keys():
         return None
-    return _carried(archive.read(found[ABOUT]), archive.read(found[POLICY]), torchscript_digest(archive))
+    return _embedded(archive.read(extra[ABOUT]), archive.read(extra[POLICY]), torchscript_digest(archive))
 
 
 def torchscript_digest(archive: zipfile.ZipFile) -> str:
-    """Return a sum over code and constants. (Each file has a number of its own and notes on where its code is from.)"""
+    """Return a digest of code and constants. It skips what differs between exports: `.data/` and debug information."""
     digest = hashlib.sha256()
     for name in sorted(archive.namelist()):
         inside = name.partition("/")[2]
@@ -143,34 +145,34 @@ def torchscript_digest(archive: zipfile.ZipFile) -> str:
 
 
 def checkpoint_entries(actor: dict[str, Tensor], policy: bytes) -> dict[str, Any]:
-    """Return what a checkpoint with the weights of this actor is to carry."""
-    return {POLICY: torch.frombuffer(bytearray(policy), dtype=torch.uint8), SUM: actor_digest(actor)}
+    """Return the entries to add to a checkpoint with the weights of this actor."""
+    return {POLICY: torch.frombuffer(bytearray(policy), dtype=torch.uint8), DIGEST: actor_digest(actor)}
 
 
 def embedded_in_checkpoint(checkpoint: dict[str, Any]) -> EmbeddedPolicy | None:
-    """Return what a checkpoint carries, its tensors being NumPy's; None where it carries nothing."""
+    """Return the policy that is embedded in a checkpoint, whose tensors are NumPy arrays; None if there is none."""
     policy, actor = checkpoint.get(POLICY), checkpoint.get("actor_state_dict")
     if not (isinstance(policy, np.ndarray) and isinstance(actor, dict)):
         return None
     weights = {name: torch.tensor(part) for name, part in actor.items() if isinstance(part, np.ndarray)}
-    return EmbeddedPolicy({}, policy.tobytes(), checkpoint.get(SUM) == actor_digest(weights))
+    return EmbeddedPolicy({}, policy.tobytes(), checkpoint.get(DIGEST) == actor_digest(weights))
 
 
 def actor_digest(actor: dict[str, Tensor]) -> str:
-    """Return a sum over an actor's weights."""
+    """Return a digest of an actor's weights."""
     return checksum({name: part.cpu() for name, part in actor.items()}, {})
 
 
-def _text(told: dict[str, Any]) -> str:
-    return json.dumps({key: value for key, value in told.items() if value is not None}, allow_nan=False)
+def _to_json(info: dict[str, Any]) -> str:
+    return json.dumps({key: value for key, value in info.items() if value is not None}, allow_nan=False)
 
 
-def _carried(text: str | bytes, policy: bytes, graph: str) -> EmbeddedPolicy:
+def _embedded(text: str | bytes, policy: bytes, digest: str) -> EmbeddedPolicy:
     try:
-        told = json.loads(text)
+        info = json.loads(text)
     except (ValueError, RecursionError):
         raise FileError(f"its {ABOUT} is damaged") from None
-    if isinstance(told, dict) and isinstance(told.get("format"), int) and told["format"] > FORMAT:
-        raise FileError(f"its {ABOUT} has format {told['format']}; this version reads up to {FORMAT}: upgrade repolicy")
-    check_shape(told, SHAPE, f"its {ABOUT} is not whole: it")
-    return EmbeddedPolicy(told, policy, told["graph"] == graph)
+    if isinstance(info, dict) and isinstance(info.get("format"), int) and info["format"] > FORMAT:
+        raise FileError(f"its {ABOUT} has format {info['format']}; this version reads up to {FORMAT}: upgrade repolicy")
+    check_shape(info, INFO_SHAPE, f"its {ABOUT} is not whole: it")
+    return EmbeddedPolicy(info, policy, info["graph"] == digest)

@@ -1,8 +1,7 @@
-"""Policies: observations to a distribution over actions.
+"""Policies map observations to a distribution over actions.
 
 A `Policy` is a network, a family of distributions and its own observation normalizer, in one module. Whatever else acts
-(a mixture, a planner, a network of another library) is an `Agent`; a *prior* is anything with
-`log_prob(observations, actions)`.
+(a planner, a network of another library) is an `Agent`. A *prior* is any object with `log_prob(observations, actions)`.
 """
 
 import math
@@ -22,56 +21,54 @@ from repolicy.policies.normalizer import OBSERVATION_BOUND, Normalizer
 
 
 class Prior(Protocol):
-    """What customizing needs to know of the policy that it starts from."""
+    """A policy that customizing can start from: all that it needs is the log-probability of actions."""
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return log π(a|s) of raw observations `[..., O]` and stored actions `[..., A]`, with its gradient for SAC.
+        """Return log π(a|s) of raw observations `[..., O]` and stored actions `[..., A]`; SAC also needs its gradient.
 
-        Stored actions are as they were sampled; choices count from 0, wherever the environment begins to count.
+        Actions are stored as they were sampled. Discrete choices count from 0, even if the environment's do not.
         """
 
 
 def check_has_log_prob(prior: object) -> None:
-    """Raise where an object has no `log_prob`."""
+    """Raise if an object has no `log_prob`."""
     if not callable(getattr(prior, "log_prob", None)):
         need = "it has no log_prob(observations, actions); load_policy reads a policy from its file"
         raise UsageError(f"this {type(prior).__name__} cannot be a prior: {need}")
 
 
 class Actor(Protocol):
-    """An agent at work in N environments for one rollout."""
+    """What an agent uses to act in N environments for one rollout."""
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Return stored actions `[N, A]` for raw observations `[N, O]`."""
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        """Return log π of all the actions that it took, `[T, N]` for `[T, N, A]`, as it was when it took them."""
+        """Return log π `[T, N]` of the actions `[T, N, A]` that this actor took, under the policy of that time."""
 
 
 @runtime_checkable
 class RecurrentActor(Protocol):
-    """An actor with a memory, which outlives it where a rollout ends and not where an episode does."""
+    """An actor with a memory. The next rollout's actor continues with it; the end of an episode resets it."""
 
     memory: Any
 
     def reset_memory(self, ended: np.ndarray) -> None:
-        """Note that in these environments `[N]` the next observation begins an episode."""
+        """Reset the memory of the environments whose episode has ended, a mask `[N]`."""
 
 
 @runtime_checkable
 class EnvAwareAgent(Protocol):
-    """An agent that looks into the environments in which it acts, as a planner that copies them.
+    """An agent that needs access to its environments, such as a planner that copies them."""
 
-    backend: whose environments those must be.
-    """
+    backend: Any  # the environments must be of this backend
 
-    backend: Any
-
-    def watch(self, envs: Any) -> None: ...
+    def watch(self, envs: Any) -> None:
+        """Give the agent the environments in which it will act."""
 
 
 class Agent(Prior, Protocol):
-    """Whatever acts: collectors, evaluations and films ask for no more than this."""
+    """An object that can act. Collectors, evaluations and films need no more than this."""
 
     @property
     def observation_size(self) -> int: ...
@@ -79,15 +76,15 @@ class Agent(Prior, Protocol):
     def actions(self) -> ActionSpace: ...
 
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> Actor:
-        """Return what acts up to `steps` times in `count` environments; without a generator it takes modes."""
+        """Return an actor for up to `steps` steps in `count` environments; without a generator it takes the modes."""
 
     def to_environment(self, actions: np.ndarray) -> np.ndarray:
-        """Return actions as stored and scored `[N, A]`, in the form in which the environment takes them."""
+        """Convert stored actions `[N, A]` to the form that the environment takes."""
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """Everything that is needed to build a policy of the same shape."""
+    """The settings from which a policy is built, apart from its weights."""
 
     observation_size: int
     actions: ActionSpace
@@ -98,26 +95,26 @@ class PolicySpec:
     min_std: float = 1e-3
     std: str = "exp"
     observation_bound: float | None = OBSERVATION_BOUND
-    slope: float = 0.01  # of leaky_relu
-    norms: tuple[str, ...] = ()  # where each hidden layer's LayerNorm is: "before" or "after" its activation, or ""
+    slope: float = 0.01  # negative slope of leaky_relu
+    norms: tuple[str, ...] = ()  # LayerNorm per hidden layer: "before" or "after" its activation, or "" for none
     epsilon: float = 1e-5  # of LayerNorm
-    std_bounds: tuple[float, float] = (-math.inf, math.inf)  # of the numbers that a std is made of
-    mean_clip: float | None = None  # the mean stays within ± this, before any tanh
-    clips: bool = False  # whether the environment gets actions cut to their bounds; they are scored as sampled
+    std_bounds: tuple[float, float] = (-math.inf, math.inf)  # bounds of the raw std, before `std` transforms it
+    mean_clip: float | None = None  # the mean is clipped to ± this, before any tanh
+    clips: bool = False  # whether the environment gets clipped actions; their log-probability is that of the unclipped
 
     @property
     def features(self) -> int:
-        """How many numbers the last layer takes."""
+        """Number of inputs of the last layer."""
         return self.hidden[-1] if self.hidden else self.observation_size
 
     def __post_init__(self) -> None:
-        for what, name, table in (
+        for option, name, choices in (
             ("family", self.family, FAMILIES),
             ("activation", self.activation, ACTIVATIONS),
             ("form of a std", self.std, STDS),
         ):
-            if name not in table:
-                raise UsageError(f"there is no {what} {name!r}; choose from {', '.join(table)}")
+            if name not in choices:
+                raise UsageError(f"there is no {option} {name!r}; choose from {', '.join(choices)}")
         if FAMILIES[self.family].kind != self.actions.kind:
             raise UsageError(f"a {self.family} policy cannot act with {self.actions.kind} actions ({self.actions})")
         self._check_bounds()
@@ -129,7 +126,7 @@ class PolicySpec:
             raise UsageError(f"stds must satisfy 0 <= min_std < initial_std, not {self.min_std} and {self.initial_std}")
 
     def _check_bounds(self) -> None:
-        """Raise where actions go to bounds that are not there. (A clip may be open on one side.)"""
+        """Raise if actions are squashed or clipped to missing or invalid bounds. A clip may be open on one side."""
         low, high, squashes = self.actions.low, self.actions.high, FAMILIES[self.family].squashes
         if squashes and not (low and high and np.all(np.isfinite(low + high))):
             raise UsageError("a squashed policy needs bounded actions; this environment's have no bounds")
@@ -142,17 +139,17 @@ class PolicySpec:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "PolicySpec":
-        """Return the spec of `asdict(spec)`, also after its tuples became JSON's lists."""
+        """Rebuild a spec from `asdict(spec)`, also after JSON has turned its tuples into lists."""
         space = values["actions"]
         actions = ActionSpace(space["kind"], tuple(space["sizes"]), tuple(space["low"]), tuple(space["high"]))
-        lists: dict[str, Any] = {name: tuple(values[name]) for name in ("hidden", "norms", "std_bounds")}
-        return cls(**values | {"actions": actions} | lists)
+        tuples: dict[str, Any] = {name: tuple(values[name]) for name in ("hidden", "norms", "std_bounds")}
+        return cls(**values | {"actions": actions} | tuples)
 
 
 class Policy(nn.Module):
-    """Observations to a distribution over actions."""
+    """A network that maps observations to a distribution over actions."""
 
-    log_std: nn.Parameter | None
+    log_std: nn.Parameter | None  # the raw std, where it does not depend on the state
 
     def __init__(self, spec: PolicySpec) -> None:
         super().__init__()
@@ -173,17 +170,17 @@ class Policy(nn.Module):
         return self.distribution(self.normalizer(observations))
 
     def distribution(self, inputs: Tensor) -> Distribution:
-        """Return the distribution at observations that are normalized already."""
+        """Return the distribution over actions at normalized observations."""
         return self.head(self.network(inputs))
 
     def head(self, outputs: Tensor) -> Distribution:
-        """Return the distribution that the network's outputs `[..., outputs]` stand for."""
+        """Return the distribution whose parameters are the network's outputs `[..., outputs]`."""
         return self.family.distribution(outputs, self.spec, self.log_std)
 
     @property
     @torch.no_grad()
     def std(self) -> Tensor | None:
-        """The one std of all states, `[A]`, or None where it depends on the state or there is none."""
+        """The std `[A]` if it is the same in all states; None if it depends on the state, or if there is none."""
         if self.log_std is None or self.log_std.dim() > 1:
             return None
         outputs = self.log_std.new_zeros(self.family.outputs(self.spec))
@@ -191,7 +188,7 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "NetworkActor":
-        """Return what acts, with the parameters as they are now; it samples or, without a generator, takes modes."""
+        """Return an actor with the current parameters. It samples or, without a generator, takes the modes."""
         if generator is None:
             return NetworkActor(self, lambda outputs: self.family.mode(torch.from_numpy(outputs), self.spec).numpy())
         return NetworkActor(self, self.family.sampler(steps, count, self.spec, self.log_std, generator))
@@ -200,38 +197,41 @@ class Policy(nn.Module):
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return log π(a|s) `[...]` of observations `[..., O]` and stored actions `[..., A]`, without gradient.
 
-        This is what makes a policy a prior. Choices count from 0, wherever the environment begins to count.
+        This makes a policy a prior. Discrete choices count from 0, even if the environment starts elsewhere.
         """
-        actions = self._fitting(observations, actions)
+        actions = self._check_actions(observations, actions)
         return self(observations.float()).log_prob(actions)
 
-    def _fitting(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return the actions `[..., A]`. Raises where a shape or a choice is not the policy's."""
+    def _check_actions(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return the actions as `[..., A]`; raise if a shape or a choice is not one of this policy."""
         if not (isinstance(observations, Tensor) and isinstance(actions, Tensor)):
             raise UsageError("observations and actions must be tensors: torch.from_numpy makes one of an array")
         if self.actions.kind == "discrete" and actions.dim() < observations.dim():
-            actions = actions[..., None]  # one choice a step, written without an axis of its own
+            actions = actions[..., None]  # a single choice may come without its axis
         if observations.shape[-1:] != (self.observation_size,):
             takes = f"the policy takes {self.observation_size}"
             raise UsageError(f"observations have the shape {tuple(observations.shape)}; of each step {takes} numbers")
         if actions.shape != (*observations.shape[:-1], self.actions.width):
             shapes = f"actions have the shape {tuple(actions.shape)} and observations {tuple(observations.shape)}"
             raise UsageError(f"{shapes}; of each step the policy takes {self.actions.width} numbers as the action")
-        for head, size in enumerate(self.actions.sizes if self.actions.kind == "discrete" else ()):
-            if bool((((chosen := actions[..., head]) < 0) | (chosen >= size)).any()):
-                own = f"; the environment counts from {self.actions.low[head]:g}" if self.actions.low else ""
-                raise UsageError(
-                    f"actions go from {chosen.min():g} to {chosen.max():g}; the policy has choices 0 to {size - 1}{own}"
-                )
+        if self.actions.kind == "discrete":
+            for head, size in enumerate(self.actions.sizes):
+                self._check_choices(actions[..., head], head, size)
         return actions
+
+    def _check_choices(self, choices: Tensor, head: int, size: int) -> None:
+        if bool(((choices < 0) | (choices >= size)).any()):
+            hint = f"; the environment counts from {self.actions.low[head]:g}" if self.actions.low else ""
+            found = f"actions go from {choices.min():g} to {choices.max():g}"
+            raise UsageError(f"{found}; the policy has choices 0 to {size - 1}{hint}")
 
     def predict(
         self, observation: Any, state: None = None, episode_start: Any = None, deterministic: bool = True
     ) -> tuple[np.ndarray, None]:
-        """Return (action, None) of one observation `[O]` or several `[N, O]`, with the words of Stable-Baselines3.
+        """Return (action, None) for one observation `[O]` or several `[N, O]`, with the interface of Stable-Baselines3.
 
-        The action is what the environment takes: the mode where `deterministic`, else a sample. Choices count as the
-        environment counts them; `log_prob` counts them from 0.
+        The action is in the environment's form: the mode if `deterministic`, else a sample. Discrete choices count as
+        in the environment, whereas `log_prob` counts them from 0.
         """
         if isinstance(observation, Mapping):
             raise UsageError("the policy takes one array: put the Dict's parts one behind the other, in their order")
@@ -240,15 +240,16 @@ class Policy(nn.Module):
             takes = f"the policy takes observations of {self.observation_size} numbers, one or a row each"
             raise UsageError(f"{takes}; got an array of shape {observations.shape}")
         rows = np.atleast_2d(observations)
-        act = self.actor(1, len(rows), None if deterministic else torch.default_generator)
-        sent = self.to_environment(act(rows))
+        actor = self.actor(1, len(rows), None if deterministic else torch.default_generator)
+        actions = self.to_environment(actor(rows))
         if self.actions.kind == "discrete":
-            sent = sent.astype(np.int64) + np.array(self.actions.low or 0, np.int64)
-            sent = sent[:, 0] if self.actions.width == 1 else sent
-        return (sent if observations.ndim == 2 else sent[0]), None
+            actions = actions.astype(np.int64) + np.array(self.actions.low or 0, np.int64)
+            if self.actions.width == 1:
+                actions = actions[:, 0]
+        return (actions if observations.ndim == 2 else actions[0]), None
 
     def to_environment(self, actions: np.ndarray) -> np.ndarray:
-        """Return actions as stored and scored `[N, A]`, in the form in which the environment takes them."""
+        """Convert stored actions `[N, A]` to the form that the environment takes."""
         space = self.spec.actions
         low, high = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
         if self.spec.clips:
@@ -256,29 +257,28 @@ class Policy(nn.Module):
         return np.asarray(self.family.to_environment(actions, low, high))
 
     def reinitialized(self) -> Self:
-        """Return another policy of this shape."""
+        """Return a policy of the same architecture with new weights."""
         return type(self)(self.spec)
 
 
 def make_policy(spec: PolicySpec, seed: int) -> Policy:
-    """Return a new policy, whose first weights are drawn from this seed; the global random stream stays where it is."""
+    """Return a new policy with weights drawn from this seed; the global random state does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Policy(spec)
 
 
 class NetworkActor:
-    """A policy's snapshot, in NumPy as far as it goes: network, normalizer, and the noise of a whole rollout.
+    """An actor with a snapshot of a policy in NumPy: its normalizer, its network, and how it draws actions.
 
-    After the physics has had the caches to itself, a call into torch costs several times what it costs in a loop of its
-    own, and acting is nothing but a dozen calls. What the network said is kept, so that what was done need not be
-    computed again to be scored.
+    NumPy is faster here: a step takes a dozen small calls, and the physics fills the CPU's caches between
+    steps, which slows torch down most. The outputs are stored, so that `log_probs` need not run the network again.
     """
 
     def __init__(self, policy: Policy, draw: Draw) -> None:
         self._normalize, self._network = policy.normalizer.snapshot(), policy.network.snapshot()
         self._policy, self._draw = policy, draw
-        self._outputs: list[np.ndarray] = []
+        self._outputs: list[np.ndarray] = []  # one entry a step
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         outputs = self._network(self._normalize(observations))
@@ -294,12 +294,12 @@ P = TypeVar("P", bound=Policy)
 
 
 def trainable_copy(policy: P) -> P:
-    """Return another policy with the same numbers, whose parameters take gradients."""
+    """Return a copy of a policy, frozen or not, whose parameters take gradients."""
     copy = policy.reinitialized()
     copy.load_state_dict(policy.state_dict())
     return copy
 
 
 def frozen(policy: P) -> P:
-    """Return a copy of the policy that takes no gradient and changes no more: a prior."""
+    """Return a copy of the policy without gradients, for use as a prior."""
     return trainable_copy(policy).requires_grad_(False).eval()

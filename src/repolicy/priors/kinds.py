@@ -1,8 +1,8 @@
-"""Priors that are none of our networks: a function that gives a mean, a program with a memory, any log_prob.
+"""Priors that are not a `Policy`: a function to mean actions, a program with a memory, or any object with `log_prob`.
 
-There are three depths of prior. *Copied*: its network is one of ours, and the actor starts as it (`readers/`).
-*Cloned*: its log-probability goes into the return, and the actor is a policy of ours that is fitted to it
-(`prepare/cloning.py`). *With a memory*: the same, and its state runs along with each episode.
+There are three kinds of prior. *Copied*: its network becomes a `Policy`, from which the actor starts (`readers/`).
+*Cloned*: it stays as it is and scores actions; the actor starts as a `Policy` that is fitted to it
+(`prepare/cloning.py`). *With a memory*: as cloned, but it has a state, which is followed along each episode.
 """
 
 import math
@@ -19,51 +19,52 @@ from repolicy.errors import NumericError, UsageError, in_one_sentence
 from repolicy.policies import ActionSpace, Distribution, Gaussian, Policy, Prior
 from repolicy.readers.reading import MIN_STD, Options
 
-State = dict[str, Tensor]  # what a program remembers: each tensor with a row an environment
+State = dict[str, Tensor]  # the memory of a program: tensors `[N, ...]`, with a row for each environment
 Std = float | Sequence[float] | Tensor
 MeanFunction = Callable[[Any], Any]
 
 
 @runtime_checkable
 class Program(Protocol):
-    """A mean that depends on what came before, too."""
+    """A function to mean actions that has a memory."""
 
     def begin(self, count: int) -> State:
-        """Return what it remembers at the start of an episode, for `count` environments."""
+        """Return the memory at the start of an episode, for `count` environments."""
 
     def step(self, observations: Any, state: State) -> tuple[Any, State]:
-        """Return the means `[N, A]` at observations `[N, O]`, and what it remembers afterwards."""
+        """Return the means `[N, A]` at observations `[N, O]`, and the memory after this step."""
 
 
 class MeanPrior(nn.Module):
-    """A Gaussian prior: `mean` maps observations `[N, O]` to actions `[N, A]`, and you say the std.
+    """A Gaussian prior with a given std, whose `mean` maps observations `[N, O]` to actions `[N, A]`.
 
-    The function gets NumPy arrays; a torch module gets tensors, on the device where they are, and is put into its mode
-    of evaluation. A `Program` remembers: its state runs along with an episode. The std is one number, or one for each
-    number of an action.
+    A function gets NumPy arrays. A torch module gets tensors on their own device, and is put into evaluation mode. A
+    `Program` has a memory, which is followed along each episode. The std is one number, or one for each component.
     """
 
-    observation_size = 0  # until an environment is known
+    observation_size = 0  # unknown until `for_spaces`
     actions = ActionSpace("continuous", (0,))
     std: Tensor
 
     def __init__(self, mean: MeanFunction | Program, std: Std, name: str = "") -> None:
         super().__init__()
         self.mean, self.name = mean, name or qualname_of(mean)
-        self.notes: tuple[str, ...] = ()  # what is to be known of it, a sentence each
+        self.notes: tuple[str, ...] = ()  # sentences that a user must know
         if isinstance(mean, nn.Module):
-            mean.eval()  # without dropout, and with the statistics of a batch norm as they are
+            mean.eval()  # without dropout, and with fixed batch norm statistics
         self.program = mean if isinstance(mean, Program) else None
         self.has_memory = self.program is not None
-        self._tried = self.has_memory or isinstance(mean, nn.Module)  # for whose numbers a device would be waited for
+        # A function is called twice at first, to find out whether it is deterministic. A module is not, as comparing
+        # its means would wait for the device.
+        self._is_checked = self.has_memory or isinstance(mean, nn.Module)
         self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32))
-        if file := getattr(mean, "sha256", ""):  # by which a checkpoint knows the prior that it was made beside
-            self.register_buffer("sha256", torch.tensor([*bytes.fromhex(file)], dtype=torch.uint8))
+        if sha256 := getattr(mean, "sha256", ""):  # a checkpoint stores it, to recognize the prior when it is loaded
+            self.register_buffer("sha256", torch.tensor([*bytes.fromhex(sha256)], dtype=torch.uint8))
         if self.std.dim() > 1 or not bool((torch.isfinite(self.std) & (self.std >= MIN_STD * (1.0 - 1e-6))).all()):
             raise UsageError(f"the std of {self.name} is {std}; it must be above 0, {MIN_STD:g} or more")
 
     def for_spaces(self, observation_size: int, actions: ActionSpace) -> Self:
-        """Return the same prior for an environment with these spaces."""
+        """Return a copy of this prior for an environment with these spaces; raise if they do not fit."""
         if actions.kind != "continuous":
             need = "which have no mean: give an object with log_prob(observations, actions)"
             raise UsageError(f"{self.name} gives a mean, and this environment's actions are {actions}, {need}")
@@ -74,13 +75,13 @@ class MeanPrior(nn.Module):
             raise UsageError(f"{self.name} takes observations of {size} numbers, the environment's: {observation_size}")
         prior = copy(self)
         prior.observation_size, prior.actions = observation_size, actions
-        if hasattr(self.mean, "prepare"):  # a file shows only when it runs whether it has a memory
+        if hasattr(self.mean, "prepare"):  # a file must run to show whether it has a memory
             with in_one_sentence(f"{self.name} failed", UsageError):
                 prior.has_memory = self.mean.prepare(observation_size)
         return prior
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return log π(a|s) of observations `[..., O]`."""
+        """Return log π(a|s) `[...]` of observations `[..., O]` and actions `[..., A]`."""
         if self.has_memory:
             raise UsageError(f"{self.name} has a memory: what it does depends on the steps before")
         return self.distribution(observations).log_prob(actions)
@@ -90,45 +91,48 @@ class MeanPrior(nn.Module):
         return self.gaussian(self.means(flat, {})[0].reshape(*observations.shape[:-1], -1))
 
     def follow(self, observations: Tensor, ended: Tensor, state: State | None) -> tuple[Distribution, State]:
-        """Return the distributions along a rollout `[T, N]`, in the order of time, and what is remembered at its end.
+        """Return the distributions along a rollout of observations `[T, N, O]`, and the memory at its end.
 
-        ended `[T, N]`: after which steps an episode ended, so that the next one begins with a fresh memory.
+        `ended` `[T, N]` marks the steps after which an episode ended; there the memory is reset.
         """
         if not self.has_memory:
             return self.distribution(observations), {}
-        means, state = [], self.initial_state(observations.shape[1]) if state is None else state
-        for step, last in zip(observations.cpu(), ended.cpu(), strict=True):  # where programs run
-            mean, state = self.means(step, state)
+        if state is None:
+            state = self.initial_state(observations.shape[1])
+        means = []
+        for step_observations, step_ended in zip(observations.cpu(), ended.cpu(), strict=True):  # programs run on CPU
+            mean, state = self.means(step_observations, state)
             means.append(mean)
-            state = self.reset_state(state, last)
+            state = self.reset_state(state, step_ended)
         return self.gaussian(torch.stack(means).to(observations.device)), state
 
     def means(self, observations: Tensor, state: State) -> tuple[Tensor, State]:
-        """Call the function or the program once, on a copy that it may change, and check what it gave.
+        """Return the means `[N, A]` at observations `[N, O]`, and the memory after this step; check the means.
 
-        Nothing waits for what a torch module gives, so whether that is finite shows later.
+        Whether a torch module's means are finite is not checked here, as that would wait for the device.
         """
         with in_one_sentence(f"{self.name} failed", UsageError), torch.no_grad():
             mean, state = self._run(observations, state)
-            if not self._tried:
-                self._tried = True
+            if not self._is_checked:
+                self._is_checked = True
                 if not torch.allclose(mean, self._run(observations, state)[0], atol=1e-6, equal_nan=True):
                     why = "it draws them at random, or remembers what came before, for which it needs begin and step"
                     raise UsageError(f"{self.name} gives different actions for the same observations: {why}")
-        wanted = (len(observations), self.actions.width or mean.shape[-1:].numel())
-        if tuple(mean.shape) != wanted:
-            given = f"for {len(observations)} observations, and must give {list(wanted)}, a row an environment"
-            raise UsageError(f"{self.name} gave means of shape {list(mean.shape)} {given}")
+        shape = (len(observations), self.actions.width or mean.shape[-1:].numel())
+        if tuple(mean.shape) != shape:
+            need = f"for {len(observations)} observations, and must give {list(shape)}, a row an environment"
+            raise UsageError(f"{self.name} gave means of shape {list(mean.shape)} {need}")
         return mean, state
 
     def _run(self, observations: Tensor, state: State) -> tuple[Tensor, State]:
-        of_module = isinstance(self.mean, nn.Module)
-        given: Any = observations.clone() if of_module else observations.cpu().numpy().copy()
+        """Call the function or the program once, on a copy of the observations, which it may change."""
+        is_module = isinstance(self.mean, nn.Module)
+        inputs: Any = observations.clone() if is_module else observations.cpu().numpy().copy()
         if self.program is not None:
-            result, state = self.program.step(given, state)
+            result, state = self.program.step(inputs, state)
         else:
-            result = self.mean(given)  # type: ignore[operator]
-        if of_module:
+            result = self.mean(inputs)  # type: ignore[operator]
+        if is_module:
             return result.detach().float(), state
         mean = torch.as_tensor(np.asarray(result.detach() if isinstance(result, Tensor) else result)).float()
         self.check_finite(mean)
@@ -143,13 +147,13 @@ class MeanPrior(nn.Module):
             return self.program.begin(count) if self.program is not None else {}
 
     def reset_state(self, state: State, ended: Tensor) -> State:
-        """Return the memory with the rows of ended episodes as at the start."""
+        """Return the memory, reset in the environments `[N]` whose episode has ended."""
         ended = ended.cpu()
         if not bool(ended.any()):
             return state
-        fresh = self.initial_state(len(ended))
+        initial = self.initial_state(len(ended))
         with in_one_sentence(f"the memory of {self.name} cannot begin anew", UsageError):
-            return {key: _mixed(ended, fresh[key], value) for key, value in state.items()}
+            return {key: _select_rows(ended, initial[key], value) for key, value in state.items()}
 
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "MeanActor":
         return MeanActor(self, steps, count, generator)
@@ -161,14 +165,14 @@ class MeanPrior(nn.Module):
         return Gaussian(mean, self.std.log().expand(mean.shape[-1]))
 
 
-def _mixed(rows: Tensor, these: Any, others: Any) -> Any:
-    """Return these rows of the first tensor or array `[N, ...]`, and the others of the second."""
+def _select_rows(mask: Tensor, masked: Any, others: Any) -> Any:
+    """Return rows `[N, ...]` of `masked` where the mask `[N]` is set, else of `others`; these are tensors or arrays."""
     where = torch.where if isinstance(others, Tensor) else np.where
-    return where(rows.reshape(-1, *[1] * (np.ndim(others) - 1)), these, others)  # type: ignore[operator]
+    return where(mask.reshape(-1, *[1] * (np.ndim(others) - 1)), masked, others)  # type: ignore[operator]
 
 
 class MeanActor:
-    """A `MeanPrior` at work. Whoever drives it says which episodes ended, and hands its memory to the next one."""
+    """An actor for a `MeanPrior`. The collector resets its memory, and passes it on to the next rollout's actor."""
 
     def __init__(self, prior: MeanPrior, steps: int, count: int, generator: torch.Generator | None) -> None:
         self._prior, self.memory, self._means = prior, prior.initial_state(count), list[Tensor]()
@@ -190,7 +194,7 @@ class MeanActor:
 
 
 class ScoredPrior:
-    """Any object with `log_prob(observations, actions)`, of tensors `[B, O]` and `[B, A]`. Its numbers are checked."""
+    """A prior around any object with `log_prob(observations, actions)`, which gets tensors `[B, O]` and `[B, A]`."""
 
     def __init__(self, scorer: Any, name: str = "") -> None:
         self.scorer, self.name = scorer, name or qualname_of(scorer)
@@ -199,38 +203,43 @@ class ScoredPrior:
         self.notes: tuple[str, ...] = ()
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
-        lead = actions.shape[:-1]
-        observations = observations.expand(*lead, observations.shape[-1])
+        """Return log π(a|s) `[...]`; raise unless the object returns one finite number for each action."""
+        batch_shape = actions.shape[:-1]
+        count = math.prod(batch_shape)
+        observations = observations.expand(*batch_shape, observations.shape[-1])
         with in_one_sentence(f"log_prob of {self.name} failed", UsageError), torch.no_grad():
             flat = (part.reshape(-1, part.shape[-1]).clone() for part in (observations, actions))
             log_probs = torch.as_tensor(self.scorer.log_prob(*flat)).detach().float()
-        if tuple(log_probs.shape) != (math.prod(lead),):
-            must = f"of {math.prod(lead)} actions it must give one number for each, [{math.prod(lead)}]"
-            raise UsageError(f"log_prob of {self.name} gave shape {list(log_probs.shape)}; {must}")
+        if tuple(log_probs.shape) != (count,):
+            need = f"of {count} actions it must give one number for each, [{count}]"
+            raise UsageError(f"log_prob of {self.name} gave shape {list(log_probs.shape)}; {need}")
         if not bool(torch.isfinite(log_probs).all()):
             wrong = log_probs[~torch.isfinite(log_probs)]
-            gave = f"gave {wrong[0]:g} for {len(wrong):,} of {len(log_probs):,} actions"
-            raise NumericError(f"log_prob of {self.name} {gave}; it must be finite for all that a policy could take")
-        return log_probs.reshape(lead)
+            found = f"gave {wrong[0]:g} for {len(wrong):,} of {len(log_probs):,} actions"
+            raise NumericError(f"log_prob of {self.name} {found}; it must be finite for all that a policy could take")
+        return log_probs.reshape(batch_shape)
 
 
-ScoringPrior = MeanPrior | ScoredPrior | Policy  # a prior that scores the actions of an actor, as it is or fitted to it
+ScoringPrior = MeanPrior | ScoredPrior | Policy  # a prior that scores the actor's actions
 
 
 class Scorer:
-    """log prior of rollouts that go on where the last one stopped: a prior with a memory remembers in between."""
+    """Computes the prior's log-probabilities in consecutive rollouts, and stores its memory between them."""
 
     def __init__(self, prior: Prior) -> None:
         self.prior = prior
         self._state: State | None = None
 
     def begin(self) -> None:
-        """Begin with new environments."""
+        """Reset the memory, for new environments."""
         self._state = None
 
     @torch.no_grad()
     def __call__(self, observations: Tensor, actions: Tensor, ended: Tensor) -> Tensor:
-        """Return log-probabilities `[T, N]` of observations `[T, N, O]` and actions `[T, N, A]`; ended `[T, N]`."""
+        """Return log-probabilities `[T, N]` of actions `[T, N, A]` at observations `[T, N, O]`.
+
+        `ended` `[T, N]` marks the steps after which an episode ended.
+        """
         if not getattr(self.prior, "has_memory", False):
             return self.prior.log_prob(observations, actions)
         distribution, self._state = self.prior.follow(observations, ended, self._state)  # type: ignore[attr-defined]
@@ -244,13 +253,13 @@ GENERATIVE = (
 
 
 def check_generative_options(name: str, options: Options | None) -> None:
-    """Refuse options of reading a file for a generative policy, which runs as it is."""
+    """Raise if reader options are given for a generative policy, which is not read but run."""
     if options not in (None, Options()):
         raise UsageError(f"{name} is a generative policy and runs as it is: leave out --std and what else reads a file")
 
 
 def wrap_prior(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior | ScoredPrior:
-    """Return the prior that an object or a function of the user's stands for."""
+    """Wrap a user's object, class or function as a prior; raise if it cannot be one."""
     name = name or qualname_of(thing)
     if isinstance(thing, type):
         with in_one_sentence(f"{name} cannot be made without arguments", UsageError):
@@ -259,7 +268,7 @@ def wrap_prior(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior 
         if std is not None:
             raise UsageError(f"{name} has log_prob, which knows its own std: leave the std out")
         return thing if isinstance(thing, MeanPrior | ScoredPrior) else ScoredPrior(thing, name)
-    if _decodes(thing):
+    if _is_decoder(thing):
         raise UsageError(f"{name} takes noise beside observations, as a generative policy does: {GENERATIVE}")
     if not callable(thing) and not isinstance(thing, Program):
         need = "it must be a policy, an object with log_prob(observations, actions), or a function to mean actions"
@@ -270,15 +279,15 @@ def wrap_prior(thing: Any, std: Std | None = None, name: str = "") -> MeanPrior 
     return MeanPrior(thing, std, name)
 
 
-def _decodes(thing: Any) -> bool:
-    """Return whether this has `decode`, or is a function of two inputs."""
+def _is_decoder(thing: Any) -> bool:
+    """Return whether an object has `decode`, or is a function with two required parameters."""
     if callable(getattr(thing, "decode", None)):
         return True
-    given = signature(thing).parameters.values() if isfunction(thing) else ()
-    plain = [each for each in given if each.default is each.empty]
-    return len(plain) == 2 and all(each.kind is each.POSITIONAL_OR_KEYWORD for each in plain)
+    parameters = signature(thing).parameters.values() if isfunction(thing) else ()
+    required = [each for each in parameters if each.default is each.empty]
+    return len(required) == 2 and all(each.kind is each.POSITIONAL_OR_KEYWORD for each in required)
 
 
 def qualname_of(thing: Any) -> str:
-    """Return what people call it, in a sentence."""
+    """Return the qualified name of a function or a class, or that of an object's class."""
     return getattr(thing, "__qualname__", "") or type(thing).__qualname__

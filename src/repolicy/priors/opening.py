@@ -1,6 +1,6 @@
-"""Open whatever a user names as a prior: a file of ours, a file that is copied, or what must run as it is.
+"""Open what a user names as a policy or a prior: Repolicy's file, another library's file, code, or an object.
 
-Code runs only where the user named it: as an object in Python, as `module:name` on the command line, or as TorchScript
+Code runs only if the user named it: as an object in Python, as `module:name` on the command line, or as TorchScript
 with `--trust`.
 """
 
@@ -28,23 +28,23 @@ from repolicy.readers.recognize import RUNNABLE_FORMATS, PolicyFile
 
 
 def read_policy(path: str | Path, options: Options | None = None) -> SavedPolicy:
-    """Return a policy's file; refused unless the policy reproduces the log-probabilities that were stored with it.
+    """Read a policy from a file. Another library's policy is copied, with these options.
 
-    Of a file that another library wrote, a copy of its policy, read with these options.
+    Raise FileError if a policy does not reproduce the log-probabilities that are stored with it.
     """
     return read_file(PolicyFile(path), options or Options())
 
 
 def read_file(file: PolicyFile, options: Options) -> SavedPolicy:
-    """Return the policy in a file that was opened already, ours or a copy."""
+    """Read a policy from a file that is already open."""
     if file.repolicy_bytes is None:
-        return _copied(file, options)
+        return _copy_policy(file, options)
     check_own_file_options(file.path, options)
     return read_saved_policy(file.path, file.repolicy_bytes)
 
 
 def check_own_file_options(path: str | Path, options: Options | None) -> None:
-    """Refuse options of reading for a file of ours, or for a run's folder."""
+    """Raise if options for other libraries' files are given for Repolicy's own file or folder."""
     if options not in (None, Options()):
         others = "--std, --temperature, --vecnormalize, --file-activation and --layout"
         raise UsageError(f"{path} is Repolicy's own file: leave out {others}, which are for other libraries' files")
@@ -60,16 +60,16 @@ def load_policy(
     demonstrations: str | None = None,
     layout: str | None = None,
 ) -> Policy:
-    """Load the policy in a file, in a run's folder, or that ships under a name, and return it.
+    """Load the policy from a file or a run's folder, or one that ships with Repolicy under a name.
 
     Args:
         reference: the file, the folder, or the name.
-        std: of another library's policy that has none: the std of its actions, or "fit".
-        temperature: of a Q-network: its choices follow `exp(Q / temperature)`.
+        std: the std of the actions, for another library's policy without one; "fit" fits it to `demonstrations`.
+        temperature: for a Q-network, whose choices then follow `exp(Q / temperature)`.
         vecnormalize: a file with the observations' statistics, or "none".
-        activation: of a file that does not say it: its network's activation.
+        activation: the network's activation, for a file that does not name it.
         demonstrations: recorded actions, for `std="fit"`.
-        layout: of an unknown checkpoint: which tensors are what.
+        layout: for an unknown checkpoint, the roles of its tensors.
     """
     with errors_in_python_terms():
         options = Options(std, temperature, vecnormalize, activation, demonstrations, layout)
@@ -77,19 +77,19 @@ def load_policy(
 
 
 def describe_file(file: PolicyFile, options: Options) -> PolicyDescription:
-    """Return the policy in another library's file, with a std that is fitted where the options ask for that."""
+    """Read the policy in another library's file, and fit its std if the options ask for that."""
     described = file.describe(options)
     if not wants_fit(options):
         return described
     if described.std is not None or described.actions.kind == "discrete":
         raise UsageError(f"{file.path} needs no std: leave --std fit out")
-    ones = Std("vector", np.ones(described.actions.width, np.float32), "identity")
-    std, note = fit_std(policy_from(replace(described, std=ones)), options)
-    return replace(described, std=replace(ones, raw=std.numpy()), notes=(*described.notes, note))
+    unit_std = Std("vector", np.ones(described.actions.width, np.float32), "identity")
+    std, note = fit_std(policy_from(replace(described, std=unit_std)), options)
+    return replace(described, std=replace(unit_std, raw=std.numpy()), notes=(*described.notes, note))
 
 
-def _copied(file: PolicyFile, options: Options) -> SavedPolicy:
-    """Return a copy of the policy in another library's file, and on its card where it is from."""
+def _copy_policy(file: PolicyFile, options: Options) -> SavedPolicy:
+    """Copy the policy in another library's file; the card of the copy describes its origin."""
     described = describe_file(file, options)
     origin = {
         "library": described.library,
@@ -104,10 +104,10 @@ def _copied(file: PolicyFile, options: Options) -> SavedPolicy:
 
 
 def saved_policy_bytes(saved: SavedPolicy, earlier: Path | None = None) -> bytes:
-    """Return a policy that was read as a file of ours.
+    """Return the contents of Repolicy's file for a policy that was read, from whatever file.
 
-    `earlier` may be one that was made from the same file before. It is taken again, as another machine may round the
-    log-probabilities of the probes otherwise.
+    `earlier` may be such a file from before. It is used again if it has the same origin: on another machine, the probes'
+    log-probabilities may be rounded differently, and the bytes would differ.
     """
     if saved.content:
         return saved.content
@@ -116,14 +116,14 @@ def saved_policy_bytes(saved: SavedPolicy, earlier: Path | None = None) -> bytes
     return policy_bytes(saved.policy, saved.card)
 
 
-# What runs as it is, beside what a file holds -------------------------------------------------------------------------
+# Policies that are not read from a file, but run ----------------------------------------------------------------------
 
 
-PriorSource = dict[str, Any]  # how another process gets the same prior
+PriorSource = dict[str, Any]  # JSON from which another process can open the same prior
 
 
 def is_code(reference: object) -> bool:
-    """Say whether it is `module:name` or `file.py:name`, and not a file, or a name of the hub's or the shelf's."""
+    """Return whether this is `module:name` or `file.py:name`, and neither a file nor a name on the hub or the shelf."""
     if not isinstance(reference, str) or ":" not in reference or Path(reference).exists():
         return False
     return not is_on_hub(reference) and reference.partition(":")[0] not in {name.partition(":")[0] for name in SHELF}
@@ -131,36 +131,32 @@ def is_code(reference: object) -> bool:
 
 @dataclass(frozen=True)
 class OpenedPolicy:
-    """A policy that somebody named: who acts or scores, and what is known of it.
+    """A policy that a user named, ready to act or to score, and what is known about it."""
 
-    agent: it acts and scores; a `ScoredPrior` scores alone.
-    prior: the policy that it was customized from, where its file tells.
-    saved: what its file holds; None where it is no file's, or runs as it is.
-    """
-
-    name: str  # what to call it in a sentence
-    agent: Any
+    name: str  # for messages
+    agent: Any  # it acts and scores; a `ScoredPrior` only scores
     path: Path = Path()  # of its file or folder
-    prior: Policy | None = None
+    prior: Policy | None = None  # that it was customized from, if its file has it
     card: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # what is to be known of it, a sentence each
-    saved: SavedPolicy | None = None
+    notes: tuple[str, ...] = ()  # sentences that a user must know
+    saved: SavedPolicy | None = None  # the contents of its file; None if it is not read, but run
 
 
-def open_policy(given: Any, options: Options | None = None, trust: bool = False) -> OpenedPolicy:
-    """Open what a user named as a policy or a prior: what a file holds, ours or a copy, or else what runs as it is.
+def open_policy(reference: Any, options: Options | None = None, trust: bool = False) -> OpenedPolicy:
+    """Open what a user named as a policy or a prior. A file that cannot be copied is run, if that is possible.
 
-    A file is opened once.
+    A file is read only once.
     """
     options = options or Options()
-    if isinstance(given, Policy):
-        return _as_it_is(given, given)
-    if is_code(given):
-        thing = load_object(given, "prior")
-        return _as_it_is(given, thing if isinstance(thing, Policy) else _with_std(thing, options, given))
-    if not isinstance(given, str | Path):
-        return _as_it_is(given, _with_std(given, options))
-    file = PolicyFile(find_policy(given))
+    if isinstance(reference, Policy):
+        return _without_file(reference, reference)
+    if is_code(reference):
+        thing = load_object(reference, "prior")
+        agent = thing if isinstance(thing, Policy) else _wrap_with_std(thing, options, reference)
+        return _without_file(reference, agent)
+    if not isinstance(reference, str | Path):
+        return _without_file(reference, _wrap_with_std(reference, options))
+    file = PolicyFile(find_policy(reference))
     try:
         saved = read_file(file, options)
     except CannotCopyError as error:
@@ -173,34 +169,35 @@ def open_policy(given: Any, options: Options | None = None, trust: bool = False)
             check_trusted(file, trust)
             program = Script(file)
         notes = f"{error}; it runs as it is", *program.notes
-        return _as_it_is(given, _with_std(program, options, str(file.path), notes))
+        return _without_file(reference, _wrap_with_std(program, options, str(file.path), notes))
     notes = tuple(origin_notes(saved.card))
-    return OpenedPolicy(str(given), saved.policy, file.path, saved.prior, saved.card, notes, saved)
+    return OpenedPolicy(str(reference), saved.policy, file.path, saved.prior, saved.card, notes, saved)
 
 
-def _as_it_is(given: Any, agent: ScoringPrior) -> OpenedPolicy:
-    """Return what was given as `agent`, which no file's card tells of."""
+def _without_file(reference: Any, agent: ScoringPrior) -> OpenedPolicy:
+    """Return the opened policy for an agent that was not read from a file, and so has no card."""
     notes = getattr(agent, "notes", ())
-    if isinstance(given, str | Path):
-        return OpenedPolicy(str(given), agent, Path(given), notes=notes)
+    if isinstance(reference, str | Path):
+        return OpenedPolicy(str(reference), agent, Path(reference), notes=notes)
     return OpenedPolicy(getattr(agent, "name", "the prior"), agent, notes=notes)
 
 
-PLANNER = "repolicy.planning.keeping:open_planner"  # what opens one; its room comes after this one, and is named
+OPEN_PLANNER = "repolicy.planning.keeping:open_planner"  # named, as this package must not import that one
 
 
 def open_agent(reference: str | Path, options: Options, trust: bool) -> OpenedPolicy:
-    """Return a policy to run, of our own or as it is; of a planner's folder, the planner."""
+    """Open a policy, or a planner's folder, in order to act with it."""
     if is_plan(reference):
         check_own_file_options(reference, options)
-        return load_object(PLANNER, "planner")(Path(reference), trust)
-    found = open_policy(str(reference), options, trust)
-    if isinstance(agent := found.agent, ScoredPrior):
+        return load_object(OPEN_PLANNER, "planner")(Path(reference), trust)
+    opened = open_policy(str(reference), options, trust)
+    if isinstance(agent := opened.agent, ScoredPrior):
         raise UsageError(f"{agent.name} scores actions and does not choose any: it is a prior, and no policy to run")
-    return found
+    return opened
 
 
-def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ...] = ()) -> ScoringPrior:
+def _wrap_with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ...] = ()) -> ScoringPrior:
+    """Wrap a user's object as a prior, with the std of the options, which may be fitted to demonstrations."""
     if replace(options, std=None, demonstrations=None) != Options():
         others = "--vecnormalize, --temperature, --file-activation and --layout"
         raise UsageError(f"{name or qualname_of(thing)} runs as it is: {others} do not belong to it")
@@ -211,38 +208,40 @@ def _with_std(thing: Any, options: Options, name: str = "", notes: tuple[str, ..
         unit = wrap_prior(thing, 1.0, name)
         if not isinstance(unit, MeanPrior):
             raise UsageError(f"{unit.name} has log_prob, which knows its own std: leave --std out")
-        std, sentence = fit_std(unit, options)
-        prior, notes = MeanPrior(unit.mean, std, unit.name), (*notes, sentence)
+        std, note = fit_std(unit, options)
+        prior, notes = MeanPrior(unit.mean, std, unit.name), (*notes, note)
     prior.notes = (*prior.notes, *notes)
     return prior
 
 
-def prior_source(given: Any, prior: ScoringPrior, options: Options | None, trust: bool) -> PriorSource | None:
-    """Return how other processes get this prior; None where they cannot."""
+def prior_source(thing: Any, prior: ScoringPrior, options: Options | None, trust: bool) -> PriorSource | None:
+    """Return the source of the prior that was opened from a user's `thing`; None if it is bound to this process."""
     options = options or Options()
-    if isinstance(given, MeanPrior):
-        given, options = given.mean, replace(options, std=1.0)
-    reference = str(given) if isinstance(given, str | Path) else _importable(given)
+    if isinstance(thing, MeanPrior):
+        thing, options = thing.mean, replace(options, std=1.0)
+    reference = str(thing) if isinstance(thing, str | Path) else _import_name(thing)
     if reference is None:
         return None
-    if isinstance(given, str | Path) and not is_code(given):
-        reference = os.path.abspath(find_policy(given))  # not where a link leads: statistics lie beside the link
+    if isinstance(thing, str | Path) and not is_code(thing):
+        reference = os.path.abspath(find_policy(thing))  # links are not resolved: statistics may lie beside a link
     std = prior.std.tolist() if isinstance(prior, MeanPrior) else None
     return {"prior": reference, "std": std, "trust": trust, "options": asdict(options)}
 
 
 def prior_from_source(source: PriorSource) -> ScoringPrior:
-    """Return what the user named in another process, with the std that it was given there."""
+    """Open the prior that a user named in another process, with the std that it has there."""
     std = None if source["std"] is None else torch.tensor(source["std"])
     options = Options(**source["options"])
     if options.std is not None and std is not None:
-        options = replace(options, std=1.0, demonstrations=None)  # whatever it was, `std` has come of it
+        options = replace(options, std=1.0, demonstrations=None)  # it is replaced below, so it need not be fitted
     prior: ScoringPrior = open_policy(source["prior"], options, source["trust"]).agent
-    return MeanPrior(prior.mean, std, prior.name) if isinstance(prior, MeanPrior) and std is not None else prior
+    if isinstance(prior, MeanPrior) and std is not None:
+        return MeanPrior(prior.mean, std, prior.name)
+    return prior
 
 
-def _importable(thing: Any) -> str | None:
-    """Return `module:name` of a function or an object of a module, where that leads to it again."""
+def _import_name(thing: Any) -> str | None:
+    """Return `module:name` of a module's function or object, or None if it cannot be imported by that name."""
     module = sys.modules.get(getattr(thing, "__module__", None) or "")
     name = getattr(thing, "__name__", "")
     if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not thing:
