@@ -106,8 +106,8 @@ def _copy_policy(file: PolicyFile, options: Options) -> SavedPolicy:
 def saved_policy_bytes(saved: SavedPolicy, earlier: Path | None = None) -> bytes:
     """Return the contents of Repolicy's file for a policy that was read, from whatever file.
 
-    `earlier` may be such a file from before. It is used again if it has the same origin: on another machine, the probes'
-    log-probabilities may be rounded differently, and the bytes would differ.
+    `earlier` may be such a file from before. It is used again if it has the same origin, because another machine may
+    round the probes' log-probabilities differently, and then the bytes would differ.
     """
     if saved.content:
         return saved.content

@@ -112,7 +112,9 @@ class DialedPolicy:
         """Return the position for a number or named values, and a warning if it is outside of the trained range."""
         if isinstance(self.saved.policy, ConditionedPolicy):
             values = self.saved.policy.dial_values(number, values)
-            return tuple(dial.nearest(values[dial.name]) for dial in self.dials), self.saved.policy.range_warning(values)
+            return tuple(dial.nearest(values[dial.name]) for dial in self.dials), self.saved.policy.range_warning(
+                values
+            )
         if number is None:
             raise UsageError(f"{self.path} has no trained dial: --at takes one number, where 0 is the prior")
         return (number,), extrapolation_warning(number)
