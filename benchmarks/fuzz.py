@@ -133,7 +133,7 @@ def reaching(reached: list[Any]) -> Iterator[None]:
         yield SingleRank()
 
     replaced = {
-        "cli.main._surprise": surprise, "learning.segments.Segments.remaining": remaining,
+        "cli.main._unexpected_error_sentence": surprise, "learning.segments.Segments.remaining": remaining,
         "learning.training.try_addon": lambda *_: [],
         "runs.ranks.launch_ranks": alone, "learning.bench.bench": note("a benchmark"),
         "envs.evaluation.run_episodes": note("episodes"), "report.movie._render_in_process": note("films"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.ledger import Ledger, Row
 from experiments.one import Run, machine
-from repolicy.cli.main import caught
+from repolicy.cli.main import errors_as_exit_codes
 from repolicy.cli.main import main as command_line
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.loading import read_json
@@ -89,7 +89,7 @@ def program(
 
 def run_main(main: Callable[[], None]) -> None:
     """Say errors in one sentence, and Ctrl-C too."""
-    with caught():
+    with errors_as_exit_codes():
         try:
             main()
         except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from quick_graphs import quick_graph
 from typed_commands import with_few_states, worked
 
 from repolicy.cli import main as cli
-from repolicy.cli.options import read
+from repolicy.cli.options import parse
 from repolicy.envs import evaluation
 from repolicy.many import sweep
 from repolicy.planning import asking, value
@@ -87,7 +87,7 @@ def understood(words: list[str]) -> None:
         commands = cli.COMMANDS
         if words[0] in cli.GROUPS:
             commands, words = {**cli.GROUPS[words[0]][1]}, words[1:]
-        read(commands[words[0]], cli._words(words[1:]), "repolicy")
+        parse(commands[words[0]], cli._normalize_words(words[1:]), "repolicy")
 
 
 # Running them ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typed_commands import SMALL, answered, refused, typed
 
 from repolicy.cli import about
 from repolicy.cli import main as cli
-from repolicy.cli.main import _words
+from repolicy.cli.main import _normalize_words
 from repolicy.cli.options import overrides
 from repolicy.errors import UsageError
 from repolicy.learning import training
@@ -100,23 +100,23 @@ def test_a_run_has_the_same_folder_as_from_python(
 
 def test_a_home_folder_is_what_the_shell_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/somewhere")
-    assert _words(["--out=~/runs/a", "~/b", "~c"]) == ["--out", "/somewhere/runs/a", "/somewhere/b", "~c"]
+    assert _normalize_words(["--out=~/runs/a", "~/b", "~c"]) == ["--out", "/somewhere/runs/a", "/somewhere/b", "~c"]
 
 
 def test_words_come_in_any_order_and_spelling() -> None:
     """Of the settings, only those that are named are handed on; an option goes before the file."""
-    usual = cli._parsed("customize", ["halfcheetah", "--addon", "hind_leg", "--omega", "0.17", "--gamma", "0.7"])
+    usual = cli._parse_command("customize", ["halfcheetah", "--addon", "hind_leg", "--omega", "0.17", "--gamma", "0.7"])
     assert usual.settings == {"gamma": 0.7}
-    assert cli._parsed("customize", ["--addon=hind_leg", "--omega=0.17", "--gamma=0.7", "halfcheetah"]) == usual
+    assert cli._parse_command("customize", ["--addon=hind_leg", "--omega=0.17", "--gamma=0.7", "halfcheetah"]) == usual
     Path("mine.json").write_text('{"learning_rate": 0.5, "steps": 3}')
-    found = cli._parsed("train", ["--settings=mine.json", "Ant-v4", "--steps=2e6", "--no-normalize-advantages"])
+    found = cli._parse_command("train", ["--settings=mine.json", "Ant-v4", "--steps=2e6", "--no-normalize-advantages"])
     assert overrides(found) == {"learning_rate": 0.5, "steps": 2_000_000, "normalize_advantages": False}
 
 
 def test_none_is_for_what_may_be_none() -> None:
-    assert cli._parsed("train", ["Ant-v4", "--target-kl", "None"]).settings == {"target_kl": None}
+    assert cli._parse_command("train", ["Ant-v4", "--target-kl", "None"]).settings == {"target_kl": None}
     with pytest.raises(UsageError, match="--steps is 'None'; it must be a whole number"):
-        cli._parsed("plan", ["halfcheetah", "--steps", "None"])
+        cli._parse_command("plan", ["halfcheetah", "--steps", "None"])
 
 
 def test_a_run_is_resumed_by_its_folder_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from repolicy.cli import main as cli
 from repolicy.cli import options as pages
-from repolicy.cli.options import add_options, docstrings, options, usual_by_prior
+from repolicy.cli.options import add_options, defaults_by_prior, docstrings, options
 from repolicy.cli.run_commands import Customize, Train
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.policy import Policy, PolicySpec
@@ -38,7 +38,7 @@ def test_the_help_has_the_options_that_are_read(name: str) -> None:
     made = argparse.ArgumentParser(add_help=False)
     add_options(made, EVERY[name])
     read = {word for word in made._option_string_actions if not word.startswith("--no-")}
-    shown = set(re.findall(r"^  (--[a-z\[\]-]+)", pages.page(EVERY[name], name), re.MULTILINE))
+    shown = set(re.findall(r"^  (--[a-z\[\]-]+)", pages.help_page(EVERY[name], name), re.MULTILINE))
     unused = {f"--{name.replace('_', '-')}" for name in getattr(EVERY[name], "UNUSED", ())}
     assert {option.replace("[no-]", "") for option in shown} == read - unused
 
@@ -49,7 +49,7 @@ def test_help_is_given_to_those_who_are_wrong(words: str, capsys: pytest.Capture
 
 
 def test_settings_stand_in_groups_with_ten_first() -> None:
-    text = pages.page(Customize, "repolicy customize")
+    text = pages.help_page(Customize, "repolicy customize")
     titles = [title.capitalize() for title in pages.GROUPS]
     parts = re.split(rf"^({'|'.join(titles)})$", text, flags=re.MULTILINE)
     assert parts[1::2] == titles
@@ -112,7 +112,7 @@ def test_what_differs_by_the_prior_is_not_told_as_one_default() -> None:
     space = ActionSpace("continuous", (12,), (-1.0,) * 12, (1.0,) * 12)
     specs = PolicySpec(7, space, hidden=(64,)), PolicySpec(7, space, hidden=(512,), activation="swish")
     every = [asdict(customize_defaults(Policy(spec), steps)) for spec in specs for steps in (10_000, 1_000_000)]
-    examples = [asdict(each) for each in usual_by_prior()[1]]
+    examples = [asdict(each) for each in defaults_by_prior()[1]]
     differ = {name for name in every[0] if any(each[name] != every[0][name] for each in every)} - {"steps"}
     assert "activation" in differ
     assert differ <= {name for name in examples[0] if any(each[name] != examples[0][name] for each in examples)}

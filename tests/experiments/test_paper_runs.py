@@ -17,7 +17,7 @@ from experiments.paper.__main__ import main
 from experiments.paper.claims import CLAIMS, Claim, examined
 from experiments.paper.report import page_tables
 from experiments.paper.runs import planned
-from repolicy.cli.main import _parsed
+from repolicy.cli.main import _parse_command
 from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.errors import UsageError
 from repolicy.objective_names import named
@@ -37,7 +37,7 @@ def test_every_run_is_the_papers() -> None:
     wanted_plans = [plan for plan in plans if plan.seed == 3 and (plan.task == "hopper" or plan.variant in once)]
     for plan in [plan for plan in wanted_plans if plan.variant != "prior"]:
         words = plan.run(Path("halfcheetah")).words
-        command = _parsed(words[0], list(words[1:]))
+        command = _parse_command(words[0], list(words[1:]))
         alpha = ends[plan.task] if plan.variant == "end_entropy" else alphas[plan.task]
         options = {"omega": omegas[plan.task]} if plan.variant == "residual" else {}
         options |= {} if plan.variant == "no_entropy" else {"alpha": alpha}
@@ -105,7 +105,7 @@ def test_what_is_beyond_the_paper_is_made_only_where_it_is_named() -> None:
     assert " ".join(words).endswith("--omega 0.01 --alpha 0.003 --addon height --steps 5e6 --ranks 1 --seed 0")
     for plan in [plan for plan in planned(("recommended", "swimmer", "full", "ant"), 1) if plan.variant != "shipped"]:
         words = plan.run(Path("halfcheetah")).words
-        assert _parsed(words[0], list(words[1:])).settings["ranks"] == 1
+        assert _parse_command(words[0], list(words[1:])).settings["ranks"] == 1
     assert {plan.task for plan in planned(("walker2d",), 1)} == {"walker2d"}
 
 

@@ -24,7 +24,7 @@ from experiments.llm.__main__ import PROGRAMS
 from experiments.llm.__main__ import main as experiment
 from repolicy.cli import main as cli
 from repolicy.cli.group_commands import LLM
-from repolicy.cli.options import read
+from repolicy.cli.options import parse
 from repolicy.errors import UsageError
 from repolicy.llm.losses import token_rewards
 from repolicy.objective import residual
@@ -119,7 +119,7 @@ def test_a_script_says_in_a_sentence_what_is_wrong(
 def test_commands_are_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(line)
     if words[:2] == ["repolicy", "llm"]:
-        command = read(LLM[words[2]], words[3:], "repolicy")
+        command = parse(LLM[words[2]], words[3:], "repolicy")
         assert command.prior
     elif words[:3] == ["python", "-m", "experiments.llm"]:
         assert words[3:] in ([name] for name in (*PROGRAMS, "tiny"))

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from repolicy.cli.options import Command, Positional, usual_by_env
+from repolicy.cli.options import Command, Positional, defaults_by_env
 from repolicy.errors import UsageError
 from repolicy.loading import PYTHON
 from repolicy.prepare.defaults import train_defaults
@@ -79,8 +79,8 @@ class Bench(Command):
     slices: int = 10
     """Pairs of slices; the figures are those of the median slices."""
     settings: Settings = field(default_factory=Settings)
-    UNUSED: ClassVar = (*BUDGETS, "steps")  # settings that it has no use for
-    usual = staticmethod(usual_by_env)
+    UNUSED: ClassVar = (*BUDGETS, "steps")  # settings without effect here
+    defaults = staticmethod(defaults_by_env)
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.bench import bench

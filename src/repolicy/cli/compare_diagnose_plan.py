@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from repolicy.cli.options import Acts, OfPolicy, Positional, Repeated, read
+from repolicy.cli.options import OpensPolicy, Positional, Repeated, RunsPolicy, parse
 from repolicy.errors import UsageError, check_counts
 from repolicy.readers.reading import Options
 from repolicy.runs import Terminal, format_table
@@ -21,7 +21,7 @@ NOT_SAFE = ("worse", "cannot tell")  # verdicts with which the command exits wit
 
 
 @dataclass(frozen=True)
-class Compare(Acts):
+class Compare(RunsPolicy):
     """Tell whether a new policy is worse than an old one, with as many episodes as that takes.
 
     Exits with 0 if it is not worse, with 3 if it is, or if that cannot be told.
@@ -65,7 +65,7 @@ class Compare(Acts):
                 raise UsageError(f"{self.out} has a report already: name another --out")
         terminal, names = Terminal(), f"{self.old} and {self.new}"
         try:
-            new = read(Options, [f"--{text}" for text in self.of_new], "repolicy compare")
+            new = parse(Options, [f"--{text}" for text in self.of_new], "repolicy compare")
         except UsageError as error:
             raise UsageError(f"of the new policy (--of-new), {error}") from None
         with one_thread(), terminal.status(f"{names}: the first episodes") as status:
@@ -90,7 +90,7 @@ class Compare(Acts):
 
 
 @dataclass(frozen=True)
-class Diagnose(OfPolicy):
+class Diagnose(OpensPolicy):
     """Look at a prior before training: does it act, what is a nat of it worth, and which weights to begin with.
 
     Example: repolicy diagnose theirs.zip --env HalfCheetah-v4 --addon hind_leg=10
@@ -178,7 +178,7 @@ def _spread(values: list[float] | None) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Acts):
+class Plan(RunsPolicy):
     """Meet a wish without training: simulate what the prior might do before each action, and keep that as a folder.
 
     Example: repolicy plan halfcheetah --addon hind_leg=10 --samples 32 --episodes 2

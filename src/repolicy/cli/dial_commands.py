@@ -4,7 +4,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from repolicy.cli.options import Command, Named, OfPolicy, Positional, Repeated, overrides, usual_by_prior, weight_of
+from repolicy.cli.options import (
+    Command,
+    Named,
+    OpensPolicy,
+    Positional,
+    Repeated,
+    defaults_by_prior,
+    overrides,
+    parse_weight,
+)
 from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import UsageError
 from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Settings, Terminal
@@ -129,7 +138,7 @@ def _parse_position(at: tuple[str, ...]) -> tuple[float | None, dict[str, float]
 
 
 @dataclass(frozen=True)
-class Sweep(OfPolicy):
+class Sweep(OpensPolicy):
     """Choose ω′: customize at several values side by side, and see what each keeps and gains.
 
     Example: repolicy sweep halfcheetah --addon hind_leg=10 --omega 0.1 0.3 0.6 1 --steps 1e6 --out runs/sweep
@@ -167,7 +176,7 @@ class Sweep(OfPolicy):
     """A JSON file of settings; options on the command line override it."""
     settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = (*BUDGETS, *ACTOR_SETTINGS, "ranks")  # settings without effect here
-    usual = staticmethod(usual_by_prior)
+    defaults = staticmethod(defaults_by_prior)
 
     def run(self) -> dict[str, Any]:
         from repolicy.many.sweep import sweep
@@ -177,7 +186,7 @@ class Sweep(OfPolicy):
         terminal = Terminal()
         with terminal.status("training") as status:
             swept = sweep(
-                self.prior, self.addon, self.omega, weight_of("alpha", self.alpha), self.out, overrides(self),
+                self.prior, self.addon, self.omega, parse_weight("alpha", self.alpha), self.out, overrides(self),
                 states=self.states, env=self.env, resume=self.resume, trust=self.trust, reading=self.reading,
                 noise=self.noise, chunk=self.chunk, sparse=self.sparse, jobs=self.jobs, on_ray=self.ray,
                 episodes=self.episodes, say=terminal.say,

@@ -149,8 +149,8 @@ class Train(Run):
     """Add-on reward for full and greedy, as in `repolicy customize`; by default what the environment's info tells."""
 
     @staticmethod
-    def usual() -> tuple[str, list[Settings]]:
-        """Return what the settings depend on by default, and examples."""
+    def defaults() -> tuple[str, list[Settings]]:
+        """Return what the defaults of the settings depend on, and examples of them."""
         return "the environment", [train_defaults(env) for env in ("", *TASKS)]
 
     def run(self) -> dict[str, Any]:
@@ -191,8 +191,8 @@ class Customize(Run):
     reading: Options = field(default_factory=Options)
 
     @staticmethod
-    def usual() -> tuple[str, list[Settings]]:
-        """Return what the settings depend on by default, and examples."""
+    def defaults() -> tuple[str, list[Settings]]:
+        """Return what the defaults of the settings depend on, and examples of them."""
         return "the environment", [customize_defaults(env) for env in ("", *TASKS)]
 
     def run(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The options of a command: the fields of its dataclass, the sentences below them, argparse to read them, and the help.
+"""Make the options of a command from the fields of its dataclass: parse them with argparse, and write the help.
 
-What an option is for stands in the docstring below its field, and what it is by default in the field.
+The docstring below a field is the help of its option, and the field's default is the option's default.
 """
 
 import argparse
@@ -29,37 +29,37 @@ if TYPE_CHECKING:
 
 
 class Positional(NamedTuple):
-    """Marks a field that stands by itself on the command line."""
+    """Marks a field that is a positional argument."""
 
     metavar: str
 
 
 class Named(NamedTuple):
-    """Marks a field whose option has another name."""
+    """Marks a field whose option has another name than the field."""
 
     name: str
 
 
 class Repeatable(NamedTuple):
-    """Marks a field that takes one value each time that its option stands there."""
+    """Marks a field whose option can be repeated, with one value each time."""
 
 
 Repeated = Annotated[tuple[str, ...], Repeatable()]
-Usual = tuple[str, list[Any]]  # what a command's settings depend on by default, and examples
+SettingsDefaults = tuple[str, list[Any]]  # what the defaults of a command's settings depend on, and examples of them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What every command takes."""
+    """A command, with the options that all commands have."""
 
-    GOES_ON: ClassVar = ""  # what a command without --resume says when it was stopped
+    STOP_ADVICE: ClassVar = ""  # appended to "stopped" for a command without --resume
     json: bool = False
     """Print one JSON object on stdout."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfPolicy(Command):
-    """What a command takes that opens a policy."""
+class OpensPolicy(Command):
+    """A command that opens a policy."""
 
     env: str | None = None
     """Environment; by default the one that the policy was trained in."""
@@ -69,123 +69,119 @@ class OfPolicy(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Acts(OfPolicy):
-    """What a command takes that runs a policy."""
+class RunsPolicy(OpensPolicy):
+    """A command that runs a policy in an environment."""
 
     seed: int = 0
     """Seed of environments and sampling."""
 
     def __post_init__(self) -> None:
-        Settings(seed=self.seed)  # which refuses one that no environment takes
+        Settings(seed=self.seed)  # raises for a seed that no environment takes
 
-    def acting(self, policy: str | Path) -> "tuple[OpenedPolicy, str]":
-        """Return who acts, and in which environment."""
+    def open_policy(self, policy: str | Path) -> "tuple[OpenedPolicy, str]":
+        """Open the policy, and return it with the name of its environment."""
         from repolicy.envs import env_from_card, open_policy_in_env
 
-        found = open_policy_in_env(self.env, policy, self.reading, self.trust)
-        return found, self.env or env_from_card(found.card, found.path, self.trust)
+        opened = open_policy_in_env(self.env, policy, self.reading, self.trust)
+        return opened, self.env or env_from_card(opened.card, opened.path, self.trust)
 
 
-def usual_by_env() -> Usual:
-    """Return what the settings of a new policy depend on by default, and examples."""
+def defaults_by_env() -> SettingsDefaults:
     return "the environment", [train_defaults(env) for env in ("", *TABLE)]
 
 
-def usual_by_prior() -> Usual:
-    """Return what the settings of customizing depend on by default, and examples."""
+def defaults_by_prior() -> SettingsDefaults:
     by_shape = [settings_for_shape(64, 1), settings_for_shape(256, 12), settings_for_shape(64, 1, 10_000)]
     return "the prior and the steps", [*by_shape, replace(by_shape[0], activation="elu")]
 
 
 def overrides(command: Any, kind: type[AnySettings] = Settings) -> dict[str, Any]:
-    """Return the settings that a command names: in a file, and as options, which go before it."""
+    """Return the settings that a command names, in a file and as options; options override the file."""
     of_file = {} if command.settings_file is None else read_settings(command.settings_file, kind)
     return of_file | command.settings
 
 
-def weight_of(name: str, text: str | None) -> Weight:
-    """Return the weight that an option says: a number, a range such as 0.03..3, a word; None where there is none."""
+def parse_weight(name: str, text: str | None) -> Weight:
+    """Parse a weight: a number, a range such as 0.03..3, a word, or None."""
     try:
         return text if text in (None, "auto", "omega") else Range.of(str(text))
     except ValueError:
-        also = "auto" if name == "omega" else "omega"
-        raise UsageError(f"--{name} is {text!r}; it must be a number, a range such as 0.03..3, or {also}") from None
+        word = "auto" if name == "omega" else "omega"
+        raise UsageError(f"--{name} is {text!r}; it must be a number, a range such as 0.03..3, or {word}") from None
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `place` is the field that it fills, behind the field of the dataclass `of` that it stands in."""
+    """An option of a command. `path` are the names of the fields that lead to it; the last is a field of `owner`."""
 
-    place: tuple[str, ...]
+    path: tuple[str, ...]
     name: str
     hint: Any
-    of: type
-    default: str  # "(default: 64)"
-    metavar: str = ""  # of a positional one
-    is_on: bool = False  # a switch that can be turned off
+    owner: type
+    default: str  # such as "(default: 64)"
+    metavar: str = ""  # only for a positional argument
+    is_on: bool = False  # a switch that is on by default
     may_be_none: bool = False
-    repeatable: bool = False
+    is_repeatable: bool = False
 
     @property
-    def what(self) -> str:
-        """What stands below its field."""
-        return docstrings(self.of).get(self.place[-1], "")
+    def help(self) -> str:
+        return docstrings(self.owner).get(self.path[-1], "")
 
     @property
-    def several(self) -> bool:
-        """Whether it takes several values at once."""
-        return typing.get_origin(self.hint) is tuple and not self.repeatable
+    def takes_several(self) -> bool:
+        """Whether it takes several values after one mention."""
+        return typing.get_origin(self.hint) is tuple and not self.is_repeatable
 
     @property
-    def value(self) -> Any:
-        """The type of one value."""
+    def value_type(self) -> Any:
         return typing.get_args(self.hint)[0] if typing.get_origin(self.hint) is tuple else self.hint
 
     @property
-    def shape(self) -> str:
-        """What follows the name, such as NUMBER."""
+    def value_words(self) -> str:
+        """The words after the name in the help, such as NUMBER."""
         if self.hint is bool or self.metavar:
             return self.metavar
         if typing.get_origin(self.hint) is Literal:
             return "{" + ",".join(typing.get_args(self.hint)) + "}"
-        word = {int: "COUNT", float: "NUMBER", Path: "PATH"}.get(self.value, self.place[-1].upper())
-        return f"{word} ..." if self.several and self.value is not str else word
+        word = {int: "COUNT", float: "NUMBER", Path: "PATH"}.get(self.value_type, self.path[-1].upper())
+        return f"{word} ..." if self.takes_several and self.value_type is not str else word
 
 
 @cache
 def options(command: type) -> tuple[Option, ...]:
-    """Return every option of a command, those of its settings too: its own, and then those that it inherits."""
-    usual: Usual = command.usual() if hasattr(command, "usual") else ("", [])  # type: ignore[attr-defined]
+    """Return every option of a command, with those of its settings: first its own, then inherited ones."""
+    defaults: SettingsDefaults = command.defaults() if hasattr(command, "defaults") else ("", [])  # type: ignore[attr-defined]
     inherited = {name for base in command.__mro__[1:] for name in vars(base).get("__annotations__", ())}
-    return tuple(sorted(_options(command, (), [], usual), key=lambda option: option.place[0] in inherited))
+    return tuple(sorted(_options(command, (), [], defaults), key=lambda option: option.path[0] in inherited))
 
 
-def _options(cls: type, place: tuple[str, ...], examples: list[Any], usual: Usual) -> Iterator[Option]:
-    """Return the help of options; `examples` are what the values can be by default, none where the fields say it."""
-    on, settings = usual
+def _options(cls: type, path: tuple[str, ...], examples: list[Any], defaults: SettingsDefaults) -> Iterator[Option]:
+    """Yield the options of a dataclass, nested ones too. The defaults are those of `examples`, else of the fields."""
+    dependency, settings_examples = defaults
     hints = typing.get_type_hints(cls, include_extras=True)
     for each in fields(cls):
-        hint, extras = _unwrapped(hints[each.name])
+        hint, extras = _unwrap(hints[each.name])
         values = [getattr(example, each.name) for example in examples] or [_default(each)]
-        here = (*place, each.name)
+        field_path = (*path, each.name)
         if isinstance(hint, type) and is_dataclass(hint):
-            own = settings if each.name == "settings" and settings else values
-            yield from _options(hint, here, own, usual)
+            nested = settings_examples if each.name == "settings" and settings_examples else values
+            yield from _options(hint, field_path, nested, defaults)
             continue
-        renamed = next((extra.name for extra in extras if isinstance(extra, Named)), each.name)
+        name = next((extra.name for extra in extras if isinstance(extra, Named)), each.name)
         metavar = next((extra.metavar for extra in extras if isinstance(extra, Positional)), "")
-        same = all(value == values[0] for value in values)
+        all_equal = all(value == values[0] for value in values)
         yield Option(
-            here, renamed.replace("_", "-"), hint, cls,
-            _shown(values[0]) if same else f"(default: depends on {on})", metavar,
+            field_path, name.replace("_", "-"), hint, cls,
+            _default_text(values[0]) if all_equal else f"(default: depends on {dependency})", metavar,
             is_on=hint is bool and values[0] is True, may_be_none=None in extras,
-            repeatable=any(isinstance(extra, Repeatable) for extra in extras),
+            is_repeatable=any(isinstance(extra, Repeatable) for extra in extras),
         )  # fmt: skip
 
 
 @cache
 def docstrings(cls: type) -> dict[str, str]:
-    """Return what stands below each field of a dataclass, and of those that it inherits from, on one line each."""
+    """Return the docstring below each field of a dataclass and of its bases, on one line each."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         [tree] = ast.parse(textwrap.dedent(inspect.getsource(base))).body
@@ -197,8 +193,8 @@ def docstrings(cls: type) -> dict[str, str]:
     return texts
 
 
-def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return a type without annotations and `| None`, and these: the annotations, and None where it may be None."""
+def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Split a type hint into the bare type and its annotations, with None among them for `| None`."""
     extras: tuple[Any, ...] = ()
     while typing.get_origin(hint) is typing.Annotated:
         extras += hint.__metadata__
@@ -215,8 +211,8 @@ def _default(each: "Field[Any]") -> Any:
     return each.default_factory() if each.default_factory is not MISSING else MISSING
 
 
-def _shown(value: Any) -> str:
-    """Return a default in words; none where the text says what happens without one."""
+def _default_text(value: Any) -> str:
+    """Return the words of a default; empty if the option's help says what happens without it."""
     if value is MISSING:
         return "(required)"
     if value is None or value is False or value in ((), ""):
@@ -228,73 +224,74 @@ def _shown(value: Any) -> str:
     return f"(default: {value:,})" if isinstance(value, int) else f"(default: {value})"
 
 
-# Reading --------------------------------------------------------------------------------------------------------------
+# Parsing --------------------------------------------------------------------------------------------------------------
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, whose errors are ours."""
+    """A parser that raises Repolicy's UsageError."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; {self.prog} --help lists the options")
 
 
-def add_options(made: argparse.ArgumentParser, command: type) -> None:
-    """Give a parser the options of a command."""
+def add_options(parser: argparse.ArgumentParser, command: type) -> None:
+    """Add the options of a command to a parser."""
     for option in options(command):
-        place, names = ".".join(option.place), [f"--{option.name}"]
+        path, flag = ".".join(option.path), f"--{option.name}"
         if option.hint is bool:
-            made.add_argument(*names, dest=place, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS)
+            parser.add_argument(flag, dest=path, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS)
             continue
         is_required = option.default == "(required)"
-        more: dict[str, Any] = {"metavar": option.shape, "type": _converter(option, made)}
-        if typing.get_origin(option.value) is Literal:
-            more |= {"choices": typing.get_args(option.value)}
-        if option.several:
-            more["nargs"] = "+"
-        elif option.repeatable:
-            more["action"] = "append"
+        arguments: dict[str, Any] = {"metavar": option.value_words, "type": _converter(option, parser)}
+        if typing.get_origin(option.value_type) is Literal:
+            arguments["choices"] = typing.get_args(option.value_type)
+        if option.takes_several:
+            arguments["nargs"] = "+"
+        elif option.is_repeatable:
+            arguments["action"] = "append"
         if option.metavar:
-            more |= {} if is_required or option.several else {"nargs": "?", "default": None}
-            made.add_argument(place, **more)
+            if not is_required and not option.takes_several:
+                arguments |= {"nargs": "?", "default": None}
+            parser.add_argument(path, **arguments)
         else:
-            made.add_argument(*names, dest=place, required=is_required, **more)
+            parser.add_argument(flag, dest=path, required=is_required, **arguments)
 
 
-def _converter(option: Option, made: argparse.ArgumentParser) -> Callable[[str], Any]:
-    """Return what makes an option's value of a word."""
+def _converter(option: Option, parser: argparse.ArgumentParser) -> Callable[[str], Any]:
+    """Return the function that converts a word into a value of the option."""
 
     def convert(text: str) -> Any:
-        if option.value not in (int, float):
-            return Path(text) if option.value is Path else text
+        if option.value_type not in (int, float):
+            return Path(text) if option.value_type is Path else text
         if option.may_be_none and text == "None":
             return None
-        if option.place[-1] == "std" and text == "fit":
+        if option.path[-1] == "std" and text == "fit":
             return text
         try:
             number = float(text)
-            if option.value is float:
+            if option.value_type is float:
                 return number
             return int(number) if number.is_integer() and "e" in text.lower() else int(text)  # 2.5e6 is a whole number
         except (ValueError, OverflowError):
-            what = "a whole number" if option.value is int else "a number"
-            words = f"--{option.name} is {text!r}; it must be {what}"
-            raise UsageError(f"{words}; {made.prog} --help lists the options") from None
+            kind = "a whole number" if option.value_type is int else "a number"
+            words = f"--{option.name} is {text!r}; it must be {kind}"
+            raise UsageError(f"{words}; {parser.prog} --help lists the options") from None
 
     return convert
 
 
-def read(command: type, words: Sequence[str], prog: str) -> Any:
-    """Return the command that the words ask for; its `settings` are those that they name, as a mapping."""
-    made = Parser(prog=prog, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    add_options(made, command)
-    found, left = made.parse_known_args(list(words))  # without what the words do not name
-    if left:
-        raise UsageError(f"{_too_much(left, command)}; {prog} --help lists the options")
+def parse(command: type, words: Sequence[str], prog: str) -> Any:
+    """Parse the words into a command; its `settings` become a mapping of those that the words name."""
+    parser = Parser(prog=prog, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    add_options(parser, command)
+    parsed, unknown = parser.parse_known_args(list(words))
+    if unknown:
+        raise UsageError(f"{_describe_unknown(unknown, command)}; {prog} --help lists the options")
     values: dict[str, Any] = {}
-    for place, value in vars(found).items():
-        *outer, name = place.split(".")
-        into = values.setdefault(outer[0], {}) if outer else values
-        into[name] = tuple(value) if isinstance(value, list) else value
+    for path, value in vars(parsed).items():
+        *outer, name = path.split(".")
+        target = values.setdefault(outer[0], {}) if outer else values
+        target[name] = tuple(value) if isinstance(value, list) else value
     hints = typing.get_type_hints(command)
     for each in fields(command):
         if is_dataclass(hints[each.name]):
@@ -303,26 +300,26 @@ def read(command: type, words: Sequence[str], prog: str) -> Any:
     return command(**values)
 
 
-def _too_much(left: Sequence[str], command: type) -> str:
-    """Return what is to be said of words that nobody takes."""
-    unknown = next((word for word in left if word.startswith("--")), None)
-    if unknown is not None:
-        if alone := next((option.metavar for option in options(command) if unknown == f"--{option.place[-1]}"), ""):
-            return f"{alone} stands by itself, without {unknown}"
+def _describe_unknown(words: Sequence[str], command: type) -> str:
+    """Return a sentence about words that no option takes."""
+    flag = next((word for word in words if word.startswith("--")), None)
+    if flag is not None:
+        if positional := next((option.metavar for option in options(command) if flag == f"--{option.path[-1]}"), ""):
+            return f"{positional} stands by itself, without {flag}"
         names = [f"--{option.name}" for option in options(command) if not option.metavar]
-        return f"there is no option {unknown}{nearest(unknown, names)}"
+        return f"there is no option {flag}{nearest(flag, names)}"
     hints = {"addon": "an add-on more has its own --addon", "out": "the file to write is named by --out"}
-    if left[0].replace(".", "").isdecimal():
+    if words[0].replace(".", "").isdecimal():
         hints = {"omega": "of omega, several values are `repolicy sweep`, and a range is --omega 0.1..0.3"}
     known = {option.name for option in options(command)}
     hint = next((f" ({text})" for name, text in hints.items() if name in known), "")
-    return f"{' '.join(left)} is too much{hint}"
+    return f"{' '.join(words)} is too much{hint}"
 
 
 # The help of a command: its options in groups, with those at the top that people need first ---------------------------
 
-# A row a group, in order. Options that no row names stand with "learning" where they are settings, with "what to ask
-# for" where they are the command's own.
+# The groups in order. An option that is in none of them belongs to "learning" if it is a setting, else to "what to ask
+# for".
 GROUPS: dict[str, tuple[str, ...]] = {
     "first": ("addon", "limit", "keep", "omega", "env", "steps", "out", "resume", "ranks", "trust"),
     "what to ask for": ("alpha", "objective", "states", "kl-budget", "log-prior-budget", "sparse"),
@@ -335,39 +332,42 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "logging": ("report", "wandb", "json", "evaluation-episodes", "settings"),
     "files of other libraries": ("std", "temperature", "vecnormalize", "file-activation", "layout", "demonstrations"),
 }
-FEW = 16  # options that need no groups
-INDENT, WIDEST = 26, 110
+MAX_UNGROUPED = 16  # a command with at most so many options has no groups
+INDENT, MAX_WIDTH = 26, 110
 
 
-def page(command: type, prog: str) -> str:
+def help_page(command: type, prog: str) -> str:
     unused = {name.replace("_", "-") for name in getattr(command, "UNUSED", ())}
-    every = [option for option in options(command) if option.name not in unused]
-    named = [option for option in every if not option.metavar]
-    usage = " ".join([*(option.metavar for option in every if option.metavar), "[options]"])
+    used = [option for option in options(command) if option.name not in unused]
+    positional = [option for option in used if option.metavar]
+    usage = " ".join([*(option.metavar for option in positional), "[options]"])
     lines = [f"usage: {prog} {usage}", "", *inspect.cleandoc(command.__doc__ or "").splitlines()]
-    for option in every:
-        lines += ["", *_lines(option)] if option.metavar else []
-    for title, members in _grouped(named):
-        lines += ["", title.capitalize(), *(line for option in members for line in _lines(option))]
+    for option in positional:
+        lines += ["", *_help_lines(option)]
+    for title, members in _group([option for option in used if not option.metavar]):
+        lines += ["", title.capitalize()]
+        for option in members:
+            lines += _help_lines(option)
     return "\n".join(lines)
 
 
-def _grouped(every: list[Option]) -> list[tuple[str, list[Option]]]:
-    if len(every) <= FEW:
-        return [("options", every)]
-    home = {name: title for title, names in GROUPS.items() for name in names}
-    order = {name: place for place, name in enumerate(home)}
+def _group(ungrouped: list[Option]) -> list[tuple[str, list[Option]]]:
+    if len(ungrouped) <= MAX_UNGROUPED:
+        return [("options", ungrouped)]
+    title_of = {name: title for title, names in GROUPS.items() for name in names}
+    order = {name: index for index, name in enumerate(title_of)}
     groups: dict[str, list[Option]] = {title: [] for title in GROUPS}
-    for option in sorted(every, key=lambda option: order.get(option.name, len(order))):
-        groups[home.get(option.name, "learning" if option.place[0] == "settings" else "what to ask for")].append(option)
+    for option in sorted(ungrouped, key=lambda option: order.get(option.name, len(order))):
+        default_title = "learning" if option.path[0] == "settings" else "what to ask for"
+        groups[title_of.get(option.name, default_title)].append(option)
     return [(title, members) for title, members in groups.items() if members]
 
 
-def _lines(option: Option) -> list[str]:
-    width = min(shutil.get_terminal_size((100, 24)).columns, WIDEST) - 1
+def _help_lines(option: Option) -> list[str]:
+    width = min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH) - 1
     name = f"[no-]{option.name}" if option.is_on else option.name
-    head = f"  {option.metavar}" if option.metavar else f"  --{name} {option.shape}".rstrip()
-    text = option.what if option.metavar else f"{option.what} {option.default}"
+    head = f"  {option.metavar}" if option.metavar else f"  --{name} {option.value_words}".rstrip()
+    text = option.help if option.metavar else f"{option.help} {option.default}"
     body = textwrap.wrap(text, max(width - INDENT, 30), break_on_hyphens=False) or [""]
     if len(head) > INDENT - 2:
         return [head, *(" " * INDENT + line for line in body)]
@@ -378,19 +378,19 @@ def _lines(option: Option) -> list[str]:
 
 
 def complete(commands: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> None:
-    """Answer a shell that asks how a line goes on, and end."""
+    """Answer a shell that asks how to complete a line, and exit."""
     import argcomplete
 
-    whole = argparse.ArgumentParser(prog="repolicy", add_help=False)
-    _add_commands(whole, commands, groups)
-    argcomplete.autocomplete(whole, always_complete_options=True)
+    parser = argparse.ArgumentParser(prog="repolicy", add_help=False)
+    _add_commands(parser, commands, groups)
+    argcomplete.autocomplete(parser, always_complete_options=True)
 
 
 def _add_commands(
-    made: argparse.ArgumentParser, commands: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]
+    parser: argparse.ArgumentParser, commands: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    below = made.add_subparsers()
+    subparsers = parser.add_subparsers()
     for name, command in commands.items():
-        add_options(below.add_parser(name, add_help=False), command)
+        add_options(subparsers.add_parser(name, add_help=False), command)
     for name, members in groups.items():
-        _add_commands(below.add_parser(name, add_help=False), members, {})
+        _add_commands(subparsers.add_parser(name, add_help=False), members, {})

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from repolicy.cli.options import Acts, Command, OfPolicy, Positional, Repeated
+from repolicy.cli.options import Command, OpensPolicy, Positional, Repeated, RunsPolicy
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import read_json
 from repolicy.readers.reading import Options
@@ -20,7 +20,7 @@ from repolicy.text import as_file_name, counted, number
 
 
 @dataclass(frozen=True)
-class Evaluate(Acts):
+class Evaluate(RunsPolicy):
     """Run a policy for whole episodes and report its returns: mean ± std, and each episode in a JSON file.
 
     Example: repolicy evaluate runs/cheetah/policy.safetensors --episodes 500
@@ -46,7 +46,7 @@ class Evaluate(Acts):
         from repolicy.priors import check_not_overwriting, output_folder
         from repolicy.runs import one_thread
 
-        found, env = self.acting(self.policy)
+        found, env = self.open_policy(self.policy)
         path, card = found.path, found.card
         warn_of_unfinished(self.policy)
         if self.out is not None:
@@ -85,7 +85,7 @@ class Evaluate(Acts):
 
 
 @dataclass(frozen=True)
-class Render(Acts):
+class Render(RunsPolicy):
     """Film a policy that takes its mean action: an mp4, or a gif.
 
     Example: repolicy render runs/cheetah --seconds 10 --out cheetah.mp4
@@ -134,7 +134,7 @@ class Render(Acts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export(OfPolicy):
+class Export(OpensPolicy):
     """Write a policy for other programs: raw observations in, the mean action out, checked against the original.
 
     The file says what it takes and gives: repolicy inspect shows it.
@@ -317,7 +317,7 @@ class Imitate(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Push(OfPolicy):
+class Push(OpensPolicy):
     """Share a policy on the Hugging Face Hub: its file, a card with a table, and its film where there is one.
 
     Example: repolicy push runs/cheetah hf://USER/spare-leg --license mit

@@ -10,10 +10,10 @@ from repolicy.cli.options import (
     Named,
     Positional,
     Repeated,
+    defaults_by_env,
+    defaults_by_prior,
     overrides,
-    usual_by_env,
-    usual_by_prior,
-    weight_of,
+    parse_weight,
 )
 from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import RepolicyError
@@ -69,8 +69,8 @@ class Train(Run):
     out: Path | None = None
     """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
     settings: Settings = field(default_factory=Settings)
-    UNUSED: ClassVar = (*BUDGETS,)  # settings that it has no use for
-    usual = staticmethod(usual_by_env)
+    UNUSED: ClassVar = (*BUDGETS,)  # settings without effect here
+    defaults = staticmethod(defaults_by_env)
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import train
@@ -154,8 +154,8 @@ class Customize(Run):
     """At the end, evaluate and film prior and result, and write report.html into the folder."""
     reading: Options = field(default_factory=Options)
     settings: Settings = field(default_factory=Settings)
-    UNUSED: ClassVar = ACTOR_SETTINGS  # settings that it has no use for
-    usual = staticmethod(usual_by_prior)
+    UNUSED: ClassVar = ACTOR_SETTINGS  # settings without effect here
+    defaults = staticmethod(defaults_by_prior)
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import customize
@@ -175,7 +175,7 @@ class Customize(Run):
 
     def wanted(self) -> Objective:
         """Return the objective that the options describe, as far as they do."""
-        omega, alpha = weight_of("omega", self.omega), weight_of("alpha", self.alpha)
+        omega, alpha = parse_weight("omega", self.omega), parse_weight("alpha", self.alpha)
         return named(self.objective, omega=omega, alpha=alpha, states=self.states)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
 
-from repolicy.cli.options import Acts, Command, Positional, Repeated
+from repolicy.cli.options import Command, Positional, Repeated, RunsPolicy
 from repolicy.errors import UsageError
 from repolicy.loading import read_bytes
 from repolicy.readers.reading import Options
@@ -16,7 +16,7 @@ from repolicy.text import counted, usual_out
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask(Acts):
+class Ask(RunsPolicy):
     """Write a page that asks which of two clips is better, for `repolicy infer` to learn the wish from the answers.
 
     Example: repolicy ask halfcheetah --pairs 20 --out runs/ask
@@ -49,7 +49,7 @@ class Ask(Acts):
 
         terminal = Terminal()
         check_no_plan(self.policy)
-        found, env = self.acting(self.policy)
+        found, env = self.open_policy(self.policy)
         out = self.out or usual_out(self.policy, f"ask-{self.seed}")
         check_writable(out / "ask.html")
         if (out / "ask.html").exists():
@@ -89,7 +89,7 @@ OF_RECORDS = ("policy", "wish", "env", "alpha", "before", "settle", "passed", "l
 
 
 @dataclass(frozen=True, kw_only=True)
-class Infer(Beside, Acts):
+class Infer(Beside, RunsPolicy):
     """Learn a wish from answers or from a record of take-overs, as a file that every command takes as an add-on.
 
     Example: repolicy infer answers.jsonl --asked runs/ask --features 'next[2:8]^1' --out wish.safetensors
@@ -179,7 +179,7 @@ class Infer(Beside, Acts):
 
 
 @dataclass(frozen=True)
-class Takeover(Acts):
+class Takeover(RunsPolicy):
     """Let a policy act beside you, and record who did what: Space takes over, Enter ends well, Backspace drops.
 
     Example: repolicy takeover runs/mine --env CartPole-v1 --steps 2000 --out record.jsonl
@@ -205,7 +205,7 @@ class Takeover(Acts):
         from repolicy.wishes.learning_loop import record
 
         check_no_plan(self.policy)
-        found, env = self.acting(self.policy)
+        found, env = self.open_policy(self.policy)
         with one_thread(), who(self.person, self.keys, env) as (act, keys):
             made = record(found, env, self.out, self.steps, act, keys, self.seed, self.resume)
         Terminal().say(f"{self.out}: {len(made.person):,} steps, {made.rate:.1%} of them yours")
@@ -239,7 +239,7 @@ class LearnWish(Beside, Command):
     Example: repolicy learn-wish halfcheetah --person me.py:act --features 'next[2:8]^1' --omega 0.2 --alpha 0.1
     """
 
-    GOES_ON: ClassVar = "; the same command goes on"
+    STOP_ADVICE: ClassVar = "; the same command goes on"
     prior: Annotated[str, Positional("PRIOR")]
     """The policy to customize."""
     features: str = field()  # which takes away the default that it has in `Beside`
