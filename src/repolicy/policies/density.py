@@ -1,8 +1,8 @@
-"""How familiar a state is to the prior: Student's t over its own observations, silent inside their range.
+"""A density model of the states that the prior visits: Student's t over its observations, constant inside their range.
 
-log prior judges actions. In a state where the prior is helpless any action is likely, so it cannot tell that the state
-itself is one that the prior would never be in. This can. The prior may tumble for a while, by one seed more often than
-by another: so the width is that of the likeliest stretches of time, and the tails are heavy.
+The prior's log-probability judges actions only. In a state that the prior never visits, it may still give any action a
+high probability; the density shows that the state is unfamiliar. The prior sometimes falls, more often with some seeds
+than with others. So the width is fitted to the likeliest stretches of time, and the tails are heavy.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from torch import Tensor
 from repolicy.errors import UsageError
 from repolicy.policies.normalizer import OBSERVATION_BOUND, Normalizer
 
-QUANTILE = 0.25  # the least likely quarter of the prior's own states costs something
-MOST = 60.0  # nats, the most that one state can cost
+QUANTILE = 0.25  # share of the prior's own states, the least likely ones, that have a cost
+MOST = 60.0  # nats, the maximal cost of a state
 FREEDOM = 5.0  # degrees of freedom of Student's t
-STRETCH = 50  # states that follow each other, and count together or not at all
-KEPT = 0.8  # share of the stretches that tell how wide the prior's states are
-ROUNDS = 10  # in which those are found
+STRETCH = 50  # consecutive states that are used for the fit together, or not at all
+KEPT = 0.8  # share of the stretches to which the Gaussian is fitted
+ROUNDS = 10  # of choosing stretches and fitting the Gaussian to them
 RIDGE = 1e-4  # added to the covariance, as a share of the observations' variances
 CONSTANT = 1e-10  # with less variance than this, an observation counts as one that the prior never changes
 
@@ -39,13 +39,13 @@ class Density:
     scale: Tensor
 
     def familiarity(self, inputs: Tensor) -> Tensor:
-        """Return 0 for normalized observations `[..., O]` inside the prior's range, below it minus the missing nats."""
+        """Return 0 for normalized observations `[..., O]` inside the prior's range, else minus their cost in nats."""
         away = distances(inputs, self.mean, self.whitening)
         half = 0.5 * (FREEDOM + (self.whitening != 0).any(1).sum())  # on the device: nothing waits for it
         return -(half * torch.log((FREEDOM + away) / (FREEDOM + self.edge))).clamp_(0.0, MOST)
 
     def normalized(self, observations: Tensor) -> Tensor:
-        """Return raw observations `[..., O]` as the normalizer gives them that it was fitted behind."""
+        """Normalize raw observations `[..., O]` as in the fit."""
         return ((observations - self.shift.float()) * self.scale.float()).clamp_(-OBSERVATION_BOUND, OBSERVATION_BOUND)
 
     def to(self, device: torch.device | str) -> "Density":
@@ -71,7 +71,7 @@ class Density:
         return cls(*parts)
 
     def check_normalizer(self, normalizer: Normalizer) -> None:
-        """Raise where it was fitted behind another one: the same state would then look like another."""
+        """Raise if the density was fitted with another normalizer, as it would then misread every state."""
         shift, scale = normalizer.shift.double(), normalizer.scale.double()
         if not (torch.equal(self.shift, shift) and torch.equal(self.scale, scale)):
             raise UsageError("the states' density was fitted behind another normalizer than the prior's: begin anew")
@@ -81,7 +81,7 @@ PARTS = ("mean", "whitening", "edge", "shift", "scale")
 
 
 def fit_density(inputs: Tensor, normalizer: Normalizer) -> Density:
-    """Return the density of normalized observations `[M, O]` of the prior's own, in the order of time."""
+    """Fit the density to normalized observations `[M, O]` that the prior visited, in the order of time."""
     inputs = inputs.double()
     variances = inputs.var(0, correction=0)
     some = torch.nonzero(variances > CONSTANT).flatten()
@@ -96,8 +96,8 @@ def fit_density(inputs: Tensor, normalizer: Normalizer) -> Density:
 def fit_likeliest_stretches(inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean `[O]` and the whitening `[O, O]` of the likeliest stretches of states `[M, O]`.
 
-    By turns: which are they under a Gaussian, and which Gaussian have those. All count where an observation hardly
-    changes in the likeliest.
+    Alternate between fitting a Gaussian to the stretches and choosing the likeliest stretches under it. Stop early if
+    an observation would hardly change in them.
     """
     variances, size, kept = inputs.var(0, correction=0), inputs.shape[1], inputs
     for _ in range(ROUNDS):

@@ -21,34 +21,34 @@ from repolicy.priors.running import Session, check_trusted, load_torchscript
 from repolicy.readers.onnx_graphs import input_shapes
 from repolicy.readers.recognize import PolicyFile
 
-LARGEST = 64 * 2**20  # bytes of a decoder that a policy's file holds
-KNOWN_BY = 16  # digits of a sum
+LARGEST = 64 * 2**20  # bytes; a larger decoder is not stored in a policy's file
+DIGEST_LENGTH = 16  # digits of a sha256 that identify a decoder
 DecodeFunction = Callable[[np.ndarray, np.ndarray], Any]  # observations [N, O] and noise [N, Z], to actions [N, C · A]
 
 
 class DecoderSpec(NamedTuple):
-    """What an environment's name says of the decoder that it is acted in through. A user may have written anything."""
+    """The decoder options in an environment's name. They are not checked: a user may have written anything."""
 
     decoder: Any  # a file, or code
     noise: Any
     chunk: Any
-    sha256: str | None  # how the sum of the decoder's file begins, where it is known
+    sha256: str | None  # the first digits of the file's sha256, if it is known
 
 
 class Decoder:
-    """What turns noise `[N, Z]` into `chunk` actions in a row, `[N, C · A]`. It must give the same each time."""
+    """A deterministic function from observations and noise `[N, Z]` to `chunk` consecutive actions, `[N, C · A]`."""
 
     def __init__(self, function: DecodeFunction, name: str, noise: int, chunk: int) -> None:
         self.function, self.name, self.noise, self.chunk = function, name, noise, chunk
-        self._tried = False
+        self._is_checked = False
 
     def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         decoded = self._run(observations, noise)
-        if not self._tried:
-            self._tried = True
+        if not self._is_checked:
+            self._is_checked = True
             if not np.allclose(decoded, self._run(observations, noise), atol=1e-6, equal_nan=True):
-                own = "it draws numbers of its own, and must take all of them as its noise"
-                raise UsageError(f"{self.name} gives other actions for the same observations and noise: {own}")
+                why = "it draws numbers of its own, and must take all of them as its noise"
+                raise UsageError(f"{self.name} gives other actions for the same observations and noise: {why}")
         return decoded
 
     def _run(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -63,11 +63,10 @@ class Decoder:
 
 
 def load_decoder(reference: Any, noise: Any, chunk: Any, sha256: Any = None, trust: bool = True) -> Decoder:
-    """Return the decoder that a user named, for so many numbers of noise and actions a chunk.
+    """Load the decoder that a user named, with a noise of size `noise` and `chunk` actions in a row.
 
-    Where it is known how its file's sum begins, no other file is taken for it.
-
-    Who takes a name out of a file has asked `envs/trust.py` before; TorchScript is a program, and needs `trust`.
+    With `sha256`, its first digits, no other file is accepted. TorchScript is a program and needs `trust`. A caller
+    that reads the reference from a file must check it with `envs/trust.py` first.
     """
     for option, value in (("noise", noise), ("chunk", chunk)):  # as in an environment's name
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 100_000:
@@ -79,15 +78,15 @@ def load_decoder(reference: Any, noise: Any, chunk: Any, sha256: Any = None, tru
     file = find_decoder_file(str(reference), sha256)
     if file.format == "torchscript":
         check_trusted(file, trust)
-        function = _of_script(file)
+        function = _torchscript_function(file)
     elif file.format == "onnx":
-        function = _of_graph(file, noise)
+        function = _onnx_function(file, noise)
     else:
         raise UsageError(f"{file.path} is no decoder: it must be ONNX, TorchScript, or code, file.py:decode")
     return Decoder(function, str(file.path), noise, chunk)
 
 
-def _of_script(file: PolicyFile) -> DecodeFunction:
+def _torchscript_function(file: PolicyFile) -> DecodeFunction:
     module, precision = load_torchscript(file)
 
     def run(observations: np.ndarray, noise: np.ndarray) -> Any:
@@ -96,7 +95,7 @@ def _of_script(file: PolicyFile) -> DecodeFunction:
     return run
 
 
-def _of_graph(file: PolicyFile, size: int) -> DecodeFunction:
+def _onnx_function(file: PolicyFile, size: int) -> DecodeFunction:
     session, inputs = Session(file), input_shapes(file.reader_input.graph)
     source, shape = noise_input(inputs, size, file.path)
     [other] = [name for name in inputs if name != source]
@@ -111,46 +110,46 @@ def _of_graph(file: PolicyFile, size: int) -> DecodeFunction:
 
 
 def decoder_digest(reference: str) -> str:
-    """Return how the sum of a decoder's file begins, by which it is known again; nothing for code."""
-    return "" if is_code(reference) else PolicyFile(reference).sha256[:KNOWN_BY]
+    """Return the first digits of the sha256 of a decoder's file; empty for code."""
+    return "" if is_code(reference) else PolicyFile(reference).sha256[:DIGEST_LENGTH]
 
 
 def find_decoder_file(reference: str, sha256: str | None) -> PolicyFile:
-    """Return a decoder's file: where it is named, or else where `take_out` has put it."""
-    named, taken = Path(reference), cache_folder("decoders") / str(sha256)
+    """Return a decoder's file, from the named place or from the cache into which `restore_decoder` writes."""
+    named, cached = Path(reference), cache_folder("decoders") / str(sha256)
     if sha256 is None or (named.is_file() and decoder_digest(reference) == sha256):
         return PolicyFile(named)
-    if taken.is_file() and decoder_digest(str(taken)) == sha256:
-        return PolicyFile(taken)
+    if cached.is_file() and decoder_digest(str(cached)) == sha256:
+        return PolicyFile(cached)
     what = "is another file now" if named.is_file() else "is not there"
     raise FileError(f"{reference} {what}, and the decoder that is meant has a sha256 of {sha256}...: put it back")
 
 
-def decoder_bytes(through: DecoderSpec | None) -> bytes:
-    """Return the decoder's file as a policy's file holds it: nothing for code, and where it is too large."""
-    if through is None or not through.sha256:
+def decoder_bytes(spec: DecoderSpec | None) -> bytes:
+    """Return the contents of the decoder's file to store with a policy; empty for code, or if it is too large."""
+    if spec is None or not spec.sha256:
         return b""
-    content = find_decoder_file(through.decoder, through.sha256).content
+    content = find_decoder_file(spec.decoder, spec.sha256).content
     return content if len(content) <= LARGEST else b""
 
 
-def restore_decoder(path: Path, through: DecoderSpec | None) -> None:
-    """Put the decoder that a policy's file holds where `found_file` looks, unless it is there."""
-    if through is None or not through.sha256:
+def restore_decoder(path: Path, spec: DecoderSpec | None) -> None:
+    """Write the decoder that is stored in a policy's file into the cache, unless `find_decoder_file` finds it."""
+    if spec is None or not spec.sha256:
         return
     try:
-        find_decoder_file(through.decoder, through.sha256)
+        find_decoder_file(spec.decoder, spec.sha256)
     except FileError:
         content = read_decoder(path) if path.is_file() else b""
-        if hashlib.sha256(content).hexdigest()[:KNOWN_BY] == through.sha256:
-            write_bytes(cache_folder("decoders") / through.sha256, content)
+        if hashlib.sha256(content).hexdigest()[:DIGEST_LENGTH] == spec.sha256:
+            write_bytes(cache_folder("decoders") / spec.sha256, content)
 
 
 # Its inputs -----------------------------------------------------------------------------------------------------------
 
 
 def noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tuple[str, list[int]]:
-    """Return which of a graph's two inputs is the noise, by its size and then its name, and the shape of its rows."""
+    """Find the noise among a graph's two inputs, by size and then by name; return its name and the shape of a row."""
     remedy = "write a function that runs it and name that as file.py:decode"
     if len(inputs) != 2:
         takes = f"{len(inputs)} inputs ({', '.join(inputs)})"

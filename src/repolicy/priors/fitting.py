@@ -1,4 +1,4 @@
-"""Fitting a policy to actions by maximum likelihood, with a part of them held out."""
+"""Fit a policy to actions by maximum likelihood, with early stopping on held-out rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ MOST_EPOCHS = 200
 
 @dataclass(frozen=True)
 class Samples:
-    """What to do where: observations `[M, O]`, actions `[M, A]`.
+    """A data set to imitate: observations `[M, O]` and actions `[M, A]`.
 
     With `spread` `[M, A]`, each action is the mean of a Gaussian with this std, and the expectation over it is fitted.
     """
@@ -54,7 +54,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class FitResult:
-    """How well the best epoch did, in nats a row."""
+    """The result of a fit: mean log-likelihoods of the best epoch, in nats per row."""
 
     log_likelihood: float
     held_out: float
@@ -75,7 +75,7 @@ def fit(
     say: Callable[[int, float], None] = lambda *_: None,
     most_epochs: int = MOST_EPOCHS,
 ) -> FitResult:
-    """Maximize the likelihood with Adam until held-out rows gain no more; the best epoch's numbers are kept."""
+    """Maximize the likelihood with Adam until it no longer grows on held-out rows; keep the best epoch's weights."""
     block = torch.arange(len(samples.actions)) * BLOCKS // len(samples.actions)
     outside = torch.isin(block, torch.randperm(BLOCKS, generator=generator)[:HELD_OUT])
     seen, unseen = samples.rows(~outside), samples.rows(outside)
@@ -135,7 +135,7 @@ def wants_fit(options: Options) -> bool:
 
 
 def fit_std(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]:
-    """Return the std `[A]` under which the recorded actions are likeliest, and what it means."""
+    """Return the maximum-likelihood std `[A]` of the recorded actions, and a sentence that explains it."""
     assert options.demonstrations is not None
     data = read_demonstrations(options.demonstrations)
     if data.discrete:
@@ -173,7 +173,7 @@ def _errors_of_policy(policy: Policy, data: Demonstrations) -> Tensor:
 
 
 def _errors_of_mean(prior: MeanPrior, data: Demonstrations) -> Tensor:
-    """Return the same of a function, or of a program along the episodes."""
+    """Return the errors `[M, A]` of a function's means, or of a program's along the recorded episodes."""
     placed = prior.for_spaces(data.observations.shape[1], ActionSpace("continuous", (data.actions.shape[1],)))
     ended = data.ended
     if ended is None:
