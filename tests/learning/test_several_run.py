@@ -55,7 +55,7 @@ def test_on_each_dial_every_environment_has_a_stratum_of_its_own() -> None:
 def test_places_on_two_dials_meet_everywhere_in_time() -> None:
     """Also of few environments, in one segment: else the policy would be a guess between the few pairs that it saw."""
     drawn = DialPositions(count=8, seed=3, dials=2)
-    places = np.concatenate([drawn.drawn() for _ in range(200)])
+    places = np.concatenate([drawn.draw() for _ in range(200)])
     assert (np.histogram2d(*places.T, bins=8)[0] > 0).all()
 
 

@@ -142,7 +142,7 @@ sys.exit('the end is bad')
         with ranks.launch_ranks(2, program(code)) as team:
             assert team.sum(torch.zeros(1)).tolist() == [-signal.SIGTERM]
             for _ in range(2):
-                team._watch._pass_on()
+                team._watch._forward_messages()
 
     with pytest.raises(RepolicyError, match=r"^rank 1 ended \(exit code 1\): the end is bad$"):
         work()

@@ -117,8 +117,8 @@ def test_a_folder_belongs_to_one_request(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_or_began_before_there_was_a_setting_goes_on(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.begin(REQUEST, {}, resume=False)
-    del folder._begun["request"]["settings"]["surrogate"]
-    write_json(tmp_path / "run.json", {"format": FORMAT} | folder._begun)
+    del folder._header["request"]["settings"]["surrogate"]
+    write_json(tmp_path / "run.json", {"format": FORMAT} | folder._header)
     folder.save(1, STATE, {"iteration": 10})
     folder.metrics.touch()
     folder.policy.touch()

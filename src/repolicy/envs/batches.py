@@ -117,9 +117,7 @@ class GymnasiumEnvs(Batch):
         """Return `times` copies of each environment, side by side, in its state, with new random streams."""
         other = copy.copy(self)
         other.count = self.count * times
-        other._ones = [
-            _One(self.name, n, copy_env(one, random)) for n, one in enumerate(self.each) for _ in range(times)
-        ]
+        other._ones = [_One(self.name, n, copy_env(e, random)) for n, e in enumerate(self.each) for _ in range(times)]
         return other
 
     @property

@@ -1,7 +1,7 @@
-"""Notice a call into environments that does not come back, say so, and end the process where the user wants that.
+"""Report environment calls that hang, and end the process if the user set a timeout.
 
-Whoever calls an environment notes when the call began. A thread of its own reads that note now and then. There is no
-lock: a note that is read a moment late does no harm.
+The caller stores when the call began in `ENV_CALL`, and a thread of the watchdog reads it now and then. There is no
+lock: reading a moment late does no harm.
 """
 
 import os
@@ -18,7 +18,7 @@ REPORT_AFTER = 60.0  # seconds after which a call is reported
 
 
 class EnvCall:
-    """The call into environments that is under way in this process."""
+    """The environment call that this process is running now; the watchdog reads it."""
 
     envs = ""
     index: int | None = None  # which environment of the batch, where they are called one by one
@@ -26,7 +26,7 @@ class EnvCall:
 
     @contextmanager
     def calling(self, envs: str) -> Iterator[None]:
-        """Note a call, and make one sentence of whatever it raises."""
+        """Record a call while it runs, and turn what it raises into an error of one sentence."""
         self.envs, self.index, self.began = envs, None, time.monotonic()
         try:
             with in_one_sentence(f"environment {envs!r} failed"):
@@ -39,7 +39,7 @@ ENV_CALL = EnvCall()
 
 
 class Watchdog:
-    """A context in which calls that take long are told on stderr, and those beyond `env_timeout` end the process."""
+    """A context that reports long calls on stderr, and ends the process if one takes longer than `env_timeout`."""
 
     def __init__(self, rank: int, env_timeout: float | None = None, long: float = REPORT_AFTER) -> None:
         self._rank, self._timeout, self._long = rank, env_timeout, long
@@ -68,7 +68,7 @@ class Watchdog:
                 _print(f"repolicy: {self._sentence(seconds)}; --env-timeout SECONDS would end the run then")
 
     def _give_up(self, seconds: float) -> None:
-        """End the process: nothing else ends a call that hangs, which may be deep in a program that is not Python."""
+        """End the process: nothing else stops a call that hangs, perhaps in C++ code."""
         sign = "repolicy: " if self._rank == 0 else ""  # the first rank reports the last words of the others
         _print(f"{sign}{self._sentence(seconds)}, which is beyond --env-timeout: ended; --resume goes on")
         if sys.stderr.isatty():
@@ -84,7 +84,7 @@ class Watchdog:
         return f"{which} in rank {self._rank} has not come back for {seconds:.0f} seconds{self._place()}"
 
     def _place(self) -> str:
-        """Return where in Python the caller is: often the very line that hangs."""
+        """Return the file and line that the calling thread is at: often the very line that hangs."""
         frame: FrameType | None = sys._current_frames().get(self._caller)
         return f" (at {frame.f_code.co_filename}:{frame.f_lineno})" if frame else ""
 

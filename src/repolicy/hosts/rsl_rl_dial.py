@@ -25,7 +25,7 @@ class DialedPPO(ResidualPPO):
     def __init__(self, actor: Any, critic: Any, storage: Any, **options: Any) -> None:
         super().__init__(actor, critic, storage, **options)
         self.dials, heads = self.steering.objective.dials, len(critic.mlp.biases[-1])
-        self.draw_places = DialPositions(storage.num_envs, torch.initial_seed(), dials=len(self.dials)).drawn
+        self.draw_places = DialPositions(storage.num_envs, torch.initial_seed(), dials=len(self.dials)).draw
         self.places = self._draw(1)[0]  # [N, dials]
         storage.values, storage.returns = (part.repeat(1, 1, heads) for part in (storage.values, storage.returns))
         self.value_loss_coef *= heads  # rsl_rl takes the mean over heads, the engine the sum

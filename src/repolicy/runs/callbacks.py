@@ -1,7 +1,7 @@
-"""Who watches a run: a live display, TensorBoard, Weights & Biases.
+"""Callbacks that show or log a run: a live display, TensorBoard, Weights & Biases.
 
-A callback is any object with `begin`, `write`, `say` and `close`. The display is a panel on a terminal, a line now and
-then elsewhere, all of it on stderr.
+A callback is any object with `begin`, `write`, `say` and `close`. The display writes to stderr: a panel on a terminal,
+elsewhere a line every few seconds.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from repolicy.text import printable
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_FRAMES = 0.25
 
-# Below each heading (metric, what people call it, format, unit); a row is shown once its metric has been seen.
+# The panel's rows below each heading: (metric, title, format, unit). A row appears when its metric is first logged.
 PANEL_ROWS = {
     "an episode": [
         ("basic_return", "basic reward", ",.1f", ""),
@@ -66,7 +66,7 @@ PANEL_ROWS = {
         ("explained_variance", "critic explains", ".1%", "of the returns"),
     ],
 }
-# What a line tells, where there is no panel: a metric, and its words.
+# The metrics of a line, which replaces the panel outside a terminal, with their formats.
 LINE_METRICS = {
     "basic_return": "basic reward {:,.1f} an episode",
     "task_return": "task's reward {:,.1f} an episode",
@@ -79,7 +79,7 @@ LINE_METRICS = {
 
 
 def recipe(request: Request) -> str:
-    """Return the weights of a run and its length: `ω′ 0.6 · α̂ 0.135 · 1,000,000 steps`."""
+    """Return a summary of a run's weights and length: `ω′ 0.6 · α̂ 0.135 · 1,000,000 steps`."""
     objective, settings = request.objective, request.settings
     alpha = "α̂" if request.prior else "α"
     parts = []
@@ -99,13 +99,13 @@ def recipe(request: Request) -> str:
 
 
 class Display:
-    """Where a run stands, for a person."""
+    """Shows a run's progress and metrics on stderr."""
 
     def __init__(self) -> None:
         self.terminal = Terminal()
         self._live = Live(console=self.terminal, auto_refresh=False) if self.terminal.is_terminal else None
         self._latest: dict[str, float] = {}
-        self._first = math.inf, 0.0  # the first iteration that was seen, and when
+        self._first = math.inf, 0.0  # the first iteration that was written, and when
 
     def begin(self, request: Request, start: int, total: int) -> None:
         self._request, self._start, self._total = request, start, total
@@ -140,7 +140,7 @@ class Display:
             self._live.stop()
 
     def _progress(self) -> tuple[float, float]:
-        """Return (share done, seconds left); what comes before the first iteration ends, comes only once."""
+        """Return (share done, seconds left). Start-up and the first iteration are left out of the pace."""
         done = self._latest["iteration"]
         start, began = self._first if done > self._first[0] else (self._start, self._began)
         return done / self._total, (time.monotonic() - began) * (self._total - done) / max(done - start, 1)
@@ -157,12 +157,12 @@ class Display:
         return " · ".join([*parts, *(LINE_METRICS[name].format(latest[name]) for name in shown), *budget])
 
     def _steps(self) -> str:
-        """Return `100,000 of 100,000 steps`: what is over is the rest of the last iteration."""
+        """Return `100,000 of 100,000 steps`; the last iteration may go beyond the wanted number."""
         wanted = self._request.settings.steps
         return f"{min(self._latest['steps'], wanted):,.0f} of {wanted:,} steps"
 
     def _budget(self) -> list[str]:
-        """Return where the weights are that follow a budget, and how far the policy is."""
+        """Return the current omega and the budget's metric as text; empty if the run has no budget."""
         latest, budget = self._latest, self._request.settings.budget
         if budget is None or budget.metric not in latest or "omega" not in latest:
             return []
@@ -212,7 +212,7 @@ class TensorBoard:
         hook = threading.excepthook
 
         def without_full_disks(failure: threading.ExceptHookArgs) -> None:
-            """Notice one: TensorBoard writes in a thread, and what stops that comes back with the next number."""
+            """Ignore TensorBoard's own OSError: its thread reports it again with the next number."""
             is_ours = type(failure.thread).__module__.startswith("tensorboard.")
             if not (is_ours and isinstance(failure.exc_value, OSError)):
                 hook(failure)
@@ -237,7 +237,7 @@ class TensorBoard:
 
     @contextlib.contextmanager
     def _optional(self) -> Iterator[None]:
-        """Let a full disk, or files that cannot be written, not end a run: its metrics are in its folder."""
+        """Go on without TensorBoard if its files cannot be written: the metrics are in the run's folder anyway."""
         try:
             yield
         except OSError as error:

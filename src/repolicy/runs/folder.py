@@ -1,4 +1,4 @@
-"""A run's folder: what was asked for, what was logged, the last checkpoints, the policies."""
+"""A run's folder: its request, its metrics, its last checkpoints, its policies."""
 
 import contextlib
 import fcntl
@@ -18,16 +18,16 @@ from repolicy.runs.request import Request
 
 
 class RunFolder:
-    """What a run leaves behind: enough to resume, plot, render and repeat it.
+    """The files of a run: enough to resume, plot, render and repeat it.
 
-    run.json               what was asked for, and the versions that ran
-    metrics.jsonl          a line an iteration
-    checkpoints/           the last two segments' ends
-    policy.safetensors     what the run hands out: the last policy, at a run's end perhaps a clearly better earlier one
-    last.safetensors       the last policy, where an earlier one is handed out
-    prior.safetensors      a copy of the prior, where there is one
-    init.safetensors       a copy of what the actor began as, where that is not the prior
-    trial.safetensors      some steps, by which a resumed run knows its environment and add-ons again
+    run.json               the request, and the versions of the software
+    metrics.jsonl          one line for each iteration
+    checkpoints/           the ends of the last two segments
+    policy.safetensors     the run's result: the last policy, or at the end a clearly better earlier one
+    last.safetensors       the last policy, if the result is an earlier one
+    prior.safetensors      a copy of the prior, if there is one
+    init.safetensors       a copy of the initial actor, if it is not the prior
+    trial.safetensors      some steps, by which a resumed run checks that environment and add-ons are unchanged
     """
 
     def __init__(self, path: str | Path, *kinds: type[Request]) -> None:
@@ -40,30 +40,30 @@ class RunFolder:
         self.init = self.path / "init.safetensors"
         self.trial = self.path / "trial.safetensors"
         self._checkpoints = self.path / "checkpoints"
-        self._begun: dict[str, Any] = {}
+        self._header: dict[str, Any] = {}  # request and versions; empty until `begin`
 
     @property
     def last_policy(self) -> Path:
-        """The policy at the end of the last segment, whichever is handed out."""
+        """The file of the policy at the end of the last segment, whether or not it is the run's result."""
         return self.replaced if self.replaced.exists() else self.policy
 
     def request(self) -> Request | None:
-        """Return what the run in this folder was asked for, or None if there is none."""
+        """Return the request of the run in this folder, or None if there is no run."""
         path = self.path / "run.json"
         if not os.path.lexists(path):
             return None
         header = read_json(path)
         check_shape(header, {"request": REQUEST_SHAPE}, f"{path} cannot be used: its header")
-        return self._completed(header["request"], path)
+        return self._parse_request(header["request"], path)
 
     def load_request(self) -> Request:
-        """Return the same; raises where there is no run."""
+        """Return the request of the run in this folder; raise if there is no run."""
         if (request := self.request()) is None:
             raise FileError(f"{self.path} holds no run: it has no run.json")
         return request
 
-    def _completed(self, request: dict[str, Any], path: Path) -> Request:
-        """Return the request in a file, with the settings that there were not yet when it was written."""
+    def _parse_request(self, request: dict[str, Any], path: Path) -> Request:
+        """Return the request in a file, with defaults for settings that are newer than the file."""
         method = request.get("method", "")
         if method not in self._kinds:
             method = method or "Residual PPO"
@@ -81,20 +81,20 @@ class RunFolder:
         prior: bytes | None = None,
         init: bytes | None = None,
     ) -> list[str]:
-        """Claim the folder for this request, with copies of its prior and of what its actor begins as.
+        """Claim the folder for this request; write `run.json` and copies of the prior and of the initial actor.
 
-        Refuses where that would lose or mix anything. Returns what a resumed run should know: which versions are others
-        than those of its last checkpoint, and what is missing.
+        Raises if this would overwrite or mix runs. Returns warnings for a resumed run: versions that have changed since
+        its last checkpoint, and files that are missing.
         """
         wanted = _as_json(request)
-        self._begun = {"request": wanted, "versions": versions}
+        self._header = {"request": wanted, "versions": versions}
         before = self.request()
         if before is None:
             self._check_free(prior, init)
             for file, content in ((self.prior, prior), (self.init, init)):
                 if content is not None:
                     write_bytes(file, content)
-            write_json(self.path / "run.json", {"format": FORMAT} | self._begun)
+            write_json(self.path / "run.json", {"format": FORMAT} | self._header)
             return []
         self.check_new(resume)
         if before.prior != request.prior:
@@ -102,33 +102,33 @@ class RunFolder:
         if changes := list(describe_changes(_as_json(before), wanted)):
             raise UsageError(f"{self.path} cannot be resumed with other settings: {'; '.join(changes)}")
         for half in (*self.path.glob(".policy.*"), *self.path.glob(".metrics.*"), *self._checkpoints.glob(".*")):
-            half.unlink(missing_ok=True)  # a process was killed as it wrote it
+            half.unlink(missing_ok=True)  # a process was killed while it wrote this file
         return self._check_unchanged(wanted, versions)
 
     def check_new(self, resume: bool) -> None:
-        """Raise where another run would go into this folder, or nothing can be written there."""
+        """Raise if the folder holds a run that is not to be resumed, or if it cannot be written."""
         if not resume and self.request() is not None:
             raise UsageError(f"{self.path} holds a run already; add --resume to go on with it, or choose another --out")
         self.check_writable()
 
     def check_writable(self) -> None:
-        """Raise where nothing can be written into the folder, or no folder be made."""
-        whole = self.path.absolute()
-        there = next(place for place in (whole, *whole.parents) if os.path.exists(place))
-        if not there.is_dir():
-            raise FileError(f"{self.path} cannot be made: {there} is a file and no folder; choose another --out")
-        if not os.access(there, os.W_OK):
-            raise FileError(f"{there} cannot be written into; choose another --out")
+        """Raise if the folder cannot be written or made."""
+        path = self.path.absolute()
+        existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+        if not existing.is_dir():
+            raise FileError(f"{self.path} cannot be made: {existing} is a file and no folder; choose another --out")
+        if not os.access(existing, os.W_OK):
+            raise FileError(f"{existing} cannot be written into; choose another --out")
 
     def _check_unchanged(self, request: dict[str, Any], versions: dict[str, str]) -> list[str]:
-        """Raise where the folder's files are no longer those that the run began with."""
+        """Raise if the folder's files are not those of the run that began here; return warnings."""
         for file, kind in ((self.prior, "prior"), (self.init, "init")):
             if request.get(kind) and file_sum(file) != request[kind]:
                 raise FileError(f"{file} is not the {kind} that this run began with; put that one back")
         if (latest := self.latest_checkpoint()) is None:
             return []
         _, header, _ = latest
-        began = self._completed(header.get("request", request), self._checkpoints)
+        began = self._parse_request(header.get("request", request), self._checkpoints)
         if edited := list(describe_changes(_as_json(began), request)):
             what = f"{self.path / 'run.json'} was edited since the last checkpoint: {'; '.join(edited)}"
             raise FileError(f"{what}; put it back, or begin a run of its own in another --out")
@@ -137,25 +137,26 @@ class RunFolder:
         if not os.path.lexists(self.metrics):
             notes.append(f"{self.metrics} is gone: the log begins anew after iteration {header['iteration']}")
         if not os.path.lexists(self.policy):
-            back = f"a segment writes it at its end; where none is left, delete {self._files()[0]} to repeat one"
+            newest = self._checkpoint_files()[0]
+            back = f"a segment writes it at its end; where none is left, delete {newest} to repeat one"
             notes.append(f"{self.policy} is gone: {back}")
         return notes
 
     def _check_free(self, prior: bytes | None, init: bytes | None) -> None:
-        """Raise where a run would write over files that are not its own."""
-        of_a_run = [self.metrics, self.policy, self.replaced, self._checkpoints]
-        named = [self.path / name for name in ("report.html", "sweep.json", "plan.json")]
-        others = [path for path in [*of_a_run, *named] if os.path.lexists(path)]
-        kept = ((self.prior, prior), (self.init, init))
-        others += [file for file, content in kept if file.exists() and file.read_bytes() != content]
-        if others:
-            raise UsageError(f"{others[0]} is there already, and of no run in {self.path}; choose another --out")
+        """Raise if a new run would overwrite files of something else."""
+        written = [self.metrics, self.policy, self.replaced, self._checkpoints]
+        written += [self.path / name for name in ("report.html", "sweep.json", "plan.json")]
+        existing = [path for path in written if os.path.lexists(path)]
+        copies = ((self.prior, prior), (self.init, init))
+        existing += [file for file, content in copies if file.exists() and file.read_bytes() != content]
+        if existing:
+            raise UsageError(f"{existing[0]} is there already, and of no run in {self.path}; choose another --out")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder: one run at a time. The lock goes with the process that holds it, however that ends.
+        """Lock the folder for one run. The kernel releases the lock when the process ends, however that happens.
 
-        Where it turns out that the folder belongs to something else, the lock is taken away again.
+        If the run turns out not to begin here, the lock file, and a folder made for it, are removed again.
         """
         path, new_lock, new_folder = self.path / ".lock", True, False
         try:
@@ -184,20 +185,20 @@ class RunFolder:
             os.close(lock)
 
     def check_exists(self) -> None:
-        """Raise where the folder of a run at work is no longer in its place: whoever writes would make it anew."""
-        if self._begun and not (self.path / "run.json").exists():
+        """Raise if the folder was moved or removed during the run: writing would make a second one."""
+        if self._header and not (self.path / "run.json").exists():
             raise FileError(f"{self.path} was moved or removed while its run was at work; --resume it where it is now")
 
     def save(self, segment: int, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-        """Save the end of a segment; of older ones, one is kept in case this one is damaged."""
+        """Save a checkpoint at the end of a segment. The one before stays, in case this one gets damaged."""
         self.check_exists()
-        header = {"segment": segment} | header | self._begun
+        header = {"segment": segment} | header | self._header
         write(self._checkpoints / f"{segment:06d}.safetensors", "checkpoint", tensors, header)
-        for old in self._files()[2:]:
+        for old in self._checkpoint_files()[2:]:
             old.unlink(missing_ok=True)
 
     def unfinished_notice(self, request: Request) -> str:
-        """Return a sentence where the run has steps before it, whether it is at work or was stopped."""
+        """Return a sentence that says how far an unfinished run is; empty for a finished one."""
         done = read_card(self.last_policy).get("steps", 0) if self.last_policy.exists() else 0
         wanted = request.settings.steps
         if done >= wanted:
@@ -205,9 +206,9 @@ class RunFolder:
         return f"This run is not finished: {done:,} of {wanted:,} steps are done so far, and this is what there is."
 
     def latest_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]] | None:
-        """Return the newest checkpoint that is whole, with a sentence about each that is not; None if there is none."""
+        """Return (tensors, header, warnings about damaged files) of the newest whole checkpoint, or None."""
         damaged = list[str]()
-        for path in self._files():
+        for path in self._checkpoint_files():
             try:
                 tensors, header = read(path, "checkpoint")
                 check_shape(header, CHECKPOINT_SHAPE, f"{path} is no whole checkpoint: its header")
@@ -228,22 +229,19 @@ class RunFolder:
             raise FileError(f"{self.metrics} cannot be written: {error.strerror}") from None
 
     def read_metrics(self) -> dict[str, list[Any]]:
-        """Return the metrics as columns; None where an iteration has no such entry."""
+        """Return the metrics as columns, with None where an iteration has no such entry."""
         rows = [row for _, row in self._logged_lines()]
         names = {name: None for row in rows for name in row}
         return {name: [row.get(name) for row in rows] for name in names}
 
     def drop_metrics_after(self, iteration: int) -> None:
-        """Drop the metrics of iterations that are about to be done again."""
+        """Drop the metrics of later iterations: a resumed run logs them again."""
         if os.path.lexists(self.metrics):
             lines = [line for line, row in self._logged_lines() if row["iteration"] <= iteration]
             write_bytes(self.metrics, b"".join(line + b"\n" for line in lines))
 
     def _logged_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
-        """Return the lines of the metrics that are whole, as they are and as numbers.
-
-        Others are left out: one may have been under way when the run was killed.
-        """
+        """Return (line, parsed line) of the metrics. Damaged lines are left out: a killed run may leave half of one."""
         rows = []
         for line in read_bytes(self.metrics).splitlines() if os.path.lexists(self.metrics) else ():
             try:
@@ -256,8 +254,8 @@ class RunFolder:
                 continue
         return rows
 
-    def _files(self) -> list[Path]:
-        """Return the checkpoints, the newest first: by number, since one of seven digits comes after those of six."""
+    def _checkpoint_files(self) -> list[Path]:
+        """Return the checkpoints, the newest first, by number: by name, seven digits would sort before six."""
         files = [path for path in self._checkpoints.glob("*.safetensors") if path.stem.isdecimal()]
         return sorted(files, key=lambda path: int(path.stem), reverse=True)
 
@@ -278,7 +276,7 @@ def _as_json(request: Request) -> dict[str, Any]:
 
 
 def describe_changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
-    """Return `steps was 100 and is now 200`, for each difference between two nested requests."""
+    """Yield `steps was 100 and is now 200` for each difference between two nested requests."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before | after:
             yield from describe_changes(before.get(key), after.get(key), key)

@@ -1,8 +1,7 @@
-"""One process a core: start them, and add up tensors across them.
+"""Data-parallel ranks: start one process for each core, and sum tensors over all of them.
 
-A rank is this program once more, on one core, with its own share of the environments. All that ranks ever exchange is
-sums. Three ways to add, behind one small interface: alone (nothing to do), through memory that the processes of one
-machine share, and through torch.distributed under `torchrun`.
+A rank is one more process of this program, on one core, with its share of the environments. Ranks exchange sums only.
+`Ranks` has three implementations: a single rank, shared memory on one machine, and torch.distributed under `torchrun`.
 """
 
 import contextlib
@@ -26,25 +25,25 @@ from repolicy.errors import RepolicyError, UsageError, first_line
 from repolicy.loading import PYTHON
 from repolicy.runs.machine import shares_memory
 
-CAPACITY = 1 << 20  # bytes that one rank can put up for addition at a time; more goes in pieces
-SPINS = 32  # how often a rank checks for the others without a pause, before it sleeps between checks
-END_TIMEOUT = 60.0  # seconds that a rank may take to end
+CAPACITY = 1 << 20  # bytes of a rank's slot; a larger tensor is summed in pieces
+SPINS = 32  # checks for the other ranks without a pause, before a rank sleeps between checks
+END_TIMEOUT = 60.0  # seconds that a rank may take to end after the last sum
 SHORTEST_PAUSE, LONGEST_PAUSE = 20e-6, 200e-6  # seconds
-_CACHE_LINE = 64  # bytes of a cache line: each rank counts in one of its own
+_CACHE_LINE = 64  # bytes; each rank's counter has a line of its own
 
 
 class LostError(RepolicyError):
-    """Another rank is gone, and says itself why."""
+    """Another rank is gone; that rank reports the reason itself."""
 
 
 class Ranks(Protocol):
-    """This process among those that share a run."""
+    """The interface of this process to the ranks of a run."""
 
     index: int
     count: int
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add the tensor up over all ranks, in place; every rank gets the same bits."""
+        """Sum the tensor over all ranks, in place; every rank gets the same bits."""
 
 
 class SingleRank:
@@ -80,10 +79,10 @@ class Distributed:
 
 
 class SharedMemory:
-    """Ranks of one machine, adding through a shared buffer with a barrier that spins for a moment.
+    """Ranks of one machine, which sum through a shared buffer.
 
-    Each rank has two slots, used in turn: whoever has reached sum k + 1 is done reading the slots of sum k, so the slot
-    may be written again for sum k + 2, and one barrier a sum is enough. Everyone adds in the order of ranks.
+    Each rank has two slots, used in turn. A rank that has reached sum k + 1 no longer reads the slots of sum k, so they
+    can be written for sum k + 2, and each sum needs one barrier only. All ranks add in the same order.
     """
 
     def __init__(self, index: int, count: int, buffer: mmap.mmap, watch: "Siblings") -> None:
@@ -109,81 +108,81 @@ class SharedMemory:
         return tensor
 
     def _wait(self) -> None:
-        """Look without a pause while the others may come any moment; then sleep between looks, ever longer.
+        """Wait until all ranks have written their slots: spin for a moment, then sleep between checks, ever longer.
 
-        On a busy machine the rank that is late may be waiting for the very core that this one spins on. `sched_yield`
-        is no way to leave it: whoever yields too often waits for a whole turn of all other programs.
+        On a busy machine the late rank may be waiting for the very core that this one spins on. `sched_yield` does not
+        help: the scheduler lets a process that yields often wait until all other programs have run.
         """
-        looks, pause = 0, SHORTEST_PAUSE
+        checks, pause = 0, SHORTEST_PAUSE
         while self._done.min() < self._sums:
-            looks += 1
-            if looks <= SPINS:
+            checks += 1
+            if checks <= SPINS:
                 continue
             time.sleep(pause)
             pause = min(1.5 * pause, LONGEST_PAUSE)
-            if looks % 256 == 0:
+            if checks % 256 == 0:
                 try:
                     self._watch.check()
                 except RepolicyError:
-                    if self._done.min() < self._sums:  # else a rank gave its last sum in the pause, and ended
+                    if self._done.min() < self._sums:  # else the rank ended after it wrote its last sum
                         raise
 
 
 class Siblings:
-    """Knows whether the other ranks are still there, so that none waits for the dead."""
+    """Checks that the other ranks are alive, so that no rank waits for a dead one; `check` raises if one is."""
 
     def __init__(
-        self, children: list[subprocess.Popen[bytes]], complaints: IO[bytes] | None = None, parent: int | None = None
+        self, children: list[subprocess.Popen[bytes]], stderr: IO[bytes] | None = None, parent: int | None = None
     ) -> None:
-        self._children, self._complaints, self._parent = children, complaints, parent
-        self._read = 0  # bytes of the complaints that were passed on
+        self._children, self._stderr, self._parent = children, stderr, parent
+        self._forwarded = 0  # bytes of `stderr` that were forwarded
 
     def check(self) -> None:
         for index, child in enumerate(self._children, start=1):
             if child.poll() is not None:
-                self._miss(index, child)
-        self._pass_on()
+                self._raise_failure(index, child)
+        self._forward_messages()
         if self._parent is not None and os.getppid() != self._parent:
             os._exit(1)
 
     def end(self) -> None:
-        """Wait until all have ended, as they do after the last sum. One that lingers has given all it had."""
+        """Wait until all children have ended. A slow one is ignored: after the last sum it has no work left."""
         for index, child in enumerate(self._children, start=1):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if child.wait(timeout=END_TIMEOUT) != 0:
-                    self._miss(index, child)
+                    self._raise_failure(index, child)
 
-    def _miss(self, index: int, child: "subprocess.Popen[bytes]") -> NoReturn:
-        lines = self._said().decode(errors="replace").strip().splitlines()
+    def _raise_failure(self, index: int, child: "subprocess.Popen[bytes]") -> NoReturn:
+        lines = self._read_stderr().decode(errors="replace").strip().splitlines()
         silent = "it was killed, perhaps because memory ran out" if child.returncode == -9 else "it said nothing"
         words = lines[-1] if lines else silent
         raise RepolicyError(f"rank {index} ended (exit code {child.returncode}): {words}")
 
-    def _pass_on(self) -> None:
-        """Say what the others want to be said, such as that an environment hangs: their stderr is read here only."""
-        said = self._said(self._read)
-        whole = said[: said.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.decode(errors="replace").split("\n"):
+    def _forward_messages(self) -> None:
+        """Print the children's messages, such as that an environment hangs: their stderr goes to a file."""
+        written = self._read_stderr(self._forwarded)
+        whole_lines = written[: written.rfind(b"\n") + 1]
+        self._forwarded += len(whole_lines)
+        for line in whole_lines.decode(errors="replace").split("\n"):
             if line.startswith("repolicy: "):
                 print(line, file=sys.stderr, flush=True)
 
-    def _said(self, since: int = 0) -> bytes:
-        """Return what the others wrote to stderr, read without moving the place at which they write."""
-        if self._complaints is None:
+    def _read_stderr(self, since: int = 0) -> bytes:
+        """Return what the children wrote to stderr, without moving the position at which they write."""
+        if self._stderr is None:
             return b""
-        descriptor = self._complaints.fileno()
+        descriptor = self._stderr.fileno()
         return os.pread(descriptor, os.fstat(descriptor).st_size - since, since)
 
 
 def check_count(count: int) -> None:
-    """Raise where `launched` cannot start so many."""
+    """Raise if `launch_ranks` cannot start this number of ranks."""
     if count > 1 and not shares_memory():
         what = f"on {platform.machine()} several ranks need torchrun: torchrun --nproc-per-node {count} -m repolicy ..."
         raise UsageError(f"{what}; or do with --ranks 1")
 
 
-# What another rank does before anything else, and before it imports what takes seconds.
+# The first line of a child's program: it runs before the slow imports.
 _PROLOGUE = "from repolicy.runs import machine as m; m.die_with({parent}); m.leave_signals_to_the_parent()\n"
 
 
@@ -193,7 +192,7 @@ def launch_ranks(count: int, program: list[str]) -> Iterator[Ranks]:
     if count == 1:
         yield SingleRank()
         return
-    with _anonymous_file(SharedMemory.size(count)) as file, _anonymous_file(0) as complaints:
+    with _anonymous_file(SharedMemory.size(count)) as file, _anonymous_file(0) as stderr:
         code = _PROLOGUE.format(parent=os.getpid()) + program[0]
         place = [str(count), str(file.fileno()), str(os.getpid())]
         children = [
@@ -202,13 +201,13 @@ def launch_ranks(count: int, program: list[str]) -> Iterator[Ranks]:
                 pass_fds=[file.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=complaints,
+                stderr=stderr,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # they can import what we can
                 process_group=0,  # Ctrl-C is for the first rank, which tells the others
             )
             for index in range(1, count)
         ]
-        watch = Siblings(children, complaints)
+        watch = Siblings(children, stderr)
         try:
             yield SharedMemory(0, count, mmap.mmap(file.fileno(), 0), watch)
             watch.end()
@@ -219,19 +218,19 @@ def launch_ranks(count: int, program: list[str]) -> Iterator[Ranks]:
 
 
 def join_ranks(index: int, count: int, descriptor: int, parent: int) -> Ranks:
-    """Return what a process that `launched` started calls to become rank `index`."""
+    """Join as rank `index`: a process that `launch_ranks` started calls this with its last four arguments."""
     return SharedMemory(index, count, mmap.mmap(descriptor, 0), Siblings([], parent=parent))
 
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """Return the libraries with threads of their own, looked for once: another thread's import could block a search."""
+    """Return the libraries with thread pools. They are searched once: another thread's import could block a search."""
     return ThreadpoolController()
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread: a rank is one core's worth of work, and more would only fight the other ranks."""
+    """Limit torch and BLAS to one thread: each rank has one core, and more threads would compete with other ranks."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -242,12 +241,12 @@ def one_thread() -> Iterator[None]:
 
 
 def _anonymous_file(size: int) -> IO[bytes]:
-    """Return a file without a name, in memory where the system has room for that: it goes when its last user does."""
+    """Return a file without a name, in memory if there is room; it vanishes with the last process that uses it."""
     for folder in ("/dev/shm", None):
         with contextlib.suppress(OSError), contextlib.ExitStack() as made:
             file = made.enter_context(tempfile.TemporaryFile(dir=folder))
             file.truncate(size)
-            if size and hasattr(os, "posix_fallocate"):  # else who writes where no room is left is killed
+            if size and hasattr(os, "posix_fallocate"):  # without it, a write to a full /dev/shm kills the process
                 os.posix_fallocate(file.fileno(), 0, size)
             made.pop_all()
             return file

@@ -16,7 +16,7 @@ from repolicy.text import nearest
 
 
 class Within(NamedTuple):
-    """From where to where a setting may go."""
+    """The range of a setting, both ends included."""
 
     low: float
     high: float
@@ -24,7 +24,7 @@ class Within(NamedTuple):
 
 @dataclass(frozen=True)
 class AnySettings:
-    """What the settings of every way to train have: fields of their own types, within ranges."""
+    """Base of the settings of every training method: fields are checked for type and range."""
 
     steps: int
     seed: int
@@ -43,7 +43,7 @@ class AnySettings:
 
     @property
     def iteration_steps(self) -> int:
-        """Environment steps between two lines of the metrics."""
+        """The number of environment steps between two lines of the metrics."""
         return 100
 
     @property
@@ -59,13 +59,13 @@ class AnySettings:
 
 
 class Budget(NamedTuple):
-    """What a run may spend a step of nats, or is to keep: what that is counted by, and what moves to hold it."""
+    """A target that omega, or omega and alpha, are adapted to."""
 
     amount: float
-    metric: str  # the metric that must stay below or, of what is kept, above
-    moves: str
-    until: str
-    comparison: str  # what is spent, beside the amount
+    metric: str  # the logged metric that is compared with the amount
+    moves: str  # a clause that says which weights are adapted
+    until: str  # format of a clause that says what for, with the amount
+    comparison: str  # format of the metric beside the amount
 
     @property
     def words(self) -> str:
@@ -73,7 +73,7 @@ class Budget(NamedTuple):
         return f"{self.moves} {self.until.format(self.amount)}"
 
 
-# Of each setting that is a budget: what is spent, what moves, until when, and both numbers side by side.
+# The settings that are budgets, each with the fields of `Budget` behind the amount.
 BUDGETS = {
     "kl_budget": (
         *("prior_kl", "ω′ and α̂ move", "to stay {:g} nats a step from the prior"),
@@ -91,7 +91,7 @@ ACTOR_SETTINGS = ("family", "initial_std", "min_std")  # settings of a new actor
 
 
 def budget_of(settings: Mapping[str, Any]) -> Budget | None:
-    """Return the budget among settings, perhaps those of a file, where there is one."""
+    """Return the budget that is set among these settings, or None."""
     for name, row in BUDGETS.items():
         if isinstance(amount := settings.get(name), int | float):
             return Budget(float(amount), *row)
@@ -175,14 +175,14 @@ class Settings(AnySettings):
 
     @property
     def iteration_steps(self) -> int:
-        """Environment steps of one iteration, over all ranks."""
+        """The number of environment steps of one iteration, over all ranks."""
         return self.envs * self.n_steps
 
     def resolved(self) -> "Settings":
-        """Return the settings with `ranks` counted out, and what must fit together checked."""
-        named = [name for name in BUDGETS if getattr(self, name) is not None]
-        if len(named) > 1:
-            raise UsageError(f"{named[0]} and {named[1]} are two ways to find omega: choose one")
+        """Return the settings with the number of `ranks` filled in; raise if settings contradict each other."""
+        budgets = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(budgets) > 1:
+            raise UsageError(f"{budgets[0]} and {budgets[1]} are two ways to find omega: choose one")
         if self.surrogate == "vanilla" and self.epochs != 1:
             raise UsageError(f"epochs is {self.epochs}, and the vanilla gradient holds for one pass: add --epochs 1")
         if self.iteration_steps < 2:
@@ -200,7 +200,7 @@ S = TypeVar("S", bound=AnySettings)
 
 
 def read_settings(path: Path, kind: type[AnySettings]) -> dict[str, Any]:
-    """Return the fields of a JSON file of settings. An unknown or ill-typed field is refused by name."""
+    """Return the fields of a JSON file of settings; raise if a field is unknown or has the wrong type."""
     try:
         values = read_json(path)
     except FileError as error:
@@ -211,7 +211,7 @@ def read_settings(path: Path, kind: type[AnySettings]) -> dict[str, Any]:
 
 
 def validate_settings(values: dict[str, Any], where: str, cls: type[AnySettings] = Settings) -> dict[str, Any]:
-    """Return the values as the fields' own types, or one sentence that says which does not fit."""
+    """Convert the values to the fields' types; raise if a field is unknown or a value does not fit."""
     hints, result = typing.get_type_hints(cls), {}
     names = [field.name for field in fields(cls)]
     for name, value in values.items():
