@@ -91,7 +91,7 @@ def test_the_commands_of_the_paper_page_run(
     places += ["--runs", str(tmp_path / "runs"), "--priors", str(ledger.path.parent)]
     monkeypatch.setitem(interval.__kwdefaults__, "resamples", 20)  # what it finds has tests of its own
     monkeypatch.setattr(report, "RESAMPLES", 20)
-    monkeypatch.setattr(campaign, "work", lambda *jobs, **options: pytest.fail("there is nothing to train"))
+    monkeypatch.setattr(campaign, "run_jobs", lambda *jobs, **options: pytest.fail("there is nothing to train"))
     before = len(ledger.rows())
     monkeypatch.setattr(sys, "argv", ["paper", *line.split()[3:], *places])
     paper.main()

@@ -55,7 +55,7 @@ class Inside:
 
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
-    monkeypatch.setattr(campaign, "Here", Inside)
+    monkeypatch.setattr(campaign, "LocalProcess", Inside)
     monkeypatch.setattr(campaign, "PAUSE", 0.0)
     Inside.started = []
     monkeypatch.setattr(sys, "argv", ["x", "--ledger", str(tmp_path / "l.jsonl"), "--runs", str(tmp_path / "runs")])

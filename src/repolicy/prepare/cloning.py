@@ -1,8 +1,8 @@
-"""The actor for a prior that cannot be copied: a policy of ours, fitted to it on its own rollouts.
+"""Fit a policy to a prior that cannot be copied, so that the actor can start as it.
 
-The prior's means are known, or else nothing but its log-probabilities. Known means are fitted by regression: on the
-prior's rollouts first, then on rollouts of the clone, in states that only its mistakes lead to. Where there is nothing
-but log-probabilities, the clone's own draws are scored, which pulls it toward the prior without a sample of it.
+Some priors have known means; of others only log-probabilities are known. Means are fitted by regression: first on the
+prior's rollouts, then on rollouts of the clone, in states that only its errors lead to. With log-probabilities alone,
+the clone's own samples are scored by the prior, which needs no sample of the prior.
 """
 
 import math
@@ -44,27 +44,27 @@ from repolicy.priors import (
 from repolicy.runs import Settings, derived_seed, ranks
 from repolicy.text import figures
 
-REGRESSION_ROUNDS = 3  # one on the prior's rollouts, the others on the clone's
-SCORED_ROUNDS = 8  # where the prior cannot act, its states are found on the way
-STEPS_PER_ROUND = 32_768  # environment steps in a round, unless the whole run is shorter
+REGRESSION_ROUNDS = 3  # the first on the prior's rollouts, the others on the clone's
+SCORED_ROUNDS = 8  # more, because the clone must find the prior's states itself
+STEPS_PER_ROUND = 32_768  # environment steps; fewer where the whole run is shorter
 FIT_EPOCHS = 30  # at most, in a round of regression
 ENVS, BLOCK = 32, 64
-COMPARISON_EPISODES = 8  # in which prior and clone are compared, where a run has no evaluation
-SCORED_DRAWS, SCORED_MINIBATCH, SCORED_EPOCHS = 16, 128, 4  # when there are only log-probabilities to fit to
-SCORED_STATES = 8_192  # states in such a round
-SCORED_RATE = 1e-3  # a step's size at first; it falls to a fiftieth
-KL_WARNING = 0.5  # nats a step from the prior: beyond this, the user is warned
-NEGATIVE_KL_WARNING = -0.1  # nats a step: a KL this far below 0 is no accident of a few episodes
-MAX_EPISODE_STEPS = 1_000  # steps of an episode when prior and clone are compared
+COMPARISON_EPISODES = 8  # to compare prior and clone, where a run has no evaluation
+SCORED_DRAWS, SCORED_MINIBATCH, SCORED_EPOCHS = 16, 128, 4  # SCORED_*: for priors with log-probabilities alone
+SCORED_STATES = 8_192  # states in an epoch
+SCORED_RATE = 1e-3  # first learning rate; it falls to a fiftieth
+KL_WARNING = 0.5  # nats a step; beyond this distance from the prior, the user is warned
+NEGATIVE_KL_WARNING = -0.1  # nats a step; an estimate this far below 0 is not due to few episodes
+MAX_EPISODE_STEPS = 1_000  # in the episodes that compare prior and clone
 PROBE_SIZE = 8  # environments, and steps in each, by which a resumed run recognizes its prior
 
 Say = Callable[[str], None]
 
 
 def clone(prior: ScoringPrior, env: str, settings: Settings, file: Path, say: Say) -> tuple[SavedPolicy, bytes]:
-    """Return a policy that is fitted to the prior, and the file that a run keeps of it.
+    """Fit a policy to the prior, and return it with the content of the file that a run keeps of it.
 
-    There may be one of the same prior at `file` already; then it is taken again.
+    A clone of the same prior that is stored at `file` already is returned instead.
     """
     before = _load_stored_clone(prior, file)
     if before is not None:
@@ -87,7 +87,7 @@ def name_of(prior: ScoringPrior) -> str:
 
 
 def fit_clone(prior: ScoringPrior, env: str, settings: Settings) -> tuple[Policy, int]:
-    """Return a clone of the prior, and how many steps its rollouts had. All from the run's seed."""
+    """Fit a clone to the prior, all from the run's seed; return it with the number of environment steps."""
     seed = derived_seed(settings.seed, 0, 3000)
     blocks = max(1, round(min(STEPS_PER_ROUND, settings.steps) / (ENVS * BLOCK)))
     fit_to, rounds = (
@@ -100,7 +100,7 @@ def fit_clone(prior: ScoringPrior, env: str, settings: Settings) -> tuple[Policy
 
 
 def clone_spec(prior: ScoringPrior, spaces: HasSpaces) -> PolicySpec:
-    """Return a clone's shape."""
+    """Return the clone's architecture."""
     width = min(256, max(64, 2 ** math.ceil(math.log2(8 * spaces.observation_size))))
     hidden = (width, width)
     if isinstance(prior, Policy):
@@ -118,12 +118,12 @@ def clone_spec(prior: ScoringPrior, spaces: HasSpaces) -> PolicySpec:
 
 
 def _fit_to_means(prior: ScoringPrior, policy: Policy, collector: Collector, blocks: int) -> None:
-    """Fit the policy to what the prior does where it comes to, and then where the clone comes to."""
+    """Fit the policy to the prior's means, first in the prior's states and then in the clone's (DAgger)."""
     assert not isinstance(prior, ScoredPrior)
     if isinstance(prior, MeanPrior) and policy.log_std is not None:
         policy.log_std.data.copy_(prior.std.log().expand_as(policy.log_std))
     samples: Samples | None = None
-    memory: State | None = None  # of the prior, which goes on as the environments do
+    memory: State | None = None  # the prior's recurrent state; it continues from block to block
     for round_ in range(REGRESSION_ROUNDS):
         agent = prior if round_ == 0 else policy
         for _ in range(blocks):
@@ -136,7 +136,7 @@ def _fit_to_means(prior: ScoringPrior, policy: Policy, collector: Collector, blo
 
 
 def initialize_from_samples(policy: Policy, samples: Samples) -> None:
-    """Begin at the observations' statistics and, of actions that are numbers, at their mean."""
+    """Set the normalizer to the observations' statistics, and the output bias to the mean of continuous actions."""
     fit_normalizer(policy, samples.observations)
     if policy.actions.kind == "continuous":
         policy.network.biases[-1].data[: policy.actions.width] = samples.actions.mean(0)
@@ -146,7 +146,7 @@ def initialize_from_samples(policy: Policy, samples: Samples) -> None:
 def _label_rollout(
     prior: MeanPrior | Policy, rollout: Rollout, memory: State | None, generator: torch.Generator
 ) -> tuple[Samples, State | None]:
-    """Return what the prior would do along a rollout, and its memory after it."""
+    """Return the prior's actions along a rollout as samples to fit to, and its memory after the rollout."""
     observations, _, ended = rollout.prior_inputs
     if isinstance(prior, Policy):
         distribution = prior(observations)
@@ -160,10 +160,10 @@ def _label_rollout(
 
 
 def _fit_to_scores(prior: ScoringPrior, policy: Policy, collector: Collector, blocks: int) -> None:
-    """Descend KL(clone ‖ prior) where the clone comes to, by the score function.
+    """Minimize KL(clone ‖ prior) in the clone's states, by score-function gradients.
 
-    Each draw is compared with the mean of the others in its state. Where both policies agree, all draws are worth the
-    same and nothing moves, however few they are.
+    The baseline of each sample is the mean of the others in its state. Where both policies agree, all samples have the
+    same value, so the gradient is exactly 0 even for few samples.
     """
     stds = [] if policy.log_std is None else [policy.log_std]
     adam = Adam(policy.network.parameters(), SCORED_RATE, quick=stds, factor=3.0)
@@ -179,7 +179,7 @@ def _fit_to_scores(prior: ScoringPrior, policy: Policy, collector: Collector, bl
 
 
 def score_loss(prior: ScoringPrior, policy: Policy, states: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a number whose gradient is, in expectation, that of KL(policy ‖ prior) at these states."""
+    """Return a loss whose expected gradient is that of KL(policy ‖ prior) in these states."""
     many = states.unsqueeze(0).expand(SCORED_DRAWS, *states.shape)
     distribution = policy(many)
     with torch.no_grad():
@@ -195,10 +195,10 @@ def score_loss(prior: ScoringPrior, policy: Policy, states: Tensor, generator: t
 
 @dataclass(frozen=True)
 class CloneComparison:
-    """A clone beside its prior, over some episodes with sampled actions."""
+    """The comparison of a clone with its prior, in episodes with sampled actions."""
 
     kl: float  # KL(clone ‖ prior) a step, in nats, in the clone's own states
-    clone: tuple[float, float] | None  # mean and std of the basic reward, where the environment tells it
+    clone: tuple[float, float] | None  # mean and std of the basic return; None without one
     prior: tuple[float, float] | None
     episodes: int
 
@@ -234,7 +234,7 @@ def compare_clone(prior: ScoringPrior, policy: Policy, env: str, settings: Setti
             )
 
     ours = run(policy)
-    theirs = None if isinstance(prior, ScoredPrior) else run(prior)  # which cannot act
+    theirs = None if isinstance(prior, ScoredPrior) else run(prior)  # a scored prior cannot act
     assert ours.log_prior is not None
     kl = float((ours.log_policy - ours.log_prior).sum() / ours.lengths.sum())
     return CloneComparison(
@@ -255,7 +255,7 @@ PROBE_NAMES = ("observations", "actions", "ended", "log_probs")
 
 
 def fingerprint(prior: ScoringPrior, policy: Policy, env: str, settings: Settings) -> dict[str, Tensor]:
-    """Return some steps of the clone, and the prior's log-probabilities of them."""
+    """Return steps of the clone with the prior's log-probabilities, by which a resumed run recognizes its prior."""
     with closing(make_envs(env, PROBE_SIZE, settings.seed, settings.backend)) as envs:
         rollout = Collector(envs, PROBE_SIZE, torch.Generator().manual_seed(settings.seed)).collect(policy)
     probes = (*rollout.prior_inputs, Scorer(prior)(*rollout.prior_inputs))
@@ -263,7 +263,7 @@ def fingerprint(prior: ScoringPrior, policy: Policy, env: str, settings: Setting
 
 
 def _load_stored_clone(prior: ScoringPrior, file: Path) -> tuple[SavedPolicy, bytes] | None:
-    """Return the clone that a run has kept of this very prior."""
+    """Return the clone that the run has stored, or None; raise where it was fitted to another prior."""
     if not file.is_file() or "clone_of" not in read_card(file):
         return None
     tensors, _ = read(file, "policy")

@@ -1,4 +1,4 @@
-"""The table of settings, a row an environment, and what customizing does otherwise."""
+"""Default settings: for training by environment, and for customizing by the shape of the policy."""
 
 import math
 from dataclasses import replace
@@ -42,27 +42,27 @@ TABLE: dict[str, dict[str, Any]] = {
 
 
 def train_defaults(env: str) -> Settings:
-    """Return the settings for an environment, by its name without the version; the fallback is `Settings()`."""
+    """Return the settings for training in an environment, by its name without the version; else `Settings()`."""
     return Settings(**TABLE.get(without_version(env), {}))
 
 
 # Customizing ----------------------------------------------------------------------------------------------------------
 
 DEFAULT_STEPS = 1_000_000
-DEFAULT_GAMMA = 0.97  # lower than in training: log prior looks ahead already, so this is for the add-on alone
-SAMPLES_PER_ACTION_NUMBER = 128  # in a minibatch for each number of an action, because each number adds noise
-STEPS_PER_ENV = 128
-ROLLOUT_SIZE = 8192  # samples in an update, at least, where the budget is no limit
-MIN_UPDATES = 60  # in a run, at least: with fewer steps each has fewer samples,
-MIN_ROLLOUT_SIZE = 256  # but so many
+DEFAULT_GAMMA = 0.97  # lower than in training: log prior contains the long-term value of the old task already
+SAMPLES_PER_ACTION_NUMBER = 128  # in a minibatch, because each number of an action adds noise
+STEPS_PER_ENV = 128  # in a rollout
+ROLLOUT_SIZE = 8192  # samples in a rollout, where the run is long enough for `MIN_UPDATES` of them
+MIN_UPDATES = 60  # in a run; with fewer steps, rollouts are smaller, down to `MIN_ROLLOUT_SIZE`
+MIN_ROLLOUT_SIZE = 256
 MIN_ENVS = 8
-MIN_CHECKPOINT_STEPS = 16 * ROLLOUT_SIZE  # steps between two checkpoints, at least
-MIN_EVALUATED_STEPS = 200_000  # steps, below which a run is not evaluated while it trains: that takes 8,000 each time
+MIN_CHECKPOINT_STEPS = 16 * ROLLOUT_SIZE  # steps between two checkpoints
+MIN_EVALUATED_STEPS = 200_000  # shorter runs are not evaluated while they train: it takes 8,000 steps each time
 MAX_CRITIC_WIDTH = 256
 
 
 def customize_defaults(prior: "str | Path | Policy", steps: int = DEFAULT_STEPS) -> Settings:
-    """Return the settings for customizing a policy, the same rules for any, in any environment and with any add-on.
+    """Return the settings for customizing a policy. The rules are the same for every environment and add-on.
 
     A good policy is easily broken, and its critic begins with nothing. So the step is steered by how far it moves the
     policy, from a first one that is smaller for wider networks; the batch grows with the numbers of an action; and the
@@ -77,12 +77,12 @@ def customize_defaults(prior: "str | Path | Policy", steps: int = DEFAULT_STEPS)
 
 
 def implied_settings(prior: "str | Path | Policy", steps: int) -> Settings:
-    """Return what a command of so many steps need not name: their defaults, and that of `steps` itself."""
+    """Return the settings that a command with `steps` steps need not name."""
     return replace(customize_defaults(prior, steps), steps=DEFAULT_STEPS)
 
 
 def settings_for_shape(widest: int, numbers: int, steps: int = DEFAULT_STEPS) -> Settings:
-    """Return the same by the widest layer of the policy and how many numbers its actions have."""
+    """Return the settings by the policy's widest layer and the number of numbers in its actions."""
     nearest = 2 ** round(math.log2(SAMPLES_PER_ACTION_NUMBER * numbers))  # power of two, in ratio
     minibatch = max(256, min(4096, nearest))
     wanted = max(MIN_ROLLOUT_SIZE, 2 ** int(math.log2(max(steps, MIN_UPDATES) / MIN_UPDATES)))

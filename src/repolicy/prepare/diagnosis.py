@@ -1,7 +1,7 @@
-"""What is to be known of a prior before anything is trained: does it act, how wide is it, what is a nat of it worth?
+"""Diagnose a prior before training: does it act well, how wide is its std, and what is a nat of it worth?
 
-A thousand steps in each of some environments, by the mean action and sampled, and as many of a policy that knows
-nothing. No reward but the add-on's is needed; the environment's own is shown where there is one.
+The prior runs a thousand steps in each of some environments, with the mean action and sampled, and so does an untrained
+policy. Only the add-on's reward is needed; the environment's own is shown where there is one.
 """
 
 from contextlib import closing
@@ -31,19 +31,19 @@ from repolicy.prepare.worth import EpisodeSums, Worth, Worths, nats_of, worth_of
 from repolicy.runs import Settings, spec_for
 
 DRIVEN_ENVS, DRIVEN_STEPS = 16, 1_000
-MAX_NORMALIZED = 10.0  # a normalized observation beyond this was hardly seen in training
-MAX_FAR_SHARE = 0.01  # share of all numbers that may be so far out by accident
-MIN_STD_SHARE = 1e-3  # a std of this share of an action's range leaves nothing to explore with
+MAX_NORMALIZED = 10.0  # normalized observations beyond this were rare in training
+MAX_FAR_SHARE = 0.01  # share of all numbers that may be beyond it by chance
+MIN_STD_SHARE = 1e-3  # a std below this share of an action's range explores nothing
 
 
 @dataclass(frozen=True)
 class Drive:
-    """Some episodes: arrays `[E]`."""
+    """Statistics of some episodes; arrays are `[E]`."""
 
     basic: np.ndarray
     addon: np.ndarray
     lengths: np.ndarray
-    fell: np.ndarray  # whether it ended by itself, and not by a time limit
+    fell: np.ndarray  # whether the episode terminated before the time limit
     nats: np.ndarray  # log π of the mean action; or the entropy, sampled
     entropy: float  # −log π of the actions that were taken, a step
     std: float | None  # of the actions, on average
@@ -59,24 +59,24 @@ class Drive:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found, the worst first."""
+    """The result of a diagnosis; the worst complaint is the first."""
 
     env: str
     policy: Policy
     by_mean: Drive
     sampled: Drive
-    ignorant: Drive  # a new policy that knows nothing, sampled
+    ignorant: Drive  # an untrained policy, sampled
     worths: Worths  # of a nat
     complaints: list[str]
 
     @property
     def weights(self) -> Weights | None:
-        """Where to begin: the rule that customizing has for a prior whose file tells nothing."""
+        """The weights to begin with, by the rule of `customize` for a prior whose card has none."""
         return weights_from_worths(self.worths, self.policy.observation_size)
 
     @property
     def first(self) -> list[str]:
-        """The options to begin with."""
+        """The command-line options to begin with."""
         if self.weights is None:
             return ["--omega", "auto", "--kl-budget", f"{default_kl_budget(self.policy):g}"]
         return ["--omega", f"{self.weights.omega:g}", "--states", f"{self.weights.states:g}"]
@@ -115,9 +115,9 @@ class Diagnosis:
 def diagnose(
     policy: Policy, env: str, addon: Addon, *, nat_worth: Worth | None = None, backend: Backend = "auto"
 ) -> Diagnosis:
-    """Drive the policy, sampled and by its mean action, and one that knows nothing.
+    """Run the policy with sampled and with mean actions, and an untrained policy.
 
-    `nat_worth` is what a nat is worth by the prior's file: where it is known, that was measured over more episodes.
+    `nat_worth` is the worth in the prior's card. It is used where it is significant: it has more episodes.
     """
     spaces = probe_env(env, backend)
     check_fit(policy, spaces, "the prior")
@@ -141,7 +141,7 @@ def diagnose(
 
 
 def drive(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: Backend) -> Drive:
-    """Drive an episode in each environment, cut after a thousand steps; more where a thousand steps hold more."""
+    """Run an episode of at most a thousand steps in each environment; run more episodes where they are short."""
 
     def run(episodes: int) -> tuple[Evaluation, _DriveObserver]:
         look, seed = _DriveObserver(policy), EVALUATION_SEED
@@ -165,7 +165,7 @@ def drive(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: 
 
 
 class _DriveObserver:
-    """Notes, of each block of steps, what a policy sees and how wide it is."""
+    """Records how far a policy's observations are from training, and its std, for each rollout."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -182,7 +182,7 @@ class _DriveObserver:
 
 
 def find_complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) -> list[str]:
-    """Return what speaks against training from this prior as it was read."""
+    """Return the reasons against training from this prior as it was read."""
     sentences = []
     missing = (
         "; are the statistics of its observations missing (--vecnormalize FILE), or is the environment another one?"
@@ -206,7 +206,7 @@ def find_complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Dr
 
 
 def _action_span(policy: Policy) -> float | None:
-    """Return how far lowest and highest action are apart, before tanh where it squashes; None without bounds."""
+    """Return the range of the actions, before tanh for a squashed policy, or None without bounds."""
     if policy.family.squashes:
         return 2.0
     if policy.actions.kind == "discrete" or not policy.actions.low:
@@ -216,12 +216,12 @@ def _action_span(policy: Policy) -> float | None:
 
 
 def is_better(one: np.ndarray, other: np.ndarray) -> bool:
-    """Say whether it is better on average, by more than twice the error."""
+    """Return whether the mean of `one` is higher by more than two standard errors."""
     return bool(one.mean() - other.mean() > 2.0 * np.sqrt(sum(each.var(ddof=1) / len(each) for each in (one, other))))
 
 
 def check_addon(diagnosis: Diagnosis) -> None:
-    """Raise where the add-on cannot be told from nothing."""
+    """Raise where the add-on's reward is constant."""
     both = np.concatenate([drive.addon / drive.lengths for drive in (diagnosis.by_mean, diagnosis.sampled)])
     if both.min() == both.max():
         raise UsageError(f"the add-on gave {both.min():g} a step throughout: there is nothing to learn from")

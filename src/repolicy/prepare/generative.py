@@ -1,4 +1,4 @@
-"""A generative policy as a prior: N(0, I) over its noise, in the environment in which an action is that noise."""
+"""Use a generative policy as a prior: N(0, I) over its noise, in an environment whose action is that noise."""
 
 import time
 from contextlib import closing
@@ -57,12 +57,12 @@ def open_start(
     reading: Options | None = None,
     init: str | Path = "auto",
 ) -> tuple[Start, str]:
-    """Return what customizing starts from, and the environment's name; of a generative policy that through its noise.
+    """Open the prior of a customization, and return it with the environment's name, which may contain a decoder.
 
-    An empty `env` is returned as it is where the prior may tell it. `kept` is the copy of the prior that the run keeps;
+    An empty `env` stays empty where the prior's card may name it. `kept` is the copy of the prior that the run keeps;
     it is there already where the run is `resumed`.
     """
-    if not noise:  # an object may tell itself
+    if not noise:  # an object may have attributes for these
         thing = load_object(given, "prior") if is_code(given) else given
         noise = getattr(thing, "noise_size", 0)
         chunk = getattr(thing, "chunk", chunk) if noise else chunk
@@ -75,7 +75,8 @@ def open_start(
         raise UsageError(f"{display_name(given)} does not say which environment it is for; name one with --env")
     if not resumed:
         policy, name = noise_prior(given, noise, chunk, env, complete_settings(settings, Settings()), trust)
-        return replace(open_prior(policy), name=display_name(given), trials=2), name  # the first for its statistics
+        # noise_prior has run one trial rollout already, for the normalizer
+        return replace(open_prior(policy), name=display_name(given), trials=2), name
     reference, through = decoder_reference(given), decoder_options(env)
     if through is None:
         return open_prior(kept), with_decoder(env, reference, noise, chunk, decoder_digest(reference))
@@ -87,9 +88,9 @@ def open_start(
 def noise_prior(
     given: Any, noise: int, chunk: int, env: str, settings: Settings | None = None, trust: bool = False
 ) -> tuple[Policy, str]:
-    """Return the policy N(0, I), and the name of the environment in which it acts through this decoder.
+    """Return the policy N(0, I), and the name of the environment whose actions this decoder decodes.
 
-    Its normalizer has the statistics of the observations in its own trial steps.
+    The policy's normalizer has the statistics of its observations in trial steps.
     """
     settings, reference = settings or Settings(), decoder_reference(given)
     load_decoder(reference, noise, chunk, trust=trust)
@@ -101,7 +102,7 @@ def noise_prior(
 
 
 def decoder_reference(given: Any) -> str:
-    """Return the name by which every process finds a decoder."""
+    """Return the name by which every process can load a decoder; raise where it has none."""
     reference = str(given) if isinstance(given, str | Path) else reference_to(given)
     if find_session_only([reference]):
         raise UsageError("a decoder is found by other processes, too: write it into a file and name file.py:decode")
@@ -109,7 +110,7 @@ def decoder_reference(given: Any) -> str:
 
 
 def standard_normal(observation_size: int, noise: int, seed: int = 0) -> Policy:
-    """Return a policy of mean 0 and std 1 whatever it sees, which can learn another mean for each observation."""
+    """Return a policy of mean 0 and std 1 for all observations; training can change its mean for each of them."""
     space = ActionSpace("continuous", (noise,))
     policy = make_policy(
         PolicySpec(observation_size, space, hidden=HIDDEN, initial_std=1.0 - MIN_STD, min_std=MIN_STD), seed
@@ -121,7 +122,7 @@ def standard_normal(observation_size: int, noise: int, seed: int = 0) -> Policy:
 
 
 def with_noise_scale(policy: Policy, scale: float) -> Policy:
-    """Return N(0, scale² · I)."""
+    """Return a copy of the policy with the std `scale`: N(0, scale² · I)."""
     other = frozen(policy)
     assert other.log_std is not None
     other.log_std.fill_(float(np.log(scale - MIN_STD)))
@@ -129,9 +130,10 @@ def with_noise_scale(policy: Policy, scale: float) -> Policy:
 
 
 def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -> tuple[list[str], int]:
-    """Return sentences about what the decoder gives without training, and how many decisions it took to tell.
+    """Evaluate the decoder without training, and return notes and the number of decisions that this took.
 
-    At smaller noise, as the best of some draws by the wish, and how its noise moves it.
+    It is evaluated at smaller noise scales, and as the best of some draws by the add-on. A note says how many
+    directions of the noise change the actions.
     """
     asked, seed = addons.with_weights(wishes), settings.seed
     found = [
@@ -163,7 +165,7 @@ def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], setting
 
 
 class BestOf:
-    """An agent that draws noise so many times, and takes the draw whose chunk the wish pays most in copies."""
+    """An agent that draws noise `count` times and takes the draw of highest add-on reward in copied environments."""
 
     backend: Backend = "gymnasium"
 
@@ -172,7 +174,7 @@ class BestOf:
         self.addon, self.count, self.random = addon, count, np.random.default_rng(0)
 
     def watch(self, envs: Any) -> None:
-        """Copy these environments from now on."""
+        """Set the environments that are copied for each decision."""
         self._envs = envs
 
     def actor(self, steps: int, count: int, generator: torch.Generator | None = None) -> "BestOf":
@@ -187,7 +189,7 @@ class BestOf:
         return draws.reshape(rows, self.count, -1)[np.arange(rows), paid.argmax(1)]
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        """Return zeros: who takes the best of several draws has no density in closed form."""
+        """Return zeros: the best of several draws has no density in closed form."""
         return torch.zeros(actions.shape[:-1])
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
@@ -198,7 +200,7 @@ class BestOf:
 
 
 def check_copyable(env: str, addon: Addon) -> None:
-    """Raise where an environment cannot be copied, or where a wish has a past."""
+    """Raise where the environment cannot be copied, or where an add-on depends on past steps."""
     plain, _ = parse_env_name(env)
     if addon.stateful_names:
         raise UsageError(f"{addon.stateful_names[0]} has a past, which a copy does not know")
@@ -209,7 +211,7 @@ def check_copyable(env: str, addon: Addon) -> None:
 
 
 def _decision_count(found: Evaluation) -> int:
-    """Return how many decisions an evaluation took of all its environments."""
+    """Return the number of decisions in all environments of an evaluation."""
     assert found.steps is not None  # which are all, where each environment has one episode
     return found.steps.rewards.size
 
@@ -220,7 +222,7 @@ def _format_rewards(found: Evaluation) -> str:
 
 
 def _describe_decoder(env: str, settings: Settings) -> str:
-    """Tell how many directions of the noise change the actions, and how long decoding takes."""
+    """Return a note: how many directions of the noise change the actions, and how long decoding takes."""
     through = decoder_options(env)
     assert through is not None
     decode = load_decoder(*through)

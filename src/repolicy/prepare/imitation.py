@@ -1,4 +1,4 @@
-"""Priors that only imitate, from recorded observations and actions: a policy with a std, or a flow.
+"""Fit a prior to recorded observations and actions by imitation: a policy with a std, or a flow.
 
 The policy is fitted by maximum likelihood. The flow is a generative policy, an ONNX graph of observations and noise. It
 learns the velocity that carries noise to chunks of recorded actions along straight lines (flow matching), so it keeps
@@ -26,21 +26,21 @@ from repolicy.runs import versions
 from repolicy.text import figures
 
 TRIAL_EPISODES = 10
-IMITATION = "imitation"  # what the card of its file says that it is
+IMITATION = "imitation"  # `which` in the card of the file
 EULER_STEPS = 8  # steps of a flow from noise to actions
 FLOW_STEPS, FLOW_MINIBATCH, FLOW_LEARNING_RATE = 8_000, 512, 1e-3  # of a flow's fit
-OBSERVATION_CLIP = 5.0  # stds of the recorded observations, beyond which an observation counts as this far to a flow
+OBSERVATION_CLIP = 5.0  # in stds of the recorded observations
 
 
 @dataclass(frozen=True)
 class Imitation:
-    """What an imitation ended in: the policy's file, how likely it makes the actions, and what it earns."""
+    """The result of an imitation: the policy, its file, the fit, and its return."""
 
     file: Path
     policy: Policy
     fitted: FitResult
     env: str
-    returns: tuple[float, float] | None  # mean and std with the mean action, where there is an environment to try
+    returns: tuple[float, float] | None  # mean and std with the mean action; None without an environment
 
 
 def imitate(
@@ -54,7 +54,7 @@ def imitate(
     say: Callable[[str], None] = lambda _: None,
     progress: Callable[[int, float], None] = lambda *_: None,
 ) -> Imitation:
-    """Fit a policy to demonstrations until those that are held out gain no more, and write its file.
+    """Fit a policy to demonstrations until the held-out likelihood stops rising, and write its file.
 
     The std is one for all states or, with `state_std`, depends on the state. With `env` the spaces are checked and the
     policy is tried; `customize` then goes on in that environment. Choices are read as it counts them, else from 0.
@@ -95,7 +95,7 @@ def imitate(
 
 
 def action_space_for(data: Demonstrations, env: str | None) -> ActionSpace:
-    """Return the actions of the environment, or of the data alone."""
+    """Return the environment's action space, or without an environment that of the data; raise where they differ."""
     width = data.actions.shape[1]
     if env is None:
         if not data.discrete:
@@ -112,7 +112,7 @@ def action_space_for(data: Demonstrations, env: str | None) -> ActionSpace:
 
 
 def stored_actions(data: Demonstrations, space: ActionSpace, env: str | None) -> Tensor:
-    """Return the actions `[M, A]` as a policy stores them: choices from 0. Raises where the space has not all."""
+    """Return the actions `[M, A]` as a policy stores them, choices from 0; raise where some are outside the space."""
     if not data.discrete:
         return data.actions
     first, sizes = (torch.tensor(part, dtype=torch.int64) for part in (space.low or 0, space.sizes))
@@ -141,7 +141,7 @@ def _spec(data: Demonstrations, actions: ActionSpace, hidden: tuple[int, ...], s
 
 @dataclass(frozen=True)
 class FlowFit:
-    """What was fitted: the file, how many numbers of noise and actions a chunk it has, and the mean squared error."""
+    """The result of fitting a flow: its file, the sizes of noise and chunk, the final loss, the number of chunks."""
 
     file: Path
     noise: int
@@ -151,7 +151,7 @@ class FlowFit:
 
 
 class Flow(nn.Module):
-    """Observations `[N, O]` and noise `[N, Z]` to the actions of a chunk, one after the other, `[N, Z]`."""
+    """A network from observations `[N, O]` and noise `[N, Z]` to the actions of a chunk, concatenated: `[N, Z]`."""
 
     observation_mean: Tensor
     observation_std: Tensor
@@ -172,7 +172,7 @@ class Flow(nn.Module):
         self.network = nn.Sequential(*(each for layer in layers for each in (layer, nn.SiLU())))[:-1]
 
     def velocity(self, observations: Tensor, places: Tensor, time: Tensor) -> Tensor:
-        """Return where standardized actions `[N, Z]` move at a time `[N, 1]` between 0 (noise) and 1 (actions)."""
+        """Return the velocity of standardized actions `[N, Z]` at a time `[N, 1]` from 0 (noise) to 1 (actions)."""
         seen = ((observations - self.observation_mean) / self.observation_std).clamp(
             -OBSERVATION_CLIP, OBSERVATION_CLIP
         )
@@ -189,7 +189,7 @@ class Flow(nn.Module):
 def fit_flow(
     flow: Flow, observations: Tensor, chunks: Tensor, generator: torch.Generator, progress: Callable[[int], None]
 ) -> float:
-    """Minimize E|v(o, (1 − t)·z + t·x, t) − (x − z)|² over chunks x, noise z and times t. Returns its latest mean."""
+    """Minimize E|v(o, (1 − t)·z + t·x, t) − (x − z)|² over chunks x, noise z and times t; return the recent mean."""
     wanted = (chunks - flow.action_mean) / flow.action_std
     adam = Adam(flow.parameters(), FLOW_LEARNING_RATE)
     latest = 0.0
