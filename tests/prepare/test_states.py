@@ -31,7 +31,7 @@ from repolicy.prepare.states import (
     visited_states,
 )
 from repolicy.priors.opening import read_policy
-from repolicy.report.charts import learning
+from repolicy.report.charts import learning_section
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.ranks import SingleRank, one_thread
 from repolicy.runs.request import Request
@@ -131,7 +131,7 @@ def test_a_run_stores_its_density_and_is_resumed_to_the_bit(tmp_path: Path, monk
     parts = [whole.last[f"reward_{part}"] for part in ("task", "prior", "entropy", "states")]
     assert sum(parts) == pytest.approx(whole.last["reward_total"])
     request = RunFolder(whole.folder).load_request()
-    assert "Price of states unlike the prior" in learning(RunFolder(whole.folder), request, {})
+    assert "Price of states unlike the prior" in learning_section(RunFolder(whole.folder), request, {})
     saved = read_policy(RunFolder(whole.folder).last_policy)
     assert saved.prior is not None
     with one_thread():  # as runs have it
