@@ -1,4 +1,4 @@
-"""The commands that tell about policies without training: compare, diagnose, plan."""
+"""The commands that work with policies without training: compare, diagnose, plan."""
 
 import shlex
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from repolicy.prepare.beginning import Start
     from repolicy.prepare.diagnosis import Diagnosis, Drive
 
-NOT_SAFE = ("worse", "cannot tell")  # verdicts with which the command exits with 3
+UNSAFE_VERDICTS = ("worse", "cannot tell")  # with these the command exits with 3
 
 
 @dataclass(frozen=True)
@@ -251,11 +251,11 @@ class Plan(RunsPolicy):
         else:
             save_planner(made, out)
         results = self._evaluated(terminal, made, agents)
-        told = _told(made)
-        terminal.say(*_in_words(made, told))
+        metrics = _planner_metrics(made)
+        terminal.say(*_planner_sentences(made, metrics))
         terminal.say(f"its {'file' if self.distil else 'folder'}: {out}")
         said = {"policy" if self.distil else "folder": str(out), "env": made.env}
-        return said | {"omega": made.score.omega, "states": made.score.states} | told | results
+        return said | {"omega": made.score.omega, "states": made.score.states} | metrics | results
 
     def _check(self, out: Path) -> None:
         """Raise for options that cannot be, before the work, which would be lost."""
@@ -309,25 +309,28 @@ class Plan(RunsPolicy):
         return {name: evaluation.as_dict()["summary"] for name, evaluation in found.items()}
 
 
-def _told(made: "Planned") -> dict[str, float]:
-    """Return how fast a planner decided, and how often it did what its prior would."""
+def _planner_metrics(made: "Planned") -> dict[str, float]:
+    """Return the planner's speed, and the share of decisions in which it did what its prior would."""
     tally = made.tally
-    told = {"decisions_a_second": tally.rate, "real_time": tally.rate * made.model.seconds}
-    told |= {"prior_kept": tally.kept / tally.decisions, "broken_down": tally.failed}
+    metrics = {"decisions_a_second": tally.rate, "real_time": tally.rate * made.model.seconds}
+    metrics |= {"prior_kept": tally.kept / tally.decisions, "broken_down": tally.failed}
     if made.actions.kind != "discrete":
-        told["effective_samples"] = tally.effective / tally.decisions
-    return told
+        metrics["effective_samples"] = tally.effective / tally.decisions
+    return metrics
 
 
-def _in_words(made: "Planned", told: dict[str, float]) -> Iterator[str]:
-    """Yield that in sentences."""
-    pace, kept = f"{told['decisions_a_second']:.3g} decisions a second", f"in {told['prior_kept']:.1%} of the decisions"
-    if told["real_time"]:
-        pace += f", {told['real_time']:.2g} times real time"
+def _planner_sentences(made: "Planned", metrics: dict[str, float]) -> Iterator[str]:
+    """Yield the planner's metrics as sentences."""
+    pace, kept = (
+        f"{metrics['decisions_a_second']:.3g} decisions a second",
+        f"in {metrics['prior_kept']:.1%} of the decisions",
+    )
+    if metrics["real_time"]:
+        pace += f", {metrics['real_time']:.2g} times real time"
     if made.actions.kind == "discrete":
         yield f"{pace}; {kept} it chose what the prior would"
     else:
-        count = f"{told['effective_samples']:.3g} of {made.search.samples} samples count"
+        count = f"{metrics['effective_samples']:.3g} of {made.search.samples} samples count"
         yield f"{pace}; {count}; {kept} none was better than the prior's own plan"
-    if told["broken_down"]:
-        yield f"{told['broken_down']:,} simulations broke down, and were left out"
+    if metrics["broken_down"]:
+        yield f"{metrics['broken_down']:,} simulations broke down, and were left out"

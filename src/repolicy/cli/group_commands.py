@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from repolicy.cli.options import Command, Positional, Repeated, overrides
 from repolicy.cli.run_commands import Run as RunCommand
-from repolicy.cli.run_commands import callbacks_of, ended
+from repolicy.cli.run_commands import callbacks_of, report_end
 from repolicy.objective_names import named
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, train_defaults
@@ -21,8 +21,8 @@ ROOT = Path("runs/rql")
 
 
 @contextmanager
-def _warnings_said() -> Iterator[None]:
-    """Say warnings as the other commands do, and leave out those that libraries have for each other."""
+def _print_warnings() -> Iterator[None]:
+    """Print warnings as the other commands do, without the FutureWarnings that libraries raise for each other."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.showwarning = lambda message, *_: Terminal().say(f"warning: {message}")
@@ -64,7 +64,7 @@ class Generate(Command):
         from repolicy.llm.models import generate
 
         given = {name: value for name, value in vars(self).items() if name not in ("models", "prior", "prompt", "json")}
-        with _warnings_said():
+        with _print_warnings():
             return {"omega": self.omega, "responses": generate(self.models, self.prior, self.prompt, **given)}
 
     def text(self, values: dict[str, Any]) -> str:
@@ -105,7 +105,7 @@ class Evaluate(Command):
 
         check_writable(self.out)
         size = {"responses": self.responses, "tokens": self.tokens, "seed": self.seed}
-        with _warnings_said():
+        with _print_warnings():
             models, page = evaluate(self.models, self.prior, self.prompts, self.reward, **size)
         rows = [
             [each["model"], *("{mean:.2f} ({low:.2f} to {high:.2f})".format(**each[name]) for name in MEASURES)]
@@ -159,7 +159,7 @@ class Train(Run):
 
         settings = overrides(self, Settings)
         folder = folder_for(self.out, self.env, self.objective, settings, self.resume, ROOT)
-        return ended(
+        return report_end(
             train(
                 self.env, named(self.objective, alpha=self.alpha), folder, settings,
                 addon=self.addon, resume=self.resume, callbacks=callbacks_of(folder, self.wandb),
@@ -201,7 +201,7 @@ class Customize(Run):
 
         settings = overrides(self, Settings)
         folder = folder_for(self.out, self.prior, "residual", settings, self.resume, ROOT)
-        return ended(
+        return report_end(
             customize(
                 self.prior, named("residual", omega=self.omega, alpha=self.alpha, states=self.states), folder,
                 settings, addon=self.addon, env=self.env, options=self.reading, resume=self.resume,

@@ -1,4 +1,4 @@
-"""What a file tells of itself, and what an environment tells that a robot's program must know.
+"""Describe a file, and describe an environment for a robot's program.
 
 That is names, units and order, and the control period. Nothing is guessed: a MuJoCo environment's numbers have names
 only where they are found to be its joints' positions and velocities, those of the first observation.
@@ -122,8 +122,8 @@ def _of_joints(model: Any, data: Any, seen: np.ndarray, env: Any) -> dict[str, A
     return {}
 
 
-MOST_ROWS = 64  # of a table on the screen
-MOST_STDS = 8  # more do not fit a line
+MAX_ROWS = 64  # rows of a table on the screen
+MAX_STDS = 8  # more do not fit into a line
 DIAL = "{name} from {low:g} to {high:g}, {scale}; NaN counts as {if_nan:g}"
 Story = tuple[dict[str, Any], dict[str, Any]]  # what is printed, and what --json tells besides
 
@@ -143,7 +143,7 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         facts, more = _of_file(PolicyFile(find_policy(path)), options or Options())
     Terminal().facts(facts)
     if "carries" in more:
-        _say_contract(more["carries"])
+        _print_contract(more["carries"])
     return facts | more
 
 
@@ -193,7 +193,7 @@ def _of_policy(file: PolicyFile, options: Options, exported: str = "") -> Story:
     return facts, {"card": card}
 
 
-def _say_contract(about: dict[str, Any]) -> None:
+def _print_contract(about: dict[str, Any]) -> None:
     """Say what an exported graph takes and gives, a line for each number."""
     terminal, unknown = Terminal(), "unknown"
     observations, actions, period = about["observations"], about["actions"], about.get("control_period")
@@ -213,9 +213,9 @@ def _say_contract(about: dict[str, Any]) -> None:
         names = told.get("names") or [unknown] * size
         columns = [names, *(told.get(key) or [""] * size for key in ("units", "low", "high"))]
         rows = [[str(index), *map(str, row)] for index, row in enumerate(zip(*columns, strict=False))]
-        terminal.numbers("", [title, "name", "unit", "from", "to"], rows[:MOST_ROWS])
-        if len(rows) > MOST_ROWS:
-            terminal.say(f"and {len(rows) - MOST_ROWS} more, which --json tells")
+        terminal.numbers("", [title, "name", "unit", "from", "to"], rows[:MAX_ROWS])
+        if len(rows) > MAX_ROWS:
+            terminal.say(f"and {len(rows) - MAX_ROWS} more, which --json tells")
 
 
 def _facts_of(card: dict[str, Any]) -> dict[str, str]:
@@ -248,8 +248,8 @@ def _std(policy: Policy) -> str:
     dist = policy(policy.normalizer.mean.float()[None])
     if not isinstance(dist, Gaussian | SquashedGaussian):
         return "none: its choices have probabilities"
-    parts = [f"{std:.3g}" for std in dist.log_std.exp().reshape(-1).tolist()[:MOST_STDS]]
-    if policy.spec.actions.width > MOST_STDS:
+    parts = [f"{std:.3g}" for std in dist.log_std.exp().reshape(-1).tolist()[:MAX_STDS]]
+    if policy.spec.actions.width > MAX_STDS:
         parts.append("…")
     if isinstance(dist, SquashedGaussian):
         parts.append("before tanh")

@@ -13,12 +13,12 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal, NoReturn
 
 from repolicy.cli.about import Addons, Bench, Doctor, Report
-from repolicy.cli.compare_diagnose_plan import NOT_SAFE, Compare, Diagnose, Plan
+from repolicy.cli.compare_diagnose_plan import UNSAFE_VERDICTS, Compare, Diagnose, Plan
 from repolicy.cli.dial_commands import Dial, Sweep
 from repolicy.cli.group_commands import LLM, RQL
 from repolicy.cli.options import Command, Positional, complete, help_page, options, parse
 from repolicy.cli.policy_commands import Evaluate, Export, Imitate, Inspect, Push, Render
-from repolicy.cli.run_commands import Customize, Train, speaks
+from repolicy.cli.run_commands import Customize, Train, is_main_process
 from repolicy.cli.wish_commands import Ask, Infer, LearnWish, Takeover
 from repolicy.errors import RepolicyError, UsageError, described
 from repolicy.runs import full_stdout_is_an_error, silent_stdout, terminated_as_interrupted
@@ -99,7 +99,7 @@ def _run(arguments: list[str]) -> None:
         return
     command = _parse_in_group(*arguments) if arguments[0] in GROUPS else _parse_command(arguments[0], arguments[1:])
     values = _execute(command)
-    if command.json and speaks():
+    if command.json and is_main_process():
         from repolicy.policies.storage import replace_nonfinite
 
         print(json.dumps(replace_nonfinite(values)))
@@ -110,7 +110,7 @@ def _run(arguments: list[str]) -> None:
     if failed := values.get("failed"):  # points of a sweep
         names = " and ".join(f"ω′ {point['omega']:g}" for point in failed)
         raise RepolicyError(f"{names} failed; the same command with --resume tries again")
-    if values.get("verdict") in NOT_SAFE:
+    if values.get("verdict") in UNSAFE_VERDICTS:
         sys.exit(3)
 
 
@@ -237,8 +237,8 @@ def _unexpected_error_sentence(error: BaseException) -> str:
 
 def _fail(text: str, code: int = 1) -> NoReturn:
     notes = getattr(sys.exception(), "__notes__", [])  # such as `rank 1`, for an error in that rank's own work
-    if speaks() or notes:
-        whose = "" if speaks() else f"{notes[0]}: "
+    if is_main_process() or notes:
+        whose = "" if is_main_process() else f"{notes[0]}: "
         with contextlib.suppress(OSError):
             print(f"repolicy: {whose}{sentence(text)}", file=sys.stderr, flush=True)
     sys.exit(code)

@@ -31,7 +31,7 @@ ObjectiveName = Literal["no_entropy", "end_entropy", "repeat_entropy", "soft", "
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Command):
-    """What every command that makes a run takes."""
+    """A command that makes a run."""
 
     resume: bool = False
     """Go on with the run in the folder, if there is one."""
@@ -84,8 +84,8 @@ class Train(Run):
             env_timeout=self.env_timeout, observe=self.observe or "", observe_critic=self.observe_critic or "",
             trust=self.trust,
         )  # fmt: skip
-        values = ended(result)
-        if result.finished and speaks():
+        values = report_end(result)
+        if result.finished and is_main_process():
             env = ["--env", self.env] if ":" in self.env else []  # code, which is named again
             words = shlex.join(["repolicy", "customize", str(result.folder), *env, "--addon", "FILE.py:FUNCTION"])
             Terminal().say(f"to give it a wish: {words}")
@@ -171,7 +171,7 @@ class Customize(Run):
             trust=self.trust, reading=self.reading, init=self.init, noise=self.noise, chunk=self.chunk,
             sparse=self.sparse, limits=self.limit,
         )  # fmt: skip
-        return ended(result) | (_reported(result) if self.report else {})
+        return report_end(result) | (_write_report(result) if self.report else {})
 
     def wanted(self) -> Objective:
         """Return the objective that the options describe, as far as they do."""
@@ -179,23 +179,23 @@ class Customize(Run):
         return named(self.objective, omega=omega, alpha=alpha, states=self.states)
 
 
-def speaks() -> bool:
-    """Return whether this process is the one that talks to the user: under torchrun, the first."""
+def is_main_process() -> bool:
+    """Return whether this process prints for the user: under torchrun, only the first one does."""
     place = torchrun_place()
     return place is None or place[0] == 0
 
 
 def callbacks_of(out: Path, wandb: str | None) -> list[Any]:
-    """Return the callbacks of a run that the command line started; under torchrun, only the first process has any."""
+    """Return the callbacks of a run; under torchrun, only the first process has any."""
     from repolicy.runs import Display, RunFolder, TensorBoard, Wandb
 
-    if not speaks():
+    if not is_main_process():
         return []
     folder = RunFolder(out)
     return [Display(), TensorBoard(folder), *([Wandb(folder, wandb)] if wandb is not None else [])]
 
 
-def ended(result: "Result") -> dict[str, Any]:
+def report_end(result: "Result") -> dict[str, Any]:
     from repolicy.priors import find_policy
     from repolicy.runs import RunFolder
 
@@ -206,17 +206,17 @@ def ended(result: "Result") -> dict[str, Any]:
         latest = RunFolder(folder).latest_checkpoint()
         steps = f"the checkpoint at {latest[1]['steps']:,}" if latest else "the start: there is no checkpoint yet"
         sentence = f"stopped after {result.steps:,} steps in {folder}; --resume goes on from {steps}"
-    if speaks():
+    if is_main_process():
         Terminal().say(sentence)
     return {"folder": str(folder), "steps": result.steps, "finished": result.finished, "metrics": result.last}
 
 
-def _reported(result: "Result") -> dict[str, Any]:
-    """Return the run's page, written once, where the run is done. The run is not lost when the page fails."""
+def _write_report(result: "Result") -> dict[str, Any]:
+    """Write the report of a finished run, and return its path; an error in the report does not fail the run."""
     from repolicy.cli.dial_commands import Dial
     from repolicy.report.run_page import write_report
 
-    if not result.finished or not speaks():
+    if not result.finished or not is_main_process():
         return {}
     terminal = Terminal()
     try:
