@@ -1,7 +1,7 @@
-"""From a row of elementary steps to a description: what graphs (ONNX, TorchScript) are reduced to.
+"""Recognize a policy in a chain of elementary steps, which is what readers of ONNX and TorchScript graphs produce.
 
-A graph's reader notes what happens to the observations, step by step; here the row of steps is recognized as a
-perceptron with a normalizer in front and a tanh behind, or refused with the step that does not belong there.
+A graph's reader records each step from the observations to the actions. Here the steps become a perceptron, perhaps
+with a normalizer before and a tanh after it. A step that does not belong there is named in a CannotCopyError.
 """
 
 import math
@@ -29,17 +29,17 @@ from repolicy.readers.perceptrons import make_perceptron
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One thing that happens to all numbers of a row. Its name is an activation's, or one of these:
+    """An elementary operation on a row of numbers. Its name is that of an activation, or one of these:
 
     affine: `scale · x + shift`; linear: `weight x + bias`; clip: to [low, high]; norm: a LayerNorm; slice: [low:high];
-    argmax: the largest is chosen.
+    argmax: the index of the largest number.
     """
 
     name: str
-    scale: Any = 1.0  # or a weight; both are kept as arrays in double precision
-    shift: Any = 0.0  # or a bias
+    scale: Any = 1.0  # or the weight; becomes an array in double precision
+    shift: Any = 0.0  # or the bias; becomes an array in double precision
     low: float = -math.inf
-    high: float = math.inf  # or epsilon, or a slope
+    high: float = math.inf  # or the epsilon of a norm, or the slope of a leaky_relu
 
     def __post_init__(self) -> None:
         for name in ("scale", "shift"):
@@ -50,69 +50,76 @@ Chain = tuple[Step, ...]
 
 
 def fuse_product(first: Chain, second: Chain) -> Chain | None:
-    """Return the chain whose value is the product of two chains' values, where that is swish or gelu; else None."""
+    """Return the chain of the product of two chains, if that is swish, `x · sigmoid(x)`, or gelu; else None.
+
+    gelu is `x · (0.5 · erf(x · √0.5) + 0.5)`, where any constant factor may stand on either side.
+    """
     shared = 0
     while shared < min(len(first), len(second)) and first[shared] is second[shared]:
         shared += 1
     stem = first[:shared]
-    short, long = sorted((_merged(first[shared:]), _merged(second[shared:])), key=len)
+    short, long = sorted((_merge_affine(first[shared:]), _merge_affine(second[shared:])), key=len)
     names, short_names = [step.name for step in long], [step.name for step in short]
     if not short and names == ["sigmoid"]:
         return (*stem, Step("swish"))
     if names == ["affine", "erf", "affine"] and short_names in ([], ["affine"]):
         inner, _, outer = long
         factor = short[0] if short else Step("affine")
-        halves = np.all(outer.scale == outer.shift) and not np.any(factor.shift)
-        if halves and np.allclose(inner.scale, math.sqrt(0.5), 0.0, 1e-6) and np.allclose(inner.shift, 0.0, 0.0, 1e-6):
+        is_gelu = np.all(outer.scale == outer.shift) and not np.any(factor.shift)
+        is_gelu &= np.allclose(inner.scale, math.sqrt(0.5), 0.0, 1e-6) and np.allclose(inner.shift, 0.0, 0.0, 1e-6)
+        if is_gelu:
             return (*stem, Step("gelu"), Step("affine", 2.0 * factor.scale * outer.scale))
     return None
 
 
 def recognize(chain: Chain, width: int) -> tuple[PolicyDescription, Linear | None]:
-    """Return the chain as a policy of `width` observations, and the half of its last layer that it drops."""
+    """Return the chain as a policy of `width` observations, and the half of its last layer that a slice drops, if any.
+
+    Library, version and std of the description are still empty: `complete` adds them.
+    """
     if not all(np.isfinite(numbers).all() for step in chain for numbers in (step.scale, step.shift)):
         raise ValueError("its weights are not finite")
-    steps = [step for step in _merged(chain) if not _is_identity(step)]
+    steps = [step for step in _merge_affine(chain) if not _is_identity(step)]
     normalizer = _take_normalizer(steps, width)
     network = _take_network(steps)
     if network.width != width:
         raise ValueError(f"{width} numbers go into a layer that takes {network.width}")
     unused = None
-    if _next(steps) == "slice":
-        output, unused = _sliced(network.output, steps.pop(0))
+    if _next_name(steps) == "slice":
+        output, unused = _slice_output(network.output, steps.pop(0))
         network = replace(network, output=output)
     is_choice = bool(steps) and steps[-1].name == "argmax"
     mean_clip = None if is_choice else _take_clip(steps)
     actions = _take_actions(steps, len(network.output.bias))
     if steps:
-        raise CannotCopyError(f"{_next(steps)} follows its last layer")
+        raise CannotCopyError(f"{_next_name(steps)} follows its last layer")
     squashed = bool(actions.low)
     return PolicyDescription("", "", "perceptron", network, actions, squashed, None, normalizer, mean_clip), unused
 
 
 def complete(
-    found: PolicyDescription, library: str, version: str, context: ReadContext, std: Std | None = None
+    policy: PolicyDescription, library: str, version: str, context: ReadContext, std: Std | None = None
 ) -> PolicyDescription:
-    """Return the policy with this std or the user's. A normalizer in its network takes no other beside it."""
-    if found.normalizer is not None:
+    """Return the policy with this std or the user's, and with the user's normalizer unless its network has one."""
+    if policy.normalizer is not None:
         context.check_no_statistics()
-    if found.actions.kind == "discrete":
+    if policy.actions.kind == "discrete":
         context.notes.append("the largest of the outputs is chosen: they are taken as logits")
     elif std is None:
-        std = context.std(len(found.actor.output.bias))
-    normalizer = context.statistics(found.actor.width, found.normalizer)
-    return replace(found, library=library, version=version, std=std, normalizer=normalizer)
+        std = context.std(len(policy.actor.output.bias))
+    normalizer = context.statistics(policy.actor.width, policy.normalizer)
+    return replace(policy, library=library, version=version, std=std, normalizer=normalizer)
 
 
 def _take_network(steps: list[Step]) -> Perceptron:
-    """Return the layers up to the last linear one."""
+    """Take the layers up to the last linear one from the front of the steps."""
     hidden: list[HiddenLayer] = []
     activation: Step | None = None
     output = _take_linear(steps)
-    while _next(steps) in ("norm", *ACTIVATIONS) and any(step.name == "linear" for step in steps):
+    while _next_name(steps) in ("norm", *ACTIVATIONS) and any(step.name == "linear" for step in steps):
         before = _take_norm(steps, "before")
-        if _next(steps) not in ACTIVATIONS:
-            raise CannotCopyError(f"{_next(steps)} stands where an activation belongs")
+        if _next_name(steps) not in ACTIVATIONS:
+            raise CannotCopyError(f"{_next_name(steps)} stands where an activation belongs")
         step = steps.pop(0)
         if activation is not None and (step.name, step.high) != (activation.name, activation.high):
             raise CannotCopyError("its layers have different activations")
@@ -126,11 +133,11 @@ def _take_network(steps: list[Step]) -> Perceptron:
 
 
 def _take_normalizer(steps: list[Step], width: int) -> Normalizer | None:
-    """Return the normalizer in front: a factor and a shift for each number, and where it clips."""
+    """Take a normalizer from the front of the steps: a factor and a shift for each observation, and a clip."""
     scale, offset = np.ones(width), np.zeros(width)
-    if _next(steps) == "affine":
-        scale, offset = _rows(steps[0], width)
-        if not np.all(scale):  # a factor of 0 drops a number: the first layer takes it in
+    if _next_name(steps) == "affine":
+        scale, offset = _affine_rows(steps[0], width)
+        if not np.all(scale):  # an observation times 0: the first layer's weights take the factor instead
             return None
         steps.pop(0)
     clip = _take_clip(steps)
@@ -140,14 +147,14 @@ def _take_normalizer(steps: list[Step], width: int) -> Normalizer | None:
 
 
 def _take_actions(steps: list[Step], width: int) -> ActionSpace:
-    """Return a choice where the largest is chosen; numbers between bounds where there is a tanh, else without."""
-    if _next(steps) == "argmax":
+    """Take the last steps: an argmax makes actions discrete, a tanh gives them bounds."""
+    if _next_name(steps) == "argmax":
         steps.pop(0)
         return ActionSpace("discrete", (width,))
-    if _next(steps) != "tanh":
+    if _next_name(steps) != "tanh":
         return ActionSpace("continuous", (width,))
     steps.pop(0)
-    scale, shift = _rows(steps.pop(0) if _next(steps) == "affine" else Step("affine"), width)
+    scale, shift = _affine_rows(steps.pop(0) if _next_name(steps) == "affine" else Step("affine"), width)
     low, high = shift - scale, shift + scale
     if np.any(low >= high):
         raise CannotCopyError("a negative scale follows its last layer")
@@ -155,16 +162,16 @@ def _take_actions(steps: list[Step], width: int) -> ActionSpace:
 
 
 def _take_linear(steps: list[Step]) -> Linear:
-    """Return the next layer, with the elementwise factors and shifts on both of its sides taken into it."""
-    before = steps.pop(0) if _next(steps) == "affine" else Step("affine")
-    if _next(steps) != "linear":
-        raise CannotCopyError(f"{_next(steps) or 'nothing'} stands where a linear layer belongs")
+    """Take a linear layer, and fold the affine steps on both of its sides into its weight and bias."""
+    before = steps.pop(0) if _next_name(steps) == "affine" else Step("affine")
+    if _next_name(steps) != "linear":
+        raise CannotCopyError(f"{_next_name(steps) or 'nothing'} stands where a linear layer belongs")
     step = steps.pop(0)
     weight, bias = step.scale, step.shift
     if not _is_identity(before):
         bias = bias + weight @ np.broadcast_to(before.shift, weight.shape[1])
         weight = weight * before.scale
-    if _next(steps) == "affine":
+    if _next_name(steps) == "affine":
         after = steps.pop(0)
         factor = np.broadcast_to(after.scale, len(bias))
         weight, bias = weight * factor[:, None], bias * factor + after.shift
@@ -172,20 +179,20 @@ def _take_linear(steps: list[Step]) -> Linear:
 
 
 def _take_clip(steps: list[Step]) -> float | None:
-    """Return the bound of a clip that is alike on both sides."""
-    return steps.pop(0).high if _next(steps) == "clip" and -steps[0].low == steps[0].high > 0.0 else None
+    """Take a symmetric clip, if it is next, and return its bound."""
+    return steps.pop(0).high if _next_name(steps) == "clip" and -steps[0].low == steps[0].high > 0.0 else None
 
 
 def _take_norm(steps: list[Step], place: Place) -> LayerNorm | None:
-    if _next(steps) != "norm":
+    if _next_name(steps) != "norm":
         return None
     step = steps.pop(0)
     weight, bias = (np.array(values, np.float32) for values in (step.scale, step.shift))
     return LayerNorm(weight, bias, step.high, place)
 
 
-def _sliced(output: Linear, step: Step) -> tuple[Linear, Linear | None]:
-    """Return the outputs that a slice leaves of a layer, and what it drops where that is the second half."""
+def _slice_output(output: Linear, step: Step) -> tuple[Linear, Linear | None]:
+    """Return the outputs that a slice keeps, and the outputs that it drops if they are the second half; else None."""
     size = len(output.bias)
     start, end = int(step.low), int(min(step.high, size))
     if not 0 <= start < end:
@@ -194,8 +201,8 @@ def _sliced(output: Linear, step: Step) -> tuple[Linear, Linear | None]:
     return output.slice_outputs(start, end), dropped
 
 
-def _merged(chain: Chain) -> list[Step]:
-    """Return the same with neighboring elementwise factors and shifts as one."""
+def _merge_affine(chain: Chain) -> list[Step]:
+    """Merge neighboring affine steps into one."""
     steps: list[Step] = []
     for step in chain:
         if step.name == "affine" and steps and steps[-1].name == "affine":
@@ -209,10 +216,10 @@ def _is_identity(step: Step) -> bool:
     return step.name == "affine" and bool(np.all(step.scale == 1.0)) and not np.any(step.shift)
 
 
-def _rows(step: Step, width: int) -> tuple[Array, Array]:
-    """Return scale and shift of an affine step, a number for each of the row's."""
+def _affine_rows(step: Step, width: int) -> tuple[Array, Array]:
+    """Return scale and shift of an affine step, each `[width]`."""
     return np.broadcast_to(step.scale, width), np.broadcast_to(step.shift, width)
 
 
-def _next(steps: list[Step]) -> str:
+def _next_name(steps: list[Step]) -> str:
     return steps[0].name if steps else ""

@@ -15,7 +15,7 @@ from repolicy.loading import read_bytes
 from repolicy.readers.chain import Chain, complete, recognize
 from repolicy.readers.context import ReadContext
 from repolicy.readers.description import Array, CannotCopyError, PolicyDescription, Std
-from repolicy.readers.operations import OPERATIONS, TracedValue, rows_of, split
+from repolicy.readers.operations import OPERATIONS, TracedValue, last_layer_width, split
 from repolicy.readers.perceptrons import first_names
 
 ACTION_NAMES = (
@@ -141,7 +141,7 @@ def _as(name: str, *args: Any, **named: Any) -> Any:
 
 def _split(inputs: list[Any], of: Attributes, count: int) -> list[TracedValue] | None:
     """Return slices of a layer, of one size where the graph does not say which; the last one may be smaller."""
-    rows = rows_of(inputs[0]) if isinstance(inputs[0], TracedValue) and of.get("axis", 0) in (-1, 1) else 0
+    rows = last_layer_width(inputs[0]) if isinstance(inputs[0], TracedValue) and of.get("axis", 0) in (-1, 1) else 0
     if not rows:
         return None
     sizes = inputs[1] if inputs[1:] else of.get("split")

@@ -1,8 +1,7 @@
 """TorchScript files that are a perceptron: their weights are copied, and nothing of them is run.
 
-The zip holds the modules (a pickle, read through shells) and their code as text. The text is followed with a few
-operations only, each of which becomes a step of a chain; whatever else stands there ends the attempt. TorchScript that
-is something else is a program, and only PyTorch itself can run it.
+The zip holds the modules (a pickle) and their code as text. A small interpreter traces the code: each operation that
+it knows becomes a step of a chain, and any other code raises a CannotCopyError. Only PyTorch itself can run such code.
 """
 
 import ast
@@ -12,13 +11,13 @@ from typing import Any
 from repolicy.readers.chain import Chain, complete, recognize
 from repolicy.readers.context import ReadContext
 from repolicy.readers.description import CannotCopyError, PolicyDescription
-from repolicy.readers.operations import OPERATIONS, TracedValue, is_part
+from repolicy.readers.operations import OPERATIONS, TracedValue
 from repolicy.readers.pickles import GlobalName, ObjectStub, find_root, read_torch_pickle
 from repolicy.readers.zips import read_zip_entry
 
-MEMORIES = ("LSTM", "GRU", "RNN")
+RECURRENT_CLASSES = ("LSTM", "GRU", "RNN")
 HOOKS = ("__forward_hooks__", "__forward_pre_hooks__")
-BUDGET = 20_000  # statements and expressions that are looked at
+MAX_EXPRESSIONS = 20_000  # evaluated in one file
 
 
 def matches(names: list[str]) -> bool:
@@ -32,12 +31,13 @@ def read(archive: zipfile.ZipFile, context: ReadContext) -> PolicyDescription:
     if memory := _memory(module):
         raise CannotCopyError(f"the policy has a memory ({memory})")
     code = _Code(archive, find_root(archive), read_torch_pickle(archive, "constants"))
-    chain = _followed(code, module).chain
+    chain = _trace(code, module).chain
     found, _ = recognize(chain, _width(chain))
     return complete(found, "TorchScript", "", context)
 
 
-def _followed(code: "_Code", module: Any) -> TracedValue:
+def _trace(code: "_Code", module: Any) -> TracedValue:
+    """Return what `forward` computes of the observations."""
     try:
         code.check_no_hooks(module)
         result = code.method(module, "forward", [TracedValue(())])
@@ -51,77 +51,79 @@ def _followed(code: "_Code", module: Any) -> TracedValue:
 
 
 def _memory(module: Any) -> str:
-    """Return the class of a recurrent layer among the modules, if there is one."""
-    waiting, seen = [module], set[ObjectStub]()
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, ObjectStub) and part not in seen:
-            if part.last in MEMORIES:
+    """Return the class of a recurrent layer among the modules, or an empty text."""
+    stack, visited = [module], set[ObjectStub]()
+    while stack:
+        part = stack.pop()
+        if isinstance(part, ObjectStub) and part not in visited:
+            if part.last in RECURRENT_CLASSES:
                 return part.last
-            seen.add(part)
-            waiting += part.state.values()
+            visited.add(part)
+            stack += part.state.values()
     return ""
 
 
 def _width(chain: Chain) -> int:
+    """Return the number of observations, which is that of the first linear layer's inputs."""
     first = next((step for step in chain if step.name == "linear"), None)
     if first is None:
         raise CannotCopyError("it has no linear layer")
     return first.scale.shape[1]
 
 
-# Following the code ---------------------------------------------------------------------------------------------------
+# The interpreter ------------------------------------------------------------------------------------------------------
 
 
 class _Code:
-    """The functions in a TorchScript file, followed as text."""
+    """Interprets the code in a TorchScript file. Values are constants, stubs of modules, or traced values."""
 
     def __init__(self, archive: zipfile.ZipFile, root: str, constants: Any) -> None:
         self.archive, self.root, self.constants = archive, root, constants
         self.files: dict[str, ast.Module] = {}
-        self.left = BUDGET
+        self.expressions_left = MAX_EXPRESSIONS
 
-    def refuse(self, what: str) -> CannotCopyError:
-        return CannotCopyError(f"its code has {what}, which no perceptron of ours has")
+    def error(self, construct: str) -> CannotCopyError:
+        return CannotCopyError(f"its code has {construct}, which no perceptron of ours has")
 
     def tree(self, module: str) -> ast.Module:
-        """Return a file of code; `__torch__.a.b` is in code/__torch__/a/b.py."""
+        """Parse the code file of a module; that of `__torch__.a.b` is code/__torch__/a/b.py."""
         if module not in self.files:
             text = read_zip_entry(self.archive, f"{self.root}code/{module.replace('.', '/')}.py")
             try:
                 self.files[module] = ast.parse(text.decode("utf-8", "replace"))
             except (MemoryError, RecursionError):  # of Python's parser
-                raise self.refuse("a line that is nested too deep") from None
+                raise self.error("a line that is nested too deep") from None
         return self.files[module]
 
-    def members(self, shell: Any) -> list[ast.stmt]:
-        """Return what stands in the class of a module."""
-        if not isinstance(shell, ObjectStub) or not isinstance(shell.name, GlobalName):
-            raise self.refuse("a call of something that is no module")
-        module, _, class_name = shell.name.text.rpartition(".")
+    def members(self, stub: Any) -> list[ast.stmt]:
+        """Return the statements in the class of a module."""
+        if not isinstance(stub, ObjectStub) or not isinstance(stub.name, GlobalName):
+            raise self.error("a call of something that is no module")
+        module, _, class_name = stub.name.text.rpartition(".")
         classes = {node.name: node.body for node in self.tree(module).body if isinstance(node, ast.ClassDef)}
         return classes[class_name]
 
-    def check_no_hooks(self, shell: Any) -> None:
-        """Refuse hooks of the whole module: PyTorch itself calls them. (Those of its parts are called in the code.)"""
-        for node in self.members(shell):
+    def check_no_hooks(self, stub: Any) -> None:
+        """Refuse hooks of the whole module, which PyTorch calls. (The code itself calls the hooks of its parts.)"""
+        for node in self.members(stub):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in HOOKS and ast.literal_eval(node.value):
-                raise self.refuse("a hook")
+                raise self.error("a hook")
 
-    def method(self, shell: Any, name: str, args: list[Any]) -> Any:
-        return self.run(_function(self.members(shell), name), [shell, *args])
+    def method(self, stub: Any, name: str, args: list[Any]) -> Any:
+        return self.run(_function(self.members(stub), name), [stub, *args])
 
     def run(self, function: ast.FunctionDef, args: list[Any]) -> Any:
+        """Call a function of the code, with defaults for the last missing arguments."""
         names = [argument.arg for argument in function.args.args]
         defaults = [self.value(node, {}) for node in function.args.defaults]
         missing = len(names) - len(args)
-        given_args = [*args, *defaults[len(defaults) - missing :]] if missing else args
-        local = dict(zip(names, given_args, strict=True))
-        returned = self.block(function.body, local)
+        if missing:
+            args = [*args, *defaults[len(defaults) - missing :]]
+        returned = self.block(function.body, dict(zip(names, args, strict=True)))
         return returned[0] if returned else None
 
     def block(self, body: list[ast.stmt], local: dict[str, Any]) -> tuple[Any] | None:
-        """Return the value that is returned, in a tuple; None where nothing is returned."""
+        """Run statements. Return the function's result in a tuple, or None if no `return` was reached."""
         for node in body:
             if isinstance(node, ast.Return):
                 return (None if node.value is None else self.value(node.value, local),)
@@ -132,11 +134,11 @@ class _Code:
             elif isinstance(node, ast.If):
                 test = self.value(node.test, local)
                 if not isinstance(test, bool):
-                    raise self.refuse("a branch that depends on the observations")
+                    raise self.error("a branch that depends on the observations")
                 if returned := self.block(node.body if test else node.orelse, local):
                     return returned
             elif not isinstance(node, ast.Pass):
-                raise self.refuse(f"a statement of the kind {type(node).__name__}")
+                raise self.error(f"a statement of the kind {type(node).__name__}")
         return None
 
     def assign(self, target: ast.expr, value: Any, local: dict[str, Any]) -> None:
@@ -146,12 +148,13 @@ class _Code:
             for name, part in zip(target.elts, value, strict=True):
                 self.assign(name, part, local)
         else:
-            raise self.refuse("an assignment to a part of something")
+            raise self.error("an assignment to a part of something")
 
     def value(self, node: ast.expr, local: dict[str, Any]) -> Any:
-        self.left -= 1
-        if self.left < 0:
-            raise self.refuse("more code")
+        """Evaluate an expression."""
+        self.expressions_left -= 1
+        if self.expressions_left < 0:
+            raise self.error("more code")
         match node:
             case ast.Constant():
                 return node.value
@@ -167,25 +170,25 @@ class _Code:
                 return self.attribute(self.value(node.value, local), node.attr)
             case ast.Call():
                 return self.call(node, local)
-        raise self.refuse(f"an expression of the kind {type(node).__name__}")
+        raise self.error(f"an expression of the kind {type(node).__name__}")
 
     def attribute(self, base: Any, name: str) -> Any:
         if isinstance(base, GlobalName):
             return self.constants[int(name[1:])] if base.text == "CONSTANTS" else GlobalName(f"{base.text}.{name}")
         if isinstance(base, ObjectStub):
-            return False if name == "training" else base.state[name]  # it acts as it does after eval()
-        raise self.refuse(f"the attribute {name} of a value")
+            return False if name == "training" else base.state[name]  # as after eval()
+        raise self.error(f"the attribute {name} of a value")
 
     def call(self, node: ast.Call, local: dict[str, Any]) -> Any:
         args = [self.value(argument, local) for argument in node.args]
-        named = {keyword.arg: self.value(keyword.value, local) for keyword in node.keywords if keyword.arg}
+        kwargs = {keyword.arg: self.value(keyword.value, local) for keyword in node.keywords if keyword.arg}
         if isinstance(node.func, ast.Attribute):
             base = self.value(node.func.value, local)
             if isinstance(base, ObjectStub):
                 return self.method(base, node.func.attr, args)
         name = self.value(node.func, local)
         if not isinstance(name, GlobalName):
-            raise self.refuse("a call of a value")
+            raise self.error("a call of a value")
         if name.text == "getattr":
             return self.attribute(args[0], args[1])
         if name.text in ("annotate", "unchecked_cast"):
@@ -195,15 +198,18 @@ class _Code:
             return self.run(_function(self.tree(module).body, last), args)
         operator = name.text.removeprefix("torch.")
         operation = OPERATIONS.get(operator.removesuffix("_")) if operator != name.text else None
-        result = operation(args, named) if operation else None
+        result = operation(args, kwargs) if operation else None
         if result is None:
-            raise self.refuse(name.text)
+            raise self.error(name.text)
         return self.in_place(args[0], result, name.text) if operator.endswith("_") else result
 
     def in_place(self, target: Any, result: Any, name: str) -> TracedValue:
-        """Return the same value, changed for all who hold it; a part of another value would change that one too."""
-        if not isinstance(target, TracedValue) or not isinstance(result, TracedValue) or is_part(target) or target.cast:
-            raise self.refuse(f"{name} in place")
+        """Change a value for all names that refer to it. Refuse views, which would change the value behind them too."""
+        if not isinstance(target, TracedValue) or not isinstance(result, TracedValue):
+            raise self.error(f"{name} in place")
+        is_view = any(step.name in ("slice", "unflatten") for step in target.chain[-1:])
+        if is_view or target.is_cast:
+            raise self.error(f"{name} in place")
         target.chain = result.chain
         return target
 
