@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from repolicy.errors import UsageError
 from repolicy.hosts import priors
 from repolicy.hosts.measuring import compare_with_prior, measure_unset
-from repolicy.hosts.method import TARGET_KL, HostRollout, Method, accelerate_std, read_entry
+from repolicy.hosts.method import HostRollout, Method, accelerate_std, read_entry
 from repolicy.hosts.priors import FlatPrior
 from repolicy.hosts.sb3_policies import HeadPolicy, from_repolicy, like, space_of, to_repolicy
 from repolicy.hosts.sb3_priors import CRITICS, ActorWeights, ModelPrior, prior_files, prior_tensors, read, read_saved
@@ -37,6 +37,7 @@ from repolicy.hosts.sb3_vec_envs import (
     check_env,
     check_seen_alike,
     clipping_of,
+    default_settings,
 )
 from repolicy.hosts.steering import (
     Steering,
@@ -49,7 +50,7 @@ from repolicy.hosts.steering import (
 from repolicy.loading import check_version
 from repolicy.objective import Objective
 from repolicy.policies import Policy
-from repolicy.prepare.defaults import ROLLOUT_SIZE, settings_for_shape
+from repolicy.prepare.defaults import settings_for_shape
 from repolicy.priors import MeanPrior, OpenedPolicy
 from repolicy.text import printable
 
@@ -131,7 +132,7 @@ class ResidualPPO(PPO):
         if customizes:
             warn_about_entropy_bonus("ent_coef", host)
             env = gymnasium.make(env) if isinstance(env, str) else env
-            host = _default_settings(env, width, host) | host
+            host = default_settings(env, width, host) | host
         super().__init__(policy, env, policy_kwargs=policy_kwargs, _init_setup_model=_init_setup_model, **host)
         if _init_setup_model and copy_prior:
             self._begin_as_prior(prior_policy)
@@ -293,15 +294,10 @@ class ResidualPPO(PPO):
         def next_states() -> Tensor:
             return self.flat_observations(np.concatenate([buffer.observations[1:], self._last_obs[None]]))  # type: ignore[index]
 
-        rollout = HostRollout(
-            self.prior_observations(buffer.observations),
-            self.to_tensor(buffer.actions),
-            torch.from_numpy(buffer.log_probs),
-            torch.from_numpy(self._task_rewards),
-            torch.from_numpy(ended),
-            next_states,
-            torch.from_numpy(self._limit_values),
-        )
+        observations, actions = self.prior_observations(buffer.observations), self.to_tensor(buffer.actions)
+        arrays = buffer.log_probs, self._task_rewards, ended, self._limit_values
+        log_policy, task_rewards, ends, limit_values = map(torch.from_numpy, arrays)
+        rollout = HostRollout(observations, actions, log_policy, task_rewards, ends, next_states, limit_values)
         return (self.method.reward(rollout).numpy() + bootstrap).astype(np.float32)
 
     def _credit(self, buffer: RolloutBuffer) -> None:
@@ -380,23 +376,6 @@ class ReformulatedBuffer:
         self.rewards = self.reformulate(self)
         super().compute_returns_and_advantage(last_values, dones)  # type: ignore[misc]
         self.credit(self)
-
-
-def _default_settings(env: Any, width: int, host: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the engine's settings for customizing a network of this width, by Stable-Baselines3's names."""
-    usual = settings_for_shape(width, int(np.prod(env.action_space.shape or 1)))
-    count = getattr(env, "num_envs", 1)
-    n_steps = host.get("n_steps", 2 ** max(0, int(np.log2(ROLLOUT_SIZE / count))))
-    divisors = (size for size in range(usual.minibatch, 0, -1) if n_steps * count % size == 0)
-    return {
-        "n_steps": n_steps,
-        "batch_size": next(divisors),
-        "n_epochs": usual.epochs,
-        "gamma": usual.gamma,
-        "learning_rate": usual.learning_rate,
-        "target_kl": TARGET_KL / 1.5,  # Stable-Baselines3 ends an update at 1.5 times this
-        "vf_coef": usual.value_coefficient / 2,  # its loss is the whole squared error, the engine's is half of it
-    }
 
 
 def _initial_policy(prior: Policy, has_head: bool) -> Policy:

@@ -1,5 +1,6 @@
 """Environments of Stable-Baselines3: checks of them, and episodes of a prior in them."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from repolicy.errors import UsageError
 from repolicy.hosts.measuring import EnvStep, Sizes
+from repolicy.hosts.method import TARGET_KL
 from repolicy.hosts.priors import check_squashed, map_observations
 from repolicy.hosts.sb3_policies import check_choices, space_of
 from repolicy.hosts.sb3_priors import ModelPrior
 from repolicy.hosts.steering import has_weight
 from repolicy.objective import Objective
+from repolicy.prepare.defaults import ROLLOUT_SIZE, settings_for_shape
 from repolicy.prepare.states import MAX_STATE_SIZE
 
 WIDE = 1e6  # bounds of actions so wide that clipping to them changes nothing
@@ -143,3 +146,20 @@ def clipping_of(model: Any) -> str:
     if not isinstance(space, spaces.Box) or float(np.abs([space.low, space.high]).max()) >= WIDE:
         return ""
     return "Stable-Baselines3 clips actions to the environment's bounds (wrap it in Unclipped)"
+
+
+def default_settings(env: Any, width: int, host: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the engine's settings for customizing a network of this width, by Stable-Baselines3's names."""
+    usual = settings_for_shape(width, int(np.prod(env.action_space.shape or 1)))
+    count = getattr(env, "num_envs", 1)
+    n_steps = host.get("n_steps", 2 ** max(0, int(np.log2(ROLLOUT_SIZE / count))))
+    divisors = (size for size in range(usual.minibatch, 0, -1) if n_steps * count % size == 0)
+    return {
+        "n_steps": n_steps,
+        "batch_size": next(divisors),
+        "n_epochs": usual.epochs,
+        "gamma": usual.gamma,
+        "learning_rate": usual.learning_rate,
+        "target_kl": TARGET_KL / 1.5,  # Stable-Baselines3 ends an update at 1.5 times this
+        "vf_coef": usual.value_coefficient / 2,  # its loss is the whole squared error, the engine's is half of it
+    }
