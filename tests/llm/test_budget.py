@@ -15,8 +15,8 @@ from trl import RLOOConfig, RLOOTrainer
 from experiments.llm.toy import Toy, measure, optimum, policy_log_probs
 from repolicy.errors import UsageError
 from repolicy.llm import PriorBudget, rloo_settings
-from repolicy.llm.budget import move_omega, own_log_prior
-from repolicy.llm.mixing import Beside
+from repolicy.llm.budget import move_omega, prior_mean_log_prob
+from repolicy.llm.mixing import ModelView
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import Objective, residual
 
@@ -112,7 +112,7 @@ def test_the_priors_own(toy: Toy, prior: Path) -> None:
     exact = float((log_prior.exp() * log_prior).sum())
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    assert own_log_prior(Beside(model), tokenizer, ["."], 2000, 4) == pytest.approx(exact, abs=0.15)
+    assert prior_mean_log_prob(ModelView(model), tokenizer, ["."], 2000, 4) == pytest.approx(exact, abs=0.15)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -121,7 +121,7 @@ def test_the_priors_own_is_of_all_prompts_where_samples_are_fewer(prior: Path, m
     model, tokenizer = load(prior), AutoTokenizer.from_pretrained(prior)
     monkeypatch.setattr("repolicy.llm.budget.new_tokens", lambda _, __, ids, *others, **named: [[0]] * len(ids))
     plain, longer = response_log_probs(model, [([0], [0]), ([0, 1, 2], [0])])
-    found = own_log_prior(Beside(model), tokenizer, ["."] * 4 + [".ab"] * 4, 4, 1)
+    found = prior_mean_log_prob(ModelView(model), tokenizer, ["."] * 4 + [".ab"] * 4, 4, 1)
     assert found == pytest.approx((plain + longer) / 2, abs=1e-5)
 
 
@@ -200,7 +200,7 @@ def test_what_ranks_exchange_lies_on_their_device() -> None:
 
     budget = PriorBudget(None, None, residual(0.2, 0.2), 1.0, rate=0.5)
     budget.log_prior = lambda **_: [-5.0]
-    budget.group = 2
+    budget.group_size = 2
     budget.memory.values |= KNOWN | {"omega": 0.2}
     told = {"log_extra": Trainer().log, "log_metric": Trainer().log}
     budget(["."], [[1, 0]], trainer_state=SimpleNamespace(global_step=0, max_steps=1), **told)
@@ -227,13 +227,15 @@ def test_the_prior_answers_prompts_as_the_trainer_writes_them(
     prior: Path, grpo: Callable[..., Any], rloo: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, chat, off = load(prior), Chat(), {"enable_thinking": False}
-    own_log_prior(Beside(model), chat, [[{"role": "user", "content": "a"}]], 2, 1, off)
+    prior_mean_log_prob(ModelView(model), chat, [[{"role": "user", "content": "a"}]], 2, 1, off)
     assert chat.seen == [off] * 4
 
     handed: list[Any] = []
     for module in ("grpo", "budget"):
-        monkeypatch.setattr(f"repolicy.llm.{module}.own_log_prior", lambda *given: handed.append(given[-1]) or -1.0)
-    grpo(budget=1.0, chat_template_kwargs=off).look_before_the_first_step()
+        monkeypatch.setattr(
+            f"repolicy.llm.{module}.prior_mean_log_prob", lambda *given: handed.append(given[-1]) or -1.0
+        )
+    grpo(budget=1.0, chat_template_kwargs=off).before_first_step()
     trainer, budget = rloo(chat_template_kwargs=off)
     budget.on_train_begin(trainer.args, trainer.state, None, trainer.get_train_dataloader())
     assert handed == [off, off]

@@ -19,7 +19,7 @@ from repolicy.cli import main as cli
 from repolicy.errors import UsageError
 from repolicy.llm.identity import checksum
 from repolicy.llm.mixing import SAMPLING
-from repolicy.llm.models import judged, load_tuned, new_tokens, with_intervals
+from repolicy.llm.models import call_reward, load_tuned, new_tokens, with_intervals
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import residual
 
@@ -190,7 +190,7 @@ def test_an_interval_of_few_prompts_is_students(rows: list[list[float]], reach: 
 
 def test_a_reward_judges_each_response() -> None:
     with pytest.raises(UsageError, match="the reward returned 0 numbers for 2 responses"):
-        judged(lambda **_: [], [{"prompt": "a"}] * 2, ["b", "c"], [[1], [2]])
+        call_reward(lambda **_: [], [{"prompt": "a"}] * 2, ["b", "c"], [[1], [2]])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from experiments.llm.toy import Toy, measure, optimum
 from repolicy.errors import UsageError
 from repolicy.llm import dial
-from repolicy.llm.mixing import SAMPLING, beside, mixed_log_probs, mixture
+from repolicy.llm.mixing import SAMPLING, mixed_log_probs, mixture, model_view
 from repolicy.llm.models import new_tokens, prompt_tensors
 from repolicy.objective import Objective, residual, soft
 
@@ -98,10 +98,10 @@ def test_off_is_the_adapter_that_training_went_on_from(prior: Path, tmp_path: Pa
     with torch.no_grad():
         expected = model(input_ids=ids).logits[:, -1]
     model.set_adapter("default")
-    assert torch.allclose(beside(model, None).logits(ids, None), expected, atol=1e-6)
+    assert torch.allclose(model_view(model, None).logits(ids, None), expected, atol=1e-6)
     model.save_pretrained(tmp_path)
     within = get_peft_model(load(tmp_path), adapter, adapter_name="tuned")
-    with pytest.raises(UsageError, match="came from an adapter's folder, and with adapters off it is no longer it"):
+    with pytest.raises(UsageError, match="came from an adapter's folder, so adapters off would change it"):
         dial(within, ("tuned", ANCHORS[0]), omega=0.3)
 
 
@@ -138,7 +138,7 @@ def test_a_token_that_one_model_cannot_write() -> None:
         ((("a", residual("auto", 0.2)),), "the dial sets no weight by itself"),
         ((("a", residual((0.1, 0.3), 0.2)),), "omega is a range, and the dial takes one number"),
         ((("a", residual(0.1, 0.2, states=0.5)),), "states is 0.5, and the dial knows no price"),
-        ((("a", soft(0.2)),), "wishes on a prior"),
+        ((("a", soft(0.2)),), "objectives with a prior"),
         ((("a", residual(0.1, 0.1)), ("b", residual(0.2, 0.2)), ("c", residual(0.3, 0.2))), "with one or two"),
     ],
 )

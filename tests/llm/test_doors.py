@@ -20,7 +20,7 @@ from experiments.llm.toy import new_model
 from repolicy import llm
 from repolicy.errors import UsageError
 from repolicy.llm import prior_reward
-from repolicy.llm.identity import BESIDE_THE_BASE, checksum
+from repolicy.llm.identity import BASE_PRESERVING_INITS, checksum
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import greedy, kl, residual, soft
 
@@ -65,13 +65,13 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("dpo", kl(0.1), {"loss_type": "ipo"}, "no decomposed form"),
         ("dpo", BOTH, {"loss_type": "sft"}, "'sft' by itself reads neither omega nor alpha"),
         ("dpo", BOTH, {"loss_type": ["sigmoid", "sft"], "loss_weights": [0.0, 1.0]}, "'sft' by itself"),
-        ("dpo", BOTH, {"sync_ref_model": True}, "the prior must stay what it is"),
-        ("dpo", BOTH, {"beta": 0.7}, "beta is 0.7; here omega and alpha"),
+        ("dpo", BOTH, {"sync_ref_model": True}, "the prior must not change"),
+        ("dpo", BOTH, {"beta": 0.7}, "beta is 0.7; omega and alpha replace it"),
         ("dpo", BOTH, {"train_dataset": [NO_PAIR]}, "no column rejected"),
         ("labels", BOTH, {"train_dataset": [NO_LABEL]}, "no column label"),
         ("labels", BOTH, {"train_dataset": [NO_LABEL | {"label": 2}]}, "a label is 2"),
         ("labels", BOTH, {"desirable_weight": 2.0}, "offset=True"),
-        ("labels", BOTH, {"loss_type": "kto"}, "Eq. 32 and no other"),
+        ("labels", BOTH, {"loss_type": "kto"}, "the loss is always Eq. 32"),
         ("labels", BOTH, {"offset_rate": 0.0}, "share of a step"),
         ("q", BOTH, {"peft_config": None}, "give a peft_config"),
         ("q", BOTH, {"precompute_ref_log_probs": True, "peft_config": ADAPTER}, "whole distribution"),
@@ -83,7 +83,7 @@ NO_PAIR, NO_LABEL = {"prompt": ".", "chosen": "e"}, {"prompt": ".", "completion"
         ("grpo", BOTH, {"returns": "both"}, "'onward' or 'whole'"),
         ("grpo", BOTH, {"gamma": 0.9}, "set returns='onward'"),
         ("grpo", BOTH, ONWARD | {"gamma": 1.5}, "gamma is 1.5; it must be 0 or greater and at most 1"),
-        ("grpo", BOTH, {"train_dataset": ({"prompt": "."},)}, "the dataset is a tuple; of a list of rows"),
+        ("grpo", BOTH, {"train_dataset": ({"prompt": "."},)}, "the dataset is a tuple; convert a list of rows"),
         ("grpo", BOTH, {"omega_schedule": 1.0}, "it is a share"),
         ("grpo", BOTH, {"prior_share": 0.05}, "neither none nor all"),
         ("grpo", BOTH, ONWARD | FEW, "needs returns='whole'"),
@@ -206,7 +206,7 @@ def test_an_adapter_that_takes_from_the_base_is_refused(build: Build, kind: str,
         build(kind, peft_config=adapter)
 
 
-@pytest.mark.parametrize("begin", BESIDE_THE_BASE)
+@pytest.mark.parametrize("begin", BASE_PRESERVING_INITS)
 def test_the_others_leave_the_prior_as_it_was(build: Build, prior: Path, begin: bool | str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*(eva|EVA).*")
@@ -307,9 +307,9 @@ def test_few_logits_at_once(prior: Path) -> None:
     model.register_forward_hook(lambda _, __, output: sizes.append(output.logits.numel()))
     whole = response_log_probs(model, rows)
     assert sizes == [10 * 5 * 4]
-    assert response_log_probs(model, rows, at_once=60) == pytest.approx(whole, abs=1e-5)
+    assert response_log_probs(model, rows, max_logits=60) == pytest.approx(whole, abs=1e-5)
     assert max(sizes[1:]) <= 60
-    assert response_log_probs(model, rows, at_once=1) == pytest.approx(whole, abs=1e-5)
+    assert response_log_probs(model, rows, max_logits=1) == pytest.approx(whole, abs=1e-5)
 
 
 def test_settings_for_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

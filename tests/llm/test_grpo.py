@@ -214,7 +214,7 @@ def test_omega_leaves_alpha_on_schedule(build: Callable[..., Any]) -> None:
     assert logged == pytest.approx([0.2, 0.4, 0.6, 0.6])
     ours.model.eval()
     ours.state.global_step = 0
-    assert ours.present_objective == residual(0.6, 0.2)
+    assert ours.current_objective == residual(0.6, 0.2)
 
 
 @pytest.mark.parametrize(("times", "omegas"), [(1, [0.2, 0.4, 0.6, 0.6]), (3, [0.2, 0.2, 0.2, 0.6])])

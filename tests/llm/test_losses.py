@@ -182,7 +182,7 @@ class TestExactGradient:
         pairs = torch.stack([first, second], 1).flatten()
         rewards = losses.token_rewards(objective, reward[pairs], old[pairs], prior[pairs], mask[pairs])
         returns = losses.whole_returns(rewards) if whole else losses.returns_to_go(rewards)
-        advantage = losses.leave_one_out(returns, mask[pairs], group=2)
+        advantage = losses.leave_one_out(returns, mask[pairs], group_size=2)
         weight = (chance[first] * chance[second]).repeat_interleave(2) / 2
         estimate = (weight.unsqueeze(1) * advantage * policy[pairs]).sum()
         (estimated,) = torch.autograd.grad(estimate, table, retain_graph=True)

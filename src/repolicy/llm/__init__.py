@@ -1,6 +1,6 @@
-"""The same objective for language models, on TRL (extra `llm`).
+"""Repolicy's objective for language models, on TRL (extra `llm`).
 
-`losses` is the mathematics and needs torch alone. The trainers import TRL, and only when they are first asked for.
+`losses` and `rloo` need only torch. The other modules import TRL, when one of their names is first used.
 """
 
 from importlib.util import find_spec
@@ -33,13 +33,13 @@ __all__ = list(HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if HOMES.get(name, "rloo") != "rloo":  # which needs torch alone
+    if HOMES.get(name, "rloo") != "rloo":
         require_trl()
     return later(__name__, HOMES)(name)
 
 
 def require_trl() -> None:
-    """Raise where the extra is missing, or TRL of another version than those whose extension points are known."""
+    """Raise if the extra `llm` is missing, or if the version of TRL is not one that the trainers were written for."""
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
         raise UsageError(f"this needs {' and '.join(missing)}, not installed here: pip install 'repolicy[llm]'")

@@ -1,11 +1,10 @@
-"""DPO on TRL, decomposed (`dpo`: Eq. 33) and with a label for each response (`ce`: Eq. 32).
+"""Decomposed-DPO on pairs (Eq. 33) and Cross-Entropy-DPO on labelled responses (Eq. 32), on TRL.
 
-Stock DPO with beta = alpha sees `alpha · (log policy − log reference)`. Handed `omega/alpha · log prior` in place of
-the reference's log-probability, it sees `alpha · log policy − omega · log prior`; all of TRL around it stays as it is.
+Stock DPO with beta = alpha computes `alpha · (log policy − log reference)`. With `omega/alpha · log prior` in place of
+log reference it computes `alpha · log policy − omega · log prior`, and the rest of TRL stays unchanged.
 
-For Cross-Entropy-DPO, every response has a label of its own, good or bad. TRL's KTO trainer brings the unpaired data,
-the reference in all its forms and, given pairs, their conversion to labels (chosen 1, rejected 0). Only the loss is
-another.
+In Cross-Entropy-DPO every response has a label, good or bad. TRL's KTO trainer provides the unpaired data, all forms of
+the reference, and the conversion of pairs to labels (chosen 1, rejected 0). Only the loss differs.
 """
 
 import warnings
@@ -19,77 +18,76 @@ from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
 from repolicy.errors import UsageError
 from repolicy.llm.before import margins_warning
-from repolicy.llm.identity import MOVING_PRIOR, PreferenceSettings, WithReference, columns_of, require_labels
+from repolicy.llm.identity import NO_REFERENCE_SYNC, PreferenceSettings, ReferenceMixin, column_names_of, require_labels
 from repolicy.llm.losses import cross_entropy_dpo_loss, implicit_reward
 
-LOOKED_AT = 128  # pairs, for a warning before the first step
-# The losses of TRL that read the margin of Eq. 33, or (bco_pair) the two rewards in it, and nothing besides.
+MARGIN_PAIRS = 128  # pairs that are read for a warning before the first step
+# The losses of TRL that depend only on the margin of Eq. 33, or (bco_pair) on its two rewards.
 COVERED_LOSSES = ("sigmoid", "hinge", "robust", "bco_pair")
 
 
 @dataclass
 class DecomposedDPOConfig(PreferenceSettings, DPOConfig):  # type: ignore[misc]
-    """TRL's DPOConfig, with `omega` and `alpha` where it has `beta`.
+    """TRL's DPOConfig, with `omega` and `alpha` in place of `beta`.
 
     omega = alpha is stock DPO with beta = alpha.
     """
 
 
-class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
-    """`DPOTrainer` on the loss of Eq. 33. Say the objective once: `objective=residual(omega, alpha)`, or in `args`.
+class DecomposedDPOTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
+    """`DPOTrainer` with the loss of Eq. 33. Pass the objective once: as `objective=` or in `args`.
 
     The reference may be a model in memory, TRL's own copy, precomputed log-probabilities, or (with PEFT) the model with
-    its adapter off. Its log-probabilities are scaled when they are used, never when they are stored, so a cache made
-    at one omega serves every other.
+    its adapter off. Its log-probabilities are stored unscaled, so that a cache serves every omega.
     """
 
-    precompute_ref_logps: bool  # TRL's: whether reference log-probabilities come with the inputs
+    precompute_ref_logps: bool  # set by TRL: whether reference log-probabilities come with the inputs
 
-    SETTINGS, COLUMNS = DecomposedDPOConfig, ("chosen", "rejected")
-    NEEDED = {  # noqa: RUF012
-        "sync_ref_model": MOVING_PRIOR,
+    SETTINGS_CLASS, REQUIRED_COLUMNS = DecomposedDPOConfig, ("chosen", "rejected")
+    REQUIRED_SETTINGS = {  # noqa: RUF012
+        "sync_ref_model": NO_REFERENCE_SYNC,
         "ld_alpha": (None, "every token of a response counts"),
-        "use_weighting": (False, "a weighted pair is another objective"),
-        "f_divergence_type": ("reverse_kl", "omega and alpha come apart only in the KL divergence"),
+        "use_weighting": (False, "weighted pairs change the objective"),
+        "f_divergence_type": ("reverse_kl", "omega and alpha can be separated only in the KL divergence"),
     }
 
-    def settled(self, objective: Any, args: Any) -> Any:
-        """Return the settings; refused with a loss that does not read the margin of Eq. 33."""
-        args = super().settled(objective, args)
-        known = ", ".join(COVERED_LOSSES)
+    def resolve_settings(self, objective: Any, args: Any) -> Any:
+        """Resolve the settings, and raise if a loss does not depend on the margin of Eq. 33."""
+        args = super().resolve_settings(objective, args)
+        choices = ", ".join(COVERED_LOSSES)
         for name in args.loss_type:
             if name not in (*COVERED_LOSSES, "sft"):
-                raise UsageError(f"loss_type {name!r} has no decomposed form; choose from {known}")
+                raise UsageError(f"loss_type {name!r} has no decomposed form; choose from {choices}")
         if "sft" in args.loss_type:
             weights = args.loss_weights or [1.0] * len(args.loss_type)
             if not any(w for name, w in zip(args.loss_type, weights, strict=False) if name != "sft"):
-                without = "reads neither omega nor alpha, which would do nothing"
-                raise UsageError(
-                    f"loss_type 'sft' by itself {without}: name one of {known} beside it, or use SFTTrainer"
-                )
-            dial = "omega and alpha do not name the optimum of the sum, and between models of it the dial is not exact"
-            warnings.warn(f"loss_type 'sft' beside another is a second objective: {dial}", stacklevel=4)
+                problem = "loss_type 'sft' by itself reads neither omega nor alpha, which would do nothing"
+                raise UsageError(f"{problem}: name one of {choices} beside it, or use SFTTrainer")
+            effect = "omega and alpha do not give the optimum of the sum, so a dial between such models is not exact"
+            warnings.warn(f"loss_type 'sft' beside another is a second objective: {effect}", stacklevel=4)
         return args
 
-    def look_before_the_first_step(self) -> None:
-        """Warn of pairs whose gradients would vanish, from the first of them."""
+    def before_first_step(self) -> None:
+        """Warn if the gradients of many pairs would vanish; the first pairs of the dataset are read."""
         if self.objective.omega == self.objective.alpha or not isinstance(self.train_dataset, Dataset):
             return
-        rows = range(min(LOOKED_AT, len(self.train_dataset)))
+        rows = range(min(MARGIN_PAIRS, len(self.train_dataset)))
         size, log_ratios = self.args.per_device_train_batch_size, []
         for start in rows[::size]:
-            chunk = [self.train_dataset[i] for i in rows[start : start + size]]
-            batch = self._prepare_inputs(self.data_collator(chunk))
+            pairs = [self.train_dataset[i] for i in rows[start : start + size]]
+            batch = self._prepare_inputs(self.data_collator(pairs))
             with torch.no_grad(), self.compute_loss_context_manager():
-                log_ratios.append(torch.sub(*self._log_prior(self.model, batch)))
-        if warning := margins_warning(self.objective, torch.cat(log_ratios)):
+                chosen, rejected = self._log_prior(self.model, batch)
+                log_ratios.append(chosen - rejected)
+        warning = margins_warning(self.objective, torch.cat(log_ratios))
+        if warning is not None:
             warnings.warn(warning, stacklevel=2)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the loss of stock DPO, given the prior's log-probabilities times omega/alpha."""
-        chosen, rejected = self._reference(model, inputs)
+        """Return the loss of stock DPO with the scaled prior as its reference."""
+        chosen, rejected = self._scaled_log_prior(model, inputs)
         inputs = {**inputs, "ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
         precomputed, self.precompute_ref_logps = self.precompute_ref_logps, True
         try:
@@ -97,8 +95,8 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
         finally:
             self.precompute_ref_logps = precomputed
 
-    def _reference(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Return what stands in the place of the reference: omega/alpha · log prior of chosen and rejected `[B]`."""
+    def _scaled_log_prior(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return omega/alpha · log prior of chosen and rejected responses `[B]`, and log the prior's metrics."""
         ratio = self.objective.omega / self.objective.alpha
         if not self.objective.reads_prior:
             zeros = inputs["input_ids"].new_zeros(len(inputs["input_ids"]) // 2, dtype=self.model.dtype)
@@ -116,14 +114,14 @@ class DecomposedDPOTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
         return chosen, rejected
 
 
-NOT_FOR_THE_MODEL = ("completion_mask", "label", "ref_logps")
+NON_MODEL_INPUTS = ("completion_mask", "label", "ref_logps")
 
 
 @dataclass
 class CrossEntropyDPOConfig(PreferenceSettings, KTOConfig):  # type: ignore[misc]
-    """TRL's KTOConfig, with `omega` and `alpha` where it has `beta`.
+    """TRL's KTOConfig, with `omega` and `alpha` in place of `beta`.
 
-    offset: learn one number beside the policy, for alpha · log Z and the threshold between good and bad.
+    offset: learn a scalar besides the policy, for alpha · log Z and the threshold between good and bad.
     """
 
     offset: bool = field(default=True, metadata={"help": "Learn one number for alpha times log Z."})
@@ -132,33 +130,34 @@ class CrossEntropyDPOConfig(PreferenceSettings, KTOConfig):  # type: ignore[misc
     loss_type: str = field(default="apo_zero_unpaired", metadata={"help": "Leave as it is: it spares KTO's KL pass."})
 
 
-class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
-    """`KTOTrainer` on the loss of Eq. 32. Say the objective once: `objective=residual(omega, alpha)`, or in `args`."""
+class CrossEntropyDPOTrainer(ReferenceMixin, KTOTrainer):  # type: ignore[misc]
+    """`KTOTrainer` with the loss of Eq. 32. Pass the objective once: as `objective=` or in `args`."""
 
-    SETTINGS, FIXED, COLUMNS = CrossEntropyDPOConfig, ("offset",), ("prompt", "completion", "label")
-    NEEDED = {  # noqa: RUF012
-        "sync_ref_model": MOVING_PRIOR,
-        "loss_type": ("apo_zero_unpaired", "the loss here is Eq. 32 and no other"),
+    SETTINGS_CLASS, FIXED_SETTINGS = CrossEntropyDPOConfig, ("offset",)
+    REQUIRED_COLUMNS = ("prompt", "completion", "label")
+    REQUIRED_SETTINGS = {  # noqa: RUF012
+        "sync_ref_model": NO_REFERENCE_SYNC,
+        "loss_type": ("apo_zero_unpaired", "the loss is always Eq. 32"),
         **dict.fromkeys(("desirable_weight", "undesirable_weight"), (1.0, "offset=True learns the threshold")),
     }
-    _sums: Any = 0.0  # of the micro-batches since the optimizer's last step, for the offset
+    _sums: Any = 0.0  # slope, curvature and count of the offset's loss since the latest optimizer step
 
-    def settled(self, objective: Any, args: Any) -> Any:
-        """Return the settings; refused where the offset would not move, or beyond its aim."""
-        args = super().settled(objective, args)
+    def resolve_settings(self, objective: Any, args: Any) -> Any:
+        """Resolve the settings, and raise if the offset's step is not a fraction of a Newton step."""
+        args = super().resolve_settings(objective, args)
         if not 0 < args.offset_rate <= 1:
             raise UsageError(f"offset_rate is {args.offset_rate}; it is the share of a step, above 0 and at most 1")
         return args
 
     def check_rows(self, dataset: Any) -> None:
-        """Raise where the rows are neither labelled responses nor pairs, which TRL turns into labelled responses."""
-        if dataset is None or isinstance(dataset, dict) or not {"chosen", "rejected"} <= {*columns_of(dataset)}:
+        """Raise if the rows are neither labelled responses nor pairs; TRL converts pairs to labelled responses."""
+        if isinstance(dataset, dict) or not {"chosen", "rejected"} <= {*column_names_of(dataset)}:
             super().check_rows(dataset)
             require_labels(dataset)
 
     @property
     def offset(self) -> float:
-        """The learned number; it is saved with the trainer's state and comes back when a run is resumed."""
+        """The learned scalar, which checkpoints store."""
         return self.memory.values.get("offset", 0.0)
 
     def compute_loss(
@@ -170,19 +169,20 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
         log_prior = self._log_prior(model, inputs)
         losses = cross_entropy_dpo_loss(self.objective, log_policy, log_prior, label, self.offset)
         reward = implicit_reward(self.objective, log_policy.detach(), log_prior)
-        self._record(label, reward, log_policy.detach(), log_prior)
+        self._log_metrics(label, reward, log_policy.detach(), log_prior)
         if self.args.offset and self.model.training:
             self._move_offset(label, reward)
         loss = losses.mean()
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
-        if return_outputs:  # for `compute_metrics`; what a fused head returned has no logits
-            outputs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
-        return (loss, outputs) if return_outputs else loss
+        if not return_outputs:
+            return loss
+        # `compute_metrics` needs logits, which the fused head did not return.
+        return loss, model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
 
     def _log_policy(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
-        """Return the log-probability of every response `[B]`, and what the model returned."""
-        arguments = {name: value for name, value in inputs.items() if name not in NOT_FOR_THE_MODEL}
+        """Return the policy's log-probability of every response `[B]`, and the model's outputs."""
+        arguments = {name: value for name, value in inputs.items() if name not in NON_MODEL_INPUTS}
         if self.aux_loss_enabled:
             arguments["output_router_logits"] = True
         labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, -100)
@@ -190,15 +190,15 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
         return outputs.log_probs[:, -(labels.shape[1] - 1) :].sum(-1), outputs
 
     def _log_prior(self, model: Any, inputs: dict[str, Any]) -> Tensor | None:
-        """Return log prior of every response `[B]`, or None where nobody asks."""
+        """Return log prior of every response `[B]`, or None if the objective does not read it."""
         if not self.objective.reads_prior:
             return None
         return inputs["ref_logps"] if self.precompute_ref_logps else self.reference_log_probs(model, inputs)[0]
 
     def _move_offset(self, label: Tensor, reward: Tensor) -> None:
-        """Take a share of a Newton step of the same loss in the offset alone, the same on every rank.
+        """Add a batch to the sums; at an optimizer step, move the offset by a fraction of a Newton step of the loss.
 
-        Sums are kept until the optimizer's step: all its micro-batches see one offset, however they were cut.
+        The sums are over all micro-batches of the step and all ranks, so that the split into batches has no effect.
         """
         probability = torch.sigmoid(reward + self.offset)
         self._sums = self._sums + torch.stack(
@@ -210,17 +210,17 @@ class CrossEntropyDPOTrainer(WithReference, KTOTrainer):  # type: ignore[misc]
         self._sums = 0.0
         self.memory.values["offset"] = self.offset + self.args.offset_rate * slope / max(curvature, 0.05 * count)
 
-    def _record(self, label: Tensor, reward: Tensor, log_policy: Tensor, log_prior: Tensor | None) -> None:
-        """Log rewards and log-probabilities of good and bad apart, over all ranks."""
+    def _log_metrics(self, label: Tensor, reward: Tensor, log_policy: Tensor, log_prior: Tensor | None) -> None:
+        """Log mean rewards and log-probabilities of good and of bad responses, over all ranks."""
         gather = self.accelerator.gather_for_metrics
         label, reward = gather((label, reward))
-        everyone = {"rewards": reward, "logps": gather(log_policy)}
+        quantities = {"rewards": reward, "logps": gather(log_policy)}
         if log_prior is not None:
-            everyone["prior_logps"] = gather(log_prior)
-        for what, values in everyone.items():
-            for name, chosen in (("chosen", label == 1), ("rejected", label == 0)):
-                if chosen.any():
-                    self.metrics[f"{what}/{name}"].append(values[chosen].mean().item())
-        right = (reward + self.offset > 0) == (label == 1)
-        self.metrics["rewards/accuracies"].append(right.float().mean().item())
+            quantities["prior_logps"] = gather(log_prior)
+        for name, values in quantities.items():
+            for side, mask in (("chosen", label == 1), ("rejected", label == 0)):
+                if mask.any():
+                    self.metrics[f"{name}/{side}"].append(values[mask].mean().item())
+        is_correct = (reward + self.offset > 0) == (label == 1)
+        self.metrics["rewards/accuracies"].append(is_correct.float().mean().item())
         self.metrics["offset"].append(self.offset)

@@ -1,7 +1,7 @@
-"""What a run is: its objective and its prior, beside its weights, and in its checkpoints; and what must hold before it.
+"""What all trainers share: the objective, the prior's identity in model folders and checkpoints, and input checks.
 
-Every trainer here is `WithObjective` and its settings are `ObjectiveSettings`. A checkpoint holds the objective and the
-prior's checksum, and to resume it with others is refused.
+Every trainer of this package derives from `ObjectiveMixin`, and its settings from `ObjectiveSettings`. A checkpoint
+stores the objective and the prior's checksum. A run with another objective or prior cannot resume it.
 """
 
 import hashlib
@@ -22,13 +22,14 @@ from repolicy.llm.rloo import prompt_ids
 from repolicy.objective import Objective
 from repolicy.objective_names import given_objective, plain
 
-BESIDE_THE_BASE = (True, False, "gaussian", "orthogonal", "eva")  # `init_lora_weights` that leave the base as it is
-MOVING_PRIOR = (False, "the prior must stay what it is; with True it follows the policy")
+# Values of PEFT's `init_lora_weights` that leave the base model's weights unchanged.
+BASE_PRESERVING_INITS = (True, False, "gaussian", "orthogonal", "eva")
+NO_REFERENCE_SYNC = (False, "the prior must not change; with True it follows the policy")
 
 
 @dataclass
 class ObjectiveSettings:
-    """What is in the settings of all trainers here.
+    """Settings that all trainers have.
 
     omega: weight of the prior's log-probability; ω′ in the paper.
     alpha: weight of the policy's own −log-probability; α̂ in the paper.
@@ -41,23 +42,23 @@ class ObjectiveSettings:
 
     def __post_init__(self) -> None:
         if not torch.accelerator.is_available():
-            self.use_cpu = True  # without which every process of torchrun would take itself for the first
+            self.use_cpu = True  # otherwise every process of torchrun would have rank 0
             self.bf16 = bool(getattr(self, "bf16", False))
         super().__post_init__()  # type: ignore[misc]  # TRL's
 
 
 @dataclass
 class PreferenceSettings(ObjectiveSettings):
-    """The same where TRL has `beta`."""
+    """Settings of the trainers whose TRL parent has `beta`, which omega and alpha replace."""
 
     beta: float | None = field(default=None, metadata={"help": "Leave it out: omega and alpha stand in its place."})
 
 
 class Remembered(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """What a checkpoint holds beside weights: `fixed` must be the same when it is resumed, `values` come back.
+    """State that checkpoints store: `fixed` must be equal in a resumed run, `values` are restored.
 
-    As a callback it is saved with the trainer's state. transformers restores callbacks only on request, and then as
-    new objects, so the state is read here.
+    It is a callback because transformers saves callbacks with the trainer's state, under the name of the class.
+    transformers restores them only on request, and then as new objects, so `resume` reads the state itself.
     """
 
     def __init__(self, fixed: dict[str, Any] | None = None, values: dict[str, float] | None = None) -> None:
@@ -67,36 +68,40 @@ class Remembered(TrainerCallback, ExportableState):  # type: ignore[misc]
         return {"args": {"fixed": dict(self.fixed), "values": dict(self.values)}, "attributes": {}}
 
     def resume(self, state: Any) -> None:
-        """Compare with what the state came with, and take its values over."""
+        """Restore the values from a trainer's state; raise if its fixed entries differ from those of this run."""
         saved = (state.stateful_callbacks or {}).get(type(self).__name__)
         if not isinstance(saved, dict):
             return
-        for name, now in self.fixed.items():
-            before = saved["args"]["fixed"].get(name)
-            if before != now:
+        for name, current in self.fixed.items():
+            stored = saved["args"]["fixed"].get(name)
+            if stored != current:
                 remedy = "resume it with the same objective and prior, or start a new run in another folder"
-                raise UsageError(f"the checkpoint was trained with {name} {before}, and this run has {now}; {remedy}")
+                difference = f"was trained with {name} {stored}, and this run has {current}"
+                raise UsageError(f"the checkpoint {difference}; {remedy}")
         self.values.update(saved["args"]["values"])
 
 
-class WithObjective:
-    """Before TRL's trainer in the list of bases: the objective and the prior beside the weights and in checkpoints."""
+class ObjectiveMixin:
+    """Adds the objective and the prior's identity to a TRL trainer; comes before it in the list of bases."""
 
-    SETTINGS: type[Any]  # the class of its settings
-    FIXED: tuple[str, ...] = ()  # settings besides the objective that a run keeps when it is resumed
-    COLUMNS: tuple[str, ...]  # of a dataset
+    SETTINGS_CLASS: type[Any]
+    FIXED_SETTINGS: tuple[str, ...] = ()  # settings that a resumed run must have unchanged, besides the objective
+    REQUIRED_COLUMNS: tuple[str, ...]  # of a dataset
     objective: Objective
-    identity: dict[str, Any]  # what `repolicy.json` says
+    identity: dict[str, Any]  # content of `repolicy.json`
     memory: Remembered
     model: Any
     ref_model: Any
     args: Any
 
-    def settled(self, objective: Objective | None, args: Any) -> Any:
-        """Take the objective from where it was given; returns the trainer's own copy of the settings."""
-        if args is not None and not isinstance(args, self.SETTINGS):
-            raise UsageError(f"args is a {type(args).__name__}; it must be a {self.SETTINGS.__name__}, which has more")
-        args = self.SETTINGS() if args is None else copy(args)  # those of the caller can serve another run
+    def resolve_settings(self, objective: Objective | None, args: Any) -> Any:
+        """Set the objective, from the argument or from `args`, and return the settings with its omega and alpha.
+
+        The settings are a copy, so that the caller can use `args` for another run.
+        """
+        if args is not None and not isinstance(args, self.SETTINGS_CLASS):
+            raise UsageError(f"args is a {type(args).__name__}; it must be a {self.SETTINGS_CLASS.__name__}")
+        args = self.SETTINGS_CLASS() if args is None else copy(args)
         objective = given_objective(objective, args.omega, args.alpha)
         if objective.reads_basic:
             raise UsageError(f"an objective on {objective.task!r} reads a basic reward, and a language model has none")
@@ -105,86 +110,90 @@ class WithObjective:
         return args
 
     def check_datasets(self, train: Any, evaluation: Any) -> None:
-        """Raise where there is nothing to train on, or one of the two has not what the trainer needs."""
+        """Raise if there is no training dataset, or if a dataset has rows that the trainer cannot use."""
+        if train is None:
+            raise UsageError("there is no training dataset")
         self.check_rows(train)
         if evaluation is not None:
             self.check_rows(evaluation)
 
     def check_rows(self, dataset: Any) -> None:
-        """Raise where a dataset is missing, or lacks a column that the trainer needs."""
-        if dataset is None:
-            raise UsageError("there is no training dataset")
-        for name, part in datasets_in(dataset).items():
+        """Raise if a dataset is of a wrong type or lacks a required column."""
+        for name, part in datasets_by_name(dataset).items():
             if not hasattr(part, "column_names"):
                 kind = type(part).__name__
-                raise UsageError(f"the dataset is a {kind}; of a list of rows, datasets.Dataset.from_list makes one")
-            columns = columns_of(part)
-            if missing := [column for column in self.COLUMNS if column not in columns]:
-                where = f"the dataset {name!r}" if name else "the dataset"
-                raise UsageError(f"{where} has no column {', '.join(missing)}, and there is {columns}")
+                raise UsageError(f"the dataset is a {kind}; convert a list of rows with datasets.Dataset.from_list")
+            columns = column_names_of(part)
+            missing = [column for column in self.REQUIRED_COLUMNS if column not in columns]
+            if missing:
+                label = f"the dataset {name!r}" if name else "the dataset"
+                raise UsageError(f"{label} has no column {', '.join(missing)}; its columns are {columns}")
 
-    def introduce(self, reference_given: bool) -> None:
-        """Tell what the run is; called after TRL's own `__init__`, while the model still is the prior."""
+    def record_identity(self, reference_given: bool) -> None:
+        """Check the model, then set the run's identity and the callbacks that save and compare it.
+
+        Call it after TRL's own `__init__`, when the model still equals the prior.
+        """
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise UsageError("no weight of the model is trained; an adapter must be loaded with is_trainable=True")
         require_no_adapter_inside(self.model)
-        sharded = getattr(self, "is_deepspeed_enabled", False) or getattr(self, "is_fsdp_enabled", False)
-        if self.ref_model is not None and not reference_given and not sharded:
+        is_sharded = getattr(self, "is_deepspeed_enabled", False) or getattr(self, "is_fsdp_enabled", False)
+        if self.ref_model is not None and not reference_given and not is_sharded:
             require_same_weights(self.model, self.ref_model)
-        stored = getattr(self.args, "precompute_ref_log_probs", False)
         if self.ref_model is None and isinstance(self.model, PeftModel):
             require_prior_when_off(self.model)
-        if self.ref_model is None and isinstance(self.model, PeftModel) and not stored:
-            require_settings(self.args, {"neftune_noise_alpha": (None, "the prior would get the noise, too")})
+            if not getattr(self.args, "precompute_ref_log_probs", False):
+                require_settings(self.args, {"neftune_noise_alpha": (None, "the prior would get the noise, too")})
+
         prior = self.model if self.ref_model is None else self.ref_model
-        reads = self.objective.reads_prior
-        name = getattr(prior.config, "_name_or_path", "") or "a model built in memory"
-        if "ref" in getattr(prior, "peft_config", {}) and not copied_as_new(prior):
-            name += " with the adapter that training went on from"
+        reads_prior = self.objective.reads_prior
+        prior_name = getattr(prior.config, "_name_or_path", "") or "a model built in memory"
+        if "ref" in getattr(prior, "peft_config", {}) and not is_ref_adapter_unused(prior):
+            prior_name += " with the adapter that training went on from"
         self.identity = {
             "omega": self.objective.omega,
             "alpha": self.objective.alpha,
-            "prior": name if reads else None,
-            "prior_checksum": checksum(prior) if reads and not sharded else None,
+            "prior": prior_name if reads_prior else None,
+            "prior_checksum": checksum(prior) if reads_prior and not is_sharded else None,
             "method": type(self).__name__,
         }
         fixed = {name: self.identity[name] for name in ("omega", "alpha", "prior_checksum")}
-        self.memory = Remembered(fixed | {name: getattr(self.args, name) for name in self.FIXED})
-        self.add_callback(self.memory)  # type: ignore[attr-defined]  # transformers'
+        self.memory = Remembered(fixed | {name: getattr(self.args, name) for name in self.FIXED_SETTINGS})
+        self.add_callback(self.memory)  # type: ignore[attr-defined]  # of transformers
         self.add_callback(_Resume(self))  # type: ignore[attr-defined]
 
     @property
     def metrics(self) -> Any:
-        """Lists of numbers by name, which TRL logs as means."""
-        return self._metrics["train" if self.model.training else "eval"]  # type: ignore[attr-defined]  # TRL's
+        """Lists of numbers by name, whose means TRL logs."""
+        return self._metrics["train" if self.model.training else "eval"]  # type: ignore[attr-defined]  # of TRL
 
     @property
     def trained_omega(self) -> float:
-        """Return the omega that the weights, as they are, were trained for."""
+        """The omega for which the present weights were trained."""
         return self.objective.omega
 
-    def look_before_the_first_step(self) -> None:
-        """Check or warn, when all is loaded; by default nothing."""
+    def before_first_step(self) -> None:
+        """Run checks that need the loaded model and data. A subclass may override it; the default does nothing."""
 
     def dry_run(self) -> dict[str, float]:
-        """Print what one batch of training would log, and take no step: `before.dry_run`."""
+        """Print and return the metrics of one batch without a step: see `before.dry_run`."""
         from repolicy.llm.before import dry_run
 
         return dry_run(self)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save as transformers does, and beside the weights what they were trained for."""
-        super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # transformers'
+        """Save the model as transformers does, and write its identity to `repolicy.json` in the same folder."""
+        super().save_model(output_dir, _internal_call)  # type: ignore[misc]  # of transformers
         folder = Path(output_dir or self.args.output_dir)
         if self.args.should_save and folder.is_dir():
             identity = self.identity | {"omega": self.trained_omega}
             (folder / "repolicy.json").write_text(json.dumps(identity) + "\n")
 
 
-class WithReference(WithObjective):
-    """Of the trainers whose prior is TRL's reference, which they ask for whole responses."""
+class ReferenceMixin(ObjectiveMixin):
+    """Base of the preference trainers, whose prior is the reference model of TRL's trainer."""
 
-    NEEDED: dict[str, tuple[Any, str]]  # settings at any other value of which the objective would be another
+    REQUIRED_SETTINGS: dict[str, tuple[Any, str]]  # setting -> (required value, reason)
 
     def __init__(
         self,
@@ -196,60 +205,60 @@ class WithReference(WithObjective):
         objective: Objective | None = None,
         **others: Any,
     ) -> None:
-        args = self.settled(objective, args)
+        args = self.resolve_settings(objective, args)
         require_positive_alpha(self.objective, "the loss is a function of alpha · log policy")
         if args.beta not in (None, self.objective.alpha):
-            raise UsageError(f"beta is {args.beta}; here omega and alpha stand in its place, so leave it out")
+            raise UsageError(f"beta is {args.beta}; omega and alpha replace it here, so leave it out")
         args.beta = self.objective.alpha
-        require_settings(args, self.NEEDED)
+        require_settings(args, self.REQUIRED_SETTINGS)
         self.check_datasets(train_dataset, others.get("eval_dataset"))
-        reads = self.objective.reads_prior
-        ref_model = ref_model if reads else None
-        if not reads:
-            args.precompute_ref_log_probs = True  # so that TRL loads none; and it computes none, below
+        reads_prior = self.objective.reads_prior
+        if not reads_prior:
+            ref_model = None
+            args.precompute_ref_log_probs = True  # TRL then loads no reference; `_precompute_ref_logps` does nothing
         elif ref_model is None and others.get("peft_config") is None and not args.precompute_ref_log_probs:
             require_saved_path(model, type(self).__name__)
         super().__init__(model, ref_model, args, train_dataset=train_dataset, **others)  # type: ignore[call-arg]
-        self.precompute_ref_logps = args.precompute_ref_log_probs and reads
-        self.introduce(reference_given=ref_model is not None)
+        self.precompute_ref_logps = args.precompute_ref_log_probs and reads_prior
+        self.record_identity(reference_given=ref_model is not None)
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
-        """Compute them as TRL does, and none where the objective never asks the prior."""
+        """Add reference log-probabilities to a dataset as TRL does, unless the objective has no prior."""
         if not self.objective.reads_prior:
             return dataset
-        return super()._precompute_ref_logps(dataset, name, batch_size)  # type: ignore[misc]  # TRL's
+        return super()._precompute_ref_logps(dataset, name, batch_size)  # type: ignore[misc]  # of TRL
 
     def reference_log_probs(self, model: Any, inputs: dict[str, Any]) -> Any:
-        """Log prior as TRL computes it; without a reference model it is the model with its adapter off."""
+        """Return log prior of responses as TRL computes it; without a reference model, with the adapter off."""
         return self.compute_ref_log_probs(self.ref_model or model, inputs)  # type: ignore[attr-defined]
 
 
 class _Resume(TrainerCallback):  # type: ignore[misc]
-    """Resumes before the first step, when the state of a resumed checkpoint has been read."""
+    """Restores `memory` when training begins, because only then the checkpoint's state has been read."""
 
-    def __init__(self, trainer: WithObjective) -> None:
+    def __init__(self, trainer: ObjectiveMixin) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         memory = self.trainer.memory
         memory.resume(state)
-        for callback in self.trainer.callback_handler.callbacks:  # type: ignore[attr-defined]  # transformers'
-            if type(callback) is Remembered:  # transformers may have put a new one in its place
+        for callback in self.trainer.callback_handler.callbacks:  # type: ignore[attr-defined]  # of transformers
+            if type(callback) is Remembered:  # transformers may have replaced `memory` by a new object
                 callback.fixed, callback.values = memory.fixed, memory.values
-        self.trainer.look_before_the_first_step()
+        self.trainer.before_first_step()
 
 
 @torch.no_grad()
 def checksum(model: Any, dtype: torch.dtype | None = None) -> str:
-    """Return the sha256 of a model's weights, in their order. Of a PEFT model, those that its adapter leaves alone.
+    """Return the sha256 of a model's weights in order; of a PEFT model, without the weights that are trained.
 
-    Weights count as numbers: of a file in bfloat16 they have the same checksum loaded as such or in float32. With a
-    `dtype` they count as rounded to it.
+    The checksum does not depend on the dtype: bfloat16 weights that were loaded as float32 have the same one. With a
+    `dtype`, weights are rounded to it first.
     """
-    digest, peft = hashlib.sha256(), isinstance(model, PeftModel)
-    new = peft and copied_as_new(model)
+    digest, is_peft = hashlib.sha256(), isinstance(model, PeftModel)
+    skip_ref = is_peft and is_ref_adapter_unused(model)
     for name, parameter in model.named_parameters():
-        if peft and (parameter.requires_grad or (new and ".ref." in name)):
+        if is_peft and (parameter.requires_grad or (skip_ref and ".ref." in name)):
             continue
         weights = parameter.to(dtype or torch.float32).float() if parameter.is_floating_point() else parameter
         digest.update(f"{weights.dtype}{tuple(weights.shape)}".encode())
@@ -257,111 +266,111 @@ def checksum(model: Any, dtype: torch.dtype | None = None) -> str:
     return digest.hexdigest()
 
 
-def copied_as_new(model: PeftModel) -> bool:
-    """Say whether TRL's copy of an adapter that was given changes nothing of the model: its B is 0, as of a new one."""
-    copied = [parameter for name, parameter in model.named_parameters() if ".lora_B.ref." in name]
-    return bool(copied) and not any(parameter.any() for parameter in copied)
+def is_ref_adapter_unused(model: PeftModel) -> bool:
+    """Return whether TRL's copy `ref` of the initial adapter has no effect: its B matrices are 0, as in a new LoRA."""
+    b_matrices = [parameter for name, parameter in model.named_parameters() if ".lora_B.ref." in name]
+    return bool(b_matrices) and not any(matrix.any() for matrix in b_matrices)
 
 
 @torch.no_grad()
 def require_same_weights(model: Any, reference: Any) -> None:
-    """Refuse a model that is not what lies at its path: a reference loaded from there would be another prior."""
-    loaded = dict(reference.named_parameters())
+    """Raise if the weights differ from those at the model's path, which TRL has loaded as the reference."""
+    reference_parameters = dict(reference.named_parameters())
     for name, parameter in model.named_parameters():
-        other = loaded.get(name)
+        other = reference_parameters.get(name)
         same = other is not None and other.shape == parameter.shape and torch.equal(other.to(parameter), parameter)
         if not same:
-            changed = f"{name} is not what {reference.config._name_or_path} has"
+            difference = f"{name} differs from {reference.config._name_or_path}"
             remedy = "save_pretrained it and load it from there, or give the prior (ref_model or peft_config)"
-            raise UsageError(f"the model was changed after it was loaded ({changed}): {remedy}")
+            raise UsageError(f"the model was changed after it was loaded ({difference}): {remedy}")
 
 
-# What must hold before a trainer starts, and the sentence that says so when it does not -------------------------------
+# Checks before a trainer starts; each raises one sentence with a remedy -----------------------------------------------
 
 
 def check_sampling_counts(seed: int, **counts: int) -> None:
-    """Raise where a count is below 1, or the seed is not between 0 and 2³¹ − 1."""
+    """Raise if a count is below 1, or if the seed is not between 0 and 2³¹ − 1."""
     if not 0 <= seed < 2**31:
         raise UsageError(f"seed is {seed}; it must lie between 0 and {2**31 - 1}")
     check_counts(**counts)
 
 
 def require_no_adapter_inside(model: Any) -> None:
-    """Raise where a model has taken in an adapter when it was loaded, with which it would be turned off."""
+    """Raise if transformers loaded an adapter into the model: PEFT would switch it off with its own adapters."""
     if getattr(model, "_hf_peft_config_loaded", False):
         remedy = "merge_and_unload the adapter, or load it on its base with PeftModel.from_pretrained"
-        raise UsageError(f"the model came from an adapter's folder, and with adapters off it is no longer it: {remedy}")
+        raise UsageError(f"the model came from an adapter's folder, so adapters off would change it: {remedy}")
 
 
 def require_prior_when_off(model: PeftModel) -> None:
-    """Raise where a PEFT model with its adapters off is not what it was before it had them, or will not stay it."""
-    off = "with PEFT the prior is the model with its adapter off"
+    """Raise if a PEFT model with its adapters off is not the prior, or does not stay the prior in training."""
+    reason = "with PEFT the prior is the model with its adapter off"
     for config in model.peft_config.values():
-        begin = getattr(config, "init_lora_weights", True)
-        if (begin.lower() if isinstance(begin, str) else begin) not in BESIDE_THE_BASE:
-            known = ", ".join(map(repr, BESIDE_THE_BASE))
-            moved = f"init_lora_weights is {begin!r}, which may move a part of the model's weights into the adapter"
-            raise UsageError(f"{moved}, and {off}: set it to one of {known}")
+        init = getattr(config, "init_lora_weights", True)
+        if (init.lower() if isinstance(init, str) else init) not in BASE_PRESERVING_INITS:
+            choices = ", ".join(map(repr, BASE_PRESERVING_INITS))
+            problem = f"init_lora_weights is {init!r}, which may move a part of the model's weights into the adapter"
+            raise UsageError(f"{problem}, and {reason}: set it to one of {choices}")
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not model.peft_config.keys() & set(name.split(".")):
-            trained = f"{name} is trained and belongs to no adapter, so that it is not turned off"
-            raise UsageError(f"{trained}, and {off}: set bias='none' in the peft_config, and unfreeze nothing else")
+            problem = f"{name} is trained and belongs to no adapter, so that it is not turned off"
+            raise UsageError(f"{problem}, and {reason}: set bias='none' in the peft_config, and unfreeze nothing else")
 
 
-def require_settings(args: Any, needed: dict[str, tuple[Any, str]]) -> None:
-    """Raise where a setting has not the value it needs, with the reason: the objective would be another."""
-    for name, (value, why) in needed.items():
+def require_settings(args: Any, required: dict[str, tuple[Any, str]]) -> None:
+    """Raise with the reason if a setting differs from its required value. `required`: name -> (value, reason)."""
+    for name, (value, reason) in required.items():
         if getattr(args, name) != value:
-            raise UsageError(f"{name} is {getattr(args, name)!r}; it must be {value!r}, because {why}")
+            raise UsageError(f"{name} is {getattr(args, name)!r}; it must be {value!r}, because {reason}")
 
 
 def require_enough_prompts(dataset: Any, args: Any) -> None:
-    """Raise where prompts do not fill a batch: TRL drops them, and would train no step at all, and succeed."""
-    wanted = args.generation_batch_size // args.num_generations
-    if hasattr(dataset, "__len__") and not isinstance(dataset, dict) and len(dataset) < wanted:
+    """Raise if the prompts do not fill one batch. TRL drops a partial batch, so it would end without a step."""
+    batch_prompts = args.generation_batch_size // args.num_generations
+    if hasattr(dataset, "__len__") and not isinstance(dataset, dict) and len(dataset) < batch_prompts:
         remedy = "make the batch smaller, num_generations larger, or give more prompts"
-        raise UsageError(f"the dataset has {len(dataset)} prompts, and each generation takes {wanted}: {remedy}")
+        raise UsageError(f"the dataset has {len(dataset)} prompts, and each generation takes {batch_prompts}: {remedy}")
 
 
 def require_first_tokens(dataset: Any, tokenizer: Any) -> None:
-    """Raise where a prompt has no token."""
+    """Raise if a prompt is empty and the tokenizer adds no token to it."""
     if dataset is not None and "" in _column(dataset, "prompt"):
         prompt_ids(tokenizer, "")
 
 
-def require_positive_alpha(objective: Objective, why: str) -> None:
-    """Raise where alpha is 0, which it must not be because `why`."""
+def require_positive_alpha(objective: Objective, reason: str) -> None:
+    """Raise with the reason if alpha is not above 0."""
     if objective.alpha <= 0:
-        raise UsageError(f"alpha is {objective.alpha}; it must be greater than 0, because {why}")
+        raise UsageError(f"alpha is {objective.alpha}; it must be greater than 0, because {reason}")
 
 
-def datasets_in(dataset: Any) -> dict[str, Any]:
-    """Return datasets by name; a single one has none."""
+def datasets_by_name(dataset: Any) -> dict[str, Any]:
+    """Return a dictionary of datasets; a single dataset gets the name ""."""
     return dataset if isinstance(dataset, dict) else {"": dataset}
 
 
-def columns_of(dataset: Any) -> list[str]:
-    """Return the names of the columns, which a streamed dataset may tell only by its first row."""
+def column_names_of(dataset: Any) -> list[str]:
+    """Return the column names. A streamed dataset may not declare them, so its first row is read."""
     return list(dataset.column_names or next(iter(dataset)))
 
 
 def _column(dataset: Any, name: str) -> Iterator[Any]:
-    """Return a column of all datasets; of one that is streamed, its first row alone."""
-    for part in datasets_in(dataset).values():
+    """Yield the values of a column in all datasets; of a streamed dataset only the first."""
+    for part in datasets_by_name(dataset).values():
         yield from part[name] if hasattr(part, "__getitem__") else [next(iter(part))[name]]
 
 
 def require_labels(dataset: Any) -> None:
-    """Raise where a label is not 0 or 1, true or false."""
+    """Raise if a label is not 0 or 1 (false or true)."""
     for value in _column(dataset, "label"):
         if value not in (0, 1):
             raise UsageError(f"a label is {value!r}; every label must be 0 or 1 (false or true)")
 
 
-def require_saved_path(model: Any, what: str) -> None:
-    """Raise where the model did not come from a place, from which TRL would load its reference."""
+def require_saved_path(model: Any, trainer_name: str) -> None:
+    """Raise if the model has no path, from which TRL could load its reference."""
     if isinstance(model, str) or "peft" in type(model).__module__:
         return
     if not getattr(model.config, "_name_or_path", ""):
-        built = "loads its reference from the model's own path, and this model was built in memory"
-        raise UsageError(f"{what} {built}: save_pretrained it first and load it from there")
+        problem = "loads its reference from the model's own path, and this model was built in memory"
+        raise UsageError(f"{trainer_name} {problem}: save_pretrained it first and load it from there")

@@ -1,15 +1,15 @@
-"""The paper's Appendix B in pure functions: what a preference, a label or a token is worth.
+"""Losses and token rewards of the paper's Appendix B, as pure functions of tensors. They do not depend on TRL.
 
-Everything rests on one identity. At the optimum of the decoupled objective (Eq. 27 with its coefficients apart)
+All follow from one identity. At the optimum of the decoupled objective (Eq. 27 with separate coefficients),
 
     add-on(y|x)  =  alpha · log policy(y|x)  −  omega · log prior(y|x)  +  alpha · log Z(x)
 
-so a policy *is* a model of the add-on reward, up to a number per prompt. The losses below fit that model to labels
-(Eq. 32) or to pairs with a Q-function in between (to pairs alone, Eq. 33, TRL's own loss does it); the token reward
-hands the same three terms to an online method. The paper prints likelihoods to maximize; these are losses to minimize,
-one number a row.
+so a policy *is* a model of the add-on reward, up to a constant per prompt. `cross_entropy_dpo_loss` fits that model to
+labels (Eq. 32), and `q_adapter_loss` to pairs by way of a Q-function. (For pairs without one, Eq. 33, the trainer uses
+TRL's own loss.) `token_rewards` gives the three terms to an online method. The paper has likelihoods to maximize; these
+are losses to minimize, one per row.
 
-Shapes: `[B]` a response (its log-probability is the sum over its tokens), `[B, T]` a token. No function here knows TRL.
+Shapes: `[B]` per response (a log-probability is then the sum over its tokens), `[B, T]` per token.
 """
 
 import torch
@@ -20,9 +20,9 @@ from repolicy.objective import Objective, reformulated
 
 
 def implicit_reward(objective: Objective, log_policy: Tensor, log_prior: Tensor | None) -> Tensor:
-    """Return the add-on reward that a policy stands for: alpha · log policy − omega · log prior (Eq. 31, decoupled).
+    """Return the add-on reward that a policy implies: alpha · log policy − omega · log prior (Eq. 31, decoupled).
 
-    Of the shape of the log-probabilities. `log_prior` may be None where omega is 0.
+    It has the shape of the log-probabilities. `log_prior` may be None if omega is 0.
     """
     reward = objective.alpha * log_policy
     return reward if log_prior is None or not objective.omega else reward - objective.omega * log_prior
@@ -32,9 +32,9 @@ def implicit_reward(objective: Objective, log_policy: Tensor, log_prior: Tensor 
 
 
 def q_adapter_log_probs(objective: Objective, residual: Tensor, log_prior: Tensor) -> Tensor:
-    """Return the policy of a residual Q-function, π̂ ∝ exp((Q_R + omega · log prior) / alpha), behind Eq. 3.
+    """Return log-probabilities of a residual Q-function's policy, π̂ ∝ exp((Q_R + omega · log prior) / alpha) (Eq. 3).
 
-    `[..., V]` to `[..., V]`: one number for every token that could come next.
+    Arguments and result are `[..., V]`, with one entry for every possible next token.
     """
     return ((residual + objective.omega * log_prior) / objective.alpha).log_softmax(-1)
 
@@ -47,11 +47,12 @@ def q_adapter_loss(
     chi: float = 0.0,
     tokens: Tensor | float | None = None,
 ) -> Tensor:
-    """Return Q-Adapter's loss `[B]` of token rewards `[B, T]`: a preference of sums, and chi · mean of the squares.
+    """Return Q-Adapter's loss of pairs `[B]`: a preference loss on summed token rewards, plus chi · their mean square.
 
-    The rewards are `implicit_reward` of `q_adapter_log_probs` at the tokens: Q_R(s, a) − V(s), which at discount 1
-    sums to Q_R(s, a) − V(s′) but for V(prompt), and that cancels in the pair. With chi = 0 this is Decomposed-DPO.
-    `tokens` is what the squares are divided by: of these pairs, unless they are a part of a larger batch.
+    chosen, rejected: token rewards `[B, T]`, the `implicit_reward` of `q_adapter_log_probs`, which is Q_R(s, a) − V(s).
+        Summed at discount 1 they equal the sum of Q_R(s, a) − V(s′), up to V(prompt), which cancels in a pair.
+    tokens: the divisor of the squares; by default the number of tokens in these pairs. For micro-batches, pass a part
+        of the number in the whole batch. With chi = 0 the loss is Decomposed-DPO's.
     """
     chosen, rejected = _masked(chosen, chosen_mask), _masked(rejected, rejected_mask)
     preference = -functional.logsigmoid(chosen.sum(-1) - rejected.sum(-1))
@@ -68,10 +69,10 @@ def q_adapter_loss(
 def cross_entropy_dpo_loss(
     objective: Objective, log_policy: Tensor, log_prior: Tensor | None, label: Tensor, offset: Tensor | float = 0.0
 ) -> Tensor:
-    """Return losses `[B]` of Cross-Entropy-DPO (Eq. 32): each response has a label of its own, 1 good or 0 bad.
+    """Return Cross-Entropy-DPO's losses of responses `[B]` (Eq. 32) with labels `[B]`, 1 for good and 0 for bad.
 
-    `offset` stands for alpha · log Z(x) and for the threshold between good and bad. In a pair both cancel; here they do
-    not, and without them the loss asks the policy for log-ratios that no normalized distribution can have.
+    `offset` models alpha · log Z(x) and the threshold between good and bad. In pairs both cancel. Here, without an
+    offset, the optimum of the loss would need log-ratios that no normalized distribution has.
     """
     return functional.binary_cross_entropy_with_logits(
         implicit_reward(objective, log_policy, log_prior) + offset, label.to(log_policy.dtype), reduction="none"
@@ -84,19 +85,19 @@ def cross_entropy_dpo_loss(
 def token_rewards(
     objective: Objective, reward: Tensor, log_policy: Tensor, log_prior: Tensor | None, mask: Tensor
 ) -> Tensor:
-    """Return add-on + omega · log prior − alpha · log policy at every token `[B, T]` (Eq. 27, its coefficients apart).
+    """Return add-on + omega · log prior − alpha · log policy at every token `[B, T]` (Eq. 27, separate coefficients).
 
-    The add-on reward `[B]` judges a whole response, so it is paid at the response's last token. `mask` is 1 at the
-    response's tokens; elsewhere the reward is 0.
+    The add-on `reward` `[B]` is of a whole response, so it is added at the response's last token. `mask` is 1 at the
+    response's tokens; elsewhere the result is 0.
     """
     position = torch.arange(mask.shape[1], device=mask.device)
     last = (position * (mask > 0)).amax(1, keepdim=True)
-    task = torch.where(position == last, reward.unsqueeze(1), 0.0).to(log_policy.dtype)
-    return _masked(reformulated(objective, task, log_prior, log_policy).total, mask)
+    addon = torch.where(position == last, reward.unsqueeze(1), 0.0).to(log_policy.dtype)
+    return _masked(reformulated(objective, addon, log_prior, log_policy).total, mask)
 
 
 def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
-    """Return the sum of rewards `[B, T]` from each token on, Σ_{t′ ≥ t} gamma^(t′−t) · r_t′ (Eq. 6), `[B, T]`."""
+    """Return discounted sums of rewards `[B, T]` from each token on, Σ_{t′ ≥ t} gamma^(t′−t) · r_t′ (Eq. 6)."""
     if gamma == 1:
         return rewards.flip(1).cumsum(1).flip(1)
     returns = rewards.clone()
@@ -105,35 +106,38 @@ def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
     return returns
 
 
-def leave_one_out(returns: Tensor, mask: Tensor, group: int) -> Tensor:
-    """Subtract from returns what the *other* responses to the same prompt return, on average. `[B, T]`.
+def leave_one_out(returns: Tensor, mask: Tensor, group_size: int) -> Tensor:
+    """Subtract from returns the mean return of the *other* responses to the same prompt, and return `[B, T]`.
 
-    Rows come in groups of `group`. A response is compared at each token with those that are still being written there
-    (`mask`), and where none is left, with all that are judged. Returns are `[B, T]`, from a token on (0 after the end),
-    or `[B, 1]`, of the whole. A row's baseline does not depend on the row, so the gradient stays unbiased.
+    returns: returns to go of tokens `[B, T]` (0 after the end), or of whole responses `[B, 1]`.
+    mask: 1 at the tokens of responses `[B, T]`, 0 in all of a response that has no reward.
+    Rows of a prompt are contiguous, `group_size` each. The mean is over the other responses that have a token at the
+    same position, or, if there is none, over all others that have a reward. A row's own return is not in its baseline,
+    so that the gradient stays unbiased.
     """
 
-    def of_others(values: Tensor, taken: Tensor) -> Tensor:
-        values = values * taken
-        others = taken.sum(1, keepdim=True) - taken
+    def mean_of_others(values: Tensor, weights: Tensor) -> Tensor:
+        values = values * weights
+        others = weights.sum(1, keepdim=True) - weights
         return (values.sum(1, keepdim=True) - values) / others.clamp(min=1)
 
-    alive = (mask > 0).to(returns.dtype).view(-1, group, mask.shape[1])
-    own = returns.view(-1, group, returns.shape[1])
-    left = alive.sum(1, keepdim=True) > alive
-    baseline = torch.where(left, of_others(own, alive), of_others(own, alive.amax(2, keepdim=True)))
-    return ((own - baseline) * alive).view(mask.shape)
+    alive = (mask > 0).to(returns.dtype).view(-1, group_size, mask.shape[1])
+    grouped = returns.view(-1, group_size, returns.shape[1])
+    any_other_alive = alive.sum(1, keepdim=True) > alive
+    has_reward = alive.amax(2, keepdim=True)
+    baseline = torch.where(any_other_alive, mean_of_others(grouped, alive), mean_of_others(grouped, has_reward))
+    return ((grouped - baseline) * alive).view(mask.shape)
 
 
 def whole_returns(rewards: Tensor) -> Tensor:
-    """Return the undiscounted sum of a response's rewards, which counts at each of its tokens. `[B, T]` to `[B, 1]`.
+    """Return the undiscounted sum of a response's token rewards, `[B, T]` to `[B, 1]`; it is the return of each token.
 
-    What came before a token does not depend on it, so in expectation the gradient is that of `returns_to_go`. At the
-    optimum this sum is alpha · log Z for *every* response, so there, compared with other responses, it has no noise.
+    Rewards before a token do not depend on it, so the expected gradient is that of `returns_to_go`. At the optimum the
+    sum is alpha · log Z for *every* response to a prompt, so that its difference from the baseline has no noise.
     """
     return rewards.sum(1, keepdim=True)
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:
-    """Return 0 outside the mask, also where the value there is infinite or not a number."""
+    """Set values outside the mask to 0, also those that are infinite or NaN."""
     return torch.where(mask > 0, values, 0.0)

@@ -1,10 +1,10 @@
-"""Turn omega and alpha while text is generated, between models that were trained at other values.
+"""The dial: choose omega and alpha when text is generated, between models that were trained at other values.
 
-At the optimum a model trained at (omega_i, alpha_i) stands for the add-on reward: it is alpha_i · log policy_i −
-omega_i · log prior, up to a number. A mean of such rewards, put into the optimum at another (omega, alpha), is a sum
-of log-probabilities with known coefficients (`mixture`). Here that sum is taken token by token, and a token's is not
-quite a response's: how far it is off was measured (`python -m experiments.llm dial`). With two models at different
-omegas the prior's coefficient is 0, and it is not even asked.
+At its optimum, a model trained at (omega_i, alpha_i) encodes the add-on reward: alpha_i · log policy_i − omega_i · log
+prior, up to a constant. A weighted mean of such rewards, in the optimum at another (omega, alpha), gives a sum of
+log-probabilities with known coefficients (`mixture`). This module computes the sum token by token, which only
+approximates the sum over responses; `python -m experiments.llm dial` measures the error. With two models at
+different omegas the prior's coefficient is 0, so the prior is not evaluated.
 """
 
 import warnings
@@ -24,7 +24,7 @@ from repolicy.llm.identity import require_no_adapter_inside, require_positive_al
 from repolicy.objective import Objective, residual
 from repolicy.objective_names import plain
 
-# Tokens are sampled as the model has them, whatever its own generation config says; unless the caller asks for other.
+# Options of `generate` that sample from the model's own distribution, whatever its generation config says.
 SAMPLING: dict[str, Any] = {
     "do_sample": True, "num_beams": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
     "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0,
@@ -33,120 +33,130 @@ SAMPLING: dict[str, Any] = {
 
 
 def mixture(target: Objective, anchors: Sequence[Objective]) -> list[float]:
-    """Return the coefficients of log prior and of each anchor's log policy in the logits at `target`.
+    """Return coefficients of log prior and of each anchor's log policy, whose sum has the logits at `target`.
+
+    An anchor is the objective of a tuned model; there are one or two.
 
     >>> mixture(residual(0.2, 0.2), [residual(0.1, 0.2), residual(0.4, 0.2)])
     [0.0, 0.6666666666666667, 0.3333333333333333]
     """
     for objective in (target, *anchors):
         if plain(objective, "the dial").reads_basic:
-            raise UsageError(
-                f"the dial turns between wishes on a prior, and an objective here is on {objective.task!r}"
-            )
+            raise UsageError(f"the dial needs objectives with a prior, and one here is on {objective.task!r}")
         require_positive_alpha(objective, "the logits are divided by it")
     shares = [1.0]
     if len(anchors) == 2:
-        one, other = (anchor.omega for anchor in anchors)
-        if one == other:
-            raise UsageError(f"both models were trained with omega {one:g}; between two models omega must differ")
-        share = (other - target.omega) / (other - one)
+        first, second = (anchor.omega for anchor in anchors)
+        if first == second:
+            raise UsageError(f"both models were trained with omega {first:g}; between two models omega must differ")
+        share = (second - target.omega) / (second - first)
         shares = [share, 1 - share]
         if not 0 <= share <= 1:
-            said = f"omega {target.omega:g} is not between those of the two models, {one:g} and {other:g}; beyond them "
-            warnings.warn(f"{said}the mixture soon goes wrong", stacklevel=4)
-    own = [share * anchor.alpha / target.alpha for share, anchor in zip(shares, anchors, strict=True)]
-    rest = target.omega - sum(share * anchor.omega for share, anchor in zip(shares, anchors, strict=True))
-    return [0.0 if abs(rest) < 1e-12 else rest / target.alpha, *own]
+            position = f"omega {target.omega:g} is not between those of the two models, {first:g} and {second:g}"
+            warnings.warn(f"{position}; beyond them the mixture soon goes wrong", stacklevel=4)
+    coefficients = [share * anchor.alpha / target.alpha for share, anchor in zip(shares, anchors, strict=True)]
+    prior_omega = target.omega - sum(share * anchor.omega for share, anchor in zip(shares, anchors, strict=True))
+    return [0.0 if abs(prior_omega) < 1e-12 else prior_omega / target.alpha, *coefficients]
 
 
 def mixed_log_probs(coefficients: Sequence[float], log_probs: Sequence[Tensor]) -> Tensor:
     """Return log p(next token) of the mixture `[..., V]`, from those of the prior and the anchors.
 
-    A token that one of them cannot write is not written.
+    A token that is impossible under one of them is impossible under the mixture.
     """
-    if len(sizes := {each.shape[-1] for each in log_probs}) > 1:
+    sizes = {each.shape[-1] for each in log_probs}
+    if len(sizes) > 1:
         raise UsageError(f"the models have vocabularies of {sorted(sizes)} tokens, and a mixture needs the same tokens")
     total = torch.zeros_like(log_probs[0])
     for coefficient, each in zip(coefficients, log_probs, strict=True):
-        if coefficient:  # 0 · −inf is not a number
+        if coefficient:  # 0 · −inf would be NaN
             total = total + coefficient * each
     impossible = torch.stack([each.isneginf() for each in log_probs]).any(0)
     return total.masked_fill(impossible, -torch.inf).log_softmax(-1)
 
 
-def positions(attention: Tensor) -> Tensor:
-    """Return the positions `[B, T]` of tokens among those that are attended to, as `generate` counts them."""
+def position_ids(attention: Tensor) -> Tensor:
+    """Return the positions of tokens `[B, T]` without the padding, as `generate` counts them."""
     return (attention.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def count_as_generate(model: Any) -> None:
-    """Let a model with learned positions, as GPT-2, count its tokens as when it writes: without the padding before.
+def add_position_ids(model: Any) -> None:
+    """Make the forward pass of a model with learned positions, such as GPT-2, count positions without the padding.
 
-    TRL scores prompts that are padded on the left, and says no positions. Rotary ones are the same from anywhere.
+    TRL scores prompts that are padded on the left without position ids, so that scores would differ from those at
+    generation. Rotary positions are relative, so such a model is left as it is.
     """
     if getattr(model.config.get_text_config(), "rope_parameters", None):
         return
-    plain = model.get_base_model() if isinstance(model, PeftModel) else model
-    if "position_ids" in signature(plain.forward).parameters:
-        model.register_forward_pre_hook(_with_positions, with_kwargs=True)
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    if "position_ids" in signature(base.forward).parameters:
+        model.register_forward_pre_hook(_position_hook, with_kwargs=True)
 
 
-def _with_positions(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    attention = named.get("attention_mask")
-    if attention is not None and named.get("position_ids") is None and named.get("past_key_values") is None:
-        named = named | {"position_ids": positions(attention)}
-    return given, named
+def _position_hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    attention = kwargs.get("attention_mask")
+    if attention is not None and kwargs.get("position_ids") is None and kwargs.get("past_key_values") is None:
+        kwargs = kwargs | {"position_ids": position_ids(attention)}
+    return args, kwargs
 
 
-class Beside:
-    """A model that is asked for its next token beside the one that generates, with a key-value cache of its own."""
+class ModelView:
+    """A model, the choice of its adapter, and a key-value cache of its own for next-token logits.
+
+    adapter: returns a context manager in which the model has that adapter on (or, as the prior, all adapters off).
+    """
 
     def __init__(self, model: Any, adapter: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         self.model, self.adapter = model, adapter
-        self.forget()
+        self.reset_cache()
 
-    def forget(self) -> None:
-        """Drop the cache, before another text."""
-        self.seen, self.cache = torch.empty(0, 0, dtype=torch.long), None
+    def reset_cache(self) -> None:
+        self.cached_ids, self.cache = torch.empty(0, 0, dtype=torch.long), None
 
     @torch.no_grad()
     def logits(self, ids: Tensor, prompt_attention: Tensor | None) -> Tensor:
-        """Return logits `[B, V]` after ids `[B, T]`; only the last is read where the others were, in this order."""
-        fresh = self.cache is None or not torch.equal(self.seen.to(ids.device), ids[:, :-1])
+        """Return next-token logits `[B, V]` after ids `[B, T]`.
+
+        If the cache holds all ids but the last, in the same order of rows, the model reads only the last.
+        """
+        fresh = self.cache is None or not torch.equal(self.cached_ids.to(ids.device), ids[:, :-1])
         attention = torch.ones_like(ids)
         if prompt_attention is not None:
             repeats = len(ids) // len(prompt_attention)
             attention[:, : prompt_attention.shape[1]] = prompt_attention.repeat_interleave(repeats, 0)
-        places = positions(attention)
+        positions = position_ids(attention)
         with self.adapter():
             outputs = self.model(
                 input_ids=ids if fresh else ids[:, -1:],
                 attention_mask=attention,
-                position_ids=places if fresh else places[:, -1:],
+                position_ids=positions if fresh else positions[:, -1:],
                 past_key_values=None if fresh else self.cache,
                 use_cache=True,
             )
-        self.seen, self.cache = ids, outputs.past_key_values
+        self.cached_ids, self.cache = ids, outputs.past_key_values
         return outputs.logits[:, -1].float()
 
 
 class DialedGenerator(LogitsProcessor):  # type: ignore[misc]
-    """Made by `dial`. `generate` takes what a model's own `generate` takes."""
+    """A generator of the mixture, made by `dial`: the first tuned model generates, and this class adds the others.
 
-    def __init__(self, generator: Beside, others: list[Beside], coefficients: list[float]) -> None:
+    `coefficients` are those of the prior, of the first tuned model and of the second; `others` are the views of the
+    prior and of the second tuned model.
+    """
+
+    def __init__(self, generator: ModelView, others: list[ModelView], coefficients: list[float]) -> None:
         self.generator, self.others, self.coefficients = generator, others, coefficients
         self.attention: Tensor | None = None
 
     @property
     def generation_config(self) -> Any:
-        """Return that of the model which generates, the first tuned one."""
         return self.generator.model.generation_config
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor | None = None, **settings: Any) -> Any:
-        """Sample from the mixture itself, unless `settings` say otherwise."""
+        """Sample from the mixture. `settings` are those of the model's own `generate`, and override `SAMPLING`."""
         self.attention = attention_mask
-        for each in self.others:
-            each.forget()
+        for view in self.others:
+            view.reset_cache()
         if attention_mask is None:
             attention_mask = torch.ones_like(input_ids)
         settings = SAMPLING | settings
@@ -156,52 +166,53 @@ class DialedGenerator(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the mixture's scores `[B, V]` from ids `[B, T]` and the first tuned model's scores `[B, V]`."""
-        prior, own, *rest = self.coefficients
-        coefficients, log_probs = [own], [scores.float().log_softmax(-1)]
-        for coefficient, model in zip((prior, *rest), self.others, strict=True):
+        prior_coefficient, first_coefficient, *rest = self.coefficients
+        coefficients, log_probs = [first_coefficient], [scores.float().log_softmax(-1)]
+        for coefficient, view in zip((prior_coefficient, *rest), self.others, strict=True):
             if coefficient:
                 coefficients.append(coefficient)
-                log_probs.append(model.logits(input_ids, self.attention).log_softmax(-1))
+                log_probs.append(view.logits(input_ids, self.attention).log_softmax(-1))
         return mixed_log_probs(coefficients, log_probs)
 
 
 def dial(prior: Any, *tuned: tuple[Any, Objective], omega: float, alpha: float | None = None) -> DialedGenerator:
-    """Return a generator at (omega, alpha) from the prior and one or two models, each with its objective.
+    """Return a generator at (omega, alpha) from the prior and one or two tuned models, each with its objective.
 
         dial(prior, (one, residual(0.1, 0.2)), (two, residual(0.4, 0.2)), omega=0.25).generate(**prompt)
 
-    alpha: as that of the first tuned model, unless it is given.
-    With PEFT, `prior` is the model with its adapters, off (of a trained one, TRL's copy `ref` of the adapter that was
-    given); a tuned model is then the name of an adapter.
+    alpha: by default that of the first tuned model.
+    With PEFT, `prior` is the model with its adapters, and a tuned model may be the name of an adapter. The prior is
+    then the model with its adapters off, or with TRL's copy `ref` of the adapter from which training continued.
     """
-    return between(prior, [model for model, _ in tuned], turned([each for _, each in tuned], omega, alpha))
+    coefficients = dial_coefficients([objective for _, objective in tuned], omega, alpha)
+    return dialed_generator(prior, [model for model, _ in tuned], coefficients)
 
 
-def turned(anchors: Sequence[Objective], omega: float, alpha: float | None) -> list[float]:
-    """Return the coefficients of `mixture` at (omega, alpha), for whoever has models to load first."""
+def dial_coefficients(anchors: Sequence[Objective], omega: float, alpha: float | None) -> list[float]:
+    """Return the coefficients of `mixture` at (omega, alpha); it needs no loaded model, so that errors come early."""
     if len(anchors) not in (1, 2):
         raise UsageError(f"the dial turns with one or two tuned models, and an objective each; here are {len(anchors)}")
     return mixture(residual(omega, anchors[0].alpha if alpha is None else alpha), anchors)
 
 
-def between(prior: Any, tuned: Sequence[Any], coefficients: list[float]) -> DialedGenerator:
-    """Return a generator from the prior and the tuned models of `dial`, by the coefficients of `turned`."""
-    models = [beside(prior, model) for model in tuned]
-    return DialedGenerator(models[0], [beside(prior, None), *models[1:]], coefficients)
+def dialed_generator(prior: Any, tuned: Sequence[Any], coefficients: list[float]) -> DialedGenerator:
+    """Return a generator from the prior, the tuned models and the coefficients of `dial_coefficients`."""
+    first, *rest = (model_view(prior, model) for model in tuned)
+    return DialedGenerator(first, [model_view(prior, None), *rest], coefficients)
 
 
-def as_prior(model: PeftModel) -> AbstractContextManager[Any]:
-    """Make a PEFT model its prior: its adapters off, or TRL's copy `ref` of the adapter that training went on from."""
+def use_prior(model: PeftModel) -> AbstractContextManager[Any]:
+    """Return a context in which a PEFT model is its prior: adapters off, or TRL's copy `ref` of the initial adapter."""
     return use_adapter(model, "ref" if "ref" in model.peft_config else None)
 
 
-def beside(prior: Any, model: Any) -> Beside:
-    """Return a model to ask, or an adapter of the prior by name, or (None) the prior: PEFT's with its adapters off."""
+def model_view(prior: Any, model: Any) -> ModelView:
+    """Return a view of a model, of the prior's adapter with that name, or (for None) of the prior."""
     if isinstance(prior, PeftModel) and (model is None or isinstance(model, str)):
         require_no_adapter_inside(prior.get_base_model())
         if model is not None and model not in prior.peft_config:
             raise UsageError(f"the prior has no adapter {model!r}; it has {', '.join(prior.peft_config)}")
-        return Beside(prior, lambda: as_prior(prior) if model is None else use_adapter(prior, model))
+        return ModelView(prior, lambda: use_prior(prior) if model is None else use_adapter(prior, model))
     if isinstance(model, str):
         raise UsageError(f"{model!r} is the name of an adapter, and the prior is no PEFT model")
-    return Beside(prior if model is None else model)
+    return ModelView(prior if model is None else model)

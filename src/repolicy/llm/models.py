@@ -1,7 +1,7 @@
-"""Models by name: a prior, and what was tuned from it; their responses, and what these are worth.
+"""The work of `repolicy llm`: load a prior and tuned models by name, generate responses, and evaluate the models.
 
-A trainer here leaves `repolicy.json` beside the weights. No path in it is ever followed. A measure is a mean over
-prompts, and its interval is Student's t over the prompts (or, of a single prompt, over its responses).
+The trainers write `repolicy.json` into a model's folder. No path in it is ever followed. A measure is a mean over
+prompts, with Student's t interval over the prompts (or, for a single prompt, over its responses).
 """
 
 import json
@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from repolicy.errors import FileError, UsageError, first_line, in_one_sentence
 from repolicy.llm.identity import check_sampling_counts, checksum
-from repolicy.llm.mixing import SAMPLING, beside, between, turned
+from repolicy.llm.mixing import SAMPLING, ModelView, dial_coefficients, dialed_generator, model_view
 from repolicy.llm.rloo import padded, prompt_ids, response_log_probs
 from repolicy.loading import load_object
 from repolicy.objective import Objective, residual
@@ -27,61 +27,62 @@ from repolicy.report.verdict import student_t_p_value
 from repolicy.text import counted
 
 IDENTITY, ADAPTER = "repolicy.json", "adapter_config.json"
-LOADED_IN = (None, torch.bfloat16, torch.float16)  # what a prior may have been rounded to before it was tuned
+GENERATION_BATCH = 64  # responses that a model writes in one batch of an evaluation
+PRIOR_DTYPES = (None, torch.bfloat16, torch.float16)  # to which a prior may have been rounded before it was tuned
 
 
 def load_prior(name: str) -> tuple[Any, Any]:
-    """Return a causal language model and its tokenizer, from a folder or by its name on the hub; safetensors alone."""
-    model = _model(name)
-    tokenizer = _loaded(lambda: AutoTokenizer.from_pretrained(name), name)
+    """Load a causal language model and its tokenizer from a folder or the hub; weights only from safetensors."""
+    model = _load_model(name)
+    tokenizer = _load(lambda: AutoTokenizer.from_pretrained(name), name)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
 
 
 def load_tuned(name: str, prior: Any, index: int) -> tuple[Any, Any]:
-    """Return (prior, tuned): a whole model; or, of an adapter's folder, its name in the prior, which becomes PEFT's.
+    """Load a tuned model; return (prior, whole model), or for an adapter's folder (PEFT prior, name of the adapter).
 
-    Where the prior is itself an adapter's, which the tuned one goes on from, that is no longer off with it off: then
-    both are whole models.
+    If the prior itself came from an adapter's folder, an adapter is loaded as a whole model: with both in one PEFT
+    model, switching the tuned adapter off would not give the prior.
     """
     if not (Path(name) / ADAPTER).is_file():
-        return prior, _model(name)
+        return prior, _load_model(name)
     if not (Path(name) / "adapter_model.safetensors").is_file():
         raise FileError(f"{name} has no adapter_model.safetensors; an adapter in another format is not read")
     if getattr(prior, "_hf_peft_config_loaded", False):
-        return prior, _model(name)
+        return prior, _load_model(name)
     adapter = f"tuned{index}"
-    before = first_logits(prior)
+    logits_before = probe_logits(prior)
     if isinstance(prior, PeftModel):
-        _loaded(lambda: prior.load_adapter(name, adapter_name=adapter), name)
+        _load(lambda: prior.load_adapter(name, adapter_name=adapter), name)
     else:
-        prior = _loaded(lambda: PeftModel.from_pretrained(prior, name, adapter_name=adapter), name).eval()
-    if not torch.allclose(first_logits(prior), before, rtol=1e-3, atol=1e-3):
-        moved = f"with the adapter of {name} loaded and turned off, the prior is no longer what it was"
-        why = "by its adapter_config.json: bias, init_lora_weights or ensure_weight_tying"
+        prior = _load(lambda: PeftModel.from_pretrained(prior, name, adapter_name=adapter), name).eval()
+    if not torch.allclose(probe_logits(prior), logits_before, rtol=1e-3, atol=1e-3):
+        problem = f"with the adapter of {name} loaded and turned off, the prior is no longer what it was"
+        reason = "by its adapter_config.json: bias, init_lora_weights or ensure_weight_tying"
         remedy = "merge_and_unload the adapter, save_pretrained the whole model, and name its folder"
-        raise UsageError(f"{moved} ({why}): {remedy}")
+        raise UsageError(f"{problem} ({reason}): {remedy}")
     return prior, adapter
 
 
 @torch.no_grad()
-def first_logits(prior: Any) -> torch.Tensor:
-    """Return a prior's logits after its first tokens `[T, V]`, by which another model would be known."""
+def probe_logits(prior: Any) -> torch.Tensor:
+    """Return the prior's logits on a fixed short input `[T, V]`, to detect that an adapter has changed the prior."""
     ids = torch.arange(min(8, prior.config.get_text_config().vocab_size), device=prior.device).unsqueeze(0)
-    asked = beside(prior, None)
-    with asked.adapter():
-        return asked.model(input_ids=ids, use_cache=False).logits[0].float()
+    view = model_view(prior, None)
+    with view.adapter():
+        return view.model(input_ids=ids, use_cache=False).logits[0].float()
 
 
-def _model(name: str) -> Any:
+def _load_model(name: str) -> Any:
     """Load a causal language model onto the accelerator, if there is one."""
-    model = _loaded(lambda: AutoModelForCausalLM.from_pretrained(name, use_safetensors=True), name)
+    model = _load(lambda: AutoModelForCausalLM.from_pretrained(name, use_safetensors=True), name)
     return model.to(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu").eval()
 
 
-def _loaded(load: Any, name: str) -> Any:
-    """Load in one sentence: of the many ways in which a folder is no model, the first line is enough."""
+def _load(load: Any, name: str) -> Any:
+    """Call `load`, and raise a FileError with the first line of the many kinds of errors that a bad folder causes."""
     try:
         return load()
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
@@ -89,43 +90,42 @@ def _loaded(load: Any, name: str) -> Any:
 
 
 def read_identity(name: str) -> dict[str, Any]:
-    """Return what a trainer of this package wrote beside a model, if anything. A Q-adapter is refused."""
+    """Return the content of a model's `repolicy.json`, or nothing without one; raise if it is a Q-adapter."""
     file = Path(name) / IDENTITY
     if not file.is_file():
         return {}
     try:
         identity = json.loads(file.read_text())
-        method = identity.get("method")
-        residual(identity["omega"], identity["alpha"])  # which refuses what is no weight
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+        residual(identity["omega"], identity["alpha"])  # raises if one of them is no valid weight
+    except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
         raise FileError(f"{file} is damaged: it does not say omega and alpha, each 0 or greater") from error
-    if method == "QAdapterTrainer":
+    if identity.get("method") == "QAdapterTrainer":
         raise UsageError(f"{name} is a Q-adapter, which is no policy: generate with a repolicy.llm.QAdapterLogits")
     return dict(identity)
 
 
 def require_tuned_from(prior: Any, models: Sequence[str]) -> None:
-    """Raise where a model, by name, says that it was tuned from another prior, or has another number of tokens."""
-    own = cache(lambda dtype: checksum(prior, dtype))
-    size = prior.config.get_text_config().vocab_size
+    """Raise if a named model was tuned from another prior, or has a vocabulary of another size."""
+    prior_checksum = cache(lambda dtype: checksum(prior, dtype))
+    vocabulary = prior.config.get_text_config().vocab_size
     for name in models:
         identity = read_identity(name)
-        known = identity.get("prior_checksum")
-        if known is not None and known not in map(own, LOADED_IN):  # which asks for one more only where it must
-            said = f"its {IDENTITY} names {identity.get('prior')!r}, and the checksums of the weights differ"
+        expected = identity.get("prior_checksum")
+        if expected is not None and not any(prior_checksum(dtype) == expected for dtype in PRIOR_DTYPES):
+            reason = f"its {IDENTITY} names {identity.get('prior')!r}, and the checksums of the weights differ"
             if (Path(name) / ADAPTER).is_file():
-                said += "; where training went on from an adapter, that adapter's folder is the prior"
-            raise UsageError(f"{name} was tuned from another prior than the one that was given: {said}")
+                reason += "; where training went on from an adapter, that adapter's folder is the prior"
+            raise UsageError(f"{name} was tuned from another prior than the one that was given: {reason}")
         if (Path(name) / ADAPTER).is_file():
             continue
-        tokens = _loaded(lambda name=name: AutoConfig.from_pretrained(name), name).get_text_config().vocab_size
-        if tokens != size:
-            both = f"the prior has a vocabulary of {size} tokens and {name} one of {tokens}"
-            raise UsageError(f"{both}; only with the same tokens can they be set beside each other")
+        tokens = _load(lambda name=name: AutoConfig.from_pretrained(name), name).get_text_config().vocab_size
+        if tokens != vocabulary:
+            problem = f"the prior has a vocabulary of {vocabulary} tokens and {name} one of {tokens}"
+            raise UsageError(f"{problem}; only models with the same tokens can be mixed or compared")
 
 
-def trained_for(name: str, trained_at: str | None) -> Objective:
-    """Return the objective of a tuned model: as typed (`0.1,0.2`: omega and alpha), or from its own file."""
+def read_objective(name: str, trained_at: str | None) -> Objective:
+    """Return the objective of a tuned model, from `trained_at` ("omega,alpha") or from its `repolicy.json`."""
     identity = read_identity(name)
     if trained_at is not None:
         try:
@@ -140,7 +140,7 @@ def trained_for(name: str, trained_at: str | None) -> Objective:
     return residual(identity["omega"], identity["alpha"])
 
 
-# Responses of models to prompts: sampled as they are, or with the dial turned -----------------------------------------
+# Responses, sampled from models as they are or with the dial ----------------------------------------------------------
 
 
 def generate(
@@ -156,60 +156,61 @@ def generate(
     trained_at: Sequence[str] = (),
     seed: int = 0,
 ) -> list[dict[str, str]]:
-    """Return `count` responses to each prompt, with the dial turned to omega; models and prior are names or folders."""
+    """Return `count` responses to each prompt with the dial at omega; models and prior are folders or hub names."""
     check_sampling_counts(seed, count=count, tokens=tokens)
     if trained_at and len(trained_at) != len(models):
         raise UsageError(f"trained_at has {len(trained_at)} entries, and there are {len(models)} models")
-    anchors = [trained_for(name, trained_at[index] if trained_at else None) for index, name in enumerate(models)]
-    coefficients = turned(anchors, omega, alpha)
-    base, tokenizer = load_prior(prior)
-    require_tuned_from(base, models)
+    anchors = [read_objective(name, trained_at[index] if trained_at else None) for index, name in enumerate(models)]
+    coefficients = dial_coefficients(anchors, omega, alpha)
+    prior_model, tokenizer = load_prior(prior)
+    require_tuned_from(prior_model, models)
     tuned = []
     for index, name in enumerate(models):
-        base, model = load_tuned(name, base, index)
+        prior_model, model = load_tuned(name, prior_model, index)
         tuned.append(model)
     repeated = [prompt for prompt in prompts for _ in range(count)]
     chats = [[{"role": "user", "content": prompt}] for prompt in repeated]
-    ids, attention = prompt_tensors(tokenizer, chats if chat else repeated)
+    ids, attention = (x.to(prior_model.device) for x in prompt_tensors(tokenizer, chats if chat else repeated))
     torch.manual_seed(seed)
-    writer = between(base, tuned, coefficients)
-    rows = new_tokens(writer, tokenizer, ids.to(base.device), attention.to(base.device), tokens)
-    text = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
-    return [{"prompt": prompt, "text": response} for prompt, response in zip(repeated, text, strict=True)]
+    generator = dialed_generator(prior_model, tuned, coefficients)
+    responses = new_tokens(generator, tokenizer, ids, attention, tokens)
+    texts = [tokenizer.decode(response, skip_special_tokens=True) for response in responses]
+    return [{"prompt": prompt, "text": text} for prompt, text in zip(repeated, texts, strict=True)]
 
 
 def prompt_tensors(
     tokenizer: Any, prompts: Sequence[Any], template: dict[str, Any] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and attention `[B, T]`, padded on the left."""
+    """Return token ids and attention mask of prompts `[B, T]`, padded on the left."""
     rows = [prompt_ids(tokenizer, prompt, template) for prompt in prompts]
     return padded(rows, "left", tokenizer.pad_token_id), padded([[1] * len(row) for row in rows], "left")
 
 
 @torch.no_grad()
 def new_tokens(model: Any, tokenizer: Any, ids: Any, attention: Any, tokens: int, **settings: Any) -> list[list[int]]:
-    """Return sampled responses as token ids, each up to and with its end token; of a model, or of what `dial` made.
+    """Return sampled responses as token ids, each with its end token. `model` may be a `DialedGenerator`.
 
-    A response ends as when TRL trains: at the tokenizer's token, and at those of the generation config.
+    A response ends as in training with TRL: at the tokenizer's end token, or at one of the generation config.
     """
-    own = model.generation_config.eos_token_id
-    listed = own if isinstance(own, list) else [own]
-    ends = [token for token in dict.fromkeys([tokenizer.eos_token_id, *listed]) if token is not None]
+    configured = model.generation_config.eos_token_id
+    configured = configured if isinstance(configured, list) else [configured]
+    ends = [token for token in dict.fromkeys([tokenizer.eos_token_id, *configured]) if token is not None]
     settings |= {"max_new_tokens": tokens, "eos_token_id": ends, "pad_token_id": tokenizer.pad_token_id}
     try:
         responses = model.generate(input_ids=ids, attention_mask=attention, **settings)[:, ids.shape[1] :].tolist()
-    except IndexError as error:  # torch's, of a model with a table of positions
+    except IndexError as error:  # raised by torch if a model with learned positions has too few of them
         length = f"a prompt of {counted(ids.shape[1], 'token')} and {tokens} more"
         raise UsageError(f"the model has no position for {length}: name fewer --tokens") from error
-    return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), None)] for row in responses]
+    lengths = [next((i + 1 for i, token in enumerate(row) if token in ends), len(row)) for row in responses]
+    return [row[:length] for row, length in zip(responses, lengths, strict=True)]
 
 
-# What models are worth beside their prior: means over prompts, with intervals -----------------------------------------
+# Evaluation of models and their prior: means over prompts, with intervals ---------------------------------------------
 
 
 MEASURES = {"addon": "add-on", "log_prior": "log prior", "kl": "KL from the prior", "length": "tokens",
             "entropy": "entropy"}  # fmt: skip
-NOTE = (
+PAGE_NOTE = (
     "Means over prompts of what each model sampled, with 95 % intervals (Student's t). Log-probabilities, KL and "
     "entropy are of whole responses, in nats. A response that was cut off at the most tokens counts as it stands."
 )
@@ -225,68 +226,75 @@ def evaluate(
     tokens: int = 128,
     seed: int = 0,
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return a dictionary for the prior and for each model, and the page that shows them; all are names or files."""
+    """Return the measures of the prior and of each model, and an HTML page that shows them.
+
+    `models` and `prior` are folders or hub names, `reward` the name of a reward function (`module:callable`).
+    """
     check_sampling_counts(seed, responses=responses, tokens=tokens)
     rows = read_prompts(prompts)
-    judge = load_object(reward, "the reward")
-    judged(judge, rows[:1], ["a"], [[0]])  # a mistake in it shows before any of the work
-    base, tokenizer = load_prior(prior)
+    reward_func = load_object(reward, "the reward")
+    call_reward(reward_func, rows[:1], ["a"], [[0]])  # an error in it shows before the long work
+    prior_model, tokenizer = load_prior(prior)
     repeated = [row for row in rows for _ in range(responses)]
-    require_tuned_from(base, models)  # before any of the work
-    found: list[dict[str, Any]] = []
-    samples: list[list[str]] = []  # of each model, its first response to every prompt
+    require_tuned_from(prior_model, models)
+    results: list[dict[str, Any]] = []
+    samples: list[list[str]] = []  # for each model, its first response to every prompt
     for index, name in enumerate((None, *models)):
-        who: dict[str, Any] = {"model": name or f"the prior, {prior}"}
+        result: dict[str, Any] = {"model": name or f"the prior, {prior}"}
         model = None
         if name is not None:
-            base, model = load_tuned(name, base, index)
-            known = read_identity(name)
-            who |= {key: known[key] for key in ("omega", "alpha") if known}
+            prior_model, model = load_tuned(name, prior_model, index)
+            identity = read_identity(name)
+            result |= {key: identity[key] for key in ("omega", "alpha") if identity}
         torch.manual_seed(seed)
-        measures, text = measured(beside(base, model), beside(base, None), tokenizer, repeated, judge, tokens)
-        shaped = {key: values.reshape(len(rows), responses) for key, values in measures.items()}
-        found.append(who | with_intervals(shaped))
-        samples.append(text[::responses])
+        views = model_view(prior_model, model), model_view(prior_model, None)
+        measures, texts = measure(*views, tokenizer, repeated, reward_func, tokens)
+        by_prompt = {key: values.reshape(len(rows), responses) for key, values in measures.items()}
+        results.append(result | with_intervals(by_prompt))
+        samples.append(texts[::responses])
     lead = f"{len(rows)} prompts, {responses} responses to each, at most {tokens} tokens."
-    return found, as_page(lead, found, rows, samples)
+    return results, render_page(lead, results, rows, samples)
 
 
-def measured(
-    model: Any, prior: Any, tokenizer: Any, rows: list[dict[str, Any]], reward: Any, tokens: int, batch: int = 64
+def measure(
+    model: ModelView, prior: ModelView, tokenizer: Any, rows: list[dict[str, Any]], reward_func: Any, tokens: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return every measure of a response to every row `[N]`, and the responses as text."""
-    ids: list[list[int]] = []
-    for start in range(0, len(rows), batch):
-        prompts, attention = prompt_tensors(tokenizer, [row["prompt"] for row in rows[start : start + batch]])
-        device = prior.model.device
+    """Generate one response for each row; return its measures, each `[N]`, and the responses as text."""
+    responses: list[list[int]] = []
+    for start in range(0, len(rows), GENERATION_BATCH):
+        prompts = [row["prompt"] for row in rows[start : start + GENERATION_BATCH]]
+        ids, attention = (x.to(prior.model.device) for x in prompt_tensors(tokenizer, prompts))
         with model.adapter():
-            ids += new_tokens(model.model, tokenizer, prompts.to(device), attention.to(device), tokens, **SAMPLING)
-    text = [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
-    pairs = [(prompt_ids(tokenizer, row["prompt"]), each) for row, each in zip(rows, ids, strict=True)]
+            responses += new_tokens(model.model, tokenizer, ids, attention, tokens, **SAMPLING)
+    texts = [tokenizer.decode(response, skip_special_tokens=True) for response in responses]
+    pairs = [(prompt_ids(tokenizer, row["prompt"]), response) for row, response in zip(rows, responses, strict=True)]
     with model.adapter():
         log_policy = np.array(response_log_probs(model.model, pairs))
     with prior.adapter():
         log_prior = np.array(response_log_probs(prior.model, pairs))
     return {
-        "addon": judged(reward, rows, text, ids),
+        "addon": call_reward(reward_func, rows, texts, responses),
         "log_prior": log_prior,
         "kl": log_policy - log_prior,
-        "length": np.array([len(row) for row in ids], dtype=float),
+        "length": np.array([len(response) for response in responses], dtype=float),
         "entropy": -log_policy,
-    }, text
+    }, texts
 
 
-def judged(reward: Any, rows: list[dict[str, Any]], text: list[str], ids: list[list[int]]) -> Any:
-    """Return rewards `[N]` of a function, called as TRL does: with messages for messages, and every column."""
-    chat = not isinstance(rows[0]["prompt"], str)
-    completions = [[{"role": "assistant", "content": each}] for each in text] if chat else text
+def call_reward(reward_func: Any, rows: list[dict[str, Any]], texts: list[str], ids: list[list[int]]) -> Any:
+    """Call a reward function as TRL does, and return rewards `[N]`, NaN where it returned None.
+
+    It gets all columns of the rows, and chat messages as completions if the prompts are chat messages.
+    """
+    is_chat = not isinstance(rows[0]["prompt"], str)
+    completions = [[{"role": "assistant", "content": text}] for text in texts] if is_chat else texts
     columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
     prompts = [row["prompt"] for row in rows]
     with in_one_sentence("the reward failed", UsageError):
-        values = reward(prompts=prompts, completions=completions, completion_ids=ids, **columns)
+        values = reward_func(prompts=prompts, completions=completions, completion_ids=ids, **columns)
         values = [None if value is None else float(value) for value in values]
-    if len(values) != len(text):
-        raise UsageError(f"the reward returned {len(values)} numbers for {len(text)} responses")
+    if len(values) != len(texts):
+        raise UsageError(f"the reward returned {len(values)} numbers for {len(texts)} responses")
     rewards = np.array([0.0 if value is None else value for value in values])
     if not np.isfinite(rewards).all():
         raise UsageError(f"the reward returned {rewards[~np.isfinite(rewards)][0]}: return None to judge nothing")
@@ -294,33 +302,33 @@ def judged(reward: Any, rows: list[dict[str, Any]], text: list[str], ids: list[l
     return rewards
 
 
-def with_intervals(shaped: dict[str, Any]) -> dict[str, Any]:
-    """Return mean and 95 % interval of values `[prompts, responses]`; what was not judged, NaN, does not count."""
+def with_intervals(measures: dict[str, Any]) -> dict[str, Any]:
+    """Return mean and 95 % interval of each measure `[prompts, responses]`; NaN entries do not count."""
     intervals = {}
-    for name, values in shaped.items():
+    for name, values in measures.items():
         rows = [row[~np.isnan(row)] for row in values]
         units = np.array([row.mean() for row in rows if len(row)]) if len(rows) > 1 else rows[0]
         if not len(units):
             raise UsageError("the reward judged no response of one of the models: it returned None for all")
-        mean, reach = float(units.mean()), _reach(units)
-        intervals[name] = {"mean": mean, "low": mean - reach, "high": mean + reach}
+        mean, half_width = float(units.mean()), _half_width(units)
+        intervals[name] = {"mean": mean, "low": mean - half_width, "high": mean + half_width}
     return intervals
 
 
-def _reach(units: Any) -> float:
-    """Return how far the ends of a 95 % interval are from the mean of numbers `[N]`; of a single one, without end."""
-    freedom = min(len(units) - 1, 1000)  # beyond which Student's t is a Gaussian
-    if not freedom:
+def _half_width(units: Any) -> float:
+    """Return half the width of the 95 % interval of the mean of numbers `[N]`; infinite for a single number."""
+    degrees = min(len(units) - 1, 1000)  # beyond that, Student's t is practically Gaussian
+    if not degrees:
         return math.inf
-    low, high = 0.0, 13.0
+    low, high = 0.0, 13.0  # bisection for the quantile of t
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if student_t_p_value(middle, freedom) > 0.05 else (low, middle)
+        low, high = (middle, high) if student_t_p_value(middle, degrees) > 0.05 else (low, middle)
     return high * float(units.std(ddof=1)) / math.sqrt(len(units))
 
 
 def read_prompts(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of a JSON-lines file, each with a prompt and the same columns."""
+    """Read a JSON-lines file, whose rows all have a prompt and the same columns."""
     try:
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, ValueError) as error:
@@ -334,20 +342,20 @@ def read_prompts(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def as_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]], samples: list[list[str]]) -> str:
-    """Return a page that needs nothing but itself: the measures, and the first responses side by side."""
-    names = [each["model"] for each in models]
-    cells = [
-        [each["model"], *(f"{each[key]:g}" if key in each else "" for key in ("omega", "alpha"))]
-        + ["{mean:.2f}\n{low:.2f} to {high:.2f}".format(**each[key]) for key in MEASURES]
-        for each in models
-    ]
+def render_page(lead: str, models: list[dict[str, Any]], rows: list[dict[str, Any]], samples: list[list[str]]) -> str:
+    """Return an HTML page without external files: the measures, and the first responses side by side."""
+    names = [model["model"] for model in models]
+    cells = []
+    for model in models:
+        weights = [f"{model[key]:g}" if key in model else "" for key in ("omega", "alpha")]
+        intervals = ["{mean:.2f}\n{low:.2f} to {high:.2f}".format(**model[key]) for key in MEASURES]
+        cells.append([model["model"], *weights, *intervals])
     prompts = [row["prompt"] for row in rows[:20]]
-    asked = [prompt if isinstance(prompt, str) else str(prompt[-1].get("content")) for prompt in prompts]
-    shown = [[prompt, *texts] for prompt, *texts in zip(asked, *samples, strict=False)]
-    texts = f'<div class="texts">{table(["prompt", *names], shown)}</div>'
-    parts = [
-        section("What each is worth", table(["model", "omega", "alpha", *MEASURES.values()], cells), note=NOTE),
+    questions = [prompt if isinstance(prompt, str) else str(prompt[-1].get("content")) for prompt in prompts]
+    text_cells = [[*texts] for texts in zip(questions, *samples, strict=False)]
+    texts = f'<div class="texts">{table(["prompt", *names], text_cells)}</div>'
+    sections = [
+        section("What each is worth", table(["model", "omega", "alpha", *MEASURES.values()], cells), note=PAGE_NOTE),
         section("Side by side", texts, note="The first response of each model, to at most 20 prompts."),
     ]
-    return page("Models beside their prior", lead, parts)
+    return page("Models beside their prior", lead, sections)

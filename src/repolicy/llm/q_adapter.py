@@ -1,11 +1,11 @@
-"""Q-Adapter on TRL: a residual Q-function beside a frozen model, and a policy made of both when text is written.
+"""Q-Adapter on TRL: an adapter learns a residual Q-function, and the policy combines it with the frozen model.
 
-The adapter never becomes the policy's weights. What it adds to the logits *is* Q_R, so Q_R is 0 at the start, and
+Q_R is the difference of the logits with the adapter on and off, so it is 0 at the start. At every token,
 
     policy logits  =  (Q_R + omega · log prior) / alpha
 
-are put together at every token: in training by the trainer, in generation by `QAdapterLogits`. With chi = 0 this is
-Decomposed-DPO in another parametrization. (Published, Q_R is all of the logits, and preferences are by padded length.)
+The trainer computes them in training, `QAdapterLogits` in generation. With chi = 0 this is Decomposed-DPO in another
+parametrization. (In the published version Q_R is all of the logits, and preferences are by padded length.)
 """
 
 import math
@@ -19,14 +19,14 @@ from transformers import LogitsProcessor
 from trl import DPOConfig, DPOTrainer
 
 from repolicy.errors import UsageError
-from repolicy.llm.identity import PreferenceSettings, WithReference, require_positive_alpha
+from repolicy.llm.identity import PreferenceSettings, ReferenceMixin, require_positive_alpha
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_loss
-from repolicy.llm.mixing import Beside
+from repolicy.llm.mixing import ModelView
 from repolicy.objective import Objective
 from repolicy.objective_names import plain
 
-ITS_OWN_LOSS = "Q-Adapter's loss is its own"
-NEEDED: dict[str, tuple[Any, str]] = {
+ITS_OWN_LOSS = "Q-Adapter has its own loss"
+REQUIRED_SETTINGS: dict[str, tuple[Any, str]] = {
     "loss_type": (["sigmoid"], ITS_OWN_LOSS),
     "loss_weights": (None, ITS_OWN_LOSS),
     "f_divergence_type": ("reverse_kl", ITS_OWN_LOSS),
@@ -39,95 +39,102 @@ NEEDED: dict[str, tuple[Any, str]] = {
 
 @dataclass
 class QAdapterConfig(PreferenceSettings, DPOConfig):  # type: ignore[misc]
-    """TRL's DPOConfig, with `omega`, `alpha` and `chi`.
+    """TRL's DPOConfig, with `omega` (α₀ in Q-Adapter's paper) and `alpha` (α̃) in place of `beta`, and `chi`.
 
-    omega is α₀ in Q-Adapter's paper, and alpha α̃.
-    chi: weight of the mean squared token reward, which keeps Q_R from growing without end.
+    chi: weight of the mean squared token reward, which keeps Q_R from growing without bound.
     """
 
     chi: float = field(default=0.1, metadata={"help": "Weight of the mean squared token reward."})
 
 
-class QAdapterTrainer(WithReference, DPOTrainer):  # type: ignore[misc]
-    """`DPOTrainer`'s data and loop with Q-Adapter's loss. Needs a `peft_config`: the adapter is what is trained."""
+class QAdapterTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
+    """`DPOTrainer`'s data and loop with Q-Adapter's loss. It needs a `peft_config`, because it trains an adapter."""
 
-    SETTINGS, FIXED, COLUMNS, NEEDED = QAdapterConfig, ("chi",), ("chosen", "rejected"), NEEDED
+    SETTINGS_CLASS, FIXED_SETTINGS = QAdapterConfig, ("chi",)
+    REQUIRED_COLUMNS, REQUIRED_SETTINGS = ("chosen", "rejected"), REQUIRED_SETTINGS
 
     def __init__(self, model: Any, args: Any = None, train_dataset: Any = None, **others: Any) -> None:
         if others.get("peft_config") is None:
             raise UsageError("Q-Adapter trains an adapter beside the frozen model: give a peft_config (LoraConfig())")
         super().__init__(model, None, args, train_dataset, **others)
 
-    def settled(self, objective: Any, args: Any) -> Any:
-        """Return the settings; refused where chi would pay for a Q_R without end."""
-        args = super().settled(objective, args)
+    def resolve_settings(self, objective: Any, args: Any) -> Any:
+        """Resolve the settings, and raise if chi is negative, which would reward an unbounded Q_R."""
+        args = super().resolve_settings(objective, args)
         if not 0 <= args.chi < math.inf:
             raise UsageError(f"chi is {args.chi}; it must be 0 or greater, and finite")
         return args
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Return the micro-batches of a step, and the tokens of all: divided by its own, each would weigh another."""
-        taken, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        tokens = torch.tensor(sum(int(batch["completion_mask"][:, 1:].sum()) for batch in taken), device=device)
-        return taken, self.accelerator.gather(tokens).sum().clamp(min=1)
+        """Return the micro-batches of a step and their number of tokens on all ranks.
+
+        If each micro-batch were divided by its own number of tokens, the tokens of short ones would weigh more.
+        """
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        tokens = torch.tensor(sum(int(batch["completion_mask"][:, 1:].sum()) for batch in batches), device=device)
+        return batches, self.accelerator.gather(tokens).sum().clamp(min=1)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the mean of Q-Adapter's loss over the pairs."""
+        """Return the mean of Q-Adapter's loss over the pairs. Chosen and rejected responses are halves of a batch."""
         ids, attention = inputs["input_ids"], inputs["attention_mask"]
         router = {"output_router_logits": True} if self.aux_loss_enabled else {}
         outputs = model(input_ids=ids, attention_mask=attention, use_cache=False, **router)
         log_prior, residual = residual_q(self.accelerator.unwrap_model(model), outputs.logits, ids, attention)
-        log_policy = q_adapter_log_probs(self.objective, residual[:, :-1], log_prior[:, :-1])
-        taken = ids[:, 1:].unsqueeze(-1)
-        log_policy, log_prior = (x.gather(-1, taken).squeeze(-1) for x in (log_policy, log_prior[:, :-1]))
+
+        # Position t predicts token t + 1.
+        log_prior, residual, next_ids = log_prior[:, :-1], residual[:, :-1], ids[:, 1:].unsqueeze(-1)
+        log_policy = q_adapter_log_probs(self.objective, residual, log_prior).gather(-1, next_ids).squeeze(-1)
+        log_prior = log_prior.gather(-1, next_ids).squeeze(-1)
         chosen, rejected = implicit_reward(self.objective, log_policy, log_prior).chunk(2)
         chosen_mask, rejected_mask = inputs["completion_mask"][:, 1:].chunk(2)
+
         tokens = None
         if num_items_in_batch is not None:
             tokens = num_items_in_batch / self.current_gradient_accumulation_steps / self.accelerator.num_processes
         loss = q_adapter_loss(chosen, rejected, chosen_mask, rejected_mask, self.args.chi, tokens).mean()
-        self._record((chosen.detach() * chosen_mask).sum(1), (rejected.detach() * rejected_mask).sum(1))
+        self._log_rewards((chosen.detach() * chosen_mask).sum(1), (rejected.detach() * rejected_mask).sum(1))
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
         return (loss, outputs) if return_outputs else loss
 
-    def _record(self, chosen: Tensor, rejected: Tensor) -> None:
-        """Log rewards of whole responses, over all ranks."""
+    def _log_rewards(self, chosen: Tensor, rejected: Tensor) -> None:
+        """Log the mean rewards of whole responses over all ranks, given those of this rank `[B]`."""
         chosen, rejected = self.accelerator.gather_for_metrics((chosen, rejected))
-        found = {"chosen": chosen, "rejected": rejected, "accuracies": chosen > rejected, "margins": chosen - rejected}
-        for name, values in found.items():
+        rewards = {"chosen": chosen, "rejected": rejected}
+        rewards |= {"accuracies": chosen > rejected, "margins": chosen - rejected}
+        for name, values in rewards.items():
             self.metrics[f"rewards/{name}"].append(values.float().mean().item())
 
 
 def residual_q(model: Any, logits: Tensor, ids: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log prior and Q_R `[B, T, V]` from the logits with the adapter on: Q_R is what it adds to them."""
+    """Return log prior and Q_R `[B, T, V]`, given the logits with the adapter on; Q_R is what the adapter adds."""
     with torch.no_grad(), model.disable_adapter():
         prior_logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits.float()
     return prior_logits.log_softmax(-1), logits.float() - prior_logits
 
 
 class QAdapterLogits(LogitsProcessor):  # type: ignore[misc]
-    """Turns the logits of a model with its Q-adapter on into the policy's, while text is generated.
+    """Logits processor that turns the logits of a model with its Q-adapter on into those of the policy.
 
         model.generate(**prompt, **SAMPLING,
                        logits_processor=[QAdapterLogits(model, residual(0.3, 0.2), prompt["attention_mask"])])
 
-    `repolicy.llm.SAMPLING` takes back what the model's generation config, or transformers (top_k=50), would cut off.
-    The prior is asked once more at every token, with a cache of its own. Make a new one for each call of `generate`.
+    `repolicy.llm.SAMPLING` overrides truncation by the model's generation config or by transformers (top_k=50). The
+    prior is evaluated at every token, with its own cache. Make a new processor for each call of `generate`.
     """
 
     def __init__(self, model: PeftModel, objective: Objective, attention_mask: Tensor | None = None) -> None:
         if not isinstance(model, PeftModel):
-            raise UsageError("QAdapterLogits needs a PEFT model: its adapter is Q_R, and without it there is the prior")
+            raise UsageError("QAdapterLogits needs a PEFT model, which is the prior when its adapter is off")
         plain(objective, "a Q-adapter's policy")
         require_positive_alpha(objective, "the policy's logits are divided by it")
         self.objective, self.attention_mask = objective, attention_mask
-        self.prior = Beside(model, model.disable_adapter)
+        self.prior = ModelView(model, model.disable_adapter)
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the policy's logits `[B, V]` from ids `[B, T]` and the adapter's `[B, V]`."""
-        prior = self.prior.logits(input_ids, self.attention_mask)
-        return q_adapter_log_probs(self.objective, scores.float() - prior, prior.log_softmax(-1))
+        """Return the policy's logits `[B, V]` from ids `[B, T]` and the logits with the adapter on `[B, V]`."""
+        prior_logits = self.prior.logits(input_ids, self.attention_mask)
+        return q_adapter_log_probs(self.objective, scores.float() - prior_logits, prior_logits.log_softmax(-1))

@@ -1,4 +1,4 @@
-"""The same objective with TRL's public RLOO trainer and nothing else: a recipe of two functions.
+"""The objective with TRL's public RLOO trainer: settings and a reward function, without a trainer class of our own.
 
 RLOO's reward is `Σ_k weight_k · reward_k − beta · (log policy − log reference)`. With beta = alpha, and the prior's
 log-probability as one more reward function weighted omega − alpha, that is the sequence form of Eq. 27:
@@ -8,7 +8,8 @@ log-probability as one more reward function weighted omega − alpha, that is th
     args = RLOOConfig(output_dir="out", **rloo_settings(residual(0.3, 0.2)))
     trainer = RLOOTrainer(model, [addon, prior_reward(prior, tokenizer)], args, train_dataset=prompts)
 
-The prior is asked twice a step, once by TRL and once here. `ResidualGRPOTrainer` asks once, and has a return a token.
+TRL and this reward function both evaluate the prior in every step. `ResidualGRPOTrainer` evaluates it once, and has a
+return for every token.
 """
 
 from collections.abc import Callable
@@ -23,9 +24,9 @@ from repolicy.objective_names import plain
 
 
 def rloo_settings(objective: Objective, addons: int = 1, budget: bool = False) -> dict[str, Any]:
-    """Return settings of RLOOConfig that make its reward this objective's, for so many `addons` and the prior's.
+    """Return settings of RLOOConfig for an objective; its reward functions are `addons` add-ons, then the prior's.
 
-    With a `budget`, the last reward function is a `PriorBudget`, which weights the prior itself.
+    With a `budget`, the last reward function must be a `PriorBudget`, which includes its own weight.
     """
     if plain(objective, "RLOO").task != "addon":
         raise UsageError("RLOO's reward can be the add-on with a prior and an entropy; use greedy, kl or residual")
@@ -42,8 +43,8 @@ def prior_reward(prior: Any, tokenizer: Any) -> Callable[..., list[float]]:
     """Return a reward function for TRL: the prior's log-probability of each response, summed over its tokens."""
 
     def log_prior(prompts: list[Any], completion_ids: list[list[int]], log_extra: Any = None, **_: Any) -> list[float]:
-        trainer = getattr(log_extra, "__self__", None)  # TRL hands its reward functions a method of the trainer
-        template = getattr(trainer, "chat_template_kwargs", None)  # with which it has written the prompts
+        trainer = getattr(log_extra, "__self__", None)  # TRL passes a method of the trainer to reward functions
+        template = getattr(trainer, "chat_template_kwargs", None)  # TRL encodes the prompts with them
         ids = [prompt_ids(tokenizer, prompt, template) for prompt in prompts]
         return response_log_probs(prior, list(zip(ids, map(list, completion_ids), strict=True)))
 
@@ -51,34 +52,37 @@ def prior_reward(prior: Any, tokenizer: Any) -> Callable[..., list[float]]:
 
 
 @torch.no_grad()
-def response_log_probs(model: Any, rows: list[tuple[list[int], list[int]]], at_once: int = 2**27) -> list[float]:
+def response_log_probs(model: Any, rows: list[tuple[list[int], list[int]]], max_logits: int = 2**27) -> list[float]:
     """Return log model(response | prompt) for rows of token ids (prompt, response).
 
-    A pass has at most `at_once` logits, or one row: 64 rows of 1,024 tokens of 152,000 would take 40 GB.
+    A batch has at most `max_logits` logits, or one row: 64 rows of 1,024 tokens of 152,000 would take 40 GB.
     """
     longest = max((len(prompt) + len(response) for prompt, response in rows), default=1)
-    size = max(1, at_once // (longest * model.config.get_text_config().vocab_size))
-    return [value for start in range(0, len(rows), size) for value in _one_pass(model, rows[start : start + size])]
+    size = max(1, max_logits // (longest * model.config.get_text_config().vocab_size))
+    values: list[float] = []
+    for start in range(0, len(rows), size):
+        values += _batch_log_probs(model, rows[start : start + size])
+    return values
 
 
-def _one_pass(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[float]:
-    """Return the same of rows that fit into one pass; padded on the right, so positions hold."""
+def _batch_log_probs(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[float]:
+    """Score rows in one forward pass. Padding is on the right, so that positions count from the first token."""
     ids = padded([prompt + response for prompt, response in rows], "right").to(model.device)
     attention = padded([[1] * len(prompt + response) for prompt, response in rows], "right").to(model.device)
-    scored = padded([[0] * len(prompt) + [1] * len(response) for prompt, response in rows], "right").to(model.device)
+    mask = padded([[0] * len(prompt) + [1] * len(response) for prompt, response in rows], "right").to(model.device)
     logits = model(input_ids=ids, attention_mask=attention, use_cache=False).logits
-    logits = logits[:, -ids.shape[1] : -1].float()  # an adapter that tunes a prompt has put its own before
-    chosen = logits.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
-    return torch.where(scored[:, 1:] > 0, chosen, 0.0).sum(1).tolist()
+    logits = logits[:, -ids.shape[1] : -1].float()  # prompt tuning puts virtual tokens before the ids
+    log_probs = logits.gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
+    return torch.where(mask[:, 1:] > 0, log_probs, 0.0).sum(1).tolist()
 
 
 def padded(rows: list[list[int]], side: str, value: int = 0) -> torch.Tensor:
-    """Return rows of different lengths as one `[B, T]`."""
+    """Return rows of different lengths as one tensor `[B, T]`, padded on a side, "left" or "right"."""
     return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], True, value, side)
 
 
 def prompt_ids(tokenizer: Any, prompt: Any, template: dict[str, Any] | None = None) -> list[int]:
-    """Return the ids of a prompt as TRL makes them: a chat template for messages, plain tokens for text."""
+    """Return the ids of a prompt as TRL computes them: a chat template for messages, plain tokens for text."""
     if isinstance(prompt, str):
         ids: list[int] = tokenizer(prompt)["input_ids"]
     else:

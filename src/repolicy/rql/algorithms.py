@@ -1,4 +1,4 @@
-"""Residual Q-learning on Stable-Baselines3: its DQN for choices, its SAC for numbers.
+"""Residual Q-learning on Stable-Baselines3: DQN for discrete actions, SAC for continuous ones.
 
     Q_R ← task + γ · α · log Σ exp((Q_R′ + ω · log prior) / α)                  # DQN: Eq. 3
     policy = softmax((Q_R + ω · log prior) / α)
@@ -6,9 +6,9 @@
     Q_R ← task + γ · (min Q_R′(s′, a′) + ω · log prior(a′|s′) − α · log policy(a′|s′)),      a′ ~ policy        # SAC
     policy ← argmin E[α · log policy(a|s) − min Q_R(s, a) − ω · log prior(a|s)],             a ~ policy
 
-SAC's actions are scored as they were sampled, by policy and prior alike: before tanh, or before they are cut to the
-bounds. The critics see them afterwards. With omega 0 and no prior these are soft Q-learning and SAC at a fixed
-temperature, which train priors and full policies.
+In SAC, policy and prior score actions as sampled, before tanh or clipping to the bounds; the critics get them
+afterwards. With omega 0 and no prior, the algorithms are soft Q-learning and SAC at a fixed temperature, which train
+priors and full policies.
 """
 
 import math
@@ -46,13 +46,13 @@ from repolicy.rql.wrapping import (
     PlainObservations,
     TaskReward,
     check_loss,
-    flat,
+    flatten_observations,
+    frozen_prior,
     network_options,
     normalizer_for,
     replay_options,
     spaces_of,
-    storable,
-    usable,
+    storable_prior,
 )
 
 from stable_baselines3 import DQN, SAC  # isort: skip
@@ -60,29 +60,29 @@ from stable_baselines3.common.noise import OrnsteinUhlenbeckActionNoise  # isort
 from stable_baselines3.common.utils import polyak_update  # isort: skip
 from stable_baselines3.dqn.policies import DQNPolicy  # isort: skip
 
-FORGETTING = 0.05  # share of the exploration noise that is forgotten in a step
+NOISE_DECAY = 0.05  # rate per step at which the exploration noise returns to 0
 
 
-class ResidualQ:
-    """What both algorithms have; before Stable-Baselines3's class in the list of bases."""
+class ResidualQMixin:
+    """Methods of both algorithms; comes before the class of Stable-Baselines3 in the list of bases."""
 
     objective: Objective
     prior: Prior | None
-    density: Density | None = None  # of the prior's states, where they have a price
+    density: Density | None = None  # of the prior's states, for an objective with a weight on states
     gamma: float
 
     def set_env(self, env: gymnasium.Env[Any, Any], force_reset: bool = True) -> None:
-        """Take another environment of the same spaces, which pays what the objective's task pays, too."""
+        """Replace the environment by one with the same spaces, wrapped to give the task's reward."""
         spaces_of(env)
         super().set_env(PlainObservations(TaskReward(env, self.objective, self.density)), force_reset)  # type: ignore[misc]
 
     def targets(self, batch: Any) -> Tensor:
-        """Return what Q_R should be at a batch of transitions, `[B, 1]`."""
+        """Return the regression targets of Q_R for a batch of transitions, `[B, 1]`."""
         with torch.no_grad():
             return batch.rewards + (1 - batch.dones) * self.gamma * self.next_value(batch.next_observations)
 
     def next_value(self, observations: Tensor) -> Tensor:
-        """Return the soft value by the target network, `[B, 1]`."""
+        """Return the soft value of next observations by the target network, `[B, 1]`."""
         raise NotImplementedError
 
     def as_policy(self) -> Policy:
@@ -90,15 +90,15 @@ class ResidualQ:
         raise NotImplementedError
 
     def save(self, path: Any, card: dict[str, Any] | None = None) -> None:
-        """Write one file with the policy and its prior, which any part of Repolicy reads. No pickle."""
-        save_policy(path, self.as_policy(), card or {}, storable(self.prior))
+        """Write one Repolicy policy file with the policy and its prior, without pickle."""
+        save_policy(path, self.as_policy(), card or {}, storable_prior(self.prior))
 
 
 # Discrete actions -----------------------------------------------------------------------------------------------------
 
 
-class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
-    """Soft Q-learning beside a frozen prior. It acts by its softmax alone: no ε, no greedy step."""
+class ResidualDQN(ResidualQMixin, DQN):  # type: ignore[misc]
+    """Soft Q-learning with a frozen prior. It samples from its softmax policy, without ε-greedy exploration."""
 
     def __init__(
         self,
@@ -111,13 +111,13 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
         env_spaces = spaces_of(env)
         actions = env_spaces.actions
         self.objective = objective
-        self.prior = usable(env_spaces, objective, prior)
+        self.prior = frozen_prior(env_spaces, objective, prior)
         if actions.kind != "discrete":
             raise UsageError(f"ResidualDQN chooses among actions, and the environment takes {actions}: use ResidualSAC")
         normalizer = normalizer_for(env.observation_space, self.prior)
         activation: str = "relu"
         bound: float | None = OBSERVATION_BOUND
-        if isinstance(self.prior, Policy):  # Q_R gets the prior's depth, so that the sum of both is one network
+        if isinstance(self.prior, Policy):  # Q_R gets the prior's depth, so that `as_policy` can merge both networks
             activation, bound = self.prior.network.activation, self.prior.spec.observation_bound
             depth = len(self.prior.spec.hidden)
             if activation not in ACTIVATION_MODULES or self.prior.spec.norms:
@@ -136,7 +136,7 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
             policy_kwargs=network_options(settings, normalizer) | {"activation_fn": ACTIVATION_MODULES[activation]},
         )
         self.policy.objective, self.policy.prior = objective, self.prior
-        for network in (self.q_net, self.q_net_target):  # at Q_R = 0 the policy is the prior to the power ω / α
+        for network in (self.q_net, self.q_net_target):  # with Q_R = 0, the policy is the prior to the power ω / α
             for parameter in network.q_net[-1].parameters():
                 nn.init.zeros_(parameter)
 
@@ -145,9 +145,9 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
         return self.objective.alpha * logits.logsumexp(-1, keepdim=True)
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """Train as Stable-Baselines3 does, with other targets, which follow softly, and squared errors.
+        """Train as Stable-Baselines3 does, but with soft targets, soft target updates, and a squared loss.
 
-        Errors that are squared, and gradients without a limit, make a rare, large penalty count by its mean.
+        With squared errors and without gradient clipping, Q_R learns the mean also of rare, large penalties.
         """
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size)
@@ -162,16 +162,16 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
         self.logger.record("train/loss", loss.item())
 
     def as_policy(self) -> Policy:
-        """Return the policy as a `repolicy.Policy`: its logits, (Q_R + ω · log prior) / α, in one network.
+        """Return the policy as a `repolicy.Policy`, whose one network computes the logits (Q_R + ω · log prior) / α.
 
-        The layers of both networks lie side by side, and the last one adds them up. The prior's own logits serve for
-        its log-probabilities: they differ by a number a state, which the softmax does not see.
+        Its layers concatenate those of both networks, and the last layer adds their outputs. The prior's logits replace
+        its log-probabilities: the difference is a constant per state, which the softmax cancels.
         """
         omega, alpha = self.objective.omega, self.objective.alpha
         layers = scale_outputs([(layer.weight, layer.bias) for layer in self.q_net.q_net[::2]], 1 / alpha)
         hidden = self._spec.hidden
         if self.objective.reads_prior:
-            prior = storable(self.prior)
+            prior = storable_prior(self.prior)
             assert prior is not None
             layers = add_networks(layers, scale_outputs(layers_of(prior.network), omega / alpha))
             hidden = tuple(a + b for a, b in zip(hidden, prior.spec.hidden, strict=True))
@@ -181,21 +181,21 @@ class ResidualDQN(ResidualQ, DQN):  # type: ignore[misc]
         return policy
 
     def _on_step(self) -> None:
-        """Take no hard copies of the target, and no ε."""
+        """Skip DQN's hard target updates and its schedule of ε."""
 
     def _sample_action(self, learning_starts: int, action_noise: Any = None, n_envs: int = 1) -> Any:
-        """Sample from the policy from the first step on."""
+        """Sample from the policy from the first step on, instead of at random."""
         return super()._sample_action(0, action_noise, n_envs)
 
 
 class SoftQPolicy(DQNPolicy):  # type: ignore[misc]
-    """softmax((Q_R + ω · log prior) / α), wherever Stable-Baselines3 asks for an action."""
+    """DQN policy that samples from softmax((Q_R + ω · log prior) / α)."""
 
     objective: Objective
     prior: Prior | None
 
     def logits(self, q: Tensor, observations: Tensor) -> Tensor:
-        """Return (Q_R + ω · log prior) / α of every action, `[B, A]`, for Q_R `[B, A]`."""
+        """Return (Q_R + ω · log prior) / α of every action `[B, A]`, given Q_R `[B, A]`."""
         if self.objective.reads_prior:
             q = q + self.objective.omega * self.log_prior(observations)
         return q / self.objective.alpha
@@ -205,7 +205,7 @@ class SoftQPolicy(DQNPolicy):  # type: ignore[misc]
         assert self.prior is not None
         count = int(self.action_space.n)
         actions = torch.arange(count).view(count, 1, 1).expand(count, len(observations), 1)
-        observations = flat(observations)
+        observations = flatten_observations(observations)
         return self.prior.log_prob(observations.expand(count, *observations.shape), actions).T
 
     def distribution(self, observations: Tensor) -> Categorical:
@@ -220,10 +220,10 @@ class SoftQPolicy(DQNPolicy):  # type: ignore[misc]
 # Continuous actions ---------------------------------------------------------------------------------------------------
 
 
-class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
-    """SAC beside a frozen prior, whose copy the actor starts as. A prior that is no `Policy` needs an `actor`.
+class ResidualSAC(ResidualQMixin, SAC):  # type: ignore[misc]
+    """SAC with a frozen prior. The actor starts as a copy of `actor`, or else of the prior, if that is a `Policy`.
 
-    `density`, of the prior's states, is what an objective with a price on states needs.
+    density: of the prior's states; an objective with a weight on states needs it.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
         env_spaces = spaces_of(env)
         actions = env_spaces.actions
         self.objective, self.settings, self.density = objective, settings, density
-        self.prior = usable(env_spaces, objective, prior, density)
+        self.prior = frozen_prior(env_spaces, objective, prior, density)
         if actions.kind != "continuous":
             raise UsageError(f"ResidualSAC acts with numbers, and the environment takes {actions}: use ResidualDQN")
         self._normalizer = normalizer_for(env.observation_space, self.prior)
@@ -251,39 +251,39 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
             ent_coef=objective.alpha,
             policy_kwargs=network_options(settings, self._normalizer),
         )
-        first = self._first_policy(actor or self.prior, env_spaces)
-        self.actor = self.policy.actor = Actor(first, self._actor_rate(0), env.action_space)
+        initial_policy = self._initial_policy(actor or self.prior, env_spaces)
+        self.actor = self.policy.actor = Actor(initial_policy, self._actor_rate(0), env.action_space)
 
     def next_value(self, observations: Tensor) -> Tensor:
         return self.soft_value(self.critic_target, observations).unsqueeze(-1)
 
     def actor_loss(self, observations: Tensor) -> Tensor:
-        """Return what the actor lowers: minus the soft value of what it would do."""
+        """Return the actor's loss: minus the mean soft value of its actions."""
         return -self.soft_value(self.critic, observations).mean()
 
     def soft_value(self, critic: nn.Module, observations: Tensor) -> Tensor:
-        """Return min Q_R + ω · log prior − α · log policy `[B]` at an action of the policy, with its gradient."""
-        observations = flat(observations)
+        """Return min Q_R + ω · log prior − α · log policy `[B]` at sampled actions, with gradients through them."""
+        observations = flatten_observations(observations)
         distribution = self.actor.policy(observations)
         actions = distribution.sample()
         q = torch.cat(critic(observations, self.actor.within(actions)), dim=1).min(dim=1).values
         log_prior = self.log_prior(observations, actions) if self.objective.reads_prior else None
-        of_actions = replace(self.objective, states=0.0)  # the price on states is in what the environment paid
-        return reformulated(of_actions, q, log_prior, distribution.log_prob(actions)).total
+        action_objective = replace(self.objective, states=0.0)  # the environment's reward includes the term of states
+        return reformulated(action_objective, q, log_prior, distribution.log_prob(actions)).total
 
     def log_prior(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return log prior(a|s) of actions as they were sampled `[B, A]`, with its gradient through them, `[B]`."""
+        """Return log prior(a|s) `[B]` of actions as sampled `[B, A]`, with gradients through the actions."""
         if isinstance(self.prior, Policy):
-            return self.prior(observations).log_prob(actions)  # its method log_prob would stop the gradient
+            return self.prior(observations).log_prob(actions)  # `Policy.log_prob` would stop the gradient
         assert self.prior is not None
-        found = self.prior.log_prob(observations, actions)
-        if actions.requires_grad and not found.requires_grad:
-            need = "which ResidualSAC's actor needs: compute it in torch, without no_grad"
-            raise UsageError(f"the prior's log_prob has no gradient in the actions, {need}")
-        return found
+        log_prior = self.prior.log_prob(observations, actions)
+        if actions.requires_grad and not log_prior.requires_grad:
+            remedy = "which ResidualSAC's actor needs: compute it in torch, without no_grad"
+            raise UsageError(f"the prior's log_prob has no gradient in the actions, {remedy}")
+        return log_prior
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
-        """Train as Stable-Baselines3 does, with other losses."""
+        """Train as Stable-Baselines3 does, but with the losses of the residual objective."""
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size)
             targets = self.targets(batch)
@@ -312,60 +312,63 @@ class ResidualSAC(ResidualQ, SAC):  # type: ignore[misc]
         self.logger.record("train/actor_loss", loss.item())
 
     def _actor_rate(self, steps: int) -> float:
-        first, last = self.settings.actor_learning_rate, self.settings.steps
-        return first * max(0.0, 1.0 - steps / last) if first else self.settings.learning_rate
+        """Return the actor's learning rate: a linear decay to 0, or without an own rate that of the critics."""
+        initial_rate = self.settings.actor_learning_rate
+        if not initial_rate:
+            return self.settings.learning_rate
+        return initial_rate * max(0.0, 1.0 - steps / self.settings.steps)
 
     def as_policy(self) -> Policy:
         """Return the policy as a `repolicy.Policy`."""
         return frozen(self.actor.policy)
 
-    def _first_policy(self, begins: Prior | None, env_spaces: Spaces) -> Policy:
-        if isinstance(begins, Policy):
-            check_fit(begins, env_spaces, "the policy to begin as")
-            policy = trainable_copy(begins)
-            if not policy.family.squashes:  # it learns with actions that are cut, and so it acts later, too
+    def _initial_policy(self, source: Prior | None, env_spaces: Spaces) -> Policy:
+        """Return a copy of a policy, or without one a new policy."""
+        if isinstance(source, Policy):
+            check_fit(source, env_spaces, "the policy to begin as")
+            policy = trainable_copy(source)
+            if not policy.family.squashes:  # training clips its actions, so it must also clip them afterwards
                 policy.actions = env_spaces.actions
                 policy.spec = replace(policy.spec, actions=policy.actions, clips=True)
             return policy
-        if begins is not None:
-            raise UsageError(f"the actor cannot begin as a {type(begins).__name__}: give a policy to begin as, actor=")
+        if source is not None:
+            raise UsageError(f"the actor cannot begin as a {type(source).__name__}: give a policy to begin as, actor=")
         size, hidden = env_spaces.observation_size, self.settings.hidden
         policy = Policy(PolicySpec(size, env_spaces.actions, "state_squashed", hidden, "relu"))
         policy.normalizer.load_state_dict(self._normalizer.state_dict())
         return policy
 
     def _sample_action(self, learning_starts: int, action_noise: Any = None, n_envs: int = 1) -> Any:
-        """Sample from the policy, if there is a prior; else at random until there is something to learn."""
+        """Sample from the policy; without a prior, sample at random for the first `learning_starts` steps."""
         return super()._sample_action(learning_starts if self.prior is None else 0, action_noise, n_envs)
 
 
 def _noise(std: float, size: int) -> OrnsteinUhlenbeckActionNoise:
-    """Return noise of this std that keeps its direction for some FORGETTING⁻¹ steps."""
-    sigma = std * math.sqrt(2 * FORGETTING)
-    return OrnsteinUhlenbeckActionNoise(np.zeros(size), np.full(size, sigma), theta=FORGETTING, dt=1.0)
+    """Return Ornstein-Uhlenbeck noise with this stationary std, correlated over about 1 / NOISE_DECAY steps."""
+    sigma = std * math.sqrt(2 * NOISE_DECAY)
+    return OrnsteinUhlenbeckActionNoise(np.zeros(size), np.full(size, sigma), theta=NOISE_DECAY, dt=1.0)
 
 
 class Actor(nn.Module):
-    """A policy in the place of Stable-Baselines3's actor."""
+    """A Repolicy policy with the interface of Stable-Baselines3's actor, whose actions lie within ±1."""
 
     def __init__(self, policy: Policy, learning_rate: float, space: Any) -> None:
         super().__init__()
         self.policy = policy
         self.low, self.high = (torch.as_tensor(bound).float().flatten() for bound in (space.low, space.high))
-        self.own = [torch.tensor(bound) for bound in (policy.actions.low, policy.actions.high)]  # the policy's bounds
-        self.is_tanh = policy.family.squashes and all(map(torch.equal, self.own, (self.low, self.high)))
+        self.policy_bounds = [torch.tensor(bound) for bound in (policy.actions.low, policy.actions.high)]
+        self.is_tanh = policy.family.squashes and all(map(torch.equal, self.policy_bounds, (self.low, self.high)))
         self.optimizer = torch.optim.Adam(policy.parameters(), learning_rate, fused=True)
 
     def forward(self, observations: Tensor, deterministic: bool = False) -> Tensor:
-        """Return actions within ±1, `[B, A]`."""
-        distribution = self.policy(flat(observations))
+        distribution = self.policy(flatten_observations(observations))
         return self.within(distribution.mode() if deterministic else distribution.sample())
 
     def within(self, actions: Tensor) -> Tensor:
-        """Return sampled actions within ±1, where these are the bounds: through tanh, or cut to them."""
+        """Map sampled actions `[B, A]` to ±1, which stand for the environment's bounds: by tanh, or by clipping."""
         if self.is_tanh:
             return torch.tanh(actions)
-        actions = self.policy.family.to_environment(actions, *self.own)  # which may have other bounds
+        actions = self.policy.family.to_environment(actions, *self.policy_bounds)
         return (2.0 * (actions - self.low) / (self.high - self.low) - 1.0).clamp(-1.0, 1.0)
 
     def set_training_mode(self, mode: bool) -> None:

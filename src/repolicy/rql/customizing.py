@@ -1,8 +1,8 @@
-"""Train and customize with Residual Q-learning: a run in a folder, and a chain of segments, as every other run is.
+"""Train and customize with Residual Q-learning: a run has a folder, and a checkpoint after each of its segments.
 
-A segment is a function of the checkpoint before it, which holds networks, optimizers and the replay buffer: the
-environment and every random stream are made anew from (seed, segment). So a run that is stopped and resumed ends in
-the bits that it would have ended in anyway.
+A checkpoint stores the networks, the optimizers and the replay buffer. Each segment makes a new environment and new
+random streams from (seed, segment), so it depends only on the checkpoint before it. A run that is stopped and resumed
+therefore gives bit-identical results.
 """
 
 import hashlib
@@ -38,64 +38,66 @@ from repolicy.runs import Settings as EngineSettings
 from repolicy.runs import request as engine
 from repolicy.text import nearest
 
-EPISODES = 20  # how many of the latest are averaged
+METRIC_EPISODES = 20  # latest episodes over which returns and lengths are averaged
 
 
-def lines(steps: int, settings: AnySettings) -> int:
-    """Return how many lines of metrics there are after so many steps; the last may have fewer steps than the others."""
+def log_lines(steps: int, settings: AnySettings) -> int:
+    """Return the number of lines of metrics after so many steps; the last line may cover fewer steps."""
     return settings.iterations if steps >= settings.steps else steps // settings.iteration_steps
 
 
-class Log:
-    """The metrics, for the folder and for the callbacks; its `step` is Stable-Baselines3's kind of callback."""
+class MetricsLog:
+    """Writes metrics to the run's folder and to the callbacks. `step` is the callback for Stable-Baselines3."""
 
     def __init__(
         self, request: "Request", folder: RunFolder, callbacks: Sequence[Callback], interrupted: threading.Event
     ) -> None:
-        self._request, self._folder, self._watchers, self._interrupted = request, folder, callbacks, interrupted
+        self._request, self._folder, self._callbacks, self._interrupted = request, folder, callbacks, interrupted
         self.metrics: dict[str, float] = {}
-        self.stopped = False
-        self.segment = 0, 0  # the steps at which the one under way begins and ends
+        self.is_stopped = False
+        self.segment = 0, 0  # first and last step of the segment that is running
 
     def begin(self, steps: int, complaints: Sequence[str]) -> None:
         settings = self._request.settings
-        done = lines(steps, settings)
-        self._first, self._began = steps, time.perf_counter()
-        self._folder.drop_metrics_after(done)
-        for callback in self._watchers:
-            callback.begin(self._request, done, settings.iterations)
+        iterations = log_lines(steps, settings)
+        self._first_step, self._start_time = steps, time.perf_counter()
+        self._folder.drop_metrics_after(iterations)
+        for callback in self._callbacks:
+            callback.begin(self._request, iterations, settings.iterations)
             for complaint in complaints:
                 callback.say(complaint)
 
-    def step(self, local: dict[str, Any], _: dict[str, Any]) -> bool:
-        """Note a step of the environment. Returns whether to go on."""
-        model, settings = local["self"], self._request.settings
+    def step(self, local_variables: dict[str, Any], _: dict[str, Any]) -> bool:
+        """Write metrics if they are due after a step of the environment; return whether to continue."""
+        model, settings = local_variables["self"], self._request.settings
         steps, (first, end) = model.num_timesteps, self.segment
-        cut = steps == end and (steps - first) % settings.train_every > 0  # Stable-Baselines3 would fill the round up
+        # If a segment ends within a round of `train_every` steps, Stable-Baselines3 would complete the round.
+        must_cut = steps == end and (steps - first) % settings.train_every > 0
         if steps % settings.iteration_steps and steps != settings.steps:
-            return not cut
+            return not must_cut
         self.metrics = {"iteration": math.ceil(steps / settings.iteration_steps), "steps": steps}
-        if episodes := list(model.ep_info_buffer)[-EPISODES:]:
+        episodes = list(model.ep_info_buffer)[-METRIC_EPISODES:]
+        if episodes:
             self.metrics["task_return"] = sum(episode["r"] for episode in episodes) / len(episodes)
             self.metrics["episode_length"] = sum(episode["l"] for episode in episodes) / len(episodes)
         logged = model.logger.name_to_value
         self.metrics |= {name.removeprefix("train/"): v for name, v in logged.items() if name.startswith("train/")}
-        seconds = time.perf_counter() - self._began
-        self.metrics |= {"seconds": seconds, "steps_per_second": (steps - self._first) / seconds}
+        seconds = time.perf_counter() - self._start_time
+        self.metrics |= {"seconds": seconds, "steps_per_second": (steps - self._first_step) / seconds}
         self._folder.log(self.metrics)
-        for callback in self._watchers:
+        for callback in self._callbacks:
             callback.write(self.metrics)
-        self.stopped = steps < settings.steps and self._interrupted.is_set()
-        return not (self.stopped or cut)
+        self.is_stopped = steps < settings.steps and self._interrupted.is_set()
+        return not (self.is_stopped or must_cut)
 
     def close(self) -> None:
-        for callback in self._watchers:
+        for callback in self._callbacks:
             callback.close()
 
 
 @dataclass(frozen=True)
 class Request(engine.Request):
-    """What a run of Residual Q-learning is asked for."""
+    """Everything that determines a run of Residual Q-learning."""
 
     settings: Settings  # type: ignore[assignment]
 
@@ -114,9 +116,9 @@ def train(
     env_timeout: float | None = None,
     trust: bool = False,
 ) -> Result:
-    """Train a policy from nothing, a prior or a baseline. The folder `out` holds everything of the run.
+    """Train a policy without a prior, to serve as a prior or a baseline. The folder `out` stores all of the run.
 
-    An alpha that is not set is the task's own. The other parameters are as in `repolicy.train`.
+    Without an alpha, the objective gets the task's default. The other parameters are as in `repolicy.train`.
     """
     asked = RequestOptions.from_arguments(env, addon)
     if objective.reads_prior:
@@ -124,12 +126,12 @@ def train(
     before = earlier_request(RunFolder(out, Request), resume, trust, asked)
     asked = asked.filled_from(before)
     if objective.alpha is None:
-        known = task_of(asked.env) if before is None else before.objective
-        if known is None:
+        source = task_of(asked.env) if before is None else before.objective
+        if source is None:
             raise UsageError(f"{asked.env} is no task{nearest(asked.env, TASKS)}; for another environment give --alpha")
-        objective = replace(objective, alpha=known.alpha)
-    usual = train_defaults(asked.env) if before is None else cast(Settings, before.settings)
-    request = _request(asked.env, objective, complete_settings(settings, usual), asked.addons)
+        objective = replace(objective, alpha=source.alpha)
+    defaults = train_defaults(asked.env) if before is None else cast(Settings, before.settings)
+    request = _request(asked.env, objective, complete_settings(settings, defaults), asked.addons)
     return _run(request, out, None, resume, callbacks, env_timeout)
 
 
@@ -147,12 +149,11 @@ def customize(
     env_timeout: float | None = None,
     trust: bool = False,
 ) -> Result:
-    """Give the policy in a file a new requirement, without the reward that trained it.
+    """Customize the policy in a file for a new requirement, without the reward that trained it.
 
-    The requirement is `addon`, or what the environment itself tells in `info["addon_reward"]`, as the four tasks do.
-    Weights that are not set are found as by `repolicy.customize`, from which the other parameters are, too; without a
-    wish of its own, omega is named, and alpha is the one that the prior was trained with. `options` are for another
-    library's file.
+    The requirement is `addon`. Without one, it is the environment's own `info["addon_reward"]`, as in the four tasks:
+    omega must then be set, and alpha is by default the prior's. With an `addon`, weights that are not set are found as
+    in `repolicy.customize`. `options` are for a file of another library; the other parameters are as there.
     """
     path, folder = find_policy(prior), RunFolder(out, Request)
     saved = read_policy(path, options)
@@ -162,67 +163,56 @@ def customize(
     env = asked.env or env_from_card(saved.card, path, trust)
     if objective.reads_basic:
         raise UsageError("customizing needs an objective whose task is the add-on: residual, kl or greedy")
-    choices = saved.policy.actions.kind == "discrete"
-    if choices and objective.states is None:
+    is_discrete = saved.policy.actions.kind == "discrete"
+    if is_discrete and objective.states is None:
         objective = replace(objective, states=0.0)
     if before is not None:
         unset = [name for name in ("omega", "alpha", "states") if getattr(objective, name) is None]
         objective = replace(objective, **{name: getattr(before.objective, name) for name in unset})
-    usual = customize_defaults(env, choices) if before is None else cast(Settings, before.settings)
-    settings = complete_settings(settings, usual)
+    defaults = customize_defaults(env, is_discrete) if before is None else cast(Settings, before.settings)
+    settings = complete_settings(settings, defaults)
 
     saved = saved._replace(content=saved_policy_bytes(saved, folder.prior))
-    decision = _weighed(objective, saved, path, env, asked.addons, settings, callbacks)
+    decision = _decide_weights(objective, saved, path, env, asked.addons, settings, callbacks)
     notes = list(decision.notes)
     if before is None:
-        learnt = steps_to_collect(settings.steps) if decision.objective.reads_states else 0
-        notes.append(Spending(weights=decision.steps, states=learnt, training=settings.steps).sentence())
-    if task_of(env) is None and not choices and settings.steps > CUSTOMIZING.steps:
+        density_steps = steps_to_collect(settings.steps) if decision.objective.reads_states else 0
+        notes.append(Spending(weights=decision.steps, states=density_steps, training=settings.steps).sentence())
+    if task_of(env) is None and not is_discrete and settings.steps > CUSTOMIZING.steps:
         notes.append(f"beyond {CUSTOMIZING.steps:,} steps it may lose the old task: take `repolicy customize`")
     request = _request(env, decision.objective, settings, asked.addons, saved.content)
     return _run(request, out, saved, resume, callbacks, env_timeout, notes)
 
 
-def _weighed(
+def _decide_weights(
     objective: Objective,
     saved: SavedPolicy,
     path: Path,
     env: str,
-    wishes: tuple[str, ...],
+    addons: tuple[str, ...],
     settings: Settings,
     callbacks: Sequence[Callback],
 ) -> Decision:
-    """Return the objective with all its weights."""
-    engines = EngineSettings(steps=settings.steps, seed=settings.seed)
-    if wishes or objective.is_set:
-        decision = decide(objective, saved, env, wishes, engines, lambda sentence: tell(callbacks, [sentence]))
+    """Return the objective with values for all its weights."""
+    engine_settings = EngineSettings(steps=settings.steps, seed=settings.seed)
+    if addons or objective.is_set:
+        decision = decide(objective, saved, env, addons, engine_settings, lambda sentence: tell(callbacks, [sentence]))
         if decision.settings.budget is not None:
             raise UsageError("what a nat of the prior is worth cannot be told from its episodes: name --omega")
         return decision
-    # The wish is the environment's own, of which the engine's episodes do not tell.
+    # The add-on is the environment's own, which `decide` cannot measure.
     if objective.omega is None:
         raise UsageError("objective residual needs omega; name one with --omega")
     alpha = alpha_from_card(saved.card) if objective.alpha is None else objective.alpha
     if alpha is None:
         raise UsageError(f"{path} does not tell the alpha that it was trained with; name one with --alpha")
-    return Decision(replace(objective, alpha=alpha, states=objective.states or 0.0), engines, [])
-
-
-def make(env: str) -> gymnasium.Env[Any, Any]:
-    """Return the environment of a task, of `module:callable`, or of a Gymnasium id."""
-    reference = TASKS[env].env if env in TASKS else env
-    if not is_in_gymnasium(reference):
-        raise UsageError(f"there is no task or environment {env!r}{nearest(env, {*TASKS, *gymnasium.registry})}")
-    if observed_keys(reference) or critic_keys(reference):
-        parts = f"environment {env!r} names parts of a Dict, which Residual Q-learning does not take"
-        raise UsageError(f"{parts}: leave them out, and wrap the environment in gymnasium's FlattenObservation")
-    return make_one_env(reference)
+    return Decision(replace(objective, alpha=alpha, states=objective.states or 0.0), engine_settings, [])
 
 
 def _request(
     env: str, objective: Objective, settings: Settings, addons: tuple[str, ...], prior: bytes | None = None
 ) -> Request:
-    """Return the request; without an add-on, an objective that reads one reads what the environment tells."""
+    """Return the request of a run. Without an add-on, an objective that reads one reads `info["addon_reward"]`."""
     check_env(addons, env)
     if addons and not objective.reads_addon:
         raise UsageError("a soft objective is about the environment's own reward; an add-on goes with full or greedy")
@@ -235,91 +225,101 @@ def _request(
 def _run(
     request: Request,
     out: str | Path,
-    prior: SavedPolicy | None,  # with its file's content, which the run keeps
+    prior: SavedPolicy | None,  # with the content of its file, which is copied into the folder
     resume: bool,
     callbacks: Sequence[Callback],
     env_timeout: float | None,
     notes: Sequence[str] = (),
 ) -> Result:
     folder = RunFolder(out, Request)
-    with watchdog(env_timeout), one_thread():  # layers this small are slower on several threads
-        model = _algorithm(request, prior.policy if prior else None)
+    with watchdog(env_timeout), one_thread():  # such small layers are slower on several threads
+        model = _make_algorithm(request, prior.policy if prior else None)
         tell(callbacks, notes)
-        made_with = versions() | {"stable_baselines3": version("stable_baselines3")}
+        package_versions = versions() | {"stable_baselines3": version("stable_baselines3")}
         with folder.locked():
-            tell(callbacks, folder.begin(request, made_with, resume, prior.content if prior else None))
+            tell(callbacks, folder.begin(request, package_versions, resume, prior.content if prior else None))
             with polite_interrupt() as interrupted:
-                return _work(model, request, folder, callbacks, interrupted, made_with)
+                log = MetricsLog(request, folder, callbacks, interrupted)
+                return _train_segments(model, request, folder, log, interrupted, package_versions)
 
 
-def _work(
+def _train_segments(
     model: Any,
     request: Request,
     folder: RunFolder,
-    callbacks: Sequence[Callback],
+    log: MetricsLog,
     interrupted: threading.Event,
-    made_with: dict[str, str],
+    package_versions: dict[str, str],
 ) -> Result:
-    """Return all segments that are still to do."""
-    settings, log = request.settings, Log(request, folder, callbacks, interrupted)
-    segment, complaints = _restored(model, folder)
+    """Train from the latest checkpoint until all segments are done or the run is interrupted."""
+    settings = request.settings
+    segment, complaints = _restore_latest(model, folder)
     log.begin(model.num_timesteps, complaints)
     try:
         while model.num_timesteps < settings.steps and not interrupted.is_set():
-            if segment:  # the first one begins as the model was made
-                _renew(model, request, segment)
+            if segment:  # the first segment uses the environment and the seed of the new model
+                _reseed(model, request, segment)
             end = min((segment + 1) * settings.checkpoint_every, settings.steps)
             log.segment = model.num_timesteps, end
             steps = end - model.num_timesteps
             model.learn(steps, callback=log.step, log_interval=None, reset_num_timesteps=not segment)
-            if log.stopped:
+            if log.is_stopped:
                 break
             segment += 1
-            card = {"request": request.as_dict(), "steps": model.num_timesteps, "versions": made_with, "which": "last"}
+            card = {"request": request.as_dict(), "steps": model.num_timesteps}
+            card |= {"versions": package_versions, "which": "last"}
             folder.check_exists()
             model.save(folder.policy, card)
-            header = {"iteration": lines(model.num_timesteps, settings), "steps": model.num_timesteps}
-            folder.save(segment, state(model), header)
+            header = {"iteration": log_lines(model.num_timesteps, settings), "steps": model.num_timesteps}
+            folder.save(segment, checkpoint_tensors(model), header)
     finally:
         log.close()
     return Result(folder.path, model.num_timesteps, model.num_timesteps >= settings.steps, log.metrics)
 
 
-def _algorithm(request: Request, prior: Policy | None) -> Any:
-    """Return ResidualDQN where actions are choices, ResidualSAC where they are numbers."""
+def _make_algorithm(request: Request, prior: Policy | None) -> Any:
+    """Return ResidualDQN for discrete actions, ResidualSAC for continuous ones."""
     from repolicy.rql.algorithms import ResidualDQN, ResidualSAC
     from repolicy.rql.wrapping import TaskReward, spaces_of
 
-    made = _environment(request)
-    spaces_of(made)
-    made.action_space.seed(request.settings.seed)
-    trial = TaskReward(made, request.objective)  # a wish that fails does so here, before the folder is claimed
+    env = _make_env(request)
+    spaces_of(env)
+    env.action_space.seed(request.settings.seed)
+    trial = TaskReward(env, request.objective)  # one step, so that an add-on fails before the folder is created
     trial.reset(seed=request.settings.seed)
-    trial.step(made.action_space.sample())
-    if isinstance(made.action_space, gymnasium.spaces.Discrete):
-        return ResidualDQN(made, request.objective, prior, request.settings)
+    trial.step(env.action_space.sample())
+    if isinstance(env.action_space, gymnasium.spaces.Discrete):
+        return ResidualDQN(env, request.objective, prior, request.settings)
     density = None
     if request.objective.reads_states:
         assert prior is not None
         check_learnable(prior)
-        engines = EngineSettings(steps=request.settings.steps, seed=request.settings.seed)
-        density = fit_prior_density(prior, engine.Request(request.env, request.objective, engines), SingleRank())
-    return ResidualSAC(made, request.objective, prior, request.settings, density=density)
+        engine_settings = EngineSettings(steps=request.settings.steps, seed=request.settings.seed)
+        engine_request = engine.Request(request.env, request.objective, engine_settings)
+        density = fit_prior_density(prior, engine_request, SingleRank())
+    return ResidualSAC(env, request.objective, prior, request.settings, density=density)
 
 
-def _environment(request: Request) -> gymnasium.Env[Any, Any]:
+def _make_env(request: Request) -> gymnasium.Env[Any, Any]:
+    """Make the environment of a task, of `module:callable` or of a Gymnasium id, with the request's add-ons."""
     from repolicy.rql.wrapping import WithAddon
 
-    made = make(request.env)
-    return WithAddon(made, *request.addons) if request.addons else made
+    name = request.env
+    if not is_in_gymnasium(name):
+        raise UsageError(f"there is no task or environment {name!r}{nearest(name, {*TASKS, *gymnasium.registry})}")
+    if observed_keys(name) or critic_keys(name):
+        problem = f"environment {name!r} names parts of a Dict, which Residual Q-learning does not take"
+        raise UsageError(f"{problem}: leave them out, and wrap the environment in gymnasium's FlattenObservation")
+    env = make_one_env(name)
+    return WithAddon(env, *request.addons) if request.addons else env
 
 
-def _renew(model: Any, request: Request, segment: int) -> None:
-    """Renew the environment and every random stream, from (seed, segment)."""
+def _reseed(model: Any, request: Request, segment: int) -> None:
+    """Replace the environment and all random streams by new ones from (seed, segment)."""
     model.env.close()
     if model.ep_info_buffer is not None:
         model.ep_info_buffer.clear()
-    model.set_env(_environment(request))
+    model.set_env(_make_env(request))
     model.set_random_seed(engine.derived_seed(request.settings.seed, segment, 0))
 
 
@@ -328,8 +328,8 @@ def _renew(model: Any, request: Request, segment: int) -> None:
 BUFFER = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 
 
-def state(model: Any) -> dict[str, Tensor]:
-    """Return all that the rest of a run depends on, as tensors: networks, optimizers, and what the buffer remembers."""
+def checkpoint_tensors(model: Any) -> dict[str, Tensor]:
+    """Return the state on which the rest of a run depends: networks, optimizers, and the replay buffer."""
     buffer = model.replay_buffer
     tensors = {f"buffer/{name}": torch.from_numpy(getattr(buffer, name)[: buffer.size()]) for name in BUFFER}
     tensors["buffer/position"] = torch.tensor(buffer.pos)
@@ -343,6 +343,7 @@ def state(model: Any) -> dict[str, Tensor]:
 
 
 def restore(model: Any, tensors: dict[str, Tensor]) -> None:
+    """Load tensors of `checkpoint_tensors` into a model."""
     buffer, parts = model.replay_buffer, model.get_parameters()
     for name in BUFFER:
         values = tensors[f"buffer/{name}"].numpy()
@@ -357,8 +358,8 @@ def restore(model: Any, tensors: dict[str, Tensor]) -> None:
     model.set_parameters(parts)
 
 
-def _restored(model: Any, folder: RunFolder) -> tuple[int, list[str]]:
-    """Take up the newest whole checkpoint: the segment that is next, and what was wrong with other checkpoints."""
+def _restore_latest(model: Any, folder: RunFolder) -> tuple[int, list[str]]:
+    """Load the newest intact checkpoint; return the next segment and complaints about damaged checkpoints."""
     checkpoint = folder.latest_checkpoint()
     if checkpoint is None:
         return 0, []

@@ -1,4 +1,4 @@
-"""What both algorithms need: the task's reward, the scale of observations, and a prior that may be used as one."""
+"""Wrappers and checks of both algorithms: the task's reward, normalized observations, and a frozen prior."""
 
 import copy
 from collections.abc import Callable
@@ -38,7 +38,7 @@ except ImportError:
 
 
 def replay_options(settings: Settings) -> dict[str, Any]:
-    """Return what both of Stable-Baselines3's algorithms take of the settings."""
+    """Return the constructor's arguments that DQN and SAC of Stable-Baselines3 share, from the settings."""
     return {
         "learning_rate": settings.learning_rate,
         "buffer_size": settings.buffer,
@@ -54,7 +54,7 @@ def replay_options(settings: Settings) -> dict[str, Any]:
 
 
 def network_options(settings: Settings, normalizer: Normalizer) -> dict[str, Any]:
-    """Return what both take as `policy_kwargs`."""
+    """Return the `policy_kwargs` that both share."""
     return {
         "net_arch": list(settings.hidden),
         "optimizer_kwargs": {"fused": True},
@@ -64,18 +64,17 @@ def network_options(settings: Settings, normalizer: Normalizer) -> dict[str, Any
 
 
 class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """The environment, paying what the objective's task pays; the add-on's reward is `info["addon_reward"]`.
+    """Environment whose reward is that of the objective's task; the add-on's reward is read from info["addon_reward"].
 
-    What it would have paid is `info["basic_reward"]`, for whoever measures or limits that.
-
-    Beside a density of the prior's states, it takes their price.
+    The environment's own reward is stored in info["basic_reward"]. With a density of the prior's states, the reward
+    includes the objective's term for states.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], objective: Objective, density: Density | None = None) -> None:
         super().__init__(env)
         self.objective, self.density = objective, density
         self._name = type(env.unwrapped).__name__
-        self._age = torch.zeros(1)  # steps since the episode began
+        self._age = torch.zeros(1)  # steps since the start of the episode
 
     def reset(self, **options: Any) -> Any:
         with ENV_CALL.calling(self._name):
@@ -89,98 +88,99 @@ class TaskReward(gymnasium.Wrapper[Any, Any, Any, Any]):
             observation, basic, terminated, truncated, info = self.env.step(action)
         check_reward(basic, self._name)
         if self.objective.reads_addon and "addon_reward" not in info:
-            has = f"the environment's info has {', '.join(sorted(info)) or 'nothing'}"
+            content = f"the environment's info has {', '.join(sorted(info)) or 'nothing'}"
             remedy = "wrap it in repolicy.rql.WithAddon(env, NAME)"
-            raise UsageError(f"a task of {self.objective.task!r} needs info['addon_reward'], and {has}: {remedy}")
+            raise UsageError(f"a task of {self.objective.task!r} needs info['addon_reward'], and {content}: {remedy}")
         reward = float(task_reward(self.objective, basic, info.get("addon_reward")))  # type: ignore[arg-type]
         self._check("an observation", observation)
         self._age += 1
         if self.density is not None:
-            seen = torch.from_numpy(_row(observation))
-            reward += self.objective.states * float(familiarity(self.density, self.density.normalized, seen, self._age))
+            row = torch.from_numpy(_row(observation))
+            reward += self.objective.states * float(familiarity(self.density, self.density.normalized, row, self._age))
         self._check("a reward", np.array(reward))
         return observation, reward, terminated, truncated, info | {"basic_reward": float(basic)}
 
-    def _check(self, what: str, value: Any) -> None:
-        """Raise where an array has what is no number: it would stay in the replay buffer."""
+    def _check(self, label: str, value: Any) -> None:
+        """Raise if an array is not finite, because it would stay in the replay buffer."""
         if isinstance(value, np.ndarray) and not np.isfinite(value).all():
-            raise NumericError(f"environment {self._name} returned {what} that is not finite")
+            raise NumericError(f"environment {self._name} returned {label} that is not finite")
 
 
 class PlainObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """The environment with observations as the prior and the policy take them, whatever their shape.
+    """Environment whose observations reach the prior and the policy unchanged.
 
-    Of an image, Stable-Baselines3 would move the axes, and divide it by 255.
+    Stable-Baselines3 would move the axes of an image and divide it by 255; a float space prevents that.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        seen: Any = env.observation_space
-        if is_image_space(seen):
-            self.observation_space = spaces.Box(seen.low, seen.high, seen.shape, np.float32)
+        space: Any = env.observation_space
+        if is_image_space(space):
+            self.observation_space = spaces.Box(space.low, space.high, space.shape, np.float32)
 
     def observation(self, observation: Any) -> Any:
-        return np.array(observation)  # a copy: the last one is kept while an environment may begin anew in it
+        return np.array(observation)  # a copy, because a reset may write into the array of the last observation
 
 
 class WithAddon(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """The environment, with the reward of add-ons, functions or named as for `repolicy customize`, in its info."""
+    """Environment with the reward of add-ons in its info; an add-on is a function or a name, as for `customize`."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], *addons: str | Callable[..., Any]) -> None:
         super().__init__(env)
         if isinstance(env.observation_space, spaces.Dict | spaces.Tuple):
             raise UsageError("observations have parts, and an add-on takes rows of numbers: let your env pay the wish")
         self.addon = combine_addons(names(addons))
-        self.wish_weight = self.addon.largest_weight  # hosts, which measure a wish at weight 1, ask for it
+        self.wish_weight = self.addon.largest_weight  # read by hosts, which measure an add-on at weight 1
 
     def reset(self, **options: Any) -> Any:
         observation, info = self.env.reset(**options)
-        self._seen, self._began, self._pasts = _row(observation), True, dict[Any, Any]()
+        self._last_row, self._is_first_step, self._pasts = _row(observation), True, dict[Any, Any]()
         return observation, info
 
     def step(self, action: Any) -> Any:
-        before, past = self._seen, AddonState(np.array([[self._began]]), self._pasts)
-        self._began = False
+        last_row, past = self._last_row, AddonState(np.array([[self._is_first_step]]), self._pasts)
+        self._is_first_step = False
         observation, basic, terminated, truncated, info = self.env.step(action)
-        self._seen = _row(observation)
-        acted = np.array(action).reshape(1, -1)
-        acted = acted.astype(np.float32) if acted.dtype.kind == "f" else acted
-        steps = Transitions(before, acted, self._seen, merge_infos([info]), past)
-        info["addon_reward"] = float(self.addon.reward(steps)[0])
+        self._last_row = _row(observation)
+        actions = np.array(action).reshape(1, -1)
+        if actions.dtype.kind == "f":
+            actions = actions.astype(np.float32)
+        transitions = Transitions(last_row, actions, self._last_row, merge_infos([info]), past)
+        info["addon_reward"] = float(self.addon.reward(transitions)[0])
         return observation, basic, terminated, truncated, info
 
 
-def _row(part: Any) -> np.ndarray:
-    """Return a copy, as an add-on takes it: an environment may write its next observation into the same array."""
-    return np.array(part, np.float32).reshape(1, -1)
+def _row(observation: Any) -> np.ndarray:
+    """Return an observation as a batch of one; it is a copy, because an environment may reuse the array."""
+    return np.array(observation, np.float32).reshape(1, -1)
 
 
-def check_loss(what: str, loss: Tensor) -> None:
-    """Raise where a loss stopped being finite, before anything learns from it."""
+def check_loss(label: str, loss: Tensor) -> None:
+    """Raise if a loss is not finite, before a gradient step with it."""
     if not loss.isfinite():
-        raise NumericError(f"the loss of {what} is not finite: lower the learning rate, and see the prior's log_prob")
+        raise NumericError(f"the loss of {label} is not finite: lower the learning rate, and see the prior's log_prob")
 
 
 class Normalized(BaseFeaturesExtractor):  # type: ignore[misc]
-    """Observations `[B, O]` through a policy's own normalizer, for every network of Stable-Baselines3."""
+    """Features extractor that applies a policy's normalizer to observations `[B, O]`."""
 
     def __init__(self, observation_space: spaces.Box, normalizer: Normalizer) -> None:
         super().__init__(observation_space, features_dim=int(np.prod(observation_space.shape)))
         self.normalizer = normalizer
 
     def forward(self, observations: Tensor) -> Tensor:
-        return self.normalizer(flat(observations))
+        return self.normalizer(flatten_observations(observations))
 
 
-def flat(observations: Tensor) -> Tensor:
-    """Return observations `[B, ...]` of any shape and precision as policies take them, `[B, O]`."""
+def flatten_observations(observations: Tensor) -> Tensor:
+    """Return observations `[B, ...]` of any dtype as float32 `[B, O]`, which policies take."""
     return observations.flatten(1).float()
 
 
 def normalizer_for(space: Any, prior: Prior | None) -> Normalizer:
-    """Return the prior's own, or one that takes the bounds of an observation to ±1 and leaves alone what has none.
+    """Return the prior's normalizer, or a new one that maps bounded numbers to ±1 and leaves others unchanged.
 
-    Neither changes while learning, so a remembered transition looks tomorrow as it looks today.
+    It does not change in training, so that transitions in the replay buffer keep their meaning.
     """
     if isinstance(prior, Policy):
         return prior.normalizer
@@ -194,23 +194,23 @@ def normalizer_for(space: Any, prior: Prior | None) -> Normalizer:
 
 
 def spaces_of(env: gymnasium.Env[Any, Any]) -> Spaces:
-    """Return the spaces of an environment that Stable-Baselines3's algorithms take, or raise one sentence."""
-    name, seen, acts = type(env.unwrapped).__name__, env.observation_space, env.action_space
-    if not isinstance(seen, spaces.Box):
-        space = type(seen).__name__
-        raise UsageError(f"observations are of kind {space}; wrap the environment in gymnasium's FlattenObservation")
-    actions = action_space(acts, name)
-    from_zero = isinstance(acts, spaces.Discrete) and acts.start == 0
-    bounded = isinstance(acts, spaces.Box) and acts.is_bounded()
-    if not (from_zero or bounded):
-        raise UsageError(f"the environment's actions are {acts}; they must be Discrete from 0, or a bounded Box")
-    return Spaces(name, observation_size(seen, name), actions)
+    """Return the spaces of an environment; raise if the algorithms of Stable-Baselines3 cannot handle them."""
+    name, observations, actions = type(env.unwrapped).__name__, env.observation_space, env.action_space
+    if not isinstance(observations, spaces.Box):
+        kind = type(observations).__name__
+        raise UsageError(f"observations are of kind {kind}; wrap the environment in gymnasium's FlattenObservation")
+    env_actions = action_space(actions, name)
+    is_discrete = isinstance(actions, spaces.Discrete) and actions.start == 0
+    is_bounded = isinstance(actions, spaces.Box) and actions.is_bounded()
+    if not (is_discrete or is_bounded):
+        raise UsageError(f"the environment's actions are {actions}; they must be Discrete from 0, or a bounded Box")
+    return Spaces(name, observation_size(observations, name), env_actions)
 
 
-def usable(
+def frozen_prior(
     env_spaces: Spaces, objective: Objective, prior: Prior | None, density: Density | None = None
 ) -> Prior | None:
-    """Return the prior, frozen; refuse what cannot work."""
+    """Return a frozen copy of the prior; raise if it does not fit the environment or the objective."""
     if objective.alpha == 0:
         raise UsageError("alpha is 0; soft Q-learning needs a temperature above 0")
     plain(objective, "soft Q-learning", states=density is not None)
@@ -225,8 +225,8 @@ def usable(
     return prior.requires_grad_(False).eval() if isinstance(prior, nn.Module) else prior
 
 
-def storable(prior: Prior | None) -> Policy | None:
-    """Return the prior as what a file can hold."""
+def storable_prior(prior: Prior | None) -> Policy | None:
+    """Return the prior if a policy file can store it; raise otherwise."""
     if prior is None or isinstance(prior, Policy):
         return prior
     raise UsageError(f"a file can hold a repolicy.Policy as its prior, but no {type(prior).__name__}")
