@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from repolicy import objective
 from repolicy.errors import UsageError
 from repolicy.objective import Objective, reformulated, task_reward
-from repolicy.objective_names import OBJECTIVES, name_of, named
+from repolicy.objective_names import OBJECTIVES, objective_by_name, objective_name
 from repolicy.ranges import Dial, Range
 
 ALPHA, OMEGA = 0.13472, 0.17
@@ -203,8 +203,8 @@ def test_the_ends_of_a_range() -> None:
 def test_every_named_objective_knows_its_name() -> None:
     for name, (_, takes) in OBJECTIVES.items():
         options = {key: {"omega": OMEGA, "alpha": ALPHA}[key] for key in takes}
-        assert name_of(named(name, **options)) == (name, options)
-    assert name_of(Objective("both", omega=OMEGA, alpha=ALPHA)) is None
+        assert objective_name(objective_by_name(name, **options)) == (name, options)
+    assert objective_name(Objective("both", omega=OMEGA, alpha=ALPHA)) is None
 
 
 def test_the_task_is_checked() -> None:
@@ -213,9 +213,9 @@ def test_the_task_is_checked() -> None:
 
 
 def test_named() -> None:
-    assert named("no_entropy") == objective.no_entropy()
-    assert named("soft", alpha=ALPHA) == objective.soft(ALPHA)
-    assert named("residual", omega=OMEGA, alpha=ALPHA) == objective.residual(OMEGA, ALPHA)
+    assert objective_by_name("no_entropy") == objective.no_entropy()
+    assert objective_by_name("soft", alpha=ALPHA) == objective.soft(ALPHA)
+    assert objective_by_name("residual", omega=OMEGA, alpha=ALPHA) == objective.residual(OMEGA, ALPHA)
     assert list(OBJECTIVES) == [
         *("no_entropy", "end_entropy", "repeat_entropy", "soft", "greedy", "kl", "residual", "full")
     ]
@@ -231,12 +231,12 @@ def test_named() -> None:
 )
 def test_named_takes_no_other_coefficients(name: str, given: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        named(name, **given)
+        objective_by_name(name, **given)
 
 
 def test_a_weight_that_is_left_out_is_not_set() -> None:
     for name in OBJECTIVES:
-        assert named(name).is_set == (name == "no_entropy")
+        assert objective_by_name(name).is_set == (name == "no_entropy")
     assert objective.residual(OMEGA, ALPHA).is_set
     assert not objective.residual(Range(0.1, 3.0), ALPHA).is_set  # its states
     assert replace(objective.kl(), alpha=ALPHA) == objective.kl(ALPHA) == Objective("addon", omega=ALPHA, alpha=ALPHA)

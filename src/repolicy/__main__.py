@@ -1,12 +1,12 @@
-"""Where the command begins: its imports take half a second, in which a Ctrl-C may come, too."""
+"""The command's entry point, which handles a Ctrl-C even during the imports, as they take half a second."""
 
 import signal
 import sys
 
 
 def main() -> None:
-    """Run the command line. A Ctrl-C before its nets are out, or one more behind the last of them, is no traceback."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's `repolicy ... &` begins with it ignored
+    """Run the command line; a Ctrl-C outside of its own handlers, early or late, prints no traceback."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts `repolicy ... &` with SIGINT ignored
     try:
         from repolicy.cli.main import main as run
 
@@ -14,7 +14,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("repolicy: stopped", file=sys.stderr)
         sys.exit(130)
-    finally:  # Python still takes a moment to end, in which one more would change the exit code
+    finally:  # one more Ctrl-C while Python shuts down would change the exit code
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -1,7 +1,7 @@
-"""What can go wrong, as a small tree.
+"""The exceptions of Repolicy, as a small tree.
 
 RepolicyError        something failed; the message is one sentence for a person   (exit code 1)
-├── UsageError       what was asked for cannot be done as asked                   (exit code 2)
+├── UsageError       the request is wrong or contradicts itself                   (exit code 2)
 ├── FileError        a file or folder is missing, damaged, in use or of another kind
 └── NumericError     a quantity stopped being finite, or broke an invariant
 """
@@ -14,8 +14,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-# Where code lies that is not the user's: Python's own, what is made while running, and this package.
-NOT_OWN = (sysconfig.get_path("stdlib"), "<", str(Path(__file__).parent))
+# File name prefixes of code that is not the user's: Python's own, generated code, and this package.
+FOREIGN_CODE = (sysconfig.get_path("stdlib"), "<", str(Path(__file__).parent))
 
 
 class RepolicyError(Exception):
@@ -39,7 +39,7 @@ class NumericError(RepolicyError):
 
 
 def check_counts(least: int = 1, **counts: Any) -> None:
-    """Raise where one of these, by its name, is below that, or no whole number."""
+    """Raise where one of the named counts is below `least`, or no whole number."""
     for name, count in counts.items():
         if not isinstance(count, Integral):  # --jobs None
             raise UsageError(f"{name} is {count}; it must be a whole number, {least} or more")
@@ -48,14 +48,14 @@ def check_counts(least: int = 1, **counts: Any) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what another library's error says, for a sentence of ours."""
+    """Return the first line of another library's error, for use in a message."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return f"{line} is missing" if isinstance(error, KeyError) else line
 
 
 @contextlib.contextmanager
 def in_one_sentence(what: str, cls: type[RepolicyError] = RepolicyError) -> Iterator[None]:
-    """Turn whatever ends code that is not ours early, `sys.exit(0)` too, into a failure. Ctrl-C stays Ctrl-C."""
+    """Turn any exception of foreign code, even `sys.exit(0)`, into an error of one sentence; but not Ctrl-C."""
     try:
         yield
     except (RepolicyError, KeyboardInterrupt):
@@ -65,16 +65,14 @@ def in_one_sentence(what: str, cls: type[RepolicyError] = RepolicyError) -> Iter
 
 
 def described(error: BaseException) -> str:
-    """Return what an exception says, on one line."""
+    """Return an exception's type, message and place on one line."""
     if isinstance(error, SystemExit):
         return f"it called sys.exit({error.code!r})"
     return f"{type(error).__name__}: {' '.join(str(error).split())}{_place(error)}"
 
 
 def _place(error: BaseException) -> str:
-    """Return ` (file.py, line 3)`, the last line of the user's own code that led to it, or nothing."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame for frame in frames if not frame.filename.startswith(NOT_OWN) and "site-packages" not in frame.filename
-    ]
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    """Return ` (file.py, line 3)`, the last line of the user's own code in the traceback, or nothing."""
+    files = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [(name, line) for name, line in files if not name.startswith(FOREIGN_CODE) and "site-packages" not in name]
+    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""

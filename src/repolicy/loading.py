@@ -1,6 +1,6 @@
-"""What text from outside names: objects (`module:name`, `file.py:name`), files, JSON.
+"""Load what the user names: objects (`module:name`, `file.py:name`), files, JSON.
 
-`load_object` is the one function that imports what somebody names. The names of files ask `envs/trust.py` first.
+Only `load_object` imports code that a user names. For names found in files, `envs/trust.py` asks for trust first.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from repolicy.text import nearest
 
 
 def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], extra: str) -> None:
-    """Raise where `package` is of another version than from `start` up to, not including, `stop`."""
+    """Raise unless the version of `package` is at least `start` and below `stop`."""
     from importlib.metadata import PackageNotFoundError, version  # a tenth of what `repolicy --help` may take
 
     try:
@@ -37,7 +37,7 @@ def check_version(package: str, start: tuple[int, int], stop: tuple[int, int], e
 
 
 def load_object(reference: str, what: str) -> Any:
-    """Import what `module:name` or `path/to/file.py:name` stands for; `what` says in errors what it was to be."""
+    """Import the object `module:name` or `path/to/file.py:name`; `what` describes it in errors."""
     source, _, name = reference.rpartition(":")
     if source == SESSION:
         if name not in _session:
@@ -55,11 +55,12 @@ def load_object(reference: str, what: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        raise UsageError(f"{what} {reference!r}: {source} has no {name!r}{nearest(name, _own(module))}") from None
+        hint = nearest(name, _public_names(module))
+        raise UsageError(f"{what} {reference!r}: {source} has no {name!r}{hint}") from None
 
 
 def later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package: it imports a name from its file in `homes` when it is first asked for."""
+    """Return the `__getattr__` of a package, which imports each name from its module in `homes` on first use."""
 
     def find(name: str) -> Any:
         if name not in homes:
@@ -69,8 +70,8 @@ def later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     return find
 
 
-def _own(module: ModuleType) -> list[str]:
-    """Return the public names that a module does not only import."""
+def _public_names(module: ModuleType) -> list[str]:
+    """Return the public names that a module defines itself."""
     return [
         name
         for name, value in vars(module).items()
@@ -80,53 +81,53 @@ def _own(module: ModuleType) -> list[str]:
 
 
 def _from_here(path: Path, name: str) -> str:
-    """Say how to go on where a path that counts from the present folder leads nowhere."""
+    """Return a hint for a relative path that does not exist in the present folder."""
     if path.is_absolute():
         return ""
     return f" in {Path.cwd()}; go to the folder that this name counts from, or write PATH/{path.name}:{name}"
 
 
-PYTHON = (sys.executable, "-P")  # another process: it does not take the files of this folder for modules
+PYTHON = (sys.executable, "-P")  # of child processes; -P: files in the present folder are not importable
 
-SESSION = "session"  # `session:name` is a function that lives in this process alone
+SESSION = "session"  # `session:name` is a function that exists only in this process
 _session: dict[str, Any] = {}
 
 
 def reference_to(function: Any) -> str:
-    """Return the name by which `load_object` finds a function: its module's, else one of this session."""
+    """Return a name by which `load_object` finds a function: in its module, or else in this session."""
     module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
     if module != "__main__" and name and getattr(sys.modules.get(module), name, None) is function:
         return f"{module}:{name}"
     plain = re.sub(r"\W+", "_", getattr(function, "__name__", type(function).__name__)).strip("_")
     name, count = plain, 1
-    while name in _session and not _alike(_session[name], function):  # a run knows the older one by its name
+    while name in _session and not _is_same_code(_session[name], function):  # a run may refer to the older one
         count += 1
         name = f"{plain}_{count}"
     _session[name] = function
     return f"{SESSION}:{name}"
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Return whether two objects do the same, as those that a notebook's cell makes when it runs again."""
+def _is_same_code(one: Any, other: Any) -> bool:
+    """Return whether two objects were defined by the same code, as when a notebook's cell runs again."""
     try:
-        return one is other or bool(one == other) or bool(_written(one) == _written(other))
-    except Exception:  # such as arrays, which cannot be told equal
+        return one is other or bool(one == other) or bool(_definition(one) == _definition(other))
+    except Exception:  # such as for arrays, whose == is no bool
         return False
 
 
-def _written(thing: Any) -> Any:
-    """Return what a function or a class was written as; anything else, and what has a closure, is only itself."""
+def _definition(thing: Any) -> Any:
+    """Return what defines a function without a closure, or a class; for anything else, the object itself."""
     if isinstance(thing, FunctionType) and set(thing.__code__.co_freevars) <= {"__class__"}:
         defaults, names = (thing.__defaults__, thing.__kwdefaults__), vars(thing).items()
-        return thing.__code__, defaults, id(thing.__globals__), {name: _written(value) for name, value in names}
+        return thing.__code__, defaults, id(thing.__globals__), {name: _definition(value) for name, value in names}
     if isinstance(thing, type):
-        own = {name: _written(value) for name, value in vars(thing).items() if not isgetsetdescriptor(value)}
+        own = {name: _definition(value) for name, value in vars(thing).items() if not isgetsetdescriptor(value)}
         return thing.__bases__, own
     return thing
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds; one that is none, or is nested too deep to be read, is one sentence."""
+    """Return the content of a JSON file; raise one sentence where it is not JSON, or nested too deep."""
     try:
         return json.loads(read_bytes(path))
     except RecursionError:
@@ -136,7 +137,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what a regular file holds. (A pipe could be waited for without end, and /dev/zero read.)"""
+    """Return the content of a regular file. (Reading a pipe or /dev/zero might never end.)"""
     try:
         if stat.S_ISREG(path.stat().st_mode):
             return path.read_bytes()
@@ -148,24 +149,24 @@ def read_bytes(path: Path) -> bytes:
 
 
 def file_sum(path: Path) -> str:
-    """Return the sha256 of what a file holds."""
+    """Return the sha256 checksum of a file."""
     return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def _import_module(name: str) -> Any:
     own = name.partition(".")[0] == __name__.partition(".")[0]
-    if not own and str(Path.cwd()) not in sys.path:  # a user's own module lies where they stand
+    if not own and str(Path.cwd()) not in sys.path:  # users keep modules in the present folder
         sys.path.insert(0, str(Path.cwd()))
     return importlib.import_module(name)
 
 
 def _import_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(str(path.resolve()), path)  # a name that is no other module's
+    spec = importlib.util.spec_from_file_location(str(path.resolve()), path)  # the path is a unique module name
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there for what they are in
-    if str(path.resolve().parent) not in sys.path:  # its neighbours
+    sys.modules[spec.name] = module  # dataclasses look up their module there
+    if str(path.resolve().parent) not in sys.path:  # so that it can import its neighbours
         sys.path.append(str(path.resolve().parent))
     spec.loader.exec_module(module)
     return module

@@ -4,10 +4,9 @@ Every algorithm of the paper is ordinary PPO; they differ only in the reward tha
 
     reward = task + omega · log prior(a|s) − alpha · log policy(a|s)            # Eq. 16 and its special cases
 
-plus, beyond the paper and 0 in all of its rows, `states` · how familiar the next state is to the prior.
-
-and in whether `bonus` · entropy is added to the loss. Nothing beyond this file and `objective_names` knows an algorithm
-by its name.
+and in whether `bonus` · entropy is added to the loss. Not in the paper, and 0 by default, is a further term of the
+reward: `states` · familiarity of the next state to the prior. Only this file and `objective_names` know algorithms by
+name.
 
 The functions below use only `*`, `+` and `-`, so they work alike on NumPy arrays, torch tensors and plain numbers.
 """
@@ -24,11 +23,11 @@ from repolicy.ranges import Dial, Range
 
 Task = Literal["basic", "addon", "both"]
 Array = TypeVar("Array", bound=Any)
-Weight = Any  # a number; a pair of them, for a policy with a dial between; or what `decide` sets: None, "auto"
+Weight = Any  # a number; a pair of numbers, for a range; or None or "auto", which `decide` replaces
 
 WEIGHTS = ("omega", "alpha", "bonus", "states")
-DIALED = ("omega", "alpha")  # those that can be a range
-WORDS = {"omega": ("auto", "alpha"), "alpha": ("omega",), "bonus": ("alpha",)}  # what each can be, beside numbers
+DIALED = ("omega", "alpha")  # weights that can be a range
+KEYWORDS = {"omega": ("auto", "alpha"), "alpha": ("omega",), "bonus": ("alpha",)}  # values other than numbers
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,12 @@ class Objective:
 
     @property
     def dials(self) -> tuple[Dial, ...]:
-        """Over its own weights, for a policy that takes them as inputs; those over add-ons stand with the add-ons."""
+        """The dials over omega and alpha, for a policy that takes them as inputs. Add-ons have dials of their own."""
         each = ((name, getattr(self, name)) for name in DIALED)
         return tuple(Dial(name, *weight) for name, weight in each if isinstance(weight, Range))
 
     def at(self, values: Mapping[str, float]) -> "Objective":
-        """Return the same objective with one value for each of its dials."""
+        """Return the objective with a fixed value for each of its dials."""
         chosen: dict[str, Any] = {dial.name: values[dial.name] for dial in self.dials}
         return replace(self, **chosen)
 
@@ -101,16 +100,16 @@ class Objective:
         return self.states != 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it: a range as a list of its ends, and `states` only where it is not 0."""
+        """Return a mapping for JSON: a range is a list of its ends, and `states` is left out where it is 0."""
         values = {name: getattr(self, name) for name in ("task", *WEIGHTS) if name != "states" or self.states}
         return {name: list(value) if isinstance(value, Range) else value for name, value in values.items()}
 
 
 def _weight(name: str, value: Weight) -> Weight:
-    """Return a weight as `Objective` keeps it."""
-    if value is None or (isinstance(value, str) and value in WORDS.get(name, ())):
+    """Check a weight and return it as `Objective` stores it: a float, a `Range`, None or a keyword."""
+    if value is None or (isinstance(value, str) and value in KEYWORDS.get(name, ())):
         return value
-    if name in DIALED and isinstance(value, str) and ".." in value:  # as YAML has it
+    if name in DIALED and isinstance(value, str) and ".." in value:  # a range in YAML
         with suppress(ValueError):
             value = Range.of(value)
     if name in DIALED and isinstance(value, list | tuple) and len(value) == 2:
@@ -122,7 +121,7 @@ def _weight(name: str, value: Weight) -> Weight:
     return float(value)
 
 
-# The eight objectives of the paper, a row each. `decide` sets a weight that is left out -------------------------------
+# The eight objectives of the paper. `decide` sets a weight that is left out -------------------------------------------
 
 
 def no_entropy() -> Objective:
@@ -136,7 +135,7 @@ def end_entropy(alpha: Weight = None) -> Objective:
 
 
 def repeat_entropy(alpha: Weight = None) -> Objective:
-    """Return the one with the entropy of every step in the reward, and of the present step in the loss (Eq. 9)."""
+    """Return the objective with every step's entropy in the reward, and the present one's in the loss (Eq. 9)."""
     return Objective("basic", alpha=alpha, bonus="alpha")
 
 
@@ -156,9 +155,9 @@ def kl(alpha: Weight = None) -> Objective:
 
 
 def residual(omega: Weight = None, alpha: Weight = None, states: Weight = None) -> Objective:
-    """Return Residual PPO's: the prior's log-probability and the entropy with weights of their own (Eq. 16).
+    """Return Residual PPO's objective: log prior and entropy, each with a weight of its own (Eq. 16).
 
-    `states` is a price beyond the paper: beside an omega that is one number it is 0 unless it is named.
+    `states` is not in the paper. Where omega is a single number, `states` is 0 by default.
     """
     if states is None and isinstance(omega, Real):
         states = 0.0
@@ -166,7 +165,7 @@ def residual(omega: Weight = None, alpha: Weight = None, states: Weight = None) 
 
 
 def full(alpha: Weight = None) -> Objective:
-    """Return soft PPO's on basic + add-on reward: what one would train for if the basic reward were known."""
+    """Return soft PPO's objective on basic + add-on reward: the goal if the basic reward were known."""
     return Objective("both", alpha=alpha)
 
 
@@ -184,7 +183,7 @@ class Reward(NamedTuple):
 
 
 def task_reward(objective: Objective, basic: Array | None, addon: Array | None) -> Array:
-    """Return the task's own reward. The basic reward is not so much as touched where the task is the add-on's."""
+    """Return the task's reward; where that is the add-on's, the basic reward is not read at all."""
     if objective.task == "basic":
         assert basic is not None
         return basic
@@ -202,13 +201,13 @@ def reformulated(
     omega: Any = None,
     alpha: Any = None,
 ) -> Reward:
-    """Return task + omega · log prior − alpha · log policy, with its parts apart (Eq. 16).
+    """Return task + omega · log prior − alpha · log policy, and its parts (Eq. 16).
 
-    `states` is the familiarity of the next states, for an objective that weighs it; `omega` and `alpha` each
-    step's own, for one with a range.
+    `states` is the familiarity of the next states, needed where the objective weighs it. `omega` and `alpha` are the
+    weights of each step, for an objective with a range.
 
-    A term whose coefficient is 0 is left out rather than multiplied, so `log_prior` may be None where omega is 0, an
-    infinite log-probability does no harm there, and the remaining sum is the same to the bit.
+    A term with weight 0 is left out rather than multiplied. So `log_prior` may be None or infinite where omega is 0,
+    and the remaining sum is the same to the bit.
     """
     if objective.states and states is None:
         raise UsageError("an objective with states above 0 needs the density of a prior's states, and none is here")

@@ -1,4 +1,4 @@
-"""How an objective is named: by the paper's name for it, by weights, or as the mapping that a file holds."""
+"""Objectives by name: from the paper's names, from weights, or from the mapping in a file."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,7 +19,7 @@ from repolicy.objective import (
 )
 from repolicy.ranges import Range
 
-# What makes it, and which of omega and alpha that takes.
+# The function that makes each objective, and which of omega and alpha it takes.
 OBJECTIVES: dict[str, tuple[Callable[..., Objective], tuple[str, ...]]] = {
     "no_entropy": (no_entropy, ()),
     "end_entropy": (end_entropy, ("alpha",)),
@@ -32,10 +32,10 @@ OBJECTIVES: dict[str, tuple[Callable[..., Objective], tuple[str, ...]]] = {
 }
 
 
-def named(name: str, *, omega: Weight = None, alpha: Weight = None, states: Weight = None) -> Objective:
-    """Return the objective called `name`; what is None is not set, or is 0 where the objective does without.
+def objective_by_name(name: str, *, omega: Weight = None, alpha: Weight = None, states: Weight = None) -> Objective:
+    """Return the objective called `name`. A weight of None is set later, or is 0 where the objective has none.
 
-    >>> named("kl", alpha=0.1) == Objective("addon", omega=0.1, alpha=0.1)
+    >>> objective_by_name("kl", alpha=0.1) == Objective("addon", omega=0.1, alpha=0.1)
     True
     """
     if name not in OBJECTIVES:
@@ -51,10 +51,10 @@ def named(name: str, *, omega: Weight = None, alpha: Weight = None, states: Weig
     return made if states is None else replace(made, states=states)
 
 
-def name_of(objective: Objective) -> tuple[str, dict[str, Weight]] | None:
-    """Return what `named` makes it from, or None: not every objective has a name.
+def objective_name(objective: Objective) -> tuple[str, dict[str, Weight]] | None:
+    """Return the arguments from which `objective_by_name` makes this objective, or None where it has no name.
 
-    >>> name_of(Objective("addon", omega=0.1, alpha=0.1))
+    >>> objective_name(Objective("addon", omega=0.1, alpha=0.1))
     ('kl', {'alpha': 0.1})
     """
     weights = {"omega": objective.omega, "alpha": objective.alpha if objective.alpha != 0 else objective.bonus}
@@ -68,10 +68,10 @@ def name_of(objective: Objective) -> tuple[str, dict[str, Weight]] | None:
     return None
 
 
-def given_objective(
+def resolve_objective(
     objective: Objective | Mapping[str, Any] | None, omega: Weight, alpha: Weight, states: Weight = None
 ) -> Objective:
-    """Return the objective, given whole (settings files write a mapping) or by weights; a missing one is None."""
+    """Return the objective from an object, a mapping (as in settings files), or weights; None is a missing weight."""
     if objective is None:
         return residual(omega, alpha, states)
     if omega is not None or alpha is not None or states is not None:
@@ -85,10 +85,10 @@ def given_objective(
         raise UsageError(f"the objective is {objective!r}; it must be a mapping with some of {fields}") from None
 
 
-def plain(objective: Objective, host: str, states: bool = False, ranges: bool = False) -> Objective:
-    """Refuse the parts that only Repolicy's own PPO has: the host would leave them out without a word.
+def check_supported(objective: Objective, host: str, states: bool = False, ranges: bool = False) -> Objective:
+    """Return the objective, or raise where a host would silently ignore a part of it.
 
-    `states`: whether the host knows a price on them; `ranges`: whether it knows a weight that is a range.
+    `states` and `ranges`: whether the host supports a weight on states, and weights that are ranges.
     """
     if objective.dials and not ranges:
         name = objective.dials[0].name

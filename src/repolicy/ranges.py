@@ -8,22 +8,22 @@ from typing import Any, Literal, NamedTuple
 
 from repolicy.errors import UsageError
 
-MOST_DIALS = 4  # one network has 69 polynomials for them; and the more there are, the fewer episodes each place sees
+MAX_DIALS = 4  # a network then has 69 polynomials of them; with more dials, each place also sees fewer episodes
 
 
 class Range(NamedTuple):
-    """All values of a weight from one to the other, which one policy learns at once and takes as an input."""
+    """The ends of a range of weights; one policy learns all values between them, and takes the value as an input."""
 
     low: float
     high: float
 
     def __format__(self, spec: str) -> str:
-        """Return `0.03..3`, each end by its own format."""
+        """Return a text such as `0.03..3`, with the format applied to each end."""
         return f"{self.low:{spec}}..{self.high:{spec}}"
 
     @classmethod
     def of(cls, text: str) -> "float | Range":
-        """Return the number that a text such as `0.3` is, or the range that `0.03..3` is."""
+        """Parse a number such as `0.3`, or a range such as `0.03..3`."""
         low, dots, high = text.partition("..")
         if high.startswith("."):
             raise ValueError(f"{text} could end at {high} or at {high[1:]}")
@@ -36,7 +36,7 @@ class Dial(NamedTuple):
     name: str  # omega, alpha, or an add-on's
     low: float
     high: float
-    scale: Literal["log", "linear"] = "log"  # what is divided evenly: the weight's logarithm, or the weight
+    scale: Literal["log", "linear"] = "log"  # whether places are even in the weight's logarithm or in the weight
 
     def __str__(self) -> str:
         return f"{self.name} from {self.ends}"
@@ -46,6 +46,7 @@ class Dial(NamedTuple):
         return f"{self.low:g} to {self.high:g}"
 
     def checked(self) -> "Dial":
+        """Return the dial, or raise where its ends do not make a range."""
         if self.scale == "log" and not 0 < self.low < self.high < math.inf:
             raise UsageError(
                 f"{self} is no range: it must begin above 0, as a dial is divided by ratios, and end above where it "
@@ -59,25 +60,26 @@ class Dial(NamedTuple):
         return self
 
     def place(self, value: float) -> float:
+        """Return the place, −1 to 1, of a value."""
         if self.scale == "linear":
             return 2.0 * (value - self.low) / (self.high - self.low) - 1.0
         return 2.0 * math.log(value / self.low) / math.log(self.high / self.low) - 1.0
 
     def value(self, place: Any) -> Any:
-        """Return the value at positions that are plain numbers, arrays or tensors."""
+        """Return the value at a place, which may be a number, an array or a tensor."""
         if self.scale == "linear":
             return self.low + (self.high - self.low) * ((place + 1.0) / 2.0)
         return self.low * (self.high / self.low) ** ((place + 1.0) / 2.0)
 
     def spread(self, count: int) -> list[float]:
-        """Return as many values, at equal distances on the dial, in round numbers."""
+        """Return `count` rounded values at equal distances on the dial."""
         steps = [2.0 * index / (count - 1) - 1.0 for index in range(1, count - 1)]
         exact = [self.low, *map(self.value, steps), self.high]
         digits = enough_digits(exact)
         return [self.low, *(float(f"{value:.{digits}g}") for value in exact[1:-1]), self.high]
 
     def beyond(self, value: object) -> str:
-        """Return what a user must know of a value outside of the range; empty for one inside."""
+        """Return a warning about a value outside of the range, empty for one inside; raise for no valid weight."""
         least = "above 0" if self.scale == "log" else "0 or above"
         number = isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
         if not number or (value == 0 and self.scale == "log"):
@@ -92,7 +94,7 @@ class Dial(NamedTuple):
 
     @property
     def if_nan(self) -> float:
-        """Where a value that is no number stands in an exported graph: the end that is nearer to the prior."""
+        """The value that an exported graph takes in place of NaN: the end that is nearer to the prior."""
         return self.high if self.name == "omega" else self.low
 
     def nearest(self, value: float) -> float:
@@ -100,7 +102,7 @@ class Dial(NamedTuple):
 
 
 def enough_digits(values: Sequence[float]) -> int:
-    """Return how many significant digits, 3 or more, put values within 5 % of the least distance between two."""
+    """Return the number of significant digits, 3 or more, that round by at most 5 % of the least distance."""
     near = 0.05 * min((after - before for before, after in pairwise(values)), default=math.inf)
     enough = (d for d in range(3, 16) if all(abs(float(f"{value:.{d}g}") - value) <= near for value in values))
     return next(enough, 16)

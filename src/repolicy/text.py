@@ -1,4 +1,4 @@
-"""Numbers and names as a reader, a terminal and a file system take them."""
+"""Format numbers and names for readers, terminals and file systems."""
 
 import difflib
 import math
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def printable(text: str, longest: int = 600) -> str:
-    """Return text from outside as a terminal takes it: no control characters, no line breaks, no more than fits."""
+    """Return untrusted text for a terminal: control characters and line breaks escaped, and shortened."""
     shown = escaped(text[: 2 * longest])
     if len(text) <= 2 * longest and len(shown) <= longest:
         return shown
@@ -16,7 +16,7 @@ def printable(text: str, longest: int = 600) -> str:
 
 
 def escaped(text: str, kept: str = "") -> str:
-    """Return the same at any length, but for the characters to be `kept`."""
+    """Escape all characters that are not printable, except those in `kept`; do not shorten."""
     return "".join(
         character if character.isprintable() or character in kept else character.encode("unicode_escape").decode()
         for character in text
@@ -24,12 +24,12 @@ def escaped(text: str, kept: str = "") -> str:
 
 
 def capitalized(words: str) -> str:
-    """Return words that begin a sentence; ω′ stays what it is."""
+    """Capitalize the first letter, unless it is not ASCII, as in ω′."""
     return (words[0].upper() if words[0].isascii() else words[0]) + words[1:]
 
 
 def as_number(text: str) -> float:
-    """Return the number that a text says, NaN where it says none."""
+    """Parse a number; NaN where the text is not one."""
     try:
         return float(text)
     except ValueError:
@@ -42,19 +42,19 @@ def counted(number: int, what: str) -> str:
 
 
 def figures(value: float, digits: int) -> str:
-    """Return so many significant digits, without an exponent: 1,460 and 280."""
+    """Format with this many significant digits and without an exponent: 1,460 and 280."""
     return f"{float(f'{value:.{digits}g}'):,.12g}"
 
 
 def number(value: float, like: float | None = None, plus: bool = False) -> str:
-    """Return as many digits as a reader wants: 5,896.5 · 0.54 · −3.10 · 0.0042; or as many as `like` has."""
+    """Format with a sensible number of digits: 5,896.5 · 0.54 · −3.10 · 0.0042; or with as many as `like` gets."""
     if not math.isfinite(value):
         return "unknown"
     size = abs(value if like is None else like)
     digits = 0 if size >= 10_000 else 1 if size >= 20 else 2
-    if 1e-9 < size < 0.1:  # two that tell something
+    if 1e-9 < size < 0.1:  # two significant digits
         digits = 1 - math.floor(math.log10(size))
-    value = round(value, digits) + 0.0  # what rounds to 0 has no sign
+    value = round(value, digits) + 0.0  # −0.0 becomes 0.0
     return f"{value:{'+' if plus else ''},.{digits}f}".replace("-", "−")
 
 
@@ -72,7 +72,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def as_file_name(reference: str) -> str:
-    """Return `module:callable?option=1` as a name that file systems and shells take."""
+    """Return a reference such as `module:callable?option=1` as a valid file name."""
     return re.sub(r"[^\w.=-]+", ".", reference)
 
 
@@ -83,5 +83,5 @@ def stem_of(reference: str | Path) -> str:
 
 
 def usual_out(reference: str | Path, ending: str) -> Path:
-    """Return `runs/NAME-ending`, where what is made of a policy goes when nobody says where."""
+    """Return `runs/NAME-ending`, the default output path of whatever is made from a policy."""
     return Path("runs", f"{as_file_name(stem_of(reference))}-{ending}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from repolicy.cli.options import Command, Positional, Repeated, overrides
 from repolicy.cli.run_commands import Run as RunCommand
 from repolicy.cli.run_commands import callbacks_of, report_end
-from repolicy.objective_names import named
+from repolicy.objective_names import objective_by_name
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, train_defaults
 from repolicy.runs import Terminal
@@ -161,7 +161,7 @@ class Train(Run):
         folder = folder_for(self.out, self.env, self.objective, settings, self.resume, ROOT)
         return report_end(
             train(
-                self.env, named(self.objective, alpha=self.alpha), folder, settings,
+                self.env, objective_by_name(self.objective, alpha=self.alpha), folder, settings,
                 addon=self.addon, resume=self.resume, callbacks=callbacks_of(folder, self.wandb),
                 env_timeout=self.env_timeout, trust=self.trust,
             )
@@ -201,11 +201,12 @@ class Customize(Run):
 
         settings = overrides(self, Settings)
         folder = folder_for(self.out, self.prior, "residual", settings, self.resume, ROOT)
+        objective = objective_by_name("residual", omega=self.omega, alpha=self.alpha, states=self.states)
         return report_end(
             customize(
-                self.prior, named("residual", omega=self.omega, alpha=self.alpha, states=self.states), folder,
-                settings, addon=self.addon, env=self.env, options=self.reading, resume=self.resume,
-                callbacks=callbacks_of(folder, self.wandb), env_timeout=self.env_timeout, trust=self.trust,
+                self.prior, objective, folder, settings, addon=self.addon, env=self.env, options=self.reading,
+                resume=self.resume, callbacks=callbacks_of(folder, self.wandb), env_timeout=self.env_timeout,
+                trust=self.trust,
             )
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ from repolicy.cli.options import (
 from repolicy.cli.policy_commands import warn_of_unfinished
 from repolicy.errors import RepolicyError
 from repolicy.objective import Objective, soft
-from repolicy.objective_names import named
+from repolicy.objective_names import objective_by_name
 from repolicy.readers.reading import Options
 from repolicy.runs import ACTOR_SETTINGS, BUDGETS, Settings, Terminal, torchrun_place
 
@@ -95,7 +95,7 @@ class Train(Run):
         """Return the objective that the options describe, None where they describe none."""
         if self.objective is None and self.alpha is None:
             return None
-        return named(self.objective or "soft", alpha=self.alpha)
+        return objective_by_name(self.objective or "soft", alpha=self.alpha)
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Customize(Run):
     def wanted(self) -> Objective:
         """Return the objective that the options describe, as far as they do."""
         omega, alpha = parse_weight("omega", self.omega), parse_weight("alpha", self.alpha)
-        return named(self.objective, omega=omega, alpha=alpha, states=self.states)
+        return objective_by_name(self.objective, omega=omega, alpha=alpha, states=self.states)
 
 
 def is_main_process() -> bool:

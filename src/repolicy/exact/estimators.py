@@ -1,7 +1,7 @@
 """The expectation of every policy-gradient estimator of the paper's Section 3.1, over all trajectories.
 
-One function, `estimator_gradient`, serves them all, since they differ only in their row: `no_entropy`, `end_entropy`
-(Eq. 7), `repeat_entropy`, `soft` (Eq. 6), `residual`, ... The others are the forms in which the paper rewrites it.
+`estimator_gradient` serves them all, since they differ only in their objective: `no_entropy`, `end_entropy` (Eq. 7),
+`repeat_entropy`, `soft` (Eq. 6), `residual`, ... The other functions are forms into which the paper rewrites it.
 
 Every function takes a softmax policy's logits, [S, A] or [T, S, A], and returns a gradient of their shape. The paper
 drops the γ^t before each step's term; `restore_discount=True` puts it back.
@@ -31,7 +31,7 @@ def estimator_gradient(
 def delta_gradient(
     mdp: MDP, objective: Objective, logits: Tensor, log_prior: Tensor | None = None, *, restore_discount: bool = False
 ) -> Tensor:
-    """Return the same with the bonus inside the return, as −bonus · δ(t′, t) · log π(a_t′|s_t′) (Eq. 8 and 9)."""
+    """Return the estimator with the bonus inside the return, as −bonus · δ(t′, t) · log π(a_t′|s_t′) (Eq. 8 and 9)."""
     trajectories = enumerate_trajectories(mdp)
     log_policy = _log_policy(mdp, logits)
     weight = _returns(mdp, objective, trajectories, log_policy, log_prior)
@@ -71,7 +71,7 @@ def score_gradient(mdp: MDP, logits: Tensor, weight: Tensor, *, restore_discount
     return _gradient(mdp, logits, trajectories, weight, restore_discount)
 
 
-# What they share ------------------------------------------------------------------------------------------------------
+# Shared helpers -------------------------------------------------------------------------------------------------------
 
 
 def _gradient(

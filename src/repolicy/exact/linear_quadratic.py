@@ -1,7 +1,7 @@
 """Linear–quadratic control: continuous states and actions whose maximum-entropy optimum has a closed form.
 
-The cost is one quadratic form of state and control together. It can therefore hold the prior's log-probability as well,
-and the augmented problem of a linear–quadratic problem is another one.
+The cost is one quadratic form of state and control together. So it can also contain a Gaussian prior's log-probability,
+and the augmented problem is again linear–quadratic.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 from repolicy.errors import NumericError, UsageError
 from repolicy.exact.mdp import check_discount, check_temperature, float64
 
-MOST = 100_000  # Riccati steps
+MAX_ITERATIONS = 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ def linear_quadratic_optimal(system: LinearQuadratic, alpha: float) -> LinearQua
     n = len(system.dynamics)
     moves = torch.cat([system.dynamics, system.control], -1)
     matrix, last = torch.zeros_like(system.dynamics), math.inf
-    for _ in range(MOST):
+    for _ in range(MAX_ITERATIONS):
         form = system.cost + system.discount * moves.T @ matrix @ moves
         factor, failed = torch.linalg.cholesky_ex(form[n:, n:])
         if int(failed):

@@ -10,11 +10,11 @@ from torch import Tensor
 from repolicy.errors import UsageError, check_counts
 from repolicy.objective import Objective, task_reward
 
-TOLERANCE = 1e-6  # how far a row of probabilities may be from summing to one: float32 passes, a slip does not
+TOLERANCE = 1e-6  # of the sum of a row of probabilities; wide enough for float32
 
 
 def float64(name: str, value: Any, shape: list[int] | None = None) -> Tensor:
-    """Return a float64 copy of `value`, where one is given of that shape."""
+    """Return a float64 copy of `value`; raise where it has another shape, or NaN."""
     array = torch.as_tensor(value, dtype=torch.float64).detach().clone()
     if shape is not None and list(array.shape) != shape:
         raise UsageError(f"{name} has shape {list(array.shape)}; the other arrays ask for {shape}")
@@ -24,7 +24,7 @@ def float64(name: str, value: Any, shape: list[int] | None = None) -> Tensor:
 
 
 def check_discount(discount: float, horizon: int | None = None) -> None:
-    """Raise unless it is in [0, 1], and below 1 where the horizon is infinite."""
+    """Raise unless the discount is in [0, 1], and below 1 where the horizon is infinite."""
     if not 0 <= discount <= 1 or (horizon is None and discount == 1):
         raise UsageError(f"discount is {discount}; it lies between 0 and 1, and below 1 where the horizon is infinite")
     if horizon is not None:
@@ -93,11 +93,11 @@ class MDP:
         return self.transitions.shape[1]
 
     def with_reward(self, reward: Tensor) -> "MDP":
-        """Return the same process with another basic reward."""
+        """Return the process with another basic reward."""
         return replace(self, reward=reward)
 
     def per_step(self, name: str, array: Tensor) -> Tensor:
-        """Return `array`, checked: [T, S, A] where the horizon is finite, [S, A] where it is not."""
+        """Check `array` and expand it to [T, S, A] where the horizon is finite, [S, A] where it is not."""
         shape = [self.states, self.actions]
         full = shape if self.horizon is None else [self.horizon, *shape]
         array = array.double() if isinstance(array, Tensor) else float64(name, array)
@@ -107,13 +107,13 @@ class MDP:
         return array.expand(full)
 
     def log_probs(self, name: str, array: Tensor) -> Tensor:
-        """Return the same as `per_step`, for the log-probabilities of a policy."""
+        """Check log-probabilities of a policy and expand them as `per_step` does."""
         array = self.per_step(name, array)
         check_probabilities(f"exp({name})", array.detach().exp())
         return array
 
     def task(self, objective: Objective) -> Tensor:
-        """Return the task's reward of that objective, [S, A]: r, r_R or their sum. Raises where a weight is open."""
+        """Return the objective's task reward [S, A]: r, r_R or their sum. Raises where a weight is not set."""
         if not objective.is_set or objective.dials:
             raise UsageError(f"the objective is {objective}; nothing is measured here: each weight must be a number")
         return task_reward(objective, self.reward, self.addon)
@@ -127,7 +127,7 @@ class MDP:
         return self.transitions @ self.familiarity
 
     def prior(self, objective: Objective, log_prior: Tensor | None) -> Tensor | None:
-        """Return the prior, checked, where the objective reads one."""
+        """Return the prior's log-probabilities, checked, or None where the objective does not read them."""
         if not objective.reads_prior:
             return None
         if log_prior is None:

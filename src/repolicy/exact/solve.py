@@ -1,4 +1,4 @@
-"""Soft Bellman equations, solved: the maximum-entropy optimum, and residual Q-learning in both forms of the paper.
+"""Solve soft Bellman equations: the maximum-entropy optimum, and residual Q-learning in both forms of the paper.
 
 The two forms differ in one thing, whether the prior's term stands in the reward (Eq. 4) or beside Q in the soft maximum
 (Eq. 3). So they are one loop, called in two ways.
@@ -14,11 +14,11 @@ from repolicy.errors import UsageError
 from repolicy.exact.mdp import MDP, check_temperature, float64
 from repolicy.objective import Objective, reformulated, soft
 
-ROUNDING = 2e-15  # of a backup, as a share of the values
+ROUNDING = 2e-15  # relative rounding error of a backup
 
 
 class Solution(NamedTuple):
-    """A soft optimum. Of a finite horizon T every array has a first axis of length T, the time.
+    """A soft optimum. With a finite horizon T, every array has a first axis of length T, the time.
 
     q: [(T,) S, A], the form's own Q; v: [(T,) S], its soft maximum; log_policy: [(T,) S, A].
     """
@@ -78,7 +78,7 @@ def _soft_optimum(mdp: MDP, reward: Tensor, beside: Tensor, alpha: float) -> Sol
     """Solve Q = reward + γ E[V′], V = α log Σ exp((Q + beside) / α), to the fixed point or back through the horizon.
 
     The fixed point is found by Newton's method, which for these equations is soft policy iteration: V becomes the value
-    of the policy that is soft-greedy for it. A dozen steps are usual; none gains less than a backup would.
+    of the policy that is soft-greedy for it. It usually takes a dozen steps; each gains at least as much as a backup.
     """
 
     def backup(reward: Tensor, beside: Tensor, next_v: Tensor) -> Solution:
@@ -105,20 +105,20 @@ def _soft_optimum(mdp: MDP, reward: Tensor, beside: Tensor, alpha: float) -> Sol
 
 
 def _backups(discount: float) -> int:
-    """Return how many backups leave nothing of the first guess: each shrinks the error by γ, to 1e-17 at last."""
+    """Return the number of backups that shrink the error of the first guess to 1e-17; each shrinks it by γ."""
     return 1 if discount == 0 else math.ceil(math.log(1e-17) / math.log(discount))
 
 
-# Every trajectory of a finite horizon: an expectation becomes a sum, and nothing is left to chance --------------------
+# All trajectories of a finite horizon, so that expectations are exact sums --------------------------------------------
 
 
-MOST = 1_000_000  # sequences; more would fill the memory
+MAX_SEQUENCES = 1_000_000  # more would fill the memory
 
 
 class Trajectories(NamedTuple):
-    """All N trajectories that the environment allows.
+    """All N trajectories that can happen.
 
-    states, actions: [N, T]; chance: [N], the environment's share of their probability, p(s₀) · Π p(s′|s, a).
+    states, actions: [N, T]; chance: [N], the environment's factor of their probability, p(s₀) · Π p(s′|s, a).
     """
 
     states: Tensor
@@ -126,7 +126,7 @@ class Trajectories(NamedTuple):
     chance: Tensor
 
     def along(self, table: Tensor) -> Tensor:
-        """Return the entries of a table [T, S, A] that each trajectory passes, [N, T]."""
+        """Return the entries of a table [T, S, A] along each trajectory, [N, T]."""
         return table[torch.arange(self.states.shape[1]), self.states, self.actions]
 
     def probability(self, log_policy: Tensor) -> Tensor:
@@ -137,8 +137,8 @@ class Trajectories(NamedTuple):
 def enumerate_trajectories(mdp: MDP) -> Trajectories:
     """Return all sequences of states and actions that can happen in `mdp`, whose horizon must be finite and short."""
     pairs = mdp.states * mdp.actions
-    if mdp.horizon is None or pairs**mdp.horizon > MOST:
-        raise UsageError(f"more than {MOST:,} trajectories cannot be enumerated: shorten the horizon")
+    if mdp.horizon is None or pairs**mdp.horizon > MAX_SEQUENCES:
+        raise UsageError(f"more than {MAX_SEQUENCES:,} trajectories cannot be enumerated: shorten the horizon")
     sequences = torch.cartesian_prod(*[torch.arange(pairs)] * mdp.horizon).reshape(-1, mdp.horizon)
     states, actions = sequences // mdp.actions, sequences % mdp.actions
     moves = mdp.transitions[states[:, :-1], actions[:, :-1], states[:, 1:]]
@@ -147,11 +147,11 @@ def enumerate_trajectories(mdp: MDP) -> Trajectories:
     return Trajectories(states[possible], actions[possible], chance[possible])
 
 
-# What a policy is worth: its values, its maximum-entropy return J, and the exact gradient of J ------------------------
+# A policy's values, its maximum-entropy return J, and the exact gradient of J -----------------------------------------
 
 
 class Value(NamedTuple):
-    """A policy's values; of a finite horizon T with a first axis of length T, the time.
+    """A policy's values; with a finite horizon T they have a first axis of length T, the time.
 
     q: [(T,) S, A], without the entropy of its own step, as Q^π in Eq. 10; v: [(T,) S], with it.
     """
@@ -167,9 +167,10 @@ def evaluate(mdp: MDP, objective: Objective, log_policy: Tensor, log_prior: Tens
     reward = reformulated(
         objective, mdp.task(objective), mdp.prior(objective, log_prior), log_policy, mdp.states_reward(objective)
     )
-    before = mdp.per_step("reward", reward.task + reward.prior + reward.states)  # the entropy of the own step
+    before = mdp.per_step("reward", reward.task + reward.prior + reward.states)  # without the step's own entropy
     policy = log_policy.exp()
-    total = torch.where(policy > 0, mdp.per_step("reward", reward.total), 0.0)  # what is never done pays nothing
+    # The entropy of an action with probability 0 is 0, though its log-probability is infinite.
+    total = torch.where(policy > 0, mdp.per_step("reward", reward.total), 0.0)
     if mdp.horizon is None:
         moves = torch.einsum("sa,sap->sp", policy, mdp.transitions)
         identity = torch.eye(mdp.states, dtype=torch.float64)

@@ -21,7 +21,7 @@ from repolicy.learning.multipliers import (
 )
 from repolicy.learning.worker import MAX_WARMUPS, MIN_EXPLAINED_VARIANCE
 from repolicy.objective import WEIGHTS, Objective
-from repolicy.objective_names import given_objective, plain
+from repolicy.objective_names import check_supported, resolve_objective
 from repolicy.prepare.checks import check_budget
 from repolicy.runs import Budget, Settings
 from repolicy.text import nearest
@@ -56,7 +56,7 @@ class Steering:
         self.limits = tuple(map(str, (self.limits,) if isinstance(self.limits, str | Real) else self.limits))
         self.priced_limits, self.kept_share = Limits(parse_limits(self.limits)), Limits(())
         if self.objective.is_set or self.objective.dials:
-            plain(self.objective, "this host", states=True, ranges=self.ranges)
+            check_supported(self.objective, "this host", states=True, ranges=self.ranges)
         warmup = self.critic_warmup
         if warmup is not None and not (isinstance(warmup, Real) and float(warmup).is_integer() and warmup >= 0):
             raise UsageError(f"critic_warmup is {warmup!r}; here it counts iterations, so it must be 0, 1, 2 ...")
@@ -183,7 +183,7 @@ class Steering:
 
 def objective_from_settings(objective: Any, omega: Any, alpha: Any, states: Any) -> Objective:
     """Return the objective that settings name. Beside a range, `states` is 0 where it is not named."""
-    found = given_objective(objective, omega, alpha, states)
+    found = resolve_objective(objective, omega, alpha, states)
     return replace(found, states=0.0) if found.dials and found.states is None else found
 
 

@@ -1,8 +1,8 @@
-"""How near training is to the physics alone, both measured in one run.
+"""A benchmark: the speed of training relative to that of stepping the environments alone.
 
-The speed of a shared machine drifts, so slices of physics alone and slices of training alternate, on the same ranks,
-and the figures are those of the median slices. A slice of training is a twentieth of a segment, and bears a twentieth
-of what a segment costs besides: its evaluation, its checkpoint and the making of its environments.
+The speed of a shared machine drifts. So slices of physics alone and slices of training alternate on the same ranks, and
+the median slices count. A slice of training is a twentieth of a segment; a twentieth of the segment's evaluation,
+checkpoint and making of environments is added to it.
 """
 
 import resource
@@ -23,11 +23,11 @@ from repolicy.objective import soft
 from repolicy.prepare.checks import check_request
 from repolicy.runs import Request, RunFolder, Settings, derived_seed, ranks
 
-PARTS = 20  # slices in a segment
+PARTS = 20  # number of slices in a segment
 
 
 def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
-    """Measure, and return the figures."""
+    """Run the benchmark with this many slices of each kind, and return its results."""
     check_counts(slices=slices)
     settings = settings.resolved()
     ranks.check_count(settings.ranks)
@@ -39,22 +39,22 @@ def bench(env: str, settings: Settings, slices: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(path)
         folder.begin(request, {}, resume=False)
-        program = ["from repolicy.learning.bench import follow; follow()", path, str(slices)]
+        program = ["from repolicy.learning.bench import run_other_rank; run_other_rank()", path, str(slices)]
         with ranks.launch_ranks(settings.ranks, program) as team:
             figures = measure(request, folder, team, slices)
     return figures
 
 
-def follow() -> None:
-    """Run what every rank but the first does."""
+def run_other_rank() -> None:
+    """Run the benchmark in the process of a rank other than the first."""
     folder, (slices, *place) = RunFolder(sys.argv[1]), map(int, sys.argv[2:])
     measure(folder.load_request(), folder, ranks.join_ranks(*place), slices)
 
 
 @ranks.one_thread()
 def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int) -> dict[str, Any]:
-    """Return the slices, in lockstep over the ranks."""
-    settings, team = request.settings, Timed(team)
+    """Time the slices, with all ranks in lockstep, and return the results."""
+    settings, team = request.settings, TimedRanks(team)
     segments = Segments(request, folder, team)
     physics = Physics(request, team)
     rounds = settings.checkpoint_every // PARTS
@@ -76,12 +76,12 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
     reports: list[dict[str, float]] = []
     warm_up = timed(lambda: physics.run(settings.n_steps))
     began = timed(segments.begin)
-    alone, training, adding = [], [], 0.0
+    alone, training, seconds_in_sums = [], [], 0.0
     for _ in range(slices):
         alone.append(timed(lambda: physics.run(rounds * settings.n_steps)))
         before = team.seconds
         training.append(timed(train))
-        adding += team.seconds - before
+        seconds_in_sums += team.seconds - before
     finished = timed(finish)
     steps = rounds * settings.iteration_steps
     physics_slice, training_slice = statistics.median(alone), statistics.median(training)
@@ -90,9 +90,10 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
     physics_share, acting, update = (
         statistics.fmean(report[f"share_{part}"] for report in reports) for part in ("physics", "policy", "update")
     )
-    sums = adding / sum(training)
-    # The shares of the first rank's time in training; the four add up to 1, but for what is not timed.
-    where = {"physics": physics_share, "acting": acting, "learning": update - sums, "sums over ranks": sums}
+    reduce_share = seconds_in_sums / sum(training)
+    # Shares of the first rank's time in training; they add up to 1, apart from what is not timed.
+    time_shares = {"physics": physics_share, "acting": acting}
+    time_shares |= {"learning": update - reduce_share, "sums over ranks": reduce_share}
     shares = [one / other for one, other in zip(alone, training, strict=True)]
     return {
         "env": request.env,
@@ -108,7 +109,7 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
         "training_steps_per_second": steps / whole_slice,
         "share": physics_slice / whole_slice,
         "share_without_evaluation": physics_slice / training_slice,
-        "training_is": where,
+        "training_is": time_shares,
         "physics_in_training": physics_share * sum(training) / sum(alone),
         "slice_shares": {"min": min(shares), "median": statistics.median(shares), "max": max(shares)},
         "seconds": {
@@ -118,8 +119,8 @@ def measure(request: Request, folder: RunFolder, team: ranks.Ranks, slices: int)
     }  # fmt: skip
 
 
-class Timed:
-    """The ranks, and the seconds that this one spent in their sums: most of it waiting for the others."""
+class TimedRanks:
+    """Ranks that also measure the seconds that this one spends in sums, mostly waiting for the others."""
 
     def __init__(self, team: ranks.Ranks) -> None:
         self._team, self.index, self.count, self.seconds = team, team.index, team.count, 0.0
@@ -133,7 +134,7 @@ class Timed:
 
 
 class Physics:
-    """The same environments as a rank's, driven by random actions and nothing else."""
+    """The environments of a rank, stepped with random actions."""
 
     def __init__(self, request: Request, team: ranks.Ranks) -> None:
         settings = request.settings

@@ -1,4 +1,4 @@
-"""The work of a run: its folder, its ranks, Ctrl-C and SIGTERM around it, and every segment in it."""
+"""A run: its folder and ranks, how it is interrupted, and the loop over its segments."""
 
 import contextlib
 import json
@@ -25,10 +25,11 @@ from repolicy.runs import Request, Result, RunFolder, polite_interrupt, ranks, t
 
 
 class Callback(Protocol):
-    """Whoever wants to know how a run is doing: any object with these methods.
+    """An object that follows a run; any object with these methods.
 
-    `say` is given sentences, from before the run on; `begin` the iteration that it starts after and the number of all;
-    `write` each iteration's metrics (docs/reading-a-report.md). `close` is called at the end, also of a run that fails.
+    `say` gets sentences for the user, the first ones before `begin`. `begin` gets the last finished iteration (0 in a
+    new run) and the total number of iterations. `write` gets the metrics of each iteration
+    (docs/reading-a-report.md). `close` is called at the end, even if the run fails.
     """
 
     def begin(self, request: "Request", start: int, total: int) -> None: ...
@@ -46,31 +47,32 @@ def run(
     env_timeout: float | None = None,
     start: Start | None = None,
 ) -> Result:
-    """Run the work, with everything before and after it: the folder, the ranks, Ctrl-C and SIGTERM.
+    """Claim the folder, start the ranks, and train, until the end or until Ctrl-C or SIGTERM.
 
-    `notes` are what the callbacks are told as soon as nothing more can be refused.
+    `notes` are sentences for the callbacks; they get them once nothing more can be refused.
     """
     if torchrun_place() is not None:
-        return _run_as_one_of_many(request, folder, resume, callbacks, notes, start)
+        return _run_under_torchrun(request, folder, resume, callbacks, notes, start)
     ranks.check_count(request.settings.ranks)
     scoring_prior, source = (None, None) if start is None else (start.scoring_prior, start.source)
     with folder.locked():
-        tell(callbacks, [*notes, *claim_folder(request, folder, resume, start)])
+        announce(callbacks, [*notes, *claim_folder(request, folder, resume, start)])
         message = {"folder": str(folder.path), "env_timeout": env_timeout, "source": source}
         words = json.dumps(message, default=float)  # a timeout may be a number of NumPy's
-        program = ["from repolicy.learning.run import follow; follow()", words]
+        program = ["from repolicy.learning.run import run_other_rank; run_other_rank()", words]
         with polite_interrupt() as interrupted, ranks.launch_ranks(request.settings.ranks, program) as team:
             return work(request, folder, team, callbacks, interrupted, scoring_prior)
 
 
-def tell(callbacks: Sequence[Callback], sentences: Sequence[str]) -> None:
+def announce(callbacks: Sequence[Callback], sentences: Sequence[str]) -> None:
+    """Pass sentences to all callbacks."""
     for callback in callbacks:
         for sentence in sentences:
             callback.say(sentence)
 
 
-def follow() -> None:
-    """Do what every rank but the first does: the same work, from the request in the folder."""
+def run_other_rank() -> None:
+    """Train in the process of a rank other than the first, from the request in the folder."""
     message, place = json.loads(sys.argv[1]), map(int, sys.argv[2:])
     folder, team = RunFolder(message["folder"]), ranks.join_ranks(*place)
     request = folder.load_request()
@@ -80,7 +82,7 @@ def follow() -> None:
             work(request, folder, team, (), threading.Event(), scoring_prior)
     except RepolicyError as error:
         sys.exit(str(error))
-    os._exit(0)  # the first rank has written everything; threads of an environment's can hold up an interpreter's end
+    os._exit(0)  # skip the interpreter's shutdown, which an environment's threads can block
 
 
 # The work of one rank -------------------------------------------------------------------------------------------------
@@ -96,7 +98,7 @@ def work(
     interrupted: threading.Event,
     scoring_prior: ScoringPrior | None = None,
 ) -> Result:
-    """Run all segments that are still to do. Every rank does this; the first one writes."""
+    """Run the remaining segments on this rank. All ranks do so; the first one writes the logs."""
     segments = Segments(request, folder, team, scoring_prior)
     complaints, worker = segments.restore(), segments.worker
     if team.index == 0:
@@ -106,32 +108,32 @@ def work(
         for callback in callbacks:
             callback.begin(request, worker.iteration, request.settings.iterations)
             after.callback(callback.close)
-        tell(callbacks, complaints)
+        announce(callbacks, complaints)
         for metrics in segments.remaining(interrupted.is_set):
             if team.index == 0:
                 folder.log(metrics)
             for callback in callbacks:
                 callback.write(metrics)
-            tell(callbacks, segments.notes)
+            announce(callbacks, segments.notes)
             segments.notes.clear()
         if worker.iteration == request.settings.iterations:
-            if decoder_options(request.env) is None:  # of a generative policy's noise few nats are much
-                tell(callbacks, dial_warnings(metrics, worker.learner.policy))
+            if decoder_options(request.env) is None:  # for a generative policy's noise, a few nats are a lot
+                announce(callbacks, dial_warnings(metrics, worker.learner.policy))
             if metrics and team.index == 0:
-                tell(callbacks, constraint_warnings(worker.multipliers, folder.read_metrics()))
+                announce(callbacks, constraint_warnings(worker.multipliers, folder.read_metrics()))
                 if worker.multipliers.keep and worker.prior is not None:
-                    tell(callbacks, [kept_sentence(worker.prior, read_policy(folder.policy).policy, request)])
+                    announce(callbacks, [kept_sentence(worker.prior, read_policy(folder.policy).policy, request)])
     finished = worker.iteration == request.settings.iterations
     if not metrics and worker.iteration:  # nothing was left to do
         logged = folder.read_metrics()
         metrics = {name: values[-1] for name, values in logged.items() if values and values[-1] is not None}
     if finished and team.index == 0 and not request.prior:
-        tell_worth(request, folder)
+        store_nat_worth(request, folder)
     return Result(folder.path, worker.steps, finished, metrics)
 
 
-def tell_worth(request: Request, folder: RunFolder) -> None:
-    """Measure what a nat of the policy that is handed out is worth and write it into its card."""
+def store_nat_worth(request: Request, folder: RunFolder) -> None:
+    """Measure how much reward a nat of the final policy is worth, and write it into the policy's card."""
     saved = read_policy(folder.policy)
     episodes = 4 * request.settings.evaluation_episodes
     if "nat_worth" in saved.card or not episodes:
@@ -142,7 +144,7 @@ def tell_worth(request: Request, folder: RunFolder) -> None:
         add_to_card(folder.policy, {"nat_worth": asdict(worth)})
 
 
-def _run_as_one_of_many(
+def _run_under_torchrun(
     request: Request,
     folder: RunFolder,
     resume: bool,
@@ -150,7 +152,7 @@ def _run_as_one_of_many(
     notes: Sequence[str],
     start: Start | None,
 ) -> Result:
-    """Run under torchrun: every process comes here with the same request, and the first one claims the folder."""
+    """Train under torchrun: every process gets here with the same request, and the first one claims the folder."""
     team = ranks.Distributed()
     try:
         request = replace(request, settings=replace(request.settings, ranks=team.count).resolved())
@@ -159,7 +161,7 @@ def _run_as_one_of_many(
             if team.index == 0:
                 try:
                     claim.enter_context(folder.locked())
-                    tell(callbacks, [*notes, *claim_folder(request, folder, resume, start)])
+                    announce(callbacks, [*notes, *claim_folder(request, folder, resume, start)])
                 except RepolicyError as error:
                     refusal = error
             if float(team.sum(torch.tensor([0.0 if refusal is None else 1.0]))):

@@ -1,4 +1,4 @@
-"""A run, and the two ways into it: `train()` from nothing and `customize()` from a prior."""
+"""The two entry points of training: `train()` from scratch and `customize()` from a prior."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from repolicy.envs import (
     with_observed_keys_of,
 )
 from repolicy.errors import UsageError
-from repolicy.learning.run import Callback, run, tell
+from repolicy.learning.run import Callback, announce, run
 from repolicy.objective import Objective, residual, soft
 from repolicy.policies import Policy, Prior
 from repolicy.prepare import session
@@ -174,9 +174,9 @@ def customize(
     if before is not None and before.init and init == "auto":
         init = folder.init
 
-    # Open the prior, which tells its environment and its settings.
-    kept, resumed = folder.prior, before is not None
-    start, env = open_start(prior, asked.env, settings, noise, chunk, trust, kept, resumed, reading, init)
+    # Open the prior, which names its environment and its settings.
+    resumed = before is not None
+    start, env = open_start(prior, asked.env, settings, noise, chunk, trust, folder.prior, resumed, reading, init)
     env = with_observed_keys(env or start.env(trust), observe, observe_critic)
     usual = start.default_settings(env, settings) if before is None else before.settings
     settings = start.limit_ranks(session.complete_settings(settings, usual))
@@ -189,14 +189,14 @@ def customize(
         env = start.with_roles(env, settings.backend)
         check_wish(asked.addons, env)  # before what takes a while
         where = session.describe_folder(folder, resume, before)
-        saying = f"customizing {session.display_name(prior)} in {env} to {' + '.join(asked.addons)}, into {where}"
-        notes = [saying, *notes, *start.notes, *unused_settings(settings)]
+        headline = f"customizing {session.display_name(prior)} in {env} to {' + '.join(asked.addons)}, into {where}"
+        notes = [headline, *notes, *start.notes, *unused_settings(settings)]
         request = Request(env, objective, settings, asked.addons, sparse=asked.sparse, limits=asked.limits)
-        start, request = _prepared(start, request, folder, init, resumed, callbacks, notes)
+        start, request = _prepare_start(start, request, folder, init, resumed, callbacks, notes)
         return run(request, folder, resume, callbacks, notes, env_timeout, start)
 
 
-def _prepared(
+def _prepare_start(
     start: Start,
     request: Request,
     folder: RunFolder,
@@ -205,14 +205,14 @@ def _prepared(
     callbacks: Sequence[Callback],
     notes: list[str],
 ) -> tuple[Start, Request]:
-    """Return both with what the actor begins as, and with all weights; add to the notes what there is to say."""
+    """Return both, completed with the actor's initial policy and all weights; append sentences to `notes`."""
 
     def say(note: str) -> None:
-        """Tell what takes a while; the notes until then come first."""
-        tell(callbacks, [*notes, note])
+        """Announce a step that takes a while, after the notes so far."""
+        announce(callbacks, [*notes, note])
         notes.clear()
 
-    # The actor begins as the prior, as what is fitted to it, or as another policy.
+    # The actor starts as a copy of the prior, as a policy fitted to it, or as another policy.
     start = start.fit_clone(request.env, request.settings, folder.prior, say)
     start.check_not_a_clone(folder.prior)
     if init not in INITS:
@@ -220,17 +220,17 @@ def _prepared(
         notes.append(f"the actor begins as {init}, and {start.name} stays the prior")
     prior = start.saved
     assert prior is not None
-    of_prior, of_init = start.checksums
-    request = replace(request, prior=of_prior, init=of_init)
+    prior_checksum, init_checksum = start.checksums
+    request = replace(request, prior=prior_checksum, init=init_checksum)
 
-    # Look at the wish, and at what a generative policy earns untrained.
+    # Try the add-on, and measure what a generative policy earns before training.
     notes += try_addon(prior.policy, request)
     untrained = 0
     if decoder_options(request.env) is not None and not resumed:
         earned, untrained = evaluate_untrained(prior.policy, request.env, request.addons, request.settings)
         notes += earned
 
-    # Decide what each term of the return weighs.
+    # Choose the weight of each term of the return.
     request, decision = choose_weights(request, prior, say)
     notes += decision.notes
     if not resumed:
@@ -241,7 +241,7 @@ def _prepared(
 
 
 def watchdog(env_timeout: float | None) -> Watchdog:
-    """Return what notices an environment that hangs, in the first rank or, under torchrun, in each."""
+    """Return a watchdog over environment steps that hang, for the first rank or, under torchrun, for each."""
     if env_timeout is not None and not env_timeout > 0:
         raise UsageError(f"env_timeout is {env_timeout}; it must be a number of seconds above 0")
     rank, _ = torchrun_place() or (0, 1)

@@ -20,7 +20,7 @@ from transformers.trainer_callback import ExportableState
 from repolicy.errors import UsageError, check_counts
 from repolicy.llm.rloo import prompt_ids
 from repolicy.objective import Objective
-from repolicy.objective_names import given_objective, plain
+from repolicy.objective_names import check_supported, resolve_objective
 
 # Values of PEFT's `init_lora_weights` that leave the base model's weights unchanged.
 BASE_PRESERVING_INITS = (True, False, "gaussian", "orthogonal", "eva")
@@ -102,10 +102,10 @@ class ObjectiveMixin:
         if args is not None and not isinstance(args, self.SETTINGS_CLASS):
             raise UsageError(f"args is a {type(args).__name__}; it must be a {self.SETTINGS_CLASS.__name__}")
         args = self.SETTINGS_CLASS() if args is None else copy(args)
-        objective = given_objective(objective, args.omega, args.alpha)
+        objective = resolve_objective(objective, args.omega, args.alpha)
         if objective.reads_basic:
             raise UsageError(f"an objective on {objective.task!r} reads a basic reward, and a language model has none")
-        self.objective = plain(objective, "a language model's trainer")
+        self.objective = check_supported(objective, "a language model's trainer")
         args.omega, args.alpha = self.objective.omega, self.objective.alpha
         return args
 

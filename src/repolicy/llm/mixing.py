@@ -22,7 +22,7 @@ from trl.trainer.utils import use_adapter
 from repolicy.errors import UsageError
 from repolicy.llm.identity import require_no_adapter_inside, require_positive_alpha
 from repolicy.objective import Objective, residual
-from repolicy.objective_names import plain
+from repolicy.objective_names import check_supported
 
 # Options of `generate` that sample from the model's own distribution, whatever its generation config says.
 SAMPLING: dict[str, Any] = {
@@ -41,7 +41,7 @@ def mixture(target: Objective, anchors: Sequence[Objective]) -> list[float]:
     [0.0, 0.6666666666666667, 0.3333333333333333]
     """
     for objective in (target, *anchors):
-        if plain(objective, "the dial").reads_basic:
+        if check_supported(objective, "the dial").reads_basic:
             raise UsageError(f"the dial needs objectives with a prior, and one here is on {objective.task!r}")
         require_positive_alpha(objective, "the logits are divided by it")
     shares = [1.0]

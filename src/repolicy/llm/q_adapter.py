@@ -23,7 +23,7 @@ from repolicy.llm.identity import PreferenceSettings, ReferenceMixin, require_po
 from repolicy.llm.losses import implicit_reward, q_adapter_log_probs, q_adapter_loss
 from repolicy.llm.mixing import ModelView
 from repolicy.objective import Objective
-from repolicy.objective_names import plain
+from repolicy.objective_names import check_supported
 
 ITS_OWN_LOSS = "Q-Adapter has its own loss"
 REQUIRED_SETTINGS: dict[str, tuple[Any, str]] = {
@@ -128,7 +128,7 @@ class QAdapterLogits(LogitsProcessor):  # type: ignore[misc]
     def __init__(self, model: PeftModel, objective: Objective, attention_mask: Tensor | None = None) -> None:
         if not isinstance(model, PeftModel):
             raise UsageError("QAdapterLogits needs a PEFT model, which is the prior when its adapter is off")
-        plain(objective, "a Q-adapter's policy")
+        check_supported(objective, "a Q-adapter's policy")
         require_positive_alpha(objective, "the policy's logits are divided by it")
         self.objective, self.attention_mask = objective, attention_mask
         self.prior = ModelView(model, model.disable_adapter)

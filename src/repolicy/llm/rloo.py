@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from repolicy.errors import UsageError, in_one_sentence
 from repolicy.objective import Objective
-from repolicy.objective_names import plain
+from repolicy.objective_names import check_supported
 
 
 def rloo_settings(objective: Objective, addons: int = 1, budget: bool = False) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def rloo_settings(objective: Objective, addons: int = 1, budget: bool = False) -
 
     With a `budget`, the last reward function must be a `PriorBudget`, which includes its own weight.
     """
-    if plain(objective, "RLOO").task != "addon":
+    if check_supported(objective, "RLOO").task != "addon":
         raise UsageError("RLOO's reward can be the add-on with a prior and an entropy; use greedy, kl or residual")
     return {
         "beta": objective.alpha,

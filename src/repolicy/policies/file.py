@@ -15,7 +15,7 @@ from repolicy.policies.families import FAMILIES
 from repolicy.policies.modulated import ConditionedPolicy
 from repolicy.policies.policy import Policy, PolicySpec, frozen
 from repolicy.policies.storage import Shape, check_shape, is_repolicy_file, read, serialize, write, write_bytes
-from repolicy.ranges import MOST_DIALS, Dial
+from repolicy.ranges import MAX_DIALS, Dial
 from repolicy.text import printable
 
 PROBE_COUNT = 64  # observations and actions stored with a policy, to check its log-probabilities when it is read
@@ -199,7 +199,7 @@ def _policy_constructor(header: dict[str, Any]) -> Callable[[PolicySpec], Policy
     check_shape(header, {"dials": [{"name": str, "low": float, "high": float, "scale": str}]}, "its header")
     dials = [Dial(each["name"], each["low"], each["high"], each["scale"]).checked() for each in header["dials"]]
     valid_names = {dial.name for dial in dials if dial.scale in ("log", "linear")}
-    if not 0 < len(dials) == len(valid_names) <= MOST_DIALS:
+    if not 0 < len(dials) == len(valid_names) <= MAX_DIALS:
         raise ValueError(f"it has {len(dials)} dials of {len(valid_names)} names and known scales")
     return lambda spec: ConditionedPolicy(spec, dials)
 

@@ -24,7 +24,7 @@ from repolicy.envs import (
 )
 from repolicy.errors import RepolicyError, UsageError
 from repolicy.objective import WEIGHTS, Objective
-from repolicy.objective_names import name_of
+from repolicy.objective_names import objective_name
 from repolicy.policies import Policy, make_policy
 from repolicy.policies.storage import read, write
 from repolicy.prepare.beginning import Start
@@ -84,7 +84,7 @@ def objective_label(objective: Objective) -> str:
     if not isinstance(objective, Objective):
         kind = type(objective).__name__
         raise UsageError(f"the objective is a {kind}, and no objective such as residual(); for settings, settings=...")
-    named = name_of(objective)
+    named = objective_name(objective)
     return "custom" if named is None else named[0]
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from repolicy.envs import EnvLike, check_env, critic_keys, env_from_card, is_in_gymnasium, make_one_env, observed_keys
 from repolicy.errors import FileError, UsageError
-from repolicy.learning.run import Callback, tell
+from repolicy.learning.run import Callback, announce
 from repolicy.learning.training import watchdog
 from repolicy.objective import Objective
 from repolicy.policies import Policy, SavedPolicy
@@ -196,7 +196,9 @@ def _decide_weights(
     """Return the objective with values for all its weights."""
     engine_settings = EngineSettings(steps=settings.steps, seed=settings.seed)
     if addons or objective.is_set:
-        decision = decide(objective, saved, env, addons, engine_settings, lambda sentence: tell(callbacks, [sentence]))
+        decision = decide(
+            objective, saved, env, addons, engine_settings, lambda sentence: announce(callbacks, [sentence])
+        )
         if decision.settings.budget is not None:
             raise UsageError("what a nat of the prior is worth cannot be told from its episodes: name --omega")
         return decision
@@ -234,10 +236,10 @@ def _run(
     folder = RunFolder(out, Request)
     with watchdog(env_timeout), one_thread():  # such small layers are slower on several threads
         model = _make_algorithm(request, prior.policy if prior else None)
-        tell(callbacks, notes)
+        announce(callbacks, notes)
         package_versions = versions() | {"stable_baselines3": version("stable_baselines3")}
         with folder.locked():
-            tell(callbacks, folder.begin(request, package_versions, resume, prior.content if prior else None))
+            announce(callbacks, folder.begin(request, package_versions, resume, prior.content if prior else None))
             with polite_interrupt() as interrupted:
                 log = MetricsLog(request, folder, callbacks, interrupted)
                 return _train_segments(model, request, folder, log, interrupted, package_versions)

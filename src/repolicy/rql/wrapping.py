@@ -25,7 +25,7 @@ from repolicy.envs import (
 from repolicy.envs.addons import names
 from repolicy.errors import NumericError, UsageError
 from repolicy.objective import Objective, task_reward
-from repolicy.objective_names import plain
+from repolicy.objective_names import check_supported
 from repolicy.policies import Density, Normalizer, Policy, Prior, check_has_log_prob
 from repolicy.prepare.states import familiarity
 from repolicy.rql.hyperparameters import Settings
@@ -213,7 +213,7 @@ def frozen_prior(
     """Return a frozen copy of the prior; raise if it does not fit the environment or the objective."""
     if objective.alpha == 0:
         raise UsageError("alpha is 0; soft Q-learning needs a temperature above 0")
-    plain(objective, "soft Q-learning", states=density is not None)
+    check_supported(objective, "soft Q-learning", states=density is not None)
     if objective.reads_prior and prior is None:
         raise UsageError(f"omega is {objective.omega}, which weighs a prior's log-probability, and there is no prior")
     if prior is None:

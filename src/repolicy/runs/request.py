@@ -10,9 +10,9 @@ import numpy as np
 from repolicy.envs import HasSpaces, addons
 from repolicy.errors import UsageError
 from repolicy.objective import DIALED, Objective
-from repolicy.objective_names import name_of
+from repolicy.objective_names import objective_name
 from repolicy.policies import OBSERVATION_BOUND, ActionSpace, PolicySpec
-from repolicy.ranges import MOST_DIALS, Dial, Range
+from repolicy.ranges import MAX_DIALS, Dial, Range
 from repolicy.runs.settings import AnySettings, Settings, validate_settings
 
 
@@ -111,9 +111,9 @@ def check_dials(request: Request) -> None:
         raise UsageError(
             f"an add-on's dial cannot be called {taken[0]!r}, as another is: rename its function, or name one weight"
         )
-    if len(names) > MOST_DIALS:
+    if len(names) > MAX_DIALS:
         raise UsageError(
-            f"{len(names)} dials are more than one run can learn: take {MOST_DIALS} at most, and one weight for others"
+            f"{len(names)} dials are more than one run can learn: take {MAX_DIALS} at most, and one weight for others"
         )
 
 
@@ -122,7 +122,7 @@ def command_words(request: Request, prior: str | Path = "", init: str | Path = "
 
     Empty where only Python can say what was asked for: not every objective has a name.
     """
-    named = name_of(request.objective)
+    named = objective_name(request.objective)
     if named is None:
         return []
     objective, coefficients = named
