@@ -26,7 +26,7 @@ from torch import nn
 
 from repolicy.cli.inspection import inspect
 from repolicy.errors import FileError, UsageError
-from repolicy.readers.brax import OR_SQUEEZED
+from repolicy.readers.brax import MEAN_SCALE_NOTE
 from repolicy.readers.copying import policy_from
 from repolicy.readers.description import CannotCopyError
 from repolicy.readers.reading import Options
@@ -321,7 +321,7 @@ def test_brax_parameters_of_a_plain_gaussian(std_type: str, norm: bool, tmp_path
             describe(path)
         return
     described = describe(path)
-    assert OR_SQUEEZED in described.notes
+    assert MEAN_SCALE_NOTE in described.notes
     obs = observations(5)
     hidden = obs.double()
     for i in range(2):

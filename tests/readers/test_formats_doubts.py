@@ -286,8 +286,8 @@ def test_what_braxs_files_do_not_tell(parts: int, tmp_path: Path) -> None:
     described, obs, relu = describe(path), observations(5), Options(file_activation="relu")
     assert described.kind == ("PPO" if parts == 3 else "PPO or SAC")
     assert "Brax PPO's default, swish, is assumed" in described.notes[0]
-    assert described.notes[1:] == ((brax.OR_RAW,) if parts == 3 else (brax.OR_SAC, brax.OR_RAW))
-    assert describe(path, relu).notes == (brax.OR_RAW,)
+    assert described.notes[1:] == ((brax.RAW_NOTE,) if parts == 3 else (brax.SAC_NOTE, brax.RAW_NOTE))
+    assert describe(path, relu).notes == (brax.RAW_NOTE,)
     assert_equal(mean(describe(path, relu), obs), policy((obs.numpy() - 0.3) / 2.0))
     plain = describe(path, replace(relu, vecnormalize="none"))
     assert plain.notes == ("observations are not normalized, as you asked for",)

@@ -1,4 +1,4 @@
-"""Other libraries' files, read into plain arrays: one file a format, one description that all of them give."""
+"""Readers of policy files of other libraries: one file per format; all return a `PolicyDescription`."""
 
 # The door: other rooms may import these files, and no others of this folder.
 __all__ = [

@@ -1,8 +1,7 @@
-"""Brax's parameters: a pickle of the normalizer's statistics, the policy's layers and, in newer ones, the critic's.
+"""Brax's parameters: a pickle of the normalizer's statistics, the policy's layers and, since PPO of 0.12, a critic.
 
-The activation is not in the file: swish is the default of Brax's PPO, and relu that of its SAC. Only PPO writes a
-critic, since Brax 0.12. The std, where the last layer is twice as wide as the action, is `softplus(raw) + 0.001`,
-before tanh.
+The activation is not in the file: swish is the default of Brax's PPO, and relu that of its SAC. If the last layer has
+two outputs per action, the std before tanh is `softplus(raw) + 0.001`.
 """
 
 from dataclasses import replace
@@ -26,13 +25,13 @@ from repolicy.readers.pickles import ObjectStub, real_array
 
 LIBRARY = "Brax"
 BRAX_MIN_STD = 1e-3
-OR_SAC = "a file of SAC looks the same, and SAC's default is relu: if it is one, add --file-activation relu"
-OR_RAW = "its statistics are applied; if it was trained with normalize_observations=False, add --vecnormalize none"
-OR_SQUEEZED = "the file does not tell mean_clip_scale, by which Brax may squeeze the mean: none is assumed"
+SAC_NOTE = "a file of SAC looks the same, and SAC's default is relu: if it is one, add --file-activation relu"
+RAW_NOTE = "its statistics are applied; if it was trained with normalize_observations=False, add --vecnormalize none"
+MEAN_SCALE_NOTE = "the file does not tell mean_clip_scale, by which Brax may squeeze the mean: none is assumed"
 
 
 def matches(parts: Any) -> bool:
-    """Return whether a pickle holds a normalizer's statistics and then layers."""
+    """Return whether a pickle is a sequence of a normalizer's statistics and layers."""
     return isinstance(parts, tuple | list) and len(parts) >= 2 and bool(_module(parts[1]))
 
 
@@ -40,24 +39,24 @@ def read(parts: Any, context: ReadContext) -> PolicyDescription:
     kind = "PPO" if len(parts) > 2 else "PPO or SAC"
     activation = context.activation("swish", f"{LIBRARY} PPO")
     if activation == "gelu":
-        activation = "gelu_tanh"  # what Flax calls gelu
+        activation = "gelu_tanh"  # Flax uses this approximation of gelu
     if context.notes and kind != "PPO":
-        context.notes.append(OR_SAC)
+        context.notes.append(SAC_NOTE)
     module = _module(parts[1])
     if "MLP_0" in module:
         policy = _plain_gaussian(module, activation)
-        context.notes.append(OR_SQUEEZED)
+        context.notes.append(MEAN_SCALE_NOTE)
     else:
         policy = _squashed_gaussian(module, activation)
     inside, groups = _normalizer(parts[0], policy.actor.width)
     statistics = context.statistics(policy.actor.width, inside)
     if statistics is not None and statistics is inside:
-        context.notes.append(OR_RAW)
+        context.notes.append(RAW_NOTE)
     return replace(policy, kind=kind, normalizer=statistics, groups=groups)
 
 
 def _module(parameters: Any) -> dict[str, Any]:
-    """Return the layers of a policy, or an empty dict where it is none of Brax's."""
+    """Return the layers of a policy; empty where the parameters are not Brax's."""
     layers = parameters.get("params") if isinstance(parameters, dict) else None
     if isinstance(layers, dict) and ("hidden_0" in layers or "MLP_0" in layers):
         return layers
@@ -65,7 +64,7 @@ def _module(parameters: Any) -> dict[str, Any]:
 
 
 def _squashed_gaussian(module: dict[str, Any], activation: str) -> PolicyDescription:
-    """Read `tanh_normal`: a last layer of means and of what softplus makes stds of."""
+    """Read `tanh_normal`: the last layer outputs means and the raw stds of a softplus."""
     actor, raw = make_perceptron(_hidden(module), None, activation).split_output()
     std = Std("head", raw, "softplus", floor=BRAX_MIN_STD)
     size = len(raw.bias)
@@ -86,7 +85,7 @@ def _plain_gaussian(module: dict[str, Any], activation: str) -> PolicyDescriptio
 
 
 def _hidden(module: dict[str, Any]) -> list[HiddenLayer]:
-    """Return dense layers in their order; a LayerNorm comes after the activation."""
+    """Return the dense layers in order. A LayerNorm follows the activation."""
     count = sum(name.startswith("hidden_") for name in module)
     layers = []
     for index in range(count):
@@ -107,15 +106,14 @@ def _dense(layer: dict[str, Any], name: str) -> Linear:
 
 
 def _normalizer(statistics: Any, width: int) -> tuple[Normalizer | None, tuple[tuple[str, int], ...]]:
-    """Return the statistics of one array, or of the Dict's array that has the size that the policy takes."""
+    """Return the normalizer, and (key, size) of the part of a Dict observation that has the policy's input size."""
     if not isinstance(statistics, ObjectStub) or "mean" not in statistics.state or "std" not in statistics.state:
         return None, ()
     mean, std = statistics.state["mean"], statistics.state["std"]
     groups: tuple[tuple[str, int], ...] = ()
     if isinstance(mean, dict):
-        keys = sorted(
-            (key for key in mean if real_array(mean[key]).size == width), key=lambda key: (key != "state", key)
-        )
+        keys = [key for key in mean if real_array(mean[key]).size == width]
+        keys.sort(key=lambda key: (key != "state", key))
         if not keys:
             raise ValueError(f"the policy takes {width} numbers, and none of {first_names(mean)} has so many")
         mean, std, groups = mean[keys[0]], std[keys[0]], ((str(keys[0]), width),)
@@ -123,7 +121,7 @@ def _normalizer(statistics: Any, width: int) -> tuple[Normalizer | None, tuple[t
 
 
 def _count(count: Any) -> float:
-    """Return how many observations were seen: a number, or two halves of one."""
+    """Return the number of observations in the statistics, which may be stored as two 32-bit halves."""
     if isinstance(count, ObjectStub) and {"hi", "lo"} <= count.state.keys():
         return float(count.state["hi"]) * 2.0**32 + float(count.state["lo"])
     return float(count) if isinstance(count, int | float | np.number | np.ndarray) and np.size(count) == 1 else 0.0

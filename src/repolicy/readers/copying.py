@@ -1,4 +1,4 @@
-"""From a description to one of our policies, which acts and scores as the original did."""
+"""Build a Repolicy policy from a description: it acts and scores as the original did."""
 
 import math
 from collections.abc import Sequence
@@ -14,11 +14,13 @@ from repolicy.readers.description import Array, Linear, Normalizer, PolicyDescri
 
 
 def policy_from(described: PolicyDescription) -> Policy:
-    """Return the same policy as a network of ours."""
+    """Return the described policy as a network of Repolicy."""
     spec, std = _spec(described), described.std
     normalizer = described.normalizer or Normalizer(np.zeros(spec.observation_size), np.ones(spec.observation_size))
     state = _state(described, spec, normalizer)
-    if std is not None and std.source == "vector":  # its logarithm, whatever it was: a step cannot make it negative
+    if (
+        std is not None and std.source == "vector"
+    ):  # stored as its logarithm, so that no gradient step makes it negative
         least = torch.tensor(math.log(max(spec.min_std, 1e-30)))
         state["log_std"] = STDS[spec.std].log_std(bound_raw_std(_tensor(std.raw), spec), least)
         spec = replace(spec, std="exp", min_std=0.0, std_bounds=(-math.inf, math.inf))
@@ -27,22 +29,22 @@ def policy_from(described: PolicyDescription) -> Policy:
     policy = Policy(spec)
     for name, wanted in policy.state_dict().items():
         if state[name].shape != wanted.shape:
-            raise _unfit(described, name, state[name].shape, wanted.shape)
+            raise _shape_error(described, name, state[name].shape, wanted.shape)
     policy.load_state_dict(state)
-    with torch.no_grad():  # our normalizer scales by numbers above 0
+    with torch.no_grad():  # Repolicy's normalizer has positive scales, so the first layer takes their signs
         policy.network.weights[0].mul_(_tensor(np.sign(normalizer.scale)))
     return policy
 
 
 def _state(described: PolicyDescription, spec: PolicySpec, normalizer: Normalizer) -> dict[str, Tensor]:
-    """Return the numbers of normalizer and network, by the names that they have in our policies."""
-    variance = normalizer.scale**-2.0 - 1e-8  # which gives this scale, whatever epsilon its library added
+    """Return the state dict of normalizer and network, with the names of Repolicy's policies."""
+    variance = normalizer.scale**-2.0 - 1e-8  # gives the same scale after Repolicy adds its epsilon of 1e-8
     statistics = {"mean": normalizer.shift, "var": variance, "count": normalizer.count}
     state = {
         f"normalizer.{name}": torch.tensor(np.asarray(each), dtype=torch.float64) for name, each in statistics.items()
     }
     hidden = described.actor.hidden
-    for index, layer in enumerate([*(each.linear for each in hidden), _outputs(described, spec)]):
+    for index, layer in enumerate([*(each.linear for each in hidden), _output_layer(described, spec)]):
         state |= {f"network.weights.{index}": _tensor(layer.weight), f"network.biases.{index}": _tensor(layer.bias)}
     for place, norm in ((f"network.norms.{index}", each.norm) for index, each in enumerate(hidden)):
         if norm is not None:
@@ -50,9 +52,9 @@ def _state(described: PolicyDescription, spec: PolicySpec, normalizer: Normalize
     return state
 
 
-def _unfit(described: PolicyDescription, name: str, found: Sequence[int], wanted: Sequence[int]) -> FileError:
-    what = f"this {described.kind} of {described.library} is damaged"
-    return FileError(f"{what}: {name} has the shape {[*found]}, and {[*wanted]} would fit")
+def _shape_error(described: PolicyDescription, name: str, found: Sequence[int], wanted: Sequence[int]) -> FileError:
+    problem = f"this {described.kind} of {described.library} is damaged"
+    return FileError(f"{problem}: {name} has the shape {[*found]}, and {[*wanted]} would fit")
 
 
 def _spec(described: PolicyDescription) -> PolicySpec:
@@ -74,18 +76,18 @@ def _spec(described: PolicyDescription) -> PolicySpec:
     return spec if std is None else replace(spec, std=std.link, min_std=std.floor, std_bounds=(std.low, std.high))
 
 
-def _outputs(described: PolicyDescription, spec: PolicySpec) -> Linear:
-    """Return the last layer: the mean's rows and, below them, the std's, or the features as they are."""
+def _output_layer(described: PolicyDescription, spec: PolicySpec) -> Linear:
+    """Return the output layer: rows of the mean, then rows of the std head, or the identity for gSDE."""
     mean, std = described.actor.output, described.std
     if std is None or std.source == "vector":
         return mean
     if isinstance(std.raw, Linear):
-        below = Linear(std.raw.weight, std.raw.bias - np.float32(STDS[spec.std].inverse(spec.initial_std)))
+        std_rows = Linear(std.raw.weight, std.raw.bias - np.float32(STDS[spec.std].inverse(spec.initial_std)))
     else:
-        below = Linear(np.eye(spec.features, dtype=np.float32), np.zeros(spec.features, np.float32))
-    if below.weight.shape[1] != mean.weight.shape[1]:
-        raise _unfit(described, "the layer of its stds", below.weight.shape, mean.weight.shape)
-    return Linear(np.concatenate([mean.weight, below.weight]), np.concatenate([mean.bias, below.bias]))
+        std_rows = Linear(np.eye(spec.features, dtype=np.float32), np.zeros(spec.features, np.float32))
+    if std_rows.weight.shape[1] != mean.weight.shape[1]:
+        raise _shape_error(described, "the layer of its stds", std_rows.weight.shape, mean.weight.shape)
+    return Linear(np.concatenate([mean.weight, std_rows.weight]), np.concatenate([mean.bias, std_rows.bias]))
 
 
 def _tensor(values: Array | Linear) -> Tensor:

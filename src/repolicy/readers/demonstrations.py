@@ -1,4 +1,4 @@
-"""Recorded observations and actions: an .npz file, or a Minari dataset. No pickle is run."""
+"""Read recorded observations and actions from an .npz file or a Minari dataset. No pickle is run."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,22 +11,19 @@ from torch import Tensor
 from repolicy.errors import FileError, UsageError, described, in_one_sentence
 from repolicy.readers.zips import check_unpacked_size
 
-LEAST = 100  # steps
+MIN_STEPS = 100
 
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """M steps, in the order of time: observations `[M, O]`, actions `[M, A]` (floats, or choices as int64).
-
-    Choices are in the environment's own numbers.
-    """
+    """M recorded steps in the order of time."""
 
     name: str
-    observations: Tensor
-    actions: Tensor
-    ended: Tensor | None  # [M] after which steps an episode ended, where that is known
-    env: str | None = None  # that they were recorded in, where that is known
-    first: tuple[float, ...] = ()  # what the environment counts choices from, where the data tell that it is not 0
+    observations: Tensor  # [M, O]
+    actions: Tensor  # [M, A], floats, or choices as int64 in the environment's own numbers
+    ended: Tensor | None  # [M], whether an episode ended after the step, if known
+    env: str | None = None  # the environment of the recording, if known
+    first: tuple[float, ...] = ()  # number of each action's first choice, if known not to be 0
 
     @property
     def discrete(self) -> bool:
@@ -34,7 +31,7 @@ class Demonstrations:
 
 
 def read_demonstrations(reference: str | Path) -> Demonstrations:
-    """Return what is in `FILE.npz` (arrays `observations`, `actions`, perhaps `ended`), or in a Minari dataset."""
+    """Read an .npz file (arrays `observations`, `actions` and optionally `ended`) or a Minari dataset."""
     path = Path(reference)
     if path.is_file() or path.suffix == ".npz":
         arrays = read_npz(path, ("observations", "actions"), ("ended",))
@@ -43,7 +40,7 @@ def read_demonstrations(reference: str | Path) -> Demonstrations:
 
 
 def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
-    """Return these arrays of an .npz file; refused where it is damaged, holds pickles, or would unpack to too much."""
+    """Return arrays of an .npz file; refuse one that is damaged, holds pickles, or would unpack to too many bytes."""
     if not path.is_file():
         raise FileError(f"there is no file {path}")
     try:
@@ -64,7 +61,7 @@ def read_npz(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = ()
     for name in needed:
         if name not in arrays:
             raise FileError(f"{path} has no array {name!r} (it has {names}); it needs {', '.join(needed)}")
-        if not isinstance(arrays[name], np.ndarray):  # for an entry that is no array, NumPy gives its bytes
+        if not isinstance(arrays[name], np.ndarray):  # NumPy returns the bytes of an entry that is no array
             raise FileError(f"{path} is damaged: {name} are no array")
     return arrays
 
@@ -81,37 +78,37 @@ def _minari(name: str) -> Demonstrations:
             if not isinstance(episode.observations, np.ndarray):
                 raise FileError(f"the Minari dataset {name!r} has observations that are no plain arrays")
             taken = np.asarray(episode.actions)
-            observations.append(episode.observations[: len(taken)])  # without the last, after which nobody acted
+            observations.append(episode.observations[: len(taken)])  # without the last observation, which has no action
             actions.append(taken)
             ended.append(np.arange(len(taken)) == len(taken) - 1)
-        seen, acted, last = (np.concatenate(parts) for parts in (observations, actions, ended))
-    found = _checked(name, seen, acted, last)
+        rows = [np.concatenate(parts) for parts in (observations, actions, ended)]
+    demonstrations = _checked(name, *rows)
     first = np.ravel(getattr(data.action_space, "start", 0))
-    told = tuple(map(float, first)) if first.any() else ()
-    return replace(found, env=getattr(data.env_spec, "id", None), first=told)
+    first_choices = tuple(map(float, first)) if first.any() else ()
+    return replace(demonstrations, env=getattr(data.env_spec, "id", None), first=first_choices)
 
 
 def _checked(name: str, observations: np.ndarray, actions: np.ndarray, ended: np.ndarray | None) -> Demonstrations:
-    """Return them as tensors, with everything checked that would otherwise be a surprise later."""
+    """Check the arrays, and return them as tensors."""
     for what, values in (("observations", observations), ("actions", actions)):
         if values.dtype.kind not in "fiub" or values.ndim == 0 or not values.size:
             raise FileError(f"{name}: {what} are no rows of numbers, but {values.dtype} of shape {list(values.shape)}")
     if len(observations) != len(actions):
-        said = f"{name}: it has {len(observations):,} observations and {len(actions):,} actions"
+        message = f"{name}: it has {len(observations):,} observations and {len(actions):,} actions"
         if len(observations) > len(actions):
-            said += "; leave out the last observation of each episode, after which nobody acted"
-        raise FileError(said)
-    if len(actions) < LEAST:
-        raise FileError(f"{name}: {len(actions):,} steps are too few to learn from; it needs {LEAST} or more")
+            message += "; leave out the last observation of each episode, after which nobody acted"
+        raise FileError(message)
+    if len(actions) < MIN_STEPS:
+        raise FileError(f"{name}: {len(actions):,} steps are too few to learn from; it needs {MIN_STEPS} or more")
     discrete = actions.dtype.kind in "iub"
     rows = observations.reshape(len(observations), -1).astype(np.float32)
     taken = actions.reshape(len(actions), -1).astype(np.int64 if discrete else np.float32)
     for what, array in (("observations", rows), ("actions", taken)):
         if len(bad := np.argwhere(~np.isfinite(array))):
             raise FileError(f"{name}: {what} have {len(bad):,} numbers that are not finite, first in row {bad[0][0]}")
-    last = None
+    has_ended = None
     if ended is not None:  # each is a truth value, or a number that is 0 or not
         if ended.dtype.kind not in "biuf" or not np.isfinite(ended).all() or ended.size != len(taken):
             raise FileError(f"{name}: ended are no {len(taken):,} numbers, 1 after each step that ended an episode")
-        last = torch.from_numpy(ended.reshape(-1).astype(bool))
-    return Demonstrations(name, torch.from_numpy(rows), torch.from_numpy(taken), last)
+        has_ended = torch.from_numpy(ended.reshape(-1).astype(bool))
+    return Demonstrations(name, torch.from_numpy(rows), torch.from_numpy(taken), has_ended)

@@ -160,9 +160,9 @@ def _gemm(inputs: list[Any], attributes: Attributes) -> TracedValue | None:
         return None
     weight = (weight if attributes.get("transB", 0) else weight.T) * np.float64(attributes.get("alpha", 1.0))
     bias = np.zeros(1) if bias is None else bias.reshape(-1) * attributes.get("beta", 1.0)
-    return (
-        _apply("linear", value, weight, np.broadcast_to(bias, len(weight))) if bias.size in (1, len(weight)) else None
-    )
+    if bias.size not in (1, len(weight)):
+        return None
+    return _apply("linear", value, weight, np.broadcast_to(bias, len(weight)))
 
 
 def _layer_norm(inputs: list[Any], attributes: Attributes) -> TracedValue | None:

@@ -1,4 +1,4 @@
-"""From the named tensors of a state dict to layers."""
+"""Build layers and normalizers from the named tensors of a state dict."""
 
 import itertools
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ from repolicy.readers.description import (
 from repolicy.readers.pickles import real_array
 
 Tensors = Mapping[str, Array]
-OTHER_NAMES = {"silu": "swish", "lrelu": "leaky_relu", "leakyrelu": "leaky_relu", "leaky-relu": "leaky_relu"}
+ACTIVATION_ALIASES = {"silu": "swish", "lrelu": "leaky_relu", "leakyrelu": "leaky_relu", "leaky-relu": "leaky_relu"}
 
 
 def tensors_of(state: dict[Any, Any]) -> dict[str, Array]:
@@ -31,14 +31,13 @@ def tensors_of(state: dict[Any, Any]) -> dict[str, Array]:
 
 
 def tensors_under(tensors: Tensors, prefix: str) -> dict[str, Array]:
-    """Return the tensors whose names begin with `prefix.`, without it."""
-    return {
-        name.removeprefix(f"{prefix}."): values for name, values in tensors.items() if name.startswith(f"{prefix}.")
-    }
+    """Return the tensors whose names begin with `prefix.`, by the rest of their names."""
+    prefix = f"{prefix}."
+    return {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
 
 
 def linear_layer(tensors: Tensors, name: str) -> Linear:
-    """Return one layer; a missing bias is zero."""
+    """Return the layer of `name.weight` and `name.bias`; a missing bias is zero."""
     weight = tensors.get(f"{name}.weight")
     if weight is None or weight.ndim != 2:
         raise ValueError(f"it has no layer {name}: it holds {first_names(tensors)}")
@@ -47,36 +46,38 @@ def linear_layer(tensors: Tensors, name: str) -> Linear:
 
 
 def finite_float32(values: Array, name: str) -> Array:
-    """Return them in single precision, checked to be finite."""
+    """Return an array in single precision; raise a ValueError that contains `name` unless it is finite."""
     if not np.all(np.isfinite(real_array(values))):
         raise ValueError(f"{name} is not finite")
     return np.array(values, np.float32, order="C")
 
 
 def sequential_layers(tensors: Tensors, prefix: str) -> list[HiddenLayer]:
-    """Return the layers of a `torch.nn.Sequential` under a name, the last one among them.
+    """Return the layers of a `torch.nn.Sequential`, including the output layer.
 
-    Its modules are told apart by their numbers and shapes: between two linear ones there must be room for exactly one
-    activation, and a LayerNorm stands before or after it.
+    A state dict holds no activations, but its modules are numbered. The numbers between two linear layers must leave
+    room for exactly one activation, with at most one LayerNorm before or after it.
     """
     modules = sorted({name.split(".")[0] for name in tensors_under(tensors, prefix)}, key=_number)
     if not modules:
         raise ValueError(f"it has no layers {prefix}.*: it holds {first_names(tensors)}")
-    layers, before = list[HiddenLayer](), 0  # before: the number of the last linear one
+    layers, last_linear = list[HiddenLayer](), 0  # last_linear: its number in the Sequential
     for module in modules:
         index, name = _number(module), f"{prefix}.{module}"
         weight, bias = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")
         if index < 0 or weight is None or f"{name}.running_mean" in tensors or weight.ndim > 2:
             raise CannotCopyError(f"{name} is neither a linear layer nor a LayerNorm")
         if weight.ndim == 2:
-            if layers and index - before != (2 if layers[-1].norm is None else 3):
-                raise CannotCopyError(f"between {prefix}.{before} and {prefix}.{index} there is not one activation")
+            if layers and index - last_linear != (2 if layers[-1].norm is None else 3):
+                raise CannotCopyError(
+                    f"between {prefix}.{last_linear} and {prefix}.{index} there is not one activation"
+                )
             layers.append(HiddenLayer(linear_layer(tensors, name)))
-            before = index
-        elif not layers or layers[-1].norm is not None or index - before > 2 or bias is None:
+            last_linear = index
+        elif not layers or layers[-1].norm is not None or index - last_linear > 2 or bias is None:
             raise CannotCopyError(f"{name} normalizes where Repolicy's networks do not")
-        else:  # PyTorch's files do not hold a LayerNorm's epsilon, 1e-5 by default
-            place: Place = "before" if index - before == 1 else "after"
+        else:  # a state dict does not hold the epsilon; 1e-5 is PyTorch's default
+            place: Place = "before" if index - last_linear == 1 else "after"
             norm = LayerNorm(finite_float32(weight, name), finite_float32(bias, name), 1e-5, place)
             layers[-1] = HiddenLayer(layers[-1].linear, norm)
     return layers
@@ -87,7 +88,7 @@ def _number(module: str) -> int:
 
 
 def make_perceptron(layers: Iterable[HiddenLayer], output: Linear | None, activation: str) -> Perceptron:
-    """Return hidden layers and a last one (of the hidden ones, where it is not given), with shapes that fit."""
+    """Build a network and check its shapes. Without `output`, the last of the layers is the output layer."""
     hidden = list(layers)
     if output is None:
         if hidden[-1].norm is not None:
@@ -104,15 +105,15 @@ def make_perceptron(layers: Iterable[HiddenLayer], output: Linear | None, activa
 
 
 def canonical_activation(name: str) -> str:
-    """Return one of our activations, by any of its customary names."""
-    plain = OTHER_NAMES.get(name.lower(), name.lower())
+    """Return Repolicy's name of an activation, given any of its common names."""
+    plain = ACTIVATION_ALIASES.get(name.lower(), name.lower())
     if plain not in ACTIVATIONS:
         raise CannotCopyError(f"its activation is {name}; {', '.join(ACTIVATIONS)} are known")
     return plain
 
 
 def make_normalizer(mean: Array, deviation: Array, clip: float | None, count: float = 0.0) -> Normalizer:
-    """Return `(x − mean) / deviation`, clipped; the deviation is what the library divides by, with its epsilon."""
+    """Build the normalizer `(x − mean) / deviation`, clipped. The deviation includes the library's epsilon."""
     mean, deviation = (real_array(values).astype(np.float64).reshape(-1) for values in (mean, deviation))
     if mean.shape != deviation.shape or not np.all(np.isfinite(mean)) or not np.all(deviation > 0.0):
         raise ValueError("its observations' statistics are damaged")
@@ -120,12 +121,13 @@ def make_normalizer(mean: Array, deviation: Array, clip: float | None, count: fl
 
 
 def check_width(width: int, normalizer: Normalizer | None, file: Path) -> None:
-    """Raise unless the normalizer of a named file is of as many numbers as the policy takes."""
+    """Raise a FileError unless the normalizer from a file has as many numbers as the policy takes."""
     if normalizer is not None and (found := len(normalizer.shift)) != width:
         remedy = "name its own file with --vecnormalize, or none"
         raise FileError(f"{file} has statistics of {found} numbers, and the policy takes {width}: {remedy}")
 
 
 def first_names(tensors: Iterable[str]) -> str:
+    """Return the first six names and the number of others, for a message."""
     names = list(tensors)
     return (", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")) or "nothing"

@@ -1,7 +1,7 @@
-"""RLlib's modules since its new API stack: `module_state.pkl`, and beside it the arguments that made the module.
+"""RLlib's modules since its new API stack: `module_state.pkl`, and the constructor's arguments in a file beside it.
 
-The state alone tells neither the activation nor whether the outputs are means and log-stds or logits of choices. What
-happens to observations before the network stands in another part of a checkpoint: a pipeline of connectors.
+The arguments have the activation and the action space, which the state does not. Another part of the checkpoint, a
+pipeline of connectors, has the normalizer of observations.
 """
 
 import base64
@@ -31,46 +31,46 @@ from repolicy.readers.spaces import actions_of, has_switches
 
 LIBRARY = "RLlib"
 ARGUMENTS = "class_and_ctor_args.pkl"
-SHIPS = r"Default(\w+?)TorchRLModule"  # whose code is RLlib's own
+RLLIB_CLASS = r"Default(\w+?)TorchRLModule"  # classes whose code is part of RLlib
 HEAD, LOG_STD, BOUND = "pi.net.mlp", "pi.log_std", "pi.log_std_clip_param_const"
 SAC_BODY = "pi_encoder.net.mlp"
 BODIES = ("encoder.actor_encoder.net.mlp", "encoder.encoder.net.mlp", SAC_BODY)
-SAC_BOUNDS, USUAL_BOUND = (-5.0, 2.0), 20.0  # of a log-std
+SAC_BOUNDS, DEFAULT_BOUND = (-5.0, 2.0), 20.0  # of a log-std
 PIPELINE = Path("env_runner/env_to_module_connector")  # in the checkpoint's folder
-DEEP = 4  # folders from there to the module's state
+MODULE_DEPTH = 4  # the module's state lies this many folders below the checkpoint's folder
 FILTER, EPSILON = "MeanStdFilter", 1e-8
-HEADER = 128  # bytes of an .npy before its numbers
-HARMLESS = {  # connectors that leave a row of numbers as it is
+NPY_HEADER = 128  # bytes of an .npy file before its numbers
+HARMLESS = {  # connectors that do not change observations that are a row of numbers
     "AddObservationsFromEpisodesToBatch", "AddStatesFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad",
     "AgentToModuleMapping", "BatchIndividualItems", "FlattenObservations", "NumpyToTensor",
 }  # fmt: skip
-SCALED = (
+SCALED_NOTE = (
     "actions are scaled from [-1, 1] to the environment's bounds, as RLlib does unless normalize_actions is turned off"
 )
 
 
 def matches(saved: Any) -> bool:
     """Return whether a pickle is the state of a module of RLlib's."""
-    return isinstance(saved, dict) and f"{HEAD}.0.weight" in saved and bool(_bodies(saved))
+    return isinstance(saved, dict) and f"{HEAD}.0.weight" in saved and bool(_encoders(saved))
 
 
 def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
     tensors = tensors_of(state)
-    algorithm, arguments = _made_with(context)
-    config = arguments["model_config"]  # the settings of its model as far as they are not the usual ones
+    algorithm, arguments = _load_constructor(context)
+    config = arguments["model_config"]  # only the settings that differ from RLlib's defaults
     if isinstance(config, ObjectStub):
         config = config.state
     if has_switches(arguments["action_space"]):
         raise CannotCopyError("its actions are switches")
     actions = actions_of(arguments["action_space"])
-    body = _bodies(tensors)[0]
+    body = _encoders(tensors)[0]
     head = sequential_layers(tensors, HEAD)
     recorded = canonical_activation(config.get("fcnet_activation", "tanh"))
     if head[1:] and canonical_activation(config.get("head_fcnet_activation", "relu")) != recorded:
         raise CannotCopyError("its head has another activation than its encoder")
     activation = context.activation("tanh", LIBRARY, recorded)
     network = make_perceptron([*sequential_layers(tensors, body), *head], None, activation)
-    statistics = context.statistics(network.width, _filtered(context, network.width))
+    statistics = context.statistics(network.width, _checkpoint_normalizer(context, network.width))
 
     has_std_head = actions.kind == "continuous" and LOG_STD not in tensors
     needed = sum(actions.sizes) * (2 if has_std_head else 1)
@@ -80,7 +80,7 @@ def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
     if actions.kind == "discrete":
         return policy
     squashed = body == SAC_BODY
-    bound = float(tensors[BOUND].item()) if BOUND in tensors else USUAL_BOUND
+    bound = float(tensors[BOUND].item()) if BOUND in tensors else DEFAULT_BOUND
     low, high = SAC_BOUNDS if squashed else (-bound, bound)
     if has_std_head:
         network, raw = network.split_output()
@@ -93,27 +93,27 @@ def read(state: dict[str, Any], context: ReadContext) -> PolicyDescription:
     return _to_bounds(policy, std, context)
 
 
-def _bodies(state: Mapping[str, Any]) -> list[str]:
-    """Return the encoders of an actor that are there."""
+def _encoders(state: Mapping[str, Any]) -> list[str]:
+    """Return the prefixes of the actor's encoder that the state has."""
     return [body for body in BODIES if f"{body}.0.weight" in state]
 
 
-def _made_with(context: ReadContext) -> tuple[str, dict[str, Any]]:
-    """Return the algorithm of a module of RLlib's own, and the arguments that made it."""
+def _load_constructor(context: ReadContext) -> tuple[str, dict[str, Any]]:
+    """Return the algorithm of the module, and its constructor's arguments; refuse classes that are not RLlib's."""
     file = context.path.with_name(ARGUMENTS)
     if not file.is_file():
         raise UsageError(f"{context.path} needs {ARGUMENTS} beside it, with which RLlib saves it: put that file there")
     parts = read_pickle(read_bytes(file), str(file))
-    ships = re.fullmatch(SHIPS, parts["class"].last)
-    if ships is None:
+    rllib_class = re.fullmatch(RLLIB_CLASS, parts["class"].last)
+    if rllib_class is None:
         raise CannotCopyError(f"its module is {parts['class'].last}, a class whose code is not in it")
     _, arguments = parts["ctor_args_and_kwargs"]
-    return ships[1], arguments
+    return rllib_class[1], arguments
 
 
-def _filtered(context: ReadContext, width: int) -> Normalizer | None:
-    """Return the normalizer of a checkpoint's connectors; None where they have none, or stand nowhere."""
-    folder = context.path.absolute().parents[DEEP] / PIPELINE
+def _checkpoint_normalizer(context: ReadContext, width: int) -> Normalizer | None:
+    """Return the normalizer in the checkpoint's connectors; None where there is no normalizer or no checkpoint."""
+    folder = context.path.absolute().parents[MODULE_DEPTH] / PIPELINE
     file = folder / ARGUMENTS
     if context.path.parent.name != "default_policy" or not file.is_file():
         return None
@@ -125,8 +125,9 @@ def _filtered(context: ReadContext, width: int) -> Normalizer | None:
         return None
     state = read_pickle(read_bytes(folder / FILTER / "state.pkl"), str(folder / FILTER / "state.pkl"))[None]
     [running] = state["running_stats"]
-    mean = _unpacked(running["mean_array"], width)
-    squares = _unpacked(running.get("sum_sq_diff_array", running.get("std_array")), width)  # by its version
+    mean = _decode_array(running["mean_array"], width)
+    packed_squares = running.get("sum_sq_diff_array", running.get("std_array"))  # the key depends on the version
+    squares = _decode_array(packed_squares, width)
     count = int(running["num_pushes"])
     std = np.sqrt(squares / max(1, count - 1)) + EPSILON
     if not state["de_mean_to_zero"]:
@@ -136,22 +137,22 @@ def _filtered(context: ReadContext, width: int) -> Normalizer | None:
     return make_normalizer(mean, std, state["clip_by_value"] or None, float(count))
 
 
-def _unpacked(packed: str, width: int) -> Array:
-    """Return an array of so many doubles, which stands as a compressed .npy in base64."""
-    content = zlib.decompressobj().decompress(base64.b64decode(packed), HEADER + 8 * width)
-    if b"'<f8'" not in content[:HEADER]:
+def _decode_array(packed: str, width: int) -> Array:
+    """Decode `width` doubles from a compressed .npy in base64."""
+    content = zlib.decompressobj().decompress(base64.b64decode(packed), NPY_HEADER + 8 * width)
+    if b"'<f8'" not in content[:NPY_HEADER]:
         raise ValueError("its observations' statistics are no doubles")
-    return np.frombuffer(content[HEADER:])
+    return np.frombuffer(content[NPY_HEADER:])
 
 
 def _to_bounds(policy: PolicyDescription, std: Std, context: ReadContext) -> PolicyDescription:
-    """Return mean and std in the environment's units: RLlib takes [-1, 1] to the bounds, where all are finite."""
+    """Scale mean and std to the environment's units: RLlib maps [-1, 1] to the bounds if all of them are finite."""
     low, high = np.array(policy.actions.low), np.array(policy.actions.high)
     if not np.isfinite([low, high]).all():
         return policy
-    if std.high < USUAL_BOUND:
+    if std.high < DEFAULT_BOUND:
         raise CannotCopyError(f"its log-stds are cut at {std.high:g}, in other units than the environment's")
-    context.notes.append(SCALED)
+    context.notes.append(SCALED_NOTE)
     half = (high - low) / 2.0
     mean, raw = policy.actor.output, std.raw
     output = _linear(mean.weight * half[:, None], (mean.bias + 1.0) * half + low)

@@ -1,8 +1,7 @@
 """rsl_rl's checkpoints since 1.0, and so those of legged_gym, Isaac Lab and mjlab.
 
-What changed between versions is where the state dicts lie and what their tensors are called: a row of data each. The
-activation and the kind of distribution are not in them; `params/agent.yaml`, which Isaac Lab and mjlab write beside the
-checkpoints, has them.
+Versions differ in the names of state dicts and tensors: a `Layout` each. The activation and the kind of distribution
+are not in a checkpoint but in `params/agent.yaml`, which Isaac Lab and mjlab write beside it.
 """
 
 import math
@@ -25,18 +24,18 @@ from repolicy.readers.perceptrons import (
 
 LIBRARY = "rsl_rl"
 EPSILON = 1e-2  # of EmpiricalNormalization, in all versions
-STD_RANGE = "1e-6, 1e6"  # of a std, since 5.0, unless its settings say otherwise
-ASSUMED = "without params/agent.yaml nothing tells the std_range: rsl_rl's default, 1e-6 to 1e6, is assumed"
+STD_RANGE = "1e-6, 1e6"  # default limits of a std since 5.0
+STD_RANGE_NOTE = "without params/agent.yaml nothing tells the std_range: rsl_rl's default, 1e-6 to 1e6, is assumed"
 
 
 class Layout(NamedTuple):
-    """Where a version keeps what."""
+    """The names that a version of rsl_rl uses."""
 
     version: str
-    state: str
-    actor: str
-    normalizer: str
-    stds: dict[str, str]  # a tensor's name, and what links it to the std
+    state: str  # key of the state dict in the checkpoint
+    actor: str  # prefix of the actor's layers
+    normalizer: str  # prefix of the normalizer
+    stds: dict[str, str]  # names of the std's tensor, each with its link to the std
 
 
 STDS = {"std": "identity", "log_std": "exp"}
@@ -55,7 +54,7 @@ def matches(checkpoint: Any) -> bool:
 
 
 def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
-    layout, tensors = _layout(checkpoint)
+    layout, tensors = _find_layout(checkpoint)
     agent = agent_settings(context.path)
     activation = context.activation("elu", LIBRARY, agent.get("activation"))
     actor = make_perceptron(sequential_layers(tensors, layout.actor), None, activation)
@@ -66,7 +65,7 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
     return PolicyDescription(LIBRARY, layout.version, "PPO", actor, actions, std=std, normalizer=statistics)
 
 
-def _layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
+def _find_layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
     names: list[str] = []
     for layout in LAYOUTS:
         if not isinstance(checkpoint.get(layout.state), dict):
@@ -80,7 +79,7 @@ def _layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
             raise CannotCopyError(f"it is of a PolicyActor, and has no policy of these weights beside it: {keep}")
         if any(name.startswith(("cnn", "actor_cnn")) for name in tensors):
             raise CannotCopyError("the policy looks at images")
-        if tensors_under(tensors, layout.actor):  # a policy with modules of its own may change what the actor sees
+        if tensors_under(tensors, layout.actor):  # other modules may change what the actor sees
             known = (f"{layout.actor}.", f"{layout.normalizer}.", "critic", "teacher")
             others = [name for name in tensors if not name.startswith(known) and name not in layout.stds]
             if others:
@@ -92,9 +91,9 @@ def _layout(checkpoint: dict[str, Any]) -> tuple[Layout, dict[str, Array]]:
 def _std(
     tensors: dict[str, Array], layout: Layout, actor: Perceptron, agent: dict[str, str], context: ReadContext
 ) -> tuple[Std | None, Perceptron]:
-    """Return one for all states, or the second half of the last layer; of a student without one, the user's."""
+    """Return the std and the actor without it: one std for all states, a half of the last layer, or the user's."""
     if layout.version.startswith("4") and not agent:
-        context.notes.append(ASSUMED)
+        context.notes.append(STD_RANGE_NOTE)
     for name, link in layout.stds.items():
         if name in tensors:
             return Std("vector", finite_float32(tensors[name].reshape(-1), name), link, *_limits(link, agent)), actor
@@ -115,14 +114,14 @@ def _std(
 
 
 def _limits(link: str, agent: dict[str, str]) -> tuple[float, float]:
-    """Return the limits of a std's numbers; rsl_rl keeps the std itself above 1e-6 in any case."""
+    """Return the limits of the raw std; rsl_rl itself keeps the std above 1e-6."""
     low, high = parse_numbers(agent, "std_range", STD_RANGE)
     low = max(low, 1e-6)
     return (low, high) if link == "identity" else (math.log(low), math.log(high))
 
 
 def _normalizer(checkpoint: dict[str, Any], tensors: dict[str, Array], layout: Layout) -> Normalizer | None:
-    """Return the normalizer: in the model since 3.0, beside it before; rsl_rl does not clip."""
+    """Return the normalizer, which is in the model since 3.0, and beside it before. rsl_rl does not clip."""
     statistics = tensors_under(tensors, layout.normalizer) or tensors_of(checkpoint.get("obs_norm_state_dict") or {})
     if not statistics:
         return None

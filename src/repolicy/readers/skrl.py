@@ -1,7 +1,6 @@
-"""skrl's checkpoints: a state dict a module, with whatever names the user's model has.
+"""skrl's checkpoints: one state dict per module, with the names of the user's model.
 
-The layers are taken in the order in which the model registered them, which is the order in which skrl's own model
-builder runs them.
+The layers are taken in the order in which the model registered them. skrl's own model builder runs them in this order.
 """
 
 import math
@@ -25,18 +24,19 @@ LIBRARY = "skrl"
 PREPROCESSORS = ("observation_preprocessor", "state_preprocessor")
 EPSILON, CLIP = 1e-8, 5.0  # of RunningStandardScaler
 LOG_STD = "log_std_parameter"
-UNSAID = (
+OUTPUT_NOTE = (
     "the file does not say whether the mean goes through a function after its last layer, such as tanh, or whether the "
     "log-std is kept within other bounds than -20 and 2: neither is assumed (params/agent.yaml would say it; export a "
     "policy with such a function to ONNX or TorchScript)"
 )
-UNCLIPPED = "skrl clips actions to the environment's bounds, which are not in the file: this copy does not"
-OTHERS = ("value", "optimizer", "policy_optimizer", "target_policy")  # one of these is beside the policy
+UNCLIPPED_NOTE = "skrl clips actions to the environment's bounds, which are not in the file: this copy does not"
+COMPANIONS = ("value", "optimizer", "policy_optimizer", "target_policy")  # one of these is beside the policy
 
 
 def matches(saved: Any) -> bool:
     """Return whether a checkpoint's contents are skrl's."""
-    return isinstance(saved, dict) and isinstance(saved.get("policy"), dict) and any(name in saved for name in OTHERS)
+    has_policy = isinstance(saved, dict) and isinstance(saved.get("policy"), dict)
+    return has_policy and any(name in saved for name in COMPANIONS)
 
 
 def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
@@ -56,16 +56,16 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
         std = context.std(width)
     else:
         raw, (low, high) = finite_float32(tensors[LOG_STD].reshape(-1), LOG_STD), _limits(agent)
-        # a MultivariateGaussian of skrl's has its variances where torch takes stds
+        # skrl's MultivariateGaussian passes variances where torch takes stds
         power = 2.0 if "MultivariateGaussian" in agent.get("class_names", "") else 1.0
         std = Std("vector", power * raw, "exp", power * low, power * high)
     statistics = context.statistics(actor.width, _normalizer(checkpoint))
     if agent.get("clip_mean_actions", "").lower() == "true":
         raise CannotCopyError("its means are clipped to the environment's bounds, which are not in the file")
     if agent.get("clip_actions", "").lower() == "true":
-        context.notes.append(UNCLIPPED)
+        context.notes.append(UNCLIPPED_NOTE)
     if "output" not in agent:
-        context.notes.append(UNSAID)
+        context.notes.append(OUTPUT_NOTE)
     elif agent["output"] != "ACTIONS":
         raise CannotCopyError(f"params/agent.yaml says that its output is {agent['output']}")
     version = "2" if "observation_preprocessor" in checkpoint else ""
@@ -76,7 +76,7 @@ def read(checkpoint: dict[str, Any], context: ReadContext) -> PolicyDescription:
 
 
 def _activation(agent: dict[str, str]) -> str | None:
-    """Return the one activation in a run's settings, of which each hidden layer may have its own."""
+    """Return the activation in the run's settings; refuse different activations per layer."""
     if "activations" not in agent:
         return None
     names = {*parse_list(agent["activations"])}
@@ -86,7 +86,7 @@ def _activation(agent: dict[str, str]) -> str | None:
 
 
 def _limits(agent: dict[str, str]) -> tuple[float, float]:
-    """Return the limits of a log-std: skrl's defaults, unless the run's settings say otherwise."""
+    """Return the limits of the log-std from the run's settings, or skrl's defaults."""
     if agent.get("clip_log_std", "true").lower() == "false":
         return -math.inf, math.inf
     [low], [high] = parse_numbers(agent, "min_log_std", "-20"), parse_numbers(agent, "max_log_std", "2")

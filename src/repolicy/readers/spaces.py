@@ -1,4 +1,4 @@
-"""Gymnasium's spaces, and those of gym before it, as a pickle holds them: shells of their classes."""
+"""Read Gymnasium's and gym's spaces from a pickle, where they are object stubs."""
 
 import math
 from typing import Any
@@ -8,11 +8,11 @@ import numpy as np
 from repolicy.policies import ActionSpace
 from repolicy.readers.description import CannotCopyError
 
-MOST_SWITCHES = 100_000
+MAX_SWITCHES = 100_000
 
 
 def observations_of(space: Any) -> tuple[tuple[str, int], ...]:
-    """Return how many numbers an observation has: one group without a name, or those of a Dict."""
+    """Return (key, size) of each part of a Dict observation; for other spaces one part with an empty key."""
     if space.last != "Dict":
         return (("", _size(space)),)
     return tuple((str(key), _size(part)) for key, part in space.state["spaces"].items())
@@ -24,22 +24,22 @@ def _size(space: Any) -> int:
     shape = space.state.get("_shape", space.state.get("shape"))
     if len(shape) == 3 and getattr(space.state.get("dtype"), "name", "") == "uint8":
         raise CannotCopyError("its observations are images, which Stable-Baselines3 turns and divides by 255")
-    return math.prod(map(int, shape))  # a text or a tuple times a number could be as large as a file wishes
+    return math.prod(map(int, shape))  # int(): a damaged file may hold texts, which times a number become huge
 
 
 def has_switches(space: Any) -> bool:
-    """Return whether actions are each on or off; in `actions_of` each is a choice of two."""
+    """Return whether the space is MultiBinary. `actions_of` turns each on-off action into a choice of two."""
     return bool(space.last == "MultiBinary")
 
 
 def actions_of(space: Any) -> ActionSpace:
-    """Return a space of actions laid out flat; choices count from 0, as policies have them."""
+    """Return a flattened action space. Choices must count from 0, as those of policies do."""
     if space.last == "Box":
         low, high = (tuple(float(x) for x in space.state[name].reshape(-1)) for name in ("low", "high"))
         return ActionSpace("continuous", (len(low),), low, high)
     if space.last in ("Discrete", "MultiDiscrete") and np.any(first := space.state.get("start", 0)):
-        what = f"the policy's choices begin at {first}, and what trained it may have sent them counted from 0"
-        raise CannotCopyError(f"{what}: train it where they begin at 0")
+        problem = f"the policy's choices begin at {first}, and what trained it may have sent them counted from 0"
+        raise CannotCopyError(f"{problem}: train it where they begin at 0")
     if space.last == "Discrete":
         return ActionSpace("discrete", (int(space.state["n"]),))
     if space.last == "MultiDiscrete":
@@ -47,7 +47,7 @@ def actions_of(space: Any) -> ActionSpace:
     if has_switches(space):
         sizes = space.state["n"]
         count = math.prod(map(int, sizes)) if np.iterable(sizes) else int(sizes)
-        if count > MOST_SWITCHES:
+        if count > MAX_SWITCHES:
             raise ValueError(f"{count:,} switches")
         return ActionSpace("discrete", (2,) * count)
     raise CannotCopyError(f"its actions are a {space.last}")

@@ -1,17 +1,17 @@
-"""Zips that are read without trust: whole ones, which unpack to no more than their size makes likely."""
+"""Read zips that nobody vouches for: refuse damaged ones, and those that would unpack to far too many bytes."""
 
 import io
 import zipfile
 
 from repolicy.errors import FileError
 
-BLOAT, SMALL = 200, 2**20  # how many times larger a zip may become, and bytes that any may unpack to
+MAX_RATIO, FREE_SIZE = 200, 2**20  # a zip may unpack to this many times its size, plus this many bytes
 
 
 def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
-    """Open a zip that begins where the file does: the end of one that was cut may be that of a zip inside of it.
+    """Open a zip; `where` is its name in messages.
 
-    Its `filename` is what sentences about it call it.
+    The zip must begin at the first byte: the end of a truncated file may look like another zip that was inside of it.
     """
     try:
         archive = zipfile.ZipFile(io.BytesIO(content))
@@ -25,13 +25,14 @@ def open_zip(content: bytes, where: str) -> zipfile.ZipFile:
 
 
 def check_unpacked_size(archive: zipfile.ZipFile, size: int) -> None:
-    """Raise where a zip of this size says that its entries unpack to bytes out of all proportion."""
-    if (then := unpacked_size(archive)) > BLOAT * size + SMALL:
-        raise FileError(f"{archive.filename} is refused: its {size:,} bytes would unpack to {then:,}")
+    """Raise a FileError if a zip of `size` bytes says that it unpacks to far too many bytes."""
+    if unpacked_size(archive) > MAX_RATIO * size + FREE_SIZE:
+        unpacked = unpacked_size(archive)
+        raise FileError(f"{archive.filename} is refused: its {size:,} bytes would unpack to {unpacked:,}")
 
 
 def read_zip_entry(archive: zipfile.ZipFile, name: str) -> bytes:
-    """Return an entry's bytes, unless the entry is missing or damaged."""
+    """Return an entry's bytes; raise a FileError if the entry is missing or damaged."""
     if name not in archive.NameToInfo:
         raise FileError(f"{archive.filename} is not whole: {name} is missing in it")
     try:
@@ -41,5 +42,5 @@ def read_zip_entry(archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def unpacked_size(archive: zipfile.ZipFile) -> int:
-    """Return how many bytes a zip says that its entries have."""
+    """Return the total size of a zip's entries, as its table of contents has it."""
     return sum(info.file_size for info in archive.infolist())
