@@ -194,5 +194,5 @@ WINGS = [
     Mutant("exact/linear_quadratic.py", "- omega / 2 * torch.logdet", "+ omega / 2 * torch.logdet", "tests/exact/test_linear_quadratic.py", "sign of the prior's normalization"),
     Mutant("report/charts.py", "count / counts.max()", "count / counts.sum()", "tests/report/test_charts.py", "bars that leave most of a chart empty"),
     Mutant("rql/tasks.py", "10.0 * abs(observation[2]) / 0.2095", "10.0 * observation[2] / 0.2095", "tests/rql/test_tasks.py", "a pole that leans to the left is upright"),
-    Mutant("rql/tasks.py", "np.minimum(one, other), np.maximum(one, other)", "one, other", "tests/rql/test_tasks.py", "a line is met from one side alone"),
+    Mutant("rql/tasks.py", "np.minimum(lower, upper), np.maximum(lower, upper)", "lower, upper", "tests/rql/test_tasks.py", "a line is met from one side alone"),
 ]  # fmt: skip

@@ -40,10 +40,9 @@ def margins_warning(objective: Objective, log_ratio: Tensor) -> str | None:
 
 
 def dry_run(trainer: Any) -> dict[str, float]:
-    """Print and return the metrics, the loss and the gradient's norm of the first training step, without a step.
+    """Print and return metrics, loss and gradient norm of the first training step, then restore the trainer's state.
 
-    With a budget, the prior's own responses are sampled first, as in a run. The trainer's state is restored, so that
-    later training is not affected.
+    With a budget, the prior's own responses are sampled first, as in a run.
     """
     with _state_preserved(trainer):
         trainer.before_first_step()

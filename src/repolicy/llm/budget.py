@@ -126,10 +126,7 @@ class PriorBudget(TrainerCallback):  # type: ignore[misc]
             )
 
     def __call__(self, prompts: list[Any], completion_ids: list[list[int]], **columns: Any) -> list[float]:
-        """Return (omega − alpha) · log prior of each response, and in training move omega.
-
-        RLOO's own KL term, weighted alpha, adds alpha · log prior.
-        """
+        """Return (omega − alpha) · log prior of each response, as RLOO's KL term adds alpha · log prior; move omega."""
         values = self.log_prior(prompts=prompts, completion_ids=completion_ids, **columns)
         weighted = [(self.omega - self.objective.alpha) * value for value in values]
         trainer = columns["log_extra"].__self__

@@ -178,10 +178,9 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
     def _move_omega(self, log_prior: Tensor) -> None:
         """Move omega towards the budget, given log prior of all responses of a generation `[N]`."""
         rows, alpha = self._policy_rows(log_prior), self.objective.alpha
-        if rows.isnan().all():
-            return
-        spent = move_omega(self.memory.values, alpha, rows, self.args.budget, self.args.budget_rate, self.state)
-        self.metrics["residual/spent"].append(spent)
+        if not rows.isnan().all():
+            spent = move_omega(self.memory.values, alpha, rows, self.args.budget, self.args.budget_rate, self.state)
+            self.metrics["residual/spent"].append(spent)
 
     @property
     def _group_size(self) -> int:
@@ -194,10 +193,7 @@ class ResidualGRPOTrainer(ObjectiveMixin, GRPOTrainer):  # type: ignore[misc]
         return round(self.args.prior_share * self._group_size) if self.model.training else 0
 
     def _policy_rows(self, values: Tensor) -> Tensor:
-        """Select the policy's responses from one value per response of all ranks: `[N]` to `[groups, responses]`.
-
-        The value of a response without any reward becomes NaN.
-        """
+        """Select the policy's among values of all responses, `[N]` to `[groups, responses]`; NaN without a reward."""
         values = values.where(self._has_reward, torch.nan)
         return values.view(-1, self._group_size)[:, self._prior_rows :]
 

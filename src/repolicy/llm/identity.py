@@ -95,10 +95,7 @@ class ObjectiveMixin:
     args: Any
 
     def resolve_settings(self, objective: Objective | None, args: Any) -> Any:
-        """Set the objective, from the argument or from `args`, and return the settings with its omega and alpha.
-
-        The settings are a copy, so that the caller can use `args` for another run.
-        """
+        """Set the objective from the argument or from `args`; return a copy of the settings with its weights."""
         if args is not None and not isinstance(args, self.SETTINGS_CLASS):
             raise UsageError(f"args is a {type(args).__name__}; it must be a {self.SETTINGS_CLASS.__name__}")
         args = self.SETTINGS_CLASS() if args is None else copy(args)
@@ -130,10 +127,7 @@ class ObjectiveMixin:
                 raise UsageError(f"{label} has no column {', '.join(missing)}; its columns are {columns}")
 
     def record_identity(self, reference_given: bool) -> None:
-        """Check the model, then set the run's identity and the callbacks that save and compare it.
-
-        Call it after TRL's own `__init__`, when the model still equals the prior.
-        """
+        """Check the model, then set the run's identity and callbacks; called when the model still equals the prior."""
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             raise UsageError("no weight of the model is trained; an adapter must be loaded with is_trainable=True")
         require_no_adapter_inside(self.model)
@@ -144,7 +138,6 @@ class ObjectiveMixin:
             require_prior_when_off(self.model)
             if not getattr(self.args, "precompute_ref_log_probs", False):
                 require_settings(self.args, {"neftune_noise_alpha": (None, "the prior would get the noise, too")})
-
         prior = self.model if self.ref_model is None else self.ref_model
         reads_prior = self.objective.reads_prior
         prior_name = getattr(prior.config, "_name_or_path", "") or "a model built in memory"

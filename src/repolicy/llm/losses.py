@@ -5,9 +5,8 @@ All follow from one identity. At the optimum of the decoupled objective (Eq. 27 
     add-on(y|x)  =  alpha · log policy(y|x)  −  omega · log prior(y|x)  +  alpha · log Z(x)
 
 so a policy *is* a model of the add-on reward, up to a constant per prompt. `cross_entropy_dpo_loss` fits that model to
-labels (Eq. 32), and `q_adapter_loss` to pairs by way of a Q-function. (For pairs without one, Eq. 33, the trainer uses
-TRL's own loss.) `token_rewards` gives the three terms to an online method. The paper has likelihoods to maximize; these
-are losses to minimize, one per row.
+labels (Eq. 32), `q_adapter_loss` to pairs by way of a Q-function, and TRL's own loss to pairs directly (Eq. 33).
+`token_rewards` is for online methods. The paper has likelihoods to maximize; these are losses to minimize, one per row.
 
 Shapes: `[B]` per response (a log-probability is then the sum over its tokens), `[B, T]` per token.
 """
@@ -26,9 +25,6 @@ def implicit_reward(objective: Objective, log_policy: Tensor, log_prior: Tensor 
     """
     reward = objective.alpha * log_policy
     return reward if log_prior is None or not objective.omega else reward - objective.omega * log_prior
-
-
-# A loss on pairs ------------------------------------------------------------------------------------------------------
 
 
 def q_adapter_log_probs(objective: Objective, residual: Tensor, log_prior: Tensor) -> Tensor:
@@ -51,8 +47,7 @@ def q_adapter_loss(
 
     chosen, rejected: token rewards `[B, T]`, the `implicit_reward` of `q_adapter_log_probs`, which is Q_R(s, a) − V(s).
         Summed at discount 1 they equal the sum of Q_R(s, a) − V(s′), up to V(prompt), which cancels in a pair.
-    tokens: the divisor of the squares; by default the number of tokens in these pairs. For micro-batches, pass a part
-        of the number in the whole batch. With chi = 0 the loss is Decomposed-DPO's.
+    tokens: the divisor of the squares, if these pairs are a micro-batch; by default their own number of tokens.
     """
     chosen, rejected = _masked(chosen, chosen_mask), _masked(rejected, rejected_mask)
     preference = -functional.logsigmoid(chosen.sum(-1) - rejected.sum(-1))
@@ -61,9 +56,6 @@ def q_adapter_loss(
     if tokens is None:
         tokens = (chosen_mask.sum() + rejected_mask.sum()).clamp(min=1)
     return preference + chi * (chosen.square().sum() + rejected.square().sum()) / tokens
-
-
-# A loss on labels -----------------------------------------------------------------------------------------------------
 
 
 def cross_entropy_dpo_loss(
@@ -77,9 +69,6 @@ def cross_entropy_dpo_loss(
     return functional.binary_cross_entropy_with_logits(
         implicit_reward(objective, log_policy, log_prior) + offset, label.to(log_policy.dtype), reduction="none"
     )
-
-
-# The online reward ----------------------------------------------------------------------------------------------------
 
 
 def token_rewards(

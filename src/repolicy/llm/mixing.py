@@ -33,9 +33,7 @@ SAMPLING: dict[str, Any] = {
 
 
 def mixture(target: Objective, anchors: Sequence[Objective]) -> list[float]:
-    """Return coefficients of log prior and of each anchor's log policy, whose sum has the logits at `target`.
-
-    An anchor is the objective of a tuned model; there are one or two.
+    """Return coefficients of log prior and of the log policies of one or two tuned models for the logits at `target`.
 
     >>> mixture(residual(0.2, 0.2), [residual(0.1, 0.2), residual(0.4, 0.2)])
     [0.0, 0.6666666666666667, 0.3333333333333333]
@@ -83,28 +81,23 @@ def position_ids(attention: Tensor) -> Tensor:
 def add_position_ids(model: Any) -> None:
     """Make the forward pass of a model with learned positions, such as GPT-2, count positions without the padding.
 
-    TRL scores prompts that are padded on the left without position ids, so that scores would differ from those at
-    generation. Rotary positions are relative, so such a model is left as it is.
+    TRL passes no position ids when it scores left-padded prompts. Rotary positions are relative and need none.
     """
-    if getattr(model.config.get_text_config(), "rope_parameters", None):
-        return
+
+    def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        attention = kwargs.get("attention_mask")
+        if attention is not None and kwargs.get("position_ids") is None and kwargs.get("past_key_values") is None:
+            kwargs = kwargs | {"position_ids": position_ids(attention)}
+        return args, kwargs
+
     base = model.get_base_model() if isinstance(model, PeftModel) else model
-    if "position_ids" in signature(base.forward).parameters:
-        model.register_forward_pre_hook(_position_hook, with_kwargs=True)
-
-
-def _position_hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    attention = kwargs.get("attention_mask")
-    if attention is not None and kwargs.get("position_ids") is None and kwargs.get("past_key_values") is None:
-        kwargs = kwargs | {"position_ids": position_ids(attention)}
-    return args, kwargs
+    has_rotary_positions = getattr(model.config.get_text_config(), "rope_parameters", None)
+    if not has_rotary_positions and "position_ids" in signature(base.forward).parameters:
+        model.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 class ModelView:
-    """A model, the choice of its adapter, and a key-value cache of its own for next-token logits.
-
-    adapter: returns a context manager in which the model has that adapter on (or, as the prior, all adapters off).
-    """
+    """A model, a context manager that selects its adapter, and its own key-value cache for next-token logits."""
 
     def __init__(self, model: Any, adapter: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
         self.model, self.adapter = model, adapter
@@ -138,10 +131,9 @@ class ModelView:
 
 
 class DialedGenerator(LogitsProcessor):  # type: ignore[misc]
-    """A generator of the mixture, made by `dial`: the first tuned model generates, and this class adds the others.
+    """Generates from the mixture: the first tuned model generates, and this logits processor adds the others.
 
-    `coefficients` are those of the prior, of the first tuned model and of the second; `others` are the views of the
-    prior and of the second tuned model.
+    `others` are the prior and the second tuned model, if any; `coefficients` are in the order of `mixture`.
     """
 
     def __init__(self, generator: ModelView, others: list[ModelView], coefficients: list[float]) -> None:

@@ -43,8 +43,7 @@ def load_prior(name: str) -> tuple[Any, Any]:
 def load_tuned(name: str, prior: Any, index: int) -> tuple[Any, Any]:
     """Load a tuned model; return (prior, whole model), or for an adapter's folder (PEFT prior, name of the adapter).
 
-    If the prior itself came from an adapter's folder, an adapter is loaded as a whole model: with both in one PEFT
-    model, switching the tuned adapter off would not give the prior.
+    If the prior itself came from an adapter's folder, PEFT would also switch that off; a whole model is then loaded.
     """
     if not (Path(name) / ADAPTER).is_file():
         return prior, _load_model(name)
@@ -140,9 +139,6 @@ def read_objective(name: str, trained_at: str | None) -> Objective:
     return residual(identity["omega"], identity["alpha"])
 
 
-# Responses, sampled from models as they are or with the dial ----------------------------------------------------------
-
-
 def generate(
     models: Sequence[str],
     prior: str,
@@ -201,12 +197,10 @@ def new_tokens(model: Any, tokenizer: Any, ids: Any, attention: Any, tokens: int
     except IndexError as error:  # raised by torch if a model with learned positions has too few of them
         length = f"a prompt of {counted(ids.shape[1], 'token')} and {tokens} more"
         raise UsageError(f"the model has no position for {length}: name fewer --tokens") from error
-    lengths = [next((i + 1 for i, token in enumerate(row) if token in ends), len(row)) for row in responses]
-    return [row[:length] for row, length in zip(responses, lengths, strict=True)]
+    return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), None)] for row in responses]
 
 
 # Evaluation of models and their prior: means over prompts, with intervals ---------------------------------------------
-
 
 MEASURES = {"addon": "add-on", "log_prior": "log prior", "kl": "KL from the prior", "length": "tokens",
             "entropy": "entropy"}  # fmt: skip
@@ -226,10 +220,7 @@ def evaluate(
     tokens: int = 128,
     seed: int = 0,
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the measures of the prior and of each model, and an HTML page that shows them.
-
-    `models` and `prior` are folders or hub names, `reward` the name of a reward function (`module:callable`).
-    """
+    """Return the measures of the prior and of each model, and an HTML page that shows them; `reward` is a name."""
     check_sampling_counts(seed, responses=responses, tokens=tokens)
     rows = read_prompts(prompts)
     reward_func = load_object(reward, "the reward")
@@ -282,10 +273,7 @@ def measure(
 
 
 def call_reward(reward_func: Any, rows: list[dict[str, Any]], texts: list[str], ids: list[list[int]]) -> Any:
-    """Call a reward function as TRL does, and return rewards `[N]`, NaN where it returned None.
-
-    It gets all columns of the rows, and chat messages as completions if the prompts are chat messages.
-    """
+    """Call a reward function as TRL does, with all columns of the rows; return rewards `[N]`, NaN for None."""
     is_chat = not isinstance(rows[0]["prompt"], str)
     completions = [[{"role": "assistant", "content": text}] for text in texts] if is_chat else texts
     columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}

@@ -66,10 +66,7 @@ class QAdapterTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
         return args
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """Return the micro-batches of a step and their number of tokens on all ranks.
-
-        If each micro-batch were divided by its own number of tokens, the tokens of short ones would weigh more.
-        """
+        """Return the micro-batches of a step and their common number of tokens, so that all tokens weigh the same."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         tokens = torch.tensor(sum(int(batch["completion_mask"][:, 1:].sum()) for batch in batches), device=device)
         return batches, self.accelerator.gather(tokens).sum().clamp(min=1)
@@ -82,14 +79,12 @@ class QAdapterTrainer(ReferenceMixin, DPOTrainer):  # type: ignore[misc]
         router = {"output_router_logits": True} if self.aux_loss_enabled else {}
         outputs = model(input_ids=ids, attention_mask=attention, use_cache=False, **router)
         log_prior, residual = residual_q(self.accelerator.unwrap_model(model), outputs.logits, ids, attention)
-
         # Position t predicts token t + 1.
         log_prior, residual, next_ids = log_prior[:, :-1], residual[:, :-1], ids[:, 1:].unsqueeze(-1)
         log_policy = q_adapter_log_probs(self.objective, residual, log_prior).gather(-1, next_ids).squeeze(-1)
         log_prior = log_prior.gather(-1, next_ids).squeeze(-1)
         chosen, rejected = implicit_reward(self.objective, log_policy, log_prior).chunk(2)
         chosen_mask, rejected_mask = inputs["completion_mask"][:, 1:].chunk(2)
-
         tokens = None
         if num_items_in_batch is not None:
             tokens = num_items_in_batch / self.current_gradient_accumulation_steps / self.accelerator.num_processes

@@ -8,8 +8,7 @@ log-probability as one more reward function weighted omega − alpha, that is th
     args = RLOOConfig(output_dir="out", **rloo_settings(residual(0.3, 0.2)))
     trainer = RLOOTrainer(model, [addon, prior_reward(prior, tokenizer)], args, train_dataset=prompts)
 
-TRL and this reward function both evaluate the prior in every step. `ResidualGRPOTrainer` evaluates it once, and has a
-return for every token.
+Here the prior is evaluated twice per step. `ResidualGRPOTrainer` evaluates it once, and has a return for every token.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Residual Q-learning: the value-based family, on Stable-Baselines3 (extra `sb3`).
 
 `ResidualDQN` and `ResidualSAC` are ordinary Stable-Baselines3 algorithms whose files are ordinary Repolicy policies.
-They import Stable-Baselines3, and only when they are first asked for.
+Stable-Baselines3 is imported only when one of them is first used.
 """
 
 from repolicy.loading import later

@@ -94,9 +94,6 @@ class ResidualQMixin:
         save_policy(path, self.as_policy(), card or {}, storable_prior(self.prior))
 
 
-# Discrete actions -----------------------------------------------------------------------------------------------------
-
-
 class ResidualDQN(ResidualQMixin, DQN):  # type: ignore[misc]
     """Soft Q-learning with a frozen prior. It samples from its softmax policy, without ε-greedy exploration."""
 
@@ -215,9 +212,6 @@ class SoftQPolicy(DQNPolicy):  # type: ignore[misc]
     def _predict(self, observation: Tensor, deterministic: bool = True) -> Tensor:
         distribution = self.distribution(observation)
         return (distribution.mode() if deterministic else distribution.sample())[..., 0]
-
-
-# Continuous actions ---------------------------------------------------------------------------------------------------
 
 
 class ResidualSAC(ResidualQMixin, SAC):  # type: ignore[misc]

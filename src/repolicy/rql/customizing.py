@@ -325,8 +325,6 @@ def _reseed(model: Any, request: Request, segment: int) -> None:
     model.set_random_seed(engine.derived_seed(request.settings.seed, segment, 0))
 
 
-# Checkpoints ----------------------------------------------------------------------------------------------------------
-
 BUFFER = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 
 

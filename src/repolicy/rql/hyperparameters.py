@@ -1,4 +1,4 @@
-"""How to train. (Without torch, so that `--help` is quick.)"""
+"""Training settings, and the defaults for the four tasks. (It does not import torch, so that `--help` is quick.)"""
 
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -8,7 +8,7 @@ from repolicy.runs import AnySettings, Within
 
 @dataclass(frozen=True)
 class Settings(AnySettings):
-    """How to train, for both algorithms."""
+    """Training settings of both algorithms."""
 
     steps: Annotated[int, Within(1, 1e12)] = 100_000
     """Environment steps."""
@@ -45,7 +45,7 @@ class Settings(AnySettings):
 
 @dataclass(frozen=True)
 class Task:
-    """One of the four tasks: its environment, the temperature of its priors, how to train, how to customize."""
+    """One of the four tasks: its environment, the temperature of its priors, and settings to train and to customize."""
 
     env: str
     alpha: float
@@ -56,7 +56,7 @@ class Task:
 # A fall costs far more than a step brings, and squared errors of such rewards need large minibatches.
 CARTPOLE = Settings(steps=25_000, learning_rate=1e-3, minibatch=512, train_every=8, gradient_steps=4)
 MOUNTAIN_CAR = Settings(steps=16_000, learning_rate=1e-3, noise=0.5, train_every=16, gradient_steps=4)
-# Beside a prior that acts with numbers. A good policy is easily broken, so the actor waits and takes small steps.
+# With continuous actions, a good prior is easily damaged, so the actor starts late and takes small steps.
 CUSTOMIZING = Settings(
     steps=10_000,
     gamma=0.93,
@@ -67,13 +67,13 @@ CUSTOMIZING = Settings(
     critic_warmup=0.2,
     actor_learning_rate=5e-5,
 )
-# The simulators of these two are slow: the steps are what an afternoon allows for all methods.
+# The simulators of these two are slow. The steps are chosen so that all methods run within an afternoon.
 HIGHWAY = Settings(steps=20_000, gamma=0.8, learning_rate=5e-4, warmup=200)
 PARKING = Settings(steps=10_000, gamma=0.95, learning_rate=1e-3, hidden=(256, 256))
 
 TASKS = {
     "cartpole": Task("repolicy.rql.tasks:CartPole", 0.5, CARTPOLE, CARTPOLE),
-    "mountain_car": Task(  # a prior knows where to look: less noise
+    "mountain_car": Task(  # a prior already explores well, so customizing needs less noise
         "repolicy.rql.tasks:MountainCar", 0.05, MOUNTAIN_CAR, replace(MOUNTAIN_CAR, noise=0.3, gradient_steps=8)
     ),
     "highway": Task("repolicy.rql.tasks:Highway", 0.1, HIGHWAY, replace(HIGHWAY, steps=5_000)),
@@ -82,19 +82,19 @@ TASKS = {
 
 
 def task_of(env: str) -> Task | None:
-    """Return the task that is named, or whose environment is."""
+    """Return the task with this name or with this environment."""
     return next((task for name, task in TASKS.items() if env in (name, task.env)), None)
 
 
 def train_defaults(env: str) -> Settings:
-    """Return how to train on a task, named by itself or by its environment; on any other environment, `Settings()`."""
+    """Return the default settings for training on a task or on another environment."""
     task = task_of(env)
     return Settings() if task is None else task.training
 
 
-def customize_defaults(env: str, choices: bool = False) -> Settings:
-    """Return how to customize a policy of that environment, which makes choices or acts with numbers."""
+def customize_defaults(env: str, is_discrete: bool = False) -> Settings:
+    """Return the default settings for customizing a policy with discrete or continuous actions."""
     task = task_of(env)
     if task is not None:
         return task.customizing
-    return Settings() if choices else CUSTOMIZING
+    return Settings() if is_discrete else CUSTOMIZING

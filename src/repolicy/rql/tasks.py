@@ -1,7 +1,7 @@
 """The four tasks of Residual Q-Learning, as Gymnasium environments.
 
-The environment's own reward is the basic reward; `info["addon_reward"]` is the add-on's. Any command of Repolicy takes
-them by name, and the add-on beside them:
+The environment's reward is the basic reward, and `info["addon_reward"]` the add-on's. All commands of Repolicy accept
+the names of these environments and of the add-on:
 
     repolicy train repolicy.rql.tasks:CartPole --objective full --alpha 0.1 --addon repolicy.rql.tasks:addon
 
@@ -32,15 +32,15 @@ except ImportError:
 
 
 def addon(observations: Any, actions: Any, next_observations: Any, info: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the add-on of whichever of these tasks it is."""
+    """Return the add-on reward that the environment of a task reports in its info."""
     if "addon_reward" not in info:
-        own = "the environment has no add-on of its own, info['addon_reward']"
-        raise UsageError(f"{own}: name your own with --addon (in Python, addon=...)")
+        problem = "the environment has no add-on of its own, info['addon_reward']"
+        raise UsageError(f"{problem}: name your own with --addon (in Python, addon=...)")
     return info["addon_reward"]
 
 
 class Task(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment whose rewards are `basic` and `addon` of what has just happened."""
+    """Environment with the reward `basic` and with `addon` in its info, both computed after each step."""
 
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -87,8 +87,8 @@ class Highway(Task):
         super().__init__(gymnasium.wrappers.FlattenObservation(QuickHighway(HIGHWAY)))
 
     def basic(self, observation: np.ndarray, reward: float, info: dict[str, Any]) -> float:
-        parts = info["rewards"]
-        return float(parts["on_road_reward"] * (1 + 0.4 * parts["high_speed_reward"] - 0.5 * parts["collision_reward"]))
+        terms = info["rewards"]
+        return float(terms["on_road_reward"] * (1 + 0.4 * terms["high_speed_reward"] - 0.5 * terms["collision_reward"]))
 
     def addon(self, observation: np.ndarray, action: Any) -> float:
         vehicle: Any = self.unwrapped.vehicle  # type: ignore[attr-defined]
@@ -115,27 +115,27 @@ SLOT_LINES = np.array([[[x, sign * 10.0], [x, sign * 18.0]] for sign in (1, -1) 
 
 
 def touches(position: np.ndarray, heading: float, size: np.ndarray, lines: np.ndarray) -> bool:
-    """Say whether a rectangle `size = [length, width]` at `position`, turned by `heading`, meets any of `lines`.
+    """Return whether a rectangle `size = [length, width]` at `position`, turned by `heading`, meets any of `lines`.
 
-    In the rectangle's own frame, a line meets it if there is a stretch of the line within both its slabs.
+    This is the slab method: in the rectangle's frame, a line meets it if one of its stretches lies in both slabs.
     """
-    turn = np.array([[np.cos(heading), -np.sin(heading)], [np.sin(heading), np.cos(heading)]])
-    ends = (lines - position) @ turn
-    start, along = ends[:, 0], ends[:, 1] - ends[:, 0]
+    rotation = np.array([[np.cos(heading), -np.sin(heading)], [np.sin(heading), np.cos(heading)]])
+    ends = (lines - position) @ rotation
+    start, direction = ends[:, 0], ends[:, 1] - ends[:, 0]
     with np.errstate(divide="ignore", invalid="ignore"):
-        one, other = (-size / 2 - start) / along, (size / 2 - start) / along
-    enter, leave = np.minimum(one, other), np.maximum(one, other)
-    parallel, inside = np.abs(along) < 1e-9, np.abs(start) <= size / 2
+        lower, upper = (-size / 2 - start) / direction, (size / 2 - start) / direction
+    enter, leave = np.minimum(lower, upper), np.maximum(lower, upper)
+    parallel, inside = np.abs(direction) < 1e-9, np.abs(start) <= size / 2
     enter = np.where(parallel, np.where(inside, -np.inf, np.inf), enter)
     leave = np.where(parallel, np.where(inside, np.inf, -np.inf), leave)
     return bool((np.maximum(enter.max(-1), 0) <= np.minimum(leave.min(-1), 1)).any())
 
 
-# highway-env's environments, the same to the last bit with less work -------------------------------------------
+# Faster versions of highway-env's environments, with bit-identical results -------------------------------------
 
 
-class LaneAhead(StraightLane):
-    """A lane along the x-axis, whose coordinates are differences."""
+class LaneAlongX(StraightLane):
+    """A lane along the x-axis, whose local coordinates are differences."""
 
     def __init__(self, lane: StraightLane) -> None:
         super().__init__(lane.start, lane.end, lane.width, lane.line_types, speed_limit=lane.speed_limit)
@@ -146,58 +146,58 @@ class LaneAhead(StraightLane):
 
 
 class StraightRoad(Road):
-    """Such lanes, longer than any drive and without obstacles, where only near cars are tried for a collision."""
+    """A road of such lanes, endless and without obstacles, that checks only near cars for collisions."""
 
     def step(self, dt: float) -> None:
         for car in self.vehicles:
             car.step(dt)
-        places = [float(car.position[0]) for car in self.vehicles]
-        far = max(car.diagonal + car.speed * dt for car in self.vehicles)
+        positions = [float(car.position[0]) for car in self.vehicles]
+        max_distance = max(car.diagonal + car.speed * dt for car in self.vehicles)
         for first, car in enumerate(self.vehicles):
-            for other in range(first + 1, len(places)):
-                if abs(places[other] - places[first]) <= far:
+            for other in range(first + 1, len(positions)):
+                if abs(positions[other] - positions[first]) <= max_distance:
                     car.handle_collisions(self.vehicles[other], dt)
 
     def neighbour_vehicles(self, vehicle: Any, lane_index: Any = None) -> tuple[Any, Any]:
         lane = self.network.get_lane(lane_index or vehicle.lane_index)
-        here = float(vehicle.position[0]) - lane.x
-        ahead = behind = None
-        nearest, last = np.inf, -np.inf
+        own_x = float(vehicle.position[0]) - lane.x
+        front = rear = None
+        front_x, rear_x = np.inf, -np.inf
         for car in self.vehicles:
-            along, aside = lane.local_coordinates(car.position)
-            if car is vehicle or abs(aside) > lane.width / 2 + 1:
+            x, y = lane.local_coordinates(car.position)
+            if car is vehicle or abs(y) > lane.width / 2 + 1:
                 continue
-            if here <= along <= nearest:
-                ahead, nearest = car, along
-            elif last < along < here:
-                behind, last = car, along
-        return ahead, behind
+            if own_x <= x <= front_x:
+                front, front_x = car, x
+            elif rear_x < x < own_x:
+                rear, rear_x = car, x
+        return front, rear
 
 
 class QuickHighway(HighwayEnv):
-    """highway-v0 on such a road."""
+    """highway-v0 with a `StraightRoad`."""
 
     def _create_road(self) -> None:
         network = RoadNetwork.straight_road_network(self.config["lanes_count"], speed_limit=30)
-        network.graph["0"]["1"][:] = map(LaneAhead, network.graph["0"]["1"])
+        network.graph["0"]["1"][:] = map(LaneAlongX, network.graph["0"]["1"])
         self.road = StraightRoad(network, np_random=self.np_random)
 
 
 class GoalObservation(KinematicsGoalObservation):
-    """Where the car is and where it should be, without a data frame."""
+    """Features of the car and of its goal, computed without a data frame."""
 
     def observe(self) -> dict[str, np.ndarray]:
         if not self.observer_vehicle:
             return super().observe()
         own, goal = (
-            np.array([what[feature] for feature in self.features]) / self.scales
-            for what in (self.observer_vehicle.to_dict(), self.observer_vehicle.goal.to_dict())
+            np.array([values[feature] for feature in self.features]) / self.scales
+            for values in (self.observer_vehicle.to_dict(), self.observer_vehicle.goal.to_dict())
         )
         return {"observation": own, "achieved_goal": own.copy(), "desired_goal": goal}
 
 
 class QuickParking(ParkingEnv):
-    """parking-v0, seen in this way."""
+    """parking-v0 with `GoalObservation`."""
 
     def define_spaces(self) -> None:
         super().define_spaces()
