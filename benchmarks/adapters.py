@@ -22,7 +22,7 @@ import torch
 from benchmarks.turns import median_and_quartiles, slice_of
 from experiments import campaign
 from experiments.batches import ForRslRl, ForSb3, Paid, runner_config
-from experiments.ledger import write
+from experiments.ledger import write_rows
 
 ENV, ADDON, PRIOR, COUNT, STEPS = "HalfCheetah-v4", "hind_leg=10", "halfcheetah", 64, 64
 WEIGHTS: dict[str, Any] = {"prior": PRIOR, "omega": 0.17, "alpha": 0.13472, "critic_warmup": 0}
@@ -87,4 +87,4 @@ def main(options: campaign.Options) -> None:
             row[f"{what}_overhead"] = median_and_quartiles([ours[index] / host[index] - 1.0 for host, ours in measured])
         rows.append(row)
         print(json.dumps(row))
-    write(options.out, rows)
+    write_rows(options.out, rows)

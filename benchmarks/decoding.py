@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks.turns import median_and_quartiles
 from experiments import campaign
-from experiments.ledger import write
+from experiments.ledger import write_rows
 from repolicy.envs.making import make_envs
 from repolicy.envs.names import with_decoder
 from repolicy.policies.export import onnx_graph
@@ -78,6 +78,6 @@ def measure(env: str, rounds: int, file: Path) -> dict[str, object]:
 def main(options: campaign.Options) -> None:
     with tempfile.TemporaryDirectory() as folder, one_thread():
         rows = [measure(env, options.rounds, Path(folder) / f"{n}.onnx") for n, env in enumerate(ENVS)]
-    write(options.out, rows)
+    write_rows(options.out, rows)
     for row in rows:
         print(f"{row['env']}: {row['share']} of the speed of the environment alone")

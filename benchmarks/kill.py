@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import campaign
-from experiments.ledger import command, commit
+from experiments.ledger import current_command, current_commit
 
 TIMES = ("seconds", "steps_per_second", "share_physics", "share_policy", "share_update")
 PATIENCE = 60.0  # seconds that a process has to end, whatever was sent
@@ -115,7 +115,7 @@ def main(options: campaign.Options) -> None:
             differing += [name for name in wanted | now if wanted.get(name) != now.get(name)]
             ends["finished"] += 1
             shutil.rmtree(stopped)
-    row = {"command": command(), "ends": dict(ends), "differing": differing, "commit": commit()}
+    row = {"command": current_command(), "ends": dict(ends), "differing": differing, "commit": current_commit()}
     options.out.parent.mkdir(exist_ok=True)
     with options.out.open("a") as file:
         file.write(json.dumps(row) + "\n")

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from experiments import campaign
-from experiments.ledger import write
+from experiments.ledger import write_rows
 from repolicy.envs.making import make_envs
 from repolicy.learning.segments import Segments
 from repolicy.objective import residual
@@ -108,6 +108,6 @@ def plain(inputs: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
 def main(options: campaign.Options) -> None:
     with one_thread():
         rows = [measure(env, addon, options.rounds) for env, addon in TASKS.items()]
-    write(options.out, rows)
+    write_rows(options.out, rows)
     for row in rows:
         print(f"{row['env']}: {row['share']:.0%} of what physics and passes alone allow")

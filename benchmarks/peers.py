@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.turns import median_and_quartiles
 from experiments import campaign
-from experiments.ledger import write
+from experiments.ledger import write_rows
 
 ENV = "HalfCheetah-v4"
 SECONDS = 2.0
@@ -227,4 +227,4 @@ def main(options: campaign.Options) -> None:
         factor, low, high = row["repolicy is faster by"]
         speed = row["steps_per_second"]
         print(f"{name:68s} {speed:8,.0f} steps a second; repolicy × {factor:.2f} ({low:.2f} – {high:.2f})")
-    write(options.out, rows)
+    write_rows(options.out, rows)

@@ -18,7 +18,7 @@ import numpy as np
 import safetensors.numpy
 
 from experiments import campaign
-from experiments.ledger import write
+from experiments.ledger import write_rows
 
 TABLE = Path("results/same_bits.jsonl")
 SHORT = "--steps 12000 --checkpoint-every 2 --evaluation-episodes 2 --envs 16 --minibatch 256"
@@ -51,7 +51,7 @@ def main(options: campaign.Options) -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = {name: weights(words, Path(folder, str(index))) for index, (name, words) in enumerate(RUNS.items())}
     if options.write:
-        write(TABLE, ({"run": name, "sha256": bits} for name, bits in found.items()))
+        write_rows(TABLE, ({"run": name, "sha256": bits} for name, bits in found.items()))
     known = {row["run"]: row["sha256"] for row in map(json.loads, TABLE.read_text().splitlines())}
     for name, bits in found.items():
         print(f"{'same' if known.get(name) == bits else 'OTHER':6} {bits[:16]}  {name}", flush=True)

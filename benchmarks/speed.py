@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from experiments import campaign
-from experiments.ledger import commit, write
+from experiments.ledger import current_commit, write_rows
 
 ENVS = ("HalfCheetah-v4", "Hopper-v4", "Ant-v4")
 
@@ -24,5 +24,5 @@ def main(options: campaign.Options) -> None:
             program = [sys.executable, "-m", "repolicy", *words, "--json"]
             found = json.loads(subprocess.run(program, capture_output=True, text=True, check=True).stdout)
             rows = [row for row in rows if (row["env"], row["ranks"]) != (env, ranks)]
-            rows.append({"command": " ".join(["repolicy", *words]), "commit": commit()} | found)
-            write(options.out, rows)
+            rows.append({"command": " ".join(["repolicy", *words]), "commit": current_commit()} | found)
+            write_rows(options.out, rows)

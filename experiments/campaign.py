@@ -1,4 +1,7 @@
-"""Many runs and a ledger: what is in the ledger is not repeated, and what was cut off goes on where it was."""
+"""Run many experiments and store their results in a ledger.
+
+A row that is already in the ledger is not measured again. An interrupted run is resumed from its last checkpoint.
+"""
 
 import argparse
 import shlex
@@ -9,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.ledger import Ledger, Row
-from experiments.one import Run, machine
+from experiments.one import Run, machine_info
 from repolicy.cli.main import errors_as_exit_codes
 from repolicy.cli.main import main as command_line
 from repolicy.errors import RepolicyError, UsageError
@@ -19,76 +22,80 @@ from repolicy.runs.result import Result
 
 Rows = dict[str, Row]
 Options = argparse.Namespace
-Wanted = dict[str, Any]  # by key what measures a row
-PAUSE = 1.0  # seconds between two looks at the runs
+Measurements = dict[str, Any]  # key of a row -> function that measures the row
+POLL_SECONDS = 1.0  # between two checks of the running jobs
 
 
-def parser(
+def make_parser(
     name: str, description: str | None, takes: Collection[str] = ("ledger", "runs", "jobs", "ray"), **settings: Any
 ) -> argparse.ArgumentParser:
-    """Return a program's options: those of a campaign that it takes, and its own settings.
+    """Return a program's parser, with the campaign options named in `takes` and the program's own settings.
 
-    settings: by name the default, which tells what is asked for: any of a list's choices, several values like those of
-    a tuple, something of a type, or else one like the default. A dictionary is what argparse is to be told.
+    settings: a default for each option, whose type decides what the option accepts. A list holds the choices, a tuple
+        means several values, a type means no default. A dictionary is passed to argparse.
     """
     stem = name.rpartition(".")[2]
-    campaigns: dict[str, Any] = {
+    campaign_options: dict[str, Any] = {
         "ledger": Path(f"results/{stem}.jsonl"),
         "runs": Path(f"runs/{stem}"),
         "jobs": 2,  # runs side by side, each on one core
         "ray": {"metavar": "ADDRESS", "help": "run on a Ray cluster (auto, HOST:PORT), --jobs tasks at a time"},
         "only": {"nargs": "*", "default": [""], "help": "how the keys of those rows begin"},
     }
-    found = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog=f"python -m {name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for setting, value in ({each: campaigns[each] for each in takes} | settings).items():
-        told: dict[str, Any] = {"default": value, "type": type(value), "help": f"by default {value}"}
+    for setting, value in ({option: campaign_options[option] for option in takes} | settings).items():
+        arguments: dict[str, Any] = {"default": value, "type": type(value), "help": f"by default {value}"}
         if isinstance(value, dict):
-            told = value
+            arguments = value
         elif isinstance(value, type):
-            told = {"type": value}
+            arguments = {"type": value}
         elif isinstance(value, bool):
-            told = {"default": value, "action": argparse.BooleanOptionalAction}
+            arguments = {"default": value, "action": argparse.BooleanOptionalAction}
         elif isinstance(value, list | tuple):
-            told |= {"nargs": "+", "type": type(value[0])} | ({"choices": value} if isinstance(value, list) else {})
-        found.add_argument(f"--{setting.replace('_', '-')}", **told)
-    return found
+            arguments |= {"nargs": "+", "type": type(value[0])}
+            if isinstance(value, list):
+                arguments["choices"] = value
+        parser.add_argument(f"--{setting.replace('_', '-')}", **arguments)
+    return parser
 
 
 def program(
     *takes: str, draw: Callable[[Rows, Path], None] | None = None, **settings: Any
 ) -> Callable[[Callable[[Options], Any]], Callable[[], None]]:
-    """Make a program of the last function of a file, whose name and first words it takes; `parser` has the options.
+    """Decorate the last function of a file to make the file a program, with the options of `make_parser`.
 
-    The rows that the function returns, by their keys, are measured, and the runs are made, unless the ledger has them;
-    with --picture, what the ledger has is drawn, and nothing else is done.
+    The function returns measurements by key, or a list of runs, or nothing. Those that the ledger lacks are made. With
+    --picture, the program only draws what the ledger has.
     """
-    settings |= {"picture": Path} if draw else {}
+    if draw:
+        settings["picture"] = Path
 
-    def made(main: Callable[[Options], Any]) -> Callable[[], None]:
-        file: Any = main.__globals__
+    def decorate(main: Callable[[Options], Any]) -> Callable[[], None]:
+        module: Any = main.__globals__
 
         def run() -> None:
-            name = file["__spec__"].name.removesuffix(".__main__")
-            options = parser(name, file["__doc__"], takes, **settings).parse_args()
+            name = module["__spec__"].name.removesuffix(".__main__")
+            options = make_parser(name, module["__doc__"], takes, **settings).parse_args()
             if draw and options.picture:
-                return draw(finished(Ledger(options.ledger)), options.picture)
-            wanted, only = main(options), tuple(options.only if "only" in takes else [""])
-            if isinstance(wanted, dict):
-                measure(options.ledger, {key: each for key, each in wanted.items() if key.startswith(only)})
-            elif wanted:
-                fill([each for each in wanted if each.key.startswith(only)], options)
+                return draw(finished_rows(Ledger(options.ledger)), options.picture)
+            work, prefixes = main(options), tuple(options.only if "only" in takes else [""])
+            if isinstance(work, dict):
+                chosen = {key: measure for key, measure in work.items() if key.startswith(prefixes)}
+                measure_missing(options.ledger, chosen)
+            elif work:
+                run_missing([each for each in work if each.key.startswith(prefixes)], options)
 
         if main.__module__ == "__main__":
             run_main(run)
         return run
 
-    return made
+    return decorate
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Say errors in one sentence, and Ctrl-C too."""
+    """Run a program; report errors, and Ctrl-C too, in one sentence instead of a traceback."""
     with errors_as_exit_codes():
         try:
             main()
@@ -96,42 +103,42 @@ def run_main(main: Callable[[], None]) -> None:
             raise KeyboardInterrupt("; the same command goes on") from None
 
 
-def measure(path: Path, wanted: Mapping[str, Callable[[], Row]]) -> None:
-    """Add a row to the ledger for each key that it lacks, one after the other, as soon as it is measured."""
+def measure_missing(path: Path, measurements: Mapping[str, Callable[[], Row]]) -> None:
+    """Measure the keys that the ledger lacks, one after the other, and add each row as soon as it is measured."""
     ledger = Ledger(path)
-    with ledger.claimed():
+    with ledger.locked():
         known = ledger.by_key()
-        missing = {key: measured for key, measured in wanted.items() if key not in known}
-        for number, (key, measured) in enumerate(missing.items(), 1):
-            began = time.process_time()
-            row = {"key": key} | measured()
-            ledger.add({"machine": machine()} | row | {"cpu_seconds": round(time.process_time() - began, 1)})
+        missing = {key: measure for key, measure in measurements.items() if key not in known}
+        for number, (key, measure) in enumerate(missing.items(), 1):
+            start = time.process_time()
+            row = {"key": key} | measure()
+            ledger.add({"machine": machine_info()} | row | {"cpu_seconds": round(time.process_time() - start, 1)})
             print(f"{number}/{len(missing)}  {key}", flush=True)
 
 
-def whole(result: Result) -> Result:
-    """Return a run's result. A signal that has ended the run early ends the campaign, which else took it for whole."""
+def require_finished(result: Result) -> Result:
+    """Return the result of a run; end the campaign if a signal stopped the run early, so that no row is written."""
     if not result.finished:
         raise KeyboardInterrupt
     return result
 
 
-def customized(words: Sequence[str], folder: Path) -> str:
-    """Customize in that folder, or go on with it. Returns the command."""
-    asked = ["customize", *words]
-    command_line([*asked, "--no-report", "--resume", "--out", str(folder)])
-    return shlex.join(["repolicy", *asked])
+def run_customize(arguments: Sequence[str], folder: Path) -> str:
+    """Run `repolicy customize` in a folder, or resume it there. Return the command."""
+    command = ["customize", *arguments]
+    command_line([*command, "--no-report", "--resume", "--out", str(folder)])
+    return shlex.join(["repolicy", *command])
 
 
-def flow_of(data: Path, env: str, chunk: int) -> Path:
-    """Return a flow that is fitted to demonstrations, and lies beside them."""
+def fit_flow(data: Path, env: str, chunk: int) -> Path:
+    """Fit a flow to demonstrations, unless its file is already beside them. Return the file."""
     flow = data.with_suffix(".onnx")
     if not flow.exists():
         command_line(["imitate", str(data), "--flow", "--chunk", str(chunk), "--env", env, "--out", str(flow)])
     return flow
 
 
-def fill(
+def run_missing(
     runs: Sequence[Run],
     options: argparse.Namespace,
     *,
@@ -139,40 +146,59 @@ def fill(
     done: Callable[[Run, Rows], None] = lambda run, rows: None,
     needs: str = "",
 ) -> None:
-    """Make the runs that the ledger lacks, in order, each as soon as it is ready; `done` is told of each success."""
+    """Make the runs that the ledger lacks, in order, several at a time.
+
+    ready: returns whether a run can start, given the finished rows.
+    done: is called after each run that succeeds.
+    needs: explains why a run that never became ready was not started.
+    """
     if options.jobs < 1:
         raise UsageError(f"jobs is {options.jobs}; it must be 1 or more")
     ledger = Ledger(options.ledger)
-    with ledger.claimed():
-        rows, failed = finished(ledger), list[str]()
-        jobs = {job_of(run, options.runs): run for run in runs if run.key not in rows}
+    with ledger.locked():
+        rows, failed = finished_rows(ledger), list[str]()
+        jobs = {_make_job(run, options.runs): run for run in runs if run.key not in rows}
         print(f"{len(runs) - len(jobs)} of {len(runs)} runs are in {ledger.path}", flush=True)
 
-        def ended(job: Job, error: str) -> None:
+        def on_end(job: Job, error: str) -> None:
             run = jobs[job]
-            row = {"key": run.key, "error": error} if error else left_by(job)
+            row = {"key": run.key, "error": error} if error else _read_row(job)
             ledger.add(row)
-            print(f"{time.strftime('%H:%M:%S')} {run.key}: {said(row)}", flush=True)
+            print(f"{time.strftime('%H:%M:%S')} {run.key}: {_describe(row)}", flush=True)
             if "error" in row:
                 failed.append(run.key)
             else:
                 rows[run.key] = row
                 done(run, rows)
 
-        start = connect_to_ray(options.ray) if options.ray else LocalProcess
-        left = run_jobs(
-            list(jobs), start, options.jobs, ended=ended, ready=lambda job: ready(jobs[job], rows), pause=PAUSE
-        ) if jobs else []  # fmt: skip
-    for job in left:
+        waiting = list[Job]()
+        if jobs:
+            start = connect_to_ray(options.ray) if options.ray else LocalProcess
+            waiting = run_jobs(
+                list(jobs), start, options.jobs, ended=on_end, ready=lambda job: ready(jobs[job], rows),
+                pause=POLL_SECONDS,
+            )  # fmt: skip
+    for job in waiting:
         print(f"{jobs[job].key} was not begun: {needs}", flush=True)
-    if failed or left:
+    if failed or waiting:
         raise RepolicyError(
-            f"{len(failed)} runs failed and {len(left)} were not begun; the same command tries them again"
+            f"{len(failed)} runs failed and {len(waiting)} were not begun; the same command tries them again"
         )
 
 
-def left_by(job: Job) -> Row:
-    """Return what a run that ended well has left in its folder."""
+def finished_rows(ledger: Ledger) -> Rows:
+    """Return by key the rows of runs that succeeded."""
+    return {key: row for key, row in ledger.by_key().items() if "error" not in row}
+
+
+def _make_job(run: Run, runs: Path) -> Job:
+    folder = runs / run.folder
+    command = (sys.executable, "-m", "experiments.one", run.as_json(), str(folder))
+    return Job(run.key, command, folder / "log.txt")
+
+
+def _read_row(job: Job) -> Row:
+    """Return the row that a successful run wrote into its folder, or a row with an error if there is none."""
     file = job.log.with_name("row.json")
     try:
         return dict(read_json(file))
@@ -180,19 +206,8 @@ def left_by(job: Job) -> Row:
         return {"key": job.name, "error": f"it left no {file}; on Ray all machines must see that folder"}
 
 
-def finished(ledger: Ledger) -> Rows:
-    """Return by their keys the rows of runs that ended well."""
-    return {key: row for key, row in ledger.by_key().items() if "error" not in row}
-
-
-def job_of(run: Run, runs: Path) -> Job:
-    folder = runs / run.folder
-    program = (sys.executable, "-m", "experiments.one", run.as_json(), str(folder))
-    return Job(run.key, program, folder / "log.txt")
-
-
-def said(row: Row) -> str:
-    """Return a run in a line."""
+def _describe(row: Row) -> str:
+    """Return a run's returns and speed, or its error, in one line."""
     if "error" in row:
         return f"failed: {row['error']}"
     parts = [f"{name.removesuffix('_reward')} {value[0]:,.2f}" for name, value in row["last"]["mean"].items()]

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from experiments import campaign, sweeps
-from experiments.episodes import played
+from experiments.episodes import play_episodes
 from experiments.ledger import Ledger, Row
 from experiments.one import Run as Training
-from experiments.one import trained
-from experiments.pages import markdown, once
+from experiments.one import train_run
+from experiments.pages import blank_repeats, markdown_table
 from experiments.statistics import spearman
 from repolicy.envs.addons import combine_addons
 from repolicy.envs.rollout import Rollout
@@ -103,7 +103,7 @@ def trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
     words = f"customize {name} --addon {task.addon} --omega {task.low:g}..{task.high:g} --steps {STEPS[how]} --ranks 1"
     asked = (*words.split(), "--seed", str(seed), "--no-report")
     with shuffled() if how == "shuffled" else nullcontext():
-        story = trained(Training(key, asked, task.env, task.addon), folder)
+        story = train_run(Training(key, asked, task.env, task.addon), folder)
     saved = read_policy(find_policy(folder))
     policy = saved.policy
     assert isinstance(policy, ConditionedPolicy)
@@ -156,7 +156,7 @@ def position(
     task, found = TASKS[name], Row()
     beside: dict[str, Any] = {"addon": combine_addons([task.addon]), "prior": prior, "density": density}
     for action in actions:
-        seen = played(policy, task.env, EPISODES, sampled=action == "sampled", **beside)
+        seen = play_episodes(policy, task.env, EPISODES, sampled=action == "sampled", **beside)
         parts = ("basic", "addon", "lengths", "log_prior", "log_policy", "familiarity")
         known = {part: values for part in parts if (values := getattr(seen, part)) is not None}
         found[action] = {part: float(f"{values.mean():.6g}") for part, values in known.items()}
@@ -219,7 +219,7 @@ def table(found: list[Row]) -> str:
             more = [f"seed {row['seed']}: {share}" for row, share in zip(longer, shares[1], strict=True)]
             cells = [points["task"] * (number == 0), f"{one['at']:g}", *(f"{value:,.0f}" for value in numbers)]
             lines.append([*cells, ", ".join(shares[0]), ", ".join(more)])
-    return markdown(headings, lines)
+    return markdown_table(headings, lines)
 
 
 def summary(found: list[Row]) -> str:
@@ -232,7 +232,7 @@ def summary(found: list[Row]) -> str:
                 name = f"{row['how']}, seed {row['seed']}" if "seed" in row else row["how"]
                 more = turning(row) if "many" in row else [""] * 4
                 lines.append([row["task"], name, f"{area(row, points):.0%}", *more])
-    return markdown(headings, once(lines))
+    return markdown_table(headings, blank_repeats(lines))
 
 
 def free(found: list[Row]) -> str:
@@ -248,7 +248,7 @@ def free(found: list[Row]) -> str:
                 drift = (acts["log_policy"] - acts["log_prior"]) / acts["lengths"]
                 cells += [*(f"{value:,.0f}" for value in outcome(place)), f"{round(drift, 2) + 0.0:.2f}"]
             lines.append(cells)
-    return markdown(["task", "t", *(f"{how}: {part}" for how in ("mixture", "weights") for part in parts)], lines)
+    return markdown_table(["task", "t", *(f"{how}: {part}" for how in ("mixture", "weights") for part in parts)], lines)
 
 
 def draw(found: list[Row], path: Path) -> None:
@@ -286,7 +286,7 @@ def main(options: campaign.Options) -> None:
         wanted = {f"{name}/alone": partial(alone, name, swept)}
         wanted |= {f"{name}/{free}": partial(free_dial, name, free, swept) for free in ("mixture", "weights")}
         dials = {f"{name}/{how}/{seed}": partial(trained_dial, name, seed, options.runs, how) for seed in options.seeds}
-        campaign.measure(options.ledger, wanted | dials)
+        campaign.measure_missing(options.ledger, wanted | dials)
     rows = Ledger(options.ledger).rows()
     print(summary(rows))
     draw(rows, options.picture)

@@ -1,4 +1,4 @@
-"""Episodes of a policy with the same starts for all, and what a run's own objective was worth in each."""
+"""Evaluate policies on episodes with common seeds, and compute a run's objective in each episode."""
 
 from contextlib import closing
 
@@ -15,7 +15,7 @@ from repolicy.prepare.states import familiarity
 from repolicy.runs.ranks import one_thread
 
 
-def played(
+def play_episodes(
     policy: Policy,
     env: str,
     episodes: int,
@@ -26,22 +26,25 @@ def played(
     density: Density | None = None,
     envs: int | None = None,
 ) -> Evaluation:
-    """Play episodes, `envs` at once (by default all), beside a prior, and its states where there is a density."""
+    """Play episodes, `envs` at once (by default all), and record the prior's log-probabilities.
 
-    def of_states(observations: np.ndarray | None, ages: np.ndarray) -> torch.Tensor | None:
+    density: of the prior's states; with it, the familiarity of the visited states is recorded too.
+    """
+
+    def score_states(observations: np.ndarray | None, ages: np.ndarray) -> torch.Tensor | None:
         if density is None or prior is None or observations is None:
             return None
         return familiarity(density, prior.normalizer, torch.from_numpy(observations), torch.from_numpy(ages))
 
-    with one_thread(), closing(make_envs(env, envs or episodes, EVALUATION_SEED)) as made:
+    with one_thread(), closing(make_envs(env, envs or episodes, EVALUATION_SEED)) as batch:
         return run_episodes(
-            policy, made, episodes, addon=addon, prior=prior, deterministic=not sampled, seed=EVALUATION_SEED,
-            familiarity=None if density is None else of_states,
+            policy, batch, episodes, addon=addon, prior=prior, deterministic=not sampled, seed=EVALUATION_SEED,
+            familiarity=None if density is None else score_states,
         )  # fmt: skip
 
 
-def objective_of(objective: Objective, seen: Evaluation) -> np.ndarray:
-    """Return what the objective was worth in each of the episodes, which had sampled actions."""
-    reward = task_reward(objective, seen.basic, seen.addon)
-    total: np.ndarray = reformulated(objective, reward, seen.log_prior, seen.log_policy, seen.familiarity).total
+def episode_objectives(objective: Objective, result: Evaluation) -> np.ndarray:
+    """Return the objective's value in each episode, `[N]`. The episodes must have sampled actions."""
+    reward = task_reward(objective, result.basic, result.addon)
+    total: np.ndarray = reformulated(objective, reward, result.log_prior, result.log_policy, result.familiarity).total
     return total

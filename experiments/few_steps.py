@@ -15,9 +15,9 @@ import matplotlib.pyplot as plt
 
 from experiments import campaign
 from experiments.heavy import SEEDS, TASKS, made
-from experiments.ledger import Ledger, Row, grouped
+from experiments.ledger import Ledger, Row, group_by
 from experiments.one import Run
-from experiments.pages import markdown
+from experiments.pages import markdown_table
 from repolicy.prepare import states
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.spending import estimate_spending
@@ -70,7 +70,7 @@ def totals(runs: list[Row], action: str) -> list[float]:
 
 def table(found: dict[str, Row], longest: dict[str, list[Row]]) -> str:
     """Return a row a task and number of steps, up to the longest runs that are known; the first is the prior's own."""
-    known, priors, lines = grouped(found.values(), way_of), Ledger(PRIORS).by_key(), list[list[str]]()
+    known, priors, lines = group_by(found.values(), way_of), Ledger(PRIORS).by_key(), list[list[str]]()
     for name in NAMES:
         task = TASKS[name]
         lines.append([f"{task.prior}, `{task.addon}`", "prior", "", both([priors[f"{name}/prior/0"]]), "", ""])
@@ -81,7 +81,7 @@ def table(found: dict[str, Row], longest: dict[str, list[Row]]) -> str:
                 lines.append(["", *cells, *others])
         lines.append(["", f"{longest[name][0]['request']['settings']['steps']:,}", "", both(longest[name]), "", ""])
     headings = ["prior, wish", "steps", "in all", "total (sampled)", "`rql customize`", "updates of a million"]
-    return markdown(headings, lines)
+    return markdown_table(headings, lines)
 
 
 def both(runs: list[Row]) -> str:
@@ -99,7 +99,7 @@ def in_all(row: Row) -> int:
 
 def picture(found: dict[str, Row], path: Path) -> None:
     """Draw the total against all steps of the environment."""
-    known, priors = grouped(found.values(), way_of), Ledger(PRIORS).by_key()
+    known, priors = group_by(found.values(), way_of), Ledger(PRIORS).by_key()
     figure, axes = plt.subplots(1, len(NAMES), figsize=(11, 3.4), layout="constrained")
     for name, axis in zip(NAMES, axes, strict=True):
         for action, style in (("mean", "-o"), ("sampled", "--o")):

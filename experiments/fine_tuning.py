@@ -28,7 +28,7 @@ from experiments import campaign
 from experiments.batches import ForSb3, Paid
 from experiments.ledger import Row
 from experiments.paper.runs import settings_of
-from experiments.statistics import smooth
+from experiments.statistics import smooth_curve
 from experiments.through_hosts import summary
 from repolicy import Policy, load_policy
 from repolicy.hosts.sb3 import ResidualPPO, from_repolicy, like, to_repolicy
@@ -196,7 +196,7 @@ def picture(found: campaign.Rows, path: Path) -> None:
             mine = [row for row in rows if (row["task"], row["way"]) == (task, way)]
             if not mine:
                 continue
-            curves = np.array([smooth(row) for row in mine])
+            curves = np.array([smooth_curve(row) for row in mine])
             steps = mine[0]["iteration_steps"] * np.arange(1, curves.shape[1] + 1) / 1e6
             seen = ~np.isnan(curves).any(0)
             steps, low, middle, high = (each[seen] for each in (steps, curves.min(0), curves.mean(0), curves.max(0)))
@@ -218,6 +218,6 @@ def alone(*run: Any) -> Row:
 @campaign.program(
     "ledger", tasks=[*TASKS], seeds=(0, 1, 2), steps=1_000_000, priors=Path("../shared/priors"), draw=picture
 )
-def main(options: campaign.Options) -> campaign.Wanted:
+def main(options: campaign.Options) -> campaign.Measurements:
     runs = [(task, way, seed, options.steps) for seed, task, way in product(options.seeds, options.tasks, WAYS)]
     return {"/".join(map(str, run)): partial(alone, *run, options.priors) for run in runs}

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from experiments import campaign
-from experiments.episodes import objective_of, played
+from experiments.episodes import episode_objectives, play_episodes
 from experiments.heavy import Task
 from experiments.ledger import Row
-from experiments.pages import markdown, once
+from experiments.pages import blank_repeats, markdown_table
 from experiments.statistics import mean_and_error
 from repolicy.envs.addons import Addon, combine_addons
 from repolicy.envs.making import match_observation
@@ -52,7 +52,7 @@ def measure(task: Task, path: Path, folder: Path, seed: int, steps: int, budget:
     env, addon = match_observation(task.env, saved.policy.observation_size), combine_addons([task.addon])
     settings = replace(customize_defaults(saved.policy, steps), steps=steps, seed=seed, ranks=1)
     wanted = residual("auto" if budget else None)
-    result = campaign.whole(customize(path, task.addon, wanted, folder, settings, env=env, resume=True))
+    result = campaign.require_finished(customize(path, task.addon, wanted, folder, settings, env=env, resume=True))
     request, last = RunFolder(folder).load_request(), read_policy(RunFolder(folder).last_policy)
     row: Row = {"prior": task.prior, "env": env, "addon": task.addon, "seed": seed, "steps": result.steps}
     row |= {"objective": request.objective.as_dict(), "settings": request.settings.as_dict(), "episodes": EPISODES}
@@ -71,12 +71,12 @@ def measured(
     found: dict[str, Any] = {}
     for action in ("sampled", "mean"):
         sampled = action == "sampled"
-        seen = played(
+        seen = play_episodes(
             policy, env, EPISODES, sampled=sampled, addon=wish, prior=prior, density=density, envs=ENVS
         )  # fmt: skip
         assert seen.addon is not None
         if sampled:
-            each = seen.addon if objective is None else objective_of(objective, seen)
+            each = seen.addon if objective is None else episode_objectives(objective, seen)
             found |= {"each": [float(value) for value in each], "objective": mean_and_error(each)}
         parts = {"basic": seen.basic, "addon": seen.addon, "length": seen.lengths}
         found[action] = {name: mean_and_error(values) for name, values in parts.items()}
@@ -98,7 +98,7 @@ def table(rows: list[Row]) -> str:
         gained = f"**{' ± '.join(map(_number, row['gained']))}**"
         few = f", {row['steps']:,} steps" if row["steps"] < STEPS else ""
         lines.append([f"{name}, {row['addon']}{few}", str(row["seed"]), held, gained, *parts])
-    return markdown(headings, once(lines))
+    return markdown_table(headings, blank_repeats(lines))
 
 
 def _both(found: dict[str, list[float]]) -> float:
@@ -110,7 +110,7 @@ def _number(value: float) -> str:
 
 
 @campaign.program("ledger", "runs", priors=OTHERS, tasks=[*TASKS], seeds=2, steps=float(STEPS), budget=False)
-def main(options: campaign.Options) -> campaign.Wanted:
+def main(options: campaign.Options) -> campaign.Measurements:
     wanted = {}
     for seed, (name, task) in product(range(options.seeds), TASKS.items()):
         if name in options.tasks:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from experiments import campaign
-from experiments.episodes import objective_of, played
+from experiments.episodes import episode_objectives, play_episodes
 from experiments.ledger import Row
-from experiments.pages import markdown
+from experiments.pages import markdown_table
 from experiments.statistics import mean_and_error
 from repolicy.envs.addons import combine_addons
 from repolicy.learning.training import customize, train
@@ -90,9 +90,11 @@ def made(name: str, seed: int, runs: Path) -> RunFolder:
     if task.rough:
         settings = replace(settings, learning_rate=0.01, schedule="constant", target_kl=None)
     if task.prior:
-        campaign.whole(customize(prior, task.addon, task.objective, out, settings, env=task.env, resume=True))
+        campaign.require_finished(
+            customize(prior, task.addon, task.objective, out, settings, env=task.env, resume=True)
+        )
     else:
-        campaign.whole(train(task.env, task.objective, out, settings, resume=True))
+        campaign.require_finished(train(task.env, task.objective, out, settings, resume=True))
     return RunFolder(out)
 
 
@@ -110,9 +112,9 @@ def returns(policy: Policy, saved: SavedPolicy, task: Task) -> dict[str, np.ndar
     """Return, of each episode: the run's own objective, and all rewards, by sampled actions and by the mean action."""
     addon = combine_addons([task.addon]) if task.addon else None
     beside: dict[str, Any] = {"addon": addon, "prior": saved.prior, "density": saved.density, "envs": ENVS}
-    sampled, by_mean = (played(policy, task.env, EPISODES, sampled=each, **beside) for each in (True, False))
+    sampled, by_mean = (play_episodes(policy, task.env, EPISODES, sampled=each, **beside) for each in (True, False))
     assert sampled.terminated is not None
-    found = {"objective": objective_of(task.objective, sampled), "total_sampled": sampled.total}
+    found = {"objective": episode_objectives(task.objective, sampled), "total_sampled": sampled.total}
     return found | {"total_mean": by_mean.total, "ended_early": sampled.terminated.astype(float)}
 
 
@@ -148,7 +150,7 @@ def table(rows: list[Row]) -> str:
             line += [str(found["ended_early"])] if which == "highest" else []
             line += ["–" if same else _pair(found[f"{part}_better"]) for part in ("objective", "total_sampled")]
         lines += [line] * ("**" in "".join(line))
-    return markdown(headings, lines)
+    return markdown_table(headings, lines)
 
 
 def _pair(values: list[float]) -> str:
@@ -160,6 +162,6 @@ def _pair(values: list[float]) -> str:
 
 
 @campaign.program("ledger", "runs", tasks=[*TASKS], seeds=1)
-def main(options: campaign.Options) -> campaign.Wanted:
+def main(options: campaign.Options) -> campaign.Measurements:
     tasks = {f"{name}/{seed}": (name, seed) for name in options.tasks for seed in range(options.seeds)}
     return {key: partial(measured, *task, options.runs) for key, task in tasks.items()}

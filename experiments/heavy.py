@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import mean
 
 from experiments import campaign
-from experiments.ledger import Ledger, Row, grouped
+from experiments.ledger import Ledger, Row, group_by
 from experiments.one import Run
-from experiments.pages import each_and_mean, markdown, once
+from experiments.pages import blank_repeats, markdown_table, mean_and_each
 from experiments.paper.runs import TASKS as PAPERS
 
 WORTH = Path("results/nat_worth.jsonl")
@@ -100,14 +100,14 @@ def setting_of(row: Row) -> tuple[str, ...]:
 
 def table(found: dict[str, Row]) -> str:
     """Return each prior, and a row a setting of the weights: means over seeds, the last policies."""
-    groups, lines = grouped(found.values(), setting_of), list[list[str]]()
+    groups, lines = group_by(found.values(), setting_of), list[list[str]]()
     for what in sorted(groups, key=lambda what: (what[0], what[1] != "*the prior*", what[3:], what[2])):
         runs = [row["last"] for row in groups[what]]
         basic, addon = (mean(run["mean"][f"{part}_reward"][0] for run in runs) for part in ("basic", "addon"))
-        totals = [each_and_mean([run[action]["total_reward"][0] for run in runs]) for action in ("mean", "sampled")]
+        totals = [mean_and_each([run[action]["total_reward"][0] for run in runs]) for action in ("mean", "sampled")]
         lines.append([*what, f"{basic:,.0f}", f"{addon:,.0f}", *totals])
     ends = ["basic", "add-on", "**total**", "total, sampled"]
-    return markdown(["prior, add-on", "ω′", "states", "γ", "steps", *ends], once(lines))
+    return markdown_table(["prior, add-on", "ω′", "states", "γ", "steps", *ends], blank_repeats(lines))
 
 
 @campaign.program("ledger", "runs", "jobs", "ray", "only")

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 
 from experiments import campaign
-from experiments.ledger import Ledger, Row, grouped, seedless
+from experiments.ledger import Ledger, Row, group_by, key_without_seed
 from experiments.one import Run
-from experiments.pages import each_and_mean, markdown
+from experiments.pages import markdown_table, mean_and_each
 from repolicy.policies.file import save_policy
 from repolicy.priors.finding import SHIPPED_FOLDER
 from repolicy.priors.opening import read_policy
@@ -53,18 +53,18 @@ def table(runs_by_key: dict[str, Row]) -> str:
     """Return a line for each environment: the mean over seeds, and each seed."""
     lines = list[list[str]]()
     by_seed = sorted(runs_by_key.values(), key=lambda row: row["key"].rpartition("/")[2])
-    for env, runs in grouped(by_seed, seedless).items():
+    for env, runs in group_by(by_seed, key_without_seed).items():
         of_ways = [[run["last"][how]["basic_reward"][0] for run in runs] for how in ("mean", "sampled")]
-        cells = map(each_and_mean, of_ways)
+        cells = map(mean_and_each, of_ways)
         options = re.sub(r"^repolicy train \S+ | --seed \d+| --ranks 1", "", runs[0]["command"])
         lines.append([env, str(len(runs)), *cells, f"`{options}`"])
-    return markdown(["environment", "seeds", "mean action", "sampled", "options"], lines)
+    return markdown_table(["environment", "seeds", "mean action", "sampled", "options"], lines)
 
 
 def ship(found: dict[str, Row], runs: Path) -> None:
     """Write the best seed's policy of each environment, as its run left it, with its scores on its card."""
     for env, name in SHIPPED.items():
-        candidates = grouped(found.values(), seedless)[env]
+        candidates = group_by(found.values(), key_without_seed)[env]
         row = max(candidates, key=lambda row: row["best"]["mean"]["basic_reward"][0])
         seed, best = int(row["key"].rpartition("/")[2]), row["best"]
         saved = read_policy(runs / run(env, seed).folder / "policy.safetensors")
@@ -78,6 +78,6 @@ def ship(found: dict[str, Row], runs: Path) -> None:
 @campaign.program("ledger", "runs", "jobs", "ray", seeds=3, only=[*RUNS], ship=False)
 def main(options: campaign.Options) -> list[Run]:
     if options.ship:
-        ship(campaign.finished(Ledger(options.ledger)), options.runs)
+        ship(campaign.finished_rows(Ledger(options.ledger)), options.runs)
         return []
     return [run(name, seed) for seed in range(options.seeds) for name in options.only]

@@ -1,4 +1,4 @@
-"""A file of results, a JSON line a finished run, that only grows. Each line carries its own checksum."""
+"""An append-only file of results: one JSON line per finished run. Each line carries its own checksum."""
 
 import contextlib
 import fcntl
@@ -22,27 +22,27 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ledger:
-    """The rows of one file. What stands there is not measured again."""
+    """One file of rows. Campaigns skip the keys that it holds."""
 
     path: Path
 
     def rows(self) -> list[Row]:
-        """Return all rows, in the order in which they were added; refused where a line is not as it was written."""
+        """Return all rows in the order they were added. Raise FileError if a line was changed after it was written."""
         try:
             lines = self.path.read_text().splitlines()
         except FileNotFoundError:
             return []
         except (OSError, UnicodeDecodeError) as error:
             raise FileError(f"{self.path} cannot be read: {error}") from None
-        return [self._row(number, line) for number, line in enumerate(lines, start=1)]
+        return [self._parse(number, line) for number, line in enumerate(lines, start=1)]
 
-    def _row(self, number: int, line: str) -> Row:
+    def _parse(self, number: int, line: str) -> Row:
         try:
             row = json.loads(line)
-            known = row.pop("sha256")
+            expected = row.pop("sha256")
         except (ValueError, KeyError, TypeError, AttributeError):
             raise FileError(f"{self.path}, line {number} is no row of a ledger; delete the line") from None
-        if known != checksum(row):
+        if expected != checksum(row):
             raise FileError(
                 f"{self.path}, line {number} was changed after it was written: its checksum does not match; "
                 "restore it, or delete the line to run it again"
@@ -57,9 +57,9 @@ class Ledger:
         return {row["key"]: row for row in rows}
 
     def add(self, row: Row) -> None:
-        """One more line, with the command and the commit of the code that made it, on the disk when this returns."""
-        made_by = {"command": row.get("command") or command(), "commit": row.get("commit") or commit()}
-        row = replace_nonfinite(row | made_by)
+        """Append a row with its command and commit, and wait until it is on the disk."""
+        origin = {"command": row.get("command") or current_command(), "commit": row.get("commit") or current_commit()}
+        row = replace_nonfinite(row | origin)
         line = json.dumps(row | {"sha256": checksum(row)}) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,8 +73,8 @@ class Ledger:
             raise FileError(f"{self.path} cannot be written: {error.strerror}") from None
 
     @contextlib.contextmanager
-    def claimed(self) -> Iterator[None]:
-        """One program at a time writes a ledger; readers need no claim. It ends with its process."""
+    def locked(self) -> Iterator[None]:
+        """Hold the lock that lets one program at a time write. Readers need no lock; the lock ends with its process."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = open(self.path, "a")  # noqa: SIM115
@@ -84,47 +84,49 @@ class Ledger:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                said = f"another program is filling {self.path}; wait for it, or choose another file"
-                raise FileError(said) from None
+                message = f"another program is filling {self.path}; wait for it, or choose another file"
+                raise FileError(message) from None
             yield
 
 
-def grouped(rows: Iterable[Row], kind: Callable[[Row], Any]) -> dict[Any, list[Row]]:
-    """Return the rows of each kind, in the order in which they come."""
-    found: dict[Any, list[Row]] = {}
+def group_by(rows: Iterable[Row], kind: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    """Return lists of the rows for which `kind` returns the same value, in their first order."""
+    groups: dict[Any, list[Row]] = {}
     for row in rows:
-        found.setdefault(kind(row), []).append(row)
-    return found
+        groups.setdefault(kind(row), []).append(row)
+    return groups
 
 
-def seedless(row: Row) -> str:
+def key_without_seed(row: Row) -> str:
     """Return a row's key without its last part, which is the seed."""
     return str(row["key"].rpartition("/")[0])
 
 
-def write(path: Path, rows: Iterable[Row]) -> None:
-    """Write a file anew that is no ledger of runs, its rows with the command and the commit of the code."""
-    made_by = {"command": command(), "commit": commit()}
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Overwrite a plain file of rows, which is no ledger, adding the command and the commit to each row."""
+    origin = {"command": current_command(), "commit": current_commit()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(made_by | row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(origin | row) + "\n" for row in rows))
 
 
 def checksum(row: Row) -> str:
-    """Of what a row says, whatever the order of its entries."""
+    """Return the SHA-256 of a row, which does not depend on the order of its entries."""
     return hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()
 
 
-def command() -> str:
-    """Return what started this process, as one would type it."""
+def current_command() -> str:
+    """Return the command line that started this process."""
     return shlex.join(["python", *sys.orig_argv[1:]])
 
 
-def commit() -> str:
-    """Of the clone that this code is in, with a + where files differ from it; empty where it is in none."""
+def current_commit() -> str:
+    """Return the commit of this clone, with a + if source files were changed since; empty outside a clone."""
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
-        return done.stdout.strip()
+        process = subprocess.run(
+            ["git", *words], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
+        )
+        return process.stdout.strip()
 
     if shutil.which("git") is None or not git("ls-files", Path(__file__).name):
         return ""

@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments import campaign, real_robot
 from experiments.ledger import Row
-from experiments.pages import markdown
+from experiments.pages import markdown_table
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.step import Info
 from repolicy.priors.finding import find_policy
@@ -43,7 +43,7 @@ def speed_error(observations: np.ndarray, actions: np.ndarray, next_observations
 def on_cheetah(told: str, folder: Path) -> Row:
     """Return what a run has of the prior's return and of the wish."""
     words = told.split()
-    command = campaign.customized([*words, *LENGTH], folder)
+    command = campaign.run_customize([*words, *LENGTH], folder)
     limits = [word for word in words if "<=" in word or ">=" in word]
     asked: dict[str, Any] = {"addon": "hind_leg=10", "seed": EVALUATION_SEED, "limits": limits}
     with one_thread():
@@ -57,7 +57,7 @@ def on_cheetah(told: str, folder: Path) -> Row:
 
 def on_go1(told: str, folder: Path) -> Row:
     """Return what a run has of the old return, the power that it saves, how well it does as told, and its falls."""
-    command = campaign.customized([*told.split(), *LENGTH], folder)
+    command = campaign.run_customize([*told.split(), *LENGTH], folder)
     whose = (find_policy("playground:go1"), find_policy(folder))
     measured = [real_robot.measured(who, real_robot.ENV, EPISODES, True) for who in whose]
     kept = measured[1]["basic"][0] / measured[0]["basic"][0]
@@ -75,10 +75,10 @@ def table(rows: dict[str, Row]) -> str:
             held = ", ".join(f"{name}: {value:.4g}" for name, value in row["limits"].items()) or "–"
             share, wish = f"{row['kept']:.1%}", f"{row['addon_reward'][0]:,.0f}"
             lines.append([f"`{' '.join(words)}`", key.rpartition("/")[2], share, wish, held])
-    return markdown(headings, lines)
+    return markdown_table(headings, lines)
 
 
 @campaign.program("ledger", "runs", "only", robot=False)
-def main(options: campaign.Options) -> campaign.Wanted:
+def main(options: campaign.Options) -> campaign.Measurements:
     measured, told = (on_go1, GO1) if options.robot else (on_cheetah, CHEETAH)
     return {key: partial(measured, words, options.runs / key) for key, words in told.items()}

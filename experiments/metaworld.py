@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from experiments import campaign
-from experiments.ledger import Row, grouped, seedless
-from experiments.pages import markdown
+from experiments.ledger import Row, group_by, key_without_seed
+from experiments.pages import markdown_table
 from repolicy.envs.addons import combine_addons
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 from repolicy.envs.making import make_envs
@@ -132,7 +132,7 @@ def flow_of(task: str, runs: Path, count: int = DEMONSTRATIONS) -> Path:
     data = runs / f"{task}-{count}.npz"
     if not data.exists():
         record(task, data, count)
-    return campaign.flow_of(data, env_of(task), CHUNK)
+    return campaign.fit_flow(data, env_of(task), CHUNK)
 
 
 def shares(left: np.ndarray, gentle: np.ndarray, success: np.ndarray) -> Row:
@@ -159,7 +159,7 @@ def customized(task: str, runs: Path, count: int, told: str, folder: Path) -> Ro
     """Return what a run ends in, by sampled noise and by its mean."""
     flow, env, policy = str(flow_of(task, runs, count)), env_of(task), folder / "policy.safetensors"
     words = f"--noise {NOISE} --chunk {CHUNK} --env {env} {told} --ranks 1"
-    command = campaign.customized([flow, *words.split()], folder)
+    command = campaign.run_customize([flow, *words.split()], folder)
     _, name = noise_prior(flow, NOISE, CHUNK, env)
     return {"command": command} | measured(policy, name, False) | {"mean": measured(policy, name, True)}
 
@@ -229,9 +229,9 @@ def twice(acts: Sequence[Any], make: Callable[[], Any]) -> Row:
     return rows[0] | {"mean": rows[1]}
 
 
-def lines(runs: Path) -> campaign.Wanted:
+def lines(runs: Path) -> campaign.Measurements:
     """Return what is measured, by its key: the first seed of each run first."""
-    found: campaign.Wanted = {}
+    found: campaign.Measurements = {}
 
     def run(key: str, told: str, count: int = DEMONSTRATIONS) -> None:
         folder, seed = runs / key.replace("/", "-").replace(" ", "-"), key.rpartition("/")[2]
@@ -273,8 +273,8 @@ def table(rows: dict[str, Row]) -> str:
     order = sorted(rows, key=lambda key: (list(TASKS).index(key.partition("/")[0]), key))
     # Of the weak flows one is neither sure nor lost; half the noise is in between, too.
     told = [key for key in order if "/weaker," in key or not ("/weak" in key or "noise 0.5" in key)]
-    kinds = grouped((rows[key] for key in told), seedless).items()
-    return markdown(headings, [[kind, str(len(found)), *_cells(found)] for kind, found in kinds])
+    kinds = group_by((rows[key] for key in told), key_without_seed).items()
+    return markdown_table(headings, [[kind, str(len(found)), *_cells(found)] for kind, found in kinds])
 
 
 def _cells(found: list[Row]) -> list[str]:
@@ -288,6 +288,6 @@ def _cells(found: list[Row]) -> list[str]:
 
 
 @campaign.program("ledger", "runs", "only")
-def main(options: campaign.Options) -> campaign.Wanted:
+def main(options: campaign.Options) -> campaign.Measurements:
     torch.set_num_threads(1)
     return lines(options.runs)

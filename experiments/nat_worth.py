@@ -36,7 +36,7 @@ def measure(name: str, episodes: int, std: float) -> Row:
 def main(options: campaign.Options) -> None:
     narrower = "" if options.std == 1.0 else f" --std {options.std:g}"
     keys = {name + narrower: name for name in options.priors}
-    campaign.measure(
+    campaign.measure_missing(
         options.ledger, {key: partial(measure, name, options.episodes, options.std) for key, name in keys.items()}
     )
     for key, row in Ledger(options.ledger).by_key().items():

@@ -1,4 +1,4 @@
-"""One run of a campaign: make its policies, evaluate them, and leave `row.json` in the run's folder.
+"""Make one run of a campaign: train its policy, evaluate it, and write `row.json` into the run's folder.
 
     python -m experiments.one RUN FOLDER
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.ledger import Row, commit
+from experiments.ledger import Row, current_commit
 from repolicy.cli.main import main as command_line
 from repolicy.envs.addons import combine_addons
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
@@ -33,7 +33,7 @@ from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
 from repolicy.runs.request import Request
 
-EPISODES = 100  # of each policy, if the run does not say otherwise
+EPISODES = 100  # to evaluate a policy, unless the run has another number
 POINTS = 100  # of a learning curve
 ATTEMPTS = "attempts.json"
 CURVE = ("steps", "basic_return", "task_return", "episode_length", "reward_task", "entropy", "prior_kl")
@@ -41,33 +41,35 @@ CURVE = ("steps", "basic_return", "task_return", "episode_length", "reward_task"
 
 @dataclass(frozen=True)
 class Run:
-    """A command that makes policies, and how they are evaluated."""
+    """A `repolicy` command that makes a policy, and how the policy is evaluated."""
 
-    key: str  # names apart by /, the last one the seed
-    words: tuple[str, ...]  # of `repolicy`, but for the folder of train and customize; none: `policy` is there already
-    env: str  # that they are evaluated in
+    key: str  # names joined by /; the last one is the seed
+    arguments: tuple[str, ...]  # of `repolicy`, without the output folder; empty: the policy exists already
+    env: str  # to evaluate in
     addon: str = ""
-    policy: str = ""  # the policy's file, where it is not of a run's folder
+    policy: str = ""  # the policy's file, unless the command makes a run's folder
     episodes: int = EPISODES
     evaluation_seed: int = EVALUATION_SEED
     sampled: bool = True  # whether sampled actions are evaluated too: some simulators are slow
 
     @property
     def folder(self) -> str:
+        """Return the name of the run's folder."""
         return self.key.replace("/", "-").replace("?", "-")
 
     @property
     def command(self) -> str:
-        """Return what a user would type: to make the policies, or of one that is there, to evaluate it."""
-        if self.words:
-            return shlex.join(["repolicy", *self.words])
+        """Return the command that a user would type to make the policy, or to evaluate one that exists."""
+        if self.arguments:
+            return shlex.join(["repolicy", *self.arguments])
         addon = ["--addon", self.addon] if self.addon else []
-        words = ["repolicy", "evaluate", self.policy, "--env", self.env, *addon]
-        return shlex.join([*words, "--episodes", str(self.episodes), "--seed", str(self.evaluation_seed)])
+        evaluation = ["--env", self.env, *addon, "--episodes", str(self.episodes), "--seed", str(self.evaluation_seed)]
+        return shlex.join(["repolicy", "evaluate", self.policy, *evaluation])
 
     @property
-    def trains(self) -> bool:
-        return self.words[:1] in (("train",), ("customize",), ("rql",))
+    def is_training(self) -> bool:
+        """Return whether the command makes a run's folder."""
+        return self.arguments[:1] in (("train",), ("customize",), ("rql",))
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
@@ -75,99 +77,105 @@ class Run:
 
 def main() -> None:
     values = json.loads(sys.argv[1])
-    run, folder = Run(**values | {"words": tuple(values["words"])}), Path(sys.argv[2])
+    run, folder = Run(**values | {"arguments": tuple(values["arguments"])}), Path(sys.argv[2])
     try:
-        write_json(folder / "row.json", measured(run, folder))
+        write_json(folder / "row.json", measure_run(run, folder))
     except RepolicyError as error:
         print(f"repolicy: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 
-def measured(run: Run, folder: Path) -> Row:
-    """Make the whole of one run, which goes on where it was, and return its row."""
+def measure_run(run: Run, folder: Path) -> Row:
+    """Make or resume a run, evaluate its policies, and return its row."""
     row: Row = {"key": run.key, "command": run.command, "env": run.env}
     row |= {"addon": run.addon, "evaluation_seed": run.evaluation_seed}
-    if "customize" in run.words[:2]:
-        row["prior"] = file_sum(find_policy(run.words[run.words.index("customize") + 1]))
-    if run.trains:
-        row |= trained(run, folder)
+    if "customize" in run.arguments[:2]:
+        prior = run.arguments[run.arguments.index("customize") + 1]
+        row["prior"] = file_sum(find_policy(prior))
+    if run.is_training:
+        row |= train_run(run, folder)
         files = {"last": RunFolder(folder).last_policy, "best": RunFolder(folder).policy}  # best: what is handed out
     else:
-        if run.words and not Path(run.policy).exists():
-            command_line([*run.words, "--out", run.policy])
+        if run.arguments and not Path(run.policy).exists():
+            command_line([*run.arguments, "--out", run.policy])
         files = {"last": find_policy(run.policy)}
     row |= {"episodes": run.episodes, "policies": {which: file_sum(path) for which, path in files.items()}}
-    found = {path: evaluated(run, path) for path in dict.fromkeys(files.values())}
-    row |= {which: found[path] for which, path in files.items()}
-    first, *others = attempts(folder) or [stamp()]
+    evaluations = {path: evaluate_policy(run, path) for path in dict.fromkeys(files.values())}  # each file once
+    row |= {which: evaluations[path] for which, path in files.items()}
+    first, *others = read_attempts(folder) or [provenance()]
     return row | first | ({"went_on_with": others} if others else {})
 
 
-def trained(run: Run, folder: Path) -> Row:
-    """Train, and return what the training was and what it took."""
-    before, began = steps_done(folder), time.process_time()
-    if not RunFolder(folder).last_policy.exists() and stamp() not in attempts(folder):
-        write_json(folder / ATTEMPTS, [*attempts(folder), stamp()])
+def train_run(run: Run, folder: Path) -> Row:
+    """Train or resume a run, and return its request, learning curve and duration."""
+    start_steps, start = checkpoint_steps(folder), time.process_time()
+    if not RunFolder(folder).last_policy.exists() and provenance() not in read_attempts(folder):
+        write_json(folder / ATTEMPTS, [*read_attempts(folder), provenance()])
     try:
-        command_line([*run.words, "--out", str(folder), "--resume"])
+        command_line([*run.arguments, "--out", str(folder), "--resume"])
     except SystemExit as error:
         if error.code:
             raise
-    spent, logged = time.process_time() - began, RunFolder(folder).read_metrics()
-    request, steps = RunFolder(folder, Request, ResidualQLearning).load_request(), logged["steps"][-1]
+    cpu_seconds = time.process_time() - start
+    log = RunFolder(folder).read_metrics()
+    request, steps = RunFolder(folder, Request, ResidualQLearning).load_request(), log["steps"][-1]
     row: Row = {"command": run.command, "request": request.as_dict(), "steps": steps}
-    row["seconds"] = round(clock(logged["seconds"]), 1)
-    speed = round((steps - before) / spent) if steps != before else None  # of the last attempt, if it was interrupted
-    return row | {"steps_per_cpu_second": speed, "curve": thinned(logged)}
+    row["seconds"] = round(total_seconds(log["seconds"]), 1)
+    # After an interruption, the speed is that of the last attempt.
+    speed = round((steps - start_steps) / cpu_seconds) if steps != start_steps else None
+    return row | {"steps_per_cpu_second": speed, "curve": thin_curve(log)}
 
 
-def attempts(folder: Path) -> list[Row]:
-    """Return by what a run was made: an entry each time that it began or went on with another."""
+def read_attempts(folder: Path) -> list[Row]:
+    """Return the provenance of each attempt at a run. An attempt with that of an earlier one adds no entry."""
     return list(read_json(folder / ATTEMPTS)) if (folder / ATTEMPTS).exists() else []
 
 
-def stamp() -> Row:
-    return {"versions": versions(), "machine": machine(), "commit": commit()}
+def provenance() -> Row:
+    """Return what a result depends on beside its command: package versions, machine and commit."""
+    return {"versions": versions(), "machine": machine_info(), "commit": current_commit()}
 
 
-def steps_done(folder: Path) -> int:
-    found = RunFolder(folder).latest_checkpoint() if folder.exists() else None
-    return found[1]["steps"] if found else 0
+def checkpoint_steps(folder: Path) -> int:
+    """Return the steps of the latest checkpoint, or 0."""
+    checkpoint = RunFolder(folder).latest_checkpoint() if folder.exists() else None
+    return checkpoint[1]["steps"] if checkpoint else 0
 
 
-def clock(column: list[float]) -> float:
-    """Return seconds of all attempts together: each counts from 0."""
+def total_seconds(column: list[float]) -> float:
+    """Return the seconds of all attempts together; in the log, each attempt counts from 0."""
     return sum(now - before if now >= before else now for before, now in zip([0.0, *column], column, strict=False))
 
 
-def thinned(logged: dict[str, list[Any]], points: int = POINTS) -> dict[str, list[float | None]]:
-    """Return the learning curve: means over equal stretches of the run; None where nothing was logged."""
+def thin_curve(log: dict[str, list[Any]], points: int = POINTS) -> dict[str, list[float | None]]:
+    """Return the learning curve as means over equal parts of the run; None where nothing was logged."""
     curve = {}
-    for name in (name for name in CURVE if name in logged):
-        column = np.array(logged[name], np.float64)  # None becomes nan
+    for name in (name for name in CURVE if name in log):
+        column = np.array(log[name], np.float64)  # None becomes nan
         parts = [part[np.isfinite(part)] for part in np.array_split(column, min(points, len(column)))]
         curve[name] = [float(f"{part.mean():.6g}") if len(part) else None for part in parts]
     return curve
 
 
-def evaluated(run: Run, path: Path) -> dict[str, dict[str, list[float]]]:
-    """Return mean and std of every quantity over the episodes, with the mean action and with sampled ones."""
-    saved, found = read_policy(path), {}
-    for action in ("mean", "sampled")[: 1 + run.sampled]:
+def evaluate_policy(run: Run, path: Path) -> dict[str, dict[str, list[float]]]:
+    """Return mean and std of every quantity over the episodes, with the mean action and with sampled actions."""
+    saved, results = read_policy(path), {}
+    for action in ("mean", "sampled") if run.sampled else ("mean",):
         with one_thread():
             result = evaluate(
                 saved.policy, run.env, run.episodes,
                 addon=combine_addons([run.addon]) if run.addon else None, prior=saved.prior,
                 deterministic=action == "mean", seed=run.evaluation_seed,
             )  # fmt: skip
-        found[action] = {
+        results[action] = {
             name: [float(f"{part:.6g}") for part in (column.mean, column.std)]
             for name, column in result.columns.items()
         }
-    return found
+    return results
 
 
-def machine() -> dict[str, Any]:
+def machine_info() -> dict[str, Any]:
+    """Return the processor's model, the number of cores and the system."""
     model = platform.processor()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()

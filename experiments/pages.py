@@ -1,4 +1,4 @@
-"""Tables that programs write into pages, between `<!-- table: NAME -->` and `<!-- end -->`."""
+"""Write generated tables into pages, between `<!-- table: NAME -->` and `<!-- end -->`."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,34 +11,37 @@ from repolicy.policies.storage import write_bytes
 Tables = dict[str, Callable[[], str]]
 
 
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; a | in a cell is escaped."""
     first, *others = (" | ".join(cell.replace("|", "\\|") for cell in row) for row in (headings, *rows))
     return "\n".join([f"| {first} |", "|---" * len(headings) + "|", *(f"| {row} |" for row in others)])
 
 
-def once(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the rows without a first cell that the row above has, too."""
+def blank_repeats(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the rows, with the first cell blank where it repeats that of the row above."""
     return [["" if row[0] == above[0] else row[0], *row[1:]] for above, row in zip([[""], *rows], rows, strict=False)]
 
 
-def filled(text: str, tables: Tables) -> str:
-    """Return the page with each of the tables written anew; tables of other names stay as they are."""
+def fill_tables(text: str, tables: Tables) -> str:
+    """Return the page with new contents for these tables; other tables stay as they are."""
 
-    def fresh(match: re.Match[str]) -> str:
-        return f"{match[1]}{tables[match[2]]()}\n{match[3]}" if match[2] in tables else match[0]
+    def replacement(match: re.Match[str]) -> str:
+        start, name, end = match.groups()
+        return f"{start}{tables[name]()}\n{end}" if name in tables else match[0]
 
-    return re.sub(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", fresh, text, flags=re.DOTALL)
+    return re.sub(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", replacement, text, flags=re.DOTALL)
 
 
-def fill(path: Path, tables: Tables, check: bool = False) -> bool:
-    """Write the page's tables anew, or only look. Returns whether they were stale."""
+def update_page(path: Path, tables: Tables, check: bool = False) -> bool:
+    """Write new tables into the page, unless `check`. Return whether the old ones were stale."""
     text = read_bytes(path).decode()
-    fresh = filled(text, tables)
+    fresh = fill_tables(text, tables)
     if fresh != text and not check:
         write_bytes(path, fresh.encode())
     return fresh != text
 
 
-def each_and_mean(values: list[float], digits: int = 0) -> str:
+def mean_and_each(values: list[float], digits: int = 0) -> str:
+    """Return the mean in bold and, of several values, each of them in brackets."""
     several = f" ({', '.join(f'{value:,.{digits}f}' for value in values)})" if len(values) > 1 else ""
     return f"**{mean(values):,.{digits}f}**{several}"

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from experiments import campaign
-from experiments.ledger import Row, grouped, seedless
-from experiments.pages import markdown
+from experiments.ledger import Row, group_by, key_without_seed
+from experiments.pages import markdown_table
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.envs.making import make_envs
 from repolicy.envs.step import Info
@@ -83,7 +83,7 @@ def figures(basic: np.ndarray, wish: np.ndarray, nats: float) -> Row:
 def customized(told: str, flow: Path, folder: Path) -> Row:
     """Return what a run ends in."""
     words = f"--noise {NOISE} --chunk {CHUNK} --env {ENV} --addon {WISH} {told} --ranks 1"
-    command = campaign.customized([str(flow), *words.split()], folder)
+    command = campaign.run_customize([str(flow), *words.split()], folder)
     acts: Any = {"deterministic": False, "seed": EVALUATION_SEED, "trust": True}
     with one_thread():
         found: Evaluation = evaluate(folder, episodes=EPISODES, addon=WISH, **acts)
@@ -127,8 +127,8 @@ def runs() -> dict[str, str]:
 def table(rows: dict[str, Row]) -> str:
     """Return a row for each kind of agent: the mean of its seeds, and the least and most where there are several."""
     headings = ["agent", "seeds", "arrives", "on the left", "nats a decision"]
-    kinds = grouped(rows.values(), seedless).items()
-    return markdown(headings, [[kind, str(len(found)), *_spreads(found)] for kind, found in kinds])
+    kinds = group_by(rows.values(), key_without_seed).items()
+    return markdown_table(headings, [[kind, str(len(found)), *_spreads(found)] for kind, found in kinds])
 
 
 def _spreads(found: list[Row]) -> list[str]:
@@ -141,13 +141,13 @@ def _spreads(found: list[Row]) -> list[str]:
 
 
 @campaign.program("ledger", "runs", "only")
-def main(options: campaign.Options) -> campaign.Wanted:
+def main(options: campaign.Options) -> campaign.Measurements:
     demonstrations = options.runs / "demonstrations.npz"
     torch.set_num_threads(1)
     if not demonstrations.exists():
         record(demonstrations)
-    flow = campaign.flow_of(demonstrations, ENV, CHUNK)
-    wanted: campaign.Wanted = {f"best of {count}/0": partial(best_of, count, flow) for count in (1, 4, 16, 64)}
+    flow = campaign.fit_flow(demonstrations, ENV, CHUNK)
+    wanted: campaign.Measurements = {f"best of {count}/0": partial(best_of, count, flow) for count in (1, 4, 16, 64)}
     for key, told in runs().items():
         wanted[key] = partial(customized, told, flow, options.runs / key.replace(" ", "-").replace("/", "-"))
     return wanted

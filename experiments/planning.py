@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from experiments import campaign
-from experiments.ledger import Row, grouped, seedless
-from experiments.pages import markdown, once
+from experiments.ledger import Row, group_by, key_without_seed
+from experiments.pages import blank_repeats, markdown_table
 from experiments.statistics import spearman
 from repolicy.envs.evaluation import EVALUATION_SEED, Evaluation, evaluate
 from repolicy.learning.training import customize
@@ -139,7 +139,9 @@ def begun(plan: Plan, file: Path, steps: int) -> Row:
         out = file.with_name(f"{file.stem}-{name}-{steps}")
         settings = {"steps": steps, "ranks": 1, "seed": plan.seed}
         began = time.perf_counter()
-        done = campaign.whole(customize(plan.prior, plan.addon, out=out, settings=settings, init=init, resume=True))
+        done = campaign.require_finished(
+            customize(plan.prior, plan.addon, out=out, settings=settings, init=init, resume=True)
+        )
         row[f"seconds_{name}"] = round(time.perf_counter() - began, 1)
         row[name] = summary(done.evaluate(KEPT_EPISODES, seed=EVALUATION_SEED))
         row[f"{name}_sampled"] = summary(done.evaluate(KEPT_EPISODES, seed=EVALUATION_SEED, deterministic=False))
@@ -185,15 +187,15 @@ def table(rows: dict[str, Row]) -> str:
         first = f"{Path(row['prior']).stem}, {row['addon'].rpartition(':')[2]}"
         cells = [first, how, weights, totals[0], f"**{totals[1]}**", episodes, f"{after['ended_early']}", speed]
         lines.append(cells)
-    return markdown(headings, once(sorted(lines, key=lambda line: line[0])))
+    return markdown_table(headings, blank_repeats(sorted(lines, key=lambda line: line[0])))
 
 
 def pooled(rows: dict[str, Row]) -> dict[str, Row]:
     """Return the rows, those that differ in their seed alone as one: of as many episodes each."""
     weighed = "{}/{omega:.3g}/{states:.3g}"
-    kinds = grouped(
+    kinds = group_by(
         rows.values(),
-        lambda row: weighed.format(seedless(row), **row) if row["key"].startswith("twenty/") else row["key"],
+        lambda row: weighed.format(key_without_seed(row), **row) if row["key"].startswith("twenty/") else row["key"],
     )
     return {
         kind: found[0] | {when: together([row[when] for row in found]) for when in ("before", "after")}
@@ -220,7 +222,7 @@ def curve(rows: dict[str, Row], prior: str, *others: str) -> str:
             lines += [[f"{omega:g}", *(f"{part:,.0f}" for part in parts)] for omega, *parts in points]
         order = [f"{spearman(omegas, column):.2f}" for column in columns[:2]]
         lines.append([f"Spearman, {each}", *order, ""])
-    return markdown(["ω′", "old reward", "wish", "total"], lines)
+    return markdown_table(["ω′", "old reward", "wish", "total"], lines)
 
 
 def policies(rows: dict[str, Row]) -> str:
@@ -232,7 +234,7 @@ def policies(rows: dict[str, Row]) -> str:
         cells = [f"{row['labels']:,}", f"{row['seconds']:.0f}", with_error(row["before"]["total_reward"])]
         cells += [f"**{with_error(after['total_reward'])}**", f"{after['ended_early']} of {after['episodes']}"]
         lines.append([f"{row['prior']}, {row['addon']}", *cells])
-    return markdown(headings, lines)
+    return markdown_table(headings, lines)
 
 
 def begun_table(rows: dict[str, Row]) -> str:
@@ -242,7 +244,7 @@ def begun_table(rows: dict[str, Row]) -> str:
     for row in (row for key, row in rows.items() if key.startswith("init/")):
         before, after, *sampled = [with_error(row[name]["total_reward"]) for name in names]
         lines.append([f"{row['prior']}, {row['addon']}", f"{row['steps']:,}", before, f"**{after}**", *sampled])
-    return markdown(headings, lines)
+    return markdown_table(headings, lines)
 
 
 def with_error(number: list[float]) -> str:
@@ -250,7 +252,7 @@ def with_error(number: list[float]) -> str:
 
 
 @campaign.program("ledger", "runs", "only")
-def main(options: campaign.Options) -> campaign.Wanted:
+def main(options: campaign.Options) -> campaign.Measurements:
     files = {key: options.runs / f"{key.replace('/', '-')}.safetensors" for key in KEPT}
     wanted = {key: partial(kept, *asked, files[key]) for key, asked in KEPT.items()}
     wanted |= {key: partial(begun, KEPT[of][0], files[of], steps) for key, (of, steps) in BEGUN.items()}

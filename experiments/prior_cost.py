@@ -67,4 +67,4 @@ def worker(prior: str, objective: Objective, path: Path) -> Worker:
 @campaign.program("ledger", rounds=40)
 def main(options: campaign.Options) -> None:
     with one_thread():
-        campaign.measure(options.ledger, {name: partial(measure, name, options.rounds) for name in TASKS})
+        campaign.measure_missing(options.ledger, {name: partial(measure, name, options.rounds) for name in TASKS})

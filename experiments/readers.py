@@ -19,7 +19,7 @@ import torch
 
 from experiments import campaign
 from experiments.ledger import Row
-from experiments.pages import markdown
+from experiments.pages import markdown_table
 from repolicy.errors import RepolicyError
 from repolicy.priors.opening import load_policy
 
@@ -105,11 +105,11 @@ def table(found: list[Row]) -> str:
         kinds, versions = (", ".join(dict.fromkeys(row[what] for row in rows)) for what in ("kind", "version"))
         worst = [max(row[what] for row in rows if what in row) for what in ("mean", "log_prob")]
         cells.append([NAMES.get(library, library), versions, kinds, *(f"{each:.0e}" for each in worst)])
-    return markdown(["library", "versions", "kinds", "mean", "log-probability"], cells)
+    return markdown_table(["library", "versions", "kinds", "mean", "log-probability"], cells)
 
 
 @campaign.program("ledger", libraries=Path("runs/libraries"))
-def main(options: campaign.Options) -> campaign.Wanted:
+def main(options: campaign.Options) -> campaign.Measurements:
     ways = [("sb3", version, kind) for version in SB3 for kind in KINDS]
     ways += [(library, version, "PPO") for library, versions in OTHERS.items() for version in versions]
     ways += [("rllib", version, "SAC") for version in OTHERS["rllib"]]

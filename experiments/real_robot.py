@@ -15,7 +15,7 @@ import torch
 
 from experiments import campaign
 from experiments.ledger import Row
-from experiments.pages import markdown
+from experiments.pages import markdown_table
 from experiments.statistics import mean_and_error
 from repolicy.envs.evaluation import EPISODE_CAP, EVALUATION_SEED, EpisodeSums, check_fit
 from repolicy.envs.making import make_envs, match_observation
@@ -84,14 +84,14 @@ def table(rows: list[Row]) -> str:
         kept = f"{row['basic'][0]:.2f} ± {row['basic'][1]:.2f} ({row['basic'][0] / prior['basic'][0]:.0%})"
         costs = [f"{-row[part][0]:.4f} ({row[part][0] / prior[part][0] - 1:+.0%})" for part in ("energy", "clearance")]
         lines.append([name, action, kept, *costs, f"{row['speed_error'][0]:.3f}", str(row["falls"])])
-    return markdown(headings, lines)
+    return markdown_table(headings, lines)
 
 
 @campaign.program(
     "ledger", policy={"action": "append", "default": [], "metavar": "NAME=FILE"}, episodes=100, env=ENV,
     actions=["mean", "sampled"],
 )  # fmt: skip
-def main(options: campaign.Options) -> campaign.Wanted:
+def main(options: campaign.Options) -> campaign.Measurements:
     wanted = {}
     for given in options.policy:
         name, equals, file = given.partition("=")

@@ -15,9 +15,9 @@ import matplotlib.pyplot as plt
 
 from experiments import campaign
 from experiments.campaign import Rows
-from experiments.ledger import Row, grouped
+from experiments.ledger import Row, group_by
 from experiments.one import Run
-from experiments.pages import markdown
+from experiments.pages import markdown_table
 from experiments.paper.results import task_of
 from repolicy.rql.hyperparameters import TASKS
 
@@ -70,7 +70,7 @@ def table(found: Rows) -> str:
     """Return means over seeds, ± std (of a sample: n − 1); shares of the prior's basic return and of the full total."""
     headings = ["task", "policy", "seeds", "basic", "add-on", "total", "of prior's basic", "of full total"]
     lines = list[list[str]]()
-    for task, rows in grouped(found.values(), task_of).items():
+    for task, rows in group_by(found.values(), task_of).items():
         for method, (label, *_) in LOOKS.items():
             own = values(rows, method, "mean", "basic")
             if own:
@@ -82,7 +82,7 @@ def table(found: Rows) -> str:
                 sampled = values(rows, method, "sampled", "total")
                 cells.append(f"{mean(sampled):,.1f}" if sampled else "")
                 lines.append([task if method == "prior" else "", label, *cells])
-    return markdown([*headings, "total, sampled"], lines)
+    return markdown_table([*headings, "total, sampled"], lines)
 
 
 def values(rows: list[Row], method: str, action: str, part: str) -> list[float]:
@@ -98,7 +98,7 @@ def share(rows: list[Row], method: str, reference: str, part: str) -> str:
 
 
 def picture(found: Rows, path: Path) -> None:
-    tasks = grouped(found.values(), task_of)
+    tasks = group_by(found.values(), task_of)
     figure, axes = plt.subplots(1, len(tasks), figsize=(4.5 * len(tasks), 4), squeeze=False)
     for axis, (task, rows) in zip(axes[0], tasks.items(), strict=True):
         for method, (label, color, marker) in LOOKS.items():
@@ -122,4 +122,4 @@ def main(options: campaign.Options) -> None:
 
     asked = product(options.tasks, range(options.seeds), options.methods)
     runs = [run(task, method, seed, options.runs, options.episodes) for task, seed, method in asked]
-    campaign.fill(runs, options, ready=ready, needs="its prior is not in the ledger; add prior to --methods")
+    campaign.run_missing(runs, options, ready=ready, needs="its prior is not in the ledger; add prior to --methods")

@@ -1,4 +1,4 @@
-"""What may be said from few seeds: the statistics of Agarwal et al. (2021), as their package rliable has them.
+"""Statistics for few seeds: those of Agarwal et al. (2021), as their package rliable has them, and permutation tests.
 
 Scores are `[..., S, T]`: S seeds of T tasks. (rliable itself needs a version of pandas that is no longer current.)
 """
@@ -12,13 +12,13 @@ import numpy as np
 from experiments.ledger import Row
 from repolicy.envs.evaluation import Column
 
-RESAMPLES = 5_000
-EPISODE = 16  # iterations: an episode of 1,000 steps where each has 64, and two where it has 128
-DEALS = 20_000  # of which a test looks at every one; of more it draws so many
+BOOTSTRAP_SAMPLES = 5_000
+SMOOTHING_WINDOW = 16  # iterations: one episode of 1,000 steps if an iteration has 64 steps, two if it has 128
+MAX_PERMUTATIONS = 20_000  # a test enumerates this many; if there are more, it draws this many at random
 
 
 def mean_and_error(values: np.ndarray) -> list[float]:
-    """Return the mean and its standard error."""
+    """Return the mean and its standard error, rounded."""
     column = Column("", values)
     return [float(f"{column.mean:.6g}"), float(f"{column.error:.3g}")]
 
@@ -34,75 +34,80 @@ def mean(scores: np.ndarray) -> np.ndarray:
     return np.asarray(scores.mean(axis=(-2, -1)))
 
 
-def chance(
+def permutation_p_value(
     statistic: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ours: np.ndarray,
     theirs: np.ndarray,
     known: bool = False,
 ) -> float:
-    """Return the share of all ways to deal the seeds `[S]` anew in which the statistic of ours and theirs is as large.
+    """Return the share of permutations of the seeds whose statistic is at least as large as the observed one.
 
-    The statistic is asked of many ways at once: of `[..., S]` and `[..., S']` it gives `[...]`.
+    statistic: maps batches `[..., S]` of ours and `[..., S']` of theirs to `[...]`.
+    known: one side is a single known number, not a sample. Then each seed of the other side is reflected about it,
+        independently; the test is exact if that side is distributed symmetrically about the number.
 
-    It is exact where ours and theirs are drawn alike. Where a side is a number that is `known`, and no draw, the others
-    change sides about it, each by itself, and it is exact where they are spread evenly about it. Where there are more
-    than `DEALS` ways, so many are drawn.
+    Without `known`, seeds are exchanged between the sides; the test is exact if both have the same distribution.
     """
-    observed, dealt = statistic(ours, theirs), statistic(*_dealt(ours, theirs, known))
-    return float(np.mean(dealt >= observed - 1e-9 * abs(observed)))
+    observed = statistic(ours, theirs)
+    permuted = statistic(*(_reflections(ours, theirs) if known else _exchanges(ours, theirs)))
+    return float(np.mean(permuted >= observed - 1e-9 * abs(observed)))
 
 
-def _dealt(ours: np.ndarray, theirs: np.ndarray, known: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return both sides in each of W ways, `[W, S]` and `[W, S']`; a side that is known stays as it is."""
-    generator = np.random.default_rng(0)
-    if known:
-        number, others = (ours, theirs) if len(ours) == 1 else (theirs, ours)
-        count = len(others)
-        few = 2**count <= DEALS
-        signs = (
-            np.array([*product((1.0, -1.0), repeat=count)]) if few else generator.choice((1.0, -1.0), (DEALS, count))
-        )
-        turned = number + signs * (others - number)
-        return (ours, turned) if len(ours) == 1 else (turned, theirs)
-    everyone = np.concatenate([ours, theirs])
-    few = comb(len(everyone), len(ours)) <= DEALS
-    drawn = (generator.permutation(len(everyone))[: len(ours)] for _ in range(DEALS))
-    chosen = np.array([*(combinations(range(len(everyone)), len(ours)) if few else drawn)])
-    left = np.ones((len(chosen), len(everyone)), bool)
-    np.put_along_axis(left, chosen, False, axis=1)
-    return everyone[chosen], np.broadcast_to(everyone, left.shape)[left].reshape(len(chosen), -1)
+def _reflections(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return both sides with the seeds of one, `[W, S]`, reflected about the single number of the other."""
+    number, seeds = (ours, theirs) if len(ours) == 1 else (theirs, ours)
+    if 2 ** len(seeds) <= MAX_PERMUTATIONS:
+        signs = np.array([*product((1.0, -1.0), repeat=len(seeds))])
+    else:
+        signs = np.random.default_rng(0).choice((1.0, -1.0), (MAX_PERMUTATIONS, len(seeds)))
+    reflected = number + signs * (seeds - number)
+    return (ours, reflected) if len(ours) == 1 else (reflected, theirs)
 
 
-def interval(
-    statistic: Callable[..., np.ndarray], *samples: np.ndarray, share: float = 0.95, resamples: int = RESAMPLES
+def _exchanges(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return both sides, `[W, S]` and `[W, S']`, with the seeds of both divided anew in W ways."""
+    seeds, size = np.concatenate([ours, theirs]), len(ours)
+    if comb(len(seeds), size) <= MAX_PERMUTATIONS:
+        chosen = np.array([*combinations(range(len(seeds)), size)])
+    else:
+        generator = np.random.default_rng(0)
+        chosen = np.array([generator.permutation(len(seeds))[:size] for _ in range(MAX_PERMUTATIONS)])
+    rest = np.ones((len(chosen), len(seeds)), bool)
+    np.put_along_axis(rest, chosen, False, axis=1)
+    return seeds[chosen], np.broadcast_to(seeds, rest.shape)[rest].reshape(len(chosen), -1)
+
+
+def bootstrap_interval(
+    statistic: Callable[..., np.ndarray], *samples: np.ndarray, share: float = 0.95, resamples: int = BOOTSTRAP_SAMPLES
 ) -> tuple[float, float]:
-    """Return percentiles of the statistic in a stratified bootstrap: seeds drawn anew in each task of each sample."""
+    """Return percentiles of the statistic in a stratified bootstrap, which resamples the seeds of each task."""
     generator = np.random.default_rng(0)
-    drawn = []
+    resampled = []
     for scores in samples:
-        which = generator.integers(0, len(scores), (resamples, *scores.shape))
-        drawn.append(np.take_along_axis(scores[None], which, axis=1))
-    low, high = np.quantile(statistic(*drawn), [(1.0 - share) / 2.0, (1.0 + share) / 2.0])
+        indices = generator.integers(0, len(scores), (resamples, *scores.shape))
+        resampled.append(np.take_along_axis(scores[None], indices, axis=1))
+    low, high = np.quantile(statistic(*resampled), [(1.0 - share) / 2.0, (1.0 + share) / 2.0])
     return float(low), float(high)
 
 
-def smooth(row: Row) -> np.ndarray:
-    """Return a run's curve, each value the mean over whole episodes, and unknown before that.
+def smooth_curve(row: Row) -> np.ndarray:
+    """Return a run's learning curve as running means over whole episodes; nan before the first one ends.
 
-    All environments start their episodes at once. So rewards are low right after it, and between two time limits the
-    episodes that end are those that fell.
+    All environments start their episodes at once, so raw curves oscillate. Rewards are low after a common start, and
+    between two time limits only the episodes of falling robots end.
     """
     values = np.array(row["curves"][row["curve"]], float)  # None becomes nan
-    windows = np.lib.stride_tricks.sliding_window_view(values, EPISODE)
-    return np.concatenate([np.full(EPISODE - 1, np.nan), np.nanmean(windows, 1)])
+    windows = np.lib.stride_tricks.sliding_window_view(values, SMOOTHING_WINDOW)
+    return np.concatenate([np.full(SMOOTHING_WINDOW - 1, np.nan), np.nanmean(windows, 1)])
 
 
 def ranks(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Return ranks from 0; of equal values, the mean of theirs."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    mean_ranks: np.ndarray = (np.cumsum(counts) - (counts + 1) / 2)[which]
+    """Return ranks from 0; equal values share the mean of their ranks."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    mean_ranks: np.ndarray = (np.cumsum(counts) - (counts + 1) / 2)[inverse]
     return mean_ranks
 
 
-def spearman(one: Sequence[float] | np.ndarray, other: Sequence[float] | np.ndarray) -> float:
-    return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
+def spearman(left: Sequence[float] | np.ndarray, right: Sequence[float] | np.ndarray) -> float:
+    """Return Spearman's rank correlation."""
+    return float(np.corrcoef(ranks(left), ranks(right))[0, 1])

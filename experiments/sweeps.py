@@ -94,7 +94,7 @@ def draw(rows: list[Row], path: Path) -> None:
 @campaign.program("ledger", "runs", "jobs", picture=Path("docs/images/omega.png"), tasks=[*SWEEPS])
 def main(options: campaign.Options) -> None:
     ledger = Ledger(options.ledger)
-    with ledger.claimed():
+    with ledger.locked():
         known = {row["task"] for row in ledger.rows()}
         for name in [name for name in options.tasks if name not in known]:
             for row in rows(name, made(name, options.runs, options.jobs)):

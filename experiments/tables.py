@@ -30,13 +30,13 @@ from experiments import (
     wishes,
 )
 from experiments import found as found_settings
-from experiments.campaign import finished
-from experiments.ledger import Ledger, Row, grouped
+from experiments.campaign import finished_rows
+from experiments.ledger import Ledger, Row, group_by
 from experiments.llm.__main__ import PROGRAMS
-from experiments.pages import Tables, each_and_mean, fill, markdown, once
+from experiments.pages import Tables, blank_repeats, markdown_table, mean_and_each, update_page
 from experiments.paper.runs import TASKS as PAPERS
 from experiments.readers import table as reader_table
-from experiments.statistics import smooth
+from experiments.statistics import smooth_curve
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -49,7 +49,7 @@ def rows(name: str) -> list[Row]:
 
 def ledger(name: str, of: str = "") -> dict[str, Row]:
     """Return the rows that ended well, by their keys; of those that end in `of`, so that other lengths stay out."""
-    return {key: row for key, row in finished(Ledger(RESULTS / name)).items() if key.endswith(of)}
+    return {key: row for key, row in finished_rows(Ledger(RESULTS / name)).items() if key.endswith(of)}
 
 
 def speed() -> str:
@@ -62,7 +62,7 @@ def speed() -> str:
         speeds = [f"{row[f'{what}_steps_per_second']:,.0f}" for what in ("physics", "training")]
         shares = [f"**{row['share']:.2f}**", f"{spread['min']:.2f} – {spread['max']:.2f}"]
         lines.append([row["env"], str(row["ranks"]), *speeds, *shares, f"{row['memory_mb_a_rank']:,.0f} MB", where])
-    return markdown(headings, lines)
+    return markdown_table(headings, lines)
 
 
 def peers() -> str:
@@ -72,7 +72,7 @@ def peers() -> str:
         ratios = [row[f"{mine} is faster by"] for mine in ("repolicy", "repolicy, minibatches of 1024")]
         cells = [f"× {middle:.1f} ({low:.1f} – {high:.1f})" for middle, low, high in ratios]
         lines.append([row["contender"], f"{row['steps_per_second']:,.0f}", *cells])
-    return markdown(["", "steps a second, median", "repolicy is faster by", "with minibatches of 1024"], lines)
+    return markdown_table(["", "steps a second, median", "repolicy is faster by", "with minibatches of 1024"], lines)
 
 
 def scores(runs: list[Row]) -> list[str]:
@@ -96,7 +96,7 @@ def by_default() -> str:
             steps, seeds = (f"{runs[0]['steps'] / 1e6:.0f}M", f"{len(runs)}") if runs[0].get("steps") else ("", "")
             first = f"{task.prior}, {task.addon}" if what == "prior" else ""
             lines.append([first, what, steps, *scores(runs), seeds])
-    return markdown(headings, lines)
+    return markdown_table(headings, lines)
 
 
 def by_default_runs(found: dict[str, Row], name: str) -> list[Row]:
@@ -123,7 +123,7 @@ def sweeps() -> str:
         omega = "prior" if row["omega"] is None else f"{row['omega']:g}"
         kl = f"{round(row['kl'], 2) + 0.0:.2f}"  # no -0.00
         lines.append([*(first if begins else ["", ""]), omega, *numbers, kl, "knee" if row["knee"] else ""])
-    return markdown(headings, lines)
+    return markdown_table(headings, lines)
 
 
 def nat_worth() -> str:
@@ -131,7 +131,9 @@ def nat_worth() -> str:
     for row in sorted(rows("nat_worth.jsonl"), key=lambda row: str(row["key"])):
         cells = [f"{row['alpha']:g}", f"{row.get('std', 1.0):g}", f"**{row['value']:.3f}** ± {row['error']:.3f}"]
         lines.append([row["key"].split()[0], *cells, str(row["episodes"])])
-    return markdown(["prior", "trained at α", "std of the actions, as a share", "a nat is worth", "episodes"], lines)
+    return markdown_table(
+        ["prior", "trained at α", "std of the actions, as a share", "a nat is worth", "episodes"], lines
+    )
 
 
 def adapters() -> str:
@@ -142,7 +144,7 @@ def adapters() -> str:
         shown = [f"{100 * middle:.1f} % ({100 * low:.1f} to {100 * high:.1f})" for middle, low, high in costs]
         lines.append([row["host"], f"{row['processor_seconds']:.2f} s", *shown, str(row["rounds"])])
     headings = ["host", "iteration, processor", "cost, processor: median (quartiles)", "cost, clock", "rounds"]
-    return markdown(headings, lines)
+    return markdown_table(headings, lines)
 
 
 def large_prior() -> str:
@@ -151,7 +153,7 @@ def large_prior() -> str:
         low, high = row["shares"]
         seconds = ", ".join(f"{part} {value:.2f}" for part, value in row["seconds"].items())
         lines.append([row["env"], f"**{row['share']:.0%}** ({low:.0%} to {high:.0%})", seconds])
-    return markdown(["environment", "speed, of what physics and networks allow", "seconds"], lines)
+    return markdown_table(["environment", "speed, of what physics and networks allow", "seconds"], lines)
 
 
 def prior() -> str:
@@ -161,7 +163,7 @@ def prior() -> str:
         prices = ("overhead", "states_overhead", "dial_overhead")
         costs = [f"{100 * row[name]:.1f} %" if name in row else "–" for name in prices]
         lines.append([row["task"], f"{without:.0f} ms", f"{with_it:.0f} ms", *costs])
-    return markdown(headings, lines)
+    return markdown_table(headings, lines)
 
 
 def llm_programs() -> str:
@@ -170,14 +172,14 @@ def llm_programs() -> str:
         runs = rows(f"llm/{name}.jsonl")
         minutes = sum(row.get("cpu_seconds", 0.0) for row in runs) / 60
         lines.append([f"`python -m experiments.llm {name}`", str(len(runs)), f"{minutes:.1f}" if minutes else ""])
-    return markdown(["command", "rows", "CPU minutes"], lines)
+    return markdown_table(["command", "rows", "CPU minutes"], lines)
 
 
 def through_hosts() -> str:
     """Return a row a task, its steps and a trainer: means over its seeds, and from which seed to which."""
     lines = []
     rows = ledger("through_hosts.jsonl").values()
-    found = grouped(rows, lambda run: (run["prior"], run["key"].rpartition("/")[2], run["host"]))
+    found = group_by(rows, lambda run: (run["prior"], run["key"].rpartition("/")[2], run["host"]))
     for (prior, steps, host), mine in sorted(found.items(), key=lambda item: (item[0][0], int(item[0][1]))):
         nats = [run["nats"] for run in mine]
         parts = [mean(run["mean"][f"{part}_reward"][0] for run in mine) for part in ("basic", "addon", "total")]
@@ -187,7 +189,7 @@ def through_hosts() -> str:
         of_seeds = f"{min(totals):,.0f}–{max(totals):,.0f}"
         lines.append([f"{prior}, {int(steps):,} steps", host, *cells, of_seeds, f"{sampled:,.0f}"])
     head = ["prior", "trainer", "nats", "basic", "add-on", "total", "of seeds", "sampled"]
-    return markdown(head, once(lines))
+    return markdown_table(head, blank_repeats(lines))
 
 
 # A task, and that of `heavy` with the same prior and wish. Go1's prior is a row of `real_robot`.
@@ -207,9 +209,9 @@ def fine_tuning() -> str:
         ends = [[run["end"][how][f"{part}_reward"][0] for run in mine] for how, part in parts]
         steps, digits = mean(run["end"]["sampled"]["length"][0] for run in mine), 0 if task in FINE_TUNED else 1
         rewards = [f"{mean(end):,.{digits}f}" for end in ends]
-        rewards[2] = each_and_mean(ends[2], digits)
+        rewards[2] = mean_and_each(ends[2], digits)
         lines.append([task, way, kept, *rewards, f"{steps:,.0f}"])
-    return markdown(headings, once(lines))
+    return markdown_table(headings, blank_repeats(lines))
 
 
 ALTERNATIVES = {
@@ -231,7 +233,7 @@ def alternatives() -> str:
         kept = mean(map(of_the_prior, cheetah))
         totals = [mean(run["end"]["mean"]["total_reward"][0] for run in each) for each in (cheetah, hopper)]
         lines.append([name, f"{kept:.0%}", *(f"{total:,.0f}" for total in totals), when])
-    return markdown(headings, lines)
+    return markdown_table(headings, lines)
 
 
 def of_the_prior(row: Row) -> float:
@@ -243,7 +245,7 @@ def of_the_prior(row: Row) -> float:
         kept = ledger("real_robot.jsonl")["prior/sampled"]
         own, length = kept["basic"][0], kept["length"][0]
     own /= length if row["curve"] == "basic" else 1.0
-    curve = smooth(row)
+    curve = smooth_curve(row)
     return float(curve[~np.isnan(curve)][-1]) / own
 
 
@@ -302,7 +304,7 @@ PICTURES = ("frontier", "labels")  # of results/llm, which pages show
 def main(options: campaign.Options) -> None:
     stale = []
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        if fill(path, TABLES, options.check):
+        if update_page(path, TABLES, options.check):
             stale.append(path.name)
     for name in PICTURES:
         made, shown = RESULTS / "llm" / f"{name}.png", ROOT / "docs" / "images" / f"llm-{name}.png"

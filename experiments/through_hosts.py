@@ -47,7 +47,7 @@ def through_engine(prior: str, seed: int, steps: int) -> Policy:
     env, addon = TASKS[prior]
     settings = replace(customize_defaults(prior), steps=steps, seed=seed, ranks=1)  # updates as large as the hosts'
     with tempfile.TemporaryDirectory() as folder:
-        made = campaign.whole(customize(prior, addon, out=Path(folder) / "run", settings=settings, env=env))
+        made = campaign.require_finished(customize(prior, addon, out=Path(folder) / "run", settings=settings, env=env))
         return load_policy(RunFolder(made.folder).last_policy)  # as the hosts give it
 
 
@@ -109,6 +109,6 @@ def summary(policy: Policy, env: str, addon: str, episodes: int = 100) -> Row:
 @campaign.program(
     "ledger", prior={"choices": TASKS, "default": "halfcheetah"}, seeds=(0, 1, 2), steps=300_000, hosts=[*HOSTS]
 )
-def main(options: campaign.Options) -> campaign.Wanted:
+def main(options: campaign.Options) -> campaign.Measurements:
     runs = [(host, options.prior, seed, options.steps) for seed, host in product(options.seeds, options.hosts)]
     return {"/".join(map(str, run)): partial(measure, *run) for run in runs}

@@ -65,7 +65,7 @@ def wrong(kind: str, episodes: int, starts: str, runs: int, noise: np.random.Gen
 
 
 @campaign.program("ledger")
-def main(options: campaign.Options) -> campaign.Wanted:
+def main(options: campaign.Options) -> campaign.Measurements:
     return {
         f"{kind}, {episodes} episodes, starts {starts}": partial(
             wrong, kind, episodes, starts, RUNS, np.random.default_rng(0)

@@ -141,7 +141,7 @@ def run(robot: str, name: str, seed: int, prior: Path, iterations: int, envs: in
     runs=("less_power/0",), iterations=150, envs=4096, robots=1024,
     group={"default": "", "help": "what the rows' keys begin with; by default cart/ for the cart"},
 )  # fmt: skip
-def main(options: campaign.Options) -> campaign.Wanted:
+def main(options: campaign.Options) -> campaign.Measurements:
     size = (options.prior, options.iterations, options.envs, options.robots)
     among = options.group or ("" if options.robot == "go1" else f"{options.robot}/")
     wanted = {f"{among}prior": partial(measured, options.robot, options.prior, options.robots, envs=options.envs)}

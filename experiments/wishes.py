@@ -19,7 +19,7 @@ import torch
 
 from experiments import campaign
 from experiments.ledger import Row
-from experiments.pages import markdown, once
+from experiments.pages import blank_repeats, markdown_table
 from experiments.statistics import spearman
 from repolicy.envs.addons import Addon, combine_addons
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
@@ -296,7 +296,7 @@ def preferences_table(rows: dict[str, Row]) -> str:
             random, chosen = ("–".join(f"{value:.2f}" for value in sorted({min(of), max(of)})) for of in lasts)
             shares = (f"{np.mean([row[key] for row in found]):.0%}" for key in ("gain", "kept"))
             lines.append([f"`{features}`" if features else "networks", str(len(found)), random, chosen, *shares])
-    return markdown(headings, lines)
+    return markdown_table(headings, lines)
 
 
 def takeover_table(rows: dict[str, Row]) -> str:
@@ -309,12 +309,12 @@ def takeover_table(rows: dict[str, Row]) -> str:
             rates = ", ".join(f"{rate:.0%}" for rate in row["rates"])
             shares = (f"{row[name]:.0%}" for name in ("gain", "kept"))
             lines.append([Path(TAKEOVERS[kind].prior).name, arm, seed, rates, f"{sum(row['person_steps']):,}", *shares])
-    return markdown(headings, once(lines))
+    return markdown_table(headings, blank_repeats(lines))
 
 
 @campaign.program("ledger", "runs", "only", seeds=3)
-def main(options: campaign.Options) -> campaign.Wanted:
-    wanted: campaign.Wanted = {}
+def main(options: campaign.Options) -> campaign.Measurements:
+    wanted: campaign.Measurements = {}
     for seed in range(options.seeds):
         wanted |= {f"prefer/{name}/{seed}": partial(prefer, options.runs, name, seed) for name in FEATURES}
         for kind, task in TAKEOVERS.items():

@@ -12,12 +12,12 @@ import torch
 
 from experiments import campaign
 from experiments.ledger import Ledger
-from experiments.pages import fill
+from experiments.pages import update_page
 from experiments.paper import __main__ as paper
 from experiments.paper import report
 from experiments.paper.report import page_tables, results_of
 from experiments.paper.runs import EVERY, OWN, TASKS, planned
-from experiments.statistics import interval
+from experiments.statistics import bootstrap_interval
 from experiments.tables import TABLES
 from repolicy import load_policy
 from repolicy.loading import file_sum
@@ -89,7 +89,7 @@ def test_the_commands_of_the_paper_page_run(
     page.write_text(text := (DOCS / "results-paper.md").read_text())
     places = ["--ledger", str(ledger.path), "--page", str(page)]
     places += ["--runs", str(tmp_path / "runs"), "--priors", str(ledger.path.parent)]
-    monkeypatch.setitem(interval.__kwdefaults__, "resamples", 20)  # what it finds has tests of its own
+    monkeypatch.setitem(bootstrap_interval.__kwdefaults__, "resamples", 20)  # what it finds has tests of its own
     monkeypatch.setattr(report, "RESAMPLES", 20)
     monkeypatch.setattr(campaign, "run_jobs", lambda *jobs, **options: pytest.fail("there is nothing to train"))
     before = len(ledger.rows())
@@ -102,9 +102,9 @@ def test_the_commands_of_the_paper_page_run(
 
 def test_tables_are_what_the_results_say() -> None:
     pages = [DOCS.parent / "README.md", *DOCS.glob("*.md")]
-    assert not [page.name for page in pages if fill(page, TABLES, check=True)]
+    assert not [page.name for page in pages if update_page(page, TABLES, check=True)]
     measured = DOCS.parent / "results" / "paper.jsonl"
-    assert not fill(DOCS / "results-paper.md", page_tables(results_of(measured, 5)), check=True), (
+    assert not update_page(DOCS / "results-paper.md", page_tables(results_of(measured, 5)), check=True), (
         "python -m experiments.paper report"
     )
 

@@ -8,7 +8,7 @@ from experiments.ledger import Row
 from experiments.llm.program import Job, Program, every
 from experiments.llm.toy import measure, policy_log_probs
 from experiments.llm.toy_training import online, opened
-from experiments.pages import markdown
+from experiments.pages import markdown_table
 from repolicy.objective import residual
 
 USUAL = {
@@ -41,7 +41,7 @@ def table(rows: list[Row]) -> str:
         job, after = row["job"], row["after"]
         cells = [job["method"], f"{job['start']:g}", str(job["seed"]), f"{job['nats']:g}", f"{row['spent']:.3f}"]
         lines.append([*cells, f"{row['omega']:.4f}", f"{after['kl']:.3f}", f"{after['addon']:.3f}"])
-    return markdown(["trainer", "from omega", "seed", "budget", "spent", "omega", "KL", "add-on"], lines)
+    return markdown_table(["trainer", "from omega", "seed", "budget", "spent", "omega", "KL", "add-on"], lines)
 
 
 PROGRAM = Program(USUAL, jobs, run, table)

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.ledger import Row, grouped
+from experiments.ledger import Row, group_by
 from experiments.llm.program import Job, Program
 from experiments.llm.toy import Toy, new_model, next_token, optimum, tables
 from experiments.llm.toy_training import load, online, opened, worth
-from experiments.pages import markdown
+from experiments.pages import markdown_table
 from repolicy.llm import dial
 from repolicy.llm.mixing import mixed_log_probs, mixture
 from repolicy.objective import Objective, residual
@@ -83,7 +83,7 @@ def cost(tokens: int = 64, rows: int = 16, rounds: int = 5) -> dict[str, float]:
 def table(rows: list[Row]) -> str:
     """Return KL to the exact optimum: a row for each omega, a number for each seed; and what a token costs."""
     dialled = (row for row in rows if row["job"]["kind"] != "cost")
-    groups = grouped(dialled, lambda row: (row["job"]["seed"] is not None, KINDS.index(row["job"]["kind"])))
+    groups = group_by(dialled, lambda row: (row["job"]["seed"] is not None, KINDS.index(row["job"]["kind"])))
     found = dict(sorted(groups.items()))
     headings = ["omega"]
     for (trained, kind), runs in found.items():
@@ -93,7 +93,7 @@ def table(rows: list[Row]) -> str:
     for i, omega in enumerate(next(iter(found.values()))[0]["job"]["omegas"]):
         each = [", ".join(f"{max(run['after'][i]['kl'], 0.0):.3f}" for run in runs) for runs in found.values()]
         lines.append([f"{omega:g}", *each])
-    text = markdown(headings, lines)
+    text = markdown_table(headings, lines)
     for row in rows:
         if row["job"]["kind"] == "cost":
             text += "\n\nCPU milliseconds a token, 16 rows, one thread, 3 layers of 128:\n\n| | ms |\n|---|---|\n"

@@ -11,11 +11,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from experiments.ledger import Row, grouped
+from experiments.ledger import Row, group_by
 from experiments.llm.program import Job, Program, of_seeds
 from experiments.llm.toy import labelled_pairs, measure, optimum, policy_log_probs, sample_responses
 from experiments.llm.toy_training import offline, online, opened, worth
-from experiments.pages import markdown
+from experiments.pages import markdown_table
 from repolicy.objective import residual
 
 USUAL = {
@@ -69,8 +69,8 @@ def run(job: Job, priors: Path) -> Row:
 
 def table(rows: list[Row]) -> str:
     """Return three tables: the exact optimum at each omega, and KL to it of the methods and of the controls."""
-    methods = grouped(rows, lambda row: (row["job"]["world"], row["job"]["method"]))
-    found = {method: grouped(of, lambda row: row["job"]["omega"]) for method, of in methods.items()}
+    methods = group_by(rows, lambda row: (row["job"]["world"], row["job"]["method"]))
+    found = {method: group_by(of, lambda row: row["job"]["omega"]) for method, of in methods.items()}
     best, distances, controls = list[list[str]](), list[list[str]](), list[list[str]]()
     for omega, runs in found["standard", "whole"].items():
         best.append([f"{omega:g}", *(f"{runs[0]['best'][name]:.2f}" for name in COLUMNS)])
@@ -81,7 +81,7 @@ def table(rows: list[Row]) -> str:
             if (world, method) != ("standard", "decomposed") or omega == runs[0]["job"]["alpha"]:
                 controls.append([what, f"{omega:g}", f"{runs[0]['before']['kl']:.2f}", of_seeds(runs)])
     heads = ["omega", *COLUMNS.values()], ["omega", "before", *METHODS.values()], ["control", "omega", "before", "KL"]
-    return "\n\n".join(map(markdown, heads, (best, distances, controls)))
+    return "\n\n".join(map(markdown_table, heads, (best, distances, controls)))
 
 
 def draw(rows: list[Row], priors: Path, file: Path) -> None:
@@ -91,7 +91,7 @@ def draw(rows: list[Row], priors: Path, file: Path) -> None:
     toy, _, log_prior = opened("standard", priors)
     objectives = [residual(0.01 * i, alpha) for i in range(int(100 * most) + 1)]
     best = [measure(toy, each, optimum(each, log_prior, toy.rewards), log_prior) for each in objectives]
-    of = dict(sorted(grouped(standard, lambda row: row["job"]["method"]).items()))
+    of = dict(sorted(group_by(standard, lambda row: row["job"]["method"]).items()))
     names = {"addon": "add-on reward", "length": "letters", "entropy": "entropy of a response"}
     figure, panels = plt.subplots(1, 4, figsize=(16, 3.8), layout="constrained")
     for panel, (name, label) in zip(panels, names.items(), strict=False):

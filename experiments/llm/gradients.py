@@ -13,7 +13,7 @@ from torch import Tensor
 
 from experiments.ledger import Row
 from experiments.llm.program import Job, Program, every
-from experiments.pages import markdown
+from experiments.pages import markdown_table
 from repolicy.llm.losses import returns_to_go, token_rewards, whole_returns
 from repolicy.objective import greedy, kl
 
@@ -135,7 +135,7 @@ def table(rows: list[Row]) -> str:
     [row] = rows
     cosine, length = row["cosine"], row["relative_norm"]
     lines = [[name, f"{cosine[name]:.4f}", f"{length[name]:.3f}"] for name in cosine]
-    return markdown(["expected gradient of", "cosine with the exact one", "relative length"], lines)
+    return markdown_table(["expected gradient of", "cosine with the exact one", "relative length"], lines)
 
 
 PROGRAM = Program(USUAL, jobs, run, table)

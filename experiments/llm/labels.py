@@ -14,7 +14,7 @@ from experiments.ledger import Row
 from experiments.llm.program import Job, Program, every, mean_and_spread
 from experiments.llm.toy import labelled_pairs, labelled_responses, measure, policy_log_probs, sample_responses
 from experiments.llm.toy_training import offline, opened
-from experiments.pages import markdown
+from experiments.pages import markdown_table
 from repolicy.objective import residual
 
 USUAL = {"pairs": (64, 256, 1024, 4096), "seeds": 5, "omega": 0.2, "alpha": 0.2, "rate": 3e-4}
@@ -53,7 +53,7 @@ def table(rows: list[Row]) -> str:
         runs = "/".join(map(str, sorted({len(group) for group in of})))
         cells = [mean_and_spread(group) if group else "" for group in of]
         lines.append([str(count), runs, f"{mine[0]['before']['kl']:.3f}", *cells])
-    return markdown(["pairs", "runs", "before", *METHODS], lines)
+    return markdown_table(["pairs", "runs", "before", *METHODS], lines)
 
 
 def draw(rows: list[Row], priors: Path, file: Path) -> None:

@@ -22,7 +22,7 @@ from experiments.ledger import Row
 from experiments.llm.program import Job, Program
 from experiments.llm.toy import END, new_model, new_tokenizer
 from experiments.llm.toy_training import addon_reward, load, scratch, trained
-from experiments.pages import markdown
+from experiments.pages import markdown_table
 from repolicy.llm.dpo import CrossEntropyDPOConfig, CrossEntropyDPOTrainer, DecomposedDPOConfig, DecomposedDPOTrainer
 from repolicy.llm.grpo import ResidualGRPOConfig, ResidualGRPOTrainer
 from repolicy.objective import kl
@@ -130,7 +130,7 @@ def table(rows: list[Row]) -> str:
         named = [ours.__name__, row["parent"], str(row["tokens"])]
         lines.append([*named, *times, f"{row['overhead_percent']:+.1f} %", *memory])
     memory_too = ["parent's memory", "ours"] if len(lines[0]) > 6 else []
-    return markdown(["trainer", "parent", "tokens", "parent, ms", "ours, ms", "difference", *memory_too], lines)
+    return markdown_table(["trainer", "parent", "tokens", "parent, ms", "ours, ms", "difference", *memory_too], lines)
 
 
 PROGRAM = Program({"steps": 12, "turns": 6, "device": {"choices": ["cpu", "cuda"], "default": "cpu"}}, jobs, run, table)

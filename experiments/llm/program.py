@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from experiments.campaign import measure, parser
+from experiments.campaign import make_parser, measure_missing
 from experiments.ledger import Ledger, Row
 from repolicy.errors import UsageError
 from repolicy.policies.storage import write_bytes
@@ -36,7 +36,7 @@ class Program:
             "priors": Path("runs/llm-toy"),
             "no_train": {"action": "store_true"},
         }
-        options = parser(f"experiments.llm {name}", description, (), **self.usual, **settings).parse_args(words)
+        options = make_parser(f"experiments.llm {name}", description, (), **self.usual, **settings).parse_args(words)
         rows = self.rows(options, options.output / f"{name}.jsonl")
         page = f"Made by `python -m experiments.llm {name}`.\n\n{self.table(rows)}\n"
         write_bytes(options.output / f"{name}.md", page.encode())
@@ -49,7 +49,7 @@ class Program:
         torch.set_num_threads(1)
         jobs = {" ".join(f"{name}={value}" for name, value in sorted(job.items())): job for job in self.jobs(options)}
         if not options.no_train:
-            measure(file, {key: partial(self.row, job, options.priors) for key, job in jobs.items()})
+            measure_missing(file, {key: partial(self.row, job, options.priors) for key, job in jobs.items()})
         found = [row for key, row in Ledger(file).by_key().items() if key in jobs]
         if not found:
             raise UsageError(f"{file} has no run with these settings; without --no-train they are made")

@@ -7,7 +7,7 @@ from experiments.ledger import Row
 from experiments.llm.program import Job, Program, every, of_seeds
 from experiments.llm.toy import policy_log_probs
 from experiments.llm.toy_training import online, opened, worth
-from experiments.pages import markdown
+from experiments.pages import markdown_table
 from repolicy.objective import residual
 
 USUAL = {"omegas": (0.6, 0.1, 0.2, 0.3), "alpha": 0.2, "seeds": 3, "steps": 300, "samples": 64}
@@ -37,7 +37,7 @@ def table(rows: list[Row]) -> str:
     for omega in sorted({row["job"]["omega"] for row in rows}):
         of = [[row for row in rows if (row["job"]["omega"], row["job"]["mend"]) == (omega, mend)] for mend in MENDS]
         lines.append([f"{omega:g}", *map(of_seeds, of)])
-    return markdown(["omega", *MENDS], lines)
+    return markdown_table(["omega", *MENDS], lines)
 
 
 PROGRAM = Program(USUAL, jobs, run, table)

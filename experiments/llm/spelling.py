@@ -16,7 +16,7 @@ from experiments.ledger import Row
 from experiments.llm.program import Job, Program
 from experiments.llm.toy import new_model, new_tokenizer, taught
 from experiments.llm.toy_training import load, online
-from experiments.pages import markdown
+from experiments.pages import markdown_table
 from repolicy.errors import UsageError
 from repolicy.llm.rloo import response_log_probs
 from repolicy.objective import residual
@@ -129,7 +129,7 @@ def table(rows: list[Row]) -> str:
         numbers = [f"{row[name]:.2f}" for name in MEASURED]
         lines.append([title, *numbers, str(row["different"]), f"{row['real']:.2f}"])
         shown += f"\n\n**{title}**: {', '.join(name.capitalize() or '(empty)' for name in row['names'][:12])}"
-    return markdown(["omega", *MEASURED.values(), "different", "real"], lines) + shown
+    return markdown_table(["omega", *MEASURED.values(), "different", "real"], lines) + shown
 
 
 PROGRAM = Program(USUAL, jobs, run, table)

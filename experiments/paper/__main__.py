@@ -25,7 +25,7 @@ from repolicy.runs.folder import RunFolder
 def main() -> None:
     page, kept = Path("docs/results-paper.md"), Path("results/paper")  # the best of soft
     only = {"nargs": "+", "default": [], "help": "tables, environments, variants; by default all"}
-    parser = campaign.parser("experiments.paper", __doc__, only=only, seeds=5, priors=kept, page=page)
+    parser = campaign.make_parser("experiments.paper", __doc__, only=only, seeds=5, priors=kept, page=page)
     parser.add_argument("what", choices=["run", "report"])
     options = parser.parse_args()
     {"run": run, "report": report}[options.what](options)
@@ -49,9 +49,9 @@ def run(options: argparse.Namespace) -> None:
             keep_prior(plans[made.key].task, rows, options)
 
     for task in dict.fromkeys(plan.task for plan in plans.values() if plan.needs_prior):
-        keep_prior(task, campaign.finished(Ledger(options.ledger)), options)
+        keep_prior(task, campaign.finished_rows(Ledger(options.ledger)), options)
     runs = [plan.run(prior_of(plan.task, options)) for plan in plans.values()]
-    campaign.fill(
+    campaign.run_missing(
         runs, options, ready=ready, done=done, needs="its prior is the best of soft, of which not all seeds are trained"
     )
 

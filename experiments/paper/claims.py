@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.paper import printed
 from experiments.paper.results import Results, Scores
-from experiments.statistics import chance, interval, mean
+from experiments.statistics import bootstrap_interval, mean, permutation_p_value
 
 Verdict = Literal["holds here", "does not", "cannot tell", "not measured yet"]
 Way = tuple[str, str]  # which policy of a run, by which action
@@ -113,7 +113,7 @@ def examined(results: Results, claim: Claim, task: str) -> Finding:
     one, other = (scores[:, None] for scores in (claim.share * left.seeds, right.seeds))
     several = min((len(each.seeds) for each in (left, right) if not each.one_policy), default=1) > 1
     known = several and not best  # a bootstrap knows nothing beyond the best seed
-    low, high = interval(lambda x, y: mean(x) - mean(y), one, other) if known else (None, None)
+    low, high = bootstrap_interval(lambda x, y: mean(x) - mean(y), one, other) if known else (None, None)
     middle = middle_of(claim)
     return replace(found, figure=float(middle(one[:, 0]) - middle(other[:, 0])), low=low, high=high)
 
@@ -134,7 +134,7 @@ def judged(left: Scores | None, right: Scores | None, claim: Claim) -> tuple[Ver
 
     one, most = claim.share * left.seeds, right.seeds - claim.margin * abs(middle(right.seeds))
     known = left.one_policy or right.one_policy
-    p = min(chance(gap, one, most, known), chance(gap, most, one, known))
+    p = min(permutation_p_value(gap, one, most, known), permutation_p_value(gap, most, one, known))
     if p > ERROR:
         return "cannot tell", p
     return "holds here" if gap(one, most) > 0 else "does not", p

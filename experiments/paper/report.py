@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from experiments.ledger import Ledger, Row
-from experiments.pages import Tables, fill, markdown
+from experiments.pages import Tables, markdown_table, update_page
 from experiments.paper import tables
 from experiments.paper.claims import findings
 from experiments.paper.results import Results
 from experiments.paper.runs import EVERY, OWN, TASKS, planned
-from experiments.statistics import interval, iqm
+from experiments.statistics import bootstrap_interval, iqm
 from repolicy.errors import UsageError
 from repolicy.loading import read_bytes
 
@@ -44,15 +44,15 @@ def page_tables(results: Results) -> Tables:
     """Return what makes the tables of `docs/results-paper.md`, by their names there."""
     found = findings(results)
     return {
-        "paper_summary": lambda: markdown(*tables.summary(results, found)),
+        "paper_summary": lambda: markdown_table(*tables.summary(results, found)),
         "paper_missing": lambda: tables.missing(results),
-        "paper_claims": lambda: markdown(*tables.claims(found)),
-        "paper_table1": lambda: markdown(*tables.learning(results)),
-        "paper_table2": lambda: markdown(*tables.customizing(results)),
-        "paper_ways": lambda: markdown(*tables.ways(results)),
-        "paper_beyond": lambda: markdown(*tables.beyond(results)),
-        "paper_expense": lambda: markdown(*tables.expense(results)),
-        "paper_settings": lambda: markdown(*tables.settings(results)),
+        "paper_claims": lambda: markdown_table(*tables.claims(found)),
+        "paper_table1": lambda: markdown_table(*tables.learning(results)),
+        "paper_table2": lambda: markdown_table(*tables.customizing(results)),
+        "paper_ways": lambda: markdown_table(*tables.ways(results)),
+        "paper_beyond": lambda: markdown_table(*tables.beyond(results)),
+        "paper_expense": lambda: markdown_table(*tables.expense(results)),
+        "paper_settings": lambda: markdown_table(*tables.settings(results)),
     }
 
 
@@ -62,7 +62,7 @@ def write(results: Results, text: Path) -> None:
         raise UsageError(
             f"{text} has no place for these tables: copy the lines <!-- table: … --> of docs/results-paper.md"
         )
-    fill(text, page_tables(results))
+    update_page(text, page_tables(results))
     picture(figures(results), text.with_name("images") / "paper.png")
 
 
@@ -122,7 +122,7 @@ def curve_of(results: Results, task: str, variant: str, total: bool) -> Curve | 
     middle = np.array([iqm(lines[:, [i]]) for i in range(GRID)])
     if len(known) == 1:
         return grid, middle, middle, middle
-    band = np.array([interval(iqm, lines[:, [i]], resamples=RESAMPLES) for i in range(GRID)])
+    band = np.array([bootstrap_interval(iqm, lines[:, [i]], resamples=RESAMPLES) for i in range(GRID)])
     return grid, middle, band[:, 0], band[:, 1]
 
 

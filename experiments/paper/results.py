@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.ledger import Row, grouped, seedless
+from experiments.ledger import Row, group_by, key_without_seed
 from experiments.paper.runs import EVERY, OWN, TASKS, planned
 
 SETTINGS: tuple[str, ...] = (
@@ -95,12 +95,12 @@ def mixed(rows: Sequence[Row]) -> list[str]:
     said += _several("processor", [each["machine"]["processor"] for each in made])
     commits = len({each["commit"] for each in made})
     said += [f"code: {commits} commits"] * (commits > 1)
-    for task, mine in sorted(grouped(rows, task_of).items()):
+    for task, mine in sorted(group_by(rows, task_of).items()):
         said += _several(f"{task}'s prior", [prior[:10] for row in mine if (prior := prior_of(row))])
         known = [settings_of(row) for row in mine if row.get("request")]
         for name in SETTINGS:
             said += _several(f"{task}'s {name}", [settings.get(name) for settings in known])
-    for variant, same in sorted(grouped(rows, seedless).items()):
+    for variant, same in sorted(group_by(rows, key_without_seed).items()):
         commands = [row["command"] for row in same if "command" in row]
         said += _several(f"{variant}'s command", [re.sub(r" --seed \d+", "", command) for command in commands])
         for name in ("env", "addon", "episodes"):

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import get_args
 
-from experiments.pages import once
+from experiments.pages import blank_repeats
 from experiments.paper import printed
 from experiments.paper.claims import Finding, Verdict
 from experiments.paper.results import SETTINGS, Results, Scores, cost, mixed, settings_of
 from experiments.paper.runs import BEYOND, EVERY, OWN, TASKS, VARIANTS
-from experiments.statistics import interval, iqm
+from experiments.statistics import bootstrap_interval, iqm
 
 Rows = tuple[list[str], list[list[str]]]
 NAMES = {
@@ -78,7 +78,7 @@ def learning(results: Results) -> Rows:
                 pair(printed.AVERAGE[task][variant]), pooled(last), middle(last),
                 pair(printed.BEST[task][variant]), best(last), pooled(sampled),
             ])  # fmt: skip
-    return headings, once(rows)
+    return headings, blank_repeats(rows)
 
 
 def customizing(results: Results) -> Rows:
@@ -96,7 +96,7 @@ def customizing(results: Results) -> Rows:
             for part in ("basic_reward", "metric", "addon_reward"):
                 row += [pair(theirs[part]), pooled(found[part])]
             rows.append(row)
-    return headings, once(rows)
+    return headings, blank_repeats(rows)
 
 
 def ways(results: Results) -> Rows:
@@ -108,7 +108,7 @@ def ways(results: Results) -> Rows:
             cells = [pooled(results.scores(task, variant, part, "best", action)) for action in ("mean", "sampled")]
             if cells[0] != NOT_YET:
                 rows.append([ENVIRONMENTS[task], NAMES[variant], called, *cells])
-    return headings, once(rows)
+    return headings, blank_repeats(rows)
 
 
 def claims(findings: Sequence[Finding]) -> Rows:
@@ -121,7 +121,7 @@ def claims(findings: Sequence[Finding]) -> Rows:
         p = NOT_YET if found.p is None else f"{found.p:.3f}"
         row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict, p, *found.others, figure, between]
         rows.append([*row, number(found.printed) + ("" if found.holds_in_print else " (no)")])
-    return headings, once(rows)
+    return headings, blank_repeats(rows)
 
 
 def beyond(results: Results) -> Rows:
@@ -135,7 +135,7 @@ def beyond(results: Results) -> Rows:
                 name = NAMES.get(variant, variant.replace("_", " "))
                 many = "one policy" if found[0].one_policy else str(len(found[0].means))
                 rows.append([entry.env, name, many, *map(pooled, [*found, sampled])])
-    return headings, once(rows)
+    return headings, blank_repeats(rows)
 
 
 def expense(results: Results) -> Rows:
@@ -226,5 +226,5 @@ def middle(scores: Scores | None) -> str:
 def bounds(scores: Scores, statistic: Callable[..., object]) -> str:
     if len(scores.seeds) < 2:
         return "one policy" if scores.one_policy else "one seed"
-    low, high = interval(statistic, scores.column)  # type: ignore[arg-type]
+    low, high = bootstrap_interval(statistic, scores.column)  # type: ignore[arg-type]
     return f"{number(low)} to {number(high)}"

@@ -56,10 +56,10 @@ class Inside:
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     monkeypatch.setattr(campaign, "LocalProcess", Inside)
-    monkeypatch.setattr(campaign, "PAUSE", 0.0)
+    monkeypatch.setattr(campaign, "POLL_SECONDS", 0.0)
     Inside.started = []
     monkeypatch.setattr(sys, "argv", ["x", "--ledger", str(tmp_path / "l.jsonl"), "--runs", str(tmp_path / "runs")])
-    return campaign.parser("test", "").parse_args()
+    return campaign.make_parser("test", "").parse_args()
 
 
 def test_a_program_measures_the_keys_that_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_a_program_measures_the_keys_that_it_is_told(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sys, "argv", ["x", "--ledger", str(ledger), "--only", "b", "c", "--seeds", "3", "4"])
 
     @campaign.program("ledger", "only", draw=lambda rows, path: drawn.append([*rows]), seeds=(0,), how=["one", "two"])
-    def main(options: campaign.Options) -> campaign.Wanted:
+    def main(options: campaign.Options) -> campaign.Measurements:
         assert options.how == ["one", "two"]
         return {key: lambda: {"seeds": options.seeds} for key in ("apart", "beside", "close")}
 
@@ -86,7 +86,9 @@ def test_a_run_becomes_a_line_and_is_not_repeated(options: argparse.Namespace, t
     again = Run("pendulum/again/0", (), "Pendulum-v1", policy=policy, episodes=2)
     wrong = Run("pendulum/wrong/0", ("train", "Pendulum-v1", "--alpha", "-1", *SMALL.split()), "Pendulum-v1")
     with pytest.raises(RepolicyError, match="1 runs failed and 0 were not begun"):
-        campaign.fill([TRAIN, again, replace(again, key="pendulum/elsewhere/0", evaluation_seed=7), wrong], options)
+        campaign.run_missing(
+            [TRAIN, again, replace(again, key="pendulum/elsewhere/0", evaluation_seed=7), wrong], options
+        )
     rows = Ledger(options.ledger).by_key()
     row, elsewhere = rows["pendulum/soft/0"], rows["pendulum/elsewhere/0"]
     assert row["command"] == f"repolicy train Pendulum-v1 --alpha 0.01 {SMALL}"
@@ -104,7 +106,7 @@ def test_a_run_becomes_a_line_and_is_not_repeated(options: argparse.Namespace, t
     assert row["best"]["mean"] != elsewhere["last"]["mean"], "other episodes"
     Inside.started = []
     with pytest.raises(RepolicyError, match="1 runs failed"):
-        campaign.fill([TRAIN, again, wrong], options)
+        campaign.run_missing([TRAIN, again, wrong], options)
     assert Inside.started == ["pendulum/wrong/0"], "what failed is tried again, what is done is not"
 
 
@@ -113,7 +115,7 @@ def test_what_waits_for_another_is_begun_after_it(
 ) -> None:
     never = Run("pendulum/never/0", (), "Pendulum-v1")
     with pytest.raises(RepolicyError, match="0 runs failed and 1 were not begun"):
-        campaign.fill([never], options, ready=lambda run, rows: False, needs="it needs another")
+        campaign.run_missing([never], options, ready=lambda run, rows: False, needs="it needs another")
     assert "pendulum/never/0 was not begun: it needs another" in capsys.readouterr().out
 
 
@@ -121,8 +123,8 @@ def test_a_row_tells_all_that_its_run_was_made_by(monkeypatch: pytest.MonkeyPatc
     """Begun on one machine, ended on another, and evaluated again on a third, which trains nothing."""
 
     def measured_on(name: str) -> Row:
-        monkeypatch.setattr(one, "stamp", lambda: {"machine": name})
-        return one.measured(TRAIN, tmp_path / "run")
+        monkeypatch.setattr(one, "provenance", lambda: {"machine": name})
+        return one.measure_run(TRAIN, tmp_path / "run")
 
     def stopped(words: list[str]) -> None:
         raise KeyboardInterrupt
@@ -141,14 +143,14 @@ def test_a_run_that_leaves_nothing_here_is_a_failure(options: argparse.Namespace
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(one, "main", lambda: None)
         with pytest.raises(RepolicyError, match="1 runs failed"):
-            campaign.fill([TRAIN], options)
+            campaign.run_missing([TRAIN], options)
     assert "must see that folder" in Ledger(options.ledger).by_key()[TRAIN.key]["error"]
 
 
 def test_no_jobs_are_refused(options: argparse.Namespace) -> None:
     options.jobs = 0
     with pytest.raises(UsageError, match="jobs is 0"):
-        campaign.fill([TRAIN], options)
+        campaign.run_missing([TRAIN], options)
 
 
 def test_the_prior_is_the_best_policy_of_all_seeds(tmp_path: Path) -> None:
@@ -185,15 +187,15 @@ def test_the_prior_is_the_best_policy_of_all_seeds(tmp_path: Path) -> None:
 def test_folders_of_runs_are_folders(tmp_path: Path) -> None:
     assert "/" not in learning.run(learning.VARIED, 1).folder
     made = rql.run("cartpole", "rql", 2, Path("runs/rql"), 5)
-    assert made.words[:3] == ("rql", "customize", "runs/rql/cartpole-prior-2")
-    assert (made.folder, made.trains) == ("cartpole-rql-2", True)
+    assert made.arguments[:3] == ("rql", "customize", "runs/rql/cartpole-prior-2")
+    assert (made.folder, made.is_training) == ("cartpole-rql-2", True)
 
 
 def test_a_run_that_a_signal_ended_early_becomes_no_line(tmp_path: Path) -> None:
     early, whole = (Result(tmp_path, 10, finished, {}) for finished in (False, True))
     with pytest.raises(KeyboardInterrupt):
-        campaign.measure(tmp_path / "rows.jsonl", {
-            "whole": lambda: {"steps": campaign.whole(whole).steps},
-            "early": lambda: {"steps": campaign.whole(early).steps},
+        campaign.measure_missing(tmp_path / "rows.jsonl", {
+            "whole": lambda: {"steps": campaign.require_finished(whole).steps},
+            "early": lambda: {"steps": campaign.require_finished(early).steps},
         })  # fmt: skip
     assert [row["key"] for row in Ledger(tmp_path / "rows.jsonl").rows()] == ["whole"]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from experiments import stale, statistics
-from experiments.ledger import Ledger, checksum, command, commit
-from experiments.statistics import chance, interval, iqm, mean, mean_and_error
+from experiments.ledger import Ledger, checksum, current_command, current_commit
+from experiments.statistics import bootstrap_interval, iqm, mean, mean_and_error, permutation_p_value
 from repolicy.errors import FileError
 
 
@@ -28,7 +28,7 @@ def test_rows_come_back_as_they_were_added(ledger: Ledger) -> None:
     assert Ledger(ledger.path.with_name("none.jsonl")).rows() == []
     ledger.add({"key": "a", "value": 2.0})
     assert [row["key"] for row in ledger.rows()] == ["a", "b", "a"]
-    made_by = {"command": command(), "commit": commit()}
+    made_by = {"command": current_command(), "commit": current_commit()}
     assert ledger.rows()[1] == made_by | {"key": "b", "value": None, "each": [1, {"ω": "π"}]}
     assert ledger.by_key()["a"]["value"] == 2.0
 
@@ -68,11 +68,11 @@ def test_a_file_that_is_no_text_or_no_file_is_named(tmp_path: Path) -> None:
 
 
 def test_one_program_fills_it_at_a_time(ledger: Ledger) -> None:
-    with ledger.claimed():
+    with ledger.locked():
         ledger.add({"key": "c"})
-        with pytest.raises(FileError, match="another program is filling"), ledger.claimed():
+        with pytest.raises(FileError, match="another program is filling"), ledger.locked():
             pass
-    with ledger.claimed():
+    with ledger.locked():
         assert len(ledger.rows()) == 3
 
 
@@ -82,7 +82,7 @@ WHO = ("-c", "user.name=a", "-c", "user.email=a@b.c")
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(stale, "ROOT", tmp_path)
-    stale.changed_since.cache_clear()
+    stale.count_changes.cache_clear()
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     return tmp_path
 
@@ -115,7 +115,7 @@ def test_a_row_is_stale_once_what_it_depends_on_has_changed(
     expected = {
         ("runs.jsonl", first): (1, 1), ("runs.jsonl", f"{first}+"): (1, 1), ("runs.jsonl", "f" * 40): (1, None)
     }  # fmt: skip
-    assert stale.stale(clone / "results") == expected
+    assert stale.stale_rows(clone / "results") == expected
     monkeypatch.setattr("sys.argv", ["stale", "--results", str(clone / "results")])
     stale.main()
     told = capsys.readouterr().out.splitlines()
@@ -124,18 +124,18 @@ def test_a_row_is_stale_once_what_it_depends_on_has_changed(
     assert told[3] == "3 rows in 1 files are older than the code that they depend on"
     committed(clone, src__repolicy__learning="3")
     (clone / "results" / "new.jsonl").write_text(rows(first))  # git does not know it yet
-    stale.changed_since.cache_clear()
-    found = stale.stale(clone / "results")
+    stale.count_changes.cache_clear()
+    found = stale.stale_rows(clone / "results")
     assert found["new.jsonl", first] == found["runs.jsonl", first] == (1, 2)
     assert sum(count for count, _ in found.values()) == 6
 
 
 def test_what_a_kind_depends_on() -> None:
-    assert "src/repolicy/llm" in stale.depends_on("llm/rate-0.002/frontier.jsonl")
-    assert "src/repolicy/learning" in stale.depends_on("anything.jsonl")
-    assert "src/repolicy/learning" not in stale.depends_on("adapters.jsonl")
+    assert "src/repolicy/llm" in stale.dependencies_of("llm/rate-0.002/frontier.jsonl")
+    assert "src/repolicy/learning" in stale.dependencies_of("anything.jsonl")
+    assert "src/repolicy/learning" not in stale.dependencies_of("adapters.jsonl")
     root = Path(stale.__file__).parents[1]
-    assert all((root / path).exists() for paths in stale.KINDS.values() for path in paths)
+    assert all((root / path).exists() for paths in stale.DEPENDENCIES.values() for path in paths)
 
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -161,7 +161,7 @@ def test_a_ledger_names_both_where_the_row_does_not(tmp_path: Path, monkeypatch:
     ledger.add({"key": "mine"})
     ledger.add({"key": "told", "command": "repolicy train", "commit": "c" * 40})
     mine, told = ledger.rows()
-    assert (mine["command"], mine["commit"]) == (command(), commit())
+    assert (mine["command"], mine["commit"]) == (current_command(), current_commit())
     assert mine["command"] == "python -m experiments.found --tasks 'go1 too'"
     assert (told["command"], told["commit"]) == ("repolicy train", "c" * 40)
 
@@ -178,14 +178,14 @@ def test_the_figures_are_those_of_rliable() -> None:
 
 def test_the_intervals_are_those_of_rliable() -> None:
     """rliable 1.2.0: get_interval_estimates, with 15,000 and 5,000 resamples."""
-    assert interval(iqm, X) == pytest.approx((1.31666667, 3.43333333), abs=0.06)  # one step of it
+    assert bootstrap_interval(iqm, X) == pytest.approx((1.31666667, 3.43333333), abs=0.06)  # one step of it
 
 
 def test_an_interval_is_that_of_all_resamples() -> None:
     scores = np.array([[1.0], [2.0], [4.0]])
     every = np.array([scores[list(which)] for which in product(range(3), repeat=3)])
     low, high = np.quantile(mean(every), [0.1, 0.9])
-    assert interval(mean, scores, share=0.8) == pytest.approx((low, high), abs=1e-9)
+    assert bootstrap_interval(mean, scores, share=0.8) == pytest.approx((low, high), abs=1e-9)
 
 
 def test_a_chance_is_the_share_of_deals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,22 +195,24 @@ def test_a_chance_is_the_share_of_deals(monkeypatch: pytest.MonkeyPatch) -> None
     def gap(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
         return np.asarray(ours.mean(axis=-1) - theirs.mean(axis=-1))
 
-    assert chance(gap, high, low) == 1 / 20
-    assert chance(gap, low, high) == 1.0
-    assert chance(gap, high, np.array([3.5]), known=True) == 1 / 8
+    assert permutation_p_value(gap, high, low) == 1 / 20
+    assert permutation_p_value(gap, low, high) == 1.0
+    assert permutation_p_value(gap, high, np.array([3.5]), known=True) == 1 / 8
     seeds, others = np.random.default_rng(0).normal(size=(2, 6))  # 924 deals, 64 signs
     for sides, known in (((seeds + 0.5, others), False), ((seeds + 0.5, np.array([0.0])), True)):
-        exact = chance(gap, *sides, known)
+        exact = permutation_p_value(gap, *sides, known)
         with monkeypatch.context() as patch:
-            patch.setattr(statistics, "DEALS", 60)
-            assert 0.0 < abs(chance(gap, *sides, known) - exact) < 0.15  # drawn: 2.5 standard errors at most
-            patch.setattr(statistics, "DEALS", 50_000)
-            assert chance(gap, *sides, known) == exact
+            patch.setattr(statistics, "MAX_PERMUTATIONS", 60)
+            assert (
+                0.0 < abs(permutation_p_value(gap, *sides, known) - exact) < 0.15
+            )  # drawn: 2.5 standard errors at most
+            patch.setattr(statistics, "MAX_PERMUTATIONS", 50_000)
+            assert permutation_p_value(gap, *sides, known) == exact
 
 
 def test_the_middle_ignores_the_ends() -> None:
     assert iqm(np.array([[1.0], [2.0], [3.0], [4.0], [-1e9]])) == 2.0
-    assert interval(iqm, np.full((4, 2), 7.0)) == (7.0, 7.0)
+    assert bootstrap_interval(iqm, np.full((4, 2), 7.0)) == (7.0, 7.0)
 
 
 def test_a_standard_error_is_that_of_a_sample() -> None:

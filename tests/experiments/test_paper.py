@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from experiments.ledger import Ledger
-from experiments.one import clock, thinned
-from experiments.pages import markdown
+from experiments.one import thin_curve, total_seconds
+from experiments.pages import markdown_table
 from experiments.paper.__main__ import main
 from experiments.paper.report import curve_of, figures, page_tables, results_of, returns, write
 from experiments.paper.results import Results, cost, mixed
 from experiments.paper.tables import VERDICTS, learning, ways
-from experiments.statistics import interval, iqm
+from experiments.statistics import bootstrap_interval, iqm
 from repolicy.errors import FileError, UsageError
 from tests.experiments.rows import results, row
 
@@ -49,7 +49,9 @@ def test_a_curve_is_the_middle_of_the_seeds_and_its_band() -> None:
     assert found is not None
     steps, middle, low, high = found
     assert (steps[-1], set(middle.tolist())) == (2.0, {15.0})
-    assert (low[0], high[0]) == pytest.approx(interval(iqm, np.array([[0.0], [10.0], [20.0], [90.0]]), resamples=500))
+    assert (low[0], high[0]) == pytest.approx(
+        bootstrap_interval(iqm, np.array([[0.0], [10.0], [20.0], [90.0]]), resamples=500)
+    )
     drawn = figures(results(soft=[7.0], kl=[2.0]))  # the total of these rows is 0.1 in each of 10 steps
     ends = {title: {name: curve[1][-1] for name, curve in curves.items()} for title, curves in drawn.items()}
     assert ends == {"HalfCheetah: basic return": {"Soft": 7.0}, "HalfCheetah: total return": {"KL": 1.0}}
@@ -158,7 +160,7 @@ def test_a_report_is_a_page_and_a_picture(tmp_path: Path) -> None:
 
 
 def test_a_bar_does_not_end_a_cell() -> None:
-    assert markdown(["a", "|b|"], [["1", "x|y"]]) == "| a | \\|b\\| |\n|---|---|\n| 1 | x\\|y |"
+    assert markdown_table(["a", "|b|"], [["1", "x|y"]]) == "| a | \\|b\\| |\n|---|---|\n| 1 | x\\|y |"
 
 
 def test_an_edited_ledger_and_an_empty_one_make_no_report(tmp_path: Path) -> None:
@@ -177,5 +179,5 @@ def test_an_edited_ledger_and_an_empty_one_make_no_report(tmp_path: Path) -> Non
 
 def test_a_curve_is_thinned_to_means_of_stretches_and_attempts_add_up() -> None:
     logged = {"steps": [1, 2, 3, 4], "basic_return": [None, 5.0, None, None], "omega": [0.0] * 4}
-    assert thinned(logged, 2) == {"steps": [1.5, 3.5], "basic_return": [5.0, None]}
-    assert clock([1.0, 2.0, 0.5, 1.5]) == 3.5
+    assert thin_curve(logged, 2) == {"steps": [1.5, 3.5], "basic_return": [5.0, None]}
+    assert total_seconds([1.0, 2.0, 0.5, 1.5]) == 3.5

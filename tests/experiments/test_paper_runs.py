@@ -36,7 +36,7 @@ def test_every_run_is_the_papers() -> None:
     once = ("residual", "end_entropy")  # whose coefficients no other variant has
     wanted_plans = [plan for plan in plans if plan.seed == 3 and (plan.task == "hopper" or plan.variant in once)]
     for plan in [plan for plan in wanted_plans if plan.variant != "prior"]:
-        words = plan.run(Path("halfcheetah")).words
+        words = plan.run(Path("halfcheetah")).arguments
         command = _parse_command(words[0], list(words[1:]))
         alpha = ends[plan.task] if plan.variant == "end_entropy" else alphas[plan.task]
         options = {"omega": omegas[plan.task]} if plan.variant == "residual" else {}
@@ -60,12 +60,12 @@ def test_every_run_has_its_environment_and_its_add_on() -> None:
     for plan in planned():
         run = plan.run(Path("prior"))
         assert (run.env, run.addon) == tasks[plan.task]
-        words = " ".join(run.words)
+        words = " ".join(run.arguments)
         assert f" {run.env} " in words or plan.variant == "prior"
         named = plan.variant in ("residual", "kl", "greedy", "full")
         assert (f"--addon {run.addon} " in words) == named, plan
     swimmer = planned(("swimmer", "residual"), 1)[-1].run(Path("prior"))
-    assert "--gamma 0.9999 --critic-warmup 0.05 --gae-lambda 0.98 " in " ".join(swimmer.words), "as in training"
+    assert "--gamma 0.9999 --critic-warmup 0.05 --gae-lambda 0.98 " in " ".join(swimmer.arguments), "as in training"
 
 
 def test_customizing_waits_for_all_seeds_of_the_prior(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_customizing_waits_for_all_seeds_of_the_prior(monkeypatch: pytest.Monkey
     looked: list[str] = []
     told: dict[str, Any] = {}
     monkeypatch.setattr(program, "keep_prior", lambda task, rows, options: looked.append(task))
-    monkeypatch.setattr(campaign, "fill", lambda runs, options, **named: told.update(named, runs=runs))
+    monkeypatch.setattr(campaign, "run_missing", lambda runs, options, **named: told.update(named, runs=runs))
 
     def run(*only: str) -> None:
         argv = ["paper", "run", "--seeds", "2", "--ledger", str(tmp_path / "ledger.jsonl"), "--only", *only]
@@ -98,13 +98,13 @@ def test_customizing_waits_for_all_seeds_of_the_prior(monkeypatch: pytest.Monkey
 def test_what_is_beyond_the_paper_is_made_only_where_it_is_named() -> None:
     recommended = {plan.variant: plan for plan in planned(("recommended", "ant"), 1)}
     assert set(recommended) == {"shipped", "ours", "ours_budget", "by_default"}
-    assert not {"--omega", "--alpha", "--states"} & set(recommended["by_default"].run(Path("prior")).words)
+    assert not {"--omega", "--alpha", "--states"} & set(recommended["by_default"].run(Path("prior")).arguments)
     assert planned(("joints",), 1)[-1].run(Path("prior")).addon == "hind_leg(joint=ffoot)"
     assert {plan.task for plan in planned(("joints",), 1)} == {"halfcheetah"}
-    words = planned(("sensitivity", "hopper"), 1)[-1].run(Path("prior")).words
+    words = planned(("sensitivity", "hopper"), 1)[-1].run(Path("prior")).arguments
     assert " ".join(words).endswith("--omega 0.01 --alpha 0.003 --addon height --steps 5e6 --ranks 1 --seed 0")
     for plan in [plan for plan in planned(("recommended", "swimmer", "full", "ant"), 1) if plan.variant != "shipped"]:
-        words = plan.run(Path("halfcheetah")).words
+        words = plan.run(Path("halfcheetah")).arguments
         assert _parse_command(words[0], list(words[1:])).settings["ranks"] == 1
     assert {plan.task for plan in planned(("walker2d",), 1)} == {"walker2d"}
 

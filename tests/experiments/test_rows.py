@@ -10,7 +10,7 @@ from tiny_envs import tiny
 from worth_known import optimum
 
 from experiments import dial, found, handed_out, planning, real_robot, robot_film
-from experiments.episodes import played
+from experiments.episodes import play_episodes
 from experiments.ledger import Ledger
 from repolicy.envs.addons import combine_addons
 from repolicy.objective import kl, residual
@@ -34,7 +34,7 @@ def test_new_states_are_priced_from_the_step_on_that_counts(monkeypatch: pytest.
     monkeypatch.setattr(states, "SKIPPED_STEPS", 3)
     noise = torch.randn(10_000, 1, generator=torch.Generator().manual_seed(0))
     elsewhere = fit_density(5.0 + 3e-5 * noise, Normalizer(1))
-    seen = played(optimum(), tiny("LinearQuadratic"), 4, sampled=True, prior=optimum(), density=elsewhere)
+    seen = play_episodes(optimum(), tiny("LinearQuadratic"), 4, sampled=True, prior=optimum(), density=elsewhere)
     assert seen.familiarity.tolist() == [-MOST * 5.0] * 4
 
 
