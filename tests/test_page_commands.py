@@ -138,7 +138,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(asking, name, few)
     patch.setattr(value, "BLOCKS", 4)
     patch.setattr(export, "onnx_graph", quick_graph)
-    patch.setattr(diagnosis, "DRIVEN_STEPS", 50)
+    patch.setattr(diagnosis, "DIAGNOSIS_STEPS", 50)
     patch.setattr(weights.collect_trial, "__defaults__", (32,))  # steps of each environment
     patch.setattr(worth.measure_worths, "__defaults__", ("auto", 4))  # episodes of each kind, in a round
     patch.setattr(dial_page, "STOPS", (3, 2))  # positions of one dial, and of each of two

@@ -64,7 +64,7 @@ def run_all(capsys: pytest.CaptureFixture[str], text: str, monkeypatch: pytest.M
     for module, name in ((cloning, "MAX_EPISODE_STEPS"), (evaluation, "EPISODE_CAP"), (worth, "MAX_EPISODE_STEPS")):
         monkeypatch.setattr(module, name, 20)
     monkeypatch.setattr(weights.collect_trial, "__defaults__", (32,))  # steps of each environment
-    monkeypatch.setattr(diagnosis, "DRIVEN_STEPS", 50)
+    monkeypatch.setattr(diagnosis, "DIAGNOSIS_STEPS", 50)
     with_few_states(monkeypatch)
     said = []
     for words in commands(text):

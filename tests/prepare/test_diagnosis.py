@@ -18,14 +18,14 @@ from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.policy import Policy
 from repolicy.prepare import diagnosis
-from repolicy.prepare.diagnosis import Diagnosis, Drive, diagnose, find_complaints
+from repolicy.prepare.diagnosis import Diagnosis, EpisodeStatistics, diagnose, find_complaints
 from repolicy.prepare.worth import Worth
 from repolicy.readers.reading import Options
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(diagnosis, "DRIVEN_STEPS", 100)
+    monkeypatch.setattr(diagnosis, "DIAGNOSIS_STEPS", 100)
     monkeypatch.chdir(tmp_path)
 
 
@@ -41,9 +41,9 @@ def test_a_good_prior_acts_and_its_nats_have_their_worth() -> None:
     omega, states = healthy.weights or (0.0, 0.0)
     assert omega == pytest.approx(max(healthy.worths.basic.value, healthy.worths.addon.value), rel=0.05)
     assert states == pytest.approx(healthy.worths.basic.value, rel=0.05)
-    assert healthy.first == ["--omega", f"{omega:g}", "--states", f"{states:g}"]
+    assert healthy.suggested_options == ["--omega", f"{omega:g}", "--states", f"{states:g}"]
     assert healthy.sampled.entropy == pytest.approx(float(optimum()(torch.zeros(1, 1)).entropy().detach()), abs=0.05)
-    assert healthy.by_mean.far == 0.0
+    assert healthy.mean_action.outlier_share == 0.0
 
 
 def test_the_worth_in_a_file_is_taken_where_it_is_no_chance() -> None:
@@ -73,7 +73,7 @@ def strict() -> Any:
 @pytest.mark.parametrize("bound", [{"clips": True}, {"family": "squashed"}])
 def test_who_knows_nothing_stays_within_bounds_where_the_policy_does(bound: dict[str, Any]) -> None:
     bounded = Policy(replace(optimum().spec, actions=ActionSpace("continuous", (1,), (-1.0,), (1.0,)), **bound))
-    assert found(bounded, env=f"{__file__}:strict").ignorant.basic.mean() > 0
+    assert found(bounded, env=f"{__file__}:strict").untrained.basic.mean() > 0
 
 
 def test_statistics_that_are_missing_show_in_what_is_seen() -> None:
@@ -83,15 +83,17 @@ def test_statistics_that_are_missing_show_in_what_is_seen() -> None:
     assert any("beyond ±10" in sentence and "--vecnormalize" in sentence for sentence in found(blind).complaints)
 
 
-def drive(fell: float, std: float = 0.3) -> Drive:
+def statistics_of(fell: float, std: float = 0.3) -> EpisodeStatistics:
     zeros = np.zeros(10)
-    return Drive(zeros * np.nan, zeros, zeros + 100, np.arange(10) < 10 * fell, zeros, 0.0, std, 0.0)
+    return EpisodeStatistics(zeros * np.nan, zeros, zeros + 100, np.arange(10) < 10 * fell, zeros, 0.0, std, 0.0)
 
 
 def test_a_std_that_cannot_be_trained_from() -> None:
-    assert find_complaints(optimum(), drive(0.0), drive(0.1), drive(1.0)) == []
-    assert "too wide" in find_complaints(optimum(), drive(0.0), drive(0.9), drive(1.0))[0]
-    assert "too narrow" in find_complaints(optimum(), drive(0.0), drive(0.0, 1e-4), drive(1.0))[0]
+    assert find_complaints(optimum(), statistics_of(0.0), statistics_of(0.1), statistics_of(1.0)) == []
+    assert "too wide" in find_complaints(optimum(), statistics_of(0.0), statistics_of(0.9), statistics_of(1.0))[0]
+    assert (
+        "too narrow" in find_complaints(optimum(), statistics_of(0.0), statistics_of(0.0, 1e-4), statistics_of(1.0))[0]
+    )
 
 
 def test_without_a_reward_the_rest_is_told() -> None:
@@ -103,16 +105,16 @@ def test_without_a_reward_the_rest_is_told() -> None:
 
 def test_episodes_that_end_before_their_time_are_counted_once() -> None:
     policy = found(optimum(), env=tiny("Mortal"), addon=f"{Path(__file__)}:one").sampled
-    assert policy.fell.all()
+    assert policy.terminated.all()
     assert policy.addon.tolist() == policy.lengths.tolist()
     assert 1.0 < policy.lengths.mean() < 20.0
 
 
 def test_short_episodes_are_driven_for_as_many_steps_as_long_ones() -> None:
     short, long = found(optimum(), env=tiny("Mortal")), found(optimum())
-    for drives in (short.by_mean, short.sampled, short.ignorant):
-        assert 0.6 < drives.lengths.sum() / (diagnosis.DRIVEN_ENVS * diagnosis.DRIVEN_STEPS) < 1.4
-    assert long.by_mean.lengths.tolist() == [100.0] * diagnosis.DRIVEN_ENVS
+    for statistics in (short.mean_action, short.sampled, short.untrained):
+        assert 0.6 < statistics.lengths.sum() / (diagnosis.DIAGNOSIS_ENVS * diagnosis.DIAGNOSIS_STEPS) < 1.4
+    assert long.mean_action.lengths.tolist() == [100.0] * diagnosis.DIAGNOSIS_ENVS
 
 
 def one(observations: Any, actions: Any, next_observations: Any, info: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ from repolicy.text import counted, number, usual_out
 if TYPE_CHECKING:
     from repolicy.planning.asking import Planned
     from repolicy.prepare.beginning import Start
-    from repolicy.prepare.diagnosis import Diagnosis, Drive
+    from repolicy.prepare.diagnosis import Diagnosis, EpisodeStatistics
 
 UNSAFE_VERDICTS = ("worse", "cannot tell")  # with these the command exits with 3
 
@@ -107,7 +107,7 @@ class Diagnose(OpensPolicy):
         from repolicy.envs import check_env, combine_addons, env_from_card, with_observation_roles
         from repolicy.envs.addons import describe_clipped_weights, with_clipped_weights
         from repolicy.policies import origin_notes
-        from repolicy.prepare.diagnosis import DRIVEN_ENVS, DRIVEN_STEPS, check_addon, diagnose
+        from repolicy.prepare.diagnosis import DIAGNOSIS_ENVS, DIAGNOSIS_STEPS, check_addon, diagnose
         from repolicy.prepare.weights import worth_from_card
         from repolicy.priors import find_policy, read_policy
         from repolicy.runs import one_thread
@@ -120,7 +120,7 @@ class Diagnose(OpensPolicy):
         check_env(self.addon, env)
         env = with_observation_roles(env, saved.policy.observation_size, self.backend)
         worth = worth_from_card(saved.card)
-        with one_thread(), terminal.status(f"{env}: thrice {DRIVEN_STEPS:,} steps in {DRIVEN_ENVS} environments"):
+        with one_thread(), terminal.status(f"{env}: thrice {DIAGNOSIS_STEPS:,} steps in {DIAGNOSIS_ENVS} environments"):
             diagnosis = diagnose(
                 saved.policy,
                 env,
@@ -130,7 +130,7 @@ class Diagnose(OpensPolicy):
             )
         check_addon(diagnosis)
         command = ["repolicy", "customize", self.prior, "--env", env]
-        command += [word for name in self.addon for word in ("--addon", name)] + diagnosis.first
+        command += [word for name in self.addon for word in ("--addon", name)] + diagnosis.suggested_options
         command += self._reading()
         _show(terminal, diagnosis, origin_notes(saved.card), shlex.join(command), describe_clipped_weights(self.addon))
         return diagnosis.as_dict() | {"prior": str(path), "addons": list(self.addon), "command": shlex.join(command)}
@@ -144,7 +144,7 @@ class Diagnose(OpensPolicy):
 
 def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str, wish: str) -> None:
     terminal.say(diagnosis.verdict, *diagnosis.complaints[1:], *notes)
-    rows = _rows((diagnosis.by_mean, diagnosis.sampled, diagnosis.ignorant))
+    rows = _rows((diagnosis.mean_action, diagnosis.sampled, diagnosis.untrained))
     terminal.say(format_table(["", "mean action", "sampled", "untrained"], [[name, *rows[name]] for name in rows]))
     worths = diagnosis.worths
     for worth, what in ((worths.basic, "the environment's reward"), (worths.addon, wish)):
@@ -157,15 +157,15 @@ def _show(terminal: Any, diagnosis: "Diagnosis", notes: list[str], command: str,
     terminal.say(f"{advice}; to begin with:", f"  {command}")
 
 
-def _rows(drives: "tuple[Drive, ...]") -> dict[str, list[str]]:
+def _rows(statistics: "tuple[EpisodeStatistics, ...]") -> dict[str, list[str]]:
     rows = {
-        "return": [_spread(drive.as_dict().get("basic")) for drive in drives],
-        "add-on, at weight 1 at most": [_spread(drive.as_dict()["addon"]) for drive in drives],
-        "steps an episode": [f"{drive.lengths.mean():,.0f}" for drive in drives],
-        "ended before its time": [f"{drive.fell.mean():.0%}" for drive in drives],
-        "std of an action": ["" if drive.std is None else number(drive.std) for drive in drives],
-        "−log π a step, nats": [number(drive.entropy) for drive in drives],
-        "observations beyond ±10": [*(f"{drive.far:.1%}" for drive in drives[:2]), ""],
+        "return": [_spread(each.as_dict().get("basic")) for each in statistics],
+        "add-on, at weight 1 at most": [_spread(each.as_dict()["addon"]) for each in statistics],
+        "steps an episode": [f"{each.lengths.mean():,.0f}" for each in statistics],
+        "ended before its time": [f"{each.terminated.mean():.0%}" for each in statistics],
+        "std of an action": ["" if each.std is None else number(each.std) for each in statistics],
+        "−log π a step, nats": [number(each.entropy) for each in statistics],
+        "observations beyond ±10": [*(f"{each.outlier_share:.1%}" for each in statistics[:2]), ""],
     }
     return {name: cells for name, cells in rows.items() if any(cells)}
 

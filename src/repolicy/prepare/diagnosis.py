@@ -28,32 +28,33 @@ from repolicy.policies import Policy, make_policy
 from repolicy.prepare.defaults import customize_defaults
 from repolicy.prepare.weights import Weights, default_kl_budget, weights_from_worths
 from repolicy.prepare.worth import EpisodeSums, Worth, Worths, nats_of, worth_of
-from repolicy.runs import Settings, spec_for
+from repolicy.runs import spec_for
 
-DRIVEN_ENVS, DRIVEN_STEPS = 16, 1_000
+DIAGNOSIS_ENVS, DIAGNOSIS_STEPS = 16, 1_000
 MAX_NORMALIZED = 10.0  # normalized observations beyond this were rare in training
-MAX_FAR_SHARE = 0.01  # share of all numbers that may be beyond it by chance
+MAX_OUTLIER_SHARE = 0.01  # share of all numbers that may be beyond it by chance
 MIN_STD_SHARE = 1e-3  # a std below this share of an action's range explores nothing
 
 
 @dataclass(frozen=True)
-class Drive:
-    """Statistics of some episodes; arrays are `[E]`."""
+class EpisodeStatistics:
+    """Statistics of one policy's episodes; arrays are `[E]`, with a value for each episode."""
 
-    basic: np.ndarray
-    addon: np.ndarray
+    basic: np.ndarray  # basic return; NaN where the environment has no reward
+    addon: np.ndarray  # add-on return
     lengths: np.ndarray
-    fell: np.ndarray  # whether the episode terminated before the time limit
-    nats: np.ndarray  # log π of the mean action; or the entropy, sampled
+    terminated: np.ndarray  # whether the episode terminated before the time limit
+    nats: np.ndarray  # log π of the mean actions, or the entropy where actions were sampled
     entropy: float  # −log π of the actions that were taken, a step
-    std: float | None  # of the actions, on average
-    far: float  # share of the observations' numbers that the normalizer puts beyond ±10
+    std: float | None  # mean std of the actions
+    outlier_share: float  # share of the observations' numbers that the normalizer puts beyond ±10
 
     def as_dict(self) -> dict[str, Any]:
-        known = {"basic": self.basic} if np.isfinite(self.basic).all() else {}
-        sums = known | {"addon": self.addon, "length": self.lengths}
+        sums = {"addon": self.addon, "length": self.lengths}
+        if np.isfinite(self.basic).all():
+            sums = {"basic": self.basic} | sums
         return {name: [float(values.mean()), float(values.std())] for name, values in sums.items()} | {
-            "fell": float(self.fell.mean()), "std": self.std, "entropy": self.entropy, "far": self.far
+            "fell": float(self.terminated.mean()), "std": self.std, "entropy": self.entropy, "far": self.outlier_share
         }  # fmt: skip
 
 
@@ -63,11 +64,11 @@ class Diagnosis:
 
     env: str
     policy: Policy
-    by_mean: Drive
-    sampled: Drive
-    ignorant: Drive  # an untrained policy, sampled
-    worths: Worths  # of a nat
-    complaints: list[str]
+    mean_action: EpisodeStatistics
+    sampled: EpisodeStatistics
+    untrained: EpisodeStatistics  # an untrained policy with sampled actions
+    worths: Worths  # what a nat is worth
+    complaints: list[str]  # reasons against training from this prior
 
     @property
     def weights(self) -> Weights | None:
@@ -75,128 +76,138 @@ class Diagnosis:
         return weights_from_worths(self.worths, self.policy.observation_size)
 
     @property
-    def first(self) -> list[str]:
-        """The command-line options to begin with."""
+    def suggested_options(self) -> list[str]:
+        """The command-line options of `customize` to begin with."""
         if self.weights is None:
             return ["--omega", "auto", "--kl-budget", f"{default_kl_budget(self.policy):g}"]
         return ["--omega", f"{self.weights.omega:g}", "--states", f"{self.weights.states:g}"]
 
     @property
-    def settings(self) -> Settings:
-        return customize_defaults(self.policy)
-
-    @property
     def verdict(self) -> str:
         if self.complaints:
             return self.complaints[0]
-        fell, by_mean, sampled = self.by_mean.fell, self.by_mean.basic, self.sampled.basic
-        falls = f"{fell.sum():.0f} of {len(fell)} episodes end before their time" if fell.any() else "no episode ends"
-        if not np.isfinite(by_mean).all():
-            return f"it acts: {falls}, and the environment tells no reward"
-        return f"it acts: {falls}, return {by_mean.mean():,.4g} by the mean action and {sampled.mean():,.4g} sampled"
+        terminated, returns = self.mean_action.terminated, self.mean_action.basic
+        ends = "no episode ends"
+        if terminated.any():
+            ends = f"{terminated.sum():.0f} of {len(terminated)} episodes end before their time"
+        if not np.isfinite(returns).all():
+            return f"it acts: {ends}, and the environment tells no reward"
+        sampled = self.sampled.basic.mean()
+        return f"it acts: {ends}, return {returns.mean():,.4g} by the mean action and {sampled:,.4g} sampled"
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "env": self.env,
             "verdict": self.verdict,
             "complaints": self.complaints,
-            "mean_action": self.by_mean.as_dict(),
+            "mean_action": self.mean_action.as_dict(),
             "sampled": self.sampled.as_dict(),
-            "untrained": self.ignorant.as_dict(),
+            "untrained": self.untrained.as_dict(),
             "worth": None if self.worths.basic is None else asdict(self.worths.basic),
             "wish_worth": None if self.worths.addon is None else asdict(self.worths.addon),
             "omega": None if self.weights is None else self.weights.omega,
             "states": None if self.weights is None else self.weights.states,
-            "first": self.first,
-            "settings": self.settings.as_dict(),
+            "first": self.suggested_options,
+            "settings": customize_defaults(self.policy).as_dict(),
         }
 
 
 def diagnose(
     policy: Policy, env: str, addon: Addon, *, nat_worth: Worth | None = None, backend: Backend = "auto"
 ) -> Diagnosis:
-    """Run the policy with sampled and with mean actions, and an untrained policy.
+    """Run the policy with sampled and with mean actions, and an untrained policy with sampled ones.
 
     `nat_worth` is the worth in the prior's card. It is used where it is significant: it has more episodes.
     """
     spaces = probe_env(env, backend)
     check_fit(policy, spaces, "the prior")
     spec = spec_for(spaces, customize_defaults(policy))
-    ignorant = make_policy(replace(spec, clips=policy.spec.clips or policy.family.squashes), EVALUATION_SEED)
-    sampled, by_mean, untrained = (
-        drive(who, env, addon, deterministic, backend)
-        for who, deterministic in ((policy, False), (policy, True), (ignorant, False))
-    )
+    unskilled = make_policy(replace(spec, clips=policy.spec.clips or policy.family.squashes), EVALUATION_SEED)
+    sampled = measure_episodes(policy, env, addon, False, backend)
+    mean_action = measure_episodes(policy, env, addon, True, backend)
+    untrained = measure_episodes(unskilled, env, addon, False, backend)
 
-    both = (by_mean, sampled)
-    basic, wish = (
-        worth_of(*(EpisodeSums(getattr(each, name), each.nats) for each in both)) for name in ("basic", "addon")
+    basic_worth, addon_worth = (
+        worth_of(EpisodeSums(mean_returns, mean_action.nats), EpisodeSums(sampled_returns, sampled.nats))
+        for mean_returns, sampled_returns in ((mean_action.basic, sampled.basic), (mean_action.addon, sampled.addon))
     )
-    told = nat_worth if nat_worth and nat_worth.is_known else basic
-    worths, against = (
-        Worths(told, wish, float(sampled.lengths.mean())),
-        find_complaints(policy, by_mean, sampled, untrained),
-    )
-    return Diagnosis(env, policy, by_mean, sampled, untrained, worths, against)
+    if nat_worth is not None and nat_worth.is_known:
+        basic_worth = nat_worth
+    worths = Worths(basic_worth, addon_worth, float(sampled.lengths.mean()))
+    complaints = find_complaints(policy, mean_action, sampled, untrained)
+    return Diagnosis(env, policy, mean_action, sampled, untrained, worths, complaints)
 
 
-def drive(policy: Policy, env: str, addon: Addon, deterministic: bool, backend: Backend) -> Drive:
+def measure_episodes(
+    policy: Policy, env: str, addon: Addon, deterministic: bool, backend: Backend
+) -> EpisodeStatistics:
     """Run an episode of at most a thousand steps in each environment; run more episodes where they are short."""
 
-    def run(episodes: int) -> tuple[Evaluation, _DriveObserver]:
-        look, seed = _DriveObserver(policy), EVALUATION_SEED
+    def run(episodes: int) -> tuple[Evaluation, _RolloutObserver]:
+        observer, seed = _RolloutObserver(policy), EVALUATION_SEED
         with closing(make_envs(env, min(episodes, MAX_ENVS), seed, backend)) as envs:
-            found = run_episodes(
-                policy, envs, episodes, addon=addon, deterministic=deterministic, seed=seed, longest=DRIVEN_STEPS,
-                look=look,
+            evaluation = run_episodes(
+                policy, envs, episodes, addon=addon, deterministic=deterministic, seed=seed, longest=DIAGNOSIS_STEPS,
+                look=observer,
             )  # fmt: skip
-        return found, look
+        return evaluation, observer
 
-    found, look = run(DRIVEN_ENVS)
-    times = int(DRIVEN_STEPS // found.lengths.mean())
-    found, look = run(DRIVEN_ENVS * times) if times > 1 else (found, look)
-    assert found.addon is not None
-    assert found.terminated is not None
-    entropy, std = -found.log_policy.sum() / found.lengths.sum(), float(np.mean(look.stds)) if look.stds else None
-    return Drive(
-        found.basic, found.addon, found.lengths, found.terminated, nats_of(found), float(entropy), std,
-        float(np.mean(look.far)),
-    )  # fmt: skip
+    evaluation, observer = run(DIAGNOSIS_ENVS)
+    factor = int(DIAGNOSIS_STEPS // evaluation.lengths.mean())
+    if factor > 1:
+        evaluation, observer = run(DIAGNOSIS_ENVS * factor)
+    assert evaluation.addon is not None
+    assert evaluation.terminated is not None
+    return EpisodeStatistics(
+        evaluation.basic,
+        evaluation.addon,
+        evaluation.lengths,
+        evaluation.terminated,
+        nats_of(evaluation),
+        entropy=float(-evaluation.log_policy.sum() / evaluation.lengths.sum()),
+        std=float(np.mean(observer.stds)) if observer.stds else None,
+        outlier_share=float(np.mean(observer.outlier_shares)),
+    )
 
 
-class _DriveObserver:
-    """Records how far a policy's observations are from training, and its std, for each rollout."""
+class _RolloutObserver:
+    """Records for each rollout the share of unusual observations, and the policy's std."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.far: list[float] = []
+        self.outlier_shares: list[float] = []
         self.stds: list[float] = []
 
     def __call__(self, rollout: Rollout) -> None:
         observations, normalizer = torch.from_numpy(rollout.observations[:-1]), self.policy.normalizer
         inputs = (observations - normalizer.shift) * normalizer.scale
-        self.far.append(float((inputs.abs() > MAX_NORMALIZED).double().mean()))
+        self.outlier_shares.append(float((inputs.abs() > MAX_NORMALIZED).double().mean()))
         log_std = getattr(self.policy(observations[0]), "log_std", None)
         if log_std is not None:
             self.stds.append(float(log_std.exp().mean()))
 
 
-def find_complaints(policy: Policy, by_mean: Drive, sampled: Drive, ignorant: Drive) -> list[str]:
-    """Return the reasons against training from this prior as it was read."""
+def find_complaints(
+    policy: Policy, mean_action: EpisodeStatistics, sampled: EpisodeStatistics, untrained: EpisodeStatistics
+) -> list[str]:
+    """Return the reasons against training from this prior as it was read, the worst first."""
     sentences = []
-    missing = (
+    question = (
         "; are the statistics of its observations missing (--vecnormalize FILE), or is the environment another one?"
     )
-    known = np.isfinite([*by_mean.basic, *sampled.basic, *ignorant.basic]).all()
-    if known and not is_better(by_mean.basic, ignorant.basic) and not is_better(sampled.basic, ignorant.basic):
-        returns = f"return {by_mean.basic.mean():,.4g}, against {ignorant.basic.mean():,.4g}"
-        sentences.append(f"it acts no better than a policy that knows nothing: {returns}{missing}")
-    if sampled.far > MAX_FAR_SHARE:
-        sentences.append(f"{sampled.far:.0%} of the numbers that it sees are beyond ±{MAX_NORMALIZED:g}{missing}")
-    if by_mean.fell.mean() - sampled.fell.mean() <= -0.5:
+    returns = [each.basic for each in (mean_action, sampled, untrained)]
+    is_known = np.isfinite(np.concatenate(returns)).all()
+    if is_known and not is_better(returns[0], returns[2]) and not is_better(returns[1], returns[2]):
+        means = f"return {returns[0].mean():,.4g}, against {returns[2].mean():,.4g}"
+        sentences.append(f"it acts no better than a policy that knows nothing: {means}{question}")
+    if sampled.outlier_share > MAX_OUTLIER_SHARE:
+        share = f"{sampled.outlier_share:.0%} of the numbers that it sees"
+        sentences.append(f"{share} are beyond ±{MAX_NORMALIZED:g}{question}")
+    if mean_action.terminated.mean() - sampled.terminated.mean() <= -0.5:
         sentences.append(
-            f"sampled actions end {sampled.fell.mean():.0%} of the episodes, the mean action "
-            f"{by_mean.fell.mean():.0%}: its std is too wide to train from; where you gave it, give a smaller --std"
+            f"sampled actions end {sampled.terminated.mean():.0%} of the episodes, the mean action "
+            f"{mean_action.terminated.mean():.0%}: its std is too wide to train from; where you gave it, give a "
+            "smaller --std"
         )
     span = _action_span(policy)
     if sampled.std is not None and span is not None and sampled.std < MIN_STD_SHARE * span:
@@ -222,6 +233,6 @@ def is_better(one: np.ndarray, other: np.ndarray) -> bool:
 
 def check_addon(diagnosis: Diagnosis) -> None:
     """Raise where the add-on's reward is constant."""
-    both = np.concatenate([drive.addon / drive.lengths for drive in (diagnosis.by_mean, diagnosis.sampled)])
-    if both.min() == both.max():
-        raise UsageError(f"the add-on gave {both.min():g} a step throughout: there is nothing to learn from")
+    rewards = np.concatenate([each.addon / each.lengths for each in (diagnosis.mean_action, diagnosis.sampled)])
+    if rewards.min() == rewards.max():
+        raise UsageError(f"the add-on gave {rewards.min():g} a step throughout: there is nothing to learn from")

@@ -52,10 +52,12 @@ def ranks_for(settings: Settings, names: Sequence[str]) -> tuple[Settings, list[
     if not name or torchrun_place() is not None:  # under torchrun every process has run the same program
         return settings, []
     if settings.ranks > 1:
-        what = f"{name!r} lives in this Python session alone, and {settings.ranks} ranks must import it"
-        raise UsageError(f"{what}: write it into a file and name it as file.py:{name}, or set ranks=1")
-    sentence = f"one rank: {name!r} lives in this Python session; name it as file.py:{name} for every core"
-    return replace(settings, ranks=1), [sentence] * (settings.ranks == 0)
+        problem = f"{name!r} lives in this Python session alone, and {settings.ranks} ranks must import it"
+        raise UsageError(f"{problem}: write it into a file and name it as file.py:{name}, or set ranks=1")
+    if settings.ranks == 1:
+        return settings, []
+    note = f"one rank: {name!r} lives in this Python session; name it as file.py:{name} for every core"
+    return replace(settings, ranks=1), [note]
 
 
 RUNS_FOLDER = Path("runs")
@@ -64,19 +66,19 @@ RUNS_FOLDER = Path("runs")
 def folder_for(
     out: str | Path | None, name: object, objective: str, settings: Any, resume: bool, root: Path = RUNS_FOLDER
 ) -> Path:
-    """Return `out`, else runs/NAME-OBJECTIVE-SEED or, where a new run finds that taken, the next free number."""
+    """Return `out`, or by default runs/NAME-OBJECTIVE-SEED; a new run adds a number where that folder exists."""
     if out is not None:
         return Path(out)
     stem = display_name(name)
+    if "/" in stem:
+        stem = stem_of(stem)
     seed = settings.get("seed", 0) if isinstance(settings, Mapping) else getattr(settings, "seed", 0)
-    plain = root / f"{as_file_name(stem_of(stem) if '/' in stem else stem)}-{objective}-{seed}"
-    if resume:
-        return plain
-    tried, count = plain, 1
-    while os.path.exists(tried):  # False where the name is too long; creating the folder reports that
+    default = root / f"{as_file_name(stem)}-{objective}-{seed}"
+    folder, count = default, 1
+    while not resume and os.path.exists(folder):  # False where the name is too long; creating the folder reports that
         count += 1
-        tried = plain.with_name(f"{plain.name}-{count}")
-    return tried
+        folder = default.with_name(f"{default.name}-{count}")
+    return folder
 
 
 def objective_label(objective: Objective) -> str:
@@ -84,15 +86,17 @@ def objective_label(objective: Objective) -> str:
     if not isinstance(objective, Objective):
         kind = type(objective).__name__
         raise UsageError(f"the objective is a {kind}, and no objective such as residual(); for settings, settings=...")
-    named = objective_name(objective)
-    return "custom" if named is None else named[0]
+    name_and_weights = objective_name(objective)
+    return "custom" if name_and_weights is None else name_and_weights[0]
 
 
 def display_name(thing: object) -> str:
     """Return the name of an environment or of a prior in any form, for messages and folder names."""
-    if isinstance(thing, str | Path | Policy):
-        return "policy" if isinstance(thing, Policy) else str(thing)
-    return str(thing.folder) if isinstance(thing, Result) else qualname_of(thing)
+    if isinstance(thing, Policy):
+        return "policy"
+    if isinstance(thing, Result):
+        return str(thing.folder)
+    return str(thing) if isinstance(thing, str | Path) else qualname_of(thing)
 
 
 @dataclass(frozen=True)
@@ -122,39 +126,31 @@ class RequestOptions:
         """Return a copy whose empty fields have the values of the earlier request."""
         if before is None:
             return self
-        return RequestOptions(
-            self.env or before.env,
-            self.addons or before.addons,
-            self.limits or before.limits,
-            self.objective or before.objective,
-            self.sparse or before.sparse,
-        )
+        return RequestOptions(**{name: value or getattr(before, name) for name, value in vars(self).items()})
 
     def require_trust(self, before: Request, file: Path, trust: bool) -> None:
         """Raise UsageError where an empty field would take code from a file that is not trusted."""
-        code = list[str]()
-        if not self.addons:
-            code += before.addons
+        code_names = [] if self.addons else list(before.addons)
         if not self.limits:
-            code += [Limit.of(limit).name for limit in before.limits]
-        check_trust(file, trust, env=None if self.env else before.env, addons=code)
+            code_names += [Limit.of(limit).name for limit in before.limits]
+        check_trust(file, trust, env=None if self.env else before.env, addons=code_names)
 
 
 def earlier_request(
-    folder: RunFolder, resume: bool, trust: bool, asked: RequestOptions, customizes: bool = False
+    folder: RunFolder, resume: bool, trust: bool, options: RequestOptions, customizes: bool = False
 ) -> Request | None:
     """Return the request of the run that is resumed, or None where there is none.
 
-    Raises UsageError where `train` would resume a run of `customize`, or the reverse; and where an option that is not
-    named again is code in a file that the user does not trust.
+    Raises UsageError where `train` would resume a run of `customize`, or the reverse. It is also raised where an option
+    that is not named again is code in a file that the user does not trust.
     """
     before = folder.request() if resume else None
     if before is None:
         return None
     if bool(before.prior) != customizes:
-        whose = "customize" if before.prior else "train"
-        raise UsageError(f"{folder.path} is a run of `{whose}`; go on with it by that command")
-    asked.require_trust(before, folder.path / "run.json", trust)
+        command = "customize" if before.prior else "train"
+        raise UsageError(f"{folder.path} is a run of `{command}`; go on with it by that command")
+    options.require_trust(before, folder.path / "run.json", trust)
     restore_decoder(folder.policy, decoder_options(before.env))
     return before
 
@@ -166,23 +162,26 @@ def describe_folder(folder: RunFolder, resume: bool, before: Request | None) -> 
 
 # Settings that are read only with one choice of another setting: that choice in words, and a test for it.
 CONDITIONAL_SETTINGS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "desired_kl": ("schedule adaptive", lambda made: made.schedule == "adaptive"),
-    "clip": ("surrogate clipped", lambda made: made.surrogate == "clipped"),
-    "critic_explains": ("a critic_warmup above 0", lambda made: made.critic_warmup > 0.0),
+    "desired_kl": ("schedule adaptive", lambda settings: settings.schedule == "adaptive"),
+    "clip": ("surrogate clipped", lambda settings: settings.surrogate == "clipped"),
+    "critic_explains": ("a critic_warmup above 0", lambda settings: settings.critic_warmup > 0.0),
 }
 
 
-def complete_settings(given: S | Mapping[str, Any] | None, usual: S) -> S:
-    """Return whole settings unchanged; for a mapping, return the default settings with its values."""
+def complete_settings(given: S | Mapping[str, Any] | None, defaults: S) -> S:
+    """Return `given` if it is a settings object; for a mapping, return the default settings with its values.
+
+    Raises UsageError for a value that would have no effect, unless it is a default value.
+    """
     if isinstance(given, AnySettings):
         return given  # type: ignore[return-value]
-    named = validate_settings(dict(given or {}), "settings", type(usual))
-    made = replace(usual, **named)
-    for name, (where, is_read) in CONDITIONAL_SETTINGS.items():
-        known = {None, *(getattr(some, name, None) for some in (usual, Settings))}
-        if named.get(name) not in known and not is_read(made):
-            raise UsageError(f"{name} is read with {where} alone: name that too, or leave {name} out")
-    return made
+    values = validate_settings(dict(given or {}), "settings", type(defaults))
+    settings = replace(defaults, **values)
+    for name, (condition, is_read) in CONDITIONAL_SETTINGS.items():
+        harmless = (None, getattr(defaults, name, None), getattr(Settings, name, None))
+        if values.get(name) not in harmless and not is_read(settings):
+            raise UsageError(f"{name} is read with {condition} alone: name that too, or leave {name} out")
+    return settings
 
 
 def resume_choices(
@@ -194,17 +193,17 @@ def resume_choices(
     """
     if before is None:
         return objective, settings
-    kept, budget = before.settings, before.settings.budget
-    by_itself = objective == before.objective or not isinstance(objective.omega, float)
-    if budget is not None and settings.budget is None and by_itself:
-        settings = replace(settings, **{name: getattr(kept, name) for name in BUDGETS})
-    other = ""
-    if budget is not None and kept.keep is None and not by_itself:
-        other = f"{budget.words}, and now omega is to be {objective.omega:g}"
+    budget = before.settings.budget
+    names_no_omega = objective == before.objective or not isinstance(objective.omega, float)
+    if budget is not None and settings.budget is None and names_no_omega:
+        settings = replace(settings, **{name: getattr(before.settings, name) for name in BUDGETS})
+    conflict = ""
+    if budget is not None and before.settings.keep is None and not names_no_omega:
+        conflict = f"{budget.words}, and now omega is to be {objective.omega:g}"
     elif budget is None and settings.budget is not None:
-        other = f"it has no budget, and now {settings.budget.words}"
-    if other:
-        raise UsageError(f"{out} cannot be resumed with other settings: {other}")
+        conflict = f"it has no budget, and now {settings.budget.words}"
+    if conflict:
+        raise UsageError(f"{out} cannot be resumed with other settings: {conflict}")
     unset = [name for name in WEIGHTS if getattr(objective, name) in (None, "auto", "alpha")]
     return replace(objective, **{name: getattr(before.objective, name) for name in unset}), settings
 
@@ -217,20 +216,20 @@ def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start
     """Claim the folder for a run and return messages for the user.
 
     Raises where an environment or an add-on gives other numbers than when the run began, although it is reproducible
-    and the versions are the same: then its source, or something that it imports, has changed.
+    and the versions are the same. Then its source, or something that it imports, has changed.
     """
     prior, init = (None, None) if start is None else (start.content, start.init)
     notes = folder.begin(request, versions(), resume, prior, init)
-    now = _trial_numbers(request, folder)
+    numbers = _trial_numbers(request, folder)
     if not folder.trial.exists():
-        write(folder.trial, "trial", now, {})
+        write(folder.trial, "trial", numbers, {})
         return notes
-    stored, _ = read(folder.trial, "trial")
-    what = _first_difference(stored, now)
-    if what is None:
+    stored_numbers, _ = read(folder.trial, "trial")
+    changed = _first_difference(stored_numbers, numbers)
+    if changed is None:
         return notes
-    sentence = f"{what} is not what it was when the run in {folder.path} began: the same trial steps differ"
-    if _first_difference(now, _trial_numbers(request, folder)) is not None:
+    sentence = f"{changed} is not what it was when the run in {folder.path} began: the same trial steps differ"
+    if _first_difference(numbers, _trial_numbers(request, folder)) is not None:
         return [*notes, f"{sentence}, and they do not repeat themselves: no run of it ends in the same bits"]
     if any("other versions" in note for note in notes):
         return [*notes, sentence]
@@ -239,30 +238,31 @@ def claim_folder(request: Request, folder: RunFolder, resume: bool, start: Start
 
 def _trial_numbers(request: Request, folder: RunFolder) -> dict[str, Tensor]:
     """Return the numbers of environment and add-ons in trial steps, up to the first error."""
-    settings, found = request.settings, dict[str, Tensor]()
+    settings, numbers = request.settings, dict[str, Tensor]()
     with contextlib.suppress(RepolicyError):
         if request.prior:
             agent = read_policy(folder.prior).policy
         else:
             agent = make_policy(spec_for(probe_env(request.env, settings.backend), settings), settings.seed)
         rollout = collect_trial(agent, request.env, settings, FINGERPRINT_STEPS)
-        found[f"environment {request.env!r}"] = torch.from_numpy(rollout.observations)
+        numbers[f"environment {request.env!r}"] = torch.from_numpy(rollout.observations)
         if request.objective.reads_basic:
-            found[f"the reward of {request.env!r}"] = torch.from_numpy(rollout.basic)
+            numbers[f"the reward of {request.env!r}"] = torch.from_numpy(rollout.basic)
         for name in addons.with_weights(request.addons):
             reward = addons.combine_addons([name]).reward(rollout.transitions)
-            found[f"add-on {name!r}"] = torch.as_tensor(reward, dtype=torch.float64)
-    return found
+            numbers[f"add-on {name!r}"] = torch.as_tensor(reward, dtype=torch.float64)
+    return numbers
 
 
-def _first_difference(kept: dict[str, Tensor], now: dict[str, Tensor]) -> str | None:
+def _first_difference(stored: dict[str, Tensor], current: dict[str, Tensor]) -> str | None:
     """Return the name of the first entry whose numbers `[T, N, ...]` differ; add-ons come after the environment."""
-    for name in sorted(kept, key=lambda name: (name.startswith("add-on"), name)):
-        before, after = kept[name], now.get(name)
+    for name in sorted(stored, key=lambda name: (name.startswith("add-on"), name)):
+        before, after = stored[name], current.get(name)
         if after is None or after.shape != before.shape:
             return name
-        near = (after - before).abs() <= FINGERPRINT_TOLERANCE * before.nan_to_num().abs().amax((0, 1))
-        if not bool((near | (after.isnan() & before.isnan())).all()):
+        is_close = (after - before).abs() <= FINGERPRINT_TOLERANCE * before.nan_to_num().abs().amax((0, 1))
+        both_nan = after.isnan() & before.isnan()
+        if not bool((is_close | both_nan).all()):
             return name
     return None
 
