@@ -42,7 +42,7 @@ def test_every_run_is_the_papers() -> None:
         options = {"omega": omegas[plan.task]} if plan.variant == "residual" else {}
         options |= {} if plan.variant == "no_entropy" else {"alpha": alpha}
         name = "soft" if plan.variant == "soft_state_std" else plan.variant
-        assert command.wanted() == objective_by_name(name, **options), plan
+        assert command.parse_objective() == objective_by_name(name, **options), plan
         usual_ones = train_defaults(words[1]) if words[0] == "train" else customize_defaults("halfcheetah")
         settings = replace(usual_ones, **command.settings).as_dict()
         assert (settings["steps"], settings["seed"], settings["ranks"]) == (5_000_000, 3, 1)

@@ -139,7 +139,7 @@ def test_the_command_reads_the_file_as_the_diagnosis_did(capsys: pytest.CaptureF
     save_policy("mine.safetensors", optimum(), {})
     words = ["diagnose", "mine.safetensors", "--env", LONG, "--addon", tiny("stay_near"), "--backend", "gymnasium"]
     theirs = Diagnose("theirs.zip", reading=Options(std=0.2, file_activation="elu"))
-    assert theirs._reading() == ["--std", "0.2", "--file-activation", "elu"]
+    assert theirs._reading_options() == ["--std", "0.2", "--file-activation", "elu"]
     assert json.loads(typed(capsys, *words, "--json")[1])["command"].endswith(" --backend gymnasium")
 
 

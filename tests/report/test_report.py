@@ -165,7 +165,7 @@ def test_the_command_on_the_page_asks_for_the_same_run(runs: tuple[RunFolder, Ru
     assert settings == request.settings
     assert command.addon == request.addons
     if which:
-        chosen = decide(command.wanted(), read_policy(command.prior), ENV, command.addon, settings)
+        chosen = decide(command.parse_objective(), read_policy(command.prior), ENV, command.addon, settings)
         assert chosen.objective == request.objective
         assert read_policy(command.prior).card == read_policy(runs[which].prior).card
     else:

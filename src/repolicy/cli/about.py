@@ -1,4 +1,4 @@
-"""The commands about what is here: the add-ons that ship, a run's page, the speed, the installation."""
+"""The commands addons, report, bench and doctor."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from repolicy.text import counted
 
 @dataclass(frozen=True)
 class Addons(Command):
-    """List the add-on rewards that ship, with what each is for.
+    """List the add-on rewards that ship, and what each of them rewards.
 
     Example: repolicy addons
     """
@@ -32,7 +32,7 @@ class Addons(Command):
         table = Table(*(Column(head, overflow="fold") for head in heads))  # a name that ends in … cannot be typed
         for row in describe_registered():
             first, *more = row["env"].split(", ")
-            env = f"{first} and {len(more)} more" if more[1:] else row["env"]
+            env = f"{first} and {len(more)} more" if len(more) > 1 else row["env"]
             table.add_row(row["name"], env, row["what"], row["metric"])
         terminal = Terminal()
         terminal.print(table)
@@ -42,34 +42,34 @@ class Addons(Command):
 
 @dataclass(frozen=True)
 class Report(Command):
-    """Write the page on a run: of a folder of Repolicy's or rsl_rl's, or of one saved model or checkpoint.
+    """Write a page about a run: from a folder of Repolicy or rsl_rl, or from one saved model or checkpoint.
 
     Example: repolicy report logs/rsl_rl/go1/2026-01-01
     """
 
-    run_of: Annotated[Path, Positional("RUN")]
-    """A run's folder, rsl_rl's folder with model_*.pt or one of those, or a model of Stable-Baselines3 (.zip)."""
+    source: Annotated[Path, Positional("RUN")]
+    """A run's folder, rsl_rl's folder with model_*.pt, one of these files, or a model of Stable-Baselines3 (.zip)."""
     trust: bool = False
-    """Run the code that a folder of Repolicy's names."""
+    """Run code that a folder of Repolicy names as its environment or add-on."""
 
     def run(self) -> dict[str, Any]:
         from repolicy.report.host_page import write_host_report
         from repolicy.report.run_page import write_report
 
         terminal = Terminal()
-        if (self.run_of / "run.json").exists():
-            path = write_report(self.run_of, say=terminal.say, trust=self.trust)
+        if (self.source / "run.json").exists():
+            path = write_report(self.source, say=terminal.say, trust=self.trust)
         else:
-            path, said = write_host_report(self.run_of)
-            if said:
-                terminal.say(said)
+            path, verdict = write_host_report(self.source)
+            if verdict:
+                terminal.say(verdict)
         terminal.say(f"report: {path}")
         return {"report": str(path)}
 
 
 @dataclass(frozen=True)
 class Bench(Command):
-    """Measure, in alternating slices of one run, the physics alone and training end to end, and print the share.
+    """Measure the speed of the physics alone and of training end to end, in alternating slices of one run.
 
     Example: repolicy bench HalfCheetah-v4 --ranks 1
     """
@@ -77,7 +77,7 @@ class Bench(Command):
     env: Annotated[str, Positional("ENV")]
     """Environment."""
     slices: int = 10
-    """Pairs of slices; the figures are those of the median slices."""
+    """Number of pairs of slices; the median slices are reported."""
     settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = (*BUDGETS, "steps")  # settings without effect here
     defaults = staticmethod(defaults_by_env)
@@ -85,13 +85,13 @@ class Bench(Command):
     def run(self) -> dict[str, Any]:
         from repolicy.learning.bench import bench
 
-        named: Any = self.settings
-        if "steps" in named:
+        overrides: Any = self.settings
+        if "steps" in overrides:
             raise UsageError("a bench has no --steps: how long it takes is --slices")
-        figures = bench(self.env, replace(train_defaults(self.env), **named), self.slices)
+        figures = bench(self.env, replace(train_defaults(self.env), **overrides), self.slices)
         spread, terminal = figures["slice_shares"], Terminal()
-        ranks, steps = counted(figures["ranks"], "rank"), f"{figures['steps']:,} steps"
-        terminal.say(f"{figures['env']} ({figures['backend']}), {ranks}, {steps}")
+        ranks = counted(figures["ranks"], "rank")
+        terminal.say(f"{figures['env']} ({figures['backend']}), {ranks}, {figures['steps']:,} steps")
         parts = ", ".join(f"{name} {share:.0%}" for name, share in figures["training_is"].items())
         terminal.facts(
             {
@@ -110,15 +110,15 @@ class Bench(Command):
 
 @dataclass(frozen=True)
 class Doctor(Command):
-    """Say what this installation can do; or, of a training that broke when it was resumed, the usual causes.
+    """Report what this installation can do; or look for the causes when a resumed training broke.
 
     Example: repolicy doctor model_200.pt --before model_150.pt
     """
 
     checkpoint: Annotated[Path | None, Positional("RUN")] = None
-    """A checkpoint of rsl_rl or Stable-Baselines3, or rsl_rl's folder: soon after it was resumed."""
+    """A checkpoint of rsl_rl or Stable-Baselines3 from soon after the training was resumed, or rsl_rl's folder."""
     before: Path | None = None
-    """The checkpoint that was resumed."""
+    """The checkpoint from which the training was resumed."""
     batch: Path | None = None
     """Observations, actions and log_probs (.npz) that RUN's policy sampled before its next update."""
     reading: Options = field(default_factory=Options)
@@ -135,16 +135,15 @@ class Doctor(Command):
         from repolicy.report.host_page import checkpoint_in
 
         path = checkpoint_in(self.checkpoint)
-        found = causes(read_checkpoint(path), None if self.before is None else read_checkpoint(self.before))
+        before = None if self.before is None else read_checkpoint(self.before)
+        sentences = causes(read_checkpoint(path), before)
         if self.batch is not None:
-            found += first_ratios(read_policy(path, self.reading), self.batch)
-        Terminal().say(*(found or ["none of the usual causes is there"]))
-        return {"causes": found}
+            sentences += first_ratios(read_policy(path, self.reading), self.batch)
+        Terminal().say(*(sentences or ["none of the usual causes is there"]))
+        return {"causes": sentences}
 
 
-# What this installation can do ----------------------------------------------------------------------------------------
-
-EXTRAS = {
+EXTRAS = {  # the modules that each extra of the package installs
     "engine": ["mujoco", "tensorboard", "imageio"],
     "sb3": ["stable_baselines3", "sb3_contrib", "highway_env"],
     "rsl-rl": ["rsl_rl", "tensordict"],
@@ -158,15 +157,16 @@ EXTRAS = {
 
 
 def doctor() -> dict[str, Any]:
-    """Print and return versions, backends, rendering and cores."""
+    """Print and return the versions, cores, environments, rendering and extras of this installation."""
     from repolicy.envs import envpool_names
 
-    facts, names = {**versions(), "cores": physical_cores()}, envpool_names()
-    known = f"EnvPool's {len(names):,}, and Gymnasium's" if names else "Gymnasium's only (no EnvPool here: slower)"
-    facts["environments"] = known
-    library = renderer()
-    lacks = "libegl1 or libosmesa6 for films" if find_spec("mujoco") else "the extra engine"
-    facts["rendering"] = f"works off-screen with MUJOCO_GL={library}" if library else f"does not work: install {lacks}"
+    facts: dict[str, Any] = {**versions(), "cores": physical_cores()}
+    names, library = envpool_names(), renderer()
+    facts["environments"] = "Gymnasium's only (no EnvPool here: slower)"
+    if names:
+        facts["environments"] = f"EnvPool's {len(names):,}, and Gymnasium's"
+    needed = "libegl1 or libosmesa6 for films" if find_spec("mujoco") else "the extra engine"
+    facts["rendering"] = f"works off-screen with MUJOCO_GL={library}" if library else f"does not work: install {needed}"
     for extra, packages in EXTRAS.items():
         missing = ", ".join(name for name in packages if find_spec(name) is None)
         facts[f"extra {extra}"] = f"missing {missing}: pip install 'repolicy[{extra}]'" if missing else "installed"
@@ -175,17 +175,18 @@ def doctor() -> dict[str, Any]:
 
 
 def renderer() -> str:
-    """Return the first graphics library that draws off-screen here, or nothing."""
+    """Return the first graphics library that can draw off-screen here; empty if none can."""
     from repolicy.report.movie import libraries
 
     return next((library for library in libraries() if _renders(library)), "")
 
 
-def _renders(backend: str) -> bool:
-    """Return whether it draws one frame of a small scene."""
+def _renders(library: str) -> bool:
+    """Return whether a graphics library can draw one frame. It is tried in a process, because it may crash."""
     code = (
         "import mujoco; m = mujoco.MjModel.from_xml_string('<mujoco/>'); r = mujoco.Renderer(m, 16, 16); "
         "r.update_scene(mujoco.MjData(m)); r.render()"
     )
-    environment = os.environ | {"MUJOCO_GL": backend}
-    return not subprocess.run([*PYTHON, "-c", code], env=environment, capture_output=True, check=False).returncode
+    environment = os.environ | {"MUJOCO_GL": library}
+    process = subprocess.run([*PYTHON, "-c", code], env=environment, capture_output=True, check=False)
+    return process.returncode == 0

@@ -7,22 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from repolicy.cli.options import Command, Positional, Repeated, overrides
-from repolicy.cli.run_commands import Run as RunCommand
-from repolicy.cli.run_commands import callbacks_of, report_end
+from repolicy.cli.options import Command, Positional, Repeated, SettingsDefaults, overrides
+from repolicy.cli.run_commands import Run, make_callbacks, report_end
 from repolicy.objective_names import objective_by_name
 from repolicy.readers.reading import Options
 from repolicy.rql.hyperparameters import TASKS, Settings, customize_defaults, train_defaults
 from repolicy.runs import Terminal
 from repolicy.text import escaped
 
-ObjectiveName = Literal["soft", "full", "greedy"]
-ROOT = Path("runs/rql")
+RUNS_FOLDER = Path("runs/rql")
 
 
 @contextmanager
 def _print_warnings() -> Iterator[None]:
-    """Print warnings as the other commands do, without the FutureWarnings that libraries raise for each other."""
+    """Print warnings as plain sentences, and leave out FutureWarnings, which are for the authors of the libraries."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.showwarning = lambda message, *_: Terminal().say(f"warning: {message}")
@@ -31,7 +29,7 @@ def _print_warnings() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Generate(Command):
-    """Text from one or two tuned models, at an omega between (or beside) those that they were trained at.
+    """Generate text with one or two tuned models, at another omega than the ones they were trained at.
 
     Example: repolicy llm generate runs/low runs/high --prior runs/prior --omega 0.25 --prompt "Once"
     """
@@ -41,15 +39,15 @@ class Generate(Command):
     prior: str
     """The model that they were tuned from."""
     omega: float
-    """Where to turn the dial: the weight of the prior's log-probability."""
+    """The position of the dial: the weight of the prior's log-probability."""
     prompt: tuple[str, ...]
     """One or more prompts."""
     alpha: float | None = None
     """Weight of the entropy; by default that of the first model."""
     count: int = 1
-    """Responses to every prompt."""
+    """Number of responses to each prompt."""
     tokens: int = 128
-    """The most tokens in a response."""
+    """Maximum number of tokens in a response."""
     chat: bool = False
     """Write the prompts with the tokenizer's chat template."""
     trained_at: tuple[str, ...] = ()
@@ -63,18 +61,21 @@ class Generate(Command):
         require_trl()
         from repolicy.llm.models import generate
 
-        given = {name: value for name, value in vars(self).items() if name not in ("models", "prior", "prompt", "json")}
         with _print_warnings():
-            return {"omega": self.omega, "responses": generate(self.models, self.prior, self.prompt, **given)}
+            responses = generate(
+                self.models, self.prior, self.prompt, omega=self.omega, alpha=self.alpha, count=self.count,
+                tokens=self.tokens, chat=self.chat, trained_at=self.trained_at, seed=self.seed,
+            )  # fmt: skip
+        return {"omega": self.omega, "responses": responses}
 
     def text(self, values: dict[str, Any]) -> str:
         text = "\n".join(f"{response['prompt']}{response['text']}" for response in values["responses"])
-        return escaped(text, kept="\n\t")  # what a model writes could turn a terminal upside down
+        return escaped(text, kept="\n\t")  # a model's text can contain control characters of the terminal
 
 
 @dataclass(frozen=True)
 class Evaluate(Command):
-    """What models are worth beside their prior: add-on, log prior, KL, length and entropy, with intervals, on a page.
+    """Compare models with their prior on a page: add-on, log prior, KL, length and entropy, with intervals.
 
     Example: repolicy llm evaluate runs/low runs/high --prior runs/prior --prompts p.jsonl --reward my_rewards:brevity
     """
@@ -88,11 +89,11 @@ class Evaluate(Command):
     reward: str
     """The add-on reward, as TRL calls it: module:function or file.py:function."""
     responses: int = 8
-    """Responses of every model to every prompt."""
+    """Number of responses of each model to each prompt."""
     tokens: int = 128
-    """The most tokens in a response."""
+    """Maximum number of tokens in a response."""
     out: Path = Path("evaluation.html")
-    """The page; one that is there already is replaced."""
+    """The page; an existing one is replaced."""
     seed: int = 0
     """Seed of the sampling."""
 
@@ -104,13 +105,13 @@ class Evaluate(Command):
         from repolicy.llm.models import MEASURES, evaluate
 
         check_writable(self.out)
-        size = {"responses": self.responses, "tokens": self.tokens, "seed": self.seed}
         with _print_warnings():
-            models, page = evaluate(self.models, self.prior, self.prompts, self.reward, **size)
-        rows = [
-            [each["model"], *("{mean:.2f} ({low:.2f} to {high:.2f})".format(**each[name]) for name in MEASURES)]
-            for each in models
-        ]
+            models, page = evaluate(
+                self.models, self.prior, self.prompts, self.reward,
+                responses=self.responses, tokens=self.tokens, seed=self.seed,
+            )  # fmt: skip
+        interval = "{mean:.2f} ({low:.2f} to {high:.2f})"
+        rows = [[model["model"], *(interval.format_map(model[name]) for name in MEASURES)] for model in models]
         Terminal().numbers("Means over prompts, and 95 % intervals", ["", *MEASURES.values()], rows)
         write_bytes(self.out, page.encode())
         Terminal().say(f"page: {self.out}")
@@ -120,12 +121,9 @@ class Evaluate(Command):
 LLM: dict[str, Any] = {"generate": Generate, "evaluate": Evaluate}
 
 
-# Residual Q-learning --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
-class Run(RunCommand):
-    """What both commands take."""
+class ResidualQLearning(Run):
+    """A command of Residual Q-learning, with the options that both commands have."""
 
     out: Path | None = None
     """The run's folder; by default runs/rql/TASK-OBJECTIVE-SEED or runs/rql/PRIOR-residual-SEED."""
@@ -133,7 +131,7 @@ class Run(RunCommand):
 
 
 @dataclass(frozen=True)
-class Train(Run):
+class Train(ResidualQLearning):
     """Train a soft Q-learning policy from nothing, as a prior or a baseline.
 
     Example: repolicy rql train cartpole --out runs/cartpole
@@ -141,16 +139,15 @@ class Train(Run):
 
     env: Annotated[str, Positional("TASK")]
     """cartpole, mountain_car, highway, parking; or any environment, as a Gymnasium id or module:callable."""
-    objective: ObjectiveName = "soft"
+    objective: Literal["soft", "full", "greedy"] = "soft"
     """soft: the basic reward; full: basic and add-on; greedy: the add-on alone."""
     alpha: float | None = None
     """α, the reward that a nat of entropy is worth; by default the task's own."""
     addon: Repeated = ()
-    """Add-on reward for full and greedy, as in `repolicy customize`; by default what the environment's info tells."""
+    """Add-on reward for full and greedy, as in `repolicy customize`; by default info["addon_reward"]."""
 
     @staticmethod
-    def defaults() -> tuple[str, list[Settings]]:
-        """Return what the defaults of the settings depend on, and examples of them."""
+    def defaults() -> SettingsDefaults:
         return "the environment", [train_defaults(env) for env in ("", *TASKS)]
 
     def run(self) -> dict[str, Any]:
@@ -158,18 +155,18 @@ class Train(Run):
         from repolicy.rql.customizing import train
 
         settings = overrides(self, Settings)
-        folder = folder_for(self.out, self.env, self.objective, settings, self.resume, ROOT)
+        folder = folder_for(self.out, self.env, self.objective, settings, self.resume, RUNS_FOLDER)
         return report_end(
             train(
                 self.env, objective_by_name(self.objective, alpha=self.alpha), folder, settings,
-                addon=self.addon, resume=self.resume, callbacks=callbacks_of(folder, self.wandb),
+                addon=self.addon, resume=self.resume, callbacks=make_callbacks(folder, self.wandb),
                 env_timeout=self.env_timeout, trust=self.trust,
             )
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Customize(Run):
+class Customize(ResidualQLearning):
     """Give a policy a new requirement by Residual Q-learning, without the reward that trained it.
 
     Example: repolicy rql customize runs/cartpole --omega 1 --alpha 1
@@ -183,16 +180,15 @@ class Customize(Run):
     alpha: float | None = None
     """α̂, the reward that a nat of entropy is worth; by default the prior's own α, if its file tells it."""
     states: float | None = None
-    """Price on states that the prior does not visit, as in `repolicy customize`; of choices it is 0."""
+    """Price on states that the prior does not visit, as in `repolicy customize`; for discrete actions it is 0."""
     addon: Repeated = ()
-    """Add-on reward, as in `repolicy customize`; by default what the environment's info tells as addon_reward."""
+    """Add-on reward, as in `repolicy customize`; by default info["addon_reward"]."""
     env: str | None = None
     """Environment; by default the one that the prior was trained in."""
     reading: Options = field(default_factory=Options)
 
     @staticmethod
-    def defaults() -> tuple[str, list[Settings]]:
-        """Return what the defaults of the settings depend on, and examples of them."""
+    def defaults() -> SettingsDefaults:
         return "the environment", [customize_defaults(env) for env in ("", *TASKS)]
 
     def run(self) -> dict[str, Any]:
@@ -200,12 +196,12 @@ class Customize(Run):
         from repolicy.rql.customizing import customize
 
         settings = overrides(self, Settings)
-        folder = folder_for(self.out, self.prior, "residual", settings, self.resume, ROOT)
+        folder = folder_for(self.out, self.prior, "residual", settings, self.resume, RUNS_FOLDER)
         objective = objective_by_name("residual", omega=self.omega, alpha=self.alpha, states=self.states)
         return report_end(
             customize(
                 self.prior, objective, folder, settings, addon=self.addon, env=self.env, options=self.reading,
-                resume=self.resume, callbacks=callbacks_of(folder, self.wandb), env_timeout=self.env_timeout,
+                resume=self.resume, callbacks=make_callbacks(folder, self.wandb), env_timeout=self.env_timeout,
                 trust=self.trust,
             )
         )  # fmt: skip

@@ -1,7 +1,8 @@
-"""Describe a file, and describe an environment for a robot's program.
+"""Describe a file for `inspect`, and an environment for the programs that run an exported policy on a robot.
 
-That is names, units and order, and the control period. Nothing is guessed: a MuJoCo environment's numbers have names
-only where they are found to be its joints' positions and velocities, those of the first observation.
+An environment's description has its control period, and the names, units and order of observations and actions.
+Nothing is guessed: the numbers of a MuJoCo observation are named only if they equal the positions and velocities of the
+joints at the first observation.
 """
 
 import math
@@ -43,93 +44,93 @@ from repolicy.readers.reading import Options
 from repolicy.readers.recognize import RUNNABLE_FORMATS, PolicyFile
 from repolicy.runs import Request, RunFolder, Terminal, budget_of
 
-FREE = tuple(f".{part}" for part in ("x", "y", "z", "qw", "qx", "qy", "qz"))  # what a joint's name is followed by
-TURNING = tuple(f".w{axis}" for axis in "xyz")
-KINDS = {  # of MuJoCo's joints, by their number: parts and units of position, and of velocity
-    0: (FREE, ("m",) * 3 + ("",) * 4, (*FREE[:3], *TURNING), ("m/s",) * 3 + ("rad/s",) * 3),
-    1: (FREE[3:], ("",) * 4, TURNING, ("rad/s",) * 3),
-    2: (("",), ("m",), ("",), ("m/s",)),
-    3: (("",), ("rad",), ("",), ("rad/s",)),
+XYZ, LINEAR_VELOCITY = [(f".{axis}", "m") for axis in "xyz"], [(f".{axis}", "m/s") for axis in "xyz"]
+QUATERNION, ANGULAR_VELOCITY = [(f".q{part}", "") for part in "wxyz"], [(f".w{axis}", "rad/s") for axis in "xyz"]
+JOINT_TYPES = {  # by mjtJoint: the suffix and the unit of each position, and of each velocity
+    0: (XYZ + QUATERNION, LINEAR_VELOCITY + ANGULAR_VELOCITY),
+    1: (QUATERNION, ANGULAR_VELOCITY),
+    2: ([("", "m")], [("", "m/s")]),
+    3: ([("", "rad")], [("", "rad/s")]),
 }
 
 
-def contract(name: str) -> dict[str, Any]:
-    """Return what is known of an environment: `control_period` in seconds, names and units in order; or nothing."""
+def environment_info(name: str) -> dict[str, Any]:
+    """Return what is known of an environment: `control_period` in seconds, and names and units in order."""
     with (
         in_one_sentence(f"environment {name!r} does not tell what it is", UsageError),
-        warnings.catch_warnings(action="ignore"),  # of what is out of date, and of bounds that are rounded
+        warnings.catch_warnings(action="ignore"),  # about deprecated versions and rounded bounds
     ):
-        found = _of_gymnasium(name) if is_in_gymnasium(name) else _of_envpool(name)
-    if decoder_options(name):  # what acts are numbers of noise
-        found.pop("actions", None)
-    return {"env": name} | found
+        info = _gymnasium_info(name) if is_in_gymnasium(name) else _envpool_info(name)
+    if decoder_options(name):  # the policy's actions are the decoder's noise, and not the environment's actions
+        info.pop("actions", None)
+    return {"env": name} | info
 
 
-def _of_envpool(name: str) -> dict[str, Any]:
+def _envpool_info(name: str) -> dict[str, Any]:
     plain, options = parse_env_name(name)
     if plain not in envpool_names():
         return {}
     import envpool
 
     spec = envpool.make_spec(plain, **options)
-    found: dict[str, Any] = {}
-    if hasattr(spec.config, "ctrl_dt"):
-        found["control_period"] = float(spec.config.ctrl_dt)
-    return found | _parts(spec.observation_space, name)
+    info = {"control_period": float(spec.config.ctrl_dt)} if hasattr(spec.config, "ctrl_dt") else {}
+    return info | _part_names(spec.observation_space, name)
 
 
-def _of_gymnasium(name: str) -> dict[str, Any]:
+def _gymnasium_info(name: str) -> dict[str, Any]:
     with closing(env_maker(name)()) as env:
-        own: Any = env.unwrapped
-        found = _parts(env.observation_space, name)
-        model: Any = getattr(own, "model", None)
-        period = getattr(own, "dt", 0)
+        unwrapped: Any = env.unwrapped
+        info = _part_names(env.observation_space, name)
+        model: Any = getattr(unwrapped, "model", None)
+        period = getattr(unwrapped, "dt", 0)
         if isinstance(period, float | int) and period > 0:
-            found["control_period"] = float(period)
+            info["control_period"] = float(period)
         if hasattr(model, "actuator_trnid") and model.nu == np.prod(env.action_space.shape or ()):
             joints = [model.joint(model.actuator_trnid[index, 0]).name for index in range(model.nu)]
             names = [model.actuator(index).name or joint for index, joint in enumerate(joints)]
-            found["actions"] = {"names": names} if all(names) else {}
-        if hasattr(model, "jnt_type") and "observations" not in found:
-            found |= _of_joints(model, own.data, np.ravel(env.reset(seed=0)[0]), own)
-    return found
+            info["actions"] = {"names": names} if all(names) else {}
+        if hasattr(model, "jnt_type") and "observations" not in info:
+            info |= _joint_names(model, unwrapped.data, np.ravel(env.reset(seed=0)[0]), unwrapped)
+    return info
 
 
-def _parts(space: Any, name: str) -> dict[str, Any]:
-    """Return the order of a Dict's parts, as the policy sees them."""
+def _part_names(space: Any, name: str) -> dict[str, Any]:
+    """Return names for the numbers of a Dict observation, in the order in which the policy gets them."""
     sizes, keys = group_sizes(space, name), observed_parts(space, name, critic=False)[0]
     names = [f"{key}[{index}]" for key in keys or sizes for index in range(sizes[key])]
     return {"observations": {"names": names}} if names else {}
 
 
-def _of_joints(model: Any, data: Any, seen: np.ndarray, env: Any) -> dict[str, Any]:
-    """Return names of an observation that is positions (but the first few), velocities, and parts of a known size."""
+def _joint_names(model: Any, data: Any, observation: np.ndarray, env: Any) -> dict[str, Any]:
+    """Return names and units if the observation is qpos and qvel, followed by parts whose sizes the environment states.
+
+    Most locomotion environments leave out the first one or two positions: x, or x and y.
+    """
     positions, velocities = [], []
     for index in range(model.njnt):
-        parts, units, moving, speeds = KINDS[int(model.jnt_type[index])]
+        position_parts, velocity_parts = JOINT_TYPES[int(model.jnt_type[index])]
         joint = model.joint(index).name
-        positions += [(f"position of {joint}{part}", unit) for part, unit in zip(parts, units, strict=True)]
-        velocities += [(f"velocity of {joint}{part}", unit) for part, unit in zip(moving, speeds, strict=True)]
-    for left_out in range(3):  # a world's x and y
-        entries = positions[left_out:] + velocities
-        state = np.concatenate([data.qpos[left_out:], data.qvel])
-        if len(state) <= len(seen) and np.allclose(seen[: len(state)], state, rtol=0.0, atol=1e-12):
+        positions += [(f"position of {joint}{part}", unit) for part, unit in position_parts]
+        velocities += [(f"velocity of {joint}{part}", unit) for part, unit in velocity_parts]
+    for skipped in range(3):
+        entries = positions[skipped:] + velocities
+        state = np.concatenate([data.qpos[skipped:], data.qvel])
+        if len(state) <= len(observation) and np.allclose(observation[: len(state)], state, rtol=0.0, atol=1e-12):
             sizes = getattr(env, "observation_structure", {})
             others = [key for key in sizes if key not in ("skipped_qpos", "qpos", "qvel")]
             entries += [(f"{key}[{index}]", "") for key in others for index in range(sizes[key])]
             names, units = zip(*entries, strict=True)
-            return {"observations": {"names": names, "units": units}} if len(names) == len(seen) else {}
+            return {"observations": {"names": names, "units": units}} if len(names) == len(observation) else {}
     return {}
 
 
-MAX_ROWS = 64  # rows of a table on the screen
-MAX_STDS = 8  # more do not fit into a line
-DIAL = "{name} from {low:g} to {high:g}, {scale}; NaN counts as {if_nan:g}"
-Story = tuple[dict[str, Any], dict[str, Any]]  # what is printed, and what --json tells besides
+MAX_ROWS = 64  # of a table on the screen
+MAX_STDS = 8  # on one line
+Description = tuple[dict[str, Any], dict[str, Any]]  # the facts to print, and further ones for --json
 
 
 def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
-    """Return the story of a policy, a checkpoint or a run's folder: printed, and returned."""
+    """Print and return a description of a policy, a checkpoint or a run's folder."""
     if not is_on_hub(path):
         check_reachable(path)
     more: dict[str, Any] = {}
@@ -138,32 +139,33 @@ def inspect(path: Path, options: Options | None = None) -> dict[str, Any]:
         facts = {"folder": str(path), "kind": "planner"} | read_json(path / PLAN_FILE)
     elif (path / "run.json").exists():
         check_own_file_options(path, options)
-        facts, more = _of_run(path)
+        facts, more = _describe_run(path)
     else:
-        facts, more = _of_file(PolicyFile(find_policy(path)), options or Options())
+        facts, more = _describe_file(PolicyFile(find_policy(path)), options or Options())
     Terminal().facts(facts)
     if "carries" in more:
-        _print_contract(more["carries"])
+        _print_deployment_info(more["carries"])
     return facts | more
 
 
-def _of_file(file: PolicyFile, options: Options) -> Story:
+def _describe_file(file: PolicyFile, options: Options) -> Description:
     if not is_repolicy_file(file.path, file.content):
-        carries = {"carries": file.embedded.deployment_info} if file.embedded and file.embedded.deployment_info else {}
+        info = file.embedded and file.embedded.deployment_info
+        carries = {"carries": info} if info else {}
         if file.repolicy_bytes is None:
-            return _of_foreign(file, options), carries
-        facts, more = _of_policy(file, options, f", in a file of {file.format}")
+            return _describe_foreign(file, options), carries
+        facts, more = _describe_policy(file, options, f", in a file of {file.format}")
         return facts, more | carries
     check_own_file_options(file.path, options)
     tensors, header = read(file.path, content=file.content)
     if header["kind"] == "policy":
-        return _of_policy(file, options)
+        return _describe_policy(file, options)
     # a checkpoint, or the batch that a run failed on
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     return header | {"file": str(file.path), "tensors": shapes}, {}
 
 
-def _of_policy(file: PolicyFile, options: Options, exported: str = "") -> Story:
+def _describe_policy(file: PolicyFile, options: Options, exported: str = "") -> Description:
     saved = read_file(file, options)
     spec, card = saved.policy.spec, saved.card
     request = card.get("request", {})
@@ -175,9 +177,9 @@ def _of_policy(file: PolicyFile, options: Options, exported: str = "") -> Story:
         "observations": f"{spec.observation_size} numbers",
         "actions": str(spec.actions),
         "family": spec.family,
-        "network": _network(spec.activation, spec.hidden),
-        "std": _std(saved.policy),
-        "objective": _sentence(request),
+        "network": _network_words(spec.activation, spec.hidden),
+        "std": _std_words(saved.policy),
+        "objective": _objective_words(request),
         "add-ons": ", ".join(request.get("addons", [])) or "none",
         "prior": f"{'inside' if saved.prior is not None else 'not in'} this file",
         "steps": f"{card.get('steps', 0):,}",
@@ -186,50 +188,50 @@ def _of_policy(file: PolicyFile, options: Options, exported: str = "") -> Story:
         "probes": f"{PROBE_COUNT} log-probabilities reproduced",
         "fingerprint": fingerprint(saved.policy),
     }
-    facts |= _facts_of(card)
+    facts |= _optional_facts(card)
     if isinstance(saved.policy, ConditionedPolicy):
         inputs = " and ".join(f"{each.name} as an input, from {each.ends}" for each in saved.policy.dials)
         facts["dial"] = f"takes {inputs}"
     return facts, {"card": card}
 
 
-def _print_contract(about: dict[str, Any]) -> None:
-    """Say what an exported graph takes and gives, a line for each number."""
+def _print_deployment_info(info: dict[str, Any]) -> None:
+    """Print the inputs and outputs of an exported graph, one line for each number."""
     terminal, unknown = Terminal(), "unknown"
-    observations, actions, period = about["observations"], about["actions"], about.get("control_period")
+    observations, actions, period = info["observations"], info["actions"], info.get("control_period")
+    dials = map("{name} from {low:g} to {high:g}, {scale}; NaN counts as {if_nan:g}".format_map, info["dials"])
     terminal.facts(
         {
-            "environment": about["env"] or unknown,
+            "environment": info["env"] or unknown,
             "control period": unknown if period is None else f"{period:g} s",
             "actions stay within their range": "yes" if actions["stay_within"] else "no: clip them",
-            "dials": "; ".join(map(DIAL.format_map, about["dials"])) or "none",
-            "fingerprint of its prior": about.get("prior", "none"),
+            "dials": "; ".join(dials) or "none",
+            "fingerprint of its prior": info.get("prior", "none"),
         }
     )
-    for title, told, size in (
+    for title, space, size in (
         ("observation", observations, observations["size"]),
         ("action", actions, actions["sizes"][0] if actions["kind"] == "continuous" else len(actions["sizes"])),
     ):
-        names = told.get("names") or [unknown] * size
-        columns = [names, *(told.get(key) or [""] * size for key in ("units", "low", "high"))]
+        names = space.get("names") or [unknown] * size
+        columns = [names, *(space.get(key) or [""] * size for key in ("units", "low", "high"))]
         rows = [[str(index), *map(str, row)] for index, row in enumerate(zip(*columns, strict=False))]
         terminal.numbers("", [title, "name", "unit", "from", "to"], rows[:MAX_ROWS])
         if len(rows) > MAX_ROWS:
             terminal.say(f"and {len(rows) - MAX_ROWS} more, which --json tells")
 
 
-def _facts_of(card: dict[str, Any]) -> dict[str, str]:
-    """Return what not every policy's card tells."""
+def _optional_facts(card: dict[str, Any]) -> dict[str, str]:
+    """Return the facts that only some policies' cards contain."""
     facts = {}
     if origin := card.get("origin"):
         facts["copied from"] = f"{origin['file']}, {origin['kind']} of {origin['library']}, sha256 {origin['sha256']}"
     facts |= {name.replace("_", " "): f"{value:,.2f}" for name, value in card.get("evaluation", {}).items()}
     if dial := card.get("dial"):
-        trained = dial["how"] == "trained"
-        values = dial.get("values") or {"omega" if trained else "t": dial.get("at", math.nan)}
-        place = ", ".join(f"{name} = {value:g}" for name, value in values.items())
-        of_what = "of" if trained else "between the prior and"
-        facts["dial"] = f"{dial['how']} at {place} {of_what} {dial['of']}"
+        name, relation = ("omega", "of") if dial["how"] == "trained" else ("t", "between the prior and")
+        values = dial.get("values") or {name: dial.get("at", math.nan)}
+        position = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+        facts["dial"] = f"{dial['how']} at {position} {relation} {dial['of']}"
     if worth := card.get("nat_worth"):
         facts["a nat is worth"] = f"{worth['value']:.3g} ± {worth['error']:.2g} of the reward"
     if "scores" in card:
@@ -239,12 +241,12 @@ def _facts_of(card: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _network(activation: str, hidden: Sequence[int]) -> str:
+def _network_words(activation: str, hidden: Sequence[int]) -> str:
     return f"{activation}, {' × '.join(map(str, hidden))}" if hidden else "one linear layer"
 
 
-def _std(policy: Policy) -> str:
-    """Return the std that each number of an action has: in all states, or where the observations are at their mean."""
+def _std_words(policy: Policy) -> str:
+    """Return the std of each number of an action; if it depends on the state, that for the mean observation."""
     dist = policy(policy.normalizer.mean.float()[None])
     if not isinstance(dist, Gaussian | SquashedGaussian):
         return "none: its choices have probabilities"
@@ -258,8 +260,8 @@ def _std(policy: Policy) -> str:
     return ", ".join(parts)
 
 
-def _of_foreign(file: PolicyFile, options: Options) -> dict[str, Any]:
-    """Return another library's policy: what is in its file, and what is missing."""
+def _describe_foreign(file: PolicyFile, options: Options) -> dict[str, Any]:
+    """Describe another library's policy: what its file contains, and which options are needed to open it."""
     from repolicy.readers.context import NoTemperatureError
     from repolicy.readers.copying import policy_from
     from repolicy.readers.description import CannotCopyError
@@ -271,14 +273,14 @@ def _of_foreign(file: PolicyFile, options: Options) -> dict[str, Any]:
         foreign = describe_file(file, replace(options, temperature=1.0))
         missing.append("a temperature (--temperature)")
     except CannotCopyError as error:
-        return _of_uncopied(file, error)
+        return _describe_uncopied(file, error)
     actor = foreign.actor
-    network = _network(actor.activation, [len(hidden.linear.bias) for hidden in actor.hidden])
+    network = _network_words(actor.activation, [len(hidden.linear.bias) for hidden in actor.hidden])
     norms = sum(hidden.norm is not None for hidden in actor.hidden)
     if norms:
         network += f", {norms} LayerNorms"
     if foreign.std is not None:
-        std = _std(policy_from(foreign))
+        std = _std_words(policy_from(foreign))
     elif foreign.actions.kind == "discrete":
         std = "none: its choices have probabilities"
     else:
@@ -303,12 +305,12 @@ def _of_foreign(file: PolicyFile, options: Options) -> dict[str, Any]:
     }
 
 
-def _of_uncopied(file: PolicyFile, why: FileError) -> dict[str, Any]:
-    """Return another library's policy that can only run as it is; the reason again, where it cannot even do that."""
+def _describe_uncopied(file: PolicyFile, reason: FileError) -> dict[str, Any]:
+    """Describe another library's policy that cannot be copied but may be run; raise the reason if it cannot be run."""
     from repolicy.priors.running import graph_signature
 
     if file.format not in RUNNABLE_FORMATS:
-        raise why
+        raise reason
     kind, runs = "TorchScript", "in PyTorch, as a program: with --trust"
     missing = "the environment (--env), a std (--std)"
     if file.format == "onnx":
@@ -321,37 +323,39 @@ def _of_uncopied(file: PolicyFile, why: FileError) -> dict[str, Any]:
     return {
         "file": str(file.path),
         "kind": kind,
-        "can be copied": f"no: {str(why).partition(' cannot be copied: ')[2] or why}",
+        "can be copied": f"no: {str(reason).partition(' cannot be copied: ')[2] or reason}",
         "runs as it is": runs,
         "missing": missing,
     }
 
 
-def _of_run(path: Path) -> Story:
+def _describe_run(path: Path) -> Description:
     from repolicy.rql.customizing import Request as ResidualQLearning
 
     folder = RunFolder(path, Request, ResidualQLearning)
     request, latest = folder.load_request(), folder.latest_checkpoint()
-    done = latest[1].get("steps", 0) if latest else 0  # the last iteration may go a little further than was asked for
+    steps = latest[1].get("steps", 0) if latest else 0  # can exceed the setting, because an iteration is not cut
     iterations = len(folder.read_metrics().get("iteration", []))
     facts = {
         "folder": str(path),
         "kind": "run",
         "env": request.env,
-        "objective": _sentence(request.as_dict()),
+        "objective": _objective_words(request.as_dict()),
         "add-ons": ", ".join(request.addons) or "none",
-        "steps": f"{done:,} in the last checkpoint, of {request.settings.steps:,}",
+        "steps": f"{steps:,} in the last checkpoint, of {request.settings.steps:,}",
         "iterations logged": f"{iterations:,}",
         "method": request.method or "PPO",
         "policy": str(folder.policy) if folder.policy.exists() else "none yet",
         "last policy": str(folder.last_policy) if folder.last_policy.exists() else "none yet",
     }
-    if folder.policy.exists() and not isinstance(made := read_policy(folder.policy).policy, ConditionedPolicy):
-        facts["std"] = _std(made)
+    if folder.policy.exists():
+        policy = read_policy(folder.policy).policy
+        if not isinstance(policy, ConditionedPolicy):
+            facts["std"] = _std_words(policy)
     return facts, {"request": request.as_dict()}
 
 
-def _sentence(request: dict[str, Any]) -> str:
+def _objective_words(request: dict[str, Any]) -> str:
     """Return the objective in words: `addon + 0.17 log prior − 0.13472 log policy`."""
     objective, settings = request.get("objective"), request.get("settings", {})
     if not objective:

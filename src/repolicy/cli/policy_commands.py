@@ -1,4 +1,4 @@
-"""The commands that look at a policy and hand it on: evaluate, render, export, inspect.
+"""The commands that use a policy without changing it (evaluate, render, export, inspect, push), and imitate.
 
 Each command is a dataclass whose fields are its options; the docstrings under them are its help. Nothing heavy is
 imported before a command runs, so that `--help` answers at once.
@@ -29,16 +29,16 @@ class Evaluate(RunsPolicy):
     policy: Annotated[Path, Positional("POLICY")]
     """A policy's file, a run's folder, a name that ships, or code, as customize takes it."""
     episodes: int = 100
-    """How many episodes, shared out evenly over the environments."""
+    """Number of episodes, divided evenly between the environments."""
     addon: Repeated = ()
-    """Add-on reward to report as well; by default the one that the policy was customized to. Repeatable."""
+    """Add-on reward to report too; by default the one that the policy was customized to. Repeatable."""
     stochastic: bool = False
     """Sample the actions instead of taking the mean."""
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
-    """Whose environments; those of gymnasium are the reference."""
+    """Library that runs the environment; gymnasium is the reference."""
     out: Path | None = None
-    """Where each episode goes; by default evaluation-….json beside the policy, or here for one that ships or is another
-    library's."""
+    """The file with every episode; by default evaluation-….json beside the policy, or in this folder for one that ships
+    or is another library's."""
 
     def run(self) -> dict[str, Any]:
         from repolicy.envs import addons_from_card, evaluate, load_addon
@@ -46,34 +46,37 @@ class Evaluate(RunsPolicy):
         from repolicy.priors import check_not_overwriting, output_folder
         from repolicy.runs import one_thread
 
-        found, env = self.open_policy(self.policy)
-        path, card = found.path, found.card
+        opened, env = self.open_policy(self.policy)
+        path = opened.path
         warn_of_unfinished(self.policy)
         if self.out is not None:
             check_not_overwriting(self.out, path, ".json")
         terminal, episodes = Terminal(), counted(self.episodes, "episode")
-        terminal.say(*found.notes)
+        terminal.say(*opened.notes)
         try:
-            addon = load_addon(self.addon or addons_from_card(card, path, self.trust), env)
-        except UsageError as error:
+            addon = load_addon(self.addon or addons_from_card(opened.card, path, self.trust), env)
+        except UsageError as error:  # such as an add-on in a file that has been moved since the training
             if self.addon:
                 raise
-            terminal.say(f"without the add-on of the policy's own: {error}")  # or its file lies elsewhere by now
+            terminal.say(f"without the add-on of the policy's own: {error}")
             addon = None
         with one_thread(), terminal.status(f"{env}: running {episodes}") as status:
             evaluation = evaluate(
-                found.agent, env, self.episodes,
-                addon=addon, prior=found.prior, deterministic=not self.stochastic, seed=self.seed, backend=self.backend,
-                progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
+                opened.agent, env, self.episodes,
+                addon=addon, prior=opened.prior, deterministic=not self.stochastic, seed=self.seed,
+                backend=self.backend, progress=lambda done: status.update(f"{env}: {done} of {episodes}"),
             )  # fmt: skip
         action = "sampled" if self.stochastic else "mean"
-        numbers = ((column.title, column.mean, column.std) for column in evaluation.columns.values())
-        rows = [[title, *(_decimals(value, both[0]) for value in both)] for title, *both in numbers]
+        rows = [
+            [column.title, _decimals(column.mean, column.mean), _decimals(column.std, column.mean)]
+            for column in evaluation.columns.values()
+        ]
         title = f"{path} in {env} ({evaluation.backend}), {episodes}, {action} action"
         terminal.numbers(title, ["", "mean", "std"], rows)  # before the file, which may turn out not to be writable
-        elsewhere = "" if self.env is None else f"{as_file_name(env)}-"
-        out = self.out or _episodes_of(path, output_folder(path), f"{elsewhere}{action}-{evaluation.backend}.json")
-        values = {"policy": str(path), "which": card.get("which", "")} | evaluation.as_dict()
+        env_prefix = "" if self.env is None else f"{as_file_name(env)}-"
+        ending = f"{env_prefix}{action}-{evaluation.backend}.json"
+        out = self.out or _episodes_file(path, output_folder(path), ending)
+        values = {"policy": str(path), "which": opened.card.get("which", "")} | evaluation.as_dict()
         try:
             write_json(out, values)
             terminal.say(f"each episode: {out}")
@@ -94,11 +97,11 @@ class Render(RunsPolicy):
     policy: Annotated[str, Positional("POLICY")]
     """A policy's file, a run's folder, or a name that ships."""
     seconds: float = 10.0
-    """How long the film is; after an episode, the next one begins."""
+    """Length of the film; it contains as many episodes as fit."""
     width: int = 640
     """Width of the picture; its height is two thirds of that."""
     out: Path | None = None
-    """Where the film goes, an .mp4 or a .gif; by default an mp4 beside the policy, or here for one that ships or is
+    """The film's file, .mp4 or .gif; by default an mp4 beside the policy, or in this folder for one that ships or is
     another library's."""
 
     def run(self) -> dict[str, Any]:
@@ -109,24 +112,25 @@ class Render(RunsPolicy):
         from repolicy.report.movie import FORMATS, Shot, policy_path, render_films
 
         warn_of_unfinished(self.policy)
-        planned, path = is_plan(self.policy), policy_path(self.policy)
-        card = read_json(path / PLAN_FILE) if planned else read_card(path)
+        is_planner, path = is_plan(self.policy), policy_path(self.policy)
+        card = read_json(path / PLAN_FILE) if is_planner else read_card(path)
         env = self.env or env_from_card(card, path, self.trust)
         suffix = ".mp4" if self.out is None else self.out.suffix.lower()
-        if (format := suffix.removeprefix(".")) not in FORMATS:
+        format = suffix.removeprefix(".")
+        if format not in FORMATS:
             raise UsageError(f"--out {self.out} does not end in .mp4 or .gif")
-        out = _out(self.out, path, suffix)
+        out = _output_file(self.out, path, suffix)
         shot = Shot(
             str(path), env, seconds=self.seconds, seed=self.seed, width=self.width,
             height=round(self.width * 2 / 3), format=format, fine=True, trust=self.trust,
         )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="repolicy-render-") as folder:
-            if planned or is_repolicy_file(path):
+            if is_planner or is_repolicy_file(path):
                 check_own_file_options(path, self.reading)
-            else:  # the process that renders reads only files of ours
-                own = Path(folder, "policy.safetensors")
-                write_bytes(own, saved_policy_bytes(read_policy(path, self.reading)))
-                shot = replace(shot, policy=str(own))
+            else:  # the process that renders reads only Repolicy's own files
+                converted = Path(folder, "policy.safetensors")
+                write_bytes(converted, saved_policy_bytes(read_policy(path, self.reading)))
+                shot = replace(shot, policy=str(converted))
             [content] = render_films([shot], Terminal().say)
         write_bytes(out, content)
         Terminal().say(f"film: {out}")
@@ -137,7 +141,7 @@ class Render(RunsPolicy):
 class Export(OpensPolicy):
     """Write a policy for other programs: raw observations in, the mean action out, checked against the original.
 
-    The file says what it takes and gives: repolicy inspect shows it.
+    The file describes its inputs and outputs; repolicy inspect shows them.
 
     Example: repolicy export runs/cheetah --format onnx --out cheetah.onnx
     """
@@ -145,18 +149,18 @@ class Export(OpensPolicy):
     policy: Annotated[str, Positional("POLICY")]
     """A policy's file, a run's folder, or a name that ships."""
     format: Literal["onnx", "torchscript"] | None = None
-    """onnx: for ONNX Runtime and whatever reads ONNX; torchscript: for C++ programs with libtorch. By default what
-    --out ends in, .onnx or .pt, else onnx."""
+    """onnx: for ONNX Runtime and whatever reads ONNX; torchscript: for C++ programs with libtorch. By default the
+    format of --out, which ends in .onnx or .pt, else onnx."""
     out: Path | None = None
-    """Where it goes; by default beside the policy, or here for one that ships or is another library's."""
+    """The file to write; by default beside the policy, or in this folder for one that ships or is another library's."""
     env: str | None = None
-    """Environment whose names and control period are written down; by default the one that the policy was trained in,
-    unless that is code."""
+    """Environment whose names and control period are stored in the file; by default the one that the policy was trained
+    in, unless that is code."""
     trust: bool = False
     """Open the decoder of a generative policy, which the policy's file names, to write both as one graph."""
 
     def run(self) -> dict[str, Any]:
-        from repolicy.cli.inspection import contract
+        from repolicy.cli.inspection import environment_info
         from repolicy.envs import decoder_options, env_from_card, match_observation
         from repolicy.policies import FORMAT_BY_SUFFIX, SUFFIXES, ConditionedPolicy
         from repolicy.policies.export import export
@@ -164,31 +168,33 @@ class Export(OpensPolicy):
 
         warn_of_unfinished(self.policy)
         say, suffix = Terminal().say, "" if self.out is None else self.out.suffix.lower()
-        path, ending = find_policy(self.policy), FORMAT_BY_SUFFIX.get(suffix)
-        format = self.format or ending or "onnx"
-        if suffix and not (ending or self.format):
+        path, suffix_format = find_policy(self.policy), FORMAT_BY_SUFFIX.get(suffix)
+        format = self.format or suffix_format or "onnx"
+        if suffix and not (suffix_format or self.format):
             raise UsageError(f"--out {self.out} does not end in .onnx or .pt; to write it all the same, add --format")
-        if ending not in (None, format):
-            raise UsageError(f"--out {self.out} is the name of a file in {ending}, and --format is {format}")
-        out = _out(self.out, path, SUFFIXES[format])
+        if suffix_format not in (None, format):
+            raise UsageError(f"--out {self.out} is the name of a file in {suffix_format}, and --format is {format}")
+        out = _output_file(self.out, path, SUFFIXES[format])
         saved = read_policy(path, self.reading)
-        through = decoder_options(self.env or saved.card.get("request", {}).get("env", ""))
-        if format == "onnx" and through is not None and str(through.decoder).endswith(".onnx"):
+        decoder = decoder_options(self.env or saved.card.get("request", {}).get("env", ""))
+        if format == "onnx" and decoder is not None and str(decoder.decoder).endswith(".onnx"):
             if self.env is None:
-                env_from_card(saved.card, path, self.trust)  # which refuses a path that nobody typed or trusts
+                env_from_card(saved.card, path, self.trust)  # raises for a path that the user neither typed nor trusts
             if isinstance(saved.policy, ConditionedPolicy):
                 raise UsageError(saved.policy.missing_dials_message())
-            file = find_decoder_file(through.decoder, through.sha256).path
-            difference = export_composed(saved.policy, file, through.noise, through.chunk, out)
+            decoder_file = find_decoder_file(decoder.decoder, decoder.sha256).path
+            difference = export_composed(saved.policy, decoder_file, decoder.noise, decoder.chunk, out)
             say(f"exported: {out}, onnx, observations and noise to actions, equal within {difference:.1g}")
             return {"file": str(out), "format": format, "difference": difference}
-        told: dict[str, Any] = {}
-        with contextlib.suppress(UsageError) if self.env is None else contextlib.nullcontext():
-            told = contract(
-                match_observation(self.env or env_from_card(saved.card, path), saved.policy.spec.observation_size)
-            )
-        difference = export(saved.policy, out, format, prior=saved.prior, card=saved.card, env_info=told)
-        if through is not None:
+        env_info: dict[str, Any] = {}
+        try:
+            env = self.env or env_from_card(saved.card, path)
+            env_info = environment_info(match_observation(env, saved.policy.spec.observation_size))
+        except UsageError:
+            if self.env is not None:
+                raise
+        difference = export(saved.policy, out, format, prior=saved.prior, card=saved.card, env_info=env_info)
+        if decoder is not None:
             say("what comes out is a generative policy's noise, and no action: decode it")
         say(f"exported: {out}, {format}, equal to the policy within {max(difference, 1e-9):.1g}")
         return {"file": str(out), "format": format, "difference": difference}
@@ -212,13 +218,16 @@ class Inspect(Command):
 
 
 def _decimals(value: float, mean: float) -> str:
-    """Return two decimals; beside a mean that is smaller than 0.1, as many as tell something of it."""
+    """Return the number with two decimals; with its leading digits if the mean is smaller than 0.1."""
     return number(value, mean) if abs(mean) < 0.1 else f"{value:z,.2f}".replace("-", "−")
 
 
-def _episodes_of(path: Path, folder: Path, ending: str) -> Path:
-    """Return the file for a policy's episodes: by its name or, where that is another policy's file, by its path."""
-    name = as_file_name(path.name) if ":" in path.name else path.stem  # code: its file's name and its function's
+def _episodes_file(path: Path, folder: Path, ending: str) -> Path:
+    """Return the file for a policy's episodes, named by the policy's name.
+
+    If that file holds the episodes of another policy, the name is made of the policy's whole path.
+    """
+    name = as_file_name(path.name) if ":" in path.name else path.stem  # file.py:function, for a policy that is code
     out = folder / f"evaluation-{name}-{ending}"
     with contextlib.suppress(FileError, AttributeError):  # no file there, or one that is no evaluation
         if read_json(out).get("policy") == str(path):
@@ -227,28 +236,25 @@ def _episodes_of(path: Path, folder: Path, ending: str) -> Path:
 
 
 def warn_of_unfinished(reference: str | Path) -> None:
-    """Say so where a run's folder is named whose run has steps before it: its policy will be another."""
+    """Print a warning if the policy is that of an unfinished run, because resuming the run replaces its policy."""
     from repolicy.runs import RunFolder
 
     folder = RunFolder(Path(reference))
-    with contextlib.suppress(RepolicyError):  # what cannot be read, or is of another method, is no reason to stop
+    with contextlib.suppress(RepolicyError):  # a run that cannot be read, or is of another method, gets no warning
         request = folder.request()
         if request is not None and (sentence := folder.unfinished_notice(request)):
             Terminal().say(f"{folder.path}: {sentence[0].lower()}{sentence[1:]}")
 
 
-def _out(named: Path | None, path: Path, suffix: str) -> Path:
-    """Return the name that was given, or the policy's own with another suffix beside it or in this folder."""
+def _output_file(out: Path | None, path: Path, suffix: str) -> Path:
+    """Return the file to write: `out`, or the policy's name with this suffix. Raise before the work if it cannot be."""
     from repolicy.policies.storage import check_writable
     from repolicy.priors import check_not_overwriting, output_folder
 
-    out = named or output_folder(path) / f"{path.stem}{suffix}"
+    out = out or output_folder(path) / f"{path.stem}{suffix}"
     check_not_overwriting(out, path)
-    check_writable(out)  # before the work, which would be lost
+    check_writable(out)
     return out
-
-
-# The command that makes a prior of demonstrations ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -261,17 +267,17 @@ class Imitate(Command):
     data: Annotated[str, Positional("DATA")]
     """An .npz file with observations [M, O] and actions [M, A], or the name of a Minari dataset."""
     env: str | None = None
-    """Environment to check the sizes with and to try the policy in; customize then goes on there."""
+    """Environment in which the policy is checked and tried, and in which customize then continues."""
     hidden: tuple[int, ...] = (256, 256)
     """Sizes of the hidden layers."""
     state_std: bool = False
-    """A std that depends on the state, in place of one for all states."""
+    """Fit a std that depends on the state, instead of one for all states."""
     flow: bool = False
-    """Fit a flow, a generative policy that keeps several ways of doing the same thing apart."""
+    """Fit a flow: a generative policy, which can represent several ways of doing the same thing."""
     chunk: int = 1
-    """Of a flow: how many actions in a row it gives."""
+    """For a flow: the number of successive actions in its output."""
     seed: int = 0
-    """Seed of the network and of what is held out."""
+    """Seed of the network and of the choice of held-out data."""
     out: Path | None = None
     """The policy's file; by default imitated.safetensors, or flow.onnx."""
 
@@ -280,7 +286,7 @@ class Imitate(Command):
         from repolicy.runs import one_thread
 
         if self.flow:
-            return self._flow()
+            return self._fit_flow()
         if self.chunk != 1:
             raise UsageError("--chunk goes with --flow")
         terminal, out = Terminal(), self.out or Path("imitated.safetensors")
@@ -288,14 +294,14 @@ class Imitate(Command):
             result = imitate(
                 self.data, out, env=self.env, hidden=self.hidden, state_std=self.state_std, seed=self.seed,
                 say=terminal.say,
-                progress=lambda epoch, held: status.update(f"fitting: epoch {epoch}, held out {held:.4g} nats a step"),
+                progress=lambda epoch, loss: status.update(f"fitting: epoch {epoch}, held out {loss:.4g} nats a step"),
             )  # fmt: skip
-        go_on = f"repolicy customize {shlex.quote(str(result.file))} --addon ..."
-        terminal.say(f"its file: {result.file}; go on with {go_on}")
+        command = f"repolicy customize {shlex.quote(str(result.file))} --addon ..."
+        terminal.say(f"its file: {result.file}; go on with {command}")
         returns = {} if result.returns is None else {"return": dict(zip(("mean", "std"), result.returns, strict=True))}
         return {"file": str(result.file), "env": result.env} | asdict(result.fitted) | returns
 
-    def _flow(self) -> dict[str, Any]:
+    def _fit_flow(self) -> dict[str, Any]:
         from repolicy.prepare.imitation import FLOW_STEPS, imitate_flow
         from repolicy.runs import one_thread
 
@@ -303,34 +309,31 @@ class Imitate(Command):
             raise UsageError("a flow has no std: leave --state-std out")
         terminal, out = Terminal(), self.out or Path("flow.onnx")
         with one_thread(), terminal.status("fitting") as status:
-            made = imitate_flow(
+            result = imitate_flow(
                 self.data, out, env=self.env, chunk=self.chunk, hidden=self.hidden, seed=self.seed,
                 progress=lambda step: status.update(f"fitting: step {step:,} of {FLOW_STEPS:,}"),
             )  # fmt: skip
-        words = ["repolicy", "customize", str(out), "--noise", str(made.noise), "--chunk", str(made.chunk)]
+        words = ["repolicy", "customize", str(out), "--noise", str(result.noise), "--chunk", str(result.chunk)]
         words += ["--env", self.env or "ENV", "--addon", "NAME"]
-        terminal.say(f"its file: {out}, fitted to {made.chunks:,} chunks; go on with {shlex.join(words)}")
-        return asdict(made) | {"file": str(out)}
-
-
-# The command that shares a policy -------------------------------------------------------------------------------------
+        terminal.say(f"its file: {out}, fitted to {result.chunks:,} chunks; go on with {shlex.join(words)}")
+        return asdict(result) | {"file": str(out)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Push(OpensPolicy):
-    """Share a policy on the Hugging Face Hub: its file, a card with a table, and its film where there is one.
+    """Share a policy on the Hugging Face Hub: its file, a card with a table, and its film if there is one.
 
     Example: repolicy push runs/cheetah hf://USER/spare-leg --license mit
     """
 
     policy: Annotated[str, Positional("POLICY")]
-    """A run's folder, or a policy's file; an .mp4 or .gif of its name beside it is its film."""
+    """A run's folder, or a policy's file; an .mp4 or .gif with the same name beside it is its film."""
     target: Annotated[str, Positional("hf://USER/NAME")]
-    """The repository, which is made where there is none; the login is the hub's own: hf auth login."""
+    """The repository, created if it does not exist; log in first with hf auth login."""
     license: str | None = None
-    """What others may do with it: an identifier of the hub's, such as mit or cc-by-4.0."""
+    """The license: an identifier of the hub, such as mit or cc-by-4.0."""
     private: bool = False
-    """Make the repository for you alone, where it is new."""
+    """Create a new repository as a private one."""
     episodes: int = 20
     """Episodes of the evaluation for the card's table."""
 

@@ -1,4 +1,4 @@
-"""The commands that train: from nothing, and from a prior."""
+"""The commands that train: train (from nothing) and customize (from a prior)."""
 
 import shlex
 from dataclasses import dataclass, field
@@ -26,23 +26,20 @@ if TYPE_CHECKING:
     from repolicy.runs import Result
 
 
-ObjectiveName = Literal["no_entropy", "end_entropy", "repeat_entropy", "soft", "full"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run(Command):
-    """A command that makes a run."""
+    """A command that trains a policy in the folder of a run."""
 
     resume: bool = False
-    """Go on with the run in the folder, if there is one."""
+    """Continue the run in the folder, if there is one."""
     settings_file: Annotated[Path | None, Named("settings")] = None
     """A JSON file of settings; options on the command line override it."""
     env_timeout: float | None = None
-    """End the run when one step of an environment takes longer than these seconds; a minute is reported in any case."""
+    """Stop the run if an environment step takes more seconds than this; a minute is reported in any case."""
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
     trust: bool = False
-    """Run code that the file of the prior, or the run that is resumed, names as its environment or add-on."""
+    """Run code that the prior's file or the resumed run names as its environment or add-on."""
 
 
 @dataclass(frozen=True)
@@ -54,45 +51,45 @@ class Train(Run):
 
     env: Annotated[str, Positional("ENV")]
     """Environment: an id of EnvPool or Gymnasium, or module:callable that makes one; NAME?option=value with options."""
-    objective: ObjectiveName | None = None
-    """What the return contains (see the docs, "The eight objectives"); by default soft, or that of the resumed run."""
+    objective: Literal["no_entropy", "end_entropy", "repeat_entropy", "soft", "full"] | None = None
+    """The terms of the return (see the docs, "The eight objectives"); by default soft, or that of the resumed run."""
     alpha: float | None = None
     """α, the reward that a nat of entropy is worth; by default the usual one, or scaled from the reward in a trial."""
     addon: Repeated = ()
     """Add-on reward for --objective full: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
     observe: str | None = None
-    """Of an observation that is a Dict, what the policy sees: KEY or KEY,KEY. By default state or policy, where there
-    is a part for a critic too, else all."""
+    """For a Dict observation, the parts that the policy sees: KEY or KEY,KEY. By default state or policy if there is a
+    part for the critic too, else all."""
     observe_critic: str | None = None
     """What the critic sees, while training: KEY or KEY,KEY. By default privileged_state beside state, critic beside
     policy, else what the policy sees."""
     out: Path | None = None
     """The run's folder; by default runs/ENV-OBJECTIVE-SEED."""
     settings: Settings = field(default_factory=Settings)
-    UNUSED: ClassVar = (*BUDGETS,)  # settings without effect here
+    UNUSED: ClassVar = BUDGETS  # settings without effect here
     defaults = staticmethod(defaults_by_env)
 
     def run(self) -> dict[str, Any]:
         from repolicy.learning.training import train
         from repolicy.prepare.session import folder_for, objective_label
 
-        objective, settings = self.wanted(), overrides(self)
+        objective, settings = self.parse_objective(), overrides(self)
         folder = folder_for(self.out, self.env, objective_label(objective or soft()), settings, self.resume)
         result = train(
             self.env, objective, folder, settings,
-            addon=self.addon, resume=self.resume, callbacks=callbacks_of(folder, self.wandb), progress=False,
+            addon=self.addon, resume=self.resume, callbacks=make_callbacks(folder, self.wandb), progress=False,
             env_timeout=self.env_timeout, observe=self.observe or "", observe_critic=self.observe_critic or "",
             trust=self.trust,
         )  # fmt: skip
         values = report_end(result)
         if result.finished and is_main_process():
-            env = ["--env", self.env] if ":" in self.env else []  # code, which is named again
-            words = shlex.join(["repolicy", "customize", str(result.folder), *env, "--addon", "FILE.py:FUNCTION"])
-            Terminal().say(f"to give it a wish: {words}")
+            env = ["--env", self.env] if ":" in self.env else []  # customize runs code only if the user names it
+            command = shlex.join(["repolicy", "customize", str(result.folder), *env, "--addon", "FILE.py:FUNCTION"])
+            Terminal().say(f"to give it a wish: {command}")
         return values
 
-    def wanted(self) -> Objective | None:
-        """Return the objective that the options describe, None where they describe none."""
+    def parse_objective(self) -> Objective | None:
+        """Return the objective that the options name, or None if they name none."""
         if self.objective is None and self.alpha is None:
             return None
         return objective_by_name(self.objective or "soft", alpha=self.alpha)
@@ -113,45 +110,45 @@ class Customize(Run):
     """The new requirement: NAME, NAME=WEIGHT, module:function or file.py:function; repolicy addons lists names.
     NAME=0..2: all weights from one to the other, as a dial. Repeatable."""
     limit: Repeated = ()
-    """What must hold for the mean action: NAME<=NUMBER or NAME>=NUMBER, where NAME is an add-on (by its metric, where
-    it has one), an entry of the environment's info, module:function or file.py:function. Repeatable."""
+    """A constraint on the mean action: NAME<=NUMBER or NAME>=NUMBER, where NAME is an add-on (named by its metric if it
+    has one), an entry of the environment's info, module:function or file.py:function. Repeatable."""
     omega: str | None = None
-    """ω′, the reward that a nat of the prior's log-likelihood is worth. 0.03..3: all from one to the other, as one
-    policy with a dial; auto: moved to hold --kl-budget (and alpha with it) or --log-prior-budget. By default what a
-    nat of the prior is worth, from its file or measured before the run; where that cannot be told, auto."""
+    """ω′, the reward that a nat of the prior's log-likelihood is worth. 0.03..3: all values between, as one policy with
+    a dial; auto: adjusted to hold --kl-budget (and alpha with it) or --log-prior-budget. By default what a nat of the
+    prior is worth, from its file or measured before the run; if that is unknown, auto."""
     alpha: str | None = None
-    """α̂, the reward that a nat of entropy is worth; 0.01..0.3: all from one to the other, as a dial. By default the
-    prior's own α, where its file tells it, else a third of ω′, else scaled from the add-on's reward."""
+    """α̂, the reward that a nat of entropy is worth; 0.01..0.3: all values between, as a dial. By default the prior's
+    own α, if its file contains it, else a third of ω′, else scaled from the add-on's reward."""
     states: float | None = None
     """Price of a nat by which a state is less likely than the prior's own states. By default what a nat is worth in the
-    old reward where ω′ is left out or is a range; beside one ω′ 0, as in the paper."""
+    old reward if ω′ is left out or is a range; with one value of ω′ it is 0, as in the paper."""
     objective: Literal["residual", "kl", "greedy"] = "residual"
-    """residual: omega and alpha apart; kl: omega equal to alpha; greedy: the add-on alone."""
+    """residual: separate omega and alpha; kl: omega equal to alpha; greedy: the add-on alone."""
     env: str | None = None
     """Environment; by default the one that the prior was trained in."""
     observe: str | None = None
-    """Of an observation that is a Dict, what the policy sees: KEY or KEY,KEY. By default the part that fits the
+    """For a Dict observation, the parts that the policy sees: KEY or KEY,KEY. By default the part that fits the
     prior."""
     observe_critic: str | None = None
     """What the critic sees, while training: KEY or KEY,KEY. By default privileged_state beside state, critic beside
     policy, else what the policy sees."""
     init: str = "auto"
-    """copy: the actor starts as the prior; clone: it is fitted to the prior first, which then scores as it is; auto:
-    clone what cannot be copied; FILE: it starts as another policy of the prior's shape, one that plan has kept."""
+    """copy: the actor starts as the prior; clone: it is first fitted to the prior, which only scores; auto: clone only
+    what cannot be copied; FILE: it starts as another policy of the prior's shape, such as one that plan saved."""
     out: Path | None = None
     """The run's folder; by default runs/PRIOR-OBJECTIVE-SEED."""
     noise: int = 0
-    """Of a generative policy, which turns observations and noise into actions (ONNX, TorchScript with --trust, or
-    file.py:decode): how many numbers of noise it takes. The noise is what is chosen then, and N(0, I) the prior."""
+    """For a generative policy, which turns observations and noise into actions (ONNX, TorchScript with --trust, or
+    file.py:decode): the size of its noise input. The noise is then the action, and N(0, I) is the prior."""
     chunk: int = 1
-    """How many actions in a row a generative policy gives at a time."""
+    """For a generative policy: the number of successive actions in its output."""
     sparse: bool = False
     """Accept an add-on that is constant over some thousand trial steps."""
     trust: bool = field(default=False, kw_only=True)
-    """Run code: a prior that is TorchScript, or what the prior's file or the resumed run names as environment or
+    """Run code: a TorchScript prior, or code that the prior's file or the resumed run names as its environment or
     add-on."""
     report: bool = True
-    """At the end, evaluate and film prior and result, and write report.html into the folder."""
+    """At the end, evaluate and film the prior and the result, and write report.html into the folder."""
     reading: Options = field(default_factory=Options)
     settings: Settings = field(default_factory=Settings)
     UNUSED: ClassVar = ACTOR_SETTINGS  # settings without effect here
@@ -162,19 +159,19 @@ class Customize(Run):
         from repolicy.prepare.session import folder_for, objective_label
 
         warn_of_unfinished(self.prior)
-        objective, settings = self.wanted(), overrides(self)
+        objective, settings = self.parse_objective(), overrides(self)
         folder = folder_for(self.out, self.prior, objective_label(objective), settings, self.resume)
         result = customize(
             self.prior, self.addon, objective, folder, settings,
-            env=self.env, resume=self.resume, callbacks=callbacks_of(folder, self.wandb), progress=False,
+            env=self.env, resume=self.resume, callbacks=make_callbacks(folder, self.wandb), progress=False,
             env_timeout=self.env_timeout, observe=self.observe or "", observe_critic=self.observe_critic or "",
             trust=self.trust, reading=self.reading, init=self.init, noise=self.noise, chunk=self.chunk,
             sparse=self.sparse, limits=self.limit,
         )  # fmt: skip
         return report_end(result) | (_write_report(result) if self.report else {})
 
-    def wanted(self) -> Objective:
-        """Return the objective that the options describe, as far as they do."""
+    def parse_objective(self) -> Objective:
+        """Return the objective that the options name; weights that they leave out are None."""
         omega, alpha = parse_weight("omega", self.omega), parse_weight("alpha", self.alpha)
         return objective_by_name(self.objective, omega=omega, alpha=alpha, states=self.states)
 
@@ -185,17 +182,19 @@ def is_main_process() -> bool:
     return place is None or place[0] == 0
 
 
-def callbacks_of(out: Path, wandb: str | None) -> list[Any]:
+def make_callbacks(out: Path, wandb: str | None) -> list[Any]:
     """Return the callbacks of a run; under torchrun, only the first process has any."""
     from repolicy.runs import Display, RunFolder, TensorBoard, Wandb
 
     if not is_main_process():
         return []
     folder = RunFolder(out)
-    return [Display(), TensorBoard(folder), *([Wandb(folder, wandb)] if wandb is not None else [])]
+    callbacks = [Display(), TensorBoard(folder)]
+    return callbacks if wandb is None else [*callbacks, Wandb(folder, wandb)]
 
 
 def report_end(result: "Result") -> dict[str, Any]:
+    """Print how a run ended, and return the values for --json."""
     from repolicy.priors import find_policy
     from repolicy.runs import RunFolder
 
