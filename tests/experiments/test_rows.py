@@ -14,7 +14,7 @@ from experiments.episodes import play_episodes
 from experiments.ledger import Ledger
 from repolicy.envs.addons import combine_addons
 from repolicy.objective import kl, residual
-from repolicy.policies.density import MOST, fit_density
+from repolicy.policies.density import MAX_COST, fit_density
 from repolicy.policies.normalizer import Normalizer
 from repolicy.prepare import states
 
@@ -35,7 +35,7 @@ def test_new_states_are_priced_from_the_step_on_that_counts(monkeypatch: pytest.
     noise = torch.randn(10_000, 1, generator=torch.Generator().manual_seed(0))
     elsewhere = fit_density(5.0 + 3e-5 * noise, Normalizer(1))
     seen = play_episodes(optimum(), tiny("LinearQuadratic"), 4, sampled=True, prior=optimum(), density=elsewhere)
-    assert seen.familiarity.tolist() == [-MOST * 5.0] * 4
+    assert seen.familiarity.tolist() == [-MAX_COST * 5.0] * 4
 
 
 def test_the_error_of_a_velocity_comes_back() -> None:

@@ -16,7 +16,7 @@ from repolicy.errors import FileError, UsageError
 from repolicy.learning.training import customize, train
 from repolicy.objective import Objective, residual
 from repolicy.policies import density
-from repolicy.policies.density import MOST, QUANTILE, Density, fit_density
+from repolicy.policies.density import MAX_COST, QUANTILE, Density, fit_density
 from repolicy.policies.distributions import ActionSpace
 from repolicy.policies.file import save_policy
 from repolicy.policies.normalizer import Normalizer
@@ -50,7 +50,7 @@ def observations(count: int = 50_000) -> torch.Tensor:
 
 def test_the_missing_nats_are_those_of_students_t(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against torch's own Gaussian with the moments of the sample, over widths that are Gamma's."""
-    monkeypatch.setattr(density, "KEPT", 1.0)
+    monkeypatch.setattr(density, "LIKELY_SHARE", 1.0)
     inputs = observations(4_000)
     found = fit_density(inputs, Normalizer(2))
     covariance = torch.cov(inputs.T, correction=0) + density.RIDGE * inputs.var(0, correction=0).diag()
@@ -64,11 +64,11 @@ def test_the_missing_nats_are_those_of_students_t(monkeypatch: pytest.MonkeyPatc
         return torch.logsumexp(known.log_prob(states.unsqueeze(1)) + gamma, -1)
 
     far = torch.tensor([[29.0, 3.0], [-5.0, -4.0], [1.0, -1.0], [4.0, -4.0]]).double()
-    expected = (score(far) - score(inputs).quantile(QUANTILE)).clamp(-MOST, 0.0)
+    expected = (score(far) - score(inputs).quantile(QUANTILE)).clamp(-MAX_COST, 0.0)
     torch.testing.assert_close(found.familiarity(far), expected, rtol=1e-4, atol=1e-4)
-    assert -MOST < float(expected[0]) < 0 == float(found.familiarity(far)[2])
+    assert -MAX_COST < float(expected[0]) < 0 == float(found.familiarity(far)[2])
     assert float((found.familiarity(inputs) == 0).double().mean()) == pytest.approx(1 - QUANTILE, abs=1e-3)
-    assert float(found.familiarity(torch.full((1, 2), 1e12))) == -MOST
+    assert float(found.familiarity(torch.full((1, 2), 1e12))) == -MAX_COST
 
 
 def test_stretches_in_which_the_prior_tumbles_change_no_price() -> None:
@@ -92,7 +92,7 @@ def test_an_observation_that_seldom_changes_is_no_tumble() -> None:
 def test_what_never_changes_does_not_count() -> None:
     inputs = torch.cat([observations(2_000), torch.full((2_000, 1), 3.0)], -1)
     found, without = fit_density(inputs, Normalizer(3)), fit_density(inputs[:, :2], Normalizer(2))
-    assert found.left_out == [2]
+    assert found.constant_observations == [2]
     some = torch.tensor([[9.0, 3.0, -100.0]]).double()
     torch.testing.assert_close(found.familiarity(some), without.familiarity(some[:, :2]))
     with pytest.raises(UsageError, match="no observation changes under the prior"):
@@ -192,7 +192,7 @@ def test_a_density_of_another_normalizer_is_refused(tmp_path: Path) -> None:
     save_policy(tmp_path / "right.safetensors", policy, {}, policy, mine)
     assert torch.equal(read_policy(tmp_path / "right.safetensors").density.whitening, mine.whitening)
     save_policy(tmp_path / "wrong.safetensors", policy, {}, policy, replace(mine, shift=mine.shift + 1.0))
-    with pytest.raises(FileError, match="fitted behind another normalizer"):
+    with pytest.raises(FileError, match="fitted with another normalizer"):
         read_policy(tmp_path / "wrong.safetensors")
     with pytest.raises(ValueError, match="states.mean"):
         Density.from_tensors({name: value.float() for name, value in mine.tensors().items()})

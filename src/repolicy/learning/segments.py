@@ -287,7 +287,7 @@ class Segments:
         if worker.prior is None or not worker.objective.reads_states:
             return []
         worker.density = fit_prior_density(worker.prior, worker.request, self.team)
-        left_out = worker.density.left_out
+        left_out = worker.density.constant_observations
         if not left_out:
             return []
         indices = ", ".join(map(str, left_out[:10]))

@@ -10,7 +10,7 @@ from repolicy.envs import Addon, Info, Transitions, stack_infos, to_env_numbers
 from repolicy.errors import UsageError
 from repolicy.planning.simulators import Model
 from repolicy.policies import Density, Policy, log_tanh_slope
-from repolicy.policies.density import MOST
+from repolicy.policies.density import MAX_COST
 
 Value = Callable[[np.ndarray], np.ndarray]  # from observations [B, O] to the expected discounted reward from there, [B]
 
@@ -105,5 +105,5 @@ def step_rewards(
         inputs = prior.normalizer(torch.from_numpy(transitions.next_observations))
         rewards += score.states * score.density.familiarity(inputs).numpy()
     if has_ended.any():
-        rewards[has_ended] = rewards.min() - MOST * max(score.omega, score.states)
+        rewards[has_ended] = rewards.min() - MAX_COST * max(score.omega, score.states)
     return rewards

@@ -21,7 +21,7 @@ from repolicy.envs import Info, Transitions, stack_infos, to_env_numbers
 from repolicy.errors import UsageError
 from repolicy.planning.scoring import step_rewards
 from repolicy.planning.simulators import CopyModel, Simulated
-from repolicy.policies.density import MOST
+from repolicy.policies.density import MAX_COST
 
 if TYPE_CHECKING:
     from repolicy.planning.planner import Planner
@@ -161,7 +161,7 @@ class Tree:
 
     def _end_value(self, reward: float, left: int) -> float:
         """Return the value of an end: lower than that of any `left` steps, so that a plan gains nothing by ending."""
-        worst = min(reward, 0.0) - MOST * max(self.score.omega, self.score.states)
+        worst = min(reward, 0.0) - MAX_COST * max(self.score.omega, self.score.states)
         return worst * float(np.sum(self.score.discount ** np.arange(left)))
 
     def _stepped(self, state: Any, observation: np.ndarray, action: int) -> tuple[Simulated, Row]:

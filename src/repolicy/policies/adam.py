@@ -1,7 +1,4 @@
-"""Adam for parameters that live in one flat tensor.
-
-It is four lines, while torch's own imports a compiler first, which takes seconds.
-"""
+"""Adam for parameters in one flat tensor. It is short; torch's own imports a compiler, which takes seconds."""
 
 from collections.abc import Iterable
 
@@ -17,7 +14,7 @@ def adam_step(
     values: Tensor, gradient: Tensor, mean: Tensor, var: Tensor, *,
     steps: int, rate: float, epsilon: float, quick: slice = slice(0, 0), factor: float = 1.0,
 ) -> None:  # fmt: skip
-    """Take the `steps`-th step, in place; `mean` and `var` are its moments. The `quick` go `factor` times as far."""
+    """Take step number `steps`: update the values and both moments in place. `quick` has `factor` times the rate."""
     mean.lerp_(gradient, 1.0 - BETA_MEAN)
     var.mul_(BETA_VAR).addcmul_(gradient, gradient, value=1.0 - BETA_VAR)
     scale = (var / (1.0 - BETA_VAR**steps)).sqrt_().add_(epsilon)
@@ -27,25 +24,21 @@ def adam_step(
 
 
 class Adam:
-    """Descends a loss of parameters; the `quick` ones have a learning rate `factor` times as large."""
+    """An optimizer of parameters; the `quick` ones have `factor` times the learning rate."""
 
     def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        rate: float,
-        quick: Iterable[nn.Parameter] = (),
-        factor: float = 1.0,
+        self, parameters: Iterable[nn.Parameter], rate: float, quick: Iterable[nn.Parameter] = (), factor: float = 1.0
     ) -> None:
-        others = list(parameters)
+        ordinary = list(parameters)
         self.rate, self._factor, self._steps = rate, factor, 0
-        self._quick = slice(sum(each.numel() for each in others), None)
-        self._values, self._gradient = flatten([*others, *quick])
+        self._quick = slice(sum(parameter.numel() for parameter in ordinary), None)
+        self._values, self._gradient = flatten([*ordinary, *quick])
         self._mean, self._var = torch.zeros_like(self._values), torch.zeros_like(self._values)
 
     def descend(self, loss: Tensor) -> None:
-        """Take a step that makes the loss smaller."""
+        """Compute the gradient of the loss and take one step."""
         self._gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]  # adds to the gradients, which are views of one tensor
+        loss.backward()  # type: ignore[no-untyped-call]  # the gradients are views of `_gradient`
         self._steps += 1
         adam_step(
             self._values, self._gradient, self._mean, self._var,

@@ -1,8 +1,8 @@
-"""A density model of the states that the prior visits: Student's t over its observations, constant inside their range.
+"""A density model of the states that the prior visits: Student's t over observations, constant inside their range.
 
-The prior's log-probability judges actions only. In a state that the prior never visits, it may still give any action a
-high probability; the density shows that the state is unfamiliar. The prior sometimes falls, more often with some seeds
-than with others. So the width is fitted to the likeliest stretches of time, and the tails are heavy.
+The prior's log-probability judges actions only. In a state that the prior never visits, any action may still have a
+high probability; the density shows that the state is unfamiliar. A prior sometimes falls, more often with some seeds.
+So the width is fitted to the likeliest stretches of time, and the tails are heavy.
 """
 
 from dataclasses import dataclass
@@ -13,47 +13,46 @@ from torch import Tensor
 from repolicy.errors import UsageError
 from repolicy.policies.normalizer import OBSERVATION_BOUND, Normalizer
 
-QUANTILE = 0.25  # share of the prior's own states, the least likely ones, that have a cost
-MOST = 60.0  # nats, the maximal cost of a state
+QUANTILE = 0.25  # share of the prior's own states that have a cost: the least likely ones
+MAX_COST = 60.0  # nats, the maximal cost of a state
 FREEDOM = 5.0  # degrees of freedom of Student's t
-STRETCH = 50  # consecutive states that are used for the fit together, or not at all
-KEPT = 0.8  # share of the stretches to which the Gaussian is fitted
-ROUNDS = 10  # of choosing stretches and fitting the Gaussian to them
+STRETCH = 50  # number of consecutive states that are used for the fit together, or not at all
+LIKELY_SHARE = 0.8  # share of the stretches to which the Gaussian is fitted
+ROUNDS = 10  # number of times to choose stretches and fit the Gaussian to them
 RIDGE = 1e-4  # added to the covariance, as a share of the observations' variances
-CONSTANT = 1e-10  # with less variance than this, an observation counts as one that the prior never changes
+MIN_VARIANCE = 1e-10  # an observation with less variance counts as constant under the prior
 
 
 @dataclass(frozen=True, eq=False)
 class Density:
     """Student's t over normalized observations, in float64.
 
-    mean: [O]; whitening: [O, O], so that |(x − mean) · whitening|² is the squared distance (an observation
-    that is constant under the prior has a row of 0, and does not count); edge: [], the distance below which three
-    quarters of the prior's states lie; shift, scale: [O] each, of the normalizer that it was fitted behind.
+    |(x − mean) · whitening|² is the squared distance of x. An observation that is constant under the prior has a row of
+    0 in `whitening`, and does not count.
     """
 
-    mean: Tensor
-    whitening: Tensor
-    edge: Tensor
-    shift: Tensor
-    scale: Tensor
+    mean: Tensor  # [O]
+    whitening: Tensor  # [O, O]
+    edge: Tensor  # [], the squared distance below which three quarters of the prior's states lie
+    shift: Tensor  # [O], of the normalizer with which the density was fitted
+    scale: Tensor  # [O], of this normalizer
 
     def familiarity(self, inputs: Tensor) -> Tensor:
         """Return 0 for normalized observations `[..., O]` inside the prior's range, else minus their cost in nats."""
-        away = distances(inputs, self.mean, self.whitening)
-        half = 0.5 * (FREEDOM + (self.whitening != 0).any(1).sum())  # on the device: nothing waits for it
-        return -(half * torch.log((FREEDOM + away) / (FREEDOM + self.edge))).clamp_(0.0, MOST)
+        distances = squared_distances(inputs, self.mean, self.whitening)
+        half = 0.5 * (FREEDOM + (self.whitening != 0).any(1).sum())  # stays a tensor, so nothing waits for a GPU
+        return -(half * torch.log((FREEDOM + distances) / (FREEDOM + self.edge))).clamp_(0.0, MAX_COST)
 
     def normalized(self, observations: Tensor) -> Tensor:
-        """Normalize raw observations `[..., O]` as in the fit."""
+        """Return raw observations `[..., O]` normalized as in the fit."""
         return ((observations - self.shift.float()) * self.scale.float()).clamp_(-OBSERVATION_BOUND, OBSERVATION_BOUND)
 
     def to(self, device: torch.device | str) -> "Density":
         return Density(*(getattr(self, name).to(device) for name in PARTS))
 
     @property
-    def left_out(self) -> list[int]:
-        """The observations that the prior never changes."""
+    def constant_observations(self) -> list[int]:
+        """The indices of the observations that are constant under the prior."""
         return torch.nonzero((self.whitening == 0).all(1)).flatten().tolist()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -61,7 +60,7 @@ class Density:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> "Density":
-        """Return what `tensors` gave; ValueError where these are none of a density's."""
+        """Return the density that `tensors` stored. Raise ValueError if shapes, types or values are wrong."""
         parts = [tensors[f"states.{name}"] for name in PARTS]
         size = len(parts[0]) if parts[0].dim() else 0
         shapes = [[size], [size, size], [], [size], [size]]
@@ -71,25 +70,26 @@ class Density:
         return cls(*parts)
 
     def check_normalizer(self, normalizer: Normalizer) -> None:
-        """Raise if the density was fitted with another normalizer, as it would then misread every state."""
+        """Raise if the density was fitted with another normalizer, because it would then be wrong in every state."""
         shift, scale = normalizer.shift.double(), normalizer.scale.double()
         if not (torch.equal(self.shift, shift) and torch.equal(self.scale, scale)):
-            raise UsageError("the states' density was fitted behind another normalizer than the prior's: begin anew")
+            raise UsageError("the density of states was fitted with another normalizer than the prior's: begin anew")
 
 
 PARTS = ("mean", "whitening", "edge", "shift", "scale")
 
 
 def fit_density(inputs: Tensor, normalizer: Normalizer) -> Density:
-    """Fit the density to normalized observations `[M, O]` that the prior visited, in the order of time."""
+    """Fit the density to normalized observations `[M, O]` of the prior, in the order of time."""
     inputs = inputs.double()
     variances = inputs.var(0, correction=0)
-    some = torch.nonzero(variances > CONSTANT).flatten()
-    if not len(some):
+    changing = torch.nonzero(variances > MIN_VARIANCE).flatten()
+    if not len(changing):
         raise UsageError("no observation changes under the prior, so it has no states to learn: --states 0 goes on")
     mean, whitening = inputs.mean(0), inputs.new_zeros(len(variances), len(variances))
-    mean[some], whitening[some[:, None], some] = fit_likeliest_stretches(inputs[:, some])
-    edge = torch.quantile(distances(inputs, mean, whitening)[:: max(1, len(inputs) // 100_000)], 1.0 - QUANTILE)
+    mean[changing], whitening[changing[:, None], changing] = fit_likeliest_stretches(inputs[:, changing])
+    stride = max(1, len(inputs) // 100_000)  # torch.quantile takes a limited number of values
+    edge = torch.quantile(squared_distances(inputs, mean, whitening)[::stride], 1.0 - QUANTILE)
     return Density(mean, whitening, edge, normalizer.shift.double(), normalizer.scale.double())
 
 
@@ -99,22 +99,23 @@ def fit_likeliest_stretches(inputs: Tensor) -> tuple[Tensor, Tensor]:
     Alternate between fitting a Gaussian to the stretches and choosing the likeliest stretches under it. Stop early if
     an observation would hardly change in them.
     """
-    variances, size, kept = inputs.var(0, correction=0), inputs.shape[1], inputs
+    variances, size, likely = inputs.var(0, correction=0), inputs.shape[1], inputs
     for _ in range(ROUNDS):
-        mean = kept.mean(0)
-        covariance = (kept - mean).T @ (kept - mean) / len(kept)
+        mean = likely.mean(0)
+        covariance = (likely - mean).T @ (likely - mean) / len(likely)
         lower = torch.linalg.cholesky(covariance + RIDGE * variances.diag())
         # C = L·Lᵀ, so |L⁻¹·x|² = xᵀ·C⁻¹·x, and a row vector x is whitened by L⁻ᵀ
-        one = torch.eye(size, dtype=lower.dtype, device=lower.device)
-        whitening = torch.linalg.solve_triangular(lower, one, upper=False).T
-        away = torch.stack([each.mean() for each in distances(inputs, mean, whitening).split(STRETCH)])
-        near = away <= away.kthvalue(max(1, int(KEPT * len(away)))).values
-        kept = inputs[near.repeat_interleave(STRETCH)[: len(inputs)]]
-        if bool((kept.var(0, correction=0) < RIDGE * variances).any()):
+        identity = torch.eye(size, dtype=lower.dtype, device=lower.device)
+        whitening = torch.linalg.solve_triangular(lower, identity, upper=False).T
+        stretches = squared_distances(inputs, mean, whitening).split(STRETCH)
+        distances = torch.stack([stretch.mean() for stretch in stretches])
+        is_likely = distances <= distances.kthvalue(max(1, int(LIKELY_SHARE * len(distances)))).values
+        likely = inputs[is_likely.repeat_interleave(STRETCH)[: len(inputs)]]
+        if bool((likely.var(0, correction=0) < RIDGE * variances).any()):
             break
     return mean, whitening
 
 
-def distances(inputs: Tensor, mean: Tensor, whitening: Tensor) -> Tensor:
-    """Return the squared distances of `[..., O]`."""
+def squared_distances(inputs: Tensor, mean: Tensor, whitening: Tensor) -> Tensor:
+    """Return the squared distances `[...]` of inputs `[..., O]` from the mean."""
     return ((inputs.double() - mean) @ whitening).square().sum(-1)

@@ -1,7 +1,4 @@
-"""Distributions over actions.
-
-Actions are scored as they were sampled, before the environment clips or squashes them.
-"""
+"""Distributions over actions. Log-probabilities are of actions as sampled, before clipping or squashing."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """The actions of an environment: `A` numbers within bounds, or one choice of `sizes[i]` for each head `i`."""
+    """The action space of an environment: `A` numbers within bounds, or one choice of `sizes[i]` for each head `i`."""
 
     kind: Literal["continuous", "discrete"]
     sizes: tuple[int, ...]
@@ -23,20 +20,20 @@ class ActionSpace:
 
     @property
     def width(self) -> int:
-        """How many numbers one action has."""
+        """The number of entries in one action, A."""
         return self.sizes[0] if self.kind == "continuous" else len(self.sizes)
 
     def __str__(self) -> str:
-        return (
-            f"{self.sizes[0]} numbers" if self.kind == "continuous" else f"choices of {', '.join(map(str, self.sizes))}"
-        )
+        if self.kind == "continuous":
+            return f"{self.sizes[0]} numbers"
+        return f"choices of {', '.join(map(str, self.sizes))}"
 
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Distribution(Protocol):
-    """A distribution over actions `[..., A]`; every number about it has the shape `[...]`."""
+    """A distribution over actions `[..., A]`. Log-probability, entropy and KL divergence have the shape `[...]`."""
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor: ...
     def mode(self) -> Tensor: ...
@@ -46,7 +43,7 @@ class Distribution(Protocol):
 
 
 class Gaussian:
-    """Independent normal numbers: mean `[..., A]`, log_std `[A]` (one for all states) or `[..., A]`."""
+    """A diagonal Gaussian: mean `[..., A]`, log_std `[A]` (the same in all states) or `[..., A]`."""
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
         self.mean = mean
@@ -74,21 +71,21 @@ class Gaussian:
 
 
 class SquashedGaussian(Gaussian):
-    """tanh of a Gaussian. Actions are stored *before* tanh: nothing ever passes through atanh.
+    """The distribution of tanh(u), where u is Gaussian. Actions are stored as u, so nothing needs atanh.
 
-    The density is that of tanh(u) in the box [−1, 1], so log_prob carries the Jacobian. Between two squashed policies
-    it cancels: their KL divergence is that of the Gaussians.
+    `log_prob` is the log-density of tanh(u) in the box [−1, 1], so it includes the Jacobian. The Jacobian cancels in
+    the KL divergence of two squashed policies, which is that of the Gaussians.
     """
 
     def log_prob(self, actions: Tensor) -> Tensor:
         return super().log_prob(actions) - log_tanh_slope(actions).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Return the Gaussian's entropy plus E[log tanh′], by quadrature: to 2e-5 for stds up to 1.5, to 2e-4 at 2."""
+        """Return the Gaussian's entropy plus E[log tanh′] by quadrature; its error is 2e-5 up to std 1.5, 2e-4 at 2."""
         nodes, weights = np.polynomial.hermite_e.hermegauss(32)
         points = self.mean + self.log_std.exp() * self.mean.new_tensor(nodes).view(-1, *[1] * self.mean.dim())
-        shares = self.mean.new_tensor(weights / weights.sum())
-        return super().entropy() + torch.tensordot(shares, log_tanh_slope(points).sum(-1), dims=1)
+        probabilities = self.mean.new_tensor(weights / weights.sum())
+        return super().entropy() + torch.tensordot(probabilities, log_tanh_slope(points).sum(-1), dims=1)
 
 
 def log_tanh_slope(actions: Tensor) -> Tensor:
@@ -97,7 +94,7 @@ def log_tanh_slope(actions: Tensor) -> Tensor:
 
 
 class Categorical:
-    """One choice for each head, independent given the state; the heads' logits side by side, `[..., sum(sizes)]`."""
+    """Independent choices, one per head. The logits of all heads are concatenated, `[..., sum(sizes)]`."""
 
     def __init__(self, logits: Tensor, sizes: tuple[int, ...]) -> None:
         self.sizes = sizes
@@ -115,7 +112,7 @@ class Categorical:
 
     def log_prob(self, actions: Tensor) -> Tensor:
         if len(self.sizes) == 1 and actions.shape == self.log_probs[0].shape[:-1]:
-            actions = actions[..., None]  # one choice, written without an axis of its own
+            actions = actions[..., None]  # a single head's choice may come without the last axis
         chosen = [
             log_probs.gather(-1, actions[..., head : head + 1].long()).squeeze(-1)
             for head, log_probs in enumerate(self.log_probs)
@@ -127,4 +124,4 @@ class Categorical:
 
     def kl(self, other: Self) -> Tensor:
         pairs = zip(self.log_probs, other.log_probs, strict=True)
-        return torch.stack([(mine.exp() * (mine - theirs)).sum(-1) for mine, theirs in pairs]).sum(0)
+        return torch.stack([(log_p.exp() * (log_p - log_q)).sum(-1) for log_p, log_q in pairs]).sum(0)

@@ -1,4 +1,4 @@
-"""The network: a multi-layer perceptron, in torch to learn and in NumPy to act, and parameters laid out flat."""
+"""A multi-layer perceptron that learns in torch and acts in NumPy, and functions on its parameters and layers."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from repolicy.errors import UsageError
 
-# Each in torch and in NumPy, where it may write into its input; the second argument is leaky_relu's slope.
+# Each activation in torch and in NumPy, where it may overwrite its input. The second argument is leaky_relu's slope.
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor, float], Tensor], Callable[[np.ndarray, float], np.ndarray]]] = {
     "tanh": (lambda x, _: torch.tanh(x), lambda x, _: np.tanh(x, out=x)),
     "relu": (lambda x, _: torch.relu(x), lambda x, _: np.maximum(x, 0.0, out=x)),
@@ -30,14 +30,14 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor, float], Tensor], Callable[[np.nda
 
 
 class Norm(nn.LayerNorm):
-    """A LayerNorm, before or after its layer's activation."""
+    """A LayerNorm; `place` says whether it is "before" or "after" the activation of its layer."""
 
     def __init__(self, size: int, place: str, epsilon: float) -> None:
         super().__init__(size, epsilon)
         self.place = place
 
     def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Return it as it is now, in NumPy."""
+        """Return the LayerNorm with its current weights, in NumPy."""
         weight, bias = self.weight.detach().clone().numpy(), self.bias.detach().clone().numpy()
 
         def run(inputs: np.ndarray) -> np.ndarray:
@@ -49,13 +49,13 @@ class Norm(nn.LayerNorm):
 
 
 class Mlp(nn.Module):
-    """`[B, inputs]` to `[B, outputs]` through hidden layers, initialized orthogonally.
+    """A network from `[B, inputs]` to `[B, outputs]` with hidden layers, initialized orthogonally.
 
-    `norms` names, for each hidden layer, where its LayerNorm is: "before" or "after" the activation, or "" for nowhere.
+    `norms` has an entry for each hidden layer: "before" or "after" the activation, or "" for no LayerNorm.
     """
 
-    scales: Sequence[slice] = ()  # of each layer, for a network with films
-    shifts: Sequence[slice] = ()
+    scales: Sequence[slice] = ()  # where the films hold the scale of each layer; only `FilmMlp` has films
+    shifts: Sequence[slice] = ()  # where they hold its shift
 
     def __init__(
         self,
@@ -71,28 +71,31 @@ class Mlp(nn.Module):
     ) -> None:
         super().__init__()
         self.activation, self.slope = activation, slope
-        placed = enumerate(zip(hidden, norms, strict=False))
-        self.norms = nn.ModuleDict({str(n): Norm(size, place, epsilon) for n, (size, place) in placed if place})
+        self.norms = nn.ModuleDict()
+        for index, (size, place) in enumerate(zip(hidden, norms, strict=False)):
+            if place:
+                self.norms[str(index)] = Norm(size, place, epsilon)
         sizes = (inputs, *hidden, outputs)
-        self.weights = nn.ParameterList(nn.Parameter(torch.empty(b, a)) for a, b in pairwise(sizes))
-        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in sizes[1:])
-        self._pairs = [*zip(self.weights, self.biases, strict=True)]  # a ParameterList takes long to walk
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(after, before)) for before, after in pairwise(sizes))
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes[1:])
+        self._pairs = [*zip(self.weights, self.biases, strict=True)]  # iterating over a ParameterList is slow
         for weight in self.weights:
             nn.init.orthogonal_(weight, last_gain if weight is self.weights[-1] else math.sqrt(2.0))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Mlp":
         super()._apply(fn, recurse)
-        self._pairs = [*zip(self.weights, self.biases, strict=True)]  # on some devices the parameters are new ones
+        self._pairs = [*zip(self.weights, self.biases, strict=True)]  # a device may need new parameters
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.through(inputs)
 
     def through(self, inputs: Tensor, films: Tensor | None = None) -> Tensor:
-        """Return the outputs; `films` scale and shift what each layer computes, where `scales` and `shifts` say."""
+        """Return the outputs. `films` `[B, F]` scale and shift each layer, at the places in `scales` and `shifts`."""
         activate, last = ACTIVATIONS[self.activation][0], len(self._pairs) - 1
         for index, (weight, bias) in enumerate(self._pairs):
-            norm, inputs = self.norm(index), nn.functional.linear(inputs, weight, bias)
+            norm = self.norm(index)
+            inputs = nn.functional.linear(inputs, weight, bias)
             if norm is not None and norm.place == "before":
                 inputs = norm(inputs)
             if films is not None:
@@ -105,15 +108,19 @@ class Mlp(nn.Module):
 
     @torch.no_grad()
     def rescale(self, factor: Tensor, offset: Tensor) -> None:
-        """Change the outputs `[..., O]` to factor · what they were + offset."""
+        """Change the last layer, so that the outputs `[..., O]` become factor · outputs + offset."""
         self.weights[-1].mul_(factor.unsqueeze(-1))
         self.biases[-1].mul_(factor).add_(offset)
 
     def snapshot(self) -> Callable[..., np.ndarray]:
-        """Return the network as it is now, in NumPy, for small batches `[B, inputs]`; it takes films as `through`."""
+        """Return the network with its current weights, in NumPy, which is faster for small batches `[B, inputs]`.
+
+        The returned function takes films as `through` does.
+        """
         activate, slope, last = ACTIVATIONS[self.activation][1], self.slope, len(self._pairs) - 1
-        before = [self._norm_at("before", index) for index in range(len(self._pairs))]
-        after = [self._norm_at("after", index) for index in range(len(self._pairs))]
+        norms = [self.norm(index) for index in range(last + 1)]
+        before = [norm.snapshot() if norm is not None and norm.place == "before" else None for norm in norms]
+        after = [norm.snapshot() if norm is not None and norm.place == "after" else None for norm in norms]
         layers = [
             (weight.detach().clone().t().contiguous().numpy(), bias.detach().clone().numpy())
             for weight, bias in self._pairs
@@ -137,19 +144,14 @@ class Mlp(nn.Module):
         return run
 
     def norm(self, index: int) -> Norm | None:
-        """Return the LayerNorm of a hidden layer."""
+        """Return the LayerNorm of a layer, or None if it has none."""
         return cast(Norm, self.norms[str(index)]) if str(index) in self.norms else None
-
-    def _norm_at(self, place: str, index: int) -> Callable[[np.ndarray], np.ndarray] | None:
-        """Return a layer's LayerNorm in NumPy, where it has one at this place."""
-        norm = self.norm(index)
-        return norm.snapshot() if norm is not None and norm.place == place else None
 
 
 def flatten(parameters: Iterable[nn.Parameter], extra: int = 0) -> tuple[Tensor, Tensor]:
-    """Move the parameters into one flat tensor, and their gradients into another with `extra` numbers behind them.
+    """Move the parameters into one flat tensor, and their gradients into another one with room for `extra` numbers.
 
-    Each parameter becomes a view, so one all-reduce, one clip and one optimizer step serve them all.
+    Each parameter becomes a view, so one all-reduce, one clip and one optimizer step are enough. Return both tensors.
     """
     parameters = list(parameters)
     values = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
@@ -163,41 +165,45 @@ def flatten(parameters: Iterable[nn.Parameter], extra: int = 0) -> tuple[Tensor,
     return values, gradients
 
 
-# The layers of networks, and their sums -------------------------------------------------------------------------------
+# Layers, and sums of networks ----------------------------------------------------------------------------------------
 
 
 Layers = Sequence[tuple[Tensor, Tensor]]
-# Activations that other libraries' networks have as modules, too.
+# Activations that are modules in the networks of other libraries.
 ACTIVATION_MODULES: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "swish": nn.SiLU}
 
 
 def layers_of(network: Mlp) -> Layers:
-    """Return the layers of a network, without gradient."""
+    """Return weight and bias of each layer, without gradients."""
     if network.norms:
         raise UsageError("the policy's network has LayerNorms, and this takes none")
     return [(weight.detach(), bias.detach()) for weight, bias in zip(network.weights, network.biases, strict=True)]
 
 
 def load_layers(network: Mlp, layers: Layers) -> None:
-    """Give a network these layers, which must be of its sizes."""
-    weights, biases = zip(*layers, strict=True)
-    network.load_state_dict(
-        {f"weights.{index}": weight for index, weight in enumerate(weights)}
-        | {f"biases.{index}": bias for index, bias in enumerate(biases)}
-    )
+    """Load weights and biases, which must have the network's sizes."""
+    state: dict[str, Tensor] = {}
+    for index, (weight, bias) in enumerate(layers):
+        state |= {f"weights.{index}": weight, f"biases.{index}": bias}
+    network.load_state_dict(state)
 
 
 def scale_outputs(layers: Layers, factor: float | Tensor) -> Layers:
-    """Return the layers of a network that gives `factor` times what this one gives; of its outputs, `[outputs]`."""
+    """Return the layers of a network whose outputs are `factor` times these; one number, or one per output."""
     *hidden, (weight, bias) = layers
     factor = torch.as_tensor(factor, dtype=weight.dtype)
     return [*hidden, (weight * factor.reshape(-1, 1), bias * factor)]
 
 
 def add_networks(one: Layers, other: Layers) -> Layers:
-    """Return the layers of a network that gives the sum of what two networks of equally many layers give."""
-    (first, *_), (second, *_) = one, other
-    layers = [(torch.cat([first[0], second[0]]), torch.cat([first[1], second[1]]))]
-    for (a, b), (c, d) in zip(one[1:-1], other[1:-1], strict=True):
-        layers.append((torch.block_diag(a, c), torch.cat([b, d])))
-    return [*layers, (torch.cat([one[-1][0], other[-1][0]], 1), one[-1][1] + other[-1][1])]
+    """Return the layers of a network whose outputs are the sum of two networks' outputs. Both must be equally deep."""
+    layers = []
+    last = len(one) - 1
+    for index, ((weight, bias), (other_weight, other_bias)) in enumerate(zip(one, other, strict=True)):
+        if index == 0:  # both networks read the same inputs
+            layers.append((torch.cat([weight, other_weight]), torch.cat([bias, other_bias])))
+        elif index < last:
+            layers.append((torch.block_diag(weight, other_weight), torch.cat([bias, other_bias])))
+        else:
+            layers.append((torch.cat([weight, other_weight], 1), bias + other_bias))
+    return layers

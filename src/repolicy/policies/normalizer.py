@@ -1,4 +1,4 @@
-"""Running statistics of observations."""
+"""The normalizer of observations, and its running statistics."""
 
 from collections.abc import Callable
 
@@ -6,14 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-OBSERVATION_BOUND = 10.0  # of normalized observations, unless the policy says otherwise
+OBSERVATION_BOUND = 10.0  # normalized observations are clipped to this, unless the policy sets another bound
 
 
 class Normalizer(nn.Module):
-    """Observations to zero mean and unit variance, by running statistics; the result is clipped to ±`bound`.
+    """A module that brings observations to zero mean and unit variance by running statistics, clipped to ±`bound`.
 
-    The statistics change only in `update`, between rollouts, so that what a policy saw while acting is what it sees
-    while learning.
+    The statistics change only in `update`, between rollouts. So a policy gets equal inputs when it acts and learns.
     """
 
     mean: Tensor
@@ -37,7 +36,7 @@ class Normalizer(nn.Module):
         return ((observations - self.shift) * self.scale).clamp_(-self.bound, self.bound)
 
     def snapshot(self) -> Callable[[np.ndarray], np.ndarray]:
-        """Return the normalizer as it is now, in NumPy; it gives the same bits."""
+        """Return the normalizer with its current statistics, in NumPy. Its results are bit-identical."""
         shift, scale, bound = self.shift.cpu().numpy(), self.scale.cpu().numpy(), self.bound
 
         def normalize(observations: np.ndarray) -> np.ndarray:
@@ -49,11 +48,11 @@ class Normalizer(nn.Module):
         return normalize
 
     def denormalized_noise(self, noise: Tensor) -> Tensor:
-        """Return observations like those that it has seen, of noise `[..., O]` with unit variance."""
+        """Return observations with the running mean and variance, from noise `[..., O]` of unit variance."""
         return (self.mean + self.var.clamp_min(0.0).sqrt() * noise).float()
 
     def update(self, added: Tensor) -> None:
-        """Take in the `sums` of observations, `[3, O]`."""
+        """Add a batch of observations, given as their `moment_sums` `[3, O]`."""
         count = self.count.expand_as(self.mean)
         statistics = merge_moments(torch.stack([count, self.mean, self.var]), added.to(self.mean.device))
         self.count, self.mean, self.var = statistics[0, 0].clone(), statistics[1].clone(), statistics[2].clone()
@@ -64,18 +63,18 @@ class Normalizer(nn.Module):
         self.scale = (self.var + 1e-8).rsqrt().float()
 
 
-# Statistics of numbers that come in batches ---------------------------------------------------------------------------
+# Statistics over batches ----------------------------------------------------------------------------------------------
 
 
 def moment_sums(values: Tensor | np.ndarray) -> Tensor:
-    """Return count, Σ x and Σ x² of values `[..., F]`, `[3, F]` in float64: what adds up across batches and ranks."""
+    """Return count, Σ x and Σ x² of values `[..., F]` as `[3, F]`, in float64. They add up over batches and ranks."""
     values = torch.as_tensor(values)
     flat = values.reshape(-1, values.shape[-1]).double()
     return torch.stack([flat.new_full(flat.shape[1:], float(len(flat))), flat.sum(0), flat.square().sum(0)])
 
 
 def merge_moments(statistics: Tensor, added: Tensor) -> Tensor:
-    """Return statistics `[3, F]` (count, mean, variance) that have taken in sums `[3, F]`."""
+    """Return statistics `[3, F]` (count, mean, variance) after adding the sums `[3, F]` of a batch."""
     count, mean, var = statistics
     new_count, new_mean = added[0], added[1] / added[0]
     new_var = (added[2] / added[0] - new_mean.square()).clamp_min(0.0)

@@ -1,7 +1,7 @@
-"""Any file of Repolicy's: atomic to write, safe to read.
+"""Repolicy's file format, which is written atomically and is safe to read.
 
-Every file is safetensors: numbers as tensors, everything else as JSON in the header, with a checksum over both. It is
-written beside its place and renamed into it, so at any instant there is either the old file or the new one.
+Every file is safetensors: numbers as tensors, everything else as JSON in the header, with a checksum of both. A file
+is written under a temporary name and then renamed, so at any time the old file or the new one is complete.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ from repolicy.errors import FileError
 from repolicy.loading import read_bytes
 
 FORMAT = 1
-SAFETENSORS = b"\0\0\0{"  # the fifth byte of such a file, and those behind it
-OF_HEADER = 64  # bytes in which a header of ours shows
-DEPTH = 50  # layers that a header may have; the deepest that is written has a handful
+SAFETENSORS = b"\0\0\0{"  # bytes 5 to 8 of a safetensors file, and the first one of its header
+HEAD_SIZE = 64  # number of bytes at a file's start in which "repolicy" stands
+MAX_DEPTH = 50  # nested layers that a header may have; those that Repolicy writes have a handful
 
 
 def write(path: Path, kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
@@ -32,7 +32,7 @@ def write(path: Path, kind: str, tensors: dict[str, Tensor], header: dict[str, A
 
 
 def serialize(kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> bytes:
-    """Return what `write` writes."""
+    """Return the bytes of the file that `write` writes."""
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "kind": kind} | header
     header["sha256"] = checksum(tensors, header)
@@ -40,22 +40,24 @@ def serialize(kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> 
 
 
 def read(path: Path, kind: str = "", content: bytes | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return what `write` wrote, of that kind or of any; FileError says in one sentence what is wrong with the file.
+    """Read the tensors and the header of a file of this kind, or of any kind; raise FileError if it is not a good one.
 
-    `content` is what the file holds, where somebody has read it already.
+    `content` is the bytes of the file, if the caller has read them already.
     """
-    if not (content := read_bytes(path) if content is None else content):
+    if content is None:
+        content = read_bytes(path)
+    if not content:
         raise FileError(f"{path} is damaged: it is empty")
     try:
         tensors = safetensors.torch.load(content)
-        end = 8 + int.from_bytes(content[:8], "little")  # where the file's own header ends, which is JSON
+        end = 8 + int.from_bytes(content[:8], "little")  # where the JSON header of safetensors ends
         header = json.loads(json.loads(content[8:end])["__metadata__"]["repolicy"])
     except KeyError:
         raise FileError(f"{path} is a safetensors file, but not one of Repolicy's") from None
     except (safetensors.SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise FileError(f"{path} is damaged, or no Repolicy file: {error}") from None
-    if not isinstance(header, dict) or _is_deeper(header, DEPTH):
-        raise FileError(f"{path} is damaged, or no Repolicy file: its header is no object, or one of too many layers")
+    if not isinstance(header, dict) or _is_deeper(header, MAX_DEPTH):
+        raise FileError(f"{path} is damaged, or no Repolicy file: its header is no object, or is nested too deeply")
     if isinstance(header.get("format"), int) and header["format"] > FORMAT:
         raise FileError(f"{path} has format {header['format']}; this version reads up to {FORMAT}: upgrade repolicy")
     if header.pop("sha256", None) != checksum(tensors, header):
@@ -67,107 +69,106 @@ def read(path: Path, kind: str = "", content: bytes | None = None) -> tuple[dict
 
 
 def is_repolicy_file(path: Path, content: bytes | None = None) -> bool:
-    """Return whether a file is one of these, perhaps a damaged one: by its first bytes, or else by its name.
-
-    Somebody else's safetensors have another header.
-    """
-    head = content
-    if head is None:
-        try:
-            with open(path if path.is_file() else os.devnull, "rb") as file:  # a pipe could be waited for without end
-                head = file.read(OF_HEADER)
-        except OSError:
-            head = b""
-    if head[5:9] == SAFETENSORS:
-        return b'"repolicy"' in head[:OF_HEADER]
-    return not head or path.suffix == ".safetensors"
+    """Return whether a file is in Repolicy's format, perhaps damaged. Judge by its first bytes, or else by its name."""
+    if content is None:
+        content = b""
+        with contextlib.suppress(OSError):
+            if path.is_file():  # reading from a pipe could block forever
+                with open(path, "rb") as file:
+                    content = file.read(HEAD_SIZE)
+    if content[5:9] == SAFETENSORS:
+        return b'"repolicy"' in content[:HEAD_SIZE]  # others' safetensors have another header
+    return not content or path.suffix == ".safetensors"
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file beside its place, flush it to the disk, and rename it into its place."""
-    with _beside(path) as beside:
-        with open(beside, "wb") as file:
+    """Write a file under a temporary name, flush it to the disk, and rename it."""
+    with _temporary_path(path) as temporary:
+        with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
 
 
 def check_writable(path: Path) -> None:
-    """Raise where `write_bytes` could not write, for whoever has long work to do first. No new folder stays."""
-    new = [folder for folder in path.parents if not folder.exists()]
-    with _beside(path) as beside:
-        beside.touch()
-    for folder in new:
+    """Raise FileError if `write_bytes` could not write here. Call it before long work; it leaves no new folder."""
+    new_folders = [folder for folder in path.parents if not folder.exists()]
+    with _temporary_path(path) as temporary:
+        temporary.touch()
+    for folder in new_folders:
         folder.rmdir()
 
 
 @contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """Give the name under which a file is written beside its place. What has that name in the end is removed."""
-    beside = path.parent / f".{path.name}.{os.getpid()}"
+def _temporary_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the folder of `path`, which is created; remove a file that is left there."""
+    temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:
-        if path.exists() and not path.is_file():  # a rename would put a file in the place of /dev/null
+        if path.exists() and not path.is_file():  # a rename would replace /dev/null by a file
             raise FileError(f"{path} is no file that could be written; choose another name")
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield beside
+        yield temporary
     except OSError as error:
         raise FileError(f"{path} cannot be written: {error.strerror}; what was there before is untouched") from None
     finally:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
 
 
 def write_json(path: Path, values: Any) -> None:
     write_bytes(path, (json.dumps(replace_nonfinite(values), indent=2) + "\n").encode())
 
 
-Shape = Any  # a type; [shape] for a list; {name: shape} for an object, {str: shape} for one with any names
+Shape = Any  # a type; [shape] for a list; {name: shape} for an object, {str: shape} for any names; a tuple, see below
 
 
 def check_shape(value: Any, shape: Shape, where: str) -> None:
-    """Raise unless JSON out of a file has the shape that its readers rely on.
+    """Raise FileError unless JSON from a file has the shape that its readers rely on; `where` names it in the message.
 
-    A name with a `?` may be missing. Of a tuple the first shape counts, for a list the second; a text may stand in it.
+    A name that ends in `?` may be missing. A tuple holds the shape of a value, the shape of a list, and texts that are
+    allowed instead.
     """
     if isinstance(shape, tuple):
         if isinstance(value, str) and value in shape:
             return
-        shape = shape[isinstance(value, list)]
-    wanted: Any = type(shape) if isinstance(shape, list | dict) else shape
-    kinds: Any = (int, float) if wanted is float else wanted
-    if not isinstance(value, kinds) or isinstance(value, bool) != (wanted is bool):
-        found = _WORDS[type(value)] if isinstance(value, list | dict) else repr(value)[:60]
-        raise FileError(f"{where} is {found}, not {_WORDS[wanted]}")
-    if isinstance(value, int) and not -1e300 < value < 1e300:  # in JSON it may have thousands of digits
+        shape = shape[1] if isinstance(value, list) else shape[0]
+    expected: Any = type(shape) if isinstance(shape, list | dict) else shape
+    types: Any = (int, float) if expected is float else expected
+    if not isinstance(value, types) or isinstance(value, bool) != (expected is bool):  # in Python a bool is an int
+        found = _TYPE_NAMES[type(value)] if isinstance(value, list | dict) else repr(value)[:60]
+        raise FileError(f"{where} is {found}, not {_TYPE_NAMES[expected]}")
+    if isinstance(value, int) and not -1e300 < value < 1e300:  # integers in JSON may have thousands of digits
         raise FileError(f"{where} is too large")
-    if wanted is list:
+    if expected is list:
         for index, entry in enumerate(value):
             check_shape(entry, shape[0], f"{where}[{index}]")
-    if wanted is dict and str in shape:
+    elif expected is dict and str in shape:
         for name, entry in value.items():
             check_shape(entry, shape[str], f"{where}, {name!r}")
-    elif wanted is dict:
-        for name, inner in shape.items():
-            if name.removesuffix("?") in value:
-                check_shape(value[name.removesuffix("?")], inner, f"{where}, {name.removesuffix('?')!r}")
-            elif not name.endswith("?"):
+    elif expected is dict:
+        for key, entry_shape in shape.items():
+            name = key.removesuffix("?")
+            if name in value:
+                check_shape(value[name], entry_shape, f"{where}, {name!r}")
+            elif name == key:
                 raise FileError(f"{where} has no {name!r}")
 
 
-def _is_deeper(value: Any, layers: int) -> bool:
-    """Say whether JSON has more layers than these. (A thousand would end in a RecursionError.)"""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return layers < 0 or any(_is_deeper(each, layers - 1) for each in inner)
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Return whether JSON is nested more deeply than `depth`. (A thousand layers would cause a RecursionError.)"""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return depth < 0 or (isinstance(value, list) and any(_is_deeper(entry, depth - 1) for entry in value))
 
 
-_WORDS = {
+_TYPE_NAMES = {
     bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "an object",
 }  # fmt: skip
 
 
 def replace_nonfinite(value: Any) -> Any:
-    """Return the same with null for numbers that are not finite, which JSON does not know."""
+    """Return JSON with null instead of numbers that are not finite, which JSON cannot express."""
     if isinstance(value, dict):
         return {key: replace_nonfinite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -176,7 +177,7 @@ def replace_nonfinite(value: Any) -> Any:
 
 
 def checksum(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
-    """Return a sum over tensors and a header, in whatever order they are."""
+    """Return the sha256 of tensors and a header. It does not depend on their order."""
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
