@@ -140,7 +140,7 @@ ROOMS = [
     Mutant("envs/wrapped.py", "np.where(ended[:, None], self._draw(), self._positions)", "self._draw()", DIAL, "the dial turns within an episode"),
     Mutant("envs/wrapped.py", "*(self._draw_strata() for _ in range(self.dials - 1))", "*[self._first_strata[::-1]] * (self.dials - 1)", DIAL, "places on two dials that always go together"),
     Mutant("envs/wrapped.py", "self._with_positions(step.final), step.terminated", "self._with_positions(step.final) * 1.0, step.truncated", DIAL, "the dial stays where an episode ended early"),
-    Mutant("priors/dials.py", "(1 - t) * narrow / precision, t *", "t * narrow / precision, (1 - t) *", "tests/priors/test_dials.py", "the mixture turns the wrong way"),
+    Mutant("priors/dials.py", "(1 - t) * prior_precision / precision, t *", "t * prior_precision / precision, (1 - t) *", "tests/priors/test_dials.py", "the mixture turns the wrong way"),
     Mutant("priors/dials.py", "precision**-0.5", "precision**-1", "tests/priors/test_dials.py", "the mixture's std is a variance"),
     Mutant("many/bets.py", "np.concatenate([np.zeros_like(running[..., :1]), running[..., :-1]], axis=-1)", "running", "tests/many/test_bets.py", "a stake that knows the number it is on"),
     Mutant("many/bets.py", "np.maximum.accumulate(losses, axis=-1)", "losses", "tests/many/test_bets.py", "a bound that forgets the largest loss"),

@@ -39,7 +39,7 @@ from repolicy.prepare.generative import (
     with_noise_scale,
 )
 from repolicy.priors import decoders
-from repolicy.priors.decoders import load_decoder, noise_input
+from repolicy.priors.decoders import find_noise_input, load_decoder
 from repolicy.ranges import Range
 from repolicy.readers.reading import Options
 from repolicy.runs.settings import Settings
@@ -258,7 +258,7 @@ def test_an_object_tells_its_own_sizes(tmp_path: Path) -> None:
 
 def test_a_large_decoder_stays_outside_and_is_known_by_its_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(decoders, "LARGEST", 10)
+    monkeypatch.setattr(decoders, "MAX_SIZE", 10)
     flow, out = tmp_path / "flow_noise.onnx", tmp_path / "run"
     flow.write_bytes(shifted(1.0))
     customize(flow, RIGHT, residual(0.1, 0.1, 0.0), out, FEW, env=WALK, noise=2)
@@ -284,15 +284,15 @@ INPUTS = [
 def test_which_input_is_the_noise_is_asked_where_it_is_not_told(inputs: dict, found: str) -> None:
     shapes = {name: ["rows", size] for name, size in inputs.items()}
     if found:
-        assert noise_input(shapes, 6, Path("flow.onnx")) == (found, [6])
+        assert find_noise_input(shapes, 6, Path("flow.onnx")) == (found, [6])
     else:
         with pytest.raises(UsageError, match="does not tell which of its inputs"):
-            noise_input(shapes, 6, Path("flow.onnx"))
+            find_noise_input(shapes, 6, Path("flow.onnx"))
 
 
 def test_a_graph_that_takes_one_row_at_a_time_is_no_decoder() -> None:
     with pytest.raises(UsageError, match="^flow.onnx takes 1 of its input x at a time: export it"):
-        noise_input({"x": [1, 2], "noise": ["rows", 6]}, 6, Path("flow.onnx"))
+        find_noise_input({"x": [1, 2], "noise": ["rows", 6]}, 6, Path("flow.onnx"))
 
 
 def test_what_is_no_function_of_its_inputs_is_refused() -> None:

@@ -41,7 +41,7 @@ ROWS = 3_000
 @pytest.fixture
 def _briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is nothing to learn, or only a sign; and it is tried by few episodes."""
-    monkeypatch.setattr(imitation, "fit", partial(fit, most_epochs=8))
+    monkeypatch.setattr(imitation, "fit", partial(fit, max_epochs=8))
     monkeypatch.setattr(imitation, "TRIAL_EPISODES", 2)
 
 

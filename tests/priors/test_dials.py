@@ -19,7 +19,7 @@ from repolicy.policies.export import export
 from repolicy.policies.file import SavedPolicy, save_policy
 from repolicy.policies.network import load_layers
 from repolicy.policies.policy import Policy, PolicySpec
-from repolicy.priors.dials import HOWS, dial, interpolate_policies
+from repolicy.priors.dials import METHODS, dial, interpolate_policies
 from repolicy.priors.opening import read_policy
 from repolicy.report import run_page as report
 from repolicy.runs.result import Result
@@ -77,7 +77,7 @@ def test_without_a_future_the_mixture_is_the_optimum_of_another_weight(t: float)
     assert torch.allclose(found.std.double() ** 2, wanted.covariance.diagonal(), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", METHODS)
 @pytest.mark.parametrize("family", ["gaussian", "squashed", "categorical"])
 def test_its_ends_are_the_two_policies(family: str, how: Any) -> None:
     prior, customized = pair(family)

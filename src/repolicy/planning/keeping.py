@@ -143,7 +143,7 @@ def distill(planner: Planner, env: str, labels: int, seed: int = 0, say: Say = l
         for round_ in range(ROUNDS):
             if round_:
                 samples = samples + labeler.labels(steps, student)
-            fitted = fit(student, samples, generator, most_epochs=MAX_EPOCHS)
+            fitted = fit(student, samples, generator, max_epochs=MAX_EPOCHS)
             say(f"fitted to {fitted.rows:,} decisions; episodes that ended by themselves until now: {labeler.falls}")
     if student.log_std is not None:
         student.log_std.data.copy_(prior.state_dict()["log_std"])

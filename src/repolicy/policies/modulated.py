@@ -122,10 +122,10 @@ class FilmMlp(Mlp):
 
         return run
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Tensor:  # type: ignore[override]  # the films come from the inputs
         flat = inputs.reshape(-1, inputs.shape[-1])
         films = self.films(flat[:, -self.dials :])
-        values = self.through(flat[:, : -self.dials].contiguous(), films)
+        values = super().forward(flat[:, : -self.dials].contiguous(), films)
         return torch.cat([values, films[:, self._spare]], -1).reshape(*inputs.shape[:-1], -1)
 
 

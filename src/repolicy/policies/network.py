@@ -87,10 +87,7 @@ class Mlp(nn.Module):
         self._pairs = [*zip(self.weights, self.biases, strict=True)]  # a device may need new parameters
         return self
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.through(inputs)
-
-    def through(self, inputs: Tensor, films: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: Tensor, films: Tensor | None = None) -> Tensor:
         """Return the outputs. `films` `[B, F]` scale and shift each layer, at the places in `scales` and `shifts`."""
         activate, last = ACTIVATIONS[self.activation][0], len(self._pairs) - 1
         for index, (weight, bias) in enumerate(self._pairs):
@@ -115,7 +112,7 @@ class Mlp(nn.Module):
     def snapshot(self) -> Callable[..., np.ndarray]:
         """Return the network with its current weights, in NumPy, which is faster for small batches `[B, inputs]`.
 
-        The returned function takes films as `through` does.
+        The returned function takes films as `forward` does.
         """
         activate, slope, last = ACTIVATIONS[self.activation][1], self.slope, len(self._pairs) - 1
         norms = [self.norm(index) for index in range(last + 1)]

@@ -132,7 +132,7 @@ def _fit_to_means(prior: ScoringPrior, policy: Policy, collector: Collector, blo
         assert samples is not None
         if round_ == 0:
             initialize_from_samples(policy, samples)
-        fit(policy, samples, collector.generator, most_epochs=FIT_EPOCHS)
+        fit(policy, samples, collector.generator, max_epochs=FIT_EPOCHS)
 
 
 def initialize_from_samples(policy: Policy, samples: Samples) -> None:

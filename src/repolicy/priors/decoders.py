@@ -1,4 +1,4 @@
-"""Decoders of generative policies: observations and noise to actions. `file.py:name`, an ONNX graph, or TorchScript."""
+"""Decoders of generative policies, from observations and noise to actions: code, an ONNX graph, or TorchScript."""
 
 import hashlib
 import re
@@ -21,9 +21,9 @@ from repolicy.priors.running import Session, check_trusted, load_torchscript
 from repolicy.readers.onnx_graphs import input_shapes
 from repolicy.readers.recognize import PolicyFile
 
-LARGEST = 64 * 2**20  # bytes; a larger decoder is not stored in a policy's file
+MAX_SIZE = 64 * 2**20  # bytes; a larger decoder is not stored in a policy's file
 DIGEST_LENGTH = 16  # digits of a sha256 that identify a decoder
-DecodeFunction = Callable[[np.ndarray, np.ndarray], Any]  # observations [N, O] and noise [N, Z], to actions [N, C · A]
+DecodeFunction = Callable[[np.ndarray, np.ndarray], Any]  # observations [N, O] and noise [N, Z] to actions [N, C · A]
 
 
 class DecoderSpec(NamedTuple):
@@ -72,9 +72,10 @@ def load_decoder(reference: Any, noise: Any, chunk: Any, sha256: Any = None, tru
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 100_000:
             raise UsageError(f"--{option} is {value!r}; it must be a whole number, 1 or more")
     if is_code(reference):
-        thing = load_object(reference, "decoder")
-        thing = thing() if isinstance(thing, type) else thing
-        return Decoder(getattr(thing, "decode", thing), reference, noise, chunk)
+        decoder = load_object(reference, "decoder")
+        if isinstance(decoder, type):
+            decoder = decoder()
+        return Decoder(getattr(decoder, "decode", decoder), reference, noise, chunk)
     file = find_decoder_file(str(reference), sha256)
     if file.format == "torchscript":
         check_trusted(file, trust)
@@ -95,18 +96,19 @@ def _torchscript_function(file: PolicyFile) -> DecodeFunction:
     return run
 
 
-def _onnx_function(file: PolicyFile, size: int) -> DecodeFunction:
+def _onnx_function(file: PolicyFile, noise_size: int) -> DecodeFunction:
     session, inputs = Session(file), input_shapes(file.reader_input.graph)
-    source, shape = noise_input(inputs, size, file.path)
-    [other] = [name for name in inputs if name != source]
+    noise_name, noise_shape = find_noise_input(inputs, noise_size, file.path)
+    [observation_name] = [name for name in inputs if name != noise_name]
 
     def run(observations: np.ndarray, noise: np.ndarray) -> Any:
-        return session.run({other: observations, source: noise.reshape(len(noise), *shape)})[0]
+        noise = noise.reshape(len(noise), *noise_shape)
+        return session.run({observation_name: observations, noise_name: noise})[0]
 
     return run
 
 
-# Its file -------------------------------------------------------------------------------------------------------------
+# The file of a decoder ------------------------------------------------------------------------------------------------
 
 
 def decoder_digest(reference: str) -> str:
@@ -121,8 +123,8 @@ def find_decoder_file(reference: str, sha256: str | None) -> PolicyFile:
         return PolicyFile(named)
     if cached.is_file() and decoder_digest(str(cached)) == sha256:
         return PolicyFile(cached)
-    what = "is another file now" if named.is_file() else "is not there"
-    raise FileError(f"{reference} {what}, and the decoder that is meant has a sha256 of {sha256}...: put it back")
+    problem = "is another file now" if named.is_file() else "is not there"
+    raise FileError(f"{reference} {problem}, and the decoder that is meant has a sha256 of {sha256}...: put it back")
 
 
 def decoder_bytes(spec: DecoderSpec | None) -> bytes:
@@ -130,7 +132,7 @@ def decoder_bytes(spec: DecoderSpec | None) -> bytes:
     if spec is None or not spec.sha256:
         return b""
     content = find_decoder_file(spec.decoder, spec.sha256).content
-    return content if len(content) <= LARGEST else b""
+    return content if len(content) <= MAX_SIZE else b""
 
 
 def restore_decoder(path: Path, spec: DecoderSpec | None) -> None:
@@ -145,43 +147,44 @@ def restore_decoder(path: Path, spec: DecoderSpec | None) -> None:
             write_bytes(cache_folder("decoders") / spec.sha256, content)
 
 
-# Its inputs -----------------------------------------------------------------------------------------------------------
+# The inputs of an ONNX decoder ----------------------------------------------------------------------------------------
 
 
-def noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tuple[str, list[int]]:
+NOISE_WORDS = {"noise", "latent", "latents", "eps", "epsilon", "z"}  # whole words in the name of an input
+OTHER_PARTS = ("obs", "state", "hist", "prev", "command", "goal", "task", "h_", "hidden", "memory", "mask", "time")
+
+
+def find_noise_input(inputs: dict[str, list[Any]], size: int, path: Path) -> tuple[str, list[int]]:
     """Find the noise among a graph's two inputs, by size and then by name; return its name and the shape of a row."""
     remedy = "write a function that runs it and name that as file.py:decode"
     if len(inputs) != 2:
-        takes = f"{len(inputs)} inputs ({', '.join(inputs)})"
-        raise UsageError(f"{path} takes {takes}, and a decoder takes observations and noise: {remedy}")
-    if fixed := [name for name, shape in inputs.items() if shape and isinstance(shape[0], int)]:
-        takes = f"{inputs[fixed[0]][0]} of its input {fixed[0]} at a time"
-        raise UsageError(f"{path} takes {takes}: export it with a first axis that is not fixed")
+        names = ", ".join(inputs)
+        raise UsageError(f"{path} takes {len(inputs)} inputs ({names}), not observations and noise: {remedy}")
+    for name, shape in inputs.items():
+        if shape and isinstance(shape[0], int):
+            problem = f"takes {shape[0]} of its input {name} at a time"
+            raise UsageError(f"{path} {problem}: export it with a first axis that is not fixed")
     rows = {name: list(shape[1:]) for name, shape in inputs.items()}
     fitting = [name for name, row in rows.items() if all(isinstance(n, int) for n in row) and np.prod(row) == size]
-    named = [name for name in fitting if NOISE & {*re.split(r"[^a-z0-9]+", name.lower())}]
-    others = [name for name in fitting if any(word in name.lower() for word in NO_NOISE)]
-    found = named or [name for name in fitting if name not in others]
-    if len(found) != 1:
+    candidates = [name for name in fitting if NOISE_WORDS & {*re.split(r"[^a-z0-9]+", name.lower())}]
+    if not candidates:
+        candidates = [name for name in fitting if not any(part in name.lower() for part in OTHER_PARTS)]
+    if len(candidates) != 1:
         shapes = ", ".join(f"{name} {row}" for name, row in rows.items())
         raise UsageError(f"{path} does not tell which of its inputs is {size} numbers of noise ({shapes}): {remedy}")
-    return found[0], rows[found[0]]
+    return candidates[0], rows[candidates[0]]
 
 
-NOISE = {"noise", "latent", "latents", "eps", "epsilon", "z"}  # words in the name of an input
-NO_NOISE = ("obs", "state", "hist", "prev", "command", "goal", "task", "h_", "hidden", "memory", "mask", "time")
+# A policy and its decoder as one graph, from observations and noise N(0, I) to a chunk of actions ---------------------
 
 
-# A policy and its decoder as one graph: observations and noise N(0, I) in, a chunk of actions out ---------------------
-
-
-BEFORE = "decoder/"  # the names of what was in the decoder's graph
-CHOSEN = "chosen"  # the noise that the policy gives, between the two
-ROWS = 64
+DECODER_PREFIX = "decoder/"  # of the names in the decoder's graph
+DECODER_NOISE = "chosen"  # the tensor between the two graphs: the noise that the policy chose
+PROBE_COUNT = 64
 
 
 class NoiseActionModule(MeanActionModule):
-    """Raw observations `[N, O]` and noise `[N, Z]` to the noise that the decoder starts from, in its shape."""
+    """A policy that samples a decoder's noise, in its shape, from raw observations `[N, O]` and noise `[N, Z]`."""
 
     std: Tensor
 
@@ -197,53 +200,56 @@ class NoiseActionModule(MeanActionModule):
 
 
 def export_composed(policy: Policy, decoder: Path, noise: int, chunk: int, out: Path) -> float:
-    """Write the policy and its decoder, an ONNX graph, as one. Returns how far its actions are from those of the two.
+    """Write the policy and its decoder, an ONNX graph, as one graph; return the relative error of its actions.
 
-    The observations go to both. Drawn from N(0, I), the noise gives the policy's own samples; 0 gives its mode.
+    Both get the observations. Noise from N(0, I) gives samples of the policy; noise of 0 gives its mode.
     """
-    file = PolicyFile(decoder)
-    source, shape = noise_input(input_shapes(file.reader_input.graph), noise, decoder)
+    file, size = PolicyFile(decoder), policy.observation_size
+    noise_name, shape = find_noise_input(input_shapes(file.reader_input.graph), noise, decoder)
     module = NoiseActionModule(policy, shape).eval().requires_grad_(False)
-    size = policy.observation_size
-    chooser = onnx_graph(module, (torch.zeros(2, size), torch.zeros(2, noise)))
-    content = _joined(chooser, file, source)
+    policy_graph = onnx_graph(module, (torch.zeros(2, size), torch.zeros(2, noise)))
+    content = _join_graphs(policy_graph, file, noise_name)
 
+    # Compare the graph with the policy and the decoder on random inputs.
     generator = np.random.default_rng(0)
-    spread = policy.normalizer.var.clamp_min(0.0).sqrt().numpy()
-    seen = (policy.normalizer.mean.numpy() + spread * generator.standard_normal((ROWS, size))).astype(np.float32)
-    drawn = generator.standard_normal((ROWS, noise), np.float32)
+    normal = torch.from_numpy(generator.standard_normal((PROBE_COUNT, size)))
+    observations = policy.normalizer.denormalized_noise(normal).numpy()
+    samples = generator.standard_normal((PROBE_COUNT, noise), np.float32)
     with torch.no_grad():
-        chosen = module(torch.from_numpy(seen), torch.from_numpy(drawn)).numpy()
-    wanted = load_decoder(decoder, noise, chunk)(seen, chosen.reshape(ROWS, -1))
-    found = onnx_runner(content)(seen, drawn).reshape(ROWS, -1)
-    difference = float(np.abs(found - wanted).max() / max(1.0, np.abs(wanted).max()))
+        chosen = module(torch.from_numpy(observations), torch.from_numpy(samples)).numpy()
+    expected = load_decoder(decoder, noise, chunk)(observations, chosen.reshape(PROBE_COUNT, -1))
+    actions = onnx_runner(content)(observations, samples).reshape(PROBE_COUNT, -1)
+    difference = float(np.abs(actions - expected).max() / max(1.0, np.abs(expected).max()))
     if not difference <= TOLERANCE:
         raise RepolicyError(f"the graph differs from policy and decoder by {difference:.3g}; {out} was not written")
     write_bytes(out, content)
     return difference
 
 
-def _joined(first: bytes, file: PolicyFile, source: str) -> bytes:
-    """Return one graph in which the decoder's noise is what the first one gives, and the observations go to both."""
+def _join_graphs(policy_graph: bytes, file: PolicyFile, noise_name: str) -> bytes:
+    """Return one graph in which the policy's output is the decoder's noise, and both get the observations."""
     import onnx
 
-    chooser = onnx.load_model_from_string(first)
-    decoder = onnx.compose.add_prefix(file.reader_input, BEFORE)
-    chooser.graph.output[0].name = chooser.graph.node[-1].output[0] = CHOSEN
+    policy = onnx.load_model_from_string(policy_graph)
+    policy.graph.output[0].name = policy.graph.node[-1].output[0] = DECODER_NOISE
+    decoder = onnx.compose.add_prefix(file.reader_input, DECODER_PREFIX)
     try:
-        opset = max(entry.version for model in (chooser, decoder) for entry in model.opset_import if not entry.domain)
-        chooser, decoder = (onnx.version_converter.convert_version(model, opset) for model in (chooser, decoder))
-        chooser.ir_version = decoder.ir_version = max(chooser.ir_version, decoder.ir_version)
-        joined = onnx.compose.merge_models(chooser, decoder, io_map=[(CHOSEN, f"{BEFORE}{source}")])
-    except Exception as error:  # onnx's own, of several classes
+        opsets = [*policy.opset_import, *decoder.opset_import]
+        version = max(opset.version for opset in opsets if not opset.domain)
+        policy = onnx.version_converter.convert_version(policy, version)
+        decoder = onnx.version_converter.convert_version(decoder, version)
+        policy.ir_version = decoder.ir_version = max(policy.ir_version, decoder.ir_version)
+        joined = onnx.compose.merge_models(policy, decoder, io_map=[(DECODER_NOISE, f"{DECODER_PREFIX}{noise_name}")])
+    except Exception as error:  # onnx raises errors of several classes
         raise FileError(f"{file.path} cannot be joined with a policy: {described(error)[:200]}") from None
-    [extra] = [entry for entry in joined.graph.input if entry.name.startswith(BEFORE)]
+    # The decoder's observations are the policy's, and the output gets a name of its own.
+    [extra] = [entry for entry in joined.graph.input if entry.name.startswith(DECODER_PREFIX)]
     joined.graph.input.remove(extra)
     for node in joined.graph.node:
-        for place, name in enumerate(node.input):
+        for index, name in enumerate(node.input):
             if name == extra.name:
-                node.input[place] = "observations"
-    last = joined.graph.output[0]
-    joined.graph.node.append(onnx.helper.make_node("Identity", [last.name], ["actions"]))
-    last.name = "actions"
+                node.input[index] = "observations"
+    output = joined.graph.output[0]
+    joined.graph.node.append(onnx.helper.make_node("Identity", [output.name], ["actions"]))
+    output.name = "actions"
     return joined.SerializeToString()

@@ -1,4 +1,4 @@
-"""Where a policy is: a file, a run's folder, a name that ships, a name on the shelf, or a place on the hub."""
+"""Find the file of a policy that is named by a file, a folder, or a name: shipped, on the shelf, or on the hub."""
 
 import hashlib
 import http.client
@@ -14,18 +14,18 @@ from repolicy.policies.storage import is_repolicy_file, write_bytes
 from repolicy.priors.hub import DOWNLOADED, download_policy, is_on_hub
 from repolicy.text import nearest
 
-LARGEST = 64 * 2**20  # bytes
+MAX_DOWNLOAD = 64 * 2**20  # bytes
 PLAYGROUND = ("google-deepmind/mujoco_playground", "d5e6b475")  # Apache-2.0
 ZOO = ("DLR-RM/rl-trained-agents", "cd35bde6")  # MIT
 
 
 @dataclass(frozen=True)
 class Published:
-    """A policy that somebody else has published, and what belongs beside it: (path, sha256) of each file."""
+    """An entry of the shelf: a policy that others have published, which is downloaded when it is needed."""
 
     source: tuple[str, str]  # repository and commit
     env: str
-    files: dict[str, tuple[str, str]]  # the name here, the first one being the policy: its path there, its sha256
+    files: dict[str, tuple[str, str]]  # name in the cache -> (path in the repository, sha256); the policy is first
 
 
 def _playground(robot: str, env: str, sha256: str) -> Published:
@@ -68,9 +68,9 @@ SHELF = {
 }  # fmt: skip
 
 
-def cache_folder(what: str = "shelf") -> Path:
-    """Return where this user's programs keep what can be had again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repolicy" / what
+def cache_folder(name: str = "shelf") -> Path:
+    """Return one of Repolicy's folders in the user's cache, for files that can be restored."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repolicy" / name
 
 
 def cached_policy(name: str) -> Path:
@@ -78,35 +78,38 @@ def cached_policy(name: str) -> Path:
 
 
 def shelf_entry(path: str | Path) -> Published | None:
-    """Return the row that a name or a file in the cache is of."""
-    return next((row for name, row in SHELF.items() if str(path) in (name, str(cached_policy(name)))), None)
+    """Return the entry of the shelf with this name, or whose file in the cache this is."""
+    for name, published in SHELF.items():
+        if str(path) in (name, str(cached_policy(name))):
+            return published
+    return None
 
 
 def fetch_published(name: str, download: Callable[[str], bytes] | None = None) -> Path:
-    """Return the policy's file, checked; fetched first where it is not in the cache."""
-    row, folder = SHELF[name], cached_policy(name).parent
-    for file, (path, sha256) in row.files.items():
-        here = folder / file
-        if here.exists():
-            if file_sum(here) != sha256:
-                raise FileError(f"{here} is not the file that {name} names: its sha256 differs; remove it")
+    """Return the policy's file in the cache. Download what is not there yet, and check the sha256 of every file."""
+    published = SHELF[name]
+    repository, commit = published.source
+    for file, (path, sha256) in published.files.items():
+        cached = cached_policy(name).with_name(file)
+        if cached.exists():
+            if file_sum(cached) != sha256:
+                raise FileError(f"{cached} is not the file that {name} names: its sha256 differs; remove it")
             continue
-        repository, commit = row.source
-        remedy = f"put {path} of {repository} at commit {commit} at {here}"
+        remedy = f"put {path} of {repository} at commit {commit} at {cached}"
         try:
             content = (download or _download)(f"https://raw.githubusercontent.com/{repository}/{commit}/{path}")
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
-            raise FileError(f"{name} cannot be fetched from here ({reason}); {remedy}") from None
+            raise FileError(f"{name} cannot be fetched ({reason}); {remedy}") from None
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise FileError(f"what came for {name} is not the file that was published: its sha256 differs; {remedy}")
-        write_bytes(here, content)
+            raise FileError(f"the download of {name} is not the file that was published: its sha256 differs; {remedy}")
+        write_bytes(cached, content)
     return cached_policy(name)
 
 
 def _download(address: str) -> bytes:
-    with urllib.request.urlopen(address, timeout=30) as answer:
-        return bytes(answer.read(LARGEST))
+    with urllib.request.urlopen(address, timeout=30) as response:
+        return bytes(response.read(MAX_DOWNLOAD))
 
 
 SHIPPED_FOLDER = Path(__file__).parent / "shipped"
@@ -115,9 +118,9 @@ RLLIB = Path("learner_group/learner/rl_module/default_policy/module_state.pkl") 
 
 
 def find_policy(reference: str | Path) -> Path:
-    """Return a policy's file: the one that is named, or the one in the folder of a run or of an RLlib checkpoint.
+    """Return a policy's file from its path, the folder of a run or of an RLlib checkpoint, or its name.
 
-    A prior that ships, one on the shelf and one on the hub (`hf://USER/NAME`) are named by their names.
+    Shipped policies, policies on the shelf and policies on the hub (`hf://USER/NAME`) have names.
     """
     if not isinstance(reference, str | Path):
         kind = type(reference).__name__
@@ -159,16 +162,16 @@ def check_no_plan(reference: object) -> None:
 
 
 def output_folder(path: Path) -> Path:
-    """Return the folder for what is made of a policy: its own; this one, where that is the package's or others'."""
-    return (
-        path.parent if is_repolicy_file(path) and path.parent != SHIPPED_FOLDER and path not in DOWNLOADED else Path()
-    )
+    """Return the folder for what is made from a policy: that of a file that the user made with Repolicy, else "."."""
+    if is_repolicy_file(path) and path.parent != SHIPPED_FOLDER and path not in DOWNLOADED:
+        return path.parent
+    return Path()
 
 
 def check_not_overwriting(out: Path, path: Path, suffix: str = "") -> None:
-    """Raise where what is made of the policy at `path` would be written over it or over a run's own files.
+    """Raise UsageError if output at `out` would overwrite the policy at `path` or a file of a run.
 
-    With a suffix the name must end in it: what ends in another is a file of another kind.
+    If `suffix` is given, `out` must end in it.
     """
     if out.is_file() and path.is_file() and out.samefile(path):
         raise UsageError(f"{out} is the policy itself, which would be lost: choose another --out")
@@ -179,7 +182,7 @@ def check_not_overwriting(out: Path, path: Path, suffix: str = "") -> None:
 
 
 def check_reachable(path: Path) -> None:
-    """Raise where it cannot be said what is there: the name is too long, or a folder may not be read."""
+    """Raise FileError if the path cannot be examined: its name is too long, or a folder is not readable."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -1,5 +1,6 @@
 """Fit a policy to actions by maximum likelihood, with early stopping on held-out rows."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
@@ -13,35 +14,35 @@ from repolicy.priors.kinds import MeanPrior
 from repolicy.readers.demonstrations import Demonstrations, read_demonstrations
 from repolicy.readers.reading import MIN_STD, Options
 
-BLOCKS, HELD_OUT = 20, 2  # blocks of consecutive rows, and how many are held out: neighbors are nearly the same
-MINIBATCH, STEPS = 512, 50  # rows of a step at most, and steps of an epoch at least
-LEARNING_RATE, CUTS = 1e-3, 2  # how often the learning rate is cut before the fit ends
-PATIENCE, GAIN = 3, 1e-3  # epochs in which less than these nats are gained, before the step size is cut to a third
-MOST_EPOCHS = 200
+BLOCKS, HELD_OUT_BLOCKS = 20, 2  # whole blocks of consecutive rows are held out, because neighbors are nearly equal
+MAX_MINIBATCH, MIN_STEPS = 512, 50  # rows of a step, and steps of an epoch
+LEARNING_RATE, MAX_CUTS = 1e-3, 2  # each cut divides the learning rate by 3; the fit ends where another would follow
+PATIENCE, MIN_GAIN = 3, 1e-3  # the learning rate is cut after this number of epochs without this gain in nats
+MAX_EPOCHS = 200
 
 
 @dataclass(frozen=True)
 class Samples:
-    """A data set to imitate: observations `[M, O]` and actions `[M, A]`.
+    """A data set to imitate.
 
-    With `spread` `[M, A]`, each action is the mean of a Gaussian with this std, and the expectation over it is fitted.
+    With `spread`, each action is the mean of a Gaussian with this std; the expected log-likelihood under it is fitted.
     """
 
-    observations: Tensor
-    actions: Tensor
-    spread: Tensor | None = None
+    observations: Tensor  # [M, O]
+    actions: Tensor  # [M, A]
+    spread: Tensor | None = None  # [M, A]
 
-    def rows(self, which: Tensor) -> "Samples":
-        spread = None if self.spread is None else self.spread[which]
-        return Samples(self.observations[which], self.actions[which], spread)
+    def rows(self, rows: Tensor) -> "Samples":
+        """Return the samples with these indices, or where this mask is true."""
+        spread = None if self.spread is None else self.spread[rows]
+        return Samples(self.observations[rows], self.actions[rows], spread)
 
     def __add__(self, other: Self) -> "Samples":
         spread = None
         if self.spread is not None and other.spread is not None:
             spread = torch.cat([self.spread, other.spread])
-        return Samples(
-            torch.cat([self.observations, other.observations]), torch.cat([self.actions, other.actions]), spread
-        )
+        observations = torch.cat([self.observations, other.observations])
+        return Samples(observations, torch.cat([self.actions, other.actions]), spread)
 
     def log_likelihood(self, policy: Policy) -> Tensor:
         """Return the log-likelihood of each row, `[M]`, in nats."""
@@ -56,14 +57,14 @@ class Samples:
 class FitResult:
     """The result of a fit: mean log-likelihoods of the best epoch, in nats per row."""
 
-    log_likelihood: float
-    held_out: float
+    log_likelihood: float  # of the rows that were trained on
+    held_out: float  # of the held-out rows
     epochs: int
     rows: int
 
 
 def fit_normalizer(policy: Policy, observations: Tensor) -> None:
-    """Fit the statistics to these observations alone."""
+    """Replace the statistics of the normalizer by those of these observations."""
     policy.normalizer.count.zero_()
     policy.normalizer.update(moment_sums(observations))
 
@@ -72,36 +73,39 @@ def fit(
     policy: Policy,
     samples: Samples,
     generator: torch.Generator,
-    say: Callable[[int, float], None] = lambda *_: None,
-    most_epochs: int = MOST_EPOCHS,
+    report: Callable[[int, float], None] = lambda *_: None,
+    max_epochs: int = MAX_EPOCHS,
 ) -> FitResult:
-    """Maximize the likelihood with Adam until it no longer grows on held-out rows; keep the best epoch's weights."""
+    """Maximize the likelihood with Adam until it no longer grows on held-out rows; keep the best epoch's weights.
+
+    `report` is called after each epoch, with its number and the held-out log-likelihood.
+    """
     block = torch.arange(len(samples.actions)) * BLOCKS // len(samples.actions)
-    outside = torch.isin(block, torch.randperm(BLOCKS, generator=generator)[:HELD_OUT])
-    seen, unseen = samples.rows(~outside), samples.rows(outside)
+    is_held_out = torch.isin(block, torch.randperm(BLOCKS, generator=generator)[:HELD_OUT_BLOCKS])
+    training, held_out = samples.rows(~is_held_out), samples.rows(is_held_out)
     stds = [] if policy.log_std is None else [policy.log_std]
     adam = Adam(policy.network.parameters(), LEARNING_RATE, quick=stds, factor=10.0)
-    size = max(16, min(MINIBATCH, len(seen.actions) // STEPS))
-    best, highest = _copy(policy), mean_log_likelihood(policy, unseen)
-    before = highest  # where the epochs `since` began
-    epoch = since = cuts = 0
-    while epoch < most_epochs and cuts <= CUTS:
+    minibatch = max(16, min(MAX_MINIBATCH, len(training.actions) // MIN_STEPS))
+    best, highest = copy.deepcopy(policy.state_dict()), mean_log_likelihood(policy, held_out)
+    reference = highest  # the held-out log-likelihood from which the next gain is measured
+    epoch = epochs_without_gain = cuts = 0
+    while epoch < max_epochs and cuts <= MAX_CUTS:
         epoch += 1
-        for rows in torch.randperm(len(seen.actions), generator=generator).split(size):
-            adam.descend(-seen.rows(rows).log_likelihood(policy).mean())
-        likelihood = mean_log_likelihood(policy, unseen)
-        say(epoch, likelihood)
-        since += 1
+        for rows in torch.randperm(len(training.actions), generator=generator).split(minibatch):
+            adam.descend(-training.rows(rows).log_likelihood(policy).mean())
+        likelihood = mean_log_likelihood(policy, held_out)
+        report(epoch, likelihood)
+        epochs_without_gain += 1
         if likelihood > highest:
-            best, highest = _copy(policy), likelihood
-        if highest > before + GAIN:
-            since, before = 0, highest
-        if since >= PATIENCE:
+            best, highest = copy.deepcopy(policy.state_dict()), likelihood
+        if highest > reference + MIN_GAIN:
+            epochs_without_gain, reference = 0, highest
+        if epochs_without_gain >= PATIENCE:
             policy.load_state_dict(best)
-            since, cuts = 0, cuts + 1
+            epochs_without_gain, cuts = 0, cuts + 1
             adam.rate /= 3.0
     policy.load_state_dict(best)
-    return FitResult(mean_log_likelihood(policy, seen), highest, epoch, len(samples.actions))
+    return FitResult(mean_log_likelihood(policy, training), highest, epoch, len(samples.actions))
 
 
 @torch.no_grad()
@@ -113,20 +117,16 @@ def mean_log_likelihood(policy: Policy, samples: Samples) -> float:
     return float(log_probs.double().mean())
 
 
-def _copy(policy: Policy) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in policy.state_dict().items()}
-
-
-# `--std fit`: the std of a policy that has none, from recorded actions of its own, by maximum likelihood --------------
+# `--std fit`: fit the std of a policy that has none to its recorded actions, by maximum likelihood --------------------
 
 
 EDGE = 1.0 - 1e-4  # actions are clipped to ± this before atanh, and means beyond it do not count
-BEYOND = 1.0 + 1e-3  # actions are not, but for rounding
-FEWEST = 30  # numbers of an action that count
+BOUND = 1.0 + 1e-3  # no action is beyond this, except for errors of the user; 1e-3 is for rounding
+MIN_ERRORS = 30  # number of errors that are needed for each number of an action
 
 
 def wants_fit(options: Options) -> bool:
-    """Return whether a std is to be fitted; refused where there is nothing to fit it to, and the other way round."""
+    """Return whether to fit a std; raise UsageError if only one of --std fit and --demonstrations is given."""
     if options.std == "fit" and options.demonstrations is None:
         raise UsageError("--std fit needs recorded actions of this policy: --demonstrations FILE.npz")
     if options.std != "fit" and options.demonstrations is not None:
@@ -135,59 +135,56 @@ def wants_fit(options: Options) -> bool:
 
 
 def fit_std(prior: Policy | MeanPrior, options: Options) -> tuple[Tensor, str]:
-    """Return the maximum-likelihood std `[A]` of the recorded actions, and a sentence that explains it."""
+    """Return the maximum-likelihood std `[A]` of the recorded actions, and a sentence for the user about it."""
     assert options.demonstrations is not None
     data = read_demonstrations(options.demonstrations)
     if data.discrete:
         raise UsageError(f"{data.name} holds choices, and choices have no std")
     errors = _errors_of_policy(prior, data) if isinstance(prior, Policy) else _errors_of_mean(prior, data)
-    if bool(((~errors.isnan()).sum(0) < FEWEST).any()):
+    if bool(((~errors.isnan()).sum(0) < MIN_ERRORS).any()):
         why = "the policy's means are at the bounds of its actions, where recorded ones tell no std"
         raise UsageError(f"{data.name}: {why}: give one, such as --std 0.2")
     std = errors.double().square().nanmean(0).sqrt().float()
     if not bool((std > MIN_STD).all()):
         raise UsageError(f"{data.name} has the policy's own means, which tell no std: give one, such as --std 0.2")
-    return std, _sentence(std, data)
+
+    low, high = float(std.min()), float(std.max())
+    width = f"{low:.3g}" if len(std) == 1 else f"{low:.3g} to {high:.3g}"
+    costs = f"costs {len(std) / 2:g} nats a step, and ω′ times that in reward; with half the std, four times as much"
+    fitted = f"the std, {width}, is fitted to the {len(data.actions):,} actions in {data.name}"
+    return std, f"{fitted}: how far these lie from the mean {costs}"
 
 
 def _errors_of_policy(policy: Policy, data: Demonstrations) -> Tensor:
-    """Return how far the recorded actions are from the policy's means `[M, A]`, before tanh where it has one.
+    """Return the differences `[M, A]` between recorded actions and the policy's means, before tanh if it has one.
 
-    NaN where tanh is flat at the mean: the recorded action is then the bound, however far behind it the mean is.
+    A difference is NaN if tanh is flat at the mean: then the recorded action is the bound for any such mean.
     """
-    own = (policy.observation_size, policy.actions.width)
-    recorded = (data.observations.shape[1], data.actions.shape[1])
-    if own != recorded:
-        takes = "observations of {} numbers and actions of {}".format
-        raise UsageError(f"{data.name} has {takes(*recorded)}, and the policy {takes(*own)}")
+    sizes = (policy.observation_size, policy.actions.width)
+    recorded_sizes = (data.observations.shape[1], data.actions.shape[1])
+    if sizes != recorded_sizes:
+        describe = "observations of {} numbers and actions of {}".format
+        raise UsageError(f"{data.name} has {describe(*recorded_sizes)}, and the policy {describe(*sizes)}")
     with torch.no_grad():
         means = policy(data.observations).mode()
     if not policy.family.squashes:
         return data.actions - means
     low, high = torch.tensor(policy.actions.low), torch.tensor(policy.actions.high)
     actions = 2.0 * (data.actions - low) / (high - low) - 1.0
-    if bool((actions.abs() > BEYOND).any()):
+    if bool((actions.abs() > BOUND).any()):
         why = "has actions beyond the policy's bounds: save them as the policy gives them, before they are scaled"
         raise UsageError(f"{data.name} {why}")
     return torch.where(means.tanh().abs() < EDGE, torch.atanh(actions.clamp(-EDGE, EDGE)) - means, torch.nan)
 
 
 def _errors_of_mean(prior: MeanPrior, data: Demonstrations) -> Tensor:
-    """Return the errors `[M, A]` of a function's means, or of a program's along the recorded episodes."""
-    placed = prior.for_spaces(data.observations.shape[1], ActionSpace("continuous", (data.actions.shape[1],)))
+    """Return the differences `[M, A]` between recorded actions and the means of `prior` in the recorded episodes."""
+    prior = prior.for_spaces(data.observations.shape[1], ActionSpace("continuous", (data.actions.shape[1],)))
     ended = data.ended
     if ended is None:
-        if placed.has_memory:
-            need = f"{placed.name} has a memory, which begins anew there: save an array 'ended' beside the actions"
+        if prior.has_memory:
+            need = f"{prior.name} has a memory, which begins anew there: save an array 'ended' beside the actions"
             raise UsageError(f"{data.name} does not say where an episode ended, and {need}")
         ended = torch.zeros(len(data.actions), dtype=torch.bool)
-    distribution, _ = placed.follow(data.observations[:, None], ended[:, None], None)
+    distribution, _ = prior.follow(data.observations[:, None], ended[:, None], None)
     return data.actions - distribution.mode()[:, 0]
-
-
-def _sentence(std: Tensor, data: Demonstrations) -> str:
-    low, high = float(std.min()), float(std.max())
-    width = f"{low:.3g}" if len(std) == 1 else f"{low:.3g} to {high:.3g}"
-    costs = f"costs {len(std) / 2:g} nats a step, and ω′ times that in reward; with half the std, four times as much"
-    fitted = f"the std, {width}, is fitted to the {len(data.actions):,} actions in {data.name}"
-    return f"{fitted}: how far these lie from the mean {costs}"

@@ -45,7 +45,7 @@ def push(
     addon = load_addon(addons_from_card(saved.card, path, trust), env)
     with translate_hub_errors(repository):  # before the evaluation, which takes a while
         api = hub.HfApi(endpoint=hub.constants.ENDPOINT)
-        api.create_repo(repository.repository, exist_ok=True, private=private)
+        api.create_repo(repository.name, exist_ok=True, private=private)
     say(f"evaluating: {counted(episodes, 'episode')}")
     with one_thread():
         # With the kind of action that decides, as in `deciding_first`.
@@ -59,7 +59,7 @@ def push(
     with translate_hub_errors(repository):
         added = [hub.CommitOperationAdd(*file) for file in files.items()]
         message = "A policy, by repolicy push"
-        commit = api.create_commit(repository.repository, added, commit_message=message, revision=repository.revision)
+        commit = api.create_commit(repository.name, added, commit_message=message, revision=repository.revision)
     if license is None:
         say("its card names no license: others may not use it; --license mit says that they may")
     say(f"pushed: {repository}, {', '.join(files)}, revision {commit.oid}")
@@ -77,7 +77,7 @@ def model_card(
 ) -> str:
     """Return the model card, in Markdown with the header that the hub reads."""
     request = saved.card.get("request", {})
-    name, first = repository.repository.partition("/")[2], next(iter(evaluations.values()))
+    name, first = repository.name.partition("/")[2], next(iter(evaluations.values()))
     env, addons = first.env, _code_safe(" + ".join(request.get("addons", [])))
     title = f"a policy for {env}" + (f", customized to `{addons}`" if saved.prior else "")
     task = "reinforcement-learning"
