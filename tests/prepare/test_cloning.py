@@ -96,7 +96,7 @@ def test_the_actor_is_fitted_and_the_prior_itself_scores(prior: Any, std: Any, t
 def test_prior_and_clone_are_compared_from_the_same_starts() -> None:
     policy = Policy(PolicySpec(3, ActionSpace("continuous", (1,)), hidden=(4,)))
     found = compare_clone(policy, policy, "Pendulum-v1", FEW)
-    assert found.clone == found.prior
+    assert found.clone_return == found.prior_return
 
 
 def test_it_is_the_exact_prior_that_scores_and_not_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

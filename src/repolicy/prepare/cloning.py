@@ -1,8 +1,8 @@
-"""Fit a policy to a prior that cannot be copied, so that the actor can start as it.
+"""Fit a clone to a prior that cannot be copied: a policy as which the actor can start.
 
-Some priors have known means; of others only log-probabilities are known. Means are fitted by regression: first on the
-prior's rollouts, then on rollouts of the clone, in states that only its errors lead to. With log-probabilities alone,
-the clone's own samples are scored by the prior, which needs no sample of the prior.
+Some priors give mean actions, others only log-probabilities. Means are fitted by regression: first on the prior's
+rollouts, then on the clone's own, in states that only its errors lead to. Where only log-probabilities are known, the
+prior scores samples of the clone; no samples of the prior are needed.
 """
 
 import math
@@ -45,30 +45,31 @@ from repolicy.runs import Settings, derived_seed, ranks
 from repolicy.text import figures
 
 REGRESSION_ROUNDS = 3  # the first on the prior's rollouts, the others on the clone's
-SCORED_ROUNDS = 8  # more, because the clone must find the prior's states itself
+FIT_EPOCHS = 30  # maximum for a round of regression
 STEPS_PER_ROUND = 32_768  # environment steps; fewer where the whole run is shorter
-FIT_EPOCHS = 30  # at most, in a round of regression
-ENVS, BLOCK = 32, 64
-COMPARISON_EPISODES = 8  # to compare prior and clone, where a run has no evaluation
-SCORED_DRAWS, SCORED_MINIBATCH, SCORED_EPOCHS = 16, 128, 4  # SCORED_*: for priors with log-probabilities alone
+ENVS, BLOCK = 32, 64  # environments, and steps of each in a rollout
+# SCORED_*: for priors that give only log-probabilities.
+SCORED_ROUNDS = 8  # more than for regression, because the clone must find the prior's states itself
+SCORED_DRAWS, SCORED_MINIBATCH, SCORED_EPOCHS = 16, 128, 4
 SCORED_STATES = 8_192  # states in an epoch
 SCORED_RATE = 1e-3  # first learning rate; it falls to a fiftieth
+COMPARISON_EPISODES = 8  # to compare prior and clone, where a run has no evaluation
 KL_WARNING = 0.5  # nats a step; beyond this distance from the prior, the user is warned
 NEGATIVE_KL_WARNING = -0.1  # nats a step; an estimate this far below 0 is not due to few episodes
 MAX_EPISODE_STEPS = 1_000  # in the episodes that compare prior and clone
 PROBE_SIZE = 8  # environments, and steps in each, by which a resumed run recognizes its prior
 
-Say = Callable[[str], None]
 
+def clone(
+    prior: ScoringPrior, env: str, settings: Settings, file: Path, say: Callable[[str], None]
+) -> tuple[SavedPolicy, bytes]:
+    """Fit a policy to the prior, and return it with the content of its file.
 
-def clone(prior: ScoringPrior, env: str, settings: Settings, file: Path, say: Say) -> tuple[SavedPolicy, bytes]:
-    """Fit a policy to the prior, and return it with the content of the file that a run keeps of it.
-
-    A clone of the same prior that is stored at `file` already is returned instead.
+    If `file` already holds a clone of this prior, that clone is returned instead.
     """
-    before = _load_stored_clone(prior, file)
-    if before is not None:
-        return before
+    stored = _load_stored_clone(prior, file)
+    if stored is not None:
+        return stored
     say(f"{name_of(prior)} runs as it is; a policy is fitted to it, to be the actor")
     with ranks.one_thread():  # the same bits however many threads a process has: torchrun gives each rank one
         policy, steps = fit_clone(prior, env, settings)
@@ -87,15 +88,18 @@ def name_of(prior: ScoringPrior) -> str:
 
 
 def fit_clone(prior: ScoringPrior, env: str, settings: Settings) -> tuple[Policy, int]:
-    """Fit a clone to the prior, all from the run's seed; return it with the number of environment steps."""
+    """Fit a clone to the prior with the run's seed; return it with the number of environment steps."""
     seed = derived_seed(settings.seed, 0, 3000)
     blocks = max(1, round(min(STEPS_PER_ROUND, settings.steps) / (ENVS * BLOCK)))
-    fit_to, rounds = (
-        (_fit_to_scores, SCORED_ROUNDS) if isinstance(prior, ScoredPrior) else (_fit_to_means, REGRESSION_ROUNDS)
-    )
     with closing(make_envs(env, ENVS, seed, settings.backend)) as envs:
         policy = make_policy(clone_spec(prior, envs), seed)
-        fit_to(prior, policy, Collector(envs, BLOCK, torch.Generator().manual_seed(seed)), blocks)
+        collector = Collector(envs, BLOCK, torch.Generator().manual_seed(seed))
+        if isinstance(prior, ScoredPrior):
+            rounds = SCORED_ROUNDS
+            _fit_to_scores(prior, policy, collector, blocks)
+        else:
+            rounds = REGRESSION_ROUNDS
+            _fit_to_means(prior, policy, collector, blocks)
     return policy, rounds * blocks * ENVS * BLOCK
 
 
@@ -104,10 +108,12 @@ def clone_spec(prior: ScoringPrior, spaces: HasSpaces) -> PolicySpec:
     width = min(256, max(64, 2 ** math.ceil(math.log2(8 * spaces.observation_size))))
     hidden = (width, width)
     if isinstance(prior, Policy):
-        own = prior.spec
-        if own.family.startswith("features"):
+        spec = prior.spec
+        if spec.family.startswith("features"):
             raise UsageError("a policy with gSDE's std is copied, and not fitted: leave --init out")
-        return PolicySpec(own.observation_size, own.actions, own.family, hidden, "elu", min_std=0.0, clips=own.clips)
+        return PolicySpec(
+            spec.observation_size, spec.actions, spec.family, hidden, "elu", min_std=0.0, clips=spec.clips
+        )
     actions, std = spaces.actions, 0.5
     if isinstance(prior, MeanPrior):
         std = float(prior.std.mean())
@@ -117,18 +123,17 @@ def clone_spec(prior: ScoringPrior, spaces: HasSpaces) -> PolicySpec:
     return PolicySpec(spaces.observation_size, actions, family, hidden, "elu", initial_std=std, min_std=0.0)
 
 
-def _fit_to_means(prior: ScoringPrior, policy: Policy, collector: Collector, blocks: int) -> None:
+def _fit_to_means(prior: MeanPrior | Policy, policy: Policy, collector: Collector, blocks: int) -> None:
     """Fit the policy to the prior's means, first in the prior's states and then in the clone's (DAgger)."""
-    assert not isinstance(prior, ScoredPrior)
     if isinstance(prior, MeanPrior) and policy.log_std is not None:
         policy.log_std.data.copy_(prior.std.log().expand_as(policy.log_std))
     samples: Samples | None = None
-    memory: State | None = None  # the prior's recurrent state; it continues from block to block
+    memory: State | None = None  # the prior's recurrent state, carried on from block to block
     for round_ in range(REGRESSION_ROUNDS):
         agent = prior if round_ == 0 else policy
         for _ in range(blocks):
-            labelled, memory = _label_rollout(prior, collector.collect(agent), memory, collector.generator)
-            samples = labelled if samples is None else samples + labelled
+            new_samples, memory = _label_rollout(prior, collector.collect(agent), memory, collector.generator)
+            samples = new_samples if samples is None else samples + new_samples
         assert samples is not None
         if round_ == 0:
             initialize_from_samples(policy, samples)
@@ -146,20 +151,22 @@ def initialize_from_samples(policy: Policy, samples: Samples) -> None:
 def _label_rollout(
     prior: MeanPrior | Policy, rollout: Rollout, memory: State | None, generator: torch.Generator
 ) -> tuple[Samples, State | None]:
-    """Return the prior's actions along a rollout as samples to fit to, and its memory after the rollout."""
+    """Return the prior's actions along a rollout as regression targets, and its memory after the rollout."""
     observations, _, ended = rollout.prior_inputs
     if isinstance(prior, Policy):
         distribution = prior(observations)
     else:
         distribution, memory = prior.follow(observations, ended, memory)
+    spread = None
     if isinstance(distribution, Gaussian):
-        actions, spread = distribution.mean, distribution.log_std.exp().expand_as(distribution.mean).flatten(0, 1)
+        actions = distribution.mean
+        spread = distribution.log_std.exp().expand_as(actions).flatten(0, 1)
     else:
-        actions, spread = distribution.sample(generator), None
+        actions = distribution.sample(generator)
     return Samples(observations.flatten(0, 1), actions.flatten(0, 1), spread), memory
 
 
-def _fit_to_scores(prior: ScoringPrior, policy: Policy, collector: Collector, blocks: int) -> None:
+def _fit_to_scores(prior: ScoredPrior, policy: Policy, collector: Collector, blocks: int) -> None:
     """Minimize KL(clone ‖ prior) in the clone's states, by score-function gradients.
 
     The baseline of each sample is the mean of the others in its state. Where both policies agree, all samples have the
@@ -180,17 +187,17 @@ def _fit_to_scores(prior: ScoringPrior, policy: Policy, collector: Collector, bl
 
 def score_loss(prior: ScoringPrior, policy: Policy, states: Tensor, generator: torch.Generator) -> Tensor:
     """Return a loss whose expected gradient is that of KL(policy ‖ prior) in these states."""
-    many = states.unsqueeze(0).expand(SCORED_DRAWS, *states.shape)
-    distribution = policy(many)
+    repeated_states = states.unsqueeze(0).expand(SCORED_DRAWS, *states.shape)
+    distribution = policy(repeated_states)
     with torch.no_grad():
         actions = distribution.sample(generator)
-        missing = distribution.log_prob(actions) - prior.log_prob(many, actions)
-        weight = (missing - missing.mean(0)) * (SCORED_DRAWS / (SCORED_DRAWS - 1))
+        log_ratio = distribution.log_prob(actions) - prior.log_prob(repeated_states, actions)
+        weight = (log_ratio - log_ratio.mean(0)) * (SCORED_DRAWS / (SCORED_DRAWS - 1))
     log_probs: Tensor = distribution.log_prob(actions)
     return (weight * log_probs).mean()
 
 
-# What is said of it ---------------------------------------------------------------------------------------------------
+# Comparing clone and prior --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -198,22 +205,23 @@ class CloneComparison:
     """The comparison of a clone with its prior, in episodes with sampled actions."""
 
     kl: float  # KL(clone ‖ prior) a step, in nats, in the clone's own states
-    clone: tuple[float, float] | None  # mean and std of the basic return; None without one
-    prior: tuple[float, float] | None
+    clone_return: tuple[float, float] | None  # mean and std of the basic return; None without a reward
+    prior_return: tuple[float, float] | None  # also None for a prior that cannot act
     episodes: int
 
     def as_dict(self) -> dict[str, Any]:
-        values: dict[str, Any] = {"kl": self.kl, "episodes": self.episodes}
-        for name, earned in (("clone_return", self.clone), ("prior_return", self.prior)):
-            values |= {} if earned is None else {name: list(earned)}
-        return values
+        content = {"kl": self.kl, "episodes": self.episodes}
+        returns = {"clone_return": self.clone_return, "prior_return": self.prior_return}
+        return content | {name: list(values) for name, values in returns.items() if values is not None}
 
     def sentence(self, name: str) -> str:
         text = f"the actor is {self.kl:.3g} nats a step from {name} (KL, {self.episodes} episodes)"
-        if self.clone is not None:
-            text += f", with a return of {figures(self.clone[0], 4)} ± {figures(self.clone[1], 2)}"
-            if self.prior is not None:
-                text += f" where the prior has {figures(self.prior[0], 4)} ± {figures(self.prior[1], 2)}"
+        if self.clone_return is not None:
+            mean, std = self.clone_return
+            text += f", with a return of {figures(mean, 4)} ± {figures(std, 2)}"
+            if self.prior_return is not None:
+                mean, std = self.prior_return
+                text += f" where the prior has {figures(mean, 4)} ± {figures(std, 2)}"
         if self.kl > KL_WARNING:
             text += "; that much of the prior is lost where customizing begins, and omega pulls the actor back to it"
         if self.kl < NEGATIVE_KL_WARNING:
@@ -225,21 +233,20 @@ class CloneComparison:
 
 
 def compare_clone(prior: ScoringPrior, policy: Policy, env: str, settings: Settings) -> CloneComparison:
+    """Run clone and prior from the same starts, with sampled actions."""
     episodes, seed = settings.evaluation_episodes or COMPARISON_EPISODES, settings.seed
 
     def run(agent: Any) -> Evaluation:
-        with closing(make_envs(env, episodes, seed, settings.backend)) as envs:  # the same starts for both
+        with closing(make_envs(env, episodes, seed, settings.backend)) as envs:
             return run_episodes(
                 agent, envs, episodes, prior=prior, deterministic=False, seed=seed, longest=MAX_EPISODE_STEPS
             )
 
-    ours = run(policy)
-    theirs = None if isinstance(prior, ScoredPrior) else run(prior)  # a scored prior cannot act
-    assert ours.log_prior is not None
-    kl = float((ours.log_policy - ours.log_prior).sum() / ours.lengths.sum())
-    return CloneComparison(
-        kl, _return_mean_and_std(ours), None if theirs is None else _return_mean_and_std(theirs), episodes
-    )
+    evaluation = run(policy)
+    prior_return = None if isinstance(prior, ScoredPrior) else _return_mean_and_std(run(prior))
+    assert evaluation.log_prior is not None
+    kl = float((evaluation.log_policy - evaluation.log_prior).sum() / evaluation.lengths.sum())
+    return CloneComparison(kl, _return_mean_and_std(evaluation), prior_return, episodes)
 
 
 def _return_mean_and_std(evaluation: Evaluation) -> tuple[float, float] | None:
@@ -248,22 +255,22 @@ def _return_mean_and_std(evaluation: Evaluation) -> tuple[float, float] | None:
     return float(evaluation.basic.mean()), float(evaluation.basic.std())
 
 
-# Knowing a prior again ------------------------------------------------------------------------------------------------
+# Recognizing the prior of a resumed run -------------------------------------------------------------------------------
 
 
 PROBE_NAMES = ("observations", "actions", "ended", "log_probs")
 
 
 def fingerprint(prior: ScoringPrior, policy: Policy, env: str, settings: Settings) -> dict[str, Tensor]:
-    """Return steps of the clone with the prior's log-probabilities, by which a resumed run recognizes its prior."""
+    """Return a short rollout of the clone with the prior's log-probabilities, to recognize the prior on resuming."""
     with closing(make_envs(env, PROBE_SIZE, settings.seed, settings.backend)) as envs:
         rollout = Collector(envs, PROBE_SIZE, torch.Generator().manual_seed(settings.seed)).collect(policy)
-    probes = (*rollout.prior_inputs, Scorer(prior)(*rollout.prior_inputs))
-    return {f"exact.{name}": value for name, value in zip(PROBE_NAMES, probes, strict=True)}
+    tensors = (*rollout.prior_inputs, Scorer(prior)(*rollout.prior_inputs))
+    return {f"exact.{name}": tensor for name, tensor in zip(PROBE_NAMES, tensors, strict=True)}
 
 
 def _load_stored_clone(prior: ScoringPrior, file: Path) -> tuple[SavedPolicy, bytes] | None:
-    """Return the clone that the run has stored, or None; raise where it was fitted to another prior."""
+    """Return the clone that is stored in a run's file, or None; raise if it was fitted to another prior."""
     if not file.is_file() or "clone_of" not in read_card(file):
         return None
     tensors, _ = read(file, "policy")
@@ -271,10 +278,10 @@ def _load_stored_clone(prior: ScoringPrior, file: Path) -> tuple[SavedPolicy, by
     if not tensors.keys() >= {*names}:
         return None
     observations, actions, ended, stored = (tensors[name] for name in names)
-    worst = float((Scorer(prior)(observations, actions, ended) - stored).abs().max())
-    if not worst <= 1e-3 * (1.0 + float(stored.abs().max())):
+    difference = float((Scorer(prior)(observations, actions, ended) - stored).abs().max())
+    if not difference <= 1e-3 * (1.0 + float(stored.abs().max())):  # also raises for NaN
         raise UsageError(
             f"{name_of(prior)} is not the prior of the run in {file.parent}: on the observations that it kept, "
-            f"log-probabilities differ by up to {worst:.3g}; give the prior and the std that it began with"
+            f"log-probabilities differ by up to {difference:.3g}; give the prior and the std that it began with"
         )
     return read_policy(file), file.read_bytes()
