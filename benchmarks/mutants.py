@@ -30,7 +30,7 @@ TREE = "tests/planning/test_tree.py"
 WISH_FILE = "tests/envs/test_wish_file.py"
 DOORS = "tests/cli/test_doors_files.py tests/cli/test_doors_output.py"
 ROOMS = [
-    Mutant("prepare/generative.py", "np.where(step.chunk.counts, self.addon.reward(tried), 0.0)", "self.addon.reward(tried)", GENERATIVE, "steps behind an end count for a draw"),
+    Mutant("prepare/generative.py", "np.where(chunk.counts, self.addon.reward(transitions), 0.0)", "self.addon.reward(transitions)", GENERATIVE, "steps behind an end count for a draw"),
     Mutant("learning/ppo.py", "(returns - self.mean.to(returns))", "(returns - self.mean.to(returns.dtype))", "tests/hosts/test_waits.py", "the unit of returns on another device than they"),
     Mutant("envs/gaits.py", "first = began[:, None]", "first = began[:, None] & False", GAITS, "a past that outlives its episode"),
     Mutant("envs/gaits.py", "self._before = actions * 1.0", "self._before = actions", GAITS, "the action before is the present one"),
@@ -281,8 +281,8 @@ ROOMS = [
     Mutant("prepare/weights.py", "running[ended] = 0.0", "running[ended] *= 1.0", GENERATIVE, "what an episode varies by grows with those before it"),
     Mutant("priors/decoders.py", "+ self.std * noise", "+ noise", "tests/prepare/test_flows.py", "the noise of an exported policy has no std"),
     Mutant("envs/evaluation.py", "- math.log(2.0 * math.pi)", "- 0.0", GENERATIVE, "the square of noise with a constant in it"),
-    Mutant("prepare/generative.py", "paid.argmax(1)", "paid.argmin(1)", GENERATIVE, "the worst of some draws is taken"),
-    Mutant("prepare/generative.py", "taken += (BEST_OF_DRAWS + 1) * _decision_count(of_copies)", "taken += _decision_count(of_copies)", GENERATIVE, "steps of copies are not counted"),
+    Mutant("prepare/generative.py", "rewards.argmax(1)", "rewards.argmin(1)", GENERATIVE, "the worst of some draws is taken"),
+    Mutant("prepare/generative.py", "decisions += (BEST_OF_DRAWS + 1) * _decision_count", "decisions += _decision_count", GENERATIVE, "steps of copies are not counted"),
     Mutant("priors/decoders.py", "if not np.allclose(decoded, self._run", "if False and not np.allclose(decoded, self._run", GENERATIVE, "a decoder draws numbers of its own"),
     Mutant("priors/decoders.py", "and decoder_digest(reference) == sha256)", "and True)", GENERATIVE, "another decoder of the same name is taken"),
     Mutant("learning/segments.py", "decoder_bytes(decoder_options(worker.request.env))", 'b""', GENERATIVE, "a policy's file without its decoder"),

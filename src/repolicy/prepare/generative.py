@@ -1,4 +1,4 @@
-"""Use a generative policy as a prior: N(0, I) over its noise, in an environment whose action is that noise."""
+"""Customize a generative policy: its noise becomes the action, and N(0, I) over the noise becomes the prior."""
 
 import time
 from contextlib import closing
@@ -38,11 +38,12 @@ from repolicy.priors import check_generative_options, decoder_digest, is_code, l
 from repolicy.readers.reading import Options
 from repolicy.runs import Settings
 
-HIDDEN, MIN_STD = (128, 128), 1e-3  # layers, and what is added to a std so that it is never 0
-NOISE_SCALES = (1.0, 0.5, 0.0)  # of the noise, which cost no training
-EPISODES, PROBE_ROWS = 16, 64
-BEST_OF_DRAWS, MAX_COPY_STEPS = 16, 40_000  # draws, and the most steps of copies that they may take
-MIN_RELATIVE_EFFECT = 0.01  # of what the strongest direction of the noise does to the actions
+HIDDEN, MIN_STD = (128, 128), 1e-3  # hidden layers; the part of a std that is always added, so that it is never 0
+NOISE_SCALES = (1.0, 0.5, 0.0)  # scales of the noise that are evaluated without training
+EPISODES = 16  # in each evaluation without training
+BEST_OF_DRAWS, MAX_COPY_STEPS = 16, 40_000  # number of draws, and of environment steps that their copies may take
+PROBE_ROWS = 64  # observations that are decoded to describe the decoder
+MIN_RELATIVE_EFFECT = 0.01  # smallest effect of a noise direction on the actions, relative to the strongest one
 
 
 def open_start(
@@ -59,13 +60,14 @@ def open_start(
 ) -> tuple[Start, str]:
     """Open the prior of a customization, and return it with the environment's name, which may contain a decoder.
 
-    An empty `env` stays empty where the prior's card may name it. `kept` is the copy of the prior that the run keeps;
-    it is there already where the run is `resumed`.
+    An empty `env` stays empty where the prior's card may name it. `kept` is the file of the prior in the run's folder;
+    it exists already if the run is `resumed`.
     """
     if not noise:  # an object may have attributes for these
-        thing = load_object(given, "prior") if is_code(given) else given
-        noise = getattr(thing, "noise_size", 0)
-        chunk = getattr(thing, "chunk", chunk) if noise else chunk
+        prior = load_object(given, "prior") if is_code(given) else given
+        noise = getattr(prior, "noise_size", 0)
+        if noise:
+            chunk = getattr(prior, "chunk", chunk)
     if not noise:
         if chunk != 1:
             raise UsageError(f"chunk is {chunk}, which goes with noise, of a generative policy: leave --chunk out")
@@ -77,10 +79,10 @@ def open_start(
         policy, name = noise_prior(given, noise, chunk, env, complete_settings(settings, Settings()), trust)
         # noise_prior has run one trial rollout already, for the normalizer
         return replace(open_prior(policy), name=display_name(given), trials=2), name
-    reference, through = decoder_reference(given), decoder_options(env)
-    if through is None:
+    reference, stored_decoder = decoder_reference(given), decoder_options(env)
+    if stored_decoder is None:
         return open_prior(kept), with_decoder(env, reference, noise, chunk, decoder_digest(reference))
-    if Path(reference).is_file() and through.sha256 not in (None, decoder_digest(reference)):
+    if Path(reference).is_file() and stored_decoder.sha256 not in (None, decoder_digest(reference)):
         raise UsageError(f"{reference} is another file than when this run began: put that back, or name another --out")
     return open_prior(kept), env
 
@@ -88,9 +90,9 @@ def open_start(
 def noise_prior(
     given: Any, noise: int, chunk: int, env: str, settings: Settings | None = None, trust: bool = False
 ) -> tuple[Policy, str]:
-    """Return the policy N(0, I), and the name of the environment whose actions this decoder decodes.
+    """Return the policy N(0, I) over noise, and the name of `env` with this decoder in front of it.
 
-    The policy's normalizer has the statistics of its observations in trial steps.
+    The policy's normalizer is set to the statistics of observations in trial steps.
     """
     settings, reference = settings or Settings(), decoder_reference(given)
     load_decoder(reference, noise, chunk, trust=trust)
@@ -110,7 +112,7 @@ def decoder_reference(given: Any) -> str:
 
 
 def standard_normal(observation_size: int, noise: int, seed: int = 0) -> Policy:
-    """Return a policy of mean 0 and std 1 for all observations; training can change its mean for each of them."""
+    """Return a policy of mean 0 and std 1 for all observations; its network can learn a mean for each of them."""
     space = ActionSpace("continuous", (noise,))
     policy = make_policy(
         PolicySpec(observation_size, space, hidden=HIDDEN, initial_std=1.0 - MIN_STD, min_std=MIN_STD), seed
@@ -123,45 +125,43 @@ def standard_normal(observation_size: int, noise: int, seed: int = 0) -> Policy:
 
 def with_noise_scale(policy: Policy, scale: float) -> Policy:
     """Return a copy of the policy with the std `scale`: N(0, scale² · I)."""
-    other = frozen(policy)
-    assert other.log_std is not None
-    other.log_std.fill_(float(np.log(scale - MIN_STD)))
-    return other
+    scaled = frozen(policy)
+    assert scaled.log_std is not None
+    scaled.log_std.fill_(float(np.log(scale - MIN_STD)))
+    return scaled
 
 
 def evaluate_untrained(prior: Policy, env: str, wishes: tuple[str, ...], settings: Settings) -> tuple[list[str], int]:
     """Evaluate the decoder without training, and return notes and the number of decisions that this took.
 
-    It is evaluated at smaller noise scales, and as the best of some draws by the add-on. A note says how many
+    It is evaluated at smaller noise scales, and as the best of several draws by the add-on. A last note says how many
     directions of the noise change the actions.
     """
-    asked, seed = addons.with_weights(wishes), settings.seed
-    found = [
-        evaluate(
-            with_noise_scale(prior, scale) if scale else prior, env, EPISODES,
-            addon=asked, deterministic=not scale, seed=seed, backend=settings.backend,
+    weighted, seed = addons.with_weights(wishes), settings.seed
+    notes, evaluations = [], []
+    for scale in NOISE_SCALES:
+        policy = with_noise_scale(prior, scale) if scale else prior
+        evaluation = evaluate(
+            policy, env, EPISODES, addon=weighted, deterministic=not scale, seed=seed, backend=settings.backend
         )
-        for scale in NOISE_SCALES
-    ]  # fmt: skip
-    notes = [
-        f"noise of scale {scale:g}: {_format_rewards(each)}" for scale, each in zip(NOISE_SCALES, found, strict=True)
-    ]
-    taken, best = sum(_decision_count(each) for each in found), f"the best of {BEST_OF_DRAWS} by the wish"
+        evaluations.append(evaluation)
+        notes.append(f"noise of scale {scale:g}: {_format_rewards(evaluation)}")
+    decisions = sum(_decision_count(each) for each in evaluations)
+
+    label = f"the best of {BEST_OF_DRAWS} by the wish"
     try:
-        addon, simulated = (
-            addons.combine_addons(asked),
-            int(BEST_OF_DRAWS * found[0].lengths.mean() * chunk_length(env)),
-        )
+        addon = addons.combine_addons(weighted)
         check_copyable(env, addon)
-        if simulated > MAX_COPY_STEPS:
-            raise UsageError(f"an episode of it would take {simulated:,} steps of copies")
-        episodes = min(EPISODES, MAX_COPY_STEPS // simulated)
-        of_copies = evaluate(BestOf(prior, addon, BEST_OF_DRAWS), env, episodes, addon=asked, seed=seed)
-        notes.append(f"{best}: {_format_rewards(of_copies)}")
-        taken += (BEST_OF_DRAWS + 1) * _decision_count(of_copies)
+        copy_steps = int(BEST_OF_DRAWS * evaluations[0].lengths.mean() * chunk_length(env))  # in an episode
+        if copy_steps > MAX_COPY_STEPS:
+            raise UsageError(f"an episode of it would take {copy_steps:,} steps of copies")
+        episodes = min(EPISODES, MAX_COPY_STEPS // copy_steps)
+        evaluation = evaluate(BestOf(prior, addon, BEST_OF_DRAWS), env, episodes, addon=weighted, seed=seed)
+        notes.append(f"{label}: {_format_rewards(evaluation)}")
+        decisions += (BEST_OF_DRAWS + 1) * _decision_count(evaluation)
     except UsageError as error:
-        notes.append(f"{best} is not known: {error}")
-    return [*(f"without training, {note}" for note in notes), _describe_decoder(env, settings)], taken
+        notes.append(f"{label} is not known: {error}")
+    return [*(f"without training, {note}" for note in notes), _describe_decoder(env, settings)], decisions
 
 
 class BestOf:
@@ -183,13 +183,13 @@ class BestOf:
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         rows = len(observations)
         draws = self.random.standard_normal((rows * self.count, self.actions.width)).astype(np.float32)
-        step = self._envs.copies(self.count, self.random).step(draws)
-        tried = Transitions(step.chunk.observations, step.chunk.actions, step.chunk.final, step.chunk.info)
-        paid = np.where(step.chunk.counts, self.addon.reward(tried), 0.0).sum(0).reshape(rows, self.count)
-        return draws.reshape(rows, self.count, -1)[np.arange(rows), paid.argmax(1)]
+        chunk = self._envs.copies(self.count, self.random).step(draws).chunk
+        transitions = Transitions(chunk.observations, chunk.actions, chunk.final, chunk.info)
+        rewards = np.where(chunk.counts, self.addon.reward(transitions), 0.0).sum(0).reshape(rows, self.count)
+        return draws.reshape(rows, self.count, -1)[np.arange(rows), rewards.argmax(1)]
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        """Return zeros: the best of several draws has no density in closed form."""
+        """Return zeros, because the best of several draws has no density in closed form."""
         return torch.zeros(actions.shape[:-1])
 
     def log_prob(self, observations: Tensor, actions: Tensor) -> Tensor:
@@ -201,41 +201,44 @@ class BestOf:
 
 def check_copyable(env: str, addon: Addon) -> None:
     """Raise where the environment cannot be copied, or where an add-on depends on past steps."""
-    plain, _ = parse_env_name(env)
+    env_id, _ = parse_env_name(env)
     if addon.stateful_names:
         raise UsageError(f"{addon.stateful_names[0]} has a past, which a copy does not know")
     if not is_in_gymnasium(env):
-        raise UsageError(f"{plain} is EnvPool's alone, whose environments cannot be copied")
-    with closing(make_one_env(env)) as made, in_one_sentence(f"{plain} cannot be copied", UsageError):
-        check_copies(made, plain)
+        raise UsageError(f"{env_id} is EnvPool's alone, whose environments cannot be copied")
+    with closing(make_one_env(env)) as made, in_one_sentence(f"{env_id} cannot be copied", UsageError):
+        check_copies(made, env_id)
 
 
-def _decision_count(found: Evaluation) -> int:
-    """Return the number of decisions in all environments of an evaluation."""
-    assert found.steps is not None  # which are all, where each environment has one episode
-    return found.steps.rewards.size
+def _decision_count(evaluation: Evaluation) -> int:
+    """Return the number of decisions in all environments of an evaluation; each environment has one episode."""
+    assert evaluation.steps is not None
+    return evaluation.steps.rewards.size
 
 
-def _format_rewards(found: Evaluation) -> str:
-    columns = [column for name, column in found.columns.items() if name in ("basic_reward", "addon_reward", "metric")]
+def _format_rewards(evaluation: Evaluation) -> str:
+    columns = [
+        column for name, column in evaluation.columns.items() if name in ("basic_reward", "addon_reward", "metric")
+    ]
     return ", ".join(f"{column.title} {column.mean:,.4g} ± {column.error:.2g}" for column in columns)
 
 
 def _describe_decoder(env: str, settings: Settings) -> str:
-    """Return a note: how many directions of the noise change the actions, and how long decoding takes."""
-    through = decoder_options(env)
-    assert through is not None
-    decode = load_decoder(*through)
-    envs = make_envs(env, PROBE_ROWS, settings.seed, settings.backend)
-    observations = envs.reset()[:, : envs.observation_size]
-    envs.close()
+    """Return a note on how many directions of the noise change the actions, and how long decoding takes."""
+    options = decoder_options(env)
+    assert options is not None
+    decode = load_decoder(*options)
+    with closing(make_envs(env, PROBE_ROWS, settings.seed, settings.backend)) as envs:
+        observations = envs.reset()[:, : envs.observation_size]
     noise = np.random.default_rng(settings.seed).standard_normal((PROBE_ROWS, decode.noise), np.float32)
-    began = time.perf_counter()
-    base = decode(observations, noise)
-    seconds = time.perf_counter() - began
-    directions = 0.1 * np.eye(decode.noise, dtype=np.float32)
-    moved = [(decode(observations, noise + direction) - base).ravel() for direction in directions]
-    strengths = np.linalg.svd(np.stack(moved), compute_uv=False)
+    start = time.perf_counter()
+    actions = decode(observations, noise)
+    seconds = time.perf_counter() - start
+
+    # The singular values of the Jacobian, by differences.
+    steps = 0.1 * np.eye(decode.noise, dtype=np.float32)
+    changes = [(decode(observations, noise + step) - actions).ravel() for step in steps]
+    strengths = np.linalg.svd(np.stack(changes), compute_uv=False)
     count = int((strengths > MIN_RELATIVE_EFFECT * strengths[0]).sum())
-    change = f"{count} of {decode.noise} directions of the noise change the actions"
-    return f"{change}; {PROBE_ROWS} rows are decoded in {1000 * seconds:.1f} ms"
+    effect = f"{count} of {decode.noise} directions of the noise change the actions"
+    return f"{effect}; {PROBE_ROWS} rows are decoded in {1000 * seconds:.1f} ms"
