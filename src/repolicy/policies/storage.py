@@ -21,7 +21,7 @@ from repolicy.errors import FileError
 from repolicy.loading import read_bytes
 
 FORMAT = 1
-SAFETENSORS = b"\0\0\0{"  # bytes 5 to 8 of a safetensors file, and the first one of its header
+SAFETENSORS = b"\0\0\0{"  # content[5:9] of a safetensors file: the end of the header's size, the start of the header
 HEAD_SIZE = 64  # number of bytes at a file's start in which "repolicy" stands
 MAX_DEPTH = 50  # nested layers that a header may have; those that Repolicy writes have a handful
 
@@ -40,7 +40,7 @@ def serialize(kind: str, tensors: dict[str, Tensor], header: dict[str, Any]) -> 
 
 
 def read(path: Path, kind: str = "", content: bytes | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors and the header of a file of this kind, or of any kind; raise FileError if it is not a good one.
+    """Read tensors and header of a file of this kind, or of any kind; raise FileError if it is damaged or another file.
 
     `content` is the bytes of the file, if the caller has read them already.
     """
