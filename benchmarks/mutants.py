@@ -200,7 +200,7 @@ ROOMS = [
     Mutant("envs/rollout.py", "np.arange(first + 1, first + count + 1)", "np.arange(1, count + 1)", "tests/envs/test_rollout.py", "each rank cuts at the same times"),
     Mutant("envs/rollout.py", "np.stack([step.final for step in steps])", "np.stack([step.observations for step in steps])", "tests/envs/test_rollout.py", "add-ons see the next episode's start"),
     Mutant("prepare/imitation.py", "choices = data.actions - first", "choices = data.actions - 0 * first", "tests/prepare/test_imitation.py", "recorded choices count from 0 everywhere"),
-    Mutant("prepare/imitation.py", "wanted[rows] - noise)", "wanted[rows])", "tests/prepare/test_flows.py", "velocity does not leave the noise"),
+    Mutant("prepare/imitation.py", "targets[rows] - noise)", "targets[rows])", "tests/prepare/test_flows.py", "velocity does not leave the noise"),
     Mutant("prepare/imitation.py", "step / EULER_STEPS", "1.0 - step / EULER_STEPS", "tests/prepare/test_flows.py", "time of the flow runs backwards"),
     Mutant("prepare/imitation.py", ", last[:, None])", ", count + 0 * last[:, None] - 1)", "tests/prepare/test_flows.py", "a chunk goes beyond its episode"),
     Mutant("policies/normalizer.py", "* self.scale).clamp_", "/ self.scale).clamp_", "tests/policies/test_policy.py", "normalizer multiplies"),

@@ -57,7 +57,7 @@ def recorded(path: Path, count: int = ROWS, **other: Any) -> Path:
 def test_the_likeliest_policy_is_the_one_that_was_recorded(tmp_path: Path) -> None:
     found = imitate(recorded(tmp_path / "d.npz"), tmp_path / "p.safetensors", hidden=(16,))
     entropy = 0.5 + math.log(STD * math.sqrt(2.0 * math.pi))
-    assert found.fitted.held_out == pytest.approx(-entropy, abs=0.1)
+    assert found.fit_result.held_out == pytest.approx(-entropy, abs=0.1)
     policy = load_policy(found.file)
     assert float(policy.std) == pytest.approx(STD, rel=0.05)
     states = torch.linspace(-1.5, 1.5, 31)[:, None]
@@ -76,7 +76,7 @@ def test_a_std_may_depend_on_the_state(tmp_path: Path) -> None:
     ]
     # log √E[σ²] − E[log σ], which is what one std for all costs
     gain = 0.5 * math.log(math.sinh(2.4) / 2.4)
-    assert both[1].fitted.held_out - both[0].fitted.held_out == pytest.approx(gain, abs=0.1)
+    assert both[1].fit_result.held_out - both[0].fit_result.held_out == pytest.approx(gain, abs=0.1)
 
 
 @pytest.mark.parametrize("state_std", [False, True])

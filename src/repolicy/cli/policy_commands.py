@@ -299,7 +299,7 @@ class Imitate(Command):
         command = f"repolicy customize {shlex.quote(str(result.file))} --addon ..."
         terminal.say(f"its file: {result.file}; go on with {command}")
         returns = {} if result.returns is None else {"return": dict(zip(("mean", "std"), result.returns, strict=True))}
-        return {"file": str(result.file), "env": result.env} | asdict(result.fitted) | returns
+        return {"file": str(result.file), "env": result.env} | asdict(result.fit_result) | returns
 
     def _fit_flow(self) -> dict[str, Any]:
         from repolicy.prepare.imitation import FLOW_STEPS, imitate_flow

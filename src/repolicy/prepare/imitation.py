@@ -1,8 +1,8 @@
 """Fit a prior to recorded observations and actions by imitation: a policy with a std, or a flow.
 
-The policy is fitted by maximum likelihood. The flow is a generative policy, an ONNX graph of observations and noise. It
-learns the velocity that carries noise to chunks of recorded actions along straight lines (flow matching), so it keeps
-what a Gaussian loses: demonstrations that pass an obstacle on the left and on the right stay two ways.
+The policy is fitted by maximum likelihood. The flow is a generative policy: an ONNX graph of observations and noise. It
+is fitted by flow matching: it learns the velocity that moves noise to recorded actions along straight lines. So it can
+represent several ways of doing a task, such as passing an obstacle on either side; a Gaussian would take their mean.
 """
 
 import math
@@ -27,8 +27,8 @@ from repolicy.text import figures
 
 TRIAL_EPISODES = 10
 IMITATION = "imitation"  # `which` in the card of the file
-EULER_STEPS = 8  # steps of a flow from noise to actions
-FLOW_STEPS, FLOW_MINIBATCH, FLOW_LEARNING_RATE = 8_000, 512, 1e-3  # of a flow's fit
+EULER_STEPS = 8  # integration steps from noise to actions
+FLOW_STEPS, FLOW_MINIBATCH, FLOW_LEARNING_RATE = 8_000, 512, 1e-3
 OBSERVATION_CLIP = 5.0  # in stds of the recorded observations
 
 
@@ -38,7 +38,7 @@ class Imitation:
 
     file: Path
     policy: Policy
-    fitted: FitResult
+    fit_result: FitResult
     env: str
     returns: tuple[float, float] | None  # mean and std with the mean action; None without an environment
 
@@ -56,58 +56,61 @@ def imitate(
 ) -> Imitation:
     """Fit a policy to demonstrations until the held-out likelihood stops rising, and write its file.
 
-    The std is one for all states or, with `state_std`, depends on the state. With `env` the spaces are checked and the
-    policy is tried; `customize` then goes on in that environment. Choices are read as it counts them, else from 0.
+    The std is one for all states or, with `state_std`, depends on the state. With `env` the spaces are checked, the
+    policy is evaluated, and the file names the environment for `customize`. Discrete actions begin at the numbers of
+    the environment's action space, without one at 0.
     """
     demonstrations = data if isinstance(data, Demonstrations) else read_demonstrations(data)
     env = None if env is None else match_observation(env, demonstrations.observations.shape[1])
     actions = action_space_for(demonstrations, env)
-    taken = stored_actions(demonstrations, actions, env)
+    targets = stored_actions(demonstrations, actions, env)
     if demonstrations.discrete and actions.low:
         say(f"choices are read as the environment counts them, from {', '.join(f'{low:g}' for low in actions.low)}")
     check_writable(Path(out))  # before the fit, which would be lost
     if Path(out).exists() and read_card(Path(out)).get("which") != IMITATION:
         raise UsageError(f"{out} is there already, and no imitation: choose another --out")
     policy = make_policy(_spec(demonstrations, actions, hidden, state_std), seed)
-    samples = Samples(demonstrations.observations, taken)
+    samples = Samples(demonstrations.observations, targets)
     initialize_from_samples(policy, samples)
     if policy.log_std is not None:
         policy.log_std.data.copy_(demonstrations.actions.std(0).clamp_min(1e-3).log())
-    fitted = fit(policy, samples, torch.Generator().manual_seed(seed), progress)
+    result = fit(policy, samples, torch.Generator().manual_seed(seed), progress)
     policy.requires_grad_(False)
     say(
-        f"a log-likelihood of {fitted.held_out:.4g} nats a step on the tenth of {demonstrations.name} that was held "
-        f"out ({fitted.log_likelihood:.4g} on the rest), after {fitted.epochs} epochs over {fitted.rows:,} steps"
+        f"a log-likelihood of {result.held_out:.4g} nats a step on the tenth of {demonstrations.name} that was held "
+        f"out ({result.log_likelihood:.4g} on the rest), after {result.epochs} epochs over {result.rows:,} steps"
     )
     if policy.std is not None and float(policy.std.min()) <= 2.0 * policy.spec.min_std:
-        narrow = "the std is at its lower bound: the recorded actions follow from the observations and tell no width"
-        say(f"{narrow}, so customizing from here needs a small omega")
-    card, returns = {"which": IMITATION, "versions": versions(), "imitation": asdict(fitted)}, None
+        problem = "the std is at its lower bound: the recorded actions follow from the observations and tell no width"
+        say(f"{problem}, so customizing from here needs a small omega")
+
+    card = {"which": IMITATION, "versions": versions(), "imitation": asdict(result)}
+    returns = None
     if env is not None:
         card["request"] = {"env": env}
-        tried = evaluate(policy, env, TRIAL_EPISODES, seed=seed, longest=1_000)
-        returns = (float(tried.basic.mean()), float(tried.basic.std()))
+        evaluation = evaluate(policy, env, TRIAL_EPISODES, seed=seed, longest=1_000)
+        returns = (float(evaluation.basic.mean()), float(evaluation.basic.std()))
         if math.isfinite(returns[0]):
-            earned = f"{figures(returns[0], 4)} ± {figures(returns[1], 2)}"
-            say(f"it earns {earned} in {env} (mean action, {TRIAL_EPISODES} episodes)")
+            mean_and_std = f"{figures(returns[0], 4)} ± {figures(returns[1], 2)}"
+            say(f"it earns {mean_and_std} in {env} (mean action, {TRIAL_EPISODES} episodes)")
     save_policy(out, policy, card)
-    return Imitation(Path(out), policy, fitted, env or "", returns)
+    return Imitation(Path(out), policy, result, env or "", returns)
 
 
 def action_space_for(data: Demonstrations, env: str | None) -> ActionSpace:
-    """Return the environment's action space, or without an environment that of the data; raise where they differ."""
-    width = data.actions.shape[1]
+    """Return the environment's action space, without `env` that of the data; raise where they do not fit."""
+    size, width = data.observations.shape[1], data.actions.shape[1]
     if env is None:
         if not data.discrete:
             return ActionSpace("continuous", (width,))
-        most = data.actions.max(0).values - torch.tensor(data.first or 0, dtype=torch.int64)
-        return ActionSpace("discrete", tuple((most + 1).tolist()), data.first)
+        largest = data.actions.max(0).values - torch.tensor(data.first or 0, dtype=torch.int64)
+        return ActionSpace("discrete", tuple((largest + 1).tolist()), data.first)
     probe = probe_env(env)
-    if probe.observation_size != (size := data.observations.shape[1]):
+    if probe.observation_size != size:
         raise UsageError(f"{data.name} has observations of {size} numbers, but {env!r} gives {probe.observation_size}")
     if probe.actions.width != width or (probe.actions.kind == "discrete") != data.discrete:
-        what = "choices" if data.discrete else "numbers"
-        raise UsageError(f"{data.name} has actions of {width} {what}, but {env!r} takes {probe.actions}")
+        kind = "choices" if data.discrete else "numbers"
+        raise UsageError(f"{data.name} has actions of {width} {kind}, but {env!r} takes {probe.actions}")
     return probe.actions
 
 
@@ -115,43 +118,46 @@ def stored_actions(data: Demonstrations, space: ActionSpace, env: str | None) ->
     """Return the actions `[M, A]` as a policy stores them, choices from 0; raise where some are outside the space."""
     if not data.discrete:
         return data.actions
-    first, sizes = (torch.tensor(part, dtype=torch.int64) for part in (space.low or 0, space.sizes))
+    first = torch.tensor(space.low or 0, dtype=torch.int64)
+    sizes = torch.tensor(space.sizes, dtype=torch.int64)
     choices = data.actions - first
     if bool(((choices < 0) | (choices >= sizes)).any()):
-        least, most = (part.tolist() for part in data.actions.aminmax(dim=0))
-        own = [int(low) for low in space.low] or [0] * space.width
-        takes = f"{env!r} takes {own} to {(sizes - 1 + first).tolist()}: record its own numbers"
-        takes = takes if env else "without --env they count from 0"
-        raise UsageError(f"{data.name} has choices from {least} to {most}, and {takes}")
+        low, high = (bound.tolist() for bound in data.actions.aminmax(dim=0))
+        rule = "without --env they count from 0"
+        if env:
+            lowest = [int(bound) for bound in space.low] or [0] * space.width
+            rule = f"{env!r} takes {lowest} to {(sizes - 1 + first).tolist()}: record its own numbers"
+        raise UsageError(f"{data.name} has choices from {low} to {high}, and {rule}")
     return choices
 
 
 def _spec(data: Demonstrations, actions: ActionSpace, hidden: tuple[int, ...], state_std: bool) -> PolicySpec:
     size = data.observations.shape[1]
     if not data.discrete:
-        std, family = max(float(data.actions.std(0).mean()), 1e-2), "state_gaussian" if state_std else "gaussian"
+        family = "state_gaussian" if state_std else "gaussian"
+        std = max(float(data.actions.std(0).mean()), 1e-2)
         return PolicySpec(size, actions, family, hidden, "elu", initial_std=std)
     if state_std:
         raise UsageError(f"{data.name} has choices, which have no std: leave --state-std out")
     return PolicySpec(size, actions, "categorical", hidden, "elu")
 
 
-# A flow ---------------------------------------------------------------------------------------------------------------
+# Flows ----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class FlowFit:
-    """The result of fitting a flow: its file, the sizes of noise and chunk, the final loss, the number of chunks."""
+    """The result of fitting a flow."""
 
     file: Path
-    noise: int
-    chunk: int
-    loss: float
-    chunks: int
+    noise: int  # size of the noise
+    chunk: int  # number of successive actions in the output
+    loss: float  # mean of the last steps
+    chunks: int  # number of chunks in the data
 
 
 class Flow(nn.Module):
-    """A network from observations `[N, O]` and noise `[N, Z]` to the actions of a chunk, concatenated: `[N, Z]`."""
+    """A network from observations `[N, O]` and noise `[N, Z]` to the actions of a chunk, flattened to `[N, Z]`."""
 
     observation_mean: Tensor
     observation_std: Tensor
@@ -168,42 +174,44 @@ class Flow(nn.Module):
         self.register_buffer("low", chunks.min(0).values)
         self.register_buffer("high", chunks.max(0).values)
         sizes = [observations.shape[1] + chunks.shape[1] + 1, *hidden, chunks.shape[1]]
-        layers = [nn.Linear(*pair) for pair in pairwise(sizes)]
-        self.network = nn.Sequential(*(each for layer in layers for each in (layer, nn.SiLU())))[:-1]
+        layers = list[nn.Module]()
+        for pair in pairwise(sizes):
+            layers += [nn.Linear(*pair), nn.SiLU()]
+        self.network = nn.Sequential(*layers[:-1])
 
-    def velocity(self, observations: Tensor, places: Tensor, time: Tensor) -> Tensor:
+    def velocity(self, observations: Tensor, actions: Tensor, time: Tensor) -> Tensor:
         """Return the velocity of standardized actions `[N, Z]` at a time `[N, 1]` from 0 (noise) to 1 (actions)."""
-        seen = ((observations - self.observation_mean) / self.observation_std).clamp(
-            -OBSERVATION_CLIP, OBSERVATION_CLIP
-        )
-        return self.network(torch.cat([seen, places, time], -1))  # type: ignore[no-any-return]
+        standardized = (observations - self.observation_mean) / self.observation_std
+        clipped = standardized.clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
+        return self.network(torch.cat([clipped, actions, time], -1))  # type: ignore[no-any-return]
 
     def forward(self, observations: Tensor, noise: Tensor) -> Tensor:
-        places = noise
+        """Integrate the velocity from noise to actions by Euler's method."""
+        actions = noise
         for step in range(EULER_STEPS):
             time = torch.full_like(noise[:, :1], step / EULER_STEPS)
-            places = places + self.velocity(observations, places, time) / EULER_STEPS
-        return (places * self.action_std + self.action_mean).clamp(self.low, self.high)
+            actions = actions + self.velocity(observations, actions, time) / EULER_STEPS
+        return (actions * self.action_std + self.action_mean).clamp(self.low, self.high)
 
 
 def fit_flow(
     flow: Flow, observations: Tensor, chunks: Tensor, generator: torch.Generator, progress: Callable[[int], None]
 ) -> float:
-    """Minimize E|v(o, (1 − t)·z + t·x, t) − (x − z)|² over chunks x, noise z and times t; return the recent mean."""
-    wanted = (chunks - flow.action_mean) / flow.action_std
+    """Minimize E|v(o, (1 − t)·z + t·x, t) − (x − z)|² over chunks x, noise z and times t; return a running mean."""
+    targets = (chunks - flow.action_mean) / flow.action_std
     adam = Adam(flow.parameters(), FLOW_LEARNING_RATE)
-    latest = 0.0
+    mean_loss = 0.0
     for step in range(FLOW_STEPS):
-        rows = torch.randint(len(wanted), (FLOW_MINIBATCH,), generator=generator)
-        noise = torch.randn(FLOW_MINIBATCH, wanted.shape[1], generator=generator)
+        rows = torch.randint(len(targets), (FLOW_MINIBATCH,), generator=generator)
+        noise = torch.randn(FLOW_MINIBATCH, targets.shape[1], generator=generator)
         time = torch.rand(FLOW_MINIBATCH, 1, generator=generator)
-        between = (1.0 - time) * noise + time * wanted[rows]
-        loss = (flow.velocity(observations[rows], between, time) - (wanted[rows] - noise)).square().mean()
+        interpolated = (1.0 - time) * noise + time * targets[rows]
+        loss = (flow.velocity(observations[rows], interpolated, time) - (targets[rows] - noise)).square().mean()
         adam.rate = FLOW_LEARNING_RATE * (0.5 + 0.5 * math.cos(math.pi * step / FLOW_STEPS))
         adam.descend(loss)
-        latest += (float(loss.detach()) - latest) / min(step + 1, 200)
+        mean_loss += (float(loss.detach()) - mean_loss) / min(step + 1, 200)
         progress(step + 1)
-    return latest
+    return mean_loss
 
 
 def imitate_flow(
@@ -216,10 +224,7 @@ def imitate_flow(
     seed: int = 0,
     progress: Callable[[int], None] = lambda _: None,
 ) -> FlowFit:
-    """Fit a flow policy that gives `chunk` actions in a row, and write it as an ONNX graph of two inputs.
-
-    With `env` the sizes are checked.
-    """
+    """Fit a flow that gives `chunk` actions in a row, and write it as an ONNX graph; with `env`, check the sizes."""
     demonstrations = data if isinstance(data, Demonstrations) else read_demonstrations(data)
     if demonstrations.discrete:
         raise UsageError(f"{demonstrations.name} has choices, and a flow gives actions that are numbers")
@@ -243,7 +248,7 @@ def imitate_flow(
 def split_into_chunks(data: Demonstrations, chunk: int) -> tuple[Tensor, Tensor]:
     """Return observations `[M, O]`, and the actions `[M, C · A]` of the `chunk` steps that begin there.
 
-    No chunk goes beyond an episode's end: at the last steps the last action is repeated.
+    A chunk that would go beyond an episode's end repeats the episode's last action.
     """
     check_counts(chunk=chunk)
     if chunk > 1 and data.ended is None:
@@ -254,6 +259,6 @@ def split_into_chunks(data: Demonstrations, chunk: int) -> tuple[Tensor, Tensor]
     count = len(data.actions)
     ended = torch.zeros(count, dtype=torch.bool) if data.ended is None else data.ended.bool()
     ends = torch.where(ended, torch.arange(count), count - 1)
-    last = ends.flip(0).cummin(0).values.flip(0)  # [M] the last step of each step's episode
+    last = ends.flip(0).cummin(0).values.flip(0)  # [M], the last step of the episode that a step belongs to
     steps = torch.minimum(torch.arange(count)[:, None] + torch.arange(chunk), last[:, None])
     return data.observations, data.actions[steps].flatten(1)
