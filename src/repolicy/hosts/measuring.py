@@ -74,7 +74,7 @@ class HostEnvs(Protocol):
 
 
 class HostEpisodes(NamedTuple):
-    """EpisodeSums over one episode of each environment, or over its first thousand steps, each `[N]`."""
+    """Sums over one episode of each environment, or over its first thousand steps, each `[N]`."""
 
     basic: Tensor
     addon: Tensor
