@@ -47,8 +47,7 @@ class Compare(RunsPolicy):
     vary: Repeated = ()
     """An option of the environment and a range, NAME=LOW..HIGH: compare at five values of it, too. At most two."""
     of_new: Repeated = ()
-    """NAME=VALUE, an option for reading the new policy's file, such as std=0.2; --std and the like are for the old one.
-    Repeatable."""
+    """Option for reading the new policy's file, NAME=VALUE, such as std=0.2; --std is for the old one. Repeatable."""
     out: Path | None = None
     """A folder for a page with the verdict, the table and films; by default there is no page."""
 

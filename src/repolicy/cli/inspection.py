@@ -44,10 +44,12 @@ from repolicy.readers.reading import Options
 from repolicy.readers.recognize import RUNNABLE_FORMATS, PolicyFile
 from repolicy.runs import Request, RunFolder, Terminal, budget_of
 
-XYZ, LINEAR_VELOCITY = [(f".{axis}", "m") for axis in "xyz"], [(f".{axis}", "m/s") for axis in "xyz"]
-QUATERNION, ANGULAR_VELOCITY = [(f".q{part}", "") for part in "wxyz"], [(f".w{axis}", "rad/s") for axis in "xyz"]
+PLACE = [(f".{axis}", "m") for axis in "xyz"]
+QUATERNION = [(f".q{part}", "") for part in "wxyz"]
+LINEAR_VELOCITY = [(f".{axis}", "m/s") for axis in "xyz"]
+ANGULAR_VELOCITY = [(f".w{axis}", "rad/s") for axis in "xyz"]
 JOINT_TYPES = {  # by mjtJoint: the suffix and the unit of each position, and of each velocity
-    0: (XYZ + QUATERNION, LINEAR_VELOCITY + ANGULAR_VELOCITY),
+    0: (PLACE + QUATERNION, LINEAR_VELOCITY + ANGULAR_VELOCITY),
     1: (QUATERNION, ANGULAR_VELOCITY),
     2: ([("", "m")], [("", "m/s")]),
     3: ([("", "rad")], [("", "rad/s")]),
@@ -235,6 +237,7 @@ def _optional_facts(card: dict[str, Any]) -> dict[str, str]:
     if worth := card.get("nat_worth"):
         facts["a nat is worth"] = f"{worth['value']:.3g} ± {worth['error']:.2g} of the reward"
     if "scores" in card:
+        # The schema of cards allows any number of scores, also none.
         mean, std = (*card["scores"]["mean action"], math.nan, math.nan)[:2]
         facts["score"] = f"{mean:,.0f} ± {std:,.0f}, mean action, {card['scores']['episodes']} episodes"
         facts["made by"] = card.get("command", "")

@@ -37,8 +37,7 @@ class Evaluate(RunsPolicy):
     backend: Literal["auto", "envpool", "gymnasium"] = "auto"
     """Library that runs the environment; gymnasium is the reference."""
     out: Path | None = None
-    """The file with every episode; by default evaluation-….json beside the policy, or in this folder for one that ships
-    or is another library's."""
+    """A JSON file with all episodes; by default beside the policy, or here if it is shipped or another library's."""
 
     def run(self) -> dict[str, Any]:
         from repolicy.envs import addons_from_card, evaluate, load_addon
@@ -101,8 +100,7 @@ class Render(RunsPolicy):
     width: int = 640
     """Width of the picture; its height is two thirds of that."""
     out: Path | None = None
-    """The film's file, .mp4 or .gif; by default an mp4 beside the policy, or in this folder for one that ships or is
-    another library's."""
+    """The film, .mp4 or .gif; by default an mp4 beside the policy, or here if it is shipped or another library's."""
 
     def run(self) -> dict[str, Any]:
         from repolicy.envs import env_from_card
@@ -152,10 +150,9 @@ class Export(OpensPolicy):
     """onnx: for ONNX Runtime and whatever reads ONNX; torchscript: for C++ programs with libtorch. By default the
     format of --out, which ends in .onnx or .pt, else onnx."""
     out: Path | None = None
-    """The file to write; by default beside the policy, or in this folder for one that ships or is another library's."""
+    """The file to write; by default beside the policy, or here if it is shipped or another library's."""
     env: str | None = None
-    """Environment whose names and control period are stored in the file; by default the one that the policy was trained
-    in, unless that is code."""
+    """Environment whose names and control period the file gets; by default the policy's own, unless that is code."""
     trust: bool = False
     """Open the decoder of a generative policy, which the policy's file names, to write both as one graph."""
 

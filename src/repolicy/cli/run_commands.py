@@ -39,7 +39,7 @@ class Run(Command):
     wandb: str | None = None
     """Log to this Weights & Biases project too."""
     trust: bool = False
-    """Run code that the prior's file or the resumed run names as its environment or add-on."""
+    """Run code: a TorchScript prior, or what the prior's file or the resumed run names as environment or add-on."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Train(Run):
     """α, the reward that a nat of entropy is worth; by default the usual one, or scaled from the reward in a trial."""
     addon: Repeated = ()
     """Add-on reward for --objective full: NAME, NAME=WEIGHT, module:function or file.py:function. Repeatable."""
-    observe: str | None = None
+    observe: str = ""
     """For a Dict observation, the parts that the policy sees: KEY or KEY,KEY. By default state or policy if there is a
     part for the critic too, else all."""
-    observe_critic: str | None = None
+    observe_critic: str = ""
     """What the critic sees, while training: KEY or KEY,KEY. By default privileged_state beside state, critic beside
     policy, else what the policy sees."""
     out: Path | None = None
@@ -78,7 +78,7 @@ class Train(Run):
         result = train(
             self.env, objective, folder, settings,
             addon=self.addon, resume=self.resume, callbacks=make_callbacks(folder, self.wandb), progress=False,
-            env_timeout=self.env_timeout, observe=self.observe or "", observe_critic=self.observe_critic or "",
+            env_timeout=self.env_timeout, observe=self.observe, observe_critic=self.observe_critic,
             trust=self.trust,
         )  # fmt: skip
         values = report_end(result)
@@ -126,10 +126,9 @@ class Customize(Run):
     """residual: separate omega and alpha; kl: omega equal to alpha; greedy: the add-on alone."""
     env: str | None = None
     """Environment; by default the one that the prior was trained in."""
-    observe: str | None = None
-    """For a Dict observation, the parts that the policy sees: KEY or KEY,KEY. By default the part that fits the
-    prior."""
-    observe_critic: str | None = None
+    observe: str = ""
+    """For a Dict observation, parts that the policy sees: KEY or KEY,KEY; by default the one that fits the prior."""
+    observe_critic: str = ""
     """What the critic sees, while training: KEY or KEY,KEY. By default privileged_state beside state, critic beside
     policy, else what the policy sees."""
     init: str = "auto"
@@ -144,9 +143,6 @@ class Customize(Run):
     """For a generative policy: the number of successive actions in its output."""
     sparse: bool = False
     """Accept an add-on that is constant over some thousand trial steps."""
-    trust: bool = field(default=False, kw_only=True)
-    """Run code: a TorchScript prior, or code that the prior's file or the resumed run names as its environment or
-    add-on."""
     report: bool = True
     """At the end, evaluate and film the prior and the result, and write report.html into the folder."""
     reading: Options = field(default_factory=Options)
@@ -164,7 +160,7 @@ class Customize(Run):
         result = customize(
             self.prior, self.addon, objective, folder, settings,
             env=self.env, resume=self.resume, callbacks=make_callbacks(folder, self.wandb), progress=False,
-            env_timeout=self.env_timeout, observe=self.observe or "", observe_critic=self.observe_critic or "",
+            env_timeout=self.env_timeout, observe=self.observe, observe_critic=self.observe_critic,
             trust=self.trust, reading=self.reading, init=self.init, noise=self.noise, chunk=self.chunk,
             sparse=self.sparse, limits=self.limit,
         )  # fmt: skip
