@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.turns import median_and_quartiles, slice_of
 from experiments import campaign
-from experiments.batches import ForRslRl, ForSb3, Paid, runner_config
+from experiments.batches import AddonEnvs, RslRlEnvs, Sb3Envs, runner_config
 from experiments.ledger import write_rows
 
 ENV, ADDON, PRIOR, COUNT, STEPS = "HalfCheetah-v4", "hind_leg=10", "halfcheetah", 64, 64
@@ -44,7 +44,7 @@ def sb3(residual: bool) -> Iteration:
     settings: dict[str, Any] = {"n_steps": STEPS, "batch_size": 1024, "n_epochs": 5, "device": "cpu"}
     settings |= {"target_kl": None, "learning_rate": 0.0}  # as many minibatches for both
     settings["policy_kwargs"] = like(load_policy(PRIOR))  # the same networks for both
-    envs = ForSb3(Paid(ENV, ADDON, COUNT, 0))
+    envs = Sb3Envs(AddonEnvs(ENV, ADDON, COUNT, 0))
     model = ResidualPPO("MlpPolicy", envs, **settings, **WEIGHTS) if residual else PPO("MlpPolicy", envs, **settings)
     from_repolicy(load_policy(PRIOR), model)
     return lambda: model.learn(COUNT * STEPS, reset_num_timesteps=False)
@@ -62,7 +62,7 @@ def rsl_rl(residual: bool) -> Iteration:
         named = {"class_name": "repolicy.hosts.rsl_rl:ResidualPPO"} | WEIGHTS
     actor = network | {"distribution_cfg": {"class_name": "GaussianDistribution"}}
     config = runner_config(STEPS, actor, network, UPDATE | named)
-    runner = OnPolicyRunner(ForRslRl(Paid(ENV, ADDON, COUNT, 0)), config, None, "cpu")
+    runner = OnPolicyRunner(RslRlEnvs(AddonEnvs(ENV, ADDON, COUNT, 0)), config, None, "cpu")
     from_repolicy(load_policy(PRIOR), runner.alg.get_policy())
     return lambda: runner.learn(1)
 

@@ -23,7 +23,7 @@ from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
 from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 from lerobot.policies.factory import make_pre_post_processors
 
-from experiments.pillar import CHUNK, EPISODES, WISH, figures, record
+from experiments.pillar import CHUNK, EPISODES, WISH, record, summarize
 from repolicy.envs.evaluation import EVALUATION_SEED, evaluate
 
 FOLDER = Path("runs/lerobot")
@@ -63,7 +63,7 @@ def measure() -> None:
         found = evaluate(policy, env, EPISODES, addon=WISH, deterministic=False, seed=EVALUATION_SEED, trust=True)
         assert found.addon is not None
         kl = found.columns.get("kl_a_step")
-        print(policy, figures(found.basic, found.addon, 0.0 if kl is None else kl.mean))
+        print(policy, summarize(found.basic, found.addon, 0.0 if kl is None else kl.mean))
 
 
 def train() -> None:

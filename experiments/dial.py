@@ -42,7 +42,7 @@ from repolicy.priors.opening import read_policy
 from repolicy.runs.folder import RunFolder
 from repolicy.runs.machine import versions
 
-EPISODES, MANY, ACTIONS = 20, 20, ("mean", "sampled")
+EPISODES, FINE_POSITIONS, ACTIONS = 20, 20, ("mean", "sampled")
 STEPS = {"trained": "2.5e6", "longer": "5e6", "shuffled": "2.5e6"}
 
 
@@ -55,54 +55,54 @@ class Task:
     omegas: tuple[float, ...]  # the sweep's values in it
 
 
-def task_of(name: str, env: str, low: float, high: float) -> Task:
+def make_task(name: str, env: str, low: float, high: float) -> Task:
     sweep = sweeps.SWEEPS[name]
     omegas = tuple(omega for each in sweep.omegas.split() if low <= (omega := float(each)) <= high)
     return Task(env, sweep.addon, low, high, omegas)
 
 
 TASKS = {
-    "halfcheetah": task_of("halfcheetah", "HalfCheetah-v4", 0.1, 3.0),
-    "hopper": task_of("hopper", "Hopper-v4", 0.003, 3.0),
+    "halfcheetah": make_task("halfcheetah", "HalfCheetah-v4", 0.1, 3.0),
+    "hopper": make_task("hopper", "Hopper-v4", 0.003, 3.0),
 }
 
 
-def point(swept: Path, omega: float) -> RunFolder:
+def sweep_point(swept: Path, omega: float) -> RunFolder:
     """Return the run of the sweep's point."""
     return RunFolder(swept / f"omega-{omega:.12g}")
 
 
-def alone(name: str, swept: Path) -> Row:
+def measure_points(name: str, swept: Path) -> Row:
     """Measure the prior, and the points that were trained alone."""
     task = TASKS[name]
-    first, request = read_policy(point(swept, task.low).policy), point(swept, task.low).load_request()
+    first, request = read_policy(sweep_point(swept, task.low).policy), sweep_point(swept, task.low).load_request()
     assert first.prior is not None
     row: Row = {"task": name, "how": "alone", "episodes": EPISODES, "objective": request.objective.as_dict()}
-    row |= {"prior": position(name, first.prior, first.prior, first.density), "positions": []}
+    row |= {"prior": measure_position(name, first.prior, first.prior, first.density), "positions": []}
     for omega in task.omegas:
-        saved = read_policy(point(swept, omega).policy)
-        row["positions"].append({"at": omega} | position(name, saved.policy, saved.prior, saved.density))
+        saved = read_policy(sweep_point(swept, omega).policy)
+        row["positions"].append({"at": omega} | measure_position(name, saved.policy, saved.prior, saved.density))
     return row | {"versions": versions()}
 
 
-def free_dial(name: str, how: str, swept: Path) -> Row:
+def measure_free_dial(name: str, how: str, swept: Path) -> Row:
     """Measure between the prior and the sweep's first point, at as many positions as the sweep has in the range."""
     task = TASKS[name]
-    end = read_policy(point(swept, task.low).policy)
+    end = read_policy(sweep_point(swept, task.low).policy)
     assert end.prior is not None
     row: Row = {"task": name, "how": how, "episodes": EPISODES, "positions": []}
     for t in np.linspace(0.0, 1.0, len(task.omegas)):
         policy = interpolate_policies(end.prior, end.policy, float(t), "mixture" if how == "mixture" else "weights")
-        row["positions"].append({"at": float(f"{t:.4g}")} | position(name, policy, end.prior, end.density))
+        row["positions"].append({"at": float(f"{t:.4g}")} | measure_position(name, policy, end.prior, end.density))
     return row
 
 
-def trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
+def measure_trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
     task, key = TASKS[name], f"{name}/{how}/{seed}"
     folder = runs / key.replace("/", "-")
     words = f"customize {name} --addon {task.addon} --omega {task.low:g}..{task.high:g} --steps {STEPS[how]} --ranks 1"
     asked = (*words.split(), "--seed", str(seed), "--no-report")
-    with shuffled() if how == "shuffled" else nullcontext():
+    with shuffled_rewards() if how == "shuffled" else nullcontext():
         story = train_run(Training(key, asked, task.env, task.addon), folder)
     saved = read_policy(find_policy(folder))
     policy = saved.policy
@@ -112,21 +112,22 @@ def trained_dial(name: str, seed: int, runs: Path, how: str) -> Row:
     row |= {part: story[part] for part in ("command", "request", "steps", "seconds", "steps_per_cpu_second", "curve")}
     row |= {"ends_apart": round(RunFolder(folder).read_metrics()["dial_kl"][-1], 3), "episodes": EPISODES}
     row["positions"] = [
-        {"at": omega} | position(name, policy.at(omega), saved.prior, saved.density) for omega in task.omegas
+        {"at": omega} | measure_position(name, policy.at(omega), saved.prior, saved.density) for omega in task.omegas
     ]
     row["many"] = [
-        {"at": omega} | position(name, policy.at(omega), saved.prior, None, ("mean",)) for omega in dial.spread(MANY)
+        {"at": omega} | measure_position(name, policy.at(omega), saved.prior, None, ("mean",))
+        for omega in dial.spread(FINE_POSITIONS)
     ]
     return row | {"versions": versions()}
 
 
 @contextmanager
-def shuffled() -> Iterator[None]:
+def shuffled_rewards() -> Iterator[None]:
     """Pay episodes meanwhile by other positions than those that the network is shown."""
     shown = DialedTerms.dial_places
 
     def dial_places(self: DialedTerms, rollout: Rollout, size: int) -> Tensor:
-        return torch.from_numpy(others(shown(self, rollout, size).numpy()))
+        return torch.from_numpy(other_positions(shown(self, rollout, size).numpy()))
 
     DialedTerms.dial_places = dial_places  # type: ignore[method-assign]
     try:
@@ -135,7 +136,7 @@ def shuffled() -> Iterator[None]:
         DialedTerms.dial_places = shown  # type: ignore[method-assign]
 
 
-def others(places: np.ndarray) -> np.ndarray:
+def other_positions(places: np.ndarray) -> np.ndarray:
     """Return other positions than those `[T, N, dials]` that episodes are shown, drawn in the same way.
 
     What an episode is shown, and in which environment, seeds its draw: so it keeps its own, also in a run that goes on,
@@ -149,7 +150,7 @@ def others(places: np.ndarray) -> np.ndarray:
     return positions_of(shares)[which.reshape(-1)].reshape(places.shape).astype(np.float32)
 
 
-def position(
+def measure_position(
     name: str, policy: Policy, prior: Policy | None, density: Density | None, actions: tuple[str, ...] = ACTIONS
 ) -> Row:
     """Measure a position over episodes: with the mean action, and with sampled ones the objective's parts."""
@@ -171,28 +172,28 @@ def objective(found: Row, asked: dict[str, Any], omega: float) -> float:
 
 def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float]) -> float:
     """Return the area that the points dominate, above the worst that one can have of each."""
-    area, best = 0.0, worst[1]
+    hypervolume_share, best = 0.0, worst[1]
     for x, y in sorted(points, reverse=True):
-        area += max(0.0, x - worst[0]) * max(0.0, y - best)
+        hypervolume_share += max(0.0, x - worst[0]) * max(0.0, y - best)
         best = max(best, y)
-    return area
+    return hypervolume_share
 
 
-def outcome(found: Row) -> tuple[float, float]:
+def mean_returns(found: Row) -> tuple[float, float]:
     return float(found["mean"]["basic"]), float(found["mean"]["addon"])
 
 
-def area(row: Row, points: Row) -> float:
+def hypervolume_share(row: Row, points: Row) -> float:
     """Return a dial's hypervolume as a share of that of the points trained alone."""
-    worst = tuple(min(each) for each in zip(*map(outcome, [points["prior"], *points["positions"]]), strict=True))
-    ours, theirs = (hypervolume([*map(outcome, each["positions"])], worst) for each in (row, points))  # type: ignore[arg-type]
+    worst = tuple(min(each) for each in zip(*map(mean_returns, [points["prior"], *points["positions"]]), strict=True))
+    ours, theirs = (hypervolume([*map(mean_returns, each["positions"])], worst) for each in (row, points))  # type: ignore[arg-type]
     return ours / theirs
 
 
-def turning(row: Row) -> list[str]:
+def turning_cells(row: Row) -> list[str]:
     """Return a dial's order over its many positions, its largest step, and how far its ends are apart."""
     places = [found["at"] for found in row["many"]]
-    basic, addon = map(np.array, zip(*map(outcome, row["many"]), strict=True))
+    basic, addon = map(np.array, zip(*map(mean_returns, row["many"]), strict=True))
     steps = np.hypot(*(np.diff(each) / (np.ptp(each) or 1.0) for each in (basic, addon)))
     order = [f"{spearman(places, basic):.3f}", f"{-spearman(places, addon):.3f}"]
     return [*order, f"{steps.max() / steps.mean():.1f} × the mean", f"{row['ends_apart']:.2g} nats"]
@@ -210,7 +211,7 @@ def table(found: list[Row]) -> str:
             worth = partial(objective, asked=points["objective"], omega=one["at"])
             start, theirs = worth(points["prior"]), worth(one)
             places = [row["positions"][number] for row in dials]
-            pairs = zip(outcome(one), np.mean([*map(outcome, places)], axis=0), strict=True)
+            pairs = zip(mean_returns(one), np.mean([*map(mean_returns, places)], axis=0), strict=True)
             numbers = [*chain(*pairs), start, theirs, np.mean([*map(worth, places)])]
             shares = [
                 [f"{(worth(row['positions'][number]) - start) / (theirs - start):.0%}" for row in rows]
@@ -230,8 +231,8 @@ def summary(found: list[Row]) -> str:
         for row in found:
             if row["task"] == points["task"] and row["how"] != "alone":
                 name = f"{row['how']}, seed {row['seed']}" if "seed" in row else row["how"]
-                more = turning(row) if "many" in row else [""] * 4
-                lines.append([row["task"], name, f"{area(row, points):.0%}", *more])
+                more = turning_cells(row) if "many" in row else [""] * 4
+                lines.append([row["task"], name, f"{hypervolume_share(row, points):.0%}", *more])
     return markdown_table(headings, blank_repeats(lines))
 
 
@@ -246,7 +247,7 @@ def free(found: list[Row]) -> str:
             for place in places:
                 acts = place["sampled"]
                 drift = (acts["log_policy"] - acts["log_prior"]) / acts["lengths"]
-                cells += [*(f"{value:,.0f}" for value in outcome(place)), f"{round(drift, 2) + 0.0:.2f}"]
+                cells += [*(f"{value:,.0f}" for value in mean_returns(place)), f"{round(drift, 2) + 0.0:.2f}"]
             lines.append(cells)
     return markdown_table(["task", "t", *(f"{how}: {part}" for how in ("mixture", "weights") for part in parts)], lines)
 
@@ -258,14 +259,16 @@ def draw(found: list[Row], path: Path) -> None:
     for points, axis in zip(tasks, axes[0], strict=True):
         dials = [row for row in found if (row["task"], row["how"]) == (points["task"], "trained")]
         for row in dials:
-            basic, addon = zip(*map(outcome, row["many"]), strict=True)
+            basic, addon = zip(*map(mean_returns, row["many"]), strict=True)
             label = "a dial, twenty positions" if row is dials[0] else None
             axis.plot(basic, addon, ".-", color="#0b6e99", linewidth=1, label=label)
-        basic, addon = zip(*map(outcome, points["positions"]), strict=True)
+        basic, addon = zip(*map(mean_returns, points["positions"]), strict=True)
         axis.plot(basic, addon, "o", color="#b5532a", fillstyle="none", label="trained alone")
         for each in points["positions"]:
-            axis.annotate(f"{each['at']:g}", outcome(each), textcoords="offset points", xytext=(-22, -10), fontsize=8)
-        axis.plot(*outcome(points["prior"]), "s", color="#777777", label="prior")
+            axis.annotate(
+                f"{each['at']:g}", mean_returns(each), textcoords="offset points", xytext=(-22, -10), fontsize=8
+            )
+        axis.plot(*mean_returns(points["prior"]), "s", color="#777777", label="prior")
         task = TASKS[points["task"]]
         axis.set(xlabel="old reward, of an episode (never read)", ylabel=f"the wish: {task.addon}")
         axis.set_title(f"{points['task']}, ω′ from {task.low:g} to {task.high:g}", loc="left")
@@ -282,10 +285,13 @@ def draw(found: list[Row], path: Path) -> None:
 def main(options: campaign.Options) -> None:
     how = "shuffled" if options.shuffled else "longer" if options.longer else "trained"
     for name in options.tasks:
-        swept = sweeps.made(name, options.runs.parent / "sweeps", options.jobs)
-        wanted = {f"{name}/alone": partial(alone, name, swept)}
-        wanted |= {f"{name}/{free}": partial(free_dial, name, free, swept) for free in ("mixture", "weights")}
-        dials = {f"{name}/{how}/{seed}": partial(trained_dial, name, seed, options.runs, how) for seed in options.seeds}
+        swept = sweeps.make_sweep(name, options.runs.parent / "sweeps", options.jobs)
+        wanted = {f"{name}/alone": partial(measure_points, name, swept)}
+        wanted |= {f"{name}/{free}": partial(measure_free_dial, name, free, swept) for free in ("mixture", "weights")}
+        dials = {
+            f"{name}/{how}/{seed}": partial(measure_trained_dial, name, seed, options.runs, how)
+            for seed in options.seeds
+        }
         campaign.measure_missing(options.ledger, wanted | dials)
     rows = Ledger(options.ledger).rows()
     print(summary(rows))

@@ -1,11 +1,11 @@
-"""What fine-tuning does to a policy: eight ways from the same prior and wish, iteration by iteration.
+"""Compare eight ways to fine-tune a policy, from the same prior and to the same wish, iteration by iteration.
 
     python -m experiments.fine_tuning
     python -m experiments.fine_tuning --picture docs/images/fine-tuning.png     # of what is in the file
 
-All are Stable-Baselines3's PPO on the same environments, which pay the wish alone: nothing differs but what the row of
-WAYS says. A line of the file holds the curves of a run, of the basic reward, which nobody learns from, and of the wish,
-and 100 episodes at the end. Go1 is the published policy of a robot, from the folder --priors.
+All are Stable-Baselines3's PPO on the same environments, whose reward is the wish alone. They differ only by their
+entry in WAYS. A row of the ledger has a run's curves of the wish and of the basic reward, which no way learns from, and 100
+episodes of its last policy. Go1 is the published policy of a robot, from the folder --priors.
 """
 
 import copy
@@ -25,11 +25,11 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import Tensor
 
 from experiments import campaign
-from experiments.batches import ForSb3, Paid
+from experiments.batches import AddonEnvs, Sb3Envs
 from experiments.ledger import Row
-from experiments.paper.runs import settings_of
+from experiments.paper.runs import fixed_settings
 from experiments.statistics import smooth_curve
-from experiments.through_hosts import summary
+from experiments.through_hosts import evaluate_returns
 from repolicy import Policy, load_policy
 from repolicy.hosts.sb3 import ResidualPPO, from_repolicy, like, to_repolicy
 from repolicy.policies.policy import frozen
@@ -39,7 +39,7 @@ from repolicy.runs.machine import die_with
 
 @dataclass(frozen=True)
 class Task:
-    """A prior, a wish, and the weights that Repolicy's own results use for them."""
+    """A prior, a wish, and the weights of Repolicy's own results for them."""
 
     prior: str
     env: str
@@ -47,17 +47,17 @@ class Task:
     omega: float
     alpha: float
     budget: float
-    curve: str  # to look at: HalfCheetah's episodes never end early, Hopper's falls show in the episodes' return
+    curve: str  # to draw: a reward per step if episodes never end early, else the return, which shows falls
 
 
 @dataclass(frozen=True)
 class Way:
-    """How people fine-tune: what is in the reward, what is in the loss, what moves and how fast."""
+    """Settings of one way to fine-tune."""
 
     omega: str = "none"  # "own": the task's weights; "tied": both weights are the task's omega
-    warmup: bool = False  # whether the critic is fitted alone for the first 5 % of the iterations
-    budget: bool = False
-    rate: float = 1.0  # times the learning rate
+    warmup: bool = False  # whether only the critic is trained in the first 5 % of the iterations
+    budget: bool = False  # whether omega is adapted to the task's KL budget
+    rate: float = 1.0  # factor on the learning rate
     kl_loss: float = 0.0  # weight of KL(policy ‖ prior) in the loss
     frozen_std: bool = False
 
@@ -80,23 +80,24 @@ WAYS = {
 }
 
 
-class NearPrior(ActorCriticPolicy):  # type: ignore[misc]
-    """A policy whose entropy, for PPO's loss, is −KL(policy ‖ what it was at the start): so ent_coef weighs the KL."""
+class KlAnchoredPolicy(ActorCriticPolicy):  # type: ignore[misc]
+    """A policy that returns −KL(policy ‖ anchor) as its entropy, so that `ent_coef` is the weight of a KL loss."""
 
-    anchor: Any = None
+    anchor: Any = None  # a copy of the policy at the start of training
 
     def evaluate_actions(self, obs: Any, actions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         values, log_prob, _ = super().evaluate_actions(obs, actions)
         with torch.no_grad():
-            held = self.anchor.get_distribution(obs).distribution
-        mine = self.get_distribution(obs).distribution
-        return values, log_prob, -torch.distributions.kl_divergence(mine, held).sum(-1)
+            anchor = self.anchor.get_distribution(obs).distribution
+        current = self.get_distribution(obs).distribution
+        return values, log_prob, -torch.distributions.kl_divergence(current, anchor).sum(-1)
 
 
-class Acting(ActorCriticPolicy):  # type: ignore[misc]
-    """The same for a policy of any family, which stays Repolicy's own; the critic beside it has its normalizer.
+class RepolicyActor(ActorCriticPolicy):  # type: ignore[misc]
+    """A Stable-Baselines3 policy whose actor is a Repolicy policy of any family; the critic shares its normalizer.
 
-    Stable-Baselines3's PPO has no network for a std, and none whose actions pass through tanh: Go1's has both.
+    The Go1's policy needs it: its std is a network's output and its actions pass through tanh, and Stable-Baselines3's
+    own policies for PPO have neither. With `kl_loss`, the entropy is −KL(actor ‖ start).
     """
 
     def __init__(self, *spaces: Any, start: Policy, how: Way, **host: Any) -> None:
@@ -123,7 +124,7 @@ class Acting(ActorCriticPolicy):  # type: ignore[misc]
         return values
 
     def distribution(self, obs: Tensor) -> Any:
-        """Return that of the actor; with a frozen std, the one that the start has in that state."""
+        """Return the actor's distribution; with a frozen std, the start's std replaces the actor's."""
         distribution: Any = self.actor(obs)
         if self._how.frozen_std:
             distribution.log_std = self.start(obs).log_std.detach()
@@ -131,60 +132,63 @@ class Acting(ActorCriticPolicy):  # type: ignore[misc]
 
 
 class Curves(BaseCallback):  # type: ignore[misc]
-    """What the environments noted, iteration by iteration."""
+    """A callback that stores the environments' mean rewards of each iteration."""
 
-    def __init__(self, paid: Paid) -> None:
+    def __init__(self, envs: AddonEnvs) -> None:
         super().__init__()
-        self.paid = paid
-        self.found: list[dict[str, float]] = []
+        self.envs = envs
+        self.iterations: list[dict[str, float]] = []
 
     def _on_step(self) -> bool:
         return True
 
     def _on_rollout_end(self) -> None:
-        self.found.append(self.paid.noted())
+        self.iterations.append(self.envs.pop_log())
 
 
 def measure(task: str, way: str, seed: int, steps: int, priors: Path) -> Row:
+    """Fine-tune a task's prior in one way; return the curves and the evaluation of the last policy."""
     torch.set_num_threads(1)
     setup, how = TASKS[task], WAYS[way]
-    kind: Any
-    scores: Any
+    policy_class: Any
+    reward_prior: Any  # whose log-probabilities are in the reward
     shipped = not setup.prior.endswith(".onnx")
     prior = load_policy(setup.prior if shipped else priors / setup.prior)
-    usual = settings_of(setup.env) if shipped else customize_defaults(prior)
-    settings = replace(usual, seed=seed, steps=steps)
-    paid = Paid(setup.env, setup.addon, settings.envs, seed, prior.to_environment)
+    settings = replace(fixed_settings(setup.env) if shipped else customize_defaults(prior), seed=seed, steps=steps)
+    envs = AddonEnvs(setup.env, setup.addon, settings.envs, seed, prior.to_environment)
     weights = {"none": (0.0, 0.0), "own": (setup.omega, setup.alpha), "tied": (setup.omega, setup.omega)}[how.omega]
     if shipped:
-        kind, built, scores = NearPrior if how.kl_loss else "MlpPolicy", like(prior), prior
+        policy_class, reward_prior = KlAnchoredPolicy if how.kl_loss else "MlpPolicy", prior
+        policy_kwargs = like(prior)
     else:
-        kind, built = Acting, {"start": prior, "how": how, "net_arch": {"pi": [], "vf": list(settings.hidden)}}
-        scores = SimpleNamespace(log_prob=prior.log_prob)  # of actions before tanh, which hosts know nothing of
-    warmup, budget = round(0.05 * settings.iterations) if how.warmup else 0, setup.budget if how.budget else None
+        policy_class = RepolicyActor
+        policy_kwargs = {"start": prior, "how": how, "net_arch": {"pi": [], "vf": list(settings.hidden)}}
+        reward_prior = SimpleNamespace(log_prob=prior.log_prob)  # scores actions before tanh, as the host stores them
     model = ResidualPPO(
-        kind, ForSb3(paid), prior=scores, copy_prior=False, omega=weights[0], alpha=weights[1], critic_warmup=warmup,
-        kl_budget=budget, policy_kwargs=built, ent_coef=how.kl_loss, learning_rate=settings.learning_rate * how.rate,
-        n_steps=settings.n_steps, batch_size=settings.minibatch, n_epochs=settings.epochs, gamma=settings.gamma,
-        gae_lambda=settings.gae_lambda, vf_coef=0.5, target_kl=None, seed=seed, device="cpu",
+        policy_class, Sb3Envs(envs), prior=reward_prior, copy_prior=False, omega=weights[0], alpha=weights[1],
+        critic_warmup=round(0.05 * settings.iterations) if how.warmup else 0,
+        kl_budget=setup.budget if how.budget else None, policy_kwargs=policy_kwargs, ent_coef=how.kl_loss,
+        learning_rate=settings.learning_rate * how.rate, n_steps=settings.n_steps, batch_size=settings.minibatch,
+        n_epochs=settings.epochs, gamma=settings.gamma, gae_lambda=settings.gae_lambda, vf_coef=0.5,
+        target_kl=None, seed=seed, device="cpu",
     )  # fmt: skip
     if shipped:
         from_repolicy(prior, model)
         if how.kl_loss:
-            object.__setattr__(model.policy, "anchor", copy.deepcopy(model.policy))  # no module of the model's own
+            object.__setattr__(model.policy, "anchor", copy.deepcopy(model.policy))  # not registered as a submodule
         model.policy.log_std.requires_grad_(not how.frozen_std)
-    curves = Curves(paid)
+    curves = Curves(envs)
     model.learn(steps, callback=curves)
-    names = sorted({name for each in curves.found for name in each})
+    names = sorted({name for means in curves.iterations for name in means})
     row: Row = {"task": task, "way": way, "seed": seed, "curve": setup.curve}
     row |= {"iteration_steps": settings.iteration_steps}
-    row["curves"] = {name: [each.get(name) for each in curves.found] for name in names}
+    row["curves"] = {name: [means.get(name) for means in curves.iterations] for name in names}
     last = to_repolicy(model) if shipped else frozen(model.policy.actor)
-    return row | {"end": summary(last, setup.env, setup.addon)}
+    return row | {"end": evaluate_returns(last, setup.env, setup.addon)}
 
 
-def picture(found: campaign.Rows, path: Path) -> None:
-    """Draw the unseen reward over the steps, a panel a task, a line a way: the mean of its seeds, and their range."""
+def draw_curves(found: campaign.Rows, path: Path) -> None:
+    """Draw the basic reward over the steps: a panel per task, a line per way with the mean and range of its seeds."""
     import matplotlib.pyplot as plt
     import numpy as np
 
@@ -193,31 +197,31 @@ def picture(found: campaign.Rows, path: Path) -> None:
     figure, panels = plt.subplots(1, len(tasks), figsize=(2.5 + 6 * len(tasks), 4), squeeze=False, layout="constrained")
     for panel, task in zip(panels[0], tasks, strict=True):
         for way in WAYS:
-            mine = [row for row in rows if (row["task"], row["way"]) == (task, way)]
-            if not mine:
+            runs = [row for row in rows if (row["task"], row["way"]) == (task, way)]
+            if not runs:
                 continue
-            curves = np.array([smooth_curve(row) for row in mine])
-            steps = mine[0]["iteration_steps"] * np.arange(1, curves.shape[1] + 1) / 1e6
-            seen = ~np.isnan(curves).any(0)
-            steps, low, middle, high = (each[seen] for each in (steps, curves.min(0), curves.mean(0), curves.max(0)))
-            [line] = panel.plot(steps, middle, label=way, lw=2.2 if "residual" in way else 1.2)
-            panel.fill_between(steps, low, high, color=line.get_color(), alpha=0.12)
-        what = "basic reward a step" if TASKS[task].curve == "basic" else "basic return of an episode"
-        panel.set(title=f"{task}, {TASKS[task].addon}", xlabel="million steps", ylabel=f"{what}, which nobody sees")
+            curves = np.array([smooth_curve(row) for row in runs])  # [seeds, iterations]
+            steps = runs[0]["iteration_steps"] * np.arange(1, curves.shape[1] + 1) / 1e6
+            known = ~np.isnan(curves).any(0)
+            steps, curves = steps[known], curves[:, known]
+            [line] = panel.plot(steps, curves.mean(0), label=way, lw=2.2 if "residual" in way else 1.2)
+            panel.fill_between(steps, curves.min(0), curves.max(0), color=line.get_color(), alpha=0.12)
+        quantity = "basic reward a step" if TASKS[task].curve == "basic" else "basic return of an episode"
+        panel.set(title=f"{task}, {TASKS[task].addon}", xlabel="million steps", ylabel=f"{quantity}, which nobody sees")
         panel.spines[["top", "right"]].set_visible(False)
     figure.legend(*panels[0][-1].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8)
     figure.savefig(path, dpi=100)
 
 
-def alone(*run: Any) -> Row:
-    """Measure in a process of its own: 128 robots take 3 GB until their process ends."""
+def measure_in_subprocess(*run: Any) -> Row:
+    """Measure in a process of its own, because 128 robots hold 3 GB until their process ends."""
     with ProcessPoolExecutor(1, get_context("spawn"), die_with, (os.getpid(),)) as process:
         return process.submit(measure, *run).result()
 
 
 @campaign.program(
-    "ledger", tasks=[*TASKS], seeds=(0, 1, 2), steps=1_000_000, priors=Path("../shared/priors"), draw=picture
+    "ledger", tasks=[*TASKS], seeds=(0, 1, 2), steps=1_000_000, priors=Path("../shared/priors"), draw=draw_curves
 )
 def main(options: campaign.Options) -> campaign.Measurements:
     runs = [(task, way, seed, options.steps) for seed, task, way in product(options.seeds, options.tasks, WAYS)]
-    return {"/".join(map(str, run)): partial(alone, *run, options.priors) for run in runs}
+    return {"/".join(map(str, run)): partial(measure_in_subprocess, *run, options.priors) for run in runs}

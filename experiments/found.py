@@ -33,7 +33,7 @@ from repolicy.runs.folder import RunFolder
 
 STEPS, EPISODES = 500_000, 100
 ENVS = 25  # that are evaluated at once: a robot's can hold 140 MB each
-OTHERS = Path("../shared/priors")  # the folder of other people's
+PRIORS_FOLDER = Path("../shared/priors")  # the folder of other people's
 BERKELEY = "BerkeleyHumanoidJoystickFlatTerrain-v1?energy_scale=-0.001"  # by itself its energy has the weight 0
 TASKS = {  # whose prior is a name that ships, or a file in the folder of other people's priors
     "go1": Task("mujoco_playground/go1_policy.onnx", "Go1JoystickFlatTerrain-v1", "energy"),
@@ -58,13 +58,13 @@ def measure(task: Task, path: Path, folder: Path, seed: int, steps: int, budget:
     row |= {"objective": request.objective.as_dict(), "settings": request.settings.as_dict(), "episodes": EPISODES}
     objective = None if request.settings.kl_budget is not None else request.objective
     for which, policy in (("start", saved.policy), ("last", last.policy)):
-        row[which] = measured(policy, saved.policy, env, addon, objective, last.density)
+        row[which] = measure_objective(policy, saved.policy, env, addon, objective, last.density)
     before, after = (np.array(row[which].pop("each")) for which in ("start", "last"))
     row["gained"] = mean_and_error(after - before)  # the seeds are the same, so differences count
     return row | {"addon_metric": addon.metric_name}
 
 
-def measured(
+def measure_objective(
     policy: Policy, prior: Policy, env: str, wish: Addon, objective: Objective | None, density: Density | None = None
 ) -> dict[str, Any]:
     """Return the objective of an episode and its parts, (mean, standard error); without one, the wish alone."""
@@ -109,7 +109,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-@campaign.program("ledger", "runs", priors=OTHERS, tasks=[*TASKS], seeds=2, steps=float(STEPS), budget=False)
+@campaign.program("ledger", "runs", priors=PRIORS_FOLDER, tasks=[*TASKS], seeds=2, steps=float(STEPS), budget=False)
 def main(options: campaign.Options) -> campaign.Measurements:
     wanted = {}
     for seed, (name, task) in product(range(options.seeds), TASKS.items()):

@@ -78,10 +78,10 @@ TASKS = {
 }
 
 
-def made(name: str, seed: int, runs: Path) -> RunFolder:
+def finish_run(name: str, seed: int, runs: Path) -> RunFolder:
     """Return the run of a task, finished."""
     task, out = TASKS[name], runs / f"{name}-{seed}"
-    prior = made(task.prior, seed, runs).policy if task.prior in TASKS else Path(task.prior)
+    prior = finish_run(task.prior, seed, runs).policy if task.prior in TASKS else Path(task.prior)
     settings = customize_defaults(find_policy(prior)) if task.prior else train_defaults(task.env)
     if task.env == "InvertedPendulum-v4" and not task.prior:
         settings = train_defaults("CartPole-v1")
@@ -98,7 +98,7 @@ def made(name: str, seed: int, runs: Path) -> RunFolder:
     return RunFolder(out)
 
 
-def highest(folder: RunFolder, last: SavedPolicy) -> tuple[int, Policy]:
+def best_candidate(folder: RunFolder, last: SavedPolicy) -> tuple[int, Policy]:
     """Return the policy with the highest sum in the short evaluations, and of which step it is."""
     checkpoint = folder.latest_checkpoint()
     assert checkpoint is not None
@@ -108,7 +108,7 @@ def highest(folder: RunFolder, last: SavedPolicy) -> tuple[int, Policy]:
     return header["candidate"]["steps"], policy
 
 
-def returns(policy: Policy, saved: SavedPolicy, task: Task) -> dict[str, np.ndarray]:
+def episode_returns(policy: Policy, saved: SavedPolicy, task: Task) -> dict[str, np.ndarray]:
     """Return, of each episode: the run's own objective, and all rewards, by sampled actions and by the mean action."""
     addon = combine_addons([task.addon]) if task.addon else None
     beside: dict[str, Any] = {"addon": addon, "prior": saved.prior, "density": saved.density, "envs": ENVS}
@@ -118,13 +118,13 @@ def returns(policy: Policy, saved: SavedPolicy, task: Task) -> dict[str, np.ndar
     return found | {"total_mean": by_mean.total, "ended_early": sampled.terminated.astype(float)}
 
 
-def measured(name: str, seed: int, runs: Path) -> Row:
+def measure(name: str, seed: int, runs: Path) -> Row:
     """Measure by how much what is handed out is better than the last policy, and what had the highest sum."""
-    task, folder = TASKS[name], made(name, seed, runs)
+    task, folder = TASKS[name], finish_run(name, seed, runs)
     last, handed_out = read_policy(folder.last_policy), read_policy(folder.policy)
     policies = {name: (of.card["steps"], of.policy) for name, of in (("last", last), ("handed_out", handed_out))}
-    policies["highest"] = highest(folder, last)
-    of = {steps: returns(policy, last, task) for steps, policy in dict(policies.values()).items()}
+    policies["highest"] = best_candidate(folder, last)
+    of = {steps: episode_returns(policy, last, task) for steps, policy in dict(policies.values()).items()}
     row: Row = {"env": task.env, "addon": task.addon, "objective": task.objective.as_dict(), "episodes": EPISODES}
     for which, (steps, _) in policies.items():
         row[which] = {"steps": steps, "ended_early": int(of[steps]["ended_early"].sum())}
@@ -143,17 +143,19 @@ def table(rows: list[Row]) -> str:
     for row in sorted(rows, key=lambda row: (list(TASKS).index(row["key"].partition("/")[0]), row["key"])):
         name, _, seed = row["key"].partition("/")
         line = [name.replace("_", " ") + (f", seed {seed}" if seed != "0" else "")]
-        line += [_pair(row["last"]["objective"]).strip("*"), str(row["last"]["ended_early"])]
+        line += [format_mean_error(row["last"]["objective"]).strip("*"), str(row["last"]["ended_early"])]
         for which in ("handed_out", "highest"):
             found, same = row[which], row[which]["steps"] == row["last"]["steps"]
             line.append("the last" if same else f"after {found['steps']:,} steps" if found["steps"] else "the prior")
             line += [str(found["ended_early"])] if which == "highest" else []
-            line += ["–" if same else _pair(found[f"{part}_better"]) for part in ("objective", "total_sampled")]
+            line += [
+                "–" if same else format_mean_error(found[f"{part}_better"]) for part in ("objective", "total_sampled")
+            ]
         lines += [line] * ("**" in "".join(line))
     return markdown_table(headings, lines)
 
 
-def _pair(values: list[float]) -> str:
+def format_mean_error(values: list[float]) -> str:
     """Return a mean and its error; what is better by more than two errors, or worse, is in bold."""
     mean, error = values
     digits = 2 if 0.0 < error < 1.0 else 0
@@ -164,4 +166,4 @@ def _pair(values: list[float]) -> str:
 @campaign.program("ledger", "runs", tasks=[*TASKS], seeds=1)
 def main(options: campaign.Options) -> campaign.Measurements:
     tasks = {f"{name}/{seed}": (name, seed) for name in options.tasks for seed in range(options.seeds)}
-    return {key: partial(measured, *task, options.runs) for key, task in tasks.items()}
+    return {key: partial(measure, *task, options.runs) for key, task in tasks.items()}

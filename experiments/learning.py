@@ -42,7 +42,7 @@ RUNS = {  # an environment, and where several settings are tried, a name for the
 }
 
 
-def run(name: str, seed: int) -> Run:
+def make_run(name: str, seed: int) -> Run:
     """Return a run of one line of `RUNS`, evaluated in the environment as it usually begins."""
     env = name.partition("/")[0]
     words = ("train", env, *RUNS[name].split(), "--seed", str(seed), "--ranks", "1")
@@ -54,20 +54,20 @@ def table(runs_by_key: dict[str, Row]) -> str:
     lines = list[list[str]]()
     by_seed = sorted(runs_by_key.values(), key=lambda row: row["key"].rpartition("/")[2])
     for env, runs in group_by(by_seed, key_without_seed).items():
-        of_ways = [[run["last"][how]["basic_reward"][0] for run in runs] for how in ("mean", "sampled")]
+        of_ways = [[row["last"][how]["basic_reward"][0] for row in runs] for how in ("mean", "sampled")]
         cells = map(mean_and_each, of_ways)
         options = re.sub(r"^repolicy train \S+ | --seed \d+| --ranks 1", "", runs[0]["command"])
         lines.append([env, str(len(runs)), *cells, f"`{options}`"])
     return markdown_table(["environment", "seeds", "mean action", "sampled", "options"], lines)
 
 
-def ship(found: dict[str, Row], runs: Path) -> None:
+def ship_best(found: dict[str, Row], runs: Path) -> None:
     """Write the best seed's policy of each environment, as its run left it, with its scores on its card."""
     for env, name in SHIPPED.items():
         candidates = group_by(found.values(), key_without_seed)[env]
         row = max(candidates, key=lambda row: row["best"]["mean"]["basic_reward"][0])
         seed, best = int(row["key"].rpartition("/")[2]), row["best"]
-        saved = read_policy(runs / run(env, seed).folder / "policy.safetensors")
+        saved = read_policy(runs / make_run(env, seed).folder / "policy.safetensors")
         scores = {"episodes": 100, "mean action": best["mean"]["basic_reward"]}
         scores |= {"sampled": best["sampled"]["basic_reward"]}
         request = saved.card["request"] | {"env": env.partition("?")[0]}  # what it is for, wherever it learned
@@ -78,6 +78,6 @@ def ship(found: dict[str, Row], runs: Path) -> None:
 @campaign.program("ledger", "runs", "jobs", "ray", seeds=3, only=[*RUNS], ship=False)
 def main(options: campaign.Options) -> list[Run]:
     if options.ship:
-        ship(campaign.finished_rows(Ledger(options.ledger)), options.runs)
+        ship_best(campaign.finished_rows(Ledger(options.ledger)), options.runs)
         return []
-    return [run(name, seed) for seed in range(options.seeds) for name in options.only]
+    return [make_run(name, seed) for seed in range(options.seeds) for name in options.only]

@@ -1,10 +1,10 @@
-"""Limits on HalfCheetah and on a robot: are they held, and what becomes of the wish?
+"""Measure whether limits hold, and what is left of the wish, on HalfCheetah and on a robot.
 
     python -m experiments.limits                # HalfCheetah
     python -m experiments.limits --robot        # the Go1
 
-A line of the ledger a run: what the policy that is handed out has of the prior's return, of the wish and of each limit,
-with the mean action, over 100 episodes.
+The ledger has one row per run: the share of the prior's return, the wish and each limit, over 100 episodes of the mean
+action of the policy that is handed out.
 """
 
 import shlex
@@ -23,10 +23,10 @@ from repolicy.priors.finding import find_policy
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
 
-EPISODES, LENGTH = 100, ("--steps", "1e6", "--ranks", "1")
-KEPT = "halfcheetah --addon hind_leg=10 --keep 0.95"
+EPISODES, TRAINING = 100, ("--steps", "1e6", "--ranks", "1")
+KEEP = "halfcheetah --addon hind_leg=10 --keep 0.95"
 CHEETAH = {
-    **{f"keep/{seed}": f"{KEPT} --seed {seed}" for seed in range(3)},
+    **{f"keep/{seed}": f"{KEEP} --seed {seed}" for seed in range(3)},
     **{f"wish/{seed}": f"halfcheetah --addon hind_leg --limit hind_leg<=0.25 --seed {seed}" for seed in range(3)},
     "two/0": "halfcheetah --addon hind_leg=10 --limit hind_leg>=0.25 --limit x_velocity>=7.2",
 }
@@ -35,50 +35,52 @@ GO1 = {f"go1/{seed}": f"{ROBOT} --seed {seed}" for seed in range(2)}
 
 
 def speed_error(observations: np.ndarray, actions: np.ndarray, next_observations: np.ndarray, info: Info) -> np.ndarray:
-    """How far the Go1's speed is from the commanded one, m/s: from the task's own term, exp(−error² / 0.25)."""
-    scale = real_robot.largest(real_robot.ENV, real_robot.TRACKED["speed_error"])
-    return real_robot.error(info[real_robot.TRACKED["speed_error"]] / scale)
+    """Return the error of the Go1's speed in m/s. It is computed from the task's own term, exp(−error² / 0.25)."""
+    scale = real_robot.tracking_scale(real_robot.ENV, real_robot.TRACKED["speed_error"])
+    return real_robot.velocity_error(info[real_robot.TRACKED["speed_error"]] / scale)
 
 
-def on_cheetah(told: str, folder: Path) -> Row:
-    """Return what a run has of the prior's return and of the wish."""
-    words = told.split()
-    command = campaign.run_customize([*words, *LENGTH], folder)
-    limits = [word for word in words if "<=" in word or ">=" in word]
-    asked: dict[str, Any] = {"addon": "hind_leg=10", "seed": EVALUATION_SEED, "limits": limits}
+def measure_cheetah(options: str, folder: Path) -> Row:
+    """Customize HalfCheetah; return the kept share of the prior's return, the wish and the limits."""
+    arguments = options.split()
+    command = campaign.run_customize([*arguments, *TRAINING], folder)
+    limits = [argument for argument in arguments if "<=" in argument or ">=" in argument]
+    settings: dict[str, Any] = {"addon": "hind_leg=10", "seed": EVALUATION_SEED, "limits": limits}
     with one_thread():
-        before, after = (evaluate(who, "HalfCheetah-v4", EPISODES, **asked).columns for who in ("halfcheetah", folder))
+        before = evaluate("halfcheetah", "HalfCheetah-v4", EPISODES, **settings).columns
+        after = evaluate(folder, "HalfCheetah-v4", EPISODES, **settings).columns
     row: Row = {"command": command, "versions": versions(), "episodes": EPISODES}
-    parts = {name: after[name] for name in ("basic_reward", "addon_reward", "metric")}
-    row |= {name: [round(part.mean, 4), round(part.error, 4)] for name, part in parts.items()}
+    for name in ("basic_reward", "addon_reward", "metric"):
+        row[name] = [round(after[name].mean, 4), round(after[name].error, 4)]
     row["limits"] = {limit: round(after[f"limit_{limit}"].mean, 4) for limit in limits}
     return row | {"kept": round(after["basic_reward"].mean / before["basic_reward"].mean, 4)}
 
 
-def on_go1(told: str, folder: Path) -> Row:
-    """Return what a run has of the old return, the power that it saves, how well it does as told, and its falls."""
-    command = campaign.run_customize([*told.split(), *LENGTH], folder)
-    whose = (find_policy("playground:go1"), find_policy(folder))
-    measured = [real_robot.measured(who, real_robot.ENV, EPISODES, True) for who in whose]
-    kept = measured[1]["basic"][0] / measured[0]["basic"][0]
-    saved = 1.0 - measured[1]["energy"][0] / measured[0]["energy"][0]
+def measure_go1(options: str, folder: Path) -> Row:
+    """Customize the Go1; return the kept share of the old return, the saved power, the errors and the falls."""
+    command = campaign.run_customize([*options.split(), *TRAINING], folder)
+    before, after = (
+        real_robot.measure(find_policy(policy), real_robot.ENV, EPISODES, True) for policy in ("playground:go1", folder)
+    )
+    kept, saved = after["basic"][0] / before["basic"][0], 1.0 - after["energy"][0] / before["energy"][0]
     row: Row = {"command": command, "versions": versions()}
-    return row | measured[1] | {"kept": round(kept, 4), "saved": round(saved, 4)}
+    return row | after | {"kept": round(kept, 4), "saved": round(saved, 4)}
 
 
 def table(rows: dict[str, Row]) -> str:
-    """Return a row a run on HalfCheetah."""
+    """Return a table with one line per run on HalfCheetah."""
     headings, lines = ["asked for", "seed", "of the old return", "`hind_leg=10`", "limits"], list[list[str]]()
     for key, row in rows.items():
         if not key.startswith("go1"):
-            _, _, _, *words = shlex.split(row["command"].partition(" --seed")[0].partition(" --steps")[0])
-            held = ", ".join(f"{name}: {value:.4g}" for name, value in row["limits"].items()) or "–"
+            wish_and_limits = row["command"].partition(" --seed")[0].partition(" --steps")[0]
+            _, _, _, *words = shlex.split(wish_and_limits)  # without `repolicy customize PRIOR`
+            limits = ", ".join(f"{name}: {value:.4g}" for name, value in row["limits"].items()) or "–"
             share, wish = f"{row['kept']:.1%}", f"{row['addon_reward'][0]:,.0f}"
-            lines.append([f"`{' '.join(words)}`", key.rpartition("/")[2], share, wish, held])
+            lines.append([f"`{' '.join(words)}`", key.rpartition("/")[2], share, wish, limits])
     return markdown_table(headings, lines)
 
 
 @campaign.program("ledger", "runs", "only", robot=False)
 def main(options: campaign.Options) -> campaign.Measurements:
-    measured, told = (on_go1, GO1) if options.robot else (on_cheetah, CHEETAH)
-    return {key: partial(measured, words, options.runs / key) for key, words in told.items()}
+    measure, runs = (measure_go1, GO1) if options.robot else (measure_cheetah, CHEETAH)
+    return {key: partial(measure, arguments, options.runs / key) for key, arguments in runs.items()}

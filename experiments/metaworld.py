@@ -35,25 +35,25 @@ from repolicy.runs.ranks import one_thread
 
 LENGTH, CHUNK, NOISE, EPISODES = 150, 8, 32, 100
 STEPS, SECONDS = 20_000, 100.0  # decisions, and about what they take of a core
-DEMONSTRATIONS, TOGETHER = 200, 25
-WEAK = {"weak": 25, "weaker": 8, "weakest": 4}  # demonstrations
+DEMONSTRATIONS, RECORDING_ENVS = 200, 25
+WEAK_DEMONSTRATIONS = {"weak": 25, "weaker": 8, "weakest": 4}  # demonstrations
 OMEGAS = (0.1, 0.3, 1.0, 3.0, 10.0)
 DSRL = {"seconds": (20, SECONDS), "decisions": (4, math.inf)}  # gradient steps for four decisions
 BUDGETS = (1.0, 3.0)  # nats a decision, of which an episode has 19; by default a quarter of one
-HAND, THING, GOAL = slice(0, 3), slice(4, 7), slice(36, 39)  # where they stand in an observation
-BEGIN, ASIDE, NEAR = np.array([0.005, 0.6]), 0.1, 0.04  # metres
+HAND, OBJECT, GOAL = slice(0, 3), slice(4, 7), slice(36, 39)  # where they stand in an observation
+HAND_START, DETOUR, NEAR = np.array([0.005, 0.6]), 0.1, 0.04  # metres
 TASKS = {"pickplace": "PickPlace", "push": "Push", "drawer": "DrawerOpen"}
 WISHES = {name: f"experiments.metaworld:{name}" for name in ("left", "gentle", "success")}
 
 
-def env_of(task: str) -> str:
+def env_name(task: str) -> str:
     return f"MetaWorld/{TASKS[task]}-v3?partially_observable=false&max_episode_steps={LENGTH}"
 
 
 def sides(observations: np.ndarray) -> np.ndarray:
     """Return 1 where the hand reaches on the left of its straight line, −1 on the right, 0 beside the thing."""
-    hand, thing = observations[..., HAND][..., :2], observations[..., THING][..., :2]
-    (x, y), (along_x, along_y) = np.moveaxis(hand - BEGIN, -1, 0), np.moveaxis(thing - BEGIN, -1, 0)
+    hand, thing = observations[..., HAND][..., :2], observations[..., OBJECT][..., :2]
+    (x, y), (along_x, along_y) = np.moveaxis(hand - HAND_START, -1, 0), np.moveaxis(thing - HAND_START, -1, 0)
     return np.sign(along_x * y - along_y * x) * (np.linalg.norm(thing - hand, axis=-1) > NEAR)
 
 
@@ -82,9 +82,9 @@ class Arm:
 
     def legs(self, observations: np.ndarray) -> list[tuple[np.ndarray, float, float]]:
         """Return of each leg where it leads, what the fingers do, how near it ends; 0 waits until they are shut."""
-        thing, goal = observations[:, THING], observations[:, GOAL].copy()
-        aside = (self.begun[:, HAND] + self.begun[:, THING]) / 2
-        aside[:, 0] += ASIDE * self.side
+        thing, goal = observations[:, OBJECT], observations[:, GOAL].copy()
+        aside = (self.begun[:, HAND] + self.begun[:, OBJECT]) / 2
+        aside[:, 0] += DETOUR * self.side
         aside[:, 2] = 0.15
         if self.task == "drawer":
             handle = thing - [0.0, 0.0, 0.02]
@@ -111,9 +111,9 @@ class Arm:
 def record(task: str, file: Path, count: int) -> None:
     """Write that many demonstrations, of which about half reach on the left."""
     generator, found = np.random.default_rng(0), list[tuple[np.ndarray, ...]]()
-    with closing(make_envs(env_of(task), TOGETHER, 0)) as envs:
+    with closing(make_envs(env_name(task), RECORDING_ENVS, 0)) as envs:
         observations = envs.reset()
-        for _ in range(math.ceil(count / TOGETHER)):
+        for _ in range(math.ceil(count / RECORDING_ENVS)):
             arm = Arm(task, observations, generator)
             for _ in range(LENGTH):
                 actions = arm(observations)
@@ -127,50 +127,50 @@ def record(task: str, file: Path, count: int) -> None:
     np.savez(file, observations=seen[:kept], actions=done[:kept], ended=ended[:kept])
 
 
-def flow_of(task: str, runs: Path, count: int = DEMONSTRATIONS) -> Path:
+def make_flow(task: str, runs: Path, count: int = DEMONSTRATIONS) -> Path:
     """Return a flow that is fitted to that many demonstrations; they are recorded where they are missing."""
     data = runs / f"{task}-{count}.npz"
     if not data.exists():
         record(task, data, count)
-    return campaign.fit_flow(data, env_of(task), CHUNK)
+    return campaign.fit_flow(data, env_name(task), CHUNK)
 
 
-def shares(left: np.ndarray, gentle: np.ndarray, success: np.ndarray) -> Row:
+def summarize(left: np.ndarray, gentle: np.ndarray, success: np.ndarray) -> Row:
     """Return a line's numbers, from what each wish paid in each episode."""
     found = {"success": (success > 0.0).mean(), "left": (left > 0.0).mean(), "square": -gentle.mean() / LENGTH}
     return {name: round(float(value), 4) for name, value in found.items()}
 
 
-def measured(agent: Policy | Path, env: str, deterministic: bool, prior: Policy | None = None) -> Row:
+def measure(agent: Policy | Path, env: str, deterministic: bool, prior: Policy | None = None) -> Row:
     how: Any = {"prior": prior, "deterministic": deterministic, "seed": EVALUATION_SEED, "trust": True}
     with one_thread():
         found = evaluate(agent, env, EPISODES, addon=list(WISHES.values()), **how)
-    row = shares(**{name: found.wishes[name] for name in WISHES})
+    row = summarize(**{name: found.wishes[name] for name in WISHES})
     return row if deterministic else row | {"nats_an_episode": round(found.columns["kl_an_episode"].mean, 3)}
 
 
-def at_scale(task: str, runs: Path, count: int, scale: float) -> Row:
+def measure_noise_scale(task: str, runs: Path, count: int, scale: float) -> Row:
     """Return what the flow does with noise of this scale."""
-    prior, env = noise_prior(str(flow_of(task, runs, count)), NOISE, CHUNK, env_of(task))
-    return {"noise": scale} | measured(with_noise_scale(prior, scale) if scale else prior, env, not scale, prior)
+    prior, env = noise_prior(str(make_flow(task, runs, count)), NOISE, CHUNK, env_name(task))
+    return {"noise": scale} | measure(with_noise_scale(prior, scale) if scale else prior, env, not scale, prior)
 
 
-def customized(task: str, runs: Path, count: int, told: str, folder: Path) -> Row:
+def measure_customized(task: str, runs: Path, count: int, told: str, folder: Path) -> Row:
     """Return what a run ends in, by sampled noise and by its mean."""
-    flow, env, policy = str(flow_of(task, runs, count)), env_of(task), folder / "policy.safetensors"
+    flow, env, policy = str(make_flow(task, runs, count)), env_name(task), folder / "policy.safetensors"
     words = f"--noise {NOISE} --chunk {CHUNK} --env {env} {told} --ranks 1"
     command = campaign.run_customize([flow, *words.split()], folder)
     _, name = noise_prior(flow, NOISE, CHUNK, env)
-    return {"command": command} | measured(policy, name, False) | {"mean": measured(policy, name, True)}
+    return {"command": command} | measure(policy, name, False) | {"mean": measure(policy, name, True)}
 
 
-def best_of(task: str, runs: Path, wish: str, count: int) -> Row:
+def measure_best_of(task: str, runs: Path, wish: str, count: int) -> Row:
     """Return what comes of drawing so many chunks and taking the one that the wish is going to pay most.
 
     For `left` the hand is taken to go where it is told, a hundredth of a metre a step for each 1 of an action.
     """
-    decoder, generator = load_decoder(str(flow_of(task, runs)), NOISE, CHUNK), np.random.default_rng(EVALUATION_SEED)
-    with closing(make_envs(env_of(task), EPISODES, EVALUATION_SEED)) as envs:
+    decoder, generator = load_decoder(str(make_flow(task, runs)), NOISE, CHUNK), np.random.default_rng(EVALUATION_SEED)
+    with closing(make_envs(env_name(task), EPISODES, EVALUATION_SEED)) as envs:
         seen, rows = envs.reset(), np.arange(EPISODES)
         sums = np.zeros((3, EPISODES))
         for decision in range(math.ceil(LENGTH / CHUNK)):
@@ -181,7 +181,7 @@ def best_of(task: str, runs: Path, wish: str, count: int) -> Row:
             else:
                 ahead = np.broadcast_to(seen[:, None, None], (*chunks.shape[:3], seen.shape[1])).copy()
                 ahead[..., HAND] += 0.01 * chunks[..., :3].cumsum(2)
-                away = np.linalg.norm(seen[:, THING][:, :2] - seen[:, HAND][:, :2], axis=1) > NEAR
+                away = np.linalg.norm(seen[:, OBJECT][:, :2] - seen[:, HAND][:, :2], axis=1) > NEAR
                 worth = sides(ahead).sum(2) - away[:, None] * ahead[:, :, -1, 0]  # where all are alike, further left
             for taken in chunks[rows, worth.argmax(1)].swapaxes(0, 1)[: LENGTH - CHUNK * decision]:
                 step = envs.step(taken)
@@ -189,54 +189,59 @@ def best_of(task: str, runs: Path, wish: str, count: int) -> Row:
                     sums[row] += pays(seen, taken, step.final, step.info)
                 seen = step.observations
     nats = math.ceil(LENGTH / CHUNK) * (math.log(count) - (count - 1) / count)
-    return shares(*sums) | {"nats_an_episode": round(nats, 3)}
+    return summarize(*sums) | {"nats_an_episode": round(nats, 3)}
 
 
-def by_dsrl(task: str, runs: Path, wish: str, seed: int, gradients: int, seconds: float) -> Row:
+def measure_dsrl(task: str, runs: Path, wish: str, seed: int, gradients: int, seconds: float) -> Row:
     """Return what SAC over the noise ends in, after as many decisions or, if that is sooner, so many seconds."""
-    from experiments.steered import WITHIN, ByNoise, dsrl  # needs Stable-Baselines3
+    from experiments.steered import DSRL_ENVS, NoiseActor, train_dsrl  # needs Stable-Baselines3
 
-    _, name = noise_prior(str(flow_of(task, runs)), NOISE, CHUNK, env_of(task))
+    _, name = noise_prior(str(make_flow(task, runs)), NOISE, CHUNK, env_name(task))
     began = time.process_time()
-    model, taken = dsrl(make_envs(name, WITHIN, seed), combine_addons([WISHES[wish]]), seed, STEPS, gradients, seconds)
-    took, acts = time.process_time() - began, [ByNoise(model, by_mean) for by_mean in (False, True)]
-    row = twice(acts, lambda: make_envs(name, EPISODES, EVALUATION_SEED))
+    model, taken = train_dsrl(
+        make_envs(name, DSRL_ENVS, seed), combine_addons([WISHES[wish]]), seed, STEPS, gradients, seconds
+    )
+    took, acts = time.process_time() - began, [NoiseActor(model, by_mean) for by_mean in (False, True)]
+    row = play_both_ways(acts, lambda: make_envs(name, EPISODES, EVALUATION_SEED))
     nats = {"nats_an_episode": round(acts[0].nats, 3)}
     return {"decisions": taken, "training_seconds": round(took, 1)} | row | nats
 
 
-def by_residual(task: str, runs: Path, wish: str, seed: int, scale: float) -> Row:
+def measure_residual(task: str, runs: Path, wish: str, seed: int, scale: float) -> Row:
     """Return what adding to the flow's actions ends in, after the steps of as many decisions."""
-    from experiments.steered import SIDE_BY_SIDE, Corrected, corrections, residual
+    from experiments.steered import RESIDUAL_ENVS, ResidualEnvs, predict_corrections, train_residual
 
-    decoder, began = load_decoder(str(flow_of(task, runs)), NOISE, CHUNK), time.process_time()
-    envs = Corrected(make_envs(env_of(task), SIDE_BY_SIDE, seed), decoder, seed)
-    model = residual(envs, combine_addons([WISHES[wish]]), seed, STEPS * CHUNK, scale)
-    took, acts = time.process_time() - began, [partial(corrections, model, by_mean) for by_mean in (False, True)]
-    return {"training_seconds": round(took, 1)} | twice(
-        acts, lambda: Corrected(make_envs(env_of(task), EPISODES, EVALUATION_SEED), decoder, EVALUATION_SEED)
+    decoder, began = load_decoder(str(make_flow(task, runs)), NOISE, CHUNK), time.process_time()
+    envs = ResidualEnvs(make_envs(env_name(task), RESIDUAL_ENVS, seed), decoder, seed)
+    model = train_residual(envs, combine_addons([WISHES[wish]]), seed, STEPS * CHUNK, scale)
+    took, acts = (
+        time.process_time() - began,
+        [partial(predict_corrections, model, by_mean) for by_mean in (False, True)],
+    )
+    return {"training_seconds": round(took, 1)} | play_both_ways(
+        acts, lambda: ResidualEnvs(make_envs(env_name(task), EPISODES, EVALUATION_SEED), decoder, EVALUATION_SEED)
     )
 
 
-def twice(acts: Sequence[Any], make: Callable[[], Any]) -> Row:
+def play_both_ways(acts: Sequence[Any], make: Callable[[], Any]) -> Row:
     """Return a line's numbers by sampled noise, and in it those by its mean."""
-    from experiments.steered import played
+    from experiments.steered import play_first_episodes
 
     rows = []
     for act in acts:
         with closing(make()) as envs:
-            rows.append(shares(*played(envs, act, combine_addons([*WISHES.values()]))))
+            rows.append(summarize(*play_first_episodes(envs, act, combine_addons([*WISHES.values()]))))
     return rows[0] | {"mean": rows[1]}
 
 
-def lines(runs: Path) -> campaign.Measurements:
+def measurements(runs: Path) -> campaign.Measurements:
     """Return what is measured, by its key: the first seed of each run first."""
     found: campaign.Measurements = {}
 
     def run(key: str, told: str, count: int = DEMONSTRATIONS) -> None:
         folder, seed = runs / key.replace("/", "-").replace(" ", "-"), key.rpartition("/")[2]
         task = key.partition("/")[0]
-        found[key] = partial(customized, task, runs, count, f"{told} --steps {STEPS} --seed {seed}", folder)
+        found[key] = partial(measure_customized, task, runs, count, f"{told} --steps {STEPS} --seed {seed}", folder)
 
     for seed in range(3):
         for task, wish in product(TASKS, ("left", "gentle")):
@@ -245,9 +250,9 @@ def lines(runs: Path) -> campaign.Measurements:
             continue
         for task in TASKS:
             for scale in (1.0, 0.5, 0.0):
-                found[f"{task}/noise {scale:g}/0"] = partial(at_scale, task, runs, DEMONSTRATIONS, scale)
+                found[f"{task}/noise {scale:g}/0"] = partial(measure_noise_scale, task, runs, DEMONSTRATIONS, scale)
             for wish in ("left", "gentle"):
-                found[f"{task}/{wish}, best of 16/0"] = partial(best_of, task, runs, wish, 16)
+                found[f"{task}/{wish}, best of 16/0"] = partial(measure_best_of, task, runs, wish, 16)
         for task in TASKS:
             run(f"{task}/left, greedy/0", f"--addon {WISHES['left']} --objective greedy")
         for budget in BUDGETS:
@@ -256,12 +261,14 @@ def lines(runs: Path) -> campaign.Measurements:
             run(f"push/left, omega {omega:g}/0", f"--addon {WISHES['left']} --omega {omega:g}")
     for seed in range(2):
         for name, how in DSRL.items():
-            found[f"push/left, DSRL, equal {name}/{seed}"] = partial(by_dsrl, "push", runs, "left", seed, *how)
+            found[f"push/left, DSRL, equal {name}/{seed}"] = partial(measure_dsrl, "push", runs, "left", seed, *how)
         for scale in (0.1, 0.5):
-            found[f"push/left, residual {scale:g}/{seed}"] = partial(by_residual, "push", runs, "left", seed, scale)
-    for (name, count), task in product(WEAK.items(), TASKS):
+            found[f"push/left, residual {scale:g}/{seed}"] = partial(
+                measure_residual, "push", runs, "left", seed, scale
+            )
+    for (name, count), task in product(WEAK_DEMONSTRATIONS.items(), TASKS):
         for scale in (1.0, 0.5, 0.0):
-            found[f"{task}/{name}, noise {scale:g}/0"] = partial(at_scale, task, runs, count, scale)
+            found[f"{task}/{name}, noise {scale:g}/0"] = partial(measure_noise_scale, task, runs, count, scale)
         for seed in range(3):
             run(f"{task}/{name}, success/{seed}", f"--addon {WISHES['success']}", count)
     return found
@@ -290,4 +297,4 @@ def _cells(found: list[Row]) -> list[str]:
 @campaign.program("ledger", "runs", "only")
 def main(options: campaign.Options) -> campaign.Measurements:
     torch.set_num_threads(1)
-    return lines(options.runs)
+    return measurements(options.runs)

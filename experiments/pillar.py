@@ -74,13 +74,13 @@ def record(file: Path) -> None:
     np.savez(file, observations=observations, actions=actions, ended=ends)
 
 
-def figures(basic: np.ndarray, wish: np.ndarray, nats: float) -> Row:
+def summarize(basic: np.ndarray, wish: np.ndarray, nats: float) -> Row:
     """Return a line's numbers; `nats` are those of a decision."""
     found = {"success": (basic > 0.5).mean(), "left": (wish > 0.0).mean(), "nats_a_decision": nats}
     return {name: round(float(value), 4) for name, value in found.items()} | {"episodes": len(basic)}
 
 
-def customized(told: str, flow: Path, folder: Path) -> Row:
+def measure_customized(told: str, flow: Path, folder: Path) -> Row:
     """Return what a run ends in."""
     words = f"--noise {NOISE} --chunk {CHUNK} --env {ENV} --addon {WISH} {told} --ranks 1"
     command = campaign.run_customize([str(flow), *words.split()], folder)
@@ -88,10 +88,10 @@ def customized(told: str, flow: Path, folder: Path) -> Row:
     with one_thread():
         found: Evaluation = evaluate(folder, episodes=EPISODES, addon=WISH, **acts)
     assert found.addon is not None
-    return {"command": command} | figures(found.basic, found.addon, found.columns["kl_a_step"].mean)
+    return {"command": command} | summarize(found.basic, found.addon, found.columns["kl_a_step"].mean)
 
 
-def best_of(count: int, flow: Path) -> Row:
+def measure_best_of(count: int, flow: Path) -> Row:
     """Return what comes of drawing so many chunks and taking the one that the wish pays most."""
     decoder, generator = load_decoder(str(flow), NOISE, CHUNK), np.random.default_rng(EVALUATION_SEED)
     envs = make_envs(ENV, EPISODES, EVALUATION_SEED)
@@ -111,10 +111,10 @@ def best_of(count: int, flow: Path) -> Row:
             running &= ~(step.terminated | step.truncated)
             places = step.observations
     envs.close()
-    return figures(basic, wish, math.log(count) - (count - 1) / count)  # the nats of the best of N by any order
+    return summarize(basic, wish, math.log(count) - (count - 1) / count)  # the nats of the best of N by any order
 
 
-def runs() -> dict[str, str]:
+def customize_options() -> dict[str, str]:
     """Return the options of each run."""
     kinds = [("default", "--steps 1e5", 5)]
     for weight, seeds in {"0.02": 1, "0.1": 5, "0.3": 1, "1": 1, "10": 1}.items():
@@ -128,10 +128,10 @@ def table(rows: dict[str, Row]) -> str:
     """Return a row for each kind of agent: the mean of its seeds, and the least and most where there are several."""
     headings = ["agent", "seeds", "arrives", "on the left", "nats a decision"]
     kinds = group_by(rows.values(), key_without_seed).items()
-    return markdown_table(headings, [[kind, str(len(found)), *_spreads(found)] for kind, found in kinds])
+    return markdown_table(headings, [[kind, str(len(found)), *mean_cells(found)] for kind, found in kinds])
 
 
-def _spreads(found: list[Row]) -> list[str]:
+def mean_cells(found: list[Row]) -> list[str]:
     cells = []
     for name, form in (("success", "{:.1%}"), ("left", "{:.1%}"), ("nats_a_decision", "{:.3g}")):
         values = [row[name] for row in found]
@@ -147,7 +147,9 @@ def main(options: campaign.Options) -> campaign.Measurements:
     if not demonstrations.exists():
         record(demonstrations)
     flow = campaign.fit_flow(demonstrations, ENV, CHUNK)
-    wanted: campaign.Measurements = {f"best of {count}/0": partial(best_of, count, flow) for count in (1, 4, 16, 64)}
-    for key, told in runs().items():
-        wanted[key] = partial(customized, told, flow, options.runs / key.replace(" ", "-").replace("/", "-"))
+    wanted: campaign.Measurements = {
+        f"best of {count}/0": partial(measure_best_of, count, flow) for count in (1, 4, 16, 64)
+    }
+    for key, told in customize_options().items():
+        wanted[key] = partial(measure_customized, told, flow, options.runs / key.replace(" ", "-").replace("/", "-"))
     return wanted

@@ -1,10 +1,10 @@
-"""Without training: what a planner has of the old return and of the wish, and what it takes.
+"""Measure planners, which need no training: the old return, the wish and the time that they take.
 
     python -m experiments.planning
     python -m experiments.planning --only ant       # the rows whose keys begin so
 
-A line of the ledger a planner, and its prior in episodes of the same seeds, cut after so many steps as the row says.
-The speed is by the processor's time, whatever else the machine did.
+The ledger has one row per planner, with its prior on episodes of the same seeds, cut off after `steps` steps. Speed is
+measured in processor time, so that other programs on the machine do not count.
 """
 
 import time
@@ -27,14 +27,14 @@ from repolicy.planning.planner import Planner, Search
 from repolicy.runs.machine import versions
 from repolicy.runs.ranks import one_thread
 
-DECISIONS = 50  # by which the speed is measured, one at a time
-KEPT_EPISODES, WHOLE = 20, 1000
+TIMED_DECISIONS = 50  # to measure the speed, one decision at a time
+DISTILLED_EPISODES, FULL_EPISODE = 20, 1000
 PARTS = ("basic_reward", "addon_reward", "total_reward")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A planner, and how much of it is measured. Without weights it is what a user gets by default."""
+    """A planner's settings and the size of its evaluation. Without weights, they are found as for a user."""
 
     prior: str
     addon: str
@@ -50,12 +50,12 @@ class Plan:
 
 
 CHEETAH, ANT, HOPPER = ("halfcheetah", "hind_leg=10"), ("ant", "sideways"), ("hopper", "height")
-WORTH = 0.348  # of a nat of HalfCheetah's prior
-LIGHT = 0.0982  # the price on states, with a value, that the trials choose for Ant
+CHEETAH_NAT_WORTH = 0.348  # reward that a nat of HalfCheetah's prior is worth
+ANT_STATES = 0.0982  # weight on states that the trials choose for Ant, with a value function
 OMEGAS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 # The sampler of Residual-MPPI. Its covariance for HalfCheetah, .017, is about half a std of this prior.
 PUBLISHED = {"knots": 0, "closed": False, "warm": False, "discount": 0.9}
-THEIRS = {"samples": 10_000, "horizon": 2, "temperature": 5e-5}
+PUBLISHED_SIZE = {"samples": 10_000, "horizon": 2, "temperature": 5e-5}
 # After `repolicy rql train cartpole --seed 0 --out runs/rql/cartpole-prior-0.safetensors`; the weights are those of
 # Residual Q-learning in results-rql.md.
 CARTPOLE, TASKS = "runs/rql/cartpole-prior-0.safetensors", "repolicy.rql.tasks"
@@ -67,13 +67,13 @@ PLANS = {
         for seed in range(3)
     },
     "twenty/halfcheetah/128/0": Plan(*CHEETAH, search={"samples": 128}, episodes=20),
-    **{f"omega/halfcheetah/{omega:g}": Plan(*CHEETAH, omega, WORTH, steps=300) for omega in OMEGAS},
+    **{f"omega/halfcheetah/{omega:g}": Plan(*CHEETAH, omega, CHEETAH_NAT_WORTH, steps=300) for omega in OMEGAS},
     **{
-        f"omega/ant/{omega:g}": Plan(*ANT, omega, LIGHT, True, search={"horizon": 8}, episodes=3, steps=300)
+        f"omega/ant/{omega:g}": Plan(*ANT, omega, ANT_STATES, True, search={"horizon": 8}, episodes=3, steps=300)
         for omega in OMEGAS
     },
-    "published/halfcheetah/32": Plan(*CHEETAH, 0.1, WORTH, search=PUBLISHED, steps=300),
-    "published/halfcheetah/10000": Plan(*CHEETAH, 1e-7, 0.0, search=PUBLISHED | THEIRS, episodes=2, steps=150),
+    "published/halfcheetah/32": Plan(*CHEETAH, 0.1, CHEETAH_NAT_WORTH, search=PUBLISHED, steps=300),
+    "published/halfcheetah/10000": Plan(*CHEETAH, 1e-7, 0.0, search=PUBLISHED | PUBLISHED_SIZE, episodes=2, steps=150),
     **{
         f"{way}/{name}": Plan(name, f"mppi_{addon}", weight, weight, episodes=2)
         for way, weight in (("wish", None), ("greedy", 0.0))
@@ -89,144 +89,146 @@ PLANS = {
     "tree/cartpole": Plan(CARTPOLE, f"{TASKS}:addon", 0.5, 0.0, episodes=4, steps=500, env=f"{TASKS}:CartPole"),
 }  # fmt: skip
 
-KEPT = {"kept/halfcheetah/20000": (Plan(*CHEETAH), 20_000), "kept/ant/6400": (Plan(*ANT), 6_400)}
-BEGUN = {"init/halfcheetah/300000": ("kept/halfcheetah/20000", 300_000)}  # customizing goes on from what was kept
+DISTILLED = {"kept/halfcheetah/20000": (Plan(*CHEETAH), 20_000), "kept/ant/6400": (Plan(*ANT), 6_400)}
+CUSTOMIZED = {"init/halfcheetah/300000": ("kept/halfcheetah/20000", 300_000)}  # starts from the distilled policy
 
 
-def measured(plan: Plan) -> Row:
-    """Return what a planner earns, beside its prior by the same seeds."""
-    search, began = Search(seed=plan.seed, **plan.search), time.process_time()
+def measure_planner(plan: Plan) -> Row:
+    """Evaluate a planner and its prior on episodes of the same seeds."""
+    search, start = Search(seed=plan.seed, **plan.search), time.process_time()
     planner = asking.plan(
         plan.prior, plan.addon, env=plan.env, omega=plan.omega, states=plan.states, value=plan.value, search=search,
         learned=plan.learned,
     )  # fmt: skip
-    to_begin, score = time.process_time() - began, planner.score
+    setup_seconds, score = time.process_time() - start, planner.score
     row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "env": planner.env, "seed": plan.seed}
     row |= {"omega": score.omega, "states": score.states, "value": score.value is not None, "search": plan.search}
-    row |= {"notes": list(planner.notes), "seconds_to_begin": round(to_begin, 1), "steps": plan.steps}
+    row |= {"notes": list(planner.notes), "seconds_to_begin": round(setup_seconds, 1), "steps": plan.steps}
     with one_thread():
         for name, agent in (("before", planner.prior), ("after", planner)):
             seed = EVALUATION_SEED + 100 * plan.seed
-            found = evaluate(agent, planner.env, plan.episodes, addon=plan.addon, seed=seed, longest=plan.steps)
-            row[name] = summary(found)
+            result = evaluate(agent, planner.env, plan.episodes, addon=plan.addon, seed=seed, longest=plan.steps)
+            row[name] = summarize(result)
         tally = planner.tally
         row |= {"effective": tally.effective / tally.decisions, "prior_kept": tally.kept / tally.decisions}
-        seen = np.zeros((1, planner.observation_size), np.float32)
-        row["decisions_a_second"] = tally.rate if planner.actions.kind == "discrete" else rate(planner, seen)
+        is_discrete = planner.actions.kind == "discrete"
+        row["decisions_a_second"] = tally.rate if is_discrete else decisions_per_second(planner)
     return row | {"real_time": row["decisions_a_second"] * planner.model.seconds}
 
 
-def kept(plan: Plan, labels: int, file: Path) -> Row:
-    """Return what a policy earns that is fitted to so many decisions of a planner, and how long that takes."""
-    made = asking.plan(
+def measure_distilled(plan: Plan, labels: int, file: Path) -> Row:
+    """Fit a policy to `labels` decisions of a planner, and evaluate it beside its prior."""
+    planner = asking.plan(
         plan.prior, plan.addon, omega=plan.omega, states=plan.states, value=plan.value, search=Search(seed=plan.seed)
     )
-    began, said = time.process_time(), list[str]()
-    policy = save_distilled(made, labels, file, said.append)
-    took, score = time.process_time() - began, made.score
-    row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "env": made.env, "seed": plan.seed}
+    start, messages = time.process_time(), list[str]()
+    policy = save_distilled(planner, labels, file, messages.append)
+    seconds, score = time.process_time() - start, planner.score
+    row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "env": planner.env, "seed": plan.seed}
     row |= {"omega": score.omega, "states": score.states, "value": score.value is not None, "labels": labels}
-    row |= {"notes": [*made.notes, *said], "seconds": round(took, 1), "steps": plan.steps}
-    for name, agent in (("before", made.prior), ("after", policy)):
-        row[name] = summary(evaluate(agent, made.env, KEPT_EPISODES, addon=plan.addon, seed=EVALUATION_SEED))
+    row |= {"notes": [*planner.notes, *messages], "seconds": round(seconds, 1), "steps": plan.steps}
+    for name, agent in (("before", planner.prior), ("after", policy)):
+        row[name] = summarize(evaluate(agent, planner.env, DISTILLED_EPISODES, addon=plan.addon, seed=EVALUATION_SEED))
     return row
 
 
-def begun(plan: Plan, file: Path, steps: int) -> Row:
-    """Return what so many steps of customizing come to from the prior, and from a policy that was kept of a planner."""
+def measure_customized(plan: Plan, file: Path, steps: int) -> Row:
+    """Customize for `steps` steps from the prior, and from a policy that was distilled from a planner."""
     row: Row = {"versions": versions(), "prior": plan.prior, "addon": plan.addon, "seed": plan.seed, "steps": steps}
     for name, init in (("before", "auto"), ("after", file)):
         out = file.with_name(f"{file.stem}-{name}-{steps}")
         settings = {"steps": steps, "ranks": 1, "seed": plan.seed}
-        began = time.perf_counter()
+        start = time.perf_counter()
         done = campaign.require_finished(
             customize(plan.prior, plan.addon, out=out, settings=settings, init=init, resume=True)
         )
-        row[f"seconds_{name}"] = round(time.perf_counter() - began, 1)
-        row[name] = summary(done.evaluate(KEPT_EPISODES, seed=EVALUATION_SEED))
-        row[f"{name}_sampled"] = summary(done.evaluate(KEPT_EPISODES, seed=EVALUATION_SEED, deterministic=False))
+        row[f"seconds_{name}"] = round(time.perf_counter() - start, 1)
+        row[name] = summarize(done.evaluate(DISTILLED_EPISODES, seed=EVALUATION_SEED))
+        row[f"{name}_sampled"] = summarize(done.evaluate(DISTILLED_EPISODES, seed=EVALUATION_SEED, deterministic=False))
     return row
 
 
-def summary(found: Evaluation) -> Row:
-    """Return means with their standard errors, and how many episodes ended by themselves."""
-    assert found.terminated is not None
-    columns = {name: found.columns[name] for name in ("total_reward", "basic_reward", "addon_reward")}
+def summarize(result: Evaluation) -> Row:
+    """Return means with their standard errors, and the number of episodes that terminated."""
+    assert result.terminated is not None
+    columns = {name: result.columns[name] for name in ("total_reward", "basic_reward", "addon_reward")}
     parts = {name: [column.mean, column.error] for name, column in columns.items()}
-    return {**parts, "episodes": len(found.basic), "ended_early": int(found.terminated.sum())}
+    return {**parts, "episodes": len(result.basic), "ended_early": int(result.terminated.sum())}
 
 
-def rate(planner: Planner, observation: np.ndarray) -> float:
-    """Return decisions a second of one core, one decision at a time."""
-    act = planner.actor(1, 1)
-    act(observation)
-    began = time.process_time()
-    for _ in range(DECISIONS):
+def decisions_per_second(planner: Planner) -> float:
+    """Return the number of decisions per second of one core, made one at a time."""
+    act, observation = planner.actor(1, 1), np.zeros((1, planner.observation_size), np.float32)
+    act(observation)  # warm up
+    start = time.process_time()
+    for _ in range(TIMED_DECISIONS):
         act(observation)
-    return DECISIONS / (time.process_time() - began)
+    return TIMED_DECISIONS / (time.process_time() - start)
 
 
 def table(rows: dict[str, Row]) -> str:
-    """Return a row a planner, but for the curve of ω′ and what was kept."""
+    """Return a table with one line per planner; the curve of ω′ and distilled policies have tables of their own."""
     headings = ["prior, wish", "planner", "ω′, states", "total: prior", "planned", "episodes", "falls",
                 "times real time"]  # fmt: skip
     lines = list[list[str]]()
-    for key, row in pooled(rows).items():
+    for key, row in pool_seeds(rows).items():
         if key.startswith(("omega/", "kept/", "init/")):
             continue
         tree = key.startswith("tree/")
-        how = "as published, " if "closed" in row["search"] else "tree, " * tree
-        how += "learned model, " * key.startswith("learned/")
-        how += "greedy, " * key.startswith("greedy/")
-        how += f"K {row['search'].get('samples', 150 if tree else 32):,}"
+        name = "as published, " if "closed" in row["search"] else "tree, " * tree
+        name += "learned model, " * key.startswith("learned/")
+        name += "greedy, " * key.startswith("greedy/")
+        name += f"K {row['search'].get('samples', 150 if tree else 32):,}"
         weights = f"{row['omega']:.3g}, {row['states']:.3g}" + ", value" * row["value"]
         totals = [with_error(row[when]["total_reward"]) for when in ("before", "after")]
         after = row["after"]
-        episodes = f"{after['episodes']}" + f" of {row['steps']} steps" * (row["steps"] < WHOLE)
+        episodes = f"{after['episodes']}" + f" of {row['steps']} steps" * (row["steps"] < FULL_EPISODE)
         speed = f"{row['real_time']:.2g}" if row["real_time"] else f"{row['decisions_a_second']:.0f} a second"
-        first = f"{Path(row['prior']).stem}, {row['addon'].rpartition(':')[2]}"
-        cells = [first, how, weights, totals[0], f"**{totals[1]}**", episodes, f"{after['ended_early']}", speed]
+        task = f"{Path(row['prior']).stem}, {row['addon'].rpartition(':')[2]}"
+        cells = [task, name, weights, totals[0], f"**{totals[1]}**", episodes, f"{after['ended_early']}", speed]
         lines.append(cells)
     return markdown_table(headings, blank_repeats(sorted(lines, key=lambda line: line[0])))
 
 
-def pooled(rows: dict[str, Row]) -> dict[str, Row]:
-    """Return the rows, those that differ in their seed alone as one: of as many episodes each."""
-    weighed = "{}/{omega:.3g}/{states:.3g}"
-    kinds = group_by(
-        rows.values(),
-        lambda row: weighed.format(key_without_seed(row), **row) if row["key"].startswith("twenty/") else row["key"],
-    )
+def pool_seeds(rows: dict[str, Row]) -> dict[str, Row]:
+    """Return the rows, with those of the key `twenty/` that differ only in their seed pooled into one."""
+
+    def pool_key(row: Row) -> str:
+        if not row["key"].startswith("twenty/"):
+            return str(row["key"])
+        return f"{key_without_seed(row)}/{row['omega']:.3g}/{row['states']:.3g}"
+
+    pools = group_by(rows.values(), pool_key)
     return {
-        kind: found[0] | {when: together([row[when] for row in found]) for when in ("before", "after")}
-        for kind, found in kinds.items()
+        key: pool[0] | {when: pool_summaries([row[when] for row in pool]) for when in ("before", "after")}
+        for key, pool in pools.items()
     }
 
 
-def together(found: list[Row]) -> Row:
-    """Return the summary of episodes that were summed up in groups of as many each."""
-    means, errors = (np.array([row["total_reward"][part] for row in found]) for part in range(2))
-    sums = {name: sum(row[name] for row in found) for name in ("episodes", "ended_early")}
-    return {"total_reward": [means.mean(), np.sqrt(np.square(errors).sum()) / len(found)]} | sums
+def pool_summaries(summaries: list[Row]) -> Row:
+    """Return one summary of several that have the same number of episodes."""
+    means, errors = (np.array([row["total_reward"][part] for row in summaries]) for part in range(2))
+    sums = {name: sum(row[name] for row in summaries) for name in ("episodes", "ended_early")}
+    return {"total_reward": [means.mean(), np.sqrt(np.square(errors).sum()) / len(summaries)]} | sums
 
 
-def curve(rows: dict[str, Row], prior: str, *others: str) -> str:
-    """Return a row a value of ω′, and how well each part follows its order, with other priors, too."""
+def omega_table(rows: dict[str, Row], prior: str, *others: str) -> str:
+    """Return a table with one line per ω′ of a prior, and rank correlations with ω′ for it and other priors."""
     lines = list[list[str]]()
-    for each in (prior, *others):
-        found = [row for key, row in rows.items() if key.startswith(f"omega/{each}/")]
-        columns = [[row["after"][name][0] for row in found] for name in PARTS]
-        omegas = [row["omega"] for row in found]
-        if each == prior:
-            points = zip(omegas, *columns, strict=True)
-            lines += [[f"{omega:g}", *(f"{part:,.0f}" for part in parts)] for omega, *parts in points]
-        order = [f"{spearman(omegas, column):.2f}" for column in columns[:2]]
-        lines.append([f"Spearman, {each}", *order, ""])
+    for name in (prior, *others):
+        points = [row for key, row in rows.items() if key.startswith(f"omega/{name}/")]
+        columns = [[row["after"][part][0] for row in points] for part in PARTS]
+        omegas = [row["omega"] for row in points]
+        if name == prior:
+            for omega, *parts in zip(omegas, *columns, strict=True):
+                lines.append([f"{omega:g}", *(f"{part:,.0f}" for part in parts)])
+        correlations = [f"{spearman(omegas, column):.2f}" for column in columns[:2]]
+        lines.append([f"Spearman, {name}", *correlations, ""])
     return markdown_table(["ω′", "old reward", "wish", "total"], lines)
 
 
-def policies(rows: dict[str, Row]) -> str:
-    """Return a row a policy that was kept of a planner."""
+def distilled_table(rows: dict[str, Row]) -> str:
+    """Return a table with one line per policy that was distilled from a planner."""
     headings = ["prior, wish", "decisions", "seconds, one core", "total: prior", "kept", "falls"]
     lines = list[list[str]]()
     for row in (row for key, row in rows.items() if key.startswith("kept/")):
@@ -237,8 +239,8 @@ def policies(rows: dict[str, Row]) -> str:
     return markdown_table(headings, lines)
 
 
-def begun_table(rows: dict[str, Row]) -> str:
-    """Return a row a policy from which customizing went on."""
+def customized_table(rows: dict[str, Row]) -> str:
+    """Return a table with one line per customizing run that started from a distilled policy."""
     headings = ["prior, wish", "steps", "total from the prior", "from what was kept", "the same sampled", ""]
     names, lines = ("before", "after", "before_sampled", "after_sampled"), list[list[str]]()
     for row in (row for key, row in rows.items() if key.startswith("init/")):
@@ -253,7 +255,8 @@ def with_error(number: list[float]) -> str:
 
 @campaign.program("ledger", "runs", "only")
 def main(options: campaign.Options) -> campaign.Measurements:
-    files = {key: options.runs / f"{key.replace('/', '-')}.safetensors" for key in KEPT}
-    wanted = {key: partial(kept, *asked, files[key]) for key, asked in KEPT.items()}
-    wanted |= {key: partial(begun, KEPT[of][0], files[of], steps) for key, (of, steps) in BEGUN.items()}
-    return wanted | {key: partial(measured, plan) for key, plan in PLANS.items()}
+    files = {key: options.runs / f"{key.replace('/', '-')}.safetensors" for key in DISTILLED}
+    work = {key: partial(measure_distilled, *plan, files[key]) for key, plan in DISTILLED.items()}
+    for key, (start, steps) in CUSTOMIZED.items():
+        work[key] = partial(measure_customized, DISTILLED[start][0], files[start], steps)
+    return work | {key: partial(measure_planner, settings) for key, settings in PLANS.items()}

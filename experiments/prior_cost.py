@@ -15,7 +15,7 @@ from pathlib import Path
 
 from experiments import campaign
 from experiments.ledger import Row
-from experiments.paper.runs import TASKS, settings_of
+from experiments.paper.runs import TASKS, fixed_settings
 from repolicy.learning.segments import Segments
 from repolicy.learning.worker import Worker
 from repolicy.objective import Objective, greedy, residual
@@ -35,7 +35,7 @@ def measure(prior: str, rounds: int) -> Row:
         "greedy": greedy(alpha),
     }
     with tempfile.TemporaryDirectory() as path:
-        workers = {name: worker(prior, objective, Path(path, name)) for name, objective in objectives.items()}
+        workers = {name: make_worker(prior, objective, Path(path, name)) for name, objective in objectives.items()}
         seconds: dict[str, list[float]] = {name: [] for name in workers}
         for _ in range(rounds + 1):
             for name, made in workers.items():
@@ -51,10 +51,10 @@ def measure(prior: str, rounds: int) -> Row:
     return row | {f"{name}_overhead": overhead(name, "residual") for name in ("states", "dial")}
 
 
-def worker(prior: str, objective: Objective, path: Path) -> Worker:
+def make_worker(prior: str, objective: Objective, path: Path) -> Worker:
     """Return a worker at the start of a run's first segment, with or without a prior in sight."""
     task, folder = TASKS[prior], RunFolder(path)
-    request = Request(task.env, objective, replace(settings_of(task.env), ranks=1), (task.addon,), prior="shipped")
+    request = Request(task.env, objective, replace(fixed_settings(task.env), ranks=1), (task.addon,), prior="shipped")
     folder.begin(request, {}, resume=False, prior=find_policy(prior).read_bytes())
     segments = Segments(request, folder, SingleRank())
     if not objective.reads_prior:

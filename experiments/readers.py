@@ -36,41 +36,50 @@ OTHERS = {
 }
 NAMES = {"sb3": "Stable-Baselines3", "torchrl": "TorchRL", "rllib": "RLlib"}
 PACKAGES = {"rsl_rl": "rsl-rl-lib", "rllib": "ray"}
-TIANSHOUS = ("h5py", "numba", "llvmlite", "pettingzoo")
-NEWER = (*TIANSHOUS, "deepdiff", "orderly-set", "cachebox", "sensai-utils", "overrides")
-HTTP = ("requests", "urllib3", "idna", "certifi", "charset-normalizer")
-SCHEMA = ("jsonschema", "jsonschema-specifications", "referencing", "rpds-py")
-RAYS = ("dm-tree", "lz4", "ormsgpack", "scipy==1.17.1", "msgpack", "gymnasium==1.2.2", *HTTP, *SCHEMA)
-BESIDE = {  # what a version imports that is not installed here
+TIANSHOU_PACKAGES = ("h5py", "numba", "llvmlite", "pettingzoo")
+NEW_TIANSHOU_PACKAGES = (*TIANSHOU_PACKAGES, "deepdiff", "orderly-set", "cachebox", "sensai-utils", "overrides")
+HTTP_PACKAGES = ("requests", "urllib3", "idna", "certifi", "charset-normalizer")
+SCHEMA_PACKAGES = ("jsonschema", "jsonschema-specifications", "referencing", "rpds-py")
+RAY_PACKAGES = (
+    "dm-tree",
+    "lz4",
+    "ormsgpack",
+    "scipy==1.17.1",
+    "msgpack",
+    "gymnasium==1.2.2",
+    *HTTP_PACKAGES,
+    *SCHEMA_PACKAGES,
+)
+EXTRA_PACKAGES = {  # what a version imports that is not installed here
     **dict.fromkeys(("skrl 1.3.0", "rl_games 1.6.1"), ("gym==0.26.2", "gym-notices==0.1.0")),
-    "tianshou 0.5.1": (*TIANSHOUS, "gymnasium==0.28.1", "jax-jumpy"),
-    **dict.fromkeys(("tianshou 1.2.0", "tianshou 2.0.1"), NEWER),
+    "tianshou 0.5.1": (*TIANSHOU_PACKAGES, "gymnasium==0.28.1", "jax-jumpy"),
+    **dict.fromkeys(("tianshou 1.2.0", "tianshou 2.0.1"), NEW_TIANSHOU_PACKAGES),
     "torchrl 0.14.1": ("tensordict==0.14.3", "pyvers", "orjson"),
-    **dict.fromkeys(("rllib 2.44.1", "rllib 2.60.0"), RAYS),
+    **dict.fromkeys(("rllib 2.44.1", "rllib 2.60.0"), RAY_PACKAGES),
 }
 
 
-def packages(library: str, version: str) -> list[str]:
+def required_packages(library: str, version: str) -> list[str]:
     """Return what is installed: the version, and what it cannot do without in an older version than ours."""
     if library == "sb3":
         own = [f"stable-baselines3=={version}", f"sb3-contrib=={SB3[version]}"]
         return [*own, "gymnasium==0.29.1"] if version in OLD_GYMNASIUM else own
-    return [f"{PACKAGES.get(library, library)}=={version}", *BESIDE.get(f"{library} {version}", ())]
+    return [f"{PACKAGES.get(library, library)}=={version}", *EXTRA_PACKAGES.get(f"{library} {version}", ())]
 
 
-def installed(library: str, version: str, folder: Path) -> Path:
+def install(library: str, version: str, folder: Path) -> Path:
     """Return the folder of a version, which is filled where it is not there."""
     place = folder / f"{library}-{version}"
     if not place.exists():
         words = ["-m", "pip", "install", "-q", "--no-deps", "--ignore-requires-python", "--target"]
-        subprocess.run([sys.executable, *words, str(place), *packages(library, version)], check=True)
+        subprocess.run([sys.executable, *words, str(place), *required_packages(library, version)], check=True)
     return place
 
 
-def measured(library: str, version: str, kind: str, folder: Path) -> Row:
+def measure(library: str, version: str, kind: str, folder: Path) -> Row:
     """Return how far the copy is from the library, or in one line why there is none."""
     row: Row = {"library": library, "version": version, "kind": kind}
-    place = installed(library, version, folder)
+    place = install(library, version, folder)
     with tempfile.TemporaryDirectory() as out:
         words = [sys.executable, "-W", "ignore", "-m", "experiments.written_elsewhere", library, kind, out]
         paths = os.pathsep.join([str(place.resolve()), str(Path(__file__).parents[1])])
@@ -88,12 +97,12 @@ def measured(library: str, version: str, kind: str, folder: Path) -> Row:
     with torch.no_grad():
         mean = policy(obs).mode().numpy()
         if "log_prob" not in told:  # a mean as the environment takes it
-            return row | {"mean": far(policy.to_environment(mean), told["mean"])}
+            return row | {"mean": largest_error(policy.to_environment(mean), told["mean"])}
         log_prob = policy.log_prob(obs, torch.from_numpy(told["actions"]).double()).numpy()
-    return row | {"mean": far(mean, told["mean"]), "log_prob": far(log_prob, told["log_prob"])}
+    return row | {"mean": largest_error(mean, told["mean"]), "log_prob": largest_error(log_prob, told["log_prob"])}
 
 
-def far(found: np.ndarray, wanted: np.ndarray) -> float:
+def largest_error(found: np.ndarray, wanted: np.ndarray) -> float:
     return float(f"{(np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))).max():.2g}")
 
 
@@ -113,4 +122,4 @@ def main(options: campaign.Options) -> campaign.Measurements:
     ways = [("sb3", version, kind) for version in SB3 for kind in KINDS]
     ways += [(library, version, "PPO") for library, versions in OTHERS.items() for version in versions]
     ways += [("rllib", version, "SAC") for version in OTHERS["rllib"]]
-    return {" ".join(way): partial(measured, *way, options.libraries) for way in ways}
+    return {" ".join(way): partial(measure, *way, options.libraries) for way in ways}

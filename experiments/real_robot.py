@@ -26,13 +26,13 @@ from repolicy.priors.finding import find_policy
 from repolicy.priors.opening import read_policy
 from repolicy.runs.ranks import one_thread
 
-ENV, BLOCK, WIDTH = "Go1JoystickFlatTerrain-v1", 50, 0.25  # its tracking_sigma
+ENV, BLOCK, TRACKING_SIGMA = "Go1JoystickFlatTerrain-v1", 50, 0.25  # its tracking_sigma
 TERMS = {"energy": "reward_energy", "clearance": "reward_feet_clearance", "slip": "reward_feet_slip"}
 TRACKED = {"speed_error": "reward_tracking_lin_vel", "turning_error": "reward_tracking_ang_vel"}
 
 
 @torch.no_grad()
-def measured(path: Path, env: str, episodes: int, deterministic: bool) -> Row:
+def measure(path: Path, env: str, episodes: int, deterministic: bool) -> Row:
     """Measure the first episode of each environment: return, length, falls, the terms, and the velocities' errors."""
     policy = read_policy(path).policy
     env = match_observation(env, policy.observation_size)
@@ -41,13 +41,13 @@ def measured(path: Path, env: str, episodes: int, deterministic: bool) -> Row:
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     collector = Collector(envs, BLOCK, generator, keep_transitions=True, longest=EPISODE_CAP)
     sums = EpisodeSums(episodes, episodes)
-    scales = {name: largest(envs.name, key) for name, key in TRACKED.items()}
+    scales = {name: tracking_scale(envs.name, key) for name, key in TRACKED.items()}
     while sums.missing:
         with one_thread():
             rollout = collector.collect(policy, deterministic)
         steps = {"basic": rollout.basic, "length": np.ones_like(rollout.basic)}
         steps |= {name: rollout.info[key] for name, key in TERMS.items()}
-        steps |= {name: error(rollout.info[key] / scales[name]) for name, key in TRACKED.items()}
+        steps |= {name: velocity_error(rollout.info[key] / scales[name]) for name, key in TRACKED.items()}
         sums.add(steps, rollout)
     envs.close()
     each = sums.each()
@@ -57,12 +57,12 @@ def measured(path: Path, env: str, episodes: int, deterministic: bool) -> Row:
     return row | {"policy": file_sum(path), "env": env}
 
 
-def error(kept: np.ndarray) -> np.ndarray:
+def velocity_error(kept: np.ndarray) -> np.ndarray:
     """Return the error of a velocity, from exp(−error² / 0.25)."""
-    return np.sqrt(-WIDTH * np.log(np.clip(kept, 1e-6, 1.0)))  # type: ignore[no-any-return]
+    return np.sqrt(-TRACKING_SIGMA * np.log(np.clip(kept, 1e-6, 1.0)))  # type: ignore[no-any-return]
 
 
-def largest(env: str, key: str) -> float:
+def tracking_scale(env: str, key: str) -> float:
     """Return a tracking term at no error, which is the weight that the task gives it."""
     import envpool
 
@@ -99,5 +99,5 @@ def main(options: campaign.Options) -> campaign.Measurements:
             raise UsageError(f"--policy is {given!r}; write NAME=FILE")
         for action in options.actions:
             way = (find_policy(file), options.env, options.episodes, action == "mean")
-            wanted[f"{name}/{action}"] = partial(measured, *way)
+            wanted[f"{name}/{action}"] = partial(measure, *way)
     return wanted

@@ -22,7 +22,7 @@ from experiments.paper.results import task_of
 from repolicy.rql.hyperparameters import TASKS
 
 ADDON = "repolicy.rql.tasks:addon"
-LOOKS = {  # method: what it is called, color, marker
+METHODS = {  # method: what it is called, color, marker
     "prior": ("prior", "black", "o"),
     "rql": ("residual Q-learning", "tab:blue", "^"),
     "ppo": ("residual PPO", "tab:green", "s"),
@@ -49,7 +49,7 @@ PLANS = {
 }
 
 
-def run(task: str, method: str, seed: int, folder: Path, episodes: int) -> Run:
+def make_run(task: str, method: str, seed: int, folder: Path, episodes: int) -> Run:
     plan = PLANS[task]
     prior = folder / f"{task}-prior-{seed}"
     coefficients = f"--omega {plan.omega} --alpha {plan.alpha}"
@@ -71,14 +71,17 @@ def table(found: Rows) -> str:
     headings = ["task", "policy", "seeds", "basic", "add-on", "total", "of prior's basic", "of full total"]
     lines = list[list[str]]()
     for task, rows in group_by(found.values(), task_of).items():
-        for method, (label, *_) in LOOKS.items():
+        for method, (label, *_) in METHODS.items():
             own = values(rows, method, "mean", "basic")
             if own:
                 cells = [str(len(own))]
                 for part in ("basic", "addon", "total"):
                     each = values(rows, method, "mean", part)
                     cells.append(f"{mean(each):,.1f}" + (f" ± {stdev(each):,.1f}" if len(each) > 1 else ""))
-                cells += [share(rows, method, "prior", "basic"), share(rows, method, "full", "total")]
+                cells += [
+                    relative_return(rows, method, "prior", "basic"),
+                    relative_return(rows, method, "full", "total"),
+                ]
                 sampled = values(rows, method, "sampled", "total")
                 cells.append(f"{mean(sampled):,.1f}" if sampled else "")
                 lines.append([task if method == "prior" else "", label, *cells])
@@ -91,17 +94,17 @@ def values(rows: list[Row], method: str, action: str, part: str) -> list[float]:
     return [found[action][f"{part}_reward"][0] for found in mine if action in found]
 
 
-def share(rows: list[Row], method: str, reference: str, part: str) -> str:
+def relative_return(rows: list[Row], method: str, reference: str, part: str) -> str:
     """Return what part of the reference's return this is, where that is a positive number."""
     found, wanted = values(rows, method, "mean", part), values(rows, reference, "mean", part)
     return f"{mean(found) / mean(wanted):.1%}" if wanted and mean(wanted) > 0 else ""
 
 
-def picture(found: Rows, path: Path) -> None:
+def draw_returns(found: Rows, path: Path) -> None:
     tasks = group_by(found.values(), task_of)
     figure, axes = plt.subplots(1, len(tasks), figsize=(4.5 * len(tasks), 4), squeeze=False)
     for axis, (task, rows) in zip(axes[0], tasks.items(), strict=True):
-        for method, (label, color, marker) in LOOKS.items():
+        for method, (label, color, marker) in METHODS.items():
             basic, addon = (values(rows, method, "mean", part) for part in ("basic", "addon"))
             if basic:
                 axis.scatter(basic, addon, s=60, color=color, marker=marker, label=label)
@@ -113,7 +116,7 @@ def picture(found: Rows, path: Path) -> None:
 
 
 @campaign.program(
-    "ledger", "runs", "jobs", "ray", tasks=[*PLANS], seeds=3, methods=[*LOOKS], episodes=100, draw=picture
+    "ledger", "runs", "jobs", "ray", tasks=[*PLANS], seeds=3, methods=[*METHODS], episodes=100, draw=draw_returns
 )
 def main(options: campaign.Options) -> None:
     def ready(wanted: Run, rows: Rows) -> bool:
@@ -121,5 +124,5 @@ def main(options: campaign.Options) -> None:
         return method not in ("rql", "ppo") or f"{task}/prior/{seed}" in rows
 
     asked = product(options.tasks, range(options.seeds), options.methods)
-    runs = [run(task, method, seed, options.runs, options.episodes) for task, seed, method in asked]
+    runs = [make_run(task, method, seed, options.runs, options.episodes) for task, seed, method in asked]
     campaign.run_missing(runs, options, ready=ready, needs="its prior is not in the ledger; add prior to --methods")

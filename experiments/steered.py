@@ -1,8 +1,8 @@
-"""Other ways to steer the same flow: SAC over its noise (DSRL), and a residual that is added to its actions.
+"""Train two other methods that steer a flow: SAC over its noise (DSRL), and PPO of a correction to its actions.
 
-DSRL is Wagenmaker et al., 2025, as its program sets it, but with networks of 3 x 256 in place of 3 x 2,048, and no
-layer norm. The residual is customary, too: PPO whose policy sees observation and flow action, and adds to it. Both
-train by Stable-Baselines3, and are paid the wish alone.
+DSRL has the settings of the program of Wagenmaker et al. (2025), but networks of 3 x 256 instead of 3 x 2,048, and no
+layer norm. The residual policy observes the observation and the flow's action, and its action is added to the flow's.
+Both train in Stable-Baselines3, and their reward is the wish alone.
 """
 
 import math
@@ -14,37 +14,39 @@ import numpy as np
 import torch
 from stable_baselines3 import PPO, SAC
 
-from experiments.batches import ForSb3
+from experiments.batches import Sb3Envs
 from repolicy.envs.addons import Addon
 from repolicy.envs.rollout import Transitions
 from repolicy.envs.step import Chunk, Envs, Step, stack_infos
 from repolicy.priors.decoders import Decoder
 
-BOUND, WITHIN, BEGIN, HIDDEN = 1.5, 4, 1_500, [256, 256, 256]
-SIDE_BY_SIDE, ROLLOUT = 32, 50  # environments and steps of the residual's PPO
+NOISE_BOUND, DSRL_ENVS, RANDOM_DECISIONS, HIDDEN = 1.5, 4, 1_500, [256, 256, 256]
+RESIDUAL_ENVS, RESIDUAL_ROLLOUT = 32, 50
 Act = Callable[[np.ndarray], np.ndarray]
 
 
-def paid(step: Step, wish: Addon) -> np.ndarray:
-    """Return what each wish pays `[W, N]` for the steps that a decision led to."""
+def wish_rewards(step: Step, wish: Addon) -> np.ndarray:
+    """Return the sum of each wish's rewards over the steps of a decision, `[W, N]`."""
     assert step.chunk is not None
-    tried = Transitions(step.chunk.observations, step.chunk.actions, step.chunk.final, step.chunk.info)
-    return np.stack([np.where(step.chunk.counts, pays, 0.0).sum(0) for pays in wish.weighted_rewards(tried)])
+    transitions = Transitions(step.chunk.observations, step.chunk.actions, step.chunk.final, step.chunk.info)
+    rewards = wish.weighted_rewards(transitions)
+    return np.stack([np.where(step.chunk.counts, reward, 0.0).sum(0) for reward in rewards])
 
 
-def played(envs: Any, act: Act, wish: Addon) -> np.ndarray:
-    """Return what each wish pays in the first episode of each environment, `[W, N]`."""
-    seen, running, sums = envs.reset(), np.ones(envs.count, bool), np.zeros((len(wish.names), envs.count))
+def play_first_episodes(envs: Any, act: Act, wish: Addon) -> np.ndarray:
+    """Return each wish's return in the first episode of each environment, `[W, N]`."""
+    observations, running = envs.reset(), np.ones(envs.count, bool)
+    returns = np.zeros((len(wish.names), envs.count))
     while running.any():
-        step = envs.step(act(seen))
-        sums += running * paid(step, wish)
+        step = envs.step(act(observations))
+        returns += running * wish_rewards(step, wish)
         running &= ~(step.terminated | step.truncated)
-        seen = step.observations
-    return sums
+        observations = step.observations
+    return returns
 
 
-class Paid:
-    """Environments whose reward is the wish, for each decision."""
+class WishEnvs:
+    """Environments whose reward is the wish, summed over the steps of a decision. `Sb3Envs` adapts them."""
 
     squashes = False
 
@@ -54,51 +56,54 @@ class Paid:
     def step(self, actions: np.ndarray) -> tuple[Step, np.ndarray]:
         step = self.batch.step(actions)
         self.current = step.observations
-        return step, paid(step, self.wish).sum(0)
+        return step, wish_rewards(step, self.wish).sum(0)
 
 
-def dsrl(envs: Envs, wish: Addon, seed: int, decisions: int, gradients: int, seconds: float) -> tuple[SAC, int]:
-    """Return SAC over the noise after so many decisions, or seconds of this process, and how many it took."""
-    began, given = time.process_time(), ForSb3(Paid(envs, wish), BOUND)
+def train_dsrl(envs: Envs, wish: Addon, seed: int, decisions: int, gradients: int, seconds: float) -> tuple[SAC, int]:
+    """Train SAC over the noise for `decisions`, or until `seconds` of CPU are used. Return it and its decisions."""
+    start, host_envs = time.process_time(), Sb3Envs(WishEnvs(envs, wish), NOISE_BOUND)
     model = SAC(
-        "MlpPolicy", given, learning_starts=0, batch_size=256, gradient_steps=gradients, target_entropy=0.0, seed=seed,
-        buffer_size=decisions // envs.count * envs.count + BEGIN, device="cpu",
+        "MlpPolicy", host_envs, learning_starts=0, batch_size=256, gradient_steps=gradients, target_entropy=0.0,
+        seed=seed, buffer_size=decisions // envs.count * envs.count + RANDOM_DECISIONS, device="cpu",
         policy_kwargs={"net_arch": HIDDEN, "activation_fn": torch.nn.Tanh},
     )  # fmt: skip
-    random, seen = np.random.default_rng(seed), given.reset()
-    for _ in range(BEGIN // envs.count):
-        noise = random.standard_normal((envs.count, envs.actions.width)).astype(np.float32).clip(-BOUND, BOUND)
-        after, rewards, ended, infos = given.step(noise)
-        last = np.stack([info.get("terminal_observation", own) for info, own in zip(infos, after, strict=True)])
-        model.replay_buffer.add(seen, last, noise / BOUND, rewards, ended, infos)
-        seen = after
-    model.learn(decisions - BEGIN, callback=lambda *_: time.process_time() - began < seconds)
-    return model, BEGIN + model.num_timesteps
+    # Fill the buffer with decisions of the flow itself, whose noise is N(0, I).
+    random, observations = np.random.default_rng(seed), host_envs.reset()
+    for _ in range(RANDOM_DECISIONS // envs.count):
+        noise = (
+            random.standard_normal((envs.count, envs.actions.width)).astype(np.float32).clip(-NOISE_BOUND, NOISE_BOUND)
+        )
+        following, rewards, dones, infos = host_envs.step(noise)
+        last = [info.get("terminal_observation", row) for info, row in zip(infos, following, strict=True)]
+        model.replay_buffer.add(observations, np.stack(last), noise / NOISE_BOUND, rewards, dones, infos)
+        observations = following
+    model.learn(decisions - RANDOM_DECISIONS, callback=lambda *_: time.process_time() - start < seconds)
+    return model, RANDOM_DECISIONS + model.num_timesteps
 
 
-class ByNoise:
-    """The trained SAC's noise, and the nats by which it is unlike N(0, I)."""
+class NoiseActor:
+    """The trained SAC as a function of observations; it sums its KL to N(0, I) over decisions in `nats`."""
 
     def __init__(self, model: SAC, mean: bool) -> None:
         self.model, self.mean, self.nats = model, mean, 0.0
 
     @torch.no_grad()
-    def __call__(self, seen: np.ndarray) -> np.ndarray:
-        observations = torch.from_numpy(seen)
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        tensor = torch.from_numpy(observations)
         if self.mean:
-            return BOUND * self.model.actor(observations, deterministic=True).numpy()  # type: ignore[no-any-return]
-        within, own = self.model.actor.action_log_prob(observations)
-        noise: torch.Tensor = BOUND * within
-        own = own - noise.shape[1] * math.log(BOUND)
-        prior = torch.distributions.Normal(0.0, 1.0).log_prob(noise).sum(1)
-        self.nats += float((own - prior).mean())
+            return NOISE_BOUND * self.model.actor(tensor, deterministic=True).numpy()  # type: ignore[no-any-return]
+        actions, log_policy = self.model.actor.action_log_prob(tensor)  # in (-1, 1)
+        noise: torch.Tensor = NOISE_BOUND * actions
+        log_policy = log_policy - noise.shape[1] * math.log(NOISE_BOUND)
+        log_prior = torch.distributions.Normal(0.0, 1.0).log_prob(noise).sum(1)
+        self.nats += float((log_policy - log_prior).mean())
         return noise.numpy()
 
 
-class Corrected:
-    """Environments in which an action is added to the flow's own, which is seen behind the observation.
+class ResidualEnvs:
+    """Environments that add an action to the flow's action, and append the flow's action to the observation.
 
-    Their episodes end together, as MetaWorld's do.
+    All episodes must end together, as MetaWorld's do: then a new chunk is planned for all.
     """
 
     def __init__(self, envs: Envs, decoder: Decoder, seed: int) -> None:
@@ -107,42 +112,42 @@ class Corrected:
         self._random = np.random.default_rng(seed)
 
     def reset(self) -> np.ndarray:
-        self._seen, self._planned = self.envs.reset(), list[np.ndarray]()
-        return self._shown()
+        self._observations, self._planned = self.envs.reset(), list[np.ndarray]()
+        return self._augmented_observations()
 
-    def _shown(self) -> np.ndarray:
+    def _augmented_observations(self) -> np.ndarray:
+        """Return observations with the flow's next action `[N, O + A]`, planning a new chunk if there is none."""
         if not self._planned:
             noise = self._random.standard_normal((self.count, self.decoder.noise)).astype(np.float32)
-            chunks = self.decoder(self._seen, noise).reshape(self.count, self.decoder.chunk, -1)
+            chunks = self.decoder(self._observations, noise).reshape(self.count, self.decoder.chunk, -1)
             self._planned = [*chunks.swapaxes(0, 1)]
-        return np.concatenate([self._seen, self._planned[0]], 1)
+        return np.concatenate([self._observations, self._planned[0]], 1)
 
     def step(self, actions: np.ndarray) -> Step:
-        base, before = self._planned.pop(0), self._seen
-        taken = base + actions.astype(np.float32)
-        step = self.envs.step(taken)
-        self._seen, ended = step.observations, step.terminated | step.truncated
+        flow_action, before = self._planned.pop(0), self._observations
+        action = flow_action + actions.astype(np.float32)
+        step = self.envs.step(action)
+        self._observations, ended = step.observations, step.terminated | step.truncated
         if ended.any():
             self._planned = []
         chunk = Chunk(
-            before[None], taken[None], step.final[None], stack_infos([step.info]), np.ones((1, self.count), bool)
+            before[None], action[None], step.final[None], stack_infos([step.info]), np.ones((1, self.count), bool)
         )
-        final = np.concatenate([step.final, base], 1)
-        return Step(self._shown(), step.rewards, step.terminated, step.truncated, final, {}, chunk)
+        final = np.concatenate([step.final, flow_action], 1)
+        return Step(self._augmented_observations(), step.rewards, step.terminated, step.truncated, final, {}, chunk)
 
     def close(self) -> None:
         self.envs.close()
 
 
-def residual(envs: Corrected, wish: Addon, seed: int, steps: int, scale: float) -> PPO:
-    """Return PPO of corrections within ± scale, after so many steps of the environments."""
-    given = ForSb3(Paid(envs, wish), scale)
+def train_residual(envs: ResidualEnvs, wish: Addon, seed: int, steps: int, scale: float) -> PPO:
+    """Train PPO of corrections within ± scale for that many steps of the environments."""
     model = PPO(
-        "MlpPolicy", given, n_steps=ROLLOUT, batch_size=400, n_epochs=5, seed=seed, device="cpu",
-        policy_kwargs={"log_std_init": math.log(scale / 2.0)},
+        "MlpPolicy", Sb3Envs(WishEnvs(envs, wish), scale), n_steps=RESIDUAL_ROLLOUT, batch_size=400, n_epochs=5,
+        seed=seed, device="cpu", policy_kwargs={"log_std_init": math.log(scale / 2.0)},
     )  # fmt: skip
     return model.learn(steps)
 
 
-def corrections(model: PPO, mean: bool, seen: np.ndarray) -> np.ndarray:
-    return model.predict(seen, deterministic=mean)[0]  # type: ignore[no-any-return]
+def predict_corrections(model: PPO, mean: bool, observations: np.ndarray) -> np.ndarray:
+    return model.predict(observations, deterministic=mean)[0]  # type: ignore[no-any-return]

@@ -36,17 +36,17 @@ SWEEPS = {
 STEPS = "1e6"
 
 
-def words(name: str) -> list[str]:
+def customize_arguments(name: str) -> list[str]:
     sweep = SWEEPS[name]
     named = ["sweep", sweep.prior, "--addon", sweep.addon, "--omega", *sweep.omegas.split()]
     return [*named, *sweep.more.split(), "--steps", STEPS]
 
 
-def made(name: str, runs: Path, jobs: int) -> Path:
+def make_sweep(name: str, runs: Path, jobs: int) -> Path:
     """Return the folder of a sweep; it is made, or finished, where it is not."""
     folder = runs / name
     if "points" not in (read_sweep(folder) or {}):
-        command_line([*words(name), "--out", str(folder), "--resume", "--jobs", str(jobs)])
+        command_line([*customize_arguments(name), "--out", str(folder), "--resume", "--jobs", str(jobs)])
     return folder
 
 
@@ -56,7 +56,7 @@ def rows(name: str, folder: Path) -> list[Row]:
     for point in [found["prior"], *found["points"]]:
         key = "prior" if point["omega"] is None else f"{point['omega']:g}"
         row: Row = {"key": f"{name}/{key}", "task": name, "addon": SWEEPS[name].addon}
-        row |= {"command": shlex.join(["repolicy", *words(name)]), "versions": versions()}
+        row |= {"command": shlex.join(["repolicy", *customize_arguments(name)]), "versions": versions()}
         row |= {"omega": point["omega"], "kl": point["kl"], "states": found["request"]["states"]}
         for action in ("mean", "sampled"):
             summary = point[f"{action}_action"]["summary"]
@@ -97,6 +97,6 @@ def main(options: campaign.Options) -> None:
     with ledger.locked():
         known = {row["task"] for row in ledger.rows()}
         for name in [name for name in options.tasks if name not in known]:
-            for row in rows(name, made(name, options.runs, options.jobs)):
+            for row in rows(name, make_sweep(name, options.runs, options.jobs)):
                 ledger.add(row)
     draw(ledger.rows(), options.picture)

@@ -46,7 +46,7 @@ def null_run(kind: str, episodes: int, starts: str, noise: np.random.Generator) 
     return pairs
 
 
-def wrong(kind: str, episodes: int, starts: str, runs: int, noise: np.random.Generator) -> Row:
+def measure_error_rates(kind: str, episodes: int, starts: str, runs: int, noise: np.random.Generator) -> Row:
     """Return the shares of null runs that are told *better* or *worse* by any kind of action, and contradicted hints.
 
     Beside them: what two standard errors, whatever the number of episodes and of kinds, would have told.
@@ -68,7 +68,7 @@ def wrong(kind: str, episodes: int, starts: str, runs: int, noise: np.random.Gen
 def main(options: campaign.Options) -> campaign.Measurements:
     return {
         f"{kind}, {episodes} episodes, starts {starts}": partial(
-            wrong, kind, episodes, starts, RUNS, np.random.default_rng(0)
+            measure_error_rates, kind, episodes, starts, RUNS, np.random.default_rng(0)
         )
         for kind, episodes, starts in product(KINDS, EPISODES, STARTS)
     }

@@ -45,7 +45,7 @@ CURVES |= {"wish": "Loss/reward_task", "nats": "Loss/prior_kl"}
 TIMES = {"collecting": "Perf/collection_time", "learning": "Perf/learning_time"}
 
 
-def wished(task: str, prior: str) -> Any:
+def example_settings(task: str, prior: str) -> Any:
     """Return the example's settings of mjlab."""
     return runpy.run_path("examples/mjlab_residual.py")["wished"](task, prior)
 
@@ -57,7 +57,7 @@ def speed_error(env: Any) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def evaluated(robot: str, checkpoint: Path, envs: int) -> Row:
+def evaluate(robot: str, checkpoint: Path, envs: int) -> Row:
     """Return means over one episode of each robot by the mean action; the old reward's terms are a second's."""
     from mjlab.envs import ManagerBasedRlEnv
     from mjlab.managers.metrics_manager import MetricsTermCfg
@@ -65,7 +65,7 @@ def evaluated(robot: str, checkpoint: Path, envs: int) -> Row:
     from mjlab.tasks.registry import load_rl_cfg
 
     task, _ = ROBOTS[robot]
-    config, device = wished(task, "").env, "cuda:0" if torch.cuda.is_available() else "cpu"
+    config, device = example_settings(task, "").env, "cuda:0" if torch.cuda.is_available() else "cpu"
     config.scene.num_envs, config.seed = envs, 12345
     if robot == "go1":
         config.metrics["speed_error"] = MetricsTermCfg(func=speed_error)
@@ -95,7 +95,7 @@ def mean_and_error(values: torch.Tensor) -> list[float]:
     return [float(f"{each:.4g}") for each in (values.mean().item(), values.std().item() / len(values) ** 0.5)]
 
 
-def logged(folder: Path) -> Row:
+def read_curves(folder: Path) -> Row:
     """Return a run's curves, some 30 points of each, and the median seconds of an iteration once the actor learns."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -109,13 +109,13 @@ def logged(folder: Path) -> Row:
     return row | {"curves": curves | {"every": every}}
 
 
-def last_policy(robot: str, name: str, seed: int, prior: Path, iterations: int, envs: int) -> Path:
+def train(robot: str, name: str, seed: int, prior: Path, iterations: int, envs: int) -> Path:
     """Train a run; return its last checkpoint."""
     from mjlab.scripts.train import launch_training
     from mjlab.tasks.registry import load_rl_cfg
 
     (task, folder), named = ROBOTS[robot], RUNS[name]
-    config = wished(task, str(prior))
+    config = example_settings(task, str(prior))
     usual = asdict(load_rl_cfg(task).algorithm) if "critic_warmup" in named else {}  # PPO as mjlab has it
     config.agent.algorithm = usual | config.agent.algorithm | named
     config.agent.run_name, config.agent.seed = f"{name}_{seed}", seed
@@ -124,16 +124,16 @@ def last_policy(robot: str, name: str, seed: int, prior: Path, iterations: int, 
     return max(Path("logs/rsl_rl", folder).glob(f"*_{name}_{seed}/model_{iterations - 1}.pt"))
 
 
-def measured(robot: str, checkpoint: Path, robots: int, **told: Any) -> Row:
+def measure(robot: str, checkpoint: Path, robots: int, **told: Any) -> Row:
     packages = {name: version(name) for name in ("mjlab", "rsl-rl-lib", "mujoco-warp", "warp-lang", "torch")}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     row = {"device": device, "packages": packages, "policy": file_sum(checkpoint)} | told
-    return row | evaluated(robot, checkpoint, robots) | logged(checkpoint.parent)
+    return row | evaluate(robot, checkpoint, robots) | read_curves(checkpoint.parent)
 
 
-def run(robot: str, name: str, seed: int, prior: Path, iterations: int, envs: int, robots: int) -> Row:
-    checkpoint = last_policy(robot, name, seed, prior, iterations, envs)
-    return measured(robot, checkpoint, robots, envs=envs, named=RUNS[name])
+def train_and_measure(robot: str, name: str, seed: int, prior: Path, iterations: int, envs: int, robots: int) -> Row:
+    checkpoint = train(robot, name, seed, prior, iterations, envs)
+    return measure(robot, checkpoint, robots, envs=envs, named=RUNS[name])
 
 
 @campaign.program(
@@ -144,8 +144,8 @@ def run(robot: str, name: str, seed: int, prior: Path, iterations: int, envs: in
 def main(options: campaign.Options) -> campaign.Measurements:
     size = (options.prior, options.iterations, options.envs, options.robots)
     among = options.group or ("" if options.robot == "go1" else f"{options.robot}/")
-    wanted = {f"{among}prior": partial(measured, options.robot, options.prior, options.robots, envs=options.envs)}
+    wanted = {f"{among}prior": partial(measure, options.robot, options.prior, options.robots, envs=options.envs)}
     for each in options.runs:
         name, _, seed = each.partition("/")
-        wanted[f"{among}{each}"] = partial(run, options.robot, name, int(seed), *size)
+        wanted[f"{among}{each}"] = partial(train_and_measure, options.robot, name, int(seed), *size)
     return wanted

@@ -65,14 +65,14 @@ class Task:
 
     @property
     def customizing(self) -> Callable[..., Any]:
-        return by_rql if self.rql else customize
+        return customize_by_rql if self.rql else customize
 
     @property
     def training(self) -> dict[str, Any]:
         return {} if self.rql else TRAINING
 
 
-def by_rql(
+def customize_by_rql(
     prior: str, addon: str, objective: Objective, out: Path, settings: dict[str, Any], *,
     env: str, resume: bool, trust: bool = False, progress: bool = False,
 ) -> Any:  # fmt: skip
@@ -96,16 +96,16 @@ HIGHWAY = Task(
 )  # fmt: skip
 TAKEOVERS = {"takeover": CHEETAH, "hopper": HOPPER, "highway": HIGHWAY}  # with which word the keys of their rows begin
 TRAINING = {"steps": 300_000, "ranks": 1}
-ANSWERS, WRONG, STEPS, LATEST, NOISE, POOL = 100, 0.1, 40, 40, 2.0, 300
+ANSWERS, ERROR_RATE, STEPS, LATEST_START, NOISE, POOL = 100, 0.1, 40, 40, 2.0, 300
 FEATURES = {"joints": CHEETAH.features, "all": "next^1", "networks": ""}
 EPISODES = 20
-ROUNDS, RATE = 3, 0.05
+ROUNDS, TARGET_RATE = 3, 0.05
 # What the steps weigh that were let pass, and whether the prior counts. `true-wish` watches the person's own policy.
 ARMS = {"mereq": (1.0, True), "no-pseudo-expert": (0.0, True), "no-prior": (1.0, False)}
 ARMS |= {"cloning": (1.0, True), "true-wish": (1.0, True)}
 
 
-def who(reference: str | Path) -> OpenedPolicy:
+def open_policy(reference: str | Path) -> OpenedPolicy:
     return open_agent(str(reference), Options(), False)
 
 
@@ -114,13 +114,13 @@ def hidden(pairs: Pairs) -> np.ndarray:
     return CHEETAH.wish.reward(Transitions(pairs.observations, pairs.actions, pairs.after, {})).sum(2)
 
 
-def answers_of(pairs: Pairs, random: np.random.Generator) -> np.ndarray:
+def answer_pairs(pairs: Pairs, random: np.random.Generator) -> np.ndarray:
     """Return 1 for left and 0 for right, some of them wrong."""
     right = np.greater(*hidden(pairs).T)
-    return np.where(random.random(len(right)) < WRONG, ~right, right).astype(float)
+    return np.where(random.random(len(right)) < ERROR_RATE, ~right, right).astype(float)
 
 
-def learnt_from(pairs: list[Pairs], told: list[np.ndarray], features: str) -> LearntWish:
+def learn_wish(pairs: list[Pairs], told: list[np.ndarray], features: str) -> LearntWish:
     known = {(page, p): float(each) for page, of in enumerate(told) for p, each in enumerate(of)}
     return learn_from_answers(pairs, [dict(known)], features)
 
@@ -132,45 +132,49 @@ def correlation(wish: LearntWish, fresh: Pairs) -> float:
 
 
 @cache
-def measured(reference: str | Path, task: Task = CHEETAH) -> dict[str, float]:
+def measure(reference: str | Path, task: Task = CHEETAH) -> dict[str, float]:
     """Return a policy's old reward, the hidden wish and the steps of an episode, with the mean action."""
     with one_thread():
-        found = evaluate(who(reference).agent, task.env, EPISODES, addon=task.hidden, seed=EVALUATION_SEED)
+        found = evaluate(open_policy(reference).agent, task.env, EPISODES, addon=task.hidden, seed=EVALUATION_SEED)
     assert found.addon is not None
     row = {"basic": round(float(found.basic.mean()), 1), "hidden": round(float(found.addon.mean()), 2)}
     return row | {"length": float(found.lengths.mean())}
 
 
-def customized(addon: str, folder: Path, seed: int, task: Task = CHEETAH) -> Path:
+def run_customize(addon: str, folder: Path, seed: int, task: Task = CHEETAH) -> Path:
     """Customize the prior, or take what lies there."""
     told = residual(task.omega, task.alpha, task.states), folder, task.training | {"seed": seed}
     task.customizing(task.prior, addon, *told, env=task.env, resume=True, progress=False)
     return folder
 
 
-def true_one(runs: Path, seed: int, task: Task = CHEETAH) -> Path:
+def customize_to_true_wish(runs: Path, seed: int, task: Task = CHEETAH) -> Path:
     """Customize the prior to the true wish; one on the highway, where seeds differ more than ways do, is for all."""
     seed = 0 if task.rql else seed
-    return customized(f"{task.hidden}={task.weight:g}", runs / f"true-{Path(task.prior).name}-{seed}", seed, task)
+    return run_customize(f"{task.hidden}={task.weight:g}", runs / f"true-{Path(task.prior).name}-{seed}", seed, task)
 
 
-def prefer(runs: Path, features: str, seed: int) -> Row:
+def measure_preferences(runs: Path, features: str, seed: int) -> Row:
     """Random and chosen pairs: what the learnt wishes are like, and what they make of the prior."""
     random = np.random.default_rng(seed)
-    prior = who(CHEETAH.prior)
+    prior = open_policy(CHEETAH.prior)
     with one_thread():
-        pool = candidates(prior.agent, fingerprint(prior.path), CHEETAH.env, POOL, STEPS, NOISE, LATEST, 10_000 * seed)
-        fresh = candidates(prior.agent, fingerprint(prior.path), CHEETAH.env, 200, STEPS, NOISE, LATEST, 900_000 + seed)
-        told = answers_of(pool, random)
+        pool = candidates(
+            prior.agent, fingerprint(prior.path), CHEETAH.env, POOL, STEPS, NOISE, LATEST_START, 10_000 * seed
+        )
+        fresh = candidates(
+            prior.agent, fingerprint(prior.path), CHEETAH.env, 200, STEPS, NOISE, LATEST_START, 900_000 + seed
+        )
+        told = answer_pairs(pool, random)
         by_chance = pool.select([*range(ANSWERS)])
         curve: dict[str, list[float]] = {"random": [], "chosen": []}
         for count in range(20, ANSWERS + 1, 20):
-            wish = learnt_from([by_chance.select([*range(count)])], [told[:count]], FEATURES[features])
+            wish = learn_wish([by_chance.select([*range(count)])], [told[:count]], FEATURES[features])
             curve["random"].append(correlation(wish, fresh))
         at_random, shown, known = wish, [by_chance.select([*range(20)])], [told[:20]]
         left = [*range(20, len(pool.seeds))]
         for _ in range(20, ANSWERS + 1, 20):
-            wish = learnt_from(shown, known, FEATURES[features])
+            wish = learn_wish(shown, known, FEATURES[features])
             curve["chosen"].append(correlation(wish, fresh))
             rest = pool.select(left)
             chosen = choose_pairs(rest, 20, wish)
@@ -179,12 +183,12 @@ def prefer(runs: Path, features: str, seed: int) -> Row:
             shown.append(chosen)
             known.append(told[places])
         scale = CHEETAH.weight * float(CHEETAH.wish.reward(Transitions(*pool.steps, {})).std())
-    row: Row = {"features": FEATURES[features], "versions": versions(), "answers": ANSWERS, "wrong": WRONG}
-    row |= {"correlation": curve, "prior": measured(CHEETAH.prior), "true": measured(true_one(runs, seed))}
+    row: Row = {"features": FEATURES[features], "versions": versions(), "answers": ANSWERS, "wrong": ERROR_RATE}
+    row |= {"correlation": curve, "prior": measure(CHEETAH.prior), "true": measure(customize_to_true_wish(runs, seed))}
     path = runs / f"wish-{features}-{seed}.safetensors"
     at_random.write(path)
     weight = scale / std_of_reward([pool], at_random)
-    row["learnt"] = measured(customized(f"{path}={weight!r}", runs / f"prefer-{features}-{seed}", seed))
+    row["learnt"] = measure(run_customize(f"{path}={weight!r}", runs / f"prefer-{features}-{seed}", seed))
     return row | shares(row["learnt"], row)
 
 
@@ -213,9 +217,9 @@ class Person:
         return len(self.met) == self.task.last and mean < (self.high if acts else self.low)
 
 
-def cloned(records: list[Record], path: Path, seed: int, task: Task) -> Path:
+def clone_behavior(records: list[Record], path: Path, seed: int, task: Task) -> Path:
     """Go on from the prior by the likelihood of the person's actions, and write that policy."""
-    prior = who(task.prior).agent
+    prior = open_policy(task.prior).agent
     assert isinstance(prior, Policy)
     policy = prior.reinitialized()
     policy.load_state_dict(prior.state_dict())
@@ -234,19 +238,19 @@ def cloned(records: list[Record], path: Path, seed: int, task: Task) -> Path:
     return path
 
 
-def take_over(runs: Path, arm: str, seed: int, task: Task) -> Row:
+def measure_takeovers(runs: Path, arm: str, seed: int, task: Task) -> Row:
     """Rounds of watching and learning: the rate of take-overs, and what came of it."""
     passed, with_prior = ARMS[arm]
     if task.rql:
         from repolicy.rql.customizing import train
 
         train(task.env, soft(task.alpha), task.prior, {"seed": 0}, resume=True)
-    row: Row = {"features": task.features, "versions": versions(), "prior": measured(task.prior, task)}
-    expert = true_one(runs, seed, task)
-    row["true"] = measured(expert, task)
+    row: Row = {"features": task.features, "versions": versions(), "prior": measure(task.prior, task)}
+    expert = customize_to_true_wish(runs, seed, task)
+    row["true"] = measure(expert, task)
     before, after = (row[name]["hidden"] / row[name]["length"] for name in ("prior", "true"))
     low, high = (before + share * (after - before) for share in (0.5, 0.75))
-    policy = who(expert).agent
+    policy = open_policy(expert).agent
     assert isinstance(policy, Policy)
     folder, records = runs / f"{arm}-{Path(task.prior).name}-{seed}", list[Record]()
     omega, states = (task.omega, task.states) if with_prior else (0.0, 0.0)
@@ -263,15 +267,15 @@ def take_over(runs: Path, arm: str, seed: int, task: Task) -> Row:
             kept = folder / f"record-{number}.jsonl"
             kept.unlink(missing_ok=True)
             seeded, now = 100 * seed + number, policies[-1]
-            records.append(record(who(now.policy), task.env, kept, task.watched, person, seed=seeded))
+            records.append(record(open_policy(now.policy), task.env, kept, task.watched, person, seed=seeded))
         row["rates"].append(round(records[-1].rate, 4))
         row["person_steps"].append(int(records[-1].person.sum()))
         print(arm, seed, row["rates"], row["theta"][-1:], now.unit, flush=True)
         best = best_round(row["rates"])
-        if records[-1].rate < RATE or number == ROUNDS or best is None or arm == "true-wish":
+        if records[-1].rate < TARGET_RATE or number == ROUNDS or best is None or arm == "true-wish":
             break
         if arm == "cloning":
-            path = cloned(records, folder / f"cloned-{number}.safetensors", seed, task)
+            path = clone_behavior(records, folder / f"cloned-{number}.safetensors", seed, task)
             policies.append(TaughtPolicy(str(path), None, task.alpha))
             continue
         others = [each for place, each in enumerate(records) if place != best]
@@ -279,7 +283,7 @@ def take_over(runs: Path, arm: str, seed: int, task: Task) -> Row:
         wish = policies[-1].wish
         assert wish is not None
         row["theta"].append([round(float(each), 3) for each in wish.theta])
-    row["result"] = measured(policies[int(np.argmin(row["rates"]))].policy, task)
+    row["result"] = measure(policies[int(np.argmin(row["rates"]))].policy, task)
     return row | shares(row["result"], row)
 
 
@@ -316,8 +320,10 @@ def takeover_table(rows: dict[str, Row]) -> str:
 def main(options: campaign.Options) -> campaign.Measurements:
     wanted: campaign.Measurements = {}
     for seed in range(options.seeds):
-        wanted |= {f"prefer/{name}/{seed}": partial(prefer, options.runs, name, seed) for name in FEATURES}
+        wanted |= {f"prefer/{name}/{seed}": partial(measure_preferences, options.runs, name, seed) for name in FEATURES}
         for kind, task in TAKEOVERS.items():
             if kind != "highway" or options.only != [""]:  # whose simulator is slow: by its name
-                wanted |= {f"{kind}/{arm}/{seed}": partial(take_over, options.runs, arm, seed, task) for arm in ARMS}
+                wanted |= {
+                    f"{kind}/{arm}/{seed}": partial(measure_takeovers, options.runs, arm, seed, task) for arm in ARMS
+                }
     return wanted

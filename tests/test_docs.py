@@ -15,8 +15,8 @@ from experiments.ledger import Ledger
 from experiments.pages import update_page
 from experiments.paper import __main__ as paper
 from experiments.paper import report
-from experiments.paper.report import page_tables, results_of
-from experiments.paper.runs import EVERY, OWN, TASKS, planned
+from experiments.paper.report import page_tables, read_results
+from experiments.paper.runs import ALL_VARIANTS, OWN_TASKS, TASKS, plan_runs
 from experiments.statistics import bootstrap_interval
 from experiments.tables import TABLES
 from repolicy import load_policy
@@ -72,7 +72,7 @@ def commands(page: str) -> list[str]:
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     """Of a campaign that is done."""
     found = Ledger(tmp_path_factory.mktemp("done") / "ledger.jsonl")
-    everything = [*planned(), *planned((*EVERY, *OWN, *TASKS))]
+    everything = [*plan_runs(), *plan_runs((*ALL_VARIANTS, *OWN_TASKS, *TASKS))]
     for plan in {plan.key: plan for plan in everything}.values():
         prior = found.path.parent / f"{plan.task}.safetensors"
         prior.touch()
@@ -104,7 +104,7 @@ def test_tables_are_what_the_results_say() -> None:
     pages = [DOCS.parent / "README.md", *DOCS.glob("*.md")]
     assert not [page.name for page in pages if update_page(page, TABLES, check=True)]
     measured = DOCS.parent / "results" / "paper.jsonl"
-    assert not update_page(DOCS / "results-paper.md", page_tables(results_of(measured, 5)), check=True), (
+    assert not update_page(DOCS / "results-paper.md", page_tables(read_results(measured, 5)), check=True), (
         "python -m experiments.paper report"
     )
 

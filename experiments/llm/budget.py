@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, every
+from experiments.llm.program import Job, Program, job_grid
 from experiments.llm.toy import measure, policy_log_probs
-from experiments.llm.toy_training import online, opened
+from experiments.llm.toy_training import open_world, train_online
 from experiments.pages import markdown_table
 from repolicy.objective import residual
 
@@ -19,13 +19,13 @@ USUAL = {
 
 def jobs(settings: Any) -> list[Job]:
     common = ("nats", "alpha", "steps", "samples", "drawn", "rate")
-    return every(settings, common, seed=range(settings.seeds), method=settings.methods, start=settings.starts)
+    return job_grid(settings, common, seed=range(settings.seeds), method=settings.methods, start=settings.starts)
 
 
 def run(job: Job, priors: Path) -> Row:
     """Train once: the omega that was found, and what the policy spends, over all responses."""
-    toy, folder, log_prior = opened("standard", priors)
-    model, values = online(
+    toy, folder, log_prior = open_world("standard", priors)
+    model, values = train_online(
         folder, residual(job["start"], job["alpha"]), job["method"], length=toy.length, steps=job["steps"],
         samples=job["samples"], seed=job["seed"], budget=(job["nats"], job["rate"], job["drawn"]),
     )  # fmt: skip

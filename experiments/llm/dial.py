@@ -14,7 +14,7 @@ from torch import Tensor
 from experiments.ledger import Row, group_by
 from experiments.llm.program import Job, Program
 from experiments.llm.toy import Toy, new_model, next_token, optimum, tables
-from experiments.llm.toy_training import load, online, opened, worth
+from experiments.llm.toy_training import compare_with_optimum, load, open_world, train_online
 from experiments.pages import markdown_table
 from repolicy.llm import dial
 from repolicy.llm.mixing import mixed_log_probs, mixture
@@ -38,22 +38,25 @@ def jobs(settings: Any) -> list[Job]:
 def run(job: Job, priors: Path) -> Row:
     """Train the anchors; the exact distribution of what the dial writes at each omega, against the optimum there."""
     if job["kind"] == "cost":
-        return {"milliseconds": cost()}
-    toy, folder, log_prior = opened("standard", priors)
+        return {"milliseconds": token_milliseconds()}
+    toy, folder, log_prior = open_world("standard", priors)
 
     def anchor(objective: Objective) -> Tensor:
         if job["seed"] is None:
             return next_token(toy, optimum(objective, log_prior, toy.rewards))
         how = {name: job[name] for name in ("steps", "seed", "prior_share")}
-        return tables(toy, online(folder, objective, length=toy.length, **how)[0])
+        return tables(toy, train_online(folder, objective, length=toy.length, **how)[0])
 
     anchors, targets = ([residual(omega, job["alpha"]) for omega in job[name]] for name in ("anchors", "omegas"))
     next_tokens = [tables(toy, load(folder)[0]), *map(anchor, anchors)]
-    found = [worth(toy, target, log_prior, turned(toy, target, anchors, next_tokens)) for target in targets]
+    found = [
+        compare_with_optimum(toy, target, log_prior, dialed_log_probs(toy, target, anchors, next_tokens))
+        for target in targets
+    ]
     return {name: [each[name] for each in found] for name in ("after", "best")}
 
 
-def turned(toy: Toy, target: Objective, anchors: list[Objective], next_tokens: list[Tensor]) -> Tensor:
+def dialed_log_probs(toy: Toy, target: Objective, anchors: list[Objective], next_tokens: list[Tensor]) -> Tensor:
     """Return log p(response) `[N]` of what the dial writes at a target, by the library's own arithmetic."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a target beyond the anchors, which is measured too
@@ -61,7 +64,7 @@ def turned(toy: Toy, target: Objective, anchors: list[Objective], next_tokens: l
     return toy.response_log_probs(mixed_log_probs(coefficients, next_tokens))
 
 
-def cost(tokens: int = 64, rows: int = 16, rounds: int = 5) -> dict[str, float]:
+def token_milliseconds(tokens: int = 64, rows: int = 16, rounds: int = 5) -> dict[str, float]:
     """Return milliseconds a token for a batch, the kinds taking turns, the least of some rounds: of 3 layers of 128."""
     models = [new_model("abcde", tokens + 2, hidden=128, layers=3, seed=seed).eval() for seed in range(3)]
     one, two = (models[1], residual(0.1, 0.2)), (models[2], residual(0.4, 0.2))

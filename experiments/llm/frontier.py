@@ -12,9 +12,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from experiments.ledger import Row, group_by
-from experiments.llm.program import Job, Program, of_seeds
+from experiments.llm.program import Job, Program, kl_cell
 from experiments.llm.toy import labelled_pairs, measure, optimum, policy_log_probs, sample_responses
-from experiments.llm.toy_training import offline, online, opened, worth
+from experiments.llm.toy_training import compare_with_optimum, open_world, train_offline, train_online
 from experiments.pages import markdown_table
 from repolicy.objective import residual
 
@@ -54,17 +54,17 @@ def jobs(settings: Any) -> list[Job]:
 
 def run(job: Job, priors: Path) -> Row:
     """Train once; the measures of the prior (before) and of what came out, against the exact optimum."""
-    toy, folder, log_prior = opened(job["world"], priors)
+    toy, folder, log_prior = open_world(job["world"], priors)
     objective, seed = residual(job["omega"], job["alpha"]), job["seed"]
     if job["method"] == "decomposed":
         both = sample_responses(toy, log_prior, 2 * job["pairs"], seed=100 + seed)
         pairs = labelled_pairs(both[: job["pairs"]], both[job["pairs"] :], seed=200 + seed)
-        model = offline(folder, objective, pairs, seed=seed)
+        model = train_offline(folder, objective, pairs, seed=seed)
     else:
         how = {name: job[name] for name in ("steps", "samples", "seed", "rate")}
-        model, _ = online(folder, objective, job["method"], length=toy.length, **how)
+        model, _ = train_online(folder, objective, job["method"], length=toy.length, **how)
     before = asdict(measure(toy, objective, log_prior, log_prior))
-    return {"before": before, **worth(toy, objective, log_prior, policy_log_probs(toy, model))}
+    return {"before": before, **compare_with_optimum(toy, objective, log_prior, policy_log_probs(toy, model))}
 
 
 def table(rows: list[Row]) -> str:
@@ -74,12 +74,12 @@ def table(rows: list[Row]) -> str:
     best, distances, controls = list[list[str]](), list[list[str]](), list[list[str]]()
     for omega, runs in found["standard", "whole"].items():
         best.append([f"{omega:g}", *(f"{runs[0]['best'][name]:.2f}" for name in COLUMNS)])
-        kls = [of_seeds(found.get(("standard", method), {}).get(omega, [])) for method in METHODS]
+        kls = [kl_cell(found.get(("standard", method), {}).get(omega, [])) for method in METHODS]
         distances.append([f"{omega:g}", f"{runs[0]['before']['kl']:.2f}", *kls])
     for what, world, method in CONTROLS:
         for omega, runs in found.get((world, method), {}).items():
             if (world, method) != ("standard", "decomposed") or omega == runs[0]["job"]["alpha"]:
-                controls.append([what, f"{omega:g}", f"{runs[0]['before']['kl']:.2f}", of_seeds(runs)])
+                controls.append([what, f"{omega:g}", f"{runs[0]['before']['kl']:.2f}", kl_cell(runs)])
     heads = ["omega", *COLUMNS.values()], ["omega", "before", *METHODS.values()], ["control", "omega", "before", "KL"]
     return "\n\n".join(map(markdown_table, heads, (best, distances, controls)))
 
@@ -88,7 +88,7 @@ def draw(rows: list[Row], priors: Path, file: Path) -> None:
     """Draw add-on reward, length and entropy over omega, and the trade-off: lines are exact, dots were trained."""
     standard = [row for row in rows if row["job"]["world"] == "standard"]
     alpha, most = standard[0]["job"]["alpha"], max(row["job"]["omega"] for row in standard)
-    toy, _, log_prior = opened("standard", priors)
+    toy, _, log_prior = open_world("standard", priors)
     objectives = [residual(0.01 * i, alpha) for i in range(int(100 * most) + 1)]
     best = [measure(toy, each, optimum(each, log_prior, toy.rewards), log_prior) for each in objectives]
     of = dict(sorted(group_by(standard, lambda row: row["job"]["method"]).items()))

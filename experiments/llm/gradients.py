@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, every
+from experiments.llm.program import Job, Program, job_grid
 from experiments.pages import markdown_table
 from repolicy.llm.losses import returns_to_go, token_rewards, whole_returns
 from repolicy.objective import greedy, kl
@@ -22,7 +22,7 @@ USUAL = {"vocabulary": 4, "length": 4, "draws": 20}  # of the tokens, the first 
 
 
 def jobs(settings: Any) -> list[Job]:
-    return every(settings, USUAL)
+    return job_grid(settings, USUAL)
 
 
 def run(job: Job, priors: Path) -> Row:

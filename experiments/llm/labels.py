@@ -11,9 +11,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, every, mean_and_spread
+from experiments.llm.program import Job, Program, job_grid, mean_and_spread
 from experiments.llm.toy import labelled_pairs, labelled_responses, measure, policy_log_probs, sample_responses
-from experiments.llm.toy_training import offline, opened
+from experiments.llm.toy_training import open_world, train_offline
 from experiments.pages import markdown_table
 from repolicy.objective import residual
 
@@ -23,12 +23,12 @@ METHODS = ("dpo", "responses", "judgements", "responses, no offset")
 
 def jobs(settings: Any) -> list[Job]:
     common = ("omega", "alpha", "rate")
-    return every(settings, common, seed=range(settings.seeds), pairs=settings.pairs, method=METHODS)
+    return job_grid(settings, common, seed=range(settings.seeds), pairs=settings.pairs, method=METHODS)
 
 
 def run(job: Job, priors: Path) -> Row:
     """Train once, with as many steps as DPO takes in two passes over its pairs, and as many responses in each."""
-    toy, folder, log_prior = opened("standard", priors)
+    toy, folder, log_prior = open_world("standard", priors)
     objective, count, method = residual(job["omega"], job["alpha"]), job["pairs"], job["method"]
     texts = sample_responses(toy, log_prior, 2 * count, seed=300 + job["seed"])
     batch = max(4, min(64, count // 64))
@@ -39,7 +39,7 @@ def run(job: Job, priors: Path) -> Row:
     else:
         rows = labelled_responses(texts[:count] if method == "judgements" else texts, seed=400 + job["seed"])
         settings |= {"method": "cross_entropy", "offset": "no offset" not in method}
-    model = offline(folder, objective, rows, batch=batch if method == "dpo" else 2 * batch, **settings)
+    model = train_offline(folder, objective, rows, batch=batch if method == "dpo" else 2 * batch, **settings)
     found = {"before": log_prior, "after": policy_log_probs(toy, model)}
     return {name: asdict(measure(toy, objective, policy, log_prior)) for name, policy in found.items()}
 

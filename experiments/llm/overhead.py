@@ -21,7 +21,7 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTr
 from experiments.ledger import Row
 from experiments.llm.program import Job, Program
 from experiments.llm.toy import END, new_model, new_tokenizer
-from experiments.llm.toy_training import addon_reward, load, scratch, trained
+from experiments.llm.toy_training import addon_reward, load, scratch_settings, trained
 from experiments.pages import markdown_table
 from repolicy.llm.dpo import CrossEntropyDPOConfig, CrossEntropyDPOTrainer, DecomposedDPOConfig, DecomposedDPOTrainer
 from repolicy.llm.grpo import ResidualGRPOConfig, ResidualGRPOTrainer
@@ -92,7 +92,7 @@ def run(job: Job, priors: Path) -> Row:
 def step_times(name: str, ours: bool, tokens: int, folder: Path, steps: int, device: str = "cpu") -> list[float]:
     """Return the seconds of each step after the second."""
     clock = Clock(gpu_time if device == "cuda" else time.process_time)
-    with scratch(per_device_train_batch_size=16, max_steps=steps, learning_rate=1e-9) as shared:
+    with scratch_settings(per_device_train_batch_size=16, max_steps=steps, learning_rate=1e-9) as shared:
         if device == "cuda":
             shared |= {"use_cpu": False, "bf16": True}
             gc.collect()

@@ -60,13 +60,13 @@ class Program:
         return {"job": dict(job), **self.run(job, priors), "versions": versions, "threads": torch.get_num_threads()}
 
 
-def every(settings: Any, common: Iterable[str] = (), **axes: Iterable[Any]) -> list[Job]:
+def job_grid(settings: Any, common: Iterable[str] = (), **axes: Iterable[Any]) -> list[Job]:
     """Return a job for each combination of these values, each with the common settings."""
     same = {name: getattr(settings, name) for name in common}
     return [dict(zip(axes, values, strict=True)) | same for values in product(*axes.values())]
 
 
-def of_seeds(rows: list[Row]) -> str:
+def kl_cell(rows: list[Row]) -> str:
     """Return KL to the optimum of each of these rows, in the order of their seeds."""
     return ", ".join(f"{row['after']['kl']:.3f}" for row in sorted(rows, key=lambda row: row["job"]["seed"]))
 

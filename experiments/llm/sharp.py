@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.ledger import Row
-from experiments.llm.program import Job, Program, every, of_seeds
+from experiments.llm.program import Job, Program, job_grid, kl_cell
 from experiments.llm.toy import policy_log_probs
-from experiments.llm.toy_training import online, opened, worth
+from experiments.llm.toy_training import compare_with_optimum, open_world, train_online
 from experiments.pages import markdown_table
 from repolicy.objective import residual
 
@@ -20,15 +20,15 @@ MENDS: dict[str, dict[str, Any]] = {
 
 def jobs(settings: Any) -> list[Job]:
     common = ("alpha", "steps", "samples")
-    return every(settings, common, seed=range(settings.seeds), omega=settings.omegas, mend=MENDS)
+    return job_grid(settings, common, seed=range(settings.seeds), omega=settings.omegas, mend=MENDS)
 
 
 def run(job: Job, priors: Path) -> Row:
     """Train once; what came out, and the exact optimum."""
-    toy, folder, log_prior = opened("standard", priors)
+    toy, folder, log_prior = open_world("standard", priors)
     objective, how = residual(job["omega"], job["alpha"]), {name: job[name] for name in ("steps", "samples", "seed")}
-    model, _ = online(folder, objective, length=toy.length, **how, **MENDS[job["mend"]])
-    return worth(toy, objective, log_prior, policy_log_probs(toy, model))
+    model, _ = train_online(folder, objective, length=toy.length, **how, **MENDS[job["mend"]])
+    return compare_with_optimum(toy, objective, log_prior, policy_log_probs(toy, model))
 
 
 def table(rows: list[Row]) -> str:
@@ -36,7 +36,7 @@ def table(rows: list[Row]) -> str:
     lines = []
     for omega in sorted({row["job"]["omega"] for row in rows}):
         of = [[row for row in rows if (row["job"]["omega"], row["job"]["mend"]) == (omega, mend)] for mend in MENDS]
-        lines.append([f"{omega:g}", *map(of_seeds, of)])
+        lines.append([f"{omega:g}", *map(kl_cell, of)])
     return markdown_table(["omega", *MENDS], lines)
 
 

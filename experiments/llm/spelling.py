@@ -14,8 +14,8 @@ from torch import Tensor
 
 from experiments.ledger import Row
 from experiments.llm.program import Job, Program
-from experiments.llm.toy import new_model, new_tokenizer, taught
-from experiments.llm.toy_training import load, online
+from experiments.llm.toy import fit, new_model, new_tokenizer
+from experiments.llm.toy_training import load, train_online
 from experiments.pages import markdown_table
 from repolicy.errors import UsageError
 from repolicy.llm.rloo import response_log_probs
@@ -63,7 +63,7 @@ def pretrain_names(folder: Path, steps: int, batch: int = 128) -> None:
         logits = model(input_ids=rows[:, :-1].clamp(min=0)).logits.flatten(0, 1)
         return torch.nn.functional.cross_entropy(logits, rows[:, 1:].flatten(), ignore_index=-1)
 
-    taught(model, loss, steps, weight_decay=0.01)
+    fit(model, loss, steps, weight_decay=0.01)
     new_tokenizer(LETTERS).save_pretrained(folder)
     model.save_pretrained(folder)
 
@@ -88,7 +88,7 @@ def run(job: Job, priors: Path) -> Row:
     if job["omega"] is not None:
         how = {name: job[name] for name in ("steps", "samples", "seed", "rate")}
         objective = residual(job["omega"], job["alpha"])
-        model, _ = online(folder, objective, length=LONGEST, addon=doubled_reward, **how)
+        model, _ = train_online(folder, objective, length=LONGEST, addon=doubled_reward, **how)
     names = sample(model, 500, seed=1)
     known, text = set(read_names()), [decode(row) for row in names]
     rows = [([0], row) for row in names]

@@ -169,7 +169,7 @@ def new_tokenizer(letters: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ends)
 
 
-def taught(model: Any, loss: Callable[[], Tensor], steps: int, rate: float = 3e-3, weight_decay: float = 0.0) -> None:
+def fit(model: Any, loss: Callable[[], Tensor], steps: int, rate: float = 3e-3, weight_decay: float = 0.0) -> None:
     """Take that many steps down a loss of the model."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
@@ -199,7 +199,7 @@ def pretrain(toy: Toy, model: Any, steps: int, batch: int = 128) -> None:
         log_probs = model(input_ids=ids).logits.log_softmax(-1)
         return -(alive[rows].unsqueeze(-1) * human[rows] * log_probs).sum((1, 2)).mean()
 
-    taught(model, loss, steps)
+    fit(model, loss, steps)
 
 
 def make_prior(toy: Toy, folder: Path, steps: int = 500, hidden: int = 64, layers: int = 2) -> None:

@@ -34,14 +34,14 @@ ONLINE_RATE, OFFLINE_RATE = 1e-3, 3e-4
 WORLDS = {"standard": (Toy(), 500), "early": (Toy(), 40), "fixed": (Toy(fixed=True), 500)}  # and steps of pretraining
 
 
-def opened(world: str, priors: Path) -> tuple[Toy, Path, Tensor]:
+def open_world(world: str, priors: Path) -> tuple[Toy, Path, Tensor]:
     """Return a toy, its prior's folder, which is made where it is missing, and log prior of every response `[N]`."""
     toy, pretraining = WORLDS[world]
     make_prior(toy, priors / world, pretraining)
     return toy, priors / world, policy_log_probs(toy, load(priors / world)[0])
 
 
-def worth(toy: Toy, objective: Objective, log_prior: Tensor, trained: Tensor) -> Row:
+def compare_with_optimum(toy: Toy, objective: Objective, log_prior: Tensor, trained: Tensor) -> Row:
     """Return what a trained policy is worth (after), and what the exact optimum is (best)."""
     found = {"after": trained, "best": optimum(objective, log_prior, toy.rewards)}
     return {name: asdict(measure(toy, objective, policy, log_prior)) for name, policy in found.items()}
@@ -66,7 +66,7 @@ def trained(trainer: Any) -> Any:
 
 
 @contextmanager
-def scratch(**settings: Any) -> Iterator[dict[str, Any]]:
+def scratch_settings(**settings: Any) -> Iterator[dict[str, Any]]:
     """Lend these settings, and those that every run here shares: nothing is saved, shown or reported; one process."""
     disable_progress_bars()
     with tempfile.TemporaryDirectory(prefix="repolicy-toy-") as folder, warnings.catch_warnings():
@@ -76,7 +76,7 @@ def scratch(**settings: Any) -> Iterator[dict[str, Any]]:
         yield {**shared, "use_cpu": True, "disable_tqdm": True, **dict.fromkeys(off, False), **settings}
 
 
-def online(
+def train_online(
     prior: Path,
     objective: Objective,
     method: str = "whole",
@@ -98,7 +98,7 @@ def online(
     """
     model, tokenizer = load(prior)
     data = {"train_dataset": Dataset.from_list([{"prompt": END}] * 8), "processing_class": tokenizer}
-    with scratch(
+    with scratch_settings(
         per_device_train_batch_size=samples, num_generations=samples, max_completion_length=length + 1,
         max_steps=steps, learning_rate=rate, lr_scheduler_type="linear", seed=seed,
     ) as shared:  # fmt: skip
@@ -118,7 +118,7 @@ def online(
         return trained(trainer), second.memory.values if isinstance(second, PriorBudget) else {}
 
 
-def offline(
+def train_offline(
     prior: Path,
     objective: Objective,
     rows: list[dict[str, Any]],
@@ -138,7 +138,7 @@ def offline(
         "decomposed": (DecomposedDPOTrainer, DecomposedDPOConfig),
         "cross_entropy": (CrossEntropyDPOTrainer, CrossEntropyDPOConfig),
     }[method]
-    with scratch(
+    with scratch_settings(
         per_device_train_batch_size=batch, num_train_epochs=1, max_steps=steps, learning_rate=rate,
         lr_scheduler_type="linear", seed=seed, **settings,
     ) as shared:  # fmt: skip

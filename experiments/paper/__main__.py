@@ -15,7 +15,7 @@ from experiments import campaign
 from experiments.campaign import Rows
 from experiments.ledger import Ledger, Row
 from experiments.one import Run
-from experiments.paper.runs import planned
+from experiments.paper.runs import plan_runs
 from repolicy.errors import FileError, UsageError
 from repolicy.loading import file_sum
 from repolicy.policies.storage import write_bytes
@@ -31,14 +31,14 @@ def main() -> None:
     {"run": run, "report": report}[options.what](options)
 
 
-def prior_of(task: str, options: argparse.Namespace) -> Path:
+def prior_path(task: str, options: argparse.Namespace) -> Path:
     """Return where the best policy of `soft` is, once all seeds of it are in the ledger."""
     return Path(options.priors / f"{task}.safetensors")
 
 
 def run(options: argparse.Namespace) -> None:
     """Make the runs that the ledger lacks."""
-    plans = {plan.key: plan for plan in planned(tuple(options.only), options.seeds)}
+    plans = {plan.key: plan for plan in plan_runs(tuple(options.only), options.seeds)}
 
     def ready(wanted: Run, rows: Rows) -> bool:
         plan = plans[wanted.key]
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
 
     for task in dict.fromkeys(plan.task for plan in plans.values() if plan.needs_prior):
         keep_prior(task, campaign.finished_rows(Ledger(options.ledger)), options)
-    runs = [plan.run(prior_of(plan.task, options)) for plan in plans.values()]
+    runs = [plan.run(prior_path(plan.task, options)) for plan in plans.values()]
     campaign.run_missing(
         runs, options, ready=ready, done=done, needs="its prior is the best of soft, of which not all seeds are trained"
     )
@@ -61,11 +61,11 @@ def keep_prior(task: str, rows: Rows, options: argparse.Namespace) -> None:
 
     What is there already stays: runs may have begun from it.
     """
-    path, trained = prior_of(task, options), [rows.get(f"{task}/soft/{seed}") for seed in range(options.seeds)]
+    path, trained = prior_path(task, options), [rows.get(f"{task}/soft/{seed}") for seed in range(options.seeds)]
     known = [row for row in trained if row is not None]
     if path.exists() or len(known) < options.seeds:
         return
-    best, name = max(product(known, ("last", "best")), key=lambda each: score(*each))
+    best, name = max(product(known, ("last", "best")), key=lambda each: basic_return(*each))
     folder = RunFolder(options.runs / best["key"].replace("/", "-"))
     file = folder.last_policy if name == "last" else folder.policy
     if not file.exists() or file_sum(file) != best["policies"][name]:
@@ -76,7 +76,7 @@ def keep_prior(task: str, rows: Rows, options: argparse.Namespace) -> None:
     write_bytes(path, file.read_bytes())
 
 
-def score(row: Row, which: str) -> float:
+def basic_return(row: Row, which: str) -> float:
     return float(row[which]["mean"]["basic_reward"][0])
 
 
@@ -84,9 +84,9 @@ def report(options: argparse.Namespace) -> None:
     """Write the page's tables and its picture, from the ledger alone."""
     if options.only:
         raise UsageError("a report is of all that is in the ledger: leave out --only")
-    from experiments.paper.report import results_of, write
+    from experiments.paper.report import read_results, write_page
 
-    write(results_of(options.ledger, options.seeds), options.page)
+    write_page(read_results(options.ledger, options.seeds), options.page)
     print(f"written: {options.page}")
 
 

@@ -95,18 +95,18 @@ class Finding:
     high: float | None = None
 
 
-def findings(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Finding]:
-    return [examined(results, claim, task) for claim in claims for task in claim.tasks]
+def examine_all(results: Results, claims: Sequence[Claim] = CLAIMS) -> list[Finding]:
+    return [examine(results, claim, task) for claim in claims for task in claim.tasks]
 
 
-def examined(results: Results, claim: Claim, task: str) -> Finding:
+def examine(results: Results, claim: Claim, task: str) -> Finding:
     """Hold a claim against our runs: verdicts by the main way and by the others, and by the main one the figures."""
     best = claim.whose == "best seed"
     theirs = [printed.value(task, name, claim.part, best) for name in (claim.left, claim.right)]
     left_one, right_one = claim.share * theirs[0], theirs[1]
     in_print = left_one - right_one, left_one > right_one - claim.margin * abs(right_one)
-    (verdict, p), *others = (judged(*both(results, claim, task, way), claim) for way in (MAIN, *OTHERS))
-    left, right = both(results, claim, task, MAIN)
+    (verdict, p), *others = (judge(*compared_scores(results, claim, task, way), claim) for way in (MAIN, *OTHERS))
+    left, right = compared_scores(results, claim, task, MAIN)
     found = Finding(claim, task, verdict, tuple(other for other, _ in others), *in_print, p)
     if left is None or right is None:
         return found
@@ -114,20 +114,20 @@ def examined(results: Results, claim: Claim, task: str) -> Finding:
     several = min((len(each.seeds) for each in (left, right) if not each.one_policy), default=1) > 1
     known = several and not best  # a bootstrap knows nothing beyond the best seed
     low, high = bootstrap_interval(lambda x, y: mean(x) - mean(y), one, other) if known else (None, None)
-    middle = middle_of(claim)
+    middle = seed_statistic(claim)
     return replace(found, figure=float(middle(one[:, 0]) - middle(other[:, 0])), low=low, high=high)
 
 
-def both(results: Results, claim: Claim, task: str, way: Way) -> tuple[Scores | None, Scores | None]:
+def compared_scores(results: Results, claim: Claim, task: str, way: Way) -> tuple[Scores | None, Scores | None]:
     """Return what a claim compares."""
     return results.scores(task, claim.left, claim.part, *way), results.scores(task, claim.right, claim.part, *way)
 
 
-def judged(left: Scores | None, right: Scores | None, claim: Claim) -> tuple[Verdict, float | None]:
+def judge(left: Scores | None, right: Scores | None, claim: Claim) -> tuple[Verdict, float | None]:
     """Return the verdict, and the p of the smaller side."""
     if left is None or right is None:
         return "not measured yet", None
-    middle = middle_of(claim)
+    middle = seed_statistic(claim)
 
     def gap(ours: np.ndarray, others: np.ndarray) -> np.ndarray:
         return np.asarray(middle(ours) - middle(others))
@@ -140,7 +140,7 @@ def judged(left: Scores | None, right: Scores | None, claim: Claim) -> tuple[Ver
     return "holds here" if gap(one, most) > 0 else "does not", p
 
 
-def middle_of(claim: Claim) -> Callable[[np.ndarray], np.ndarray]:
+def seed_statistic(claim: Claim) -> Callable[[np.ndarray], np.ndarray]:
     """Return what makes of seeds `[..., S]` the one number that a claim is about."""
     middle = np.max if claim.whose == "best seed" else np.mean
     return lambda seeds: np.asarray(middle(seeds, axis=-1))

@@ -8,9 +8,9 @@ import numpy as np
 from experiments.ledger import Ledger, Row
 from experiments.pages import Tables, markdown_table, update_page
 from experiments.paper import tables
-from experiments.paper.claims import findings
+from experiments.paper.claims import examine_all
 from experiments.paper.results import Results
-from experiments.paper.runs import EVERY, OWN, TASKS, planned
+from experiments.paper.runs import ALL_VARIANTS, OWN_TASKS, TASKS, plan_runs
 from experiments.statistics import bootstrap_interval, iqm
 from repolicy.errors import UsageError
 from repolicy.loading import read_bytes
@@ -31,9 +31,9 @@ RESAMPLES = 500
 Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # steps, middle, low, high
 
 
-def results_of(path: Path, seeds: int) -> Results:
+def read_results(path: Path, seeds: int) -> Results:
     """Return the rows of the campaign's own runs, whatever else the ledger holds."""
-    keys = {plan.key for plan in planned((*TASKS, *OWN, *EVERY), seeds)}
+    keys = {plan.key for plan in plan_runs((*TASKS, *OWN_TASKS, *ALL_VARIANTS), seeds)}
     rows = {key: row for key, row in Ledger(path).by_key().items() if key in keys}
     if not rows:
         raise UsageError(f"{path} has none of these runs: python -m experiments.paper run")
@@ -42,7 +42,7 @@ def results_of(path: Path, seeds: int) -> Results:
 
 def page_tables(results: Results) -> Tables:
     """Return what makes the tables of `docs/results-paper.md`, by their names there."""
-    found = findings(results)
+    found = examine_all(results)
     return {
         "paper_summary": lambda: markdown_table(*tables.summary(results, found)),
         "paper_missing": lambda: tables.missing(results),
@@ -56,47 +56,47 @@ def page_tables(results: Results) -> Tables:
     }
 
 
-def write(results: Results, text: Path) -> None:
+def write_page(results: Results, text: Path) -> None:
     """Write the tables of the page, and its picture."""
     if "<!-- table: paper_" not in read_bytes(text).decode(errors="replace"):
         raise UsageError(
             f"{text} has no place for these tables: copy the lines <!-- table: … --> of docs/results-paper.md"
         )
     update_page(text, page_tables(results))
-    picture(figures(results), text.with_name("images") / "paper.png")
+    draw_curves(learning_curves(results), text.with_name("images") / "paper.png")
 
 
-def figures(results: Results) -> dict[str, dict[str, Curve]]:
+def learning_curves(results: Results) -> dict[str, dict[str, Curve]]:
     """Return curves by title: for each environment, those that learn the basic task, and those that customize."""
     found: dict[str, dict[str, Curve]] = {}
     for task, name in tables.ENVIRONMENTS.items():
         for part, variants in (
-            ("basic", (*tables.SHOWN["table1"], "soft_state_std")),
+            ("basic", (*tables.TABLE_VARIANTS["table1"], "soft_state_std")),
             ("total", ("greedy", "kl", "residual", "full")),
         ):
-            curves = {tables.NAMES[key]: curve_of(results, task, key, part == "total") for key in variants}
+            curves = {tables.NAMES[key]: learning_curve(results, task, key, part == "total") for key in variants}
             known = {key: curve for key, curve in curves.items() if curve is not None}
             found |= {f"{name}: {part} return": known} if known else {}
     return found
 
 
-def limits(curves: Mapping[str, Curve]) -> list[float]:
+def y_limits(curves: Mapping[str, Curve]) -> list[float]:
     """Return the lowest and the highest return to show: a policy that has lost all would flatten the others."""
     ys = np.concatenate([part for _, *parts in curves.values() for part in parts])
     low, top = float(ys.min()), float(ys.max())
     return [max(low, -top) if top > 0 else low, top]
 
 
-def picture(figures: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
+def draw_curves(learning_curves: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
     """Draw all charts in one file, an environment a row."""
     import matplotlib.pyplot as plt
 
-    if not figures:
+    if not learning_curves:
         return
-    count = (len(figures) + 1) // 2
+    count = (len(learning_curves) + 1) // 2
     drawn, grid = plt.subplots(count, 2, figsize=(12, 3.6 * count), squeeze=False, layout="constrained")
-    for panel, (title, curves) in zip(grid.flat, figures.items(), strict=False):
-        low, top = limits(curves)
+    for panel, (title, curves) in zip(grid.flat, learning_curves.items(), strict=False):
+        low, top = y_limits(curves)
         room = 0.04 * (top - low) or 1.0
         for name, (steps, middle, lowest, highest) in curves.items():
             panel.plot(steps / 1e6, middle, color=COLORS[name], lw=1.4, label=name)
@@ -104,16 +104,16 @@ def picture(figures: Mapping[str, Mapping[str, Curve]], path: Path) -> None:
         panel.set(title=title, xlabel="million steps", ylim=(low - room, top + room))
         panel.spines[["top", "right"]].set_visible(False)
         panel.legend(frameon=False, fontsize=8)
-    for panel in grid.flat[len(figures) :]:
+    for panel in grid.flat[len(learning_curves) :]:
         panel.set_axis_off()
     path.parent.mkdir(exist_ok=True)
     drawn.savefig(path, dpi=90)
     plt.close(drawn)
 
 
-def curve_of(results: Results, task: str, variant: str, total: bool) -> Curve | None:
+def learning_curve(results: Results, task: str, variant: str, total: bool) -> Curve | None:
     """Return the interquartile mean and its interval over the steps of training, whose actions are sampled."""
-    known = [found for row in results.of(task, variant) if len((found := returns(row, total))[0])]
+    known = [found for row in results.of(task, variant) if len((found := episode_returns(row, total))[0])]
     if not known:
         return None
     last = min(steps[-1] for steps, _ in known)
@@ -126,7 +126,7 @@ def curve_of(results: Results, task: str, variant: str, total: bool) -> Curve | 
     return grid, middle, band[:, 0], band[:, 1]
 
 
-def returns(row: Row, total: bool) -> tuple[np.ndarray, np.ndarray]:
+def episode_returns(row: Row, total: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return steps and returns of an episode, where episodes ended; nothing where none did."""
     if not {"basic_return", "episode_length"} <= row.get("curve", {}).keys():
         return np.empty(0), np.empty(0)

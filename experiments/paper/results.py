@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.ledger import Row, group_by, key_without_seed
-from experiments.paper.runs import EVERY, OWN, TASKS, planned
+from experiments.paper.runs import ALL_VARIANTS, OWN_TASKS, TASKS, plan_runs
 
 SETTINGS: tuple[str, ...] = (
     "envs", "n_steps", "minibatch", "epochs", "learning_rate", "schedule", "gamma", "gae_lambda", "clip", "hidden",
@@ -64,13 +64,13 @@ class Results:
             return None
         kept = [row[which if which in row else "last"] for row in rows]  # a prior is one policy, its last
         means, stds = np.array([each[action][part] for each in kept], np.float64).T
-        return Scores(means, stds, EVERY[variant].command == "evaluate")
+        return Scores(means, stds, ALL_VARIANTS[variant].command == "evaluate")
 
     @property
     def missing(self) -> dict[str, list[int]]:
         """Return `task/variant` and its seeds that are not in the ledger, or failed."""
         found: dict[str, list[int]] = {}
-        for plan in planned((), self.seeds):
+        for plan in plan_runs((), self.seeds):
             if "error" in self.rows.get(plan.key, {"error": ""}):
                 found.setdefault(f"{plan.task}/{plan.variant}", []).append(plan.seed)
         return found
@@ -81,30 +81,30 @@ class Results:
 
     def table(self, variants: Sequence[str]) -> list[Row]:
         """Return all rows of the variants that stand in one table."""
-        return [row for task in TASKS | OWN for variant in variants for row in self.of(task, variant)]
+        return [row for task in TASKS | OWN_TASKS for variant in variants for row in self.of(task, variant)]
 
 
-def mixed(rows: Sequence[Row]) -> list[str]:
+def describe_differences(rows: Sequence[Row]) -> list[str]:
     """Say what differs between runs that stand in one table: versions, machines, code, priors, settings.
 
     And between the seeds of one variant: what was done, and where it was evaluated.
     """
     said, made = [], [each for row in rows for each in (row, *row.get("went_on_with", []))]
     for name in sorted({name for each in made for name in each["versions"]}):
-        said += _several(name, [each["versions"].get(name, "unknown") for each in made])
-    said += _several("processor", [each["machine"]["processor"] for each in made])
+        said += _describe_values(name, [each["versions"].get(name, "unknown") for each in made])
+    said += _describe_values("processor", [each["machine"]["processor"] for each in made])
     commits = len({each["commit"] for each in made})
     said += [f"code: {commits} commits"] * (commits > 1)
     for task, mine in sorted(group_by(rows, task_of).items()):
-        said += _several(f"{task}'s prior", [prior[:10] for row in mine if (prior := prior_of(row))])
-        known = [settings_of(row) for row in mine if row.get("request")]
+        said += _describe_values(f"{task}'s prior", [prior[:10] for row in mine if (prior := prior_checksum(row))])
+        known = [shown_settings(row) for row in mine if row.get("request")]
         for name in SETTINGS:
-            said += _several(f"{task}'s {name}", [settings.get(name) for settings in known])
+            said += _describe_values(f"{task}'s {name}", [settings.get(name) for settings in known])
     for variant, same in sorted(group_by(rows, key_without_seed).items()):
         commands = [row["command"] for row in same if "command" in row]
-        said += _several(f"{variant}'s command", [re.sub(r" --seed \d+", "", command) for command in commands])
+        said += _describe_values(f"{variant}'s command", [re.sub(r" --seed \d+", "", command) for command in commands])
         for name in ("env", "addon", "episodes"):
-            said += _several(f"{variant}'s {name}", [row[name] for row in same if name in row])
+            said += _describe_values(f"{variant}'s {name}", [row[name] for row in same if name in row])
     return said
 
 
@@ -112,25 +112,25 @@ def task_of(row: Row) -> str:
     return str(row["key"].partition("/")[0])
 
 
-def prior_of(row: Row) -> str:
+def prior_checksum(row: Row) -> str:
     """Return the checksum of the policy that a run began from, or that was evaluated as a prior; else nothing."""
-    is_prior = EVERY[row["key"].split("/")[1]].command == "evaluate"
+    is_prior = ALL_VARIANTS[row["key"].split("/")[1]].command == "evaluate"
     return str(row["policies"]["last"] if is_prior else row.get("prior", ""))
 
 
-def settings_of(row: Row) -> dict[str, Any]:
+def shown_settings(row: Row) -> dict[str, Any]:
     """Return the settings that stand in the table of settings."""
     return {name: row["request"].get("settings", {}).get(name) for name in SETTINGS}
 
 
-def _several(name: str, values: Sequence[Any]) -> list[str]:
+def _describe_values(name: str, values: Sequence[Any]) -> list[str]:
     counts = Counter(map(str, values))
     if len(counts) < 2:
         return []
     return [f"{name}: " + ", ".join(f"{value} in {count} runs" for value, count in counts.most_common())]
 
 
-def cost(rows: Sequence[Row]) -> tuple[float, float, float]:
+def total_cost(rows: Sequence[Row]) -> tuple[float, float, float]:
     """Return core-hours by the clock, core-hours of computing, and steps in millions, of runs of one core each."""
     trained = [row for row in rows if row.get("seconds")]
     clock = sum(row["seconds"] for row in trained) / 3600.0

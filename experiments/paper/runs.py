@@ -14,8 +14,8 @@ from repolicy.runs.settings import Settings
 from repolicy.text import nearest
 
 STEPS = "5e6"
-PINNED = ("envs", "n_steps", "checkpoint_every", "epochs", "minibatch", "learning_rate", "schedule", "target_kl",
-          "gamma", "critic_warmup", "critic_explains", "hidden", "initial_std")  # fmt: skip
+PINNED_SETTINGS = ("envs", "n_steps", "checkpoint_every", "epochs", "minibatch", "learning_rate", "schedule",
+                   "target_kl", "gamma", "critic_warmup", "critic_explains", "hidden", "initial_std")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ TASKS = {
     "ant": Task("Ant-v4", "sideways", "0.0001", "0.001", "0.01"),
 }
 # Two of our own, with the coefficients of their relatives; made only where they are named.
-OWN = {
+OWN_TASKS = {
     "walker2d": Task("Walker2d-v4", "height", "0.001", "0.0005", "0.01"),
     "swimmer": Task("Swimmer-v4", "mppi_joint", "0.0001", "0.001", "0.01"),
 }
@@ -75,7 +75,7 @@ VARIANTS = {
 # What the paper is silent about; made only where it is named. `recommended`: from the prior that ships, with our
 # settings for customizing, and `by_default` with our weights, too. `sensitivity`: other weights. `joints`: which one is
 # the "hind leg", at 0.54 in the paper's prior?
-BEYOND = {
+EXTRA_VARIANTS = {
     "shipped": Variant("recommended", "evaluate", shipped=True, tasks=tuple(TASKS)),
     "ours": Variant("recommended", "customize", "residual", WEIGHTS, shipped=True, tasks=tuple(TASKS)),
     "ours_budget": Variant(
@@ -95,11 +95,11 @@ BEYOND = {
         for name in CHEETAH_JOINTS
     },
 }
-EVERY = VARIANTS | BEYOND
+ALL_VARIANTS = VARIANTS | EXTRA_VARIANTS
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """One policy to be made, or, for `prior`, to be evaluated."""
 
     task: str
@@ -112,12 +112,12 @@ class Planned:
 
     @property
     def needs_prior(self) -> bool:
-        how = EVERY[self.variant]
+        how = ALL_VARIANTS[self.variant]
         return how.command != "train" and not how.shipped
 
     def run(self, prior: Path) -> Run:
         """Return the run with the words of its command; `prior` is where the task's prior is, or will be."""
-        task, how = (TASKS | OWN)[self.task], EVERY[self.variant]
+        task, how = (TASKS | OWN_TASKS)[self.task], ALL_VARIANTS[self.variant]
         start, addon = self.task if how.shipped else str(prior), how.addon or task.addon
         if how.command == "evaluate":  # on other episodes than those that it was chosen by; each has a seed of its own
             seed = EVALUATION_SEED + EPISODES * (1 + self.seed)
@@ -125,7 +125,7 @@ class Planned:
         words = ["train", task.env]
         if how.command == "customize":
             words = ["customize", start, "--env", task.env, "--no-report"]
-            words = words if how.shipped else as_in_the_paper(words, task.env)
+            words = words if how.shipped else paper_options(words, task.env)
         words += ["--objective", how.objective, *how.more.split()]
         factors = dict(zip(("omega", "alpha"), how.factors, strict=True))
         for name in how.coefficients:
@@ -135,17 +135,17 @@ class Planned:
         return Run(self.key, (*words, "--ranks", "1", "--seed", str(self.seed)), task.env, task.addon)
 
 
-def as_in_the_paper(words: list[str], env: str) -> list[str]:
+def paper_options(words: list[str], env: str) -> list[str]:
     """Keep the settings of training, its discount too, and fit the critic alone for the first 5 %."""
     own = train_defaults(env)
     words = [*words, "--gamma", f"{own.gamma:g}", "--critic-warmup", "0.05"]
     words += [] if own.gae_lambda == Settings().gae_lambda else ["--gae-lambda", f"{own.gae_lambda:g}"]
-    usual = settings_of(env)
-    options = {name: command_option(name, getattr(usual, name)) for name in PINNED}
+    usual = fixed_settings(env)
+    options = {name: command_option(name, getattr(usual, name)) for name in PINNED_SETTINGS}
     return words + [word for found in options.values() if found[0] not in words for word in found]
 
 
-def settings_of(env: str) -> Settings:
+def fixed_settings(env: str) -> Settings:
     """Return the environment's own settings, whatever is usual by then; those of HalfCheetah have a short horizon.
 
     It never ends an episode, so that with a long horizon it pays to fall once and to spare the leg for ever after.
@@ -154,7 +154,7 @@ def settings_of(env: str) -> Settings:
     return replace(train_defaults(env), steps=1_000_000, critic_warmup=0.05, gamma=gamma)
 
 
-def planned(only: tuple[str, ...] = (), seeds: int = 5) -> list[Planned]:
+def plan_runs(only: tuple[str, ...] = (), seeds: int = 5) -> list[PlannedRun]:
     """Return all runs, in the order of work.
 
     An environment at a time, the quick ones first, so that whole tables are done early. In it first all seeds of
@@ -162,19 +162,19 @@ def planned(only: tuple[str, ...] = (), seeds: int = 5) -> list[Planned]:
     """
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}; it must be 1 or more")
-    names = [*{how.table: None for how in EVERY.values()}, *TASKS, *OWN, *EVERY]
+    names = [*{how.table: None for how in ALL_VARIANTS.values()}, *TASKS, *OWN_TASKS, *ALL_VARIANTS]
     for word in only:
         if word not in names:
             said = f"there is no table, environment or variant {word!r}{nearest(word, names)}; choose from "
             raise UsageError(said + ", ".join(names))
-    tasks = [task for task in TASKS | OWN if task in only] or list(TASKS)
-    asked = [name for name, how in EVERY.items() if {name, how.table} & set(only)] or list(VARIANTS)
+    tasks = [task for task in TASKS | OWN_TASKS if task in only] or list(TASKS)
+    asked = [name for name, how in ALL_VARIANTS.items() if {name, how.table} & set(only)] or list(VARIANTS)
     found = []
     for task in tasks:
-        mine = [name for name in asked if not EVERY[name].tasks or task in EVERY[name].tasks]
-        if {"soft", "soft_state_std"} & set(mine) or any(Planned(task, name, 0).needs_prior for name in mine):
-            found += [Planned(task, "soft", seed) for seed in range(seeds)]
-        found += [Planned(task, name, seed) for seed in range(seeds) for name in mine if name != "soft"]
+        mine = [name for name in asked if not ALL_VARIANTS[name].tasks or task in ALL_VARIANTS[name].tasks]
+        if {"soft", "soft_state_std"} & set(mine) or any(PlannedRun(task, name, 0).needs_prior for name in mine):
+            found += [PlannedRun(task, "soft", seed) for seed in range(seeds)]
+        found += [PlannedRun(task, name, seed) for seed in range(seeds) for name in mine if name != "soft"]
     if not found:
         raise UsageError(f"{' '.join(only)} names no run: {' and '.join(asked)} are of other environments")
     return found

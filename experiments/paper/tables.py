@@ -7,8 +7,8 @@ from typing import get_args
 from experiments.pages import blank_repeats
 from experiments.paper import printed
 from experiments.paper.claims import Finding, Verdict
-from experiments.paper.results import SETTINGS, Results, Scores, cost, mixed, settings_of
-from experiments.paper.runs import BEYOND, EVERY, OWN, TASKS, VARIANTS
+from experiments.paper.results import SETTINGS, Results, Scores, describe_differences, shown_settings, total_cost
+from experiments.paper.runs import ALL_VARIANTS, EXTRA_VARIANTS, OWN_TASKS, TASKS, VARIANTS
 from experiments.statistics import bootstrap_interval, iqm
 
 Rows = tuple[list[str], list[list[str]]]
@@ -24,17 +24,17 @@ NAMES = {
     "residual": "Residual",
     "full": "Full",
 }
-SHOWN = {  # the order of the paper
+TABLE_VARIANTS = {  # the order of the paper
     "table1": ("no_entropy", "end_entropy", "repeat_entropy", "soft"),
     "table5": ("soft", "soft_state_std"),
     "table2": ("prior", "greedy", "kl", "residual", "full"),
 }
 ENVIRONMENTS = {"halfcheetah": "HalfCheetah", "hopper": "Hopper", "ant": "Ant"}
 PARTS = {"total_reward": "total", "basic_reward": "basic", "metric": "metric", "addon_reward": "add-on"}
-NOT_YET = "–"
+NOT_MEASURED = "–"
 VERDICTS = get_args(Verdict)
-TABLES = {"table1": "Table 1", "table2": "Table 2", "table5": "Table 5"}
-TABLES |= {"recommended": "what we recommend", "sensitivity": "other weights", "joints": "the joints"}
+TABLE_TITLES = {"table1": "Table 1", "table2": "Table 2", "table5": "Table 5"}
+TABLE_TITLES |= {"recommended": "what we recommend", "sensitivity": "other weights", "joints": "the joints"}
 
 
 def summary(results: Results, found: Sequence[Finding]) -> Rows:
@@ -45,24 +45,24 @@ def summary(results: Results, found: Sequence[Finding]) -> Rows:
     for task, name in ENVIRONMENTS.items():
         row = [name]
         for variant in ("soft", "residual"):
-            row += [number(printed.value(task, variant, of_interest(variant)[0])), pooled(ours(results, task, variant))]
+            row += [number(printed.value(task, variant, main_return(variant)[0])), pooled(ours(results, task, variant))]
         others = {each: ours(results, task, each) for each in NAMES if each not in ("soft", "residual")}
         known = {each: scores.pooled[0] for each, scores in others.items() if scores is not None}
-        more = sum(mean > printed.value(task, each, of_interest(each)[0]) for each, mean in known.items())
+        more = sum(mean > printed.value(task, each, main_return(each)[0]) for each, mean in known.items())
         verdicts: Counter[str] = Counter(each.verdict for each in found if each.task == task)
-        row += [f"{more} of {len(known)}" if known else NOT_YET]
+        row += [f"{more} of {len(known)}" if known else NOT_MEASURED]
         rows.append([*row, *(str(verdicts[name]) for name in VERDICTS)])
     return headings, rows
 
 
-def of_interest(variant: str) -> tuple[str, str]:
+def main_return(variant: str) -> tuple[str, str]:
     """Name the return that a variant was to raise, and what people call it."""
     part = "total_reward" if VARIANTS[variant].table == "table2" else "basic_reward"
     return part, PARTS[part]
 
 
 def ours(results: Results, task: str, variant: str) -> Scores | None:
-    return results.scores(task, variant, of_interest(variant)[0])
+    return results.scores(task, variant, main_return(variant)[0])
 
 
 def learning(results: Results) -> Rows:
@@ -71,7 +71,7 @@ def learning(results: Results) -> Rows:
     headings += ["best seed: paper", "ours", "ours, sampled actions"]
     rows = []
     for task in TASKS:
-        for variant in (*SHOWN["table1"], "soft_state_std"):
+        for variant in (*TABLE_VARIANTS["table1"], "soft_state_std"):
             last, sampled = (results.scores(task, variant, "basic_reward", "last", a) for a in ("mean", "sampled"))
             rows.append([
                 ENVIRONMENTS[task], NAMES[variant], seeds(results, last),
@@ -87,7 +87,7 @@ def customizing(results: Results) -> Rows:
     headings += ["basic: paper", "ours", "metric: paper", "ours", "add-on: paper", "ours"]
     rows = []
     for task in TASKS:
-        for variant in SHOWN["table2"]:
+        for variant in TABLE_VARIANTS["table2"]:
             found = {part: results.scores(task, variant, part) for part in PARTS}
             theirs = dict(zip(printed.PARTS, printed.CUSTOMIZED[task][variant], strict=True))
             total, sampled = found["total_reward"], results.scores(task, variant, "total_reward", "last", "sampled")
@@ -104,9 +104,9 @@ def ways(results: Results) -> Rows:
     headings, rows = ["environment", "variant", "return", "best policy, mean action", "sampled actions"], []
     for task in TASKS:
         for variant in [name for name in NAMES if name != "prior"]:
-            part, called = of_interest(variant)
+            part, called = main_return(variant)
             cells = [pooled(results.scores(task, variant, part, "best", action)) for action in ("mean", "sampled")]
-            if cells[0] != NOT_YET:
+            if cells[0] != NOT_MEASURED:
                 rows.append([ENVIRONMENTS[task], NAMES[variant], called, *cells])
     return headings, blank_repeats(rows)
 
@@ -116,9 +116,11 @@ def claims(findings: Sequence[Finding]) -> Rows:
     headings += ["difference", "95 % interval", "the paper's difference"]
     rows = []
     for found in findings:
-        figure = NOT_YET if found.figure is None else number(found.figure)
-        between = NOT_YET if found.low is None or found.high is None else f"{number(found.low)} to {number(found.high)}"
-        p = NOT_YET if found.p is None else f"{found.p:.3f}"
+        figure = NOT_MEASURED if found.figure is None else number(found.figure)
+        between = (
+            NOT_MEASURED if found.low is None or found.high is None else f"{number(found.low)} to {number(found.high)}"
+        )
+        p = NOT_MEASURED if found.p is None else f"{found.p:.3f}"
         row = [found.claim.said, ENVIRONMENTS[found.task], found.verdict, p, *found.others, figure, between]
         rows.append([*row, number(found.printed) + ("" if found.holds_in_print else " (no)")])
     return headings, blank_repeats(rows)
@@ -127,8 +129,8 @@ def claims(findings: Sequence[Finding]) -> Rows:
 def beyond(results: Results) -> Rows:
     """Return what the paper has not: whatever else is in the ledger."""
     headings, rows = ["environment", "what", "seeds", "total", "basic", "metric", "total, sampled actions"], []
-    for task, entry in (TASKS | OWN).items():
-        for variant in EVERY if task in OWN else BEYOND:
+    for task, entry in (TASKS | OWN_TASKS).items():
+        for variant in ALL_VARIANTS if task in OWN_TASKS else EXTRA_VARIANTS:
             found = [results.scores(task, variant, part) for part in ("total_reward", "basic_reward", "metric")]
             if found[0] is not None:
                 sampled = results.scores(task, variant, "total_reward", "last", "sampled")
@@ -146,8 +148,8 @@ def expense(results: Results) -> Rows:
     for task in [*TASKS, "all"]:
         found = [row for key, row in results.rows.items() if task in ("all", key.split("/")[0]) and row.get("seconds")]
         if found:
-            clock, computing, steps = cost(found)
-            speeds = [f"{steps * 1e6 / hours / 3600:,.0f}" if hours else NOT_YET for hours in (clock, computing)]
+            clock, computing, steps = total_cost(found)
+            speeds = [f"{steps * 1e6 / hours / 3600:,.0f}" if hours else NOT_MEASURED for hours in (clock, computing)]
             row = [ENVIRONMENTS.get(task, task), str(len(found)), f"{steps:,.0f}M", f"{clock:.1f}", f"{computing:.1f}"]
             rows.append([*row, *speeds])
     return headings, rows
@@ -158,7 +160,7 @@ def settings(results: Results) -> Rows:
     rows = []
     for task, entry in TASKS.items():
         for row in results.of(task, "soft")[:1]:
-            rows.append([ENVIRONMENTS[task], entry.env, *map(cell, settings_of(row).values())])
+            rows.append([ENVIRONMENTS[task], entry.env, *map(cell, shown_settings(row).values())])
     return ["environment", "id", *(name.replace("_", " ") for name in SETTINGS)], rows
 
 
@@ -179,11 +181,11 @@ def missing(results: Results) -> str:
         if parts:
             said.append(f"Missing of {ENVIRONMENTS[task]}: {'; '.join(parts)}.")
     said += [f"{key} failed: {error}." for key, error in results.failed.items()]
-    for table, called in TABLES.items():
-        variants = SHOWN.get(table, [name for name, how in BEYOND.items() if how.table == table])
+    for table, called in TABLE_TITLES.items():
+        variants = TABLE_VARIANTS.get(table, [name for name, how in EXTRA_VARIANTS.items() if how.table == table])
         if table in ("sensitivity", "joints"):  # which stand beside the prior of Table 2
             variants = ["prior", *variants]
-        if differing := mixed(results.table(variants)):
+        if differing := describe_differences(results.table(variants)):
             said.append(f"Mixed in {called}: {'; '.join(differing)}.")
     return "\n".join(f"- {sentence}" for sentence in said)
 
@@ -209,17 +211,17 @@ def seeds(results: Results, scores: Scores | None) -> str:
 
 
 def pooled(scores: Scores | None) -> str:
-    return NOT_YET if scores is None else pair(scores.pooled)
+    return NOT_MEASURED if scores is None else pair(scores.pooled)
 
 
 def best(scores: Scores | None) -> str:
-    return NOT_YET if scores is None else pair(scores.best)
+    return NOT_MEASURED if scores is None else pair(scores.best)
 
 
 def middle(scores: Scores | None) -> str:
     """Return the interquartile mean of the seeds with its interval."""
     if scores is None or scores.one_policy:
-        return NOT_YET
+        return NOT_MEASURED
     return f"{number(float(iqm(scores.column)))} [{bounds(scores, iqm)}]"
 
 

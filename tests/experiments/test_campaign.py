@@ -12,7 +12,7 @@ from experiments import campaign, learning, one, rql
 from experiments.ledger import Ledger, Row
 from experiments.one import Run
 from experiments.paper.__main__ import keep_prior
-from experiments.paper.runs import Planned
+from experiments.paper.runs import PlannedRun
 from repolicy.errors import FileError, RepolicyError, UsageError
 from repolicy.loading import file_sum
 from repolicy.many.pool import Job
@@ -159,7 +159,7 @@ def test_the_prior_is_the_best_policy_of_all_seeds(tmp_path: Path) -> None:
     )
     rows, kept = campaign.Rows(), options.priors / "hopper.safetensors"
     for seed, (last, best) in enumerate([(5.0, 4.0), (3.0, 7.0), (6.0, 6.5)]):
-        plan = Planned("hopper", "soft", seed)
+        plan = PlannedRun("hopper", "soft", seed)
         folder = RunFolder(options.runs / plan.run(Path()).folder)
         for name, score in ((folder.replaced, last), (folder.policy, best)):
             policy = Policy(PolicySpec(1, ActionSpace("continuous", (1,), (-1.0,), (1.0,)), initial_std=score))
@@ -185,8 +185,8 @@ def test_the_prior_is_the_best_policy_of_all_seeds(tmp_path: Path) -> None:
 
 
 def test_folders_of_runs_are_folders(tmp_path: Path) -> None:
-    assert "/" not in learning.run(learning.VARIED, 1).folder
-    made = rql.run("cartpole", "rql", 2, Path("runs/rql"), 5)
+    assert "/" not in learning.make_run(learning.VARIED, 1).folder
+    made = rql.make_run("cartpole", "rql", 2, Path("runs/rql"), 5)
     assert made.arguments[:3] == ("rql", "customize", "runs/rql/cartpole-prior-2")
     assert (made.folder, made.is_training) == ("cartpole-rql-2", True)
 

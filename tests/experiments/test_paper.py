@@ -9,8 +9,15 @@ from experiments.ledger import Ledger
 from experiments.one import thin_curve, total_seconds
 from experiments.pages import markdown_table
 from experiments.paper.__main__ import main
-from experiments.paper.report import curve_of, figures, page_tables, results_of, returns, write
-from experiments.paper.results import Results, cost, mixed
+from experiments.paper.report import (
+    episode_returns,
+    learning_curve,
+    learning_curves,
+    page_tables,
+    read_results,
+    write_page,
+)
+from experiments.paper.results import Results, describe_differences, total_cost
 from experiments.paper.tables import VERDICTS, learning, ways
 from experiments.statistics import bootstrap_interval, iqm
 from repolicy.errors import FileError, UsageError
@@ -29,7 +36,7 @@ def test_a_curve_is_of_the_return_of_an_episode(task: str, total: bool, wanted: 
         "reward_task": [0.1, 0.3],
     }
     made = row("halfcheetah/x/0", 1.0, curve=curve, request={"objective": {"task": task}})
-    steps, found = returns(made, total)
+    steps, found = episode_returns(made, total)
     assert steps.tolist() == [2.0]
     assert found == pytest.approx([wanted])
 
@@ -45,14 +52,14 @@ def test_a_curve_is_the_middle_of_the_seeds_and_its_band() -> None:
             "reward_task": [0.0] * 2,
         }
         rows[f"halfcheetah/soft/{seed}"] = row("", level, curve=curve, request={"objective": {"task": "basic"}})
-    found = curve_of(Results(rows, 5), "halfcheetah", "soft", total=False)
+    found = learning_curve(Results(rows, 5), "halfcheetah", "soft", total=False)
     assert found is not None
     steps, middle, low, high = found
     assert (steps[-1], set(middle.tolist())) == (2.0, {15.0})
     assert (low[0], high[0]) == pytest.approx(
         bootstrap_interval(iqm, np.array([[0.0], [10.0], [20.0], [90.0]]), resamples=500)
     )
-    drawn = figures(results(soft=[7.0], kl=[2.0]))  # the total of these rows is 0.1 in each of 10 steps
+    drawn = learning_curves(results(soft=[7.0], kl=[2.0]))  # the total of these rows is 0.1 in each of 10 steps
     ends = {title: {name: curve[1][-1] for name, curve in curves.items()} for title, curves in drawn.items()}
     assert ends == {"HalfCheetah: basic return": {"Soft": 7.0}, "HalfCheetah: total return": {"KL": 1.0}}
 
@@ -60,9 +67,9 @@ def test_a_curve_is_the_middle_of_the_seeds_and_its_band() -> None:
 def test_what_it_took_counts_runs_whose_computing_was_not_timed() -> None:
     """An hour of the clock each; 18 million steps at 5,000 a second are an hour of computing, of each of the two."""
     rows = [row("halfcheetah/kl/0", 1.0, steps=18_000_000, seconds=3600.0, steps_per_cpu_second=5_000) for _ in "12"]
-    assert cost(rows) == pytest.approx((2.0, 2.0, 36.0))
+    assert total_cost(rows) == pytest.approx((2.0, 2.0, 36.0))
     rows[1]["steps_per_cpu_second"] = None  # it ended before it was evaluated, and went on
-    assert cost(rows) == pytest.approx((2.0, 2.0, 36.0))
+    assert total_cost(rows) == pytest.approx((2.0, 2.0, 36.0))
 
 
 def test_settings_are_those_of_the_rows_and_a_difference_is_told() -> None:
@@ -118,15 +125,15 @@ def test_a_report_of_a_part_says_what_is_missing_failed_and_mixed() -> None:
     assert "Soft (seeds 2, 3, 4)" in text
     assert "halfcheetah/greedy/0 failed: the reward is not finite" in text
     assert "Mixed in Table 1: torch: 2.13 in 1 runs, 2.14 in 1 runs" in text
-    assert mixed(found.of("halfcheetah", "kl")) == []
+    assert describe_differences(found.of("halfcheetah", "kl")) == []
     other = [row("halfcheetah/kl/0", 1.0), row("halfcheetah/kl/1", 1.0, commit="c" * 40 + "+")]
-    assert mixed(other) == ["code: 2 commits"]
+    assert describe_differences(other) == ["code: 2 commits"]
     other = [row("swimmer/kl/0", 1.0), row("swimmer/kl/1", 1.0)]
     for seed, each in enumerate(other):
         each |= {"command": f"repolicy a --omega 1 --seed {seed}", "env": "A", "addon": "x"}
-    assert mixed(other) == []
+    assert describe_differences(other) == []
     other[1] |= {"command": "repolicy a --omega 2 --seed 1", "env": "B", "addon": "y", "episodes": 2}
-    assert [said.partition(":")[0] for said in mixed(other)] == [
+    assert [said.partition(":")[0] for said in describe_differences(other)] == [
         f"swimmer/kl's {name}" for name in ("command", "env", "addon", "episodes")
     ]
     beyond = {f"halfcheetah/{name}/0": row(f"halfcheetah/{name}/0", 1.0) for name in ("prior", "omega_x3")}
@@ -135,10 +142,10 @@ def test_a_report_of_a_part_says_what_is_missing_failed_and_mixed() -> None:
     assert "Mixed in other weights: halfcheetah's prior" in page_tables(Results(beyond, 5))["paper_missing"]()
     assert "Mixed in Table 5: torch: 2.13 in 1 runs, 2.14 in 1 runs" in text
     two = [row("halfcheetah/kl/0", 1.0, prior="a" * 64), row("halfcheetah/kl/1", 1.0, prior="b" * 64)]
-    assert mixed(two) == ["halfcheetah's prior: aaaaaaaaaa in 1 runs, bbbbbbbbbb in 1 runs"]
+    assert describe_differences(two) == ["halfcheetah's prior: aaaaaaaaaa in 1 runs, bbbbbbbbbb in 1 runs"]
     two[1] = row("halfcheetah/prior/0", 1.0, policies={"last": "b" * 64})
     two[0]["went_on_with"] = [{"versions": {"torch": "2.13"}, "machine": {"processor": "two"}, "commit": "c" * 40}]
-    assert mixed(two) == [
+    assert describe_differences(two) == [
         "processor: one in 2 runs, two in 1 runs", "halfcheetah's prior: aaaaaaaaaa in 1 runs, bbbbbbbbbb in 1 runs"
     ]  # fmt: skip
     for make in page_tables(found).values():
@@ -151,12 +158,12 @@ def test_a_report_is_a_page_and_a_picture(tmp_path: Path) -> None:
     page.write_text("<!-- table: paper_summary -->\n<!-- end -->\n")
     failed = Results({"halfcheetah/soft/0": {"key": "halfcheetah/soft/0", "error": "it fell"}}, seeds=5)
     for found, drawn in ((failed, False), (results(soft=[5000.0, 6000.0]), True)):
-        write(found, page)
+        write_page(found, page)
         assert (tmp_path / "images" / "paper.png").exists() == drawn
     assert "5,500 ± 500" in page.read_text()
     page.write_text("nothing\n")
     with pytest.raises(UsageError, match=r"paper.md has no place for these tables"):
-        write(found, page)
+        write_page(found, page)
 
 
 def test_a_bar_does_not_end_a_cell() -> None:
@@ -168,13 +175,13 @@ def test_an_edited_ledger_and_an_empty_one_make_no_report(tmp_path: Path) -> Non
     ledger.add(row("cartpole/rql/0", 100.0))
     for path in (tmp_path / "none.jsonl", ledger.path):  # the second is of another campaign
         with pytest.raises(UsageError, match="has none of these runs"):
-            results_of(path, 5)
+            read_results(path, 5)
     ledger.path.unlink()
     ledger.add(row("halfcheetah/soft/0", 100.0))
-    assert list(results_of(ledger.path, 5).rows) == ["halfcheetah/soft/0"]
+    assert list(read_results(ledger.path, 5).rows) == ["halfcheetah/soft/0"]
     ledger.path.write_text(ledger.path.read_text().replace("100.0", "900.0"))
     with pytest.raises(FileError, match="line 1 was changed"):
-        results_of(ledger.path, 5)
+        read_results(ledger.path, 5)
 
 
 def test_a_curve_is_thinned_to_means_of_stretches_and_attempts_add_up() -> None:

@@ -14,9 +14,9 @@ from experiments.one import EPISODES
 from experiments.paper import __main__ as program
 from experiments.paper import printed, tables
 from experiments.paper.__main__ import main
-from experiments.paper.claims import CLAIMS, Claim, examined
+from experiments.paper.claims import CLAIMS, Claim, examine
 from experiments.paper.report import page_tables
-from experiments.paper.runs import planned
+from experiments.paper.runs import plan_runs
 from repolicy.cli.main import _parse_command
 from repolicy.envs.evaluation import EVALUATION_SEED
 from repolicy.errors import UsageError
@@ -30,7 +30,7 @@ def test_every_run_is_the_papers() -> None:
     alphas = {"halfcheetah": 0.13472, "hopper": 0.001, "ant": 0.0001}
     omegas = {"halfcheetah": 0.17, "hopper": 0.01, "ant": 0.01}
     ends = {"halfcheetah": 0.01, "hopper": 0.0005, "ant": 0.001}
-    plans = planned()
+    plans = plan_runs()
     assert len({plan.key for plan in plans}) == len(plans) == 3 * 10 * 5
     usual: dict[str, dict[str, Any]] = {}
     once = ("residual", "end_entropy")  # whose coefficients no other variant has
@@ -57,14 +57,14 @@ def test_every_run_has_its_environment_and_its_add_on() -> None:
         "hopper": ("Hopper-v4", "height"),
         "ant": ("Ant-v4", "sideways"),
     }
-    for plan in planned():
+    for plan in plan_runs():
         run = plan.run(Path("prior"))
         assert (run.env, run.addon) == tasks[plan.task]
         words = " ".join(run.arguments)
         assert f" {run.env} " in words or plan.variant == "prior"
         named = plan.variant in ("residual", "kl", "greedy", "full")
         assert (f"--addon {run.addon} " in words) == named, plan
-    swimmer = planned(("swimmer", "residual"), 1)[-1].run(Path("prior"))
+    swimmer = plan_runs(("swimmer", "residual"), 1)[-1].run(Path("prior"))
     assert "--gamma 0.9999 --critic-warmup 0.05 --gae-lambda 0.98 " in " ".join(swimmer.arguments), "as in training"
 
 
@@ -96,24 +96,24 @@ def test_customizing_waits_for_all_seeds_of_the_prior(monkeypatch: pytest.Monkey
 
 
 def test_what_is_beyond_the_paper_is_made_only_where_it_is_named() -> None:
-    recommended = {plan.variant: plan for plan in planned(("recommended", "ant"), 1)}
+    recommended = {plan.variant: plan for plan in plan_runs(("recommended", "ant"), 1)}
     assert set(recommended) == {"shipped", "ours", "ours_budget", "by_default"}
     assert not {"--omega", "--alpha", "--states"} & set(recommended["by_default"].run(Path("prior")).arguments)
-    assert planned(("joints",), 1)[-1].run(Path("prior")).addon == "hind_leg(joint=ffoot)"
-    assert {plan.task for plan in planned(("joints",), 1)} == {"halfcheetah"}
-    words = planned(("sensitivity", "hopper"), 1)[-1].run(Path("prior")).arguments
+    assert plan_runs(("joints",), 1)[-1].run(Path("prior")).addon == "hind_leg(joint=ffoot)"
+    assert {plan.task for plan in plan_runs(("joints",), 1)} == {"halfcheetah"}
+    words = plan_runs(("sensitivity", "hopper"), 1)[-1].run(Path("prior")).arguments
     assert " ".join(words).endswith("--omega 0.01 --alpha 0.003 --addon height --steps 5e6 --ranks 1 --seed 0")
-    for plan in [plan for plan in planned(("recommended", "swimmer", "full", "ant"), 1) if plan.variant != "shipped"]:
+    for plan in [plan for plan in plan_runs(("recommended", "swimmer", "full", "ant"), 1) if plan.variant != "shipped"]:
         words = plan.run(Path("halfcheetah")).arguments
         assert _parse_command(words[0], list(words[1:])).settings["ranks"] == 1
-    assert {plan.task for plan in planned(("walker2d",), 1)} == {"walker2d"}
+    assert {plan.task for plan in plan_runs(("walker2d",), 1)} == {"walker2d"}
 
 
 def test_soft_comes_first_and_then_a_seed_at_a_time() -> None:
-    keys = [plan.key for plan in planned(("hopper", "table2"), 2)]
+    keys = [plan.key for plan in plan_runs(("hopper", "table2"), 2)]
     assert keys[:4] == ["hopper/soft/0", "hopper/soft/1", "hopper/prior/0", "hopper/residual/0"]
     assert [key[-1] for key in keys[2:]] == ["0"] * 5 + ["1"] * 5
-    assert {plan.variant for plan in planned(("table5",), 1)} == {"soft", "soft_state_std"}
+    assert {plan.variant for plan in plan_runs(("table5",), 1)} == {"soft", "soft_state_std"}
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_soft_comes_first_and_then_a_seed_at_a_time() -> None:
 )
 def test_what_is_not_in_the_paper_is_refused(only: tuple[str, ...], seeds: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        planned(only, seeds)
+        plan_runs(only, seeds)
 
 
 def test_a_prior_is_evaluated_on_episodes_of_its_own() -> None:
     """Each episode has the seed of its row and its number: none twice, and none of those that it was chosen by."""
-    rows = [plan.run(Path()) for plan in planned(("prior", "ant"), 5) if plan.variant == "prior"]
+    rows = [plan.run(Path()) for plan in plan_runs(("prior", "ant"), 5) if plan.variant == "prior"]
     seeds = {run.evaluation_seed + episode for run in rows for episode in range(run.episodes)}
     assert len(seeds) == 500
     assert not seeds & set(range(EVALUATION_SEED, EVALUATION_SEED + EPISODES))
@@ -142,7 +142,7 @@ def test_a_claim_holds_or_does_not_or_cannot_be_told() -> None:
     claim = Claim("soft is better", "soft", "no_entropy", "basic_reward", ("halfcheetah",))
 
     def verdict(soft: list[float], none: list[float], claim: Claim = claim) -> str:
-        return examined(results(soft=soft, no_entropy=none), claim, "halfcheetah").verdict
+        return examine(results(soft=soft, no_entropy=none), claim, "halfcheetah").verdict
 
     assert verdict([9.0, 10.0, 11.0], [1.0, 2.0, 3.0]) == "holds here"
     assert verdict([1.0, 2.0, 3.0], [9.0, 10.0, 11.0]) == "does not"
@@ -161,25 +161,25 @@ def test_a_claim_holds_or_does_not_or_cannot_be_told() -> None:
 def test_the_figures_of_a_claim() -> None:
     """Half of Soft's 20, 24 and 28 is 12 in the mean; Full has 4, 8 and 9."""
     claim = Claim("under a half", "soft", "full", "basic_reward", ("halfcheetah",), share=0.5)
-    found = examined(results(soft=[20.0, 24.0, 28.0], full=[4.0, 8.0, 9.0]), claim, "halfcheetah")
+    found = examine(results(soft=[20.0, 24.0, 28.0], full=[4.0, 8.0, 9.0]), claim, "halfcheetah")
     assert found.figure == pytest.approx(5.0)
     assert found.low is not None
     assert found.high is not None
     assert 1.0 <= found.low < 5.0 < found.high <= 10.0
     assert found.printed == pytest.approx(0.5 * 4993.7 - 6011.4)
-    best = examined(results(soft=[20.0, 28.0], full=[4.0, 9.0]), replace(claim, whose="best seed"), "halfcheetah")
+    best = examine(results(soft=[20.0, 28.0], full=[4.0, 9.0]), replace(claim, whose="best seed"), "halfcheetah")
     assert (best.figure, best.low) == (5.0, None)
 
 
 def test_a_claim_is_examined_by_the_best_policies_and_by_sampled_actions() -> None:
     claim = Claim("soft is better", "soft", "no_entropy", "basic_reward", ("halfcheetah",))
     found = results(soft=[9.0, 10.0, 11.0], no_entropy=[1.0, 2.0, 3.0])
-    assert examined(found, claim, "halfcheetah").others == ("holds here", "holds here")
+    assert examine(found, claim, "halfcheetah").others == ("holds here", "holds here")
     for seed in range(3):
         of = found.rows[f"halfcheetah/soft/{seed}"]
         of["best"]["mean"]["basic_reward"] = [-5.0 - seed, 1.0]
         of["last"]["sampled"]["basic_reward"] = [2.0 + seed, 1.0]  # the other's are 2, 3 and 4
-    seen = examined(found, claim, "halfcheetah")
+    seen = examine(found, claim, "halfcheetah")
     assert (seen.verdict, *seen.others) == ("holds here", "does not", "cannot tell")
     line = next(line for line in page_tables(found)["paper_claims"]().splitlines() if "or better" in line)
     assert "| HalfCheetah | holds here | 0.050 | does not | cannot tell | 8.00 |" in line
@@ -191,20 +191,20 @@ def test_verdicts_are_wrong_no_more_often_than_is_said(whose: Any) -> None:
     claim = Claim("better", "soft", "no_entropy", "basic_reward", ("halfcheetah",), whose=whose)
     random = np.random.default_rng(0)
     drawn = [[list(9000.0 + 150.0 * random.normal(size=5)) for _ in range(2)] for _ in range(50)]
-    said = [examined(results(soft=a, no_entropy=b), claim, "halfcheetah").verdict for a, b in drawn]
+    said = [examine(results(soft=a, no_entropy=b), claim, "halfcheetah").verdict for a, b in drawn]
     assert all(said.count(verdict) < 0.05 * 50 + 4.6 for verdict in ("holds here", "does not"))  # and 3 standard errors
 
 
 def test_a_prior_is_one_policy_however_often_it_was_evaluated() -> None:
     found = results(residual=[110.0, 112.0, 109.0, 111.0, 113.0], prior=[100.0, 101.0, 100.0, 99.0, 100.0])
     claim = Claim("more", "residual", "prior", "basic_reward", ("halfcheetah",))
-    assert examined(found, claim, "halfcheetah").verdict == "holds here"  # one of 2^5 = 32 ways
+    assert examine(found, claim, "halfcheetah").verdict == "holds here"  # one of 2^5 = 32 ways
     assert "| HalfCheetah | Prior | one policy |" in page_tables(found)["paper_table2"]()
     for seed in (3, 4):
         del found.rows[f"halfcheetah/residual/{seed}"]
-    assert examined(found, claim, "halfcheetah").verdict == "cannot tell"  # one of 8
+    assert examine(found, claim, "halfcheetah").verdict == "cannot tell"  # one of 8
     alone = results(residual=[110.0, 112.0, 109.0, 111.0, 113.0], prior=[100.0])
-    assert examined(alone, claim, "halfcheetah").verdict == "holds here", "evaluated once, it is one policy, too"
+    assert examine(alone, claim, "halfcheetah").verdict == "holds here", "evaluated once, it is one policy, too"
 
 
 def test_a_verdict_stands_beside_its_p() -> None:
@@ -217,11 +217,11 @@ def test_a_verdict_stands_beside_its_p() -> None:
         (low[:1], high[:1], "cannot tell", 1 / 2),
     ):
         found = results(soft=soft, no_entropy=other)
-        finding = examined(found, claim, "halfcheetah")
+        finding = examine(found, claim, "halfcheetah")
         assert (finding.verdict, finding.p) == (verdict, p)
         headings, (cells,) = tables.claims([finding])
         assert cells[headings.index("p")] == f"{p:.3f}"
-    unknown = examined(results(), claim, "halfcheetah")
+    unknown = examine(results(), claim, "halfcheetah")
     assert unknown.p is None
     assert tables.claims([unknown])[1][0][tables.claims([])[0].index("p")] == "–"
 
@@ -234,11 +234,11 @@ def test_one_seed_and_a_best_seed_have_no_interval() -> None:
         (results(no_entropy=[1.0], soft=[2.0, 3.0]), "average", False),
         (results(no_entropy=[1.0, 2.0], soft=[2.0, 3.0]), "best seed", False),
     ):
-        finding = examined(found, replace(claim, whose=whose), "halfcheetah")
+        finding = examine(found, replace(claim, whose=whose), "halfcheetah")
         assert (finding.low is not None, finding.high is not None) == (between, between)
         assert finding.figure is not None
-    assert not examined(results(), claim, "halfcheetah").holds_in_print
-    assert examined(results(), replace(claim, margin=0.3), "halfcheetah").holds_in_print
+    assert not examine(results(), claim, "halfcheetah").holds_in_print
+    assert examine(results(), replace(claim, margin=0.3), "halfcheetah").holds_in_print
 
 
 def test_what_is_printed_agrees_with_itself() -> None:
@@ -257,5 +257,5 @@ def test_what_is_printed_is_what_was_compared_with_the_papers_source() -> None:
 
 
 def test_claims_name_variants_that_there_are() -> None:
-    names = {plan.variant for plan in planned()}
+    names = {plan.variant for plan in plan_runs()}
     assert all({claim.left, claim.right} <= names for claim in CLAIMS)

@@ -22,10 +22,14 @@ from repolicy.prepare import states
 def test_the_objective_of_a_policy_that_is_its_prior_is_the_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under kl, log prior and log policy cancel."""
     monkeypatch.setattr(found, "EPISODES", 8)
-    seen = found.measured(optimum(), optimum(), tiny("LinearQuadratic"), combine_addons([tiny("stay_near")]), kl(0.7))
+    seen = found.measure_objective(
+        optimum(), optimum(), tiny("LinearQuadratic"), combine_addons([tiny("stay_near")]), kl(0.7)
+    )
     assert seen["objective"] == pytest.approx(seen["sampled"]["addon"], abs=1e-4)
     assert seen["objective"][0] < seen["mean"]["addon"][0] < 0.0  # noise costs
-    wish = found.measured(optimum(), optimum(), tiny("LinearQuadratic"), combine_addons([tiny("stay_near")]), None)
+    wish = found.measure_objective(
+        optimum(), optimum(), tiny("LinearQuadratic"), combine_addons([tiny("stay_near")]), None
+    )
     assert wish["objective"] == seen["sampled"]["addon"]
 
 
@@ -40,7 +44,7 @@ def test_new_states_are_priced_from_the_step_on_that_counts(monkeypatch: pytest.
 
 def test_the_error_of_a_velocity_comes_back() -> None:
     errors = np.array([0.0, 0.1, 0.7])
-    np.testing.assert_allclose(real_robot.error(np.exp(-np.square(errors) / 0.25)), errors, atol=1e-12)
+    np.testing.assert_allclose(real_robot.velocity_error(np.exp(-np.square(errors) / 0.25)), errors, atol=1e-12)
 
 
 def test_a_robots_row_stands_beside_its_priors() -> None:
@@ -56,11 +60,11 @@ def test_a_robots_row_stands_beside_its_priors() -> None:
 def test_two_films_stand_side_by_side_and_say_how_much_power_each_takes() -> None:
     """A bar is as long as the power now, and the average is a line across it."""
     left, right = (
-        robot_film.Side("", [np.full((4, 416, 3), value, np.uint8)] * 5, np.array(watts), 50.0, 1.0, (255, 0, 0))
+        robot_film.Panel("", [np.full((4, 416, 3), value, np.uint8)] * 5, np.array(watts), 50.0, 1.0, (255, 0, 0))
         for value, watts in ((0, [100.0] * 5), (255, [0.0, 0.0, 20.0, 0.0, 0.0]))
     )
-    pictures = robot_film.beside(left, right)
-    assert [picture.size for picture in pictures] == [(832, 4 + robot_film.BAND)] * 3
+    pictures = robot_film.join_pictures(left, right)
+    assert [picture.size for picture in pictures] == [(832, 4 + robot_film.TEXT_HEIGHT)] * 3
     seen = np.asarray(pictures[1].convert("RGB")).astype(int)
     assert (seen[:4, :416].max(), seen[:4, 416:].min()) == (0, 255)
     bars = (seen[55, :, 0] > 200) & (seen[55, :, 1] < 60)
@@ -99,7 +103,7 @@ def test_points_that_are_those_of_the_dial_have_the_same_area_and_all_of_the_gai
 
 def test_a_row_of_two_seeds_has_the_mean_of_both_and_its_standard_error() -> None:
     one = {"total_reward": [1.0, 0.3], "episodes": 20, "ended_early": 1}
-    found = planning.together([one, {"total_reward": [3.0, 0.4], "episodes": 20, "ended_early": 2}])
+    found = planning.pool_summaries([one, {"total_reward": [3.0, 0.4], "episodes": 20, "ended_early": 2}])
     assert found["total_reward"] == pytest.approx([2.0, 0.25])
     assert (found["episodes"], found["ended_early"]) == (40, 3)
 

@@ -15,7 +15,7 @@ from threaded_ranks import customized as customized_by_ranks
 from tiny_envs import tiny
 from typed_commands import failed
 
-from experiments.dial import others, shuffled
+from experiments.dial import other_positions, shuffled_rewards
 from repolicy.cli import main as cli
 from repolicy.envs.making import make_envs
 from repolicy.envs.wrapped import END_SHARE, DialedEnvs, DialPositions
@@ -225,7 +225,7 @@ def test_shuffled_positions_pay_for_others_than_those_that_are_shown(prior: Path
     made = worker(prior, tmp_path, TWO[1], wishes=TWO[0])
     rollouts = [made.collector.collect(made.learner.policy) for _ in range(40)]
     shown = np.concatenate([made.terms.dial_places(rollout, 1).numpy() for rollout in rollouts])
-    with shuffled():
+    with shuffled_rewards():
         paid = np.concatenate([made.terms.dial_places(rollout, 1).numpy() for rollout in rollouts])
     assert np.array_equal(made.terms.dial_places(rollouts[0], 1).numpy(), shown[: len(rollouts[0].observations) - 1])
     steady = (shown[1:] == shown[:-1]).all(-1)
@@ -233,13 +233,13 @@ def test_shuffled_positions_pay_for_others_than_those_that_are_shown(prior: Path
     for dial in range(2):
         assert abs(np.corrcoef(shown[..., dial].ravel(), paid[..., dial].ravel())[0, 1]) < 0.1
         assert abs(float(np.mean(paid[..., dial] == 1.0)) - END_SHARE) < 0.03
-    assert np.array_equal(others(shown), paid)
+    assert np.array_equal(other_positions(shown), paid)
 
 
 def test_the_control_trains(prior: Path, tmp_path: Path) -> None:
     arguments: Any = (prior, *TWO)
     plain = customized(*arguments, tmp_path / "plain").policy.state_dict()
-    with shuffled():
+    with shuffled_rewards():
         other = customized(*arguments, tmp_path / "shuffled").policy.state_dict()
     assert not torch.equal(plain["network.film"], other["network.film"])
 

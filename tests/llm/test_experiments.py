@@ -86,8 +86,8 @@ def test_whole_experiments_in_little(
 ) -> None:
     """From the command line to table and picture; the second time, nothing is trained again."""
     monkeypatch.setitem(toy_training.WORLDS, "standard", (toy, 1))
-    whole, sample = dial.cost, spelling.sample
-    monkeypatch.setattr(dial, "cost", lambda: whole(tokens=2, rows=1, rounds=1))
+    whole, sample = dial.token_milliseconds, spelling.sample
+    monkeypatch.setattr(dial, "token_milliseconds", lambda: whole(tokens=2, rows=1, rounds=1))
     monkeypatch.setattr(spelling, "sample", lambda model, count, seed: sample(model, 24, seed))
     shutil.copytree(prior, tmp_path / "priors" / "standard")
     out, name = tmp_path / "out", line.split()[0]
