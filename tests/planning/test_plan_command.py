@@ -264,8 +264,9 @@ def test_a_port_that_is_taken_is_one_sentence(session):
         taken.listen()
         with pytest.raises(RepolicyError, match="choose another --port"):
             server(session, taken.getsockname()[1])
-    with pytest.raises(RepolicyError, match="0 to 65535"):
-        server(session, 65536)
+    for port in (-1, 65536):
+        with pytest.raises(UsageError, match="0 to 65535"):
+            server(session, port)
 
 
 @pytest.mark.parametrize(

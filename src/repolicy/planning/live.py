@@ -226,11 +226,12 @@ class Handler(BaseHTTPRequestHandler):
 
 def server(session: LiveSession | None, port: int) -> ThreadingHTTPServer:
     """Return the server of the page, bound to localhost. Port 0 stands for any free port."""
+    if not 0 <= port <= 65535:
+        raise UsageError(f"port {port} cannot be used (it must be 0 to 65535): choose another --port")
     try:
         return ThreadingHTTPServer((LOCALHOST, port), type("Handler", (Handler,), {"session": session}))
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", "it must be 0 to 65535")
-        raise RepolicyError(f"port {port} cannot be used ({why}): choose another --port") from None
+    except OSError as error:
+        raise RepolicyError(f"port {port} cannot be used ({error.strerror}): choose another --port") from None
 
 
 def show(planner: Planned, out: Path, port: int, say: Callable[[str], None]) -> None:
